@@ -114,8 +114,8 @@ names! {
         Suspended,
         /// `Serving`: `replicas` is 0.
         ScaledToZero,
-        /// `Degraded`, and where that leaves a slot without a pod or a tenant without its Service: an object that is not the
-        /// operator's has a name that one of its own needs.
+        /// `Degraded`, and where that leaves a slot without a pod or a tenant without its Service: an object that is
+        /// not the operator's has a name that one of its own needs.
         NameTaken,
         /// `Degraded`, and where that leaves a slot without a pod: the API server refused an object.
         ApplyFailed,
@@ -129,8 +129,8 @@ names! {
         MpsFault,
         /// `Degraded`: an engine exceeded a deadline; its sidecar ends it.
         EngineHung,
-        /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the turn of its GPU past its
-        /// deadline, as neighbours tell.
+        /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the turn of its GPU
+        /// past its deadline, as neighbours tell.
         SidecarHung,
         /// `Degraded`: the tenant waits for the turn, which a neighbour holds past its deadline.
         NeighbourHung,

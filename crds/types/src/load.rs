@@ -5,8 +5,9 @@
 //! warn about or read differently is an error: unknown fields, duplicate keys, scalars that YAML 1.1 and 1.2 read
 //! differently, and anchors, aliases and tags, which neither kind has a use for.
 //!
-//! One pass finds every mistake of all files ([`Loader`]). Each document is checked against the CRD's schema; then rules are
-//! applied to the objects without their mistakes. A rule is not applied where it reads a value that is not known.
+//! One pass finds every mistake of all files ([`Loader`]). Each document is checked against the CRD's schema; then
+//! rules are applied to the objects without their mistakes. A rule is not applied where it reads a value that is not
+//! known.
 
 mod bounds;
 mod check;
@@ -35,8 +36,8 @@ pub use self::validate::{InvalidObject, validate};
 /// Largest file that is read, bytes: as large as the API server takes an object.
 pub const MAX_FILE_BYTES: usize = 3 << 20;
 
-/// Reads every document of `text`, in order, without applying rules. `file_name` is used in errors alone. Documents that
-/// hold nothing (comments, a trailing `---`) are passed over.
+/// Reads every document of `text`, in order, without applying rules. `file_name` is used in errors alone. Documents
+/// that hold nothing (comments, a trailing `---`) are passed over.
 ///
 /// # Errors
 /// Everything that is no YAML, no field or no value of the field's type.

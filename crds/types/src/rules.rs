@@ -83,8 +83,8 @@ pub const KV_WITHIN_LIMIT: CelRule = CelRule {
           quantity(string(self.guaranteedKv)).compareTo(quantity(string(self.kvLimit))) <= 0",
     message: "guaranteedKv must not exceed kvLimit",
 };
-/// On the tenant's `engine` and `sidecar`: the API server takes no pod that asks for more than it may use. Memory is asked for as it
-/// is limited.
+/// On the tenant's `engine` and `sidecar`: the API server takes no pod that asks for more than it may use. Memory is
+/// asked for as it is limited.
 pub const CPU_WITHIN_LIMIT: CelRule = CelRule {
     cel: "!has(self.resources) || !has(self.resources.requests) || !has(self.resources.requests.cpu) || \
           !has(self.resources.limits) || !has(self.resources.limits.cpu) || \
@@ -126,8 +126,8 @@ pub const ONE_KEY_SOURCE: CelRule = CelRule {
     cel: "!has(self.apiKeysSecretRef) || !has(self.apiKeysFile)",
     message: "apiKeysSecretRef and apiKeysFile must not both be set",
 };
-/// On the tenant's spec: a folder that several pods read, some of them for months, must never be about to change. A branch
-/// moves, and the objects of a bucket are replaced.
+/// On the tenant's spec: a folder that several pods read, some of them for months, must never be about to change. A
+/// branch moves, and the objects of a bucket are replaced.
 pub const CACHE: CelRule = CelRule {
     cel: "!has(self.cache) || (has(self.model.source.huggingFace) && \
           self.model.source.huggingFace.revision.matches('^[0-9a-f]{40}$'))",

@@ -319,7 +319,8 @@ fn no_prefix_of_a_good_file_panics() {
     assert!(refused > text.len() / 2, "most prefixes lack something");
 }
 
-/// The text without each character, with a tab in its place, and with each line left out, repeated or moved by a column.
+/// The text without each character, with a tab in its place, and with each line left out, repeated or moved by a
+/// column.
 fn small_changes(text: &str) -> Vec<String> {
     let characters = text.char_indices().flat_map(|(at, character)| {
         let (before, after) = (&text[..at], &text[at + character.len_utf8()..]);

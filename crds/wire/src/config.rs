@@ -68,8 +68,8 @@ pub struct SidecarConfig {
     /// Records the event queue here.
     #[serde(default)]
     pub journal: Option<PathBuf>,
-    /// Numbers of the policy that are not its defaults, by name (`sluice-sim tunables` lists them). Not written when empty:
-    /// older sidecars know none.
+    /// Numbers of the policy that are not its defaults, by name (`sluice-sim tunables` lists them). Not written when
+    /// empty: older sidecars know none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tunables: BTreeMap<String, u64>,
     /// Tests and experiments.
@@ -98,8 +98,8 @@ pub struct GpuConfig {
     pub host_memory_bytes: Option<u64>,
 }
 
-/// A tenant's place on a GPU that it shares. Who its neighbours are, and by which rule it lends and borrows, a directive
-/// says; until one has come, every tenant keeps to its share.
+/// A tenant's place on a GPU that it shares. Who its neighbours are, and by which rule it lends and borrows, a
+/// directive says; until one has come, every tenant keeps to its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LedgerConfig {
@@ -126,7 +126,8 @@ pub struct MemoryConfig {
     /// KV that it may hold at most. `None` = no limit.
     #[serde(default)]
     pub kv_limit_bytes: Option<u64>,
-    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its KV again.
+    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its KV
+    /// again.
     #[serde(default)]
     pub host_kv_bytes: u64,
     /// Share of the layers that may be remapped, percent.
@@ -210,8 +211,8 @@ pub struct ListenConfig {
     /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks.
     #[serde(default)]
     pub drain_hook: bool,
-    /// What a hook has to show in [`DRAIN_HEADER`]; `None` = whoever reaches the port may end the tenant's process. Not written
-    /// when there is none: older sidecars know none.
+    /// What a hook has to show in [`DRAIN_HEADER`]; `None` = whoever reaches the port may end the tenant's process. Not
+    /// written when there is none: older sidecars know none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_key: Option<String>,
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
@@ -277,8 +278,8 @@ pub struct EngineConfig {
     pub spawn: Option<PathBuf>,
     /// Threads; 0 = all cores.
     pub threads: u32,
-    /// Least time without progress after which the engine counts as hung, seconds; `None` = the usual one. Not written then:
-    /// older sidecars know none.
+    /// Least time without progress after which the engine counts as hung, seconds; `None` = the usual one. Not written
+    /// then: older sidecars know none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_timeout_seconds: Option<u32>,
 }

@@ -16,7 +16,8 @@ impl ConfigRejection {
     /// Name of the file.
     pub const FILE: &str = "refusal.json";
 
-    /// The fields that decide how much device memory a tenant needs at least, and how much there is, separated by commas.
+    /// The fields that decide how much device memory a tenant needs at least, and how much there is, separated by
+    /// commas.
     pub const OF_FLOOR: &str =
         "gpu.memory_bytes, max_model_len, memory.guaranteed_kv_bytes, memory.max_remapped_percent";
 

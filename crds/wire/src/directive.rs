@@ -1,12 +1,12 @@
 //! What `PUT /v1/directive` brings: the rule by which a tenant gets on with its neighbours, from whoever placed them.
 //!
-//! **Order.** A directive carries a [`Fence`]: the epoch of the leader that wrote it and a sequence within it. A sidecar
-//! takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was deposed,
-//! changes nothing.
+//! **Order.** A directive carries a [`Fence`]: the epoch of the leader that wrote it and a sequence within it. A
+//! sidecar takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was
+//! deposed, changes nothing.
 //!
-//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. All fields of the first version must be
-//! there; those that are added later have a default, which means what it was without them. A sidecar keeps a directive
-//! as it was received, so that a later version of it reads fields that this one ignored.
+//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. All fields of the first version must
+//! be there; those that are added later have a default, which means what it was without them. A sidecar keeps a
+//! directive as it was received, so that a later version of it reads fields that this one ignored.
 
 mod check;
 
@@ -82,8 +82,8 @@ pub struct TenantRule {
     pub priority: i32,
     /// Share of the layers that may be remapped, percent.
     pub max_remapped_percent: u32,
-    /// What it may hold without asking anybody, bytes; `None` = what it was granted last, for whoever writes this does not
-    /// know yet. It has more once others leave room for it, and never less than its floor.
+    /// What it may hold without asking anybody, bytes; `None` = what it was granted last, for whoever writes this does
+    /// not know yet. It has more once others leave room for it, and never less than its floor.
     #[serde(default)]
     pub share_bytes: Option<u64>,
     /// Without a request for so long it gives up all device memory by itself, seconds; `None` = never.

@@ -1,7 +1,7 @@
 //! What an inspection says of a model: its sizes, or why it has none.
 //!
-//! `sluice-sidecar inspect` writes it, to standard output and into its pod's termination message, and the operator places
-//! tenants by it.
+//! `sluice-sidecar inspect` writes it, to standard output and into its pod's termination message, and the operator
+//! places tenants by it.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,8 @@ pub struct Geometry {
     pub thread_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
-    /// Files of the model as they are stored, all that a download brings; `None` = nothing is downloaded, or nobody has looked.
+    /// Files of the model as they are stored, all that a download brings; `None` = nothing is downloaded, or nobody has
+    /// looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download_bytes: Option<u64>,
 }

@@ -1,7 +1,7 @@
 //! What `POST /v1/grants` carries: what one neighbour asks of another about the memory of their GPU, and the answer.
 //!
-//! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are advice about the ledger
-//! file: that alone says whose bytes are whose, so a lost or repeated message costs time and never memory.
+//! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are advice about the
+//! ledger file: that alone says whose bytes are whose, so a lost or repeated message costs time and never memory.
 //!
 //! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. Neighbours are updated one after the
 //! other: a sidecar that refuses a newer message loses a loan until it is updated itself, nothing else.
@@ -216,8 +216,8 @@ impl GrantAnswer {
     /// Reads the answer to `request`. The version is looked at first.
     ///
     /// # Errors
-    /// No JSON, a newer major, the first field that is not as it must be on a GPU whose chunks have `chunk_bytes`, or an
-    /// answer to something else.
+    /// No JSON, a newer major, the first field that is not as it must be on a GPU whose chunks have `chunk_bytes`, or
+    /// an answer to something else.
     pub fn from_json(
         text: &[u8],
         request: &GrantRequest,

@@ -1,9 +1,9 @@
 //! How versioned messages are read, all alike.
 //!
 //! A message carries the major of its version in the field `version`. Within a major, fields are only added: a reader
-//! ignores those that it does not know and takes the default for those that it misses. What goes or changes its meaning,
-//! or a new value of an enumeration, is a new major; an older reader refuses it for being newer, whatever its shape. A
-//! writer that may meet older readers writes the oldest major that says what it has to say.
+//! ignores those that it does not know and takes the default for those that it misses. What goes or changes its
+//! meaning, or a new value of an enumeration, is a new major; an older reader refuses it for being newer, whatever its
+//! shape. A writer that may meet older readers writes the oldest major that says what it has to say.
 //!
 //! Files that users write are not messages: there an unknown field is a typing error, and is refused
 //! ([`config`](crate::config)).

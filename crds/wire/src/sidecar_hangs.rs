@@ -1,5 +1,5 @@
-//! Sidecars of a tenant that hung and were killed. The killer counts them in a file, since a stopped process reports nothing, and
-//! the next sidecar reports the file in its state.
+//! Sidecars of a tenant that hung and were killed. The killer counts them in a file, since a stopped process reports
+//! nothing, and the next sidecar reports the file in its state.
 
 use std::io::{Error, ErrorKind, Read, Write};
 use std::path::Path;

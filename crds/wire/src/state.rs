@@ -133,7 +133,8 @@ pub enum Phase {
     /// Weights are on their way, or the first engine is.
     #[default]
     Loading,
-    /// Has requests, or has not been without them for as long as makes it idle; [`State::idle_since_unix_ms`] tells which.
+    /// Has requests, or has not been without them for as long as makes it idle; [`State::idle_since_unix_ms`] tells
+    /// which.
     Active,
     /// Has had none for as long as its directive says.
     Idle,
@@ -216,11 +217,11 @@ pub struct SloState {
     pub window_seconds: u32,
     /// Share of tokens in the window that may be late, permille.
     pub allowed_miss_permille: u32,
-    /// Share of first tokens in the window that were in time, permille; `None` = there was none. Tokens that are overdue
-    /// now count as missed.
+    /// Share of first tokens in the window that were in time, permille; `None` = there was none. Tokens that are
+    /// overdue now count as missed.
     pub ttft_attained_permille: Option<u32>,
-    /// Share of later tokens in the window that were in time, permille; `None` = there was none. Tokens that are overdue
-    /// now count as missed.
+    /// Share of later tokens in the window that were in time, permille; `None` = there was none. Tokens that are
+    /// overdue now count as missed.
     pub tbt_attained_permille: Option<u32>,
     /// Answers whose first token is overdue now.
     pub ttft_overdue: u32,
@@ -236,14 +237,14 @@ pub struct SloState {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenCounts {
-    /// Tokens that were written, are overdue now, or never came although they were due; 0 = none, or a writer from before there
-    /// were these counts.
+    /// Tokens that were written, are overdue now, or never came although they were due; 0 = none, or a writer from
+    /// before there were these counts.
     pub tokens: u64,
-    /// Of these, tokens that never came: the client left after the objective had passed, or the server failed the answer. They
-    /// are missed, and no percentile has a time of them.
+    /// Of these, tokens that never came: the client left after the objective had passed, or the server failed the
+    /// answer. They are missed, and no percentile has a time of them.
     pub given_up: u64,
-    /// Of these, missed ones that were awaited while the tenant slept by order ([`State::sleep_ordered`]). A token may be one of
-    /// `given_up` as well.
+    /// Of these, missed ones that were awaited while the tenant slept by order ([`State::sleep_ordered`]). A token may
+    /// be one of `given_up` as well.
     pub asleep: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The admin port of a sidecar on this machine.
+//! A client of the admin port of a sidecar on this machine.
 
 use std::time::Duration;
 
@@ -10,48 +10,48 @@ use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 use sluice_wire::directive::{Directive, Fence};
 
-/// For one answer.
+/// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// For the end of falling asleep or of waking. The sidecar gives up after 60 s and says so.
+/// Timeout of `/sleep` and `/wake_up`. The sidecar itself gives up after 60 s and reports it.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(65);
 
-/// Asks sidecars, each with its own token.
+/// HTTP client for admin ports. Each request carries the token of its sidecar.
 #[derive(Clone, Debug)]
 pub struct AdminClient(reqwest::Client);
 
-/// Why a directive was not taken.
+/// Why the sidecar did not accept a directive.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectiveRejected {
-    /// The sidecar will never take this one: it is wrong.
+    /// The directive is invalid: a retry cannot succeed.
     #[error("{0}")]
     Invalid(String),
-    /// It is not newer than the one in force.
+    /// The directive is not newer than the one in force.
     #[error("{problem}")]
     Stale {
-        /// What the sidecar says.
+        /// Message of the sidecar.
         problem: String,
-        /// Of the directive that stays.
+        /// Fence of the directive that remains in force.
         in_force: Fence,
     },
-    /// Another attempt may help.
+    /// A transient failure: a retry may succeed.
     #[error("{0:#}")]
     Failed(anyhow::Error),
 }
 
 impl AdminClient {
-    /// A client that has asked nobody.
+    /// Creates a client. It sends no request.
     ///
     /// # Errors
-    /// No HTTP client can be made.
+    /// The HTTP client cannot be created.
     pub fn new() -> anyhow::Result<Self> {
-        // Sidecars are local: a proxy of the environment has no business between.
+        // Sidecars are local, so a proxy from the environment must not be used.
         Ok(AdminClient(reqwest::Client::builder().timeout(REQUEST_TIMEOUT).no_proxy().build()?))
     }
 
-    /// `GET /v1/state`.
+    /// Sends `GET /v1/state` and returns the state.
     ///
     /// # Errors
-    /// No answer in time, another status than 200, a newer version than this reader knows.
+    /// No answer in time, a status other than 200, or a state of a newer version than this reader supports.
     pub async fn state(&self, record: &SidecarRecord) -> anyhow::Result<State> {
         let request = self.0.get(format!("http://{}/v1/state", record.admin));
         let answer = with_token(request, record)?.send().await?;
@@ -61,10 +61,10 @@ impl AdminClient {
         Ok(State::from_json(&answer.bytes().await?)?)
     }
 
-    /// `PUT /v1/directive`.
+    /// Sends `PUT /v1/directive`.
     ///
     /// # Errors
-    /// As [`DirectiveRejected`] says.
+    /// See [`DirectiveRejected`].
     pub async fn put_directive(
         &self,
         record: &SidecarRecord,
@@ -84,7 +84,8 @@ impl AdminClient {
         }
     }
 
-    /// `POST /sleep`; returns when the tenant holds no device memory. `level` is 1 (KV goes to host memory) or 2.
+    /// Sends `POST /sleep` and returns once the tenant holds no device memory. `level` is 1 (KV moves to host memory)
+    /// or 2.
     ///
     /// # Errors
     /// No answer in time, or the sidecar refuses.
@@ -92,7 +93,7 @@ impl AdminClient {
         self.post(record, &format!("sleep?level={level}")).await
     }
 
-    /// `POST /wake_up`; returns when the tenant is awake.
+    /// Sends `POST /wake_up` and returns once the tenant is awake.
     ///
     /// # Errors
     /// No answer in time, or the sidecar refuses.
@@ -105,7 +106,7 @@ impl AdminClient {
         let answer = with_token(request, record)?.send().await?;
         let status = answer.status();
         if !status.is_success() {
-            // Without a body that can be read, the status is the reason.
+            // If the error document cannot be read, the status is the reason.
             bail!(error_message(status, &serde_json::from_slice(&answer.bytes().await?).unwrap_or_default()));
         }
         Ok(())
@@ -118,12 +119,12 @@ impl AdminClient {
     ) -> anyhow::Result<(StatusCode, Value)> {
         let request = self.0.put(format!("http://{}/v1/directive", record.admin));
         let request = with_token(request, record)?.header(CONTENT_TYPE, "application/json");
-        // The caller names the tenant: its address says no more.
+        // The error context that the caller adds names the tenant, because an address does not identify it.
         let sent = request.body(serde_json::to_vec(directive)?).send().await;
         let answer = sent.map_err(reqwest::Error::without_url)?;
         let status = answer.status();
         let body = answer.bytes().await.map_err(reqwest::Error::without_url)?;
-        // Whatever it is: the status has been said.
+        // An unreadable document is ignored, because the caller has the status.
         Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 }
@@ -134,7 +135,7 @@ fn with_token(request: RequestBuilder, record: &SidecarRecord) -> anyhow::Result
     Ok(request.bearer_auth(token.trim()))
 }
 
-/// The words of an error's body, behind the field that they are about.
+/// Returns the message of an error document, after the field that it is about.
 fn error_message(status: StatusCode, body: &Value) -> String {
     let text = |field: &str| body["error"][field].as_str();
     match (text("param"), text("message")) {

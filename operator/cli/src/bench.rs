@@ -1,4 +1,4 @@
-//! `sluice bench`: drives any OpenAI-compatible endpoint and reports what its clients felt.
+//! `sluice bench`: sends load to any OpenAI-compatible endpoint and reports the latency that its clients measured.
 
 mod client;
 mod load;
@@ -21,14 +21,14 @@ pub use client::RequestRecord;
 pub use load::{Arrivals, BenchRequest, Lengths};
 pub use report::{BenchReport, Distribution};
 
-/// Between two lines about a run whose bar nobody sees.
+/// Interval of progress lines when no progress bar is visible.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
 }
 
-/// What the figures are.
+/// Explains the figures of the report.
 const METRIC_DEFINITIONS: &str = "\
 Figures, over requests that were answered:
   TTFT        from sending to the first chunk of the stream with tokens
@@ -58,8 +58,8 @@ pub struct BenchArgs {
     /// Requests to send.
     #[arg(long, short = 'n', default_value_t = 64, value_parser = at_least_one)]
     pub requests: usize,
-    /// Arrivals: `burst`, `poisson:RATE`, `gamma:RATE:CV`, `every:SECONDS`, `trace:FILE[:SPEEDUP]` (requests per second; CSV with
-    /// a TIMESTAMP or arrival_s column).
+    /// Arrivals: `burst`, `poisson:RATE`, `gamma:RATE:CV`, `every:SECONDS`, `trace:FILE[:SPEEDUP]` (requests per
+    /// second; CSV with a TIMESTAMP or arrival_s column).
     #[arg(long, default_value = "burst")]
     pub arrivals: Arrivals,
     /// Lengths: `PROMPT:OUTPUT`, `LOW-HIGH:LOW-HIGH` (uniform), or a CSV file with context and generated token columns.
@@ -118,7 +118,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends the load and waits for every answer. Records are in the order of the jobs.
+/// Sends the load and waits for every answer. Returns the records in the order of the jobs.
 ///
 /// # Errors
 /// As [`run`].
@@ -132,7 +132,7 @@ pub async fn run_load(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
     Ok(records)
 }
 
-/// The same, and shows no progress.
+/// Like [`run_load`], without progress output.
 ///
 /// # Errors
 /// As [`run`].
@@ -143,7 +143,7 @@ pub async fn run_load_quietly(args: &BenchArgs) -> anyhow::Result<Vec<RequestRec
 async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<RequestRecord>> {
     raise_nofile_limit();
     let jobs = load::generate_requests(args)?;
-    // A trace may have fewer.
+    // A trace may contain fewer requests than the command line asked for.
     bar.set_length(jobs.len() as u64);
     let client = Arc::new(client::BenchClient::connect(args).await?);
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
@@ -164,7 +164,7 @@ async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Req
     Ok(records.into_iter().map(|(_, record)| record).collect())
 }
 
-/// Says now and then how far it is, where nobody sees a bar. Only the end of the run ends it.
+/// Prints progress lines at intervals when no bar is visible. Ends only with the run.
 async fn report_progress(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -> Infallible {
     if !bar.is_hidden() {
         return std::future::pending().await;
@@ -176,10 +176,10 @@ async fn report_progress(bar: &ProgressBar, every: Duration, mut say: impl FnMut
     }
 }
 
-/// Each open request is a connection, and a session lets a process have 1,024 files until it asks for more.
+/// Raises the soft limit of open files: each open request is a connection, and a session usually starts with 1,024.
 fn raise_nofile_limit() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    // Where it is refused, requests that find no file say so.
+    // If the limit cannot be raised, requests that get no file descriptor report the error.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
 }
 

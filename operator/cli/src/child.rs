@@ -1,4 +1,4 @@
-//! Processes that this one starts: they end with it, and signals of the terminal do not reach them.
+//! Child processes. They end with this process, and signals of the terminal do not reach them.
 
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -7,8 +7,8 @@ use tokio::process::Command;
 /// Prefix of the line with which a sidecar's program reports why it failed.
 const FAILURE_PREFIX: &str = "sluice-sidecar: ";
 
-/// The child of `command` ends when this process ends, however it does. It is in a process group of its own: a Ctrl-C in the
-/// terminal reaches this process alone, which then ends its children in order.
+/// Makes the child of `command` end when this process ends for any reason. The child gets its own process group: a
+/// Ctrl-C in the terminal reaches only this process, which then stops its children in order.
 pub fn kill_on_parent_exit(command: &mut Command) {
     command.process_group(0).kill_on_drop(true);
     let parent = rustix::process::getpid();
@@ -16,14 +16,15 @@ pub fn kill_on_parent_exit(command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
-            // A parent that ended before the signal was set would never send it.
+            // The parent may have ended before the signal was set; the kernel would then never send it.
             let orphan = rustix::process::getppid() != Some(parent);
             if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
         });
     }
 }
 
-/// A sidecar's program logs warnings and worse only, unless the variable SLUICE_LOG, or else RUST_LOG, names another level.
+/// Limits the log of a sidecar's program to warnings and errors, unless SLUICE_LOG, or else RUST_LOG, sets another
+/// level.
 pub fn set_warn_log_level(command: &mut Command) {
     if std::env::var_os("SLUICE_LOG").is_none() {
         let level = std::env::var_os("RUST_LOG").filter(|level| !level.is_empty());
@@ -31,14 +32,14 @@ pub fn set_warn_log_level(command: &mut Command) {
     }
 }
 
-/// Passes what a sidecar's program logs on to `show`, line by line; gives the words with which it failed, if it did.
+/// Passes each log line of a sidecar's program to `show`. Returns the message with which the program failed, if it did.
 pub async fn forward_log(log: impl AsyncRead + Unpin, show: impl Fn(&str)) -> Option<String> {
     let (mut lines, mut failure) = (BufReader::new(log).lines(), None::<String>);
-    // A log that cannot be read any more has ended.
+    // An unreadable log counts as ended.
     while let Ok(Some(line)) = lines.next_line().await {
         match (line.strip_prefix(FAILURE_PREFIX), &mut failure) {
             (Some(words), _) => failure = Some(words.to_owned()),
-            // Its words may have several lines.
+            // The message may have several lines.
             (None, Some(words)) => *words = format!("{words}\n{line}"),
             (None, None) => show(&line),
         }

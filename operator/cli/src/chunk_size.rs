@@ -1,14 +1,15 @@
-//! The unit of memory of a GPU made of host memory, by the models that share the GPU. Pure.
+//! Chooses the chunk size of a GPU made of host memory from the models that share it. Pure.
 
 use sluice_plan::sizes;
 use sluice_wire::geometry::Geometry;
 
-/// Sizes of a chunk that such a GPU has, bytes, the largest first.
+/// Chunk sizes that such a GPU supports, bytes, largest first.
 const CHUNK_SIZES: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10, 64 << 10];
-/// Least number of chunks of a layer, where chunks can be that small: little of the last one is wasted.
+/// Least number of chunks per layer where the chunk size allows it, so that little of the last chunk is wasted.
 const MIN_CHUNKS_PER_LAYER: u64 = 16;
 
-/// The largest chunk that cuts every model's layer into [`MIN_CHUNKS_PER_LAYER`], but one that holds every model's block of KV, bytes.
+/// Returns the largest chunk size, bytes, that gives every layer at least [`MIN_CHUNKS_PER_LAYER`] chunks and still
+/// holds one KV block of every model.
 pub fn chunk_bytes<'a>(models: impl IntoIterator<Item = &'a Geometry> + Clone) -> u64 {
     let all = |fits: &dyn Fn(&Geometry) -> bool| models.clone().into_iter().all(fits);
     let fine = |chunk: &u64| all(&|model| chunk * MIN_CHUNKS_PER_LAYER <= model.layer_bytes);
@@ -18,7 +19,7 @@ pub fn chunk_bytes<'a>(models: impl IntoIterator<Item = &'a Geometry> + Clone) -
     fine.max(least)
 }
 
-/// KV of one layer's block, bytes.
+/// Returns the KV bytes of one layer of a block.
 pub fn block_bytes(model: &Geometry) -> u64 {
     sizes::block_bytes(model.kv_bytes_per_token, model.layers)
 }
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_chunk_holds_a_block_of_kv_of_every_model() {
-        // 16 tokens of one of 32 layers: half of what a token takes in all.
+        // 16 tokens of one of 32 layers: half of the KV bytes of one token over all layers.
         let (small, large) = (model(MIB, 1 << 15), model(MIB, 600 << 10));
         assert_eq!(chunk_bytes([&small]), 64 << 10);
         assert_eq!(chunk_bytes([&small, &large]), 512 << 10);

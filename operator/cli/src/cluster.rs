@@ -1,7 +1,7 @@
-//! The tenants of a cluster: which cluster, what its API server says of a tenant, and what the operator's leader knows.
+//! The tenants of a cluster: options that select it, and data from its API server and from the operator's leader.
 //!
-//! The leader's read API listens on the loopback address of its pod alone. It is reached by forwarding a port there, as
-//! `kubectl port-forward` does, so the right to do that is the right to read ([`LeaderClient`]).
+//! The leader's read API listens only on the loopback address of its pod. [`LeaderClient`] reaches it through a
+//! forwarded port, as `kubectl port-forward` does, so the permission to forward ports is the permission to read.
 
 #[cfg(feature = "cluster")]
 mod client;
@@ -52,50 +52,51 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Whether a cluster is meant.
+    /// Whether the options select a cluster.
     pub fn is_cluster(&self) -> bool {
         let given = [&self.context, &self.namespace, &self.operator_namespace, &self.operator_lease];
         self.cluster || self.kubeconfig.is_some() || given.iter().any(|option| option.is_some())
     }
 }
 
-/// Which tenants are asked about.
+/// Selects the tenants of an overview.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverviewScope {
-    /// Those of a namespace; `None` = of all.
+    /// Namespace of the tenants; `None` = all namespaces.
     pub namespace: Option<String>,
-    /// Those that share a GPU with this one, which is among them; `None` = all.
+    /// Only tenants that share a GPU with this one, including itself; `None` = all.
     pub tenant: Option<String>,
 }
 
-/// A tenant and what happened to it.
+/// A tenant and its Events.
 #[derive(Clone, Debug)]
 pub struct TenantWithEvents {
     /// The tenant.
     pub tenant: ModelTenant,
-    /// What was told of it, oldest first; or why that cannot be read.
+    /// Events about the tenant, oldest first, or why they cannot be read.
     pub events: Result<Vec<EventSummary>, String>,
 }
 
-/// An Event, as far as people read it.
+/// The fields of an Event that are shown to users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventSummary {
-    /// When it was told last, seconds since the Unix epoch.
+    /// Time of the last occurrence, seconds since the Unix epoch.
     pub at_unix_s: i64,
-    /// Whether it warns.
+    /// Whether it is a warning.
     pub is_warning: bool,
-    /// How often it was told.
+    /// Number of occurrences.
     pub count: i32,
-    /// Why, for programs.
+    /// Machine-readable reason.
     pub reason: String,
-    /// What, for people.
+    /// Message.
     pub note: String,
 }
 
-/// Namespace and name in `NAME`, `NAMESPACE/NAME`, or `tenant/NAME` (also `modeltenant/` and `mt/`, as kubectl has them).
+/// Parses `NAME`, `NAMESPACE/NAME` or `tenant/NAME` (also `modeltenant/` and `mt/`, as in kubectl) into namespace and
+/// name.
 ///
 /// # Errors
-/// No name.
+/// The name is empty.
 pub fn parse_target(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
     match target.split_once('/') {
         Some(("tenant" | "modeltenant" | "modeltenants" | "mt", name)) if !name.is_empty() => {

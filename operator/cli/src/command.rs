@@ -1,4 +1,4 @@
-//! The command line: one definition, from which help, completion and man pages come.
+//! The command line: one definition for parsing, help, completion and man pages.
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
@@ -27,10 +27,10 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{} (commit {}, API {api}, wire {wire})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
 });
 
-/// Name under which kubectl's plugin runs.
+/// Name of the program as a kubectl plugin.
 pub const KUBECTL_PLUGIN: &str = "kubectl sluice";
 
-/// Run LLM tenants whose device memory flows to whoever needs it, watch them, measure them.
+/// Run LLM tenants whose device memory flows to the one that needs it, watch them, measure them.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version = VERSION.as_str(), arg_required_else_help = true)]
 pub struct Cli {
@@ -40,16 +40,17 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show how three models share one GPU made of host memory under bursts of load, with lending and with fixed partitions.
+    /// Show how three models share one GPU made of host memory under bursts of load, with lending and with fixed
+    /// partitions.
     ///
-    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and what it means. It needs no
-    /// model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or that an answer differed between the
-    /// rules.
+    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and what it means.
+    /// It needs no model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or that an
+    /// answer differed between the rules.
     Demo(DemoArgs),
     /// Serve models by their names: download them, pick the memory, serve them all on one port, chat.
     ///
-    /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again will not help: no
-    /// such model, an architecture that is not served, too little memory.
+    /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again will
+    /// not help: no such model, an architecture that is not served, too little memory.
     Run(RunArgs),
     /// List the models that `sluice run` has downloaded, or remove some.
     Models(ModelsArgs),
@@ -60,8 +61,8 @@ enum Command {
     Up(UpArgs),
     /// Say what the operator would decide about the tenants of YAML files, before they are applied.
     ///
-    /// Which GPU each slot would get, what it would hold there, and what does not fit and why; with --before or a cluster also
-    /// whose pods the change would replace. Exit status 1 says that a slot would not be served.
+    /// Which GPU each slot would get, what it would hold there, and what does not fit and why; with --before or a
+    /// cluster also whose pods the change would replace. Exit status 1 says that a slot would not be served.
     Plan(PlanArgs),
     /// Show where the memory of running tenants is, and their figures.
     Top(TopArgs),
@@ -69,19 +70,21 @@ enum Command {
     Explain(ExplainArgs),
     /// Put a tenant of this machine to sleep: it gives up all of its device memory until `sluice wake`.
     ///
-    /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant; they wait, at most
-    /// `limits.holdSeconds`.
+    /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant; they
+    /// wait, at most `limits.holdSeconds`.
     Sleep(SleepArgs),
     /// Wake a tenant of this machine that sleeps.
     ///
-    /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that it needs.
+    /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that it
+    /// needs.
     Wake(TenantArgs),
     /// Drive any OpenAI-compatible endpoint and report what its clients felt.
     Bench(BenchArgs),
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
     GpuProbe {
-        /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the questions and
-        /// end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-` for stdout).
+        /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the
+        /// questions and end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-` for
+        /// stdout).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,
     },
@@ -99,7 +102,7 @@ enum Command {
 }
 
 impl Command {
-    /// As a plugin of kubectl, commands are about a cluster.
+    /// Makes commands use the cluster by default, for the kubectl plugin.
     fn default_to_cluster(&mut self, cluster: bool) {
         match self {
             Command::Top(args) => args.cluster.cluster |= cluster,
@@ -117,7 +120,7 @@ enum CompletionShell {
     Fish,
 }
 
-/// Runs the command line of this process under the name `name`.
+/// Runs the command line of this process as the program `name`.
 pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
     assert!(installed.is_ok(), "nobody installs a TLS provider before main");
@@ -139,15 +142,15 @@ pub fn main(name: &'static str) -> ExitCode {
     }
 }
 
-/// Ends the process as clap does, with help or an error. An error on a terminal has lines that break between words; clap breaks
-/// those of help alone.
+/// Ends the process as clap does, with help or an error. On a terminal, the lines of an error are wrapped between
+/// words, because clap wraps only help.
 fn exit_with_usage_error(error: &clap::Error) -> ! {
     match terminal::columns_of(&std::io::stderr()) {
         Some(columns) if error.use_stderr() => {
             let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
             let words = error.render();
             let text = if colour { words.ansi().to_string() } else { words.to_string() };
-            // A terminal that has gone has no reader; the status says the rest.
+            // If the terminal is gone there is no reader, and the exit status reports the result.
             let _ = write!(std::io::stderr(), "{}", terminal::wrap(&text, columns));
             std::process::exit(error.exit_code())
         }
@@ -155,7 +158,7 @@ fn exit_with_usage_error(error: &clap::Error) -> ! {
     }
 }
 
-/// With the tip to write `-f FILE` where a command that takes files so was given one without.
+/// Adds a tip to write `-f FILE` if a file was given without the option.
 fn with_file_tip(mut error: clap::Error) -> clap::Error {
     let of = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
     let (given, usage) = (of(ContextKind::InvalidArg), of(ContextKind::Usage));
@@ -167,13 +170,13 @@ fn with_file_tip(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Warnings and worse, unless `RUST_LOG` asks for more.
+/// Logs warnings and errors, unless `RUST_LOG` sets another level.
 fn init_logging() {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
         .from_env_lossy();
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // By default a line that cannot be written is a panic.
+    // By default the logger panics on a line that cannot be written.
     lines.log_internal_errors(false).init();
 }
 
@@ -196,7 +199,7 @@ fn execute(command: Command) -> anyhow::Result<()> {
                 CompletionShell::Zsh => Shell::Zsh,
                 CompletionShell::Fish => Shell::Fish,
             };
-            // By way of a buffer: it would panic where it cannot write.
+            // The script is buffered, because the generator panics on a failed write.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
             print(String::from_utf8_lossy(&script).trim_end())
@@ -208,13 +211,13 @@ fn execute(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// One thread: a sidecar is told of its parent's death when the *thread* that started it ends, so that thread must be
-/// the one that lives as long as the process.
+/// Runs `future` on this thread. The kernel sends a sidecar its parent-death signal when the *thread* that started it
+/// ends, so that thread must exist as long as the process.
 fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-/// Becomes the probe. Returns only if it cannot.
+/// Replaces this process by the probe. Returns only on failure.
 fn exec_gpu_probe(args: &[String]) -> anyhow::Result<()> {
     let probe = sibling_binaries::find("sluice-gpu-probe").context("this installation has no GPU probe")?;
     let error = std::process::Command::new(&probe).args(args).exec();

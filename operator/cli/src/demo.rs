@@ -1,4 +1,5 @@
-//! `sluice demo`: three tenants on one GPU made of host memory, bursts that go round, with lending and with fixed partitions.
+//! `sluice demo`: three tenants on one GPU made of host memory, with bursts that rotate among them, first with lending
+//! and then with fixed partitions.
 //!
 //! It needs no source tree, no GPU and no model. The tenants run as under `sluice up --page`, so the page shows them.
 
@@ -33,18 +34,18 @@ use run_stats::RunStats;
 use screen::LiveOutput;
 use workload::{RunningTenants, WorkloadLength};
 
-/// Ports of the tenants, where these are free: the first tenant's, the others above it.
+/// Port of the first tenant; the others use the next ports. Applies only if all are free.
 const DEFAULT_PORT: u16 = 8000;
 /// Longest sequence under `--keep`, tokens, where the model allows it.
 const KEEP_CONTEXT_TOKENS: u32 = 1024;
-/// What the loader names as the file.
+/// Name of the manifest in the loader's messages.
 const MANIFEST_NAME: &str = "the demo's tenants";
 
 /// Options of `sluice demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
-    /// A model folder in Hugging Face layout for all three tenants. Default: a small one with random weights, made once in the
-    /// user's cache folder.
+    /// A model folder in Hugging Face layout for all three tenants. Default: a small one with random weights, made once
+    /// in the user's cache folder.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Leave the tenants serving at the end, until Ctrl-C.
@@ -56,8 +57,8 @@ pub struct DemoArgs {
     /// Length of the day. As many requests are then sent to fixed partitions.
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
-    /// Port of the first tenant's API; the others take the next ones. 0 = free ports. Default: 8000, or free ports where 8000 to
-    /// 8002 are taken.
+    /// Port of the first tenant's API; the others take the next ones. 0 = free ports. Default: 8000, or free ports
+    /// where 8000 to 8002 are taken.
     #[arg(long)]
     pub port: Option<u16>,
     /// Serve no page.
@@ -78,11 +79,11 @@ impl DemoArgs {
     }
 }
 
-/// Plays the day under both rules and says how they differ.
+/// Runs the day under both rules and prints the difference.
 ///
 /// # Errors
-/// No model, too little memory, a tenant that cannot be served, a request that failed, an interruption before the end, or an
-/// answer that differs between the rules.
+/// No model, too little memory, a tenant that cannot be served, a request that failed, an interruption before the end,
+/// or an answer that differs between the rules.
 pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let prepared = async {
@@ -128,20 +129,20 @@ fn check_memory(setting: &DemoConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first of the tenants' ports; 0 = the usual ones are taken, so that each tenant takes a free one.
+/// Returns the port of the first tenant; 0 = a usual port is taken, so that each tenant uses any free one.
 fn free_ports() -> u16 {
     let ports = DEFAULT_PORT..DEFAULT_PORT + TENANTS.len() as u16;
     let all_free = ports.clone().all(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok());
     if all_free { ports.start } else { 0 }
 }
 
-/// What all runs of the demo have in common.
+/// State that all runs of the demo share.
 struct DemoRun {
     args: DemoArgs,
     model: DemoModel,
     setting: DemoConfig,
     signals: Signals,
-    /// From the first run to the last: a page that is open stays so.
+    /// Serves from the first run to the last, so that an open page stays connected.
     page: Option<DashboardServer>,
     port: u16,
 }
@@ -159,7 +160,7 @@ impl DemoRun {
         Ok(promise)
     }
 
-    /// Lending, then fixed partitions. Of the runs that were disturbed, the one with more noise is repeated once.
+    /// Runs lending, then fixed partitions. If runs were disturbed, repeats the noisiest one once.
     async fn compare(&mut self, promise: LatencySlo) -> anyhow::Result<[RunStats; 2]> {
         let lending = self.run_day(SharingPolicy::Lending, promise, self.args.day_length()).await?;
         let length = WorkloadLength::Rounds(lending.rounds.len());
@@ -219,7 +220,7 @@ impl DemoRun {
         }
     }
 
-    /// Starts the tenants, works with them once all are ready, and ends them.
+    /// Starts the tenants, runs the work once all are ready, and stops them.
     async fn serve<T>(
         &mut self,
         rule: SharingPolicy,
@@ -277,11 +278,11 @@ impl DemoRun {
 #[error("ended by a signal before the demo was over; nothing of it is left running")]
 struct Interrupted;
 
-/// Waits until every tenant serves; base URLs in the order of [`TENANTS`].
+/// Waits until every tenant serves. Returns the base URLs in the order of [`TENANTS`].
 async fn wait_for_urls(ready: &mut UnboundedReceiver<ReadyEvent>) -> Vec<String> {
     let mut urls = vec![None; TENANTS.len()];
     while urls.contains(&None) {
-        // No sender is left once all tenants have ended, which ends this future too.
+        // All senders are dropped once all tenants have ended, which also ends this future.
         let Some(one) = ready.recv().await else { return std::future::pending().await };
         let at = TENANTS.iter().position(|name| one.title == format!("{NAMESPACE}/{name}"));
         if let Some(at) = at {
@@ -297,7 +298,7 @@ fn curl_command(url: &str) -> String {
     )
 }
 
-/// What to do after the demo; `sluice` is the command that runs this program.
+/// Returns suggestions for what to do after the demo. `sluice` is the command that runs this program.
 fn next_steps(sluice: &str) -> String {
     format!(
         "next      {sluice} run MODEL --chat\n          \
@@ -311,7 +312,7 @@ fn report_disturbance(title: &str, run: &RunStats) {
     }
 }
 
-/// What was measured, and what follows from it.
+/// Prints the measurements of the machine and the resulting configuration.
 fn print_setup(machine: &Machine, setting: &DemoConfig) {
     let others = machine.other_cpu_permille.map_or("an unknown part".into(), |all| format!("{} %", all / 10));
     let speed = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);

@@ -1,8 +1,8 @@
 //! `sluice explain`: why a tenant does not run, is slow, or has less memory than it could have.
 //!
-//! In a cluster it reads the ModelTenant and its Events, and what the operator's leader knows; without the leader it says
-//! so and explains from the rest. For processes of this machine it asks their sidecar. The lines of text are built apart
-//! from what is read: [`tenant_status`] from conditions, [`sluice_page::text`] from a sidecar's state.
+//! In a cluster it reads the ModelTenant, its Events and the overview of the operator's leader; without the leader it
+//! reports that and explains from the rest. For processes of this machine it asks their sidecar. The text is built
+//! apart from the reading: [`tenant_status`] from conditions, [`sluice_page::text`] from a sidecar's state.
 
 pub mod tenant_status;
 
@@ -34,7 +34,7 @@ pub struct ExplainArgs {
 /// Prints the explanation.
 ///
 /// # Errors
-/// There is no such tenant, or nobody can be asked about it.
+/// There is no such tenant, or neither the cluster nor a sidecar can be asked about it.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let lines = if args.cluster.is_cluster() {
         explain_in_cluster(&args).await?
@@ -42,7 +42,7 @@ pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
         explain_local(&args).await?
     };
     for line in lines {
-        // What others wrote must not steer the terminal.
+        // Text of other parties must not contain control sequences of the terminal.
         print(line.replace(char::is_control, " ").trim_end())?;
     }
     Ok(())
@@ -77,7 +77,7 @@ fn is_tenant(report: &TenantReport, namespace: &str, name: &str) -> bool {
     }
 }
 
-/// What a tenant's slot on a GPU tells, and what its neighbours there tell of it; nothing where it has none.
+/// Describes a tenant's slot on a GPU, from its own state and those of its peers. Empty if it has none.
 fn slot_lines(tenants: &[TenantReport], namespace: &str, name: &str, now_unix_ms: u64) -> Vec<String> {
     let (own, others): (Vec<_>, Vec<_>) =
         tenants.iter().partition(|report| is_tenant(report, namespace, name));
@@ -101,7 +101,8 @@ fn report_lines(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -
     lines
 }
 
-/// What neighbours tell of the tenant `title`, NAMESPACE/NAME, as the holder of the turn, and of engines of theirs that hang.
+/// Describes the observations of peers about the tenant `title`, NAMESPACE/NAME, as the holder of the time slice, and
+/// about their own hung engines.
 fn peer_observations<'a>(
     neighbours: impl Iterator<Item = &'a State>,
     title: &str,
@@ -134,7 +135,7 @@ async fn explain_local(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// The states of those sidecars on a GPU that answer.
+/// Reads the states of the sidecars on a GPU that answer.
 async fn states(admin: &AdminClient, sidecars: Vec<RunningSidecar>, gpu: &str) -> Vec<State> {
     let records = sidecars.into_iter().filter_map(|sidecar| sidecar.record.ok());
     let on_gpu: Vec<_> = records.filter(|record| record.gpu == gpu).collect();

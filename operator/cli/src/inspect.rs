@@ -1,4 +1,4 @@
-//! Sizes of a model, as `sluice-sidecar inspect` reads them from its configuration and the headers of its weights.
+//! Reads the sizes of a model through `sluice-sidecar inspect`, from its configuration and the headers of its weights.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -13,22 +13,24 @@ use crate::models::hub_model::HubModel;
 use crate::up::output::eprint_note;
 use crate::{child, sibling_binaries};
 
-/// Variable of the environment with the user's token of a hub.
+/// Environment variable with the user's hub token.
 pub const HUB_TOKEN_ENV: &str = "HF_TOKEN";
 
-/// Tries while a hub cannot be reached: a user waits, and seldom has a network a moment later.
+/// Connection attempts per hub. Few, because a user waits, and a failed network seldom recovers within moments.
 const CONNECT_TRIES: &str = "3";
 
-/// Where a model is.
+/// Location of a model.
 #[derive(Clone, Copy)]
 pub enum ModelLocation<'a> {
     /// A folder of this machine.
     Folder(&'a Path),
-    /// A repository of a hub, of which only beginnings of files are downloaded, and what shows failures that are tried again.
+    /// A repository of a hub, of which only beginnings of files are downloaded, and a callback that shows retried
+    /// failures.
     Hub(&'a HubModel, &'a dyn Fn(&Retry)),
 }
 
-/// Adds what `sluice-sidecar fetch` and `inspect` need for a repository of a hub. The user's token goes to no hub that a URL names.
+/// Adds the options that `sluice-sidecar fetch` and `inspect` need for a hub. The user's token is not sent to a hub
+/// that a URL names.
 pub fn add_hub(command: &mut Command, model: &HubModel) {
     let HubModel { endpoint, repo, revision, sends_token: takes_token, .. } = model;
     command.args(["--progress", "--connect-tries", CONNECT_TRIES]);
@@ -38,10 +40,10 @@ pub fn add_hub(command: &mut Command, model: &HubModel) {
     }
 }
 
-/// Sizes of the model, in memory as `dtype`.
+/// Returns the sizes of the model, in memory as `dtype`.
 ///
 /// # Errors
-/// The refusal of `sluice-sidecar inspect`, or why it could not be asked.
+/// `sluice-sidecar inspect` rejected the model, or could not be run.
 pub async fn inspect(place: ModelLocation<'_>, dtype: WeightType) -> Result<Geometry, GeometryError> {
     let unavailable = |message: String| GeometryError { reason: GeometryErrorKind::Unavailable, message };
     let sidecar =
@@ -78,7 +80,7 @@ pub async fn inspect(place: ModelLocation<'_>, dtype: WeightType) -> Result<Geom
     })
 }
 
-/// The last line; those before it are failures that are tried again.
+/// Returns the last line; the lines before it report retried failures.
 async fn read_report(stdout: impl AsyncRead + Unpin, place: ModelLocation<'_>) -> std::io::Result<String> {
     let (mut lines, mut report) = (BufReader::new(stdout).lines(), String::new());
     while let Some(line) = lines.next_line().await? {

@@ -1,6 +1,6 @@
-//! `sluice`, also `kubectl-sluice`: run tenants, watch them, say why they are as they are, measure them.
+//! `sluice`, also `kubectl-sluice`: runs tenants, shows them, explains their state and measures them.
 //!
-//! What it does not do: link the sidecar or the engine. It starts them as processes and reads what they write.
+//! It does not link the sidecar or the engine: it starts them as processes and reads their output.
 
 mod admin;
 pub mod bench;
@@ -29,7 +29,7 @@ use std::time::SystemTime;
 use anyhow::Context;
 use sluice_wire::time::unix_ms;
 
-/// A configuration that cannot be used: trying again will not help. Ends the process with [`EX_CONFIG`].
+/// An unusable configuration: a retry cannot succeed. Ends the process with [`EX_CONFIG`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Misconfigured(pub String);
@@ -37,10 +37,10 @@ pub struct Misconfigured(pub String);
 /// Exit status of [`Misconfigured`] (sysexits.h), also between a sidecar and `sluice up`.
 pub const EX_CONFIG: u8 = 78;
 
-/// A line on stdout.
+/// Prints a line on stdout.
 ///
 /// # Errors
-/// It cannot be written. A reader that has gone, such as `head`, wants no more lines: that is none.
+/// The line cannot be written. A closed pipe, as after `head`, is not an error: its reader wants no more lines.
 fn print(line: impl Display) -> anyhow::Result<()> {
     match writeln!(std::io::stdout(), "{line}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
@@ -48,7 +48,7 @@ fn print(line: impl Display) -> anyhow::Result<()> {
     }
 }
 
-/// Now, milliseconds since the Unix epoch.
+/// Returns the current time, milliseconds since the Unix epoch.
 fn now_unix_ms() -> u64 {
     unix_ms(SystemTime::now())
 }

@@ -1,4 +1,4 @@
-//! YAML files of the command line: loads them together, and reports their mistakes.
+//! Loads the YAML files of the command line together, and reports their mistakes.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ pub fn load_files(loader: &Loader, files: &[PathBuf]) -> Loaded {
     loader.load(&sources)
 }
 
-/// The folder that relative paths of an object of `files` start from; empty = the current one.
+/// Returns the base folder of relative paths in an object of `files`; empty = the current folder.
 pub fn folder_of<'a>(files: &'a [PathBuf], located: &SpannedObject) -> &'a Path {
     files.get(located.source()).and_then(|file| file.parent()).unwrap_or(Path::new(""))
 }
 
-/// A line for each error, with a title that names the files, and a last line with the count.
+/// Formats a line for each error, after a title that names the files and before a line with the count.
 pub fn to_misconfigured(errors: &LoadErrors) -> Misconfigured {
     if let [error] = &**errors
         && matches!(error.problem, Problem::Unreadable(_))

@@ -1,4 +1,4 @@
-//! `sluice models`: what `sluice run` has downloaded, and how to remove it.
+//! `sluice models`: lists and removes the models that `sluice run` has downloaded.
 
 pub mod cache;
 pub mod hub_model;
@@ -33,12 +33,13 @@ pub struct CacheArgs {
     pub folder: Option<PathBuf>,
 }
 
-/// What `sluice models` does besides listing.
+/// Subcommands of `sluice models`.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum ModelsCommand {
     /// Remove models from the cache.
     ///
-    /// A name without @REVISION means all revisions. A model that a running `sluice run` uses stays, and makes the exit status 1.
+    /// A name without @REVISION means all revisions. A model that a running `sluice run` uses stays, and makes the exit
+    /// status 1.
     Rm {
         /// ORG/NAME[@REVISION] as `sluice models` prints it, or a URL.
         #[expect(rustdoc::broken_intra_doc_links, reason = "the brackets are part of the help text")]
@@ -47,7 +48,7 @@ pub enum ModelsCommand {
     },
 }
 
-/// The command.
+/// Runs the command.
 ///
 /// # Errors
 /// The cache cannot be read, a name is not in it, or a model is in use.
@@ -64,7 +65,7 @@ pub fn run(args: &ModelsArgs) -> anyhow::Result<()> {
 }
 
 fn remove(cache: &ModelCache, models: &[CachedModel], names: &[String]) -> anyhow::Result<()> {
-    // All names first: a mistake in one removes nothing.
+    // All names are resolved first, so that a mistake in one removes nothing.
     for name in names {
         if !models.iter().any(|model| model.matches_name(name)) {
             let cached: Vec<_> = models.iter().map(ToString::to_string).collect();
@@ -82,7 +83,7 @@ fn remove(cache: &ModelCache, models: &[CachedModel], names: &[String]) -> anyho
     if refused.is_empty() { Ok(()) } else { bail!("{}", refused.join("\n")) }
 }
 
-/// One line a model below a line of titles; each column as wide as its longest entry.
+/// Formats one line per model after a line of titles. Each column is as wide as its longest entry.
 fn table(models: &[CachedModel], now_unix_ms: u64) -> String {
     let titles = ["NAME", "REVISION", "SIZE", "STATE", "LAST USED"].map(str::to_owned);
     let row = |model: &CachedModel| {

@@ -1,4 +1,5 @@
-//! `sluice run`: serves models by their names. It downloads what is missing, picks the memory, serves on one port, and chats.
+//! `sluice run`: serves models by their names. It downloads what is missing, picks the memory, serves on one port, and
+//! chats.
 //!
 //! The models are tenants of one GPU made of host memory, as `sluice up` runs them: `--print-yaml` prints the file.
 
@@ -55,8 +56,8 @@ pub struct RunArgs {
     /// Address to listen at.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: IpAddr,
-    /// Memory of the GPU that the models share, such as 6Gi. Default: weights and KV of 4 sequences of each model, fewer where
-    /// the machine has less memory.
+    /// Memory of the GPU that the models share, such as 6Gi. Default: weights and KV of 4 sequences of each model,
+    /// fewer where the machine has less memory.
     #[arg(long, value_name = "SIZE", value_parser = memory::parse_memory)]
     pub memory: Option<u64>,
     /// Longest sequence (prompt and answer), tokens. Default: that of the model, at most 8192.
@@ -68,7 +69,8 @@ pub struct RunArgs {
     /// How memory is found when KV runs short, as `spec.policy` of a GpuPool.
     #[arg(long, default_value = "Unified", value_parser = parse_policy)]
     pub policy: Policy,
-    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no hub that a URL names.
+    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no hub
+    /// that a URL names.
     #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: String,
     /// Where models are downloaded to.
@@ -89,7 +91,8 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
 /// Runs until a signal stops it, or the chat ends.
 ///
 /// # Errors
-/// A MODEL that is none or cannot be had, too little memory or disk, a port that is taken, or a model that cannot be served.
+/// A MODEL that is none or cannot be had, too little memory or disk, a port that is taken, or a model that cannot be
+/// served.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     // Before the download: a port that is taken is refused at once.

@@ -1,8 +1,8 @@
 //! The per-user runtime folder, where running sidecars are found.
 //!
 //! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record,
-//! `<runtime>/gpu.<namespace>.<name>/` what the tenants of one GPU share. A lock on the folder says that somebody runs it;
-//! the folder goes when that somebody ends.
+//! `<runtime>/gpu.<namespace>.<name>/` what the tenants of one GPU share. A lock on the folder says that somebody runs
+//! it; the folder goes when that somebody ends.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};

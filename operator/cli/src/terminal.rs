@@ -9,8 +9,8 @@ use unicode_width::UnicodeWidthChar;
 /// Columns of a terminal that does not say how wide it is.
 pub const DEFAULT_COLUMNS: usize = 80;
 
-/// Columns of the terminal that standard output is; `None` = it is none, or does not say. Asked each time: a terminal may be made
-/// wider or narrower.
+/// Columns of the terminal that standard output is; `None` = it is none, or does not say. Asked each time: a terminal
+/// may be made wider or narrower.
 pub fn columns() -> Option<usize> {
     columns_of(&std::io::stdout())
 }
@@ -21,8 +21,8 @@ pub fn columns_of(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// `text` in lines of at most `columns` columns, broken at blanks; a longer word stays whole. Styles of a terminal (`ESC [ ... m`)
-/// take no column.
+/// `text` in lines of at most `columns` columns, broken at blanks; a longer word stays whole. Styles of a terminal
+/// (`ESC [ ... m`) take no column.
 pub fn wrap(text: &str, columns: usize) -> String {
     let mut wrapped = String::new();
     for line in text.split_inclusive('\n') {

@@ -54,8 +54,8 @@ pub struct UpArgs {
     /// Record each tenant's event queue in this folder, for `sluice-sidecar --replay`.
     #[arg(long, value_name = "DIR")]
     pub journal: Option<PathBuf>,
-    /// Serve a live page of all tenants, at this loopback address or port of 127.0.0.1. Without ADDRESS it is 127.0.0.1:8003, or a free port
-    /// where that is taken; the line `page URL` on stdout says which.
+    /// Serve a live page of all tenants, at this loopback address or port of 127.0.0.1. Without ADDRESS it is
+    /// 127.0.0.1:8003, or a free port where that is taken; the line `page URL` on stdout says which.
     #[arg(
         long, value_name = "ADDRESS", num_args = 0..=1, value_parser = dashboard::parse_address,
         default_missing_value = "127.0.0.1:8003"

@@ -1,5 +1,5 @@
-//! Files with several mistakes, as `sluice up` and `sluice plan` refuse them. The files and what is said of them are those
-//! of the loader's own test.
+//! Files with several mistakes, as `sluice up` and `sluice plan` refuse them. The files and what is said of them are
+//! those of the loader's own test.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The way to the operator's leader: Lease, forwarded port, overview, against an API server of this process that speaks the
-//! websocket of `pods/portforward`: two channels for each port, the first frame of each its number.
+//! The way to the operator's leader: Lease, forwarded port, overview, against an API server of this process that speaks
+//! the websocket of `pods/portforward`: two channels for each port, the first frame of each its number.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! `sluice sleep` and `sluice wake` against an admin port of this process. The tests of `e2e` run them with real sidecars.
+//! `sluice sleep` and `sluice wake` against an admin port of this process. The tests of `e2e` run them with real
+//! sidecars.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -67,9 +67,9 @@ impl PtyProcess {
         }
     }
 
-    /// Waits until `text` is on the screen. What stays the same is not drawn again, so where the text does not come, the
-    /// terminal changes its size, and the screen is drawn whole. That comes later than the keys: crossterm delays a key that
-    /// arrives together with a change of size.
+    /// Waits until `text` is on the screen. What stays the same is not drawn again, so where the text does not come,
+    /// the terminal changes its size, and the screen is drawn whole. That comes later than the keys: crossterm delays a
+    /// key that arrives together with a change of size.
     fn wait_for_text(&mut self, text: &str) {
         let end = Instant::now() + TEST_TIMEOUT;
         let wanted = strip_escapes(text);

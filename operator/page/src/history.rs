@@ -1,4 +1,5 @@
-//! The last quarter of an hour of one GPU: memory by owner and speed of each tenant, and what moved. Its size is bounded.
+//! The last quarter of an hour of one GPU: memory by owner and speed of each tenant, and what moved. Its size is
+//! bounded.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -210,7 +211,8 @@ impl History {
 pub struct HistoryDelta {
     /// Of which GPU.
     key: String,
-    /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as a column.
+    /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as a
+    /// column.
     start_unix_ms: u64,
     after_ms: RunLengthSeries,
     tenants: BTreeMap<Arc<str>, TenantSeries>,
@@ -232,7 +234,8 @@ struct TenantSeries {
     kv_used: RunLengthSeries,
 }
 
-/// Values one after another, `None` = not known. Written as a list in which a string is how often the value before it repeats.
+/// Values one after another, `None` = not known. Written as a list in which a string is how often the value before it
+/// repeats.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RunLengthSeries(Vec<(Option<u64>, u32)>);
 

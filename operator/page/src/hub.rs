@@ -1,4 +1,5 @@
-//! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is there.
+//! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -110,7 +111,8 @@ impl Hub {
         Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits: seats })
     }
 
-    /// Takes what is known of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Those that it leaves out are gone.
+    /// Takes what is known of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Those that it leaves
+    /// out are gone.
     pub fn update(&self, now_unix_ms: u64, give: impl FnOnce(&mut Update<'_>)) {
         let number = *self.updates.borrow() + 1;
         {
@@ -229,8 +231,8 @@ impl Summary {
     }
 }
 
-/// One viewer: what it has been sent already. An update that comes while the viewer does not read is skipped, so a viewer that
-/// stops costs this value and what the connection buffers.
+/// One viewer: what it has been sent already. An update that comes while the viewer does not read is skipped, so a
+/// viewer that stops costs this value and what the connection buffers.
 #[derive(Debug)]
 pub struct Viewer {
     hub: Arc<Hub>,
@@ -270,7 +272,8 @@ impl Viewer {
         Some(self.messages(number))
     }
 
-    /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there yet: waits for it.
+    /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there yet:
+    /// waits for it.
     pub async fn snapshot(&mut self) -> Option<Vec<Message>> {
         loop {
             let messages = self.next().await?;

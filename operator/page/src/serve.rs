@@ -81,8 +81,8 @@ fn open_viewer(hub: &Arc<Hub>, wanted: ViewQuery) -> Result<Viewer, (StatusCode,
     hub.viewer(wanted.gpu).ok_or(full)
 }
 
-/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs the one that is
-/// asked for comes with the next update.
+/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs the
+/// one that is asked for comes with the next update.
 async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) -> Response {
     let mut viewer = match open_viewer(&hub, wanted) {
         Ok(viewer) => viewer,
@@ -121,8 +121,8 @@ fn event_stream(viewer: Viewer) -> impl Stream<Item = Result<Event, Infallible>>
     })
 }
 
-/// Answers those alone who ask for this machine by name or by address: a page of another origin whose name was turned to this
-/// address in a browser (DNS rebinding) reads nothing.
+/// Answers those alone who ask for this machine by name or by address: a page of another origin whose name was turned
+/// to this address in a browser (DNS rebinding) reads nothing.
 pub fn local_only<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router.layer(from_fn(async |request: Request, next: Next| {
         if is_local(request.headers().get(header::HOST)) {

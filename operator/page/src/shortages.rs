@@ -1,4 +1,5 @@
-//! How often the KV of each tenant ran short in the window of a page, from the counters that its sidecar keeps since its start.
+//! How often the KV of each tenant ran short in the window of a page, from the counters that its sidecar keeps since
+//! its start.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -31,8 +31,8 @@ impl Tracker {
         &self.history
     }
 
-    /// Takes a reading and says what is shown of it at `now_unix_ms`. A reading of the time of the last one is no sample, and rates
-    /// stay.
+    /// Takes a reading and says what is shown of it at `now_unix_ms`. A reading of the time of the last one is no
+    /// sample, and rates stay.
     pub fn record(&mut self, reading: &Reading<'_>, now_unix_ms: u64, palette: &mut Palette) -> GpuView {
         let new_at = reading.read_unix_ms.filter(|at| self.read_unix_ms != Some(*at));
         let titled = || states(reading.tenants).map(|state| (title(state), state));

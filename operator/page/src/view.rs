@@ -87,8 +87,8 @@ pub struct TenantView {
     pub level: Level,
     /// The headline of `explain`, then its reasons.
     pub reasons: Vec<Reason>,
-    /// Which of the reasons a view of many tenants shows: what is wrong, where an objective is missed, what it comes from, and what
-    /// wakes a tenant that sleeps by hand.
+    /// Which of the reasons a view of many tenants shows: what is wrong, where an objective is missed, what it comes
+    /// from, and what wakes a tenant that sleeps by hand.
     pub shown_reasons: Vec<usize>,
     /// Device memory by owner, bytes; the names are those of [`OWNERS`].
     pub owners: [u64; 8],
@@ -147,8 +147,8 @@ impl Objective {
 }
 
 impl GpuView {
-    /// Of a reading at `now_unix_ms`. `rate` gives tokens per second, `shortage` how often KV ran short lately, and `colour`
-    /// the colour of a tenant, each by its title.
+    /// Of a reading at `now_unix_ms`. `rate` gives tokens per second, `shortage` how often KV ran short lately, and
+    /// `colour` the colour of a tenant, each by its title.
     pub fn of(
         reading: &Reading<'_>,
         now_unix_ms: u64,
@@ -230,8 +230,8 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
     Some(Reason::new(Level::Bad, "holder", text))
 }
 
-/// Sums of grants by lender and borrower. Either end tells them: the larger word counts, so that one that does not answer is
-/// not missed.
+/// Sums of grants by lender and borrower. Either end tells them: the larger word counts, so that one that does not
+/// answer is not missed.
 fn loans(reports: &[TenantReport]) -> Vec<Loan> {
     let mut told: Vec<(Loan, bool)> = Vec::new();
     for state in states(reports) {
@@ -311,8 +311,8 @@ impl TenantView {
     }
 }
 
-/// An objective has a place of its own in every view, so its reason is not shown again. What wakes a tenant is shown as long as it
-/// sleeps by hand.
+/// An objective has a place of its own in every view, so its reason is not shown again. What wakes a tenant is shown as
+/// long as it sleeps by hand.
 fn shown_reasons(reasons: &[Reason], missed: bool) -> Vec<usize> {
     let is_shown = |reason: &Reason| match reason.kind {
         "objective" => false,

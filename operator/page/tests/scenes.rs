@@ -228,7 +228,8 @@ fn hibernated(at: u64, second: u64) -> Vec<State> {
     vec![busy(tenant("chat", at, 12), second, 110, 998), code, summary]
 }
 
-/// Gives `hub` a GPU of whose tenants the first moved something `ago_ms[0]` milliseconds before [`NOW`], the second `ago_ms[1]`.
+/// Gives `hub` a GPU of whose tenants the first moved something `ago_ms[0]` milliseconds before [`NOW`], the second
+/// `ago_ms[1]`.
 pub fn two_moves(hub: &Hub, ago_ms: [u64; 2]) {
     let of = |(name, ago_ms)| {
         let mut state = tenant(name, NOW, 4);

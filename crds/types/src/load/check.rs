@@ -13,8 +13,8 @@ use crate::{CpuQuantity, Quantity};
 /// The result of a check.
 #[derive(Debug)]
 pub(super) struct CheckedDocument {
-    /// The document without its mistakes: it reads into the types. A placeholder stands where a required value is wrong or
-    /// missing.
+    /// The document without its mistakes: it reads into the types. A placeholder stands where a required value is wrong
+    /// or missing.
     pub root: Node,
     /// Where `root` differs from the document.
     pub unread: UnreadParts,
@@ -49,8 +49,8 @@ impl Checker<'_> {
         self.faults.push(Fault { at, path: path.clone(), problem });
     }
 
-    /// The value, with mistakes inside it replaced or left out; `None` = the value itself is a mistake. `at` is where its
-    /// field or item begins.
+    /// The value, with mistakes inside it replaced or left out; `None` = the value itself is a mistake. `at` is where
+    /// its field or item begins.
     fn value(
         &mut self,
         schema: &Schema,
@@ -161,8 +161,8 @@ fn property<'a>(schema: &'a Schema, key: &str) -> Option<&'a Schema> {
     named.or_else(|| schema.get("additionalProperties").filter(|others| others.is_object()))
 }
 
-/// Whether null means the same as leaving the field out. An optional enumeration without a default is not `nullable` in the
-/// CRDs, and the API server leaves its null out.
+/// Whether null means the same as leaving the field out. An optional enumeration without a default is not `nullable` in
+/// the CRDs, and the API server leaves its null out.
 fn takes_null(schema: &Schema) -> bool {
     schema["nullable"] == true || (schema["enum"].is_array() && schema.get("default").is_none())
 }

@@ -88,8 +88,8 @@ fn best<'a>(alike: impl Iterator<Item = &'a (Similarity, &'a str)> + Clone, path
     names.map(|(_, name)| FieldHint { text: (*name).to_owned(), path: path.key(name) }).collect()
 }
 
-/// The best and nearest fields of other mappings with at least the likeness `least`. Only fields in or around this mapping
-/// count, and fields whose name is unique in the kind.
+/// The best and nearest fields of other mappings with at least the likeness `least`. Only fields in or around this
+/// mapping count, and fields whose name is unique in the kind.
 fn fields_elsewhere(
     kind: &KindSchema,
     within: &[String],

@@ -79,8 +79,8 @@ impl Loader {
         Loader { rules: false, ..self }
     }
 
-    /// Loads all files and finds every mistake: text that is no YAML, fields that are unknown or missing, values of another
-    /// type, and broken rules. A rule is not applied where it reads a value that is not known.
+    /// Loads all files and finds every mistake: text that is no YAML, fields that are unknown or missing, values of
+    /// another type, and broken rules. A rule is not applied where it reads a value that is not known.
     pub fn load(&self, sources: &[Source]) -> Loaded {
         let mut batch = Batch::default();
         for (index, source) in sources.iter().enumerate() {

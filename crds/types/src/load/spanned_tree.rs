@@ -83,7 +83,8 @@ impl Node {
         }
     }
 
-    /// The node at the longest part of `path` that is written, where its key or item starts, and the length of that part.
+    /// The node at the longest part of `path` that is written, where its key or item starts, and the length of that
+    /// part.
     pub fn nearest(&self, path: &Path) -> (&Node, Position, usize) {
         let (mut node, mut at) = (self, self.at);
         for (length, segment) in path.0.iter().enumerate() {
@@ -127,8 +128,8 @@ pub(super) fn parse(text: &str) -> Vec<Document> {
     documents
 }
 
-/// The rest of `text` from the first line `---` after `line` (from 1), and the number of lines before it. In YAML such a line
-/// always starts a document.
+/// The rest of `text` from the first line `---` after `line` (from 1), and the number of lines before it. In YAML such
+/// a line always starts a document.
 fn next_document(text: &str, line: usize) -> Option<(&str, usize)> {
     let mut start = 0;
     for (number, content) in text.split_inclusive('\n').enumerate() {

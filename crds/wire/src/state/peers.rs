@@ -11,11 +11,11 @@ use super::Percentiles;
 pub struct SharingState {
     /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
     pub instance: u64,
-    /// What it may hold without asking anybody, bytes: what the ledger grants, or, while a smaller share is in force, what of
-    /// it has not gone yet.
+    /// What it may hold without asking anybody, bytes: what the ledger grants, or, while a smaller share is in force,
+    /// what of it has not gone yet.
     pub share_bytes: u64,
-    /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not made room
-    /// yet; while it is more, memory is on its way out.
+    /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not
+    /// made room yet; while it is more, memory is on its way out.
     pub wanted_share_bytes: u64,
     /// What it can never lend while it is not hibernated, bytes.
     pub floor_bytes: u64,
@@ -27,11 +27,11 @@ pub struct SharingState {
     pub held_bytes: u64,
     /// Bytes that come to exist or go at this moment.
     pub in_transit_bytes: u64,
-    /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A tenant
-    /// that lacks its floor is `Loading` until it has it.
+    /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A
+    /// tenant that lacks its floor is `Loading` until it has it.
     pub awaited_bytes: u64,
-    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor or its
-    /// place loads as soon as it has it.
+    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor or
+    /// its place loads as soon as it has it.
     pub waits_for: Option<String>,
     /// Lent to neighbours, bytes.
     pub lent_bytes: u64,
@@ -41,8 +41,8 @@ pub struct SharingState {
     pub grants: Vec<GrantState>,
     /// Its turn; `None` = the GPU has none: all run at once.
     pub turn: Option<TurnState>,
-    /// From a step that lacks KV to the step that has it of neighbours, since the start: the search, the loan and its mapping.
-    /// Searches in which nobody gave anything are not in it.
+    /// From a step that lacks KV to the step that has it of neighbours, since the start: the search, the loan and its
+    /// mapping. Searches in which nobody gave anything are not in it.
     pub grant: Percentiles,
     /// From the decision to revoke what is lent until all of it is here again, since the start.
     pub revoke: Percentiles,
@@ -51,8 +51,8 @@ pub struct SharingState {
 }
 
 impl SharingState {
-    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit. Never true by
-    /// wrap-around.
+    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit. Never
+    /// true by wrap-around.
     pub fn balances(&self) -> bool {
         let has = self.share_bytes.checked_add(self.borrowed_bytes);
         has.and_then(|has| has.checked_sub(self.lent_bytes)) == Some(self.budget_bytes)
@@ -100,8 +100,8 @@ pub struct TurnState {
     pub held_ns_total: u64,
     /// How often it was given the turn.
     pub turns_total: u64,
-    /// From the release of the turn by another tenant, or from this one's ticket where that was drawn later, to having the
-    /// turn, since the start.
+    /// From the release of the turn by another tenant, or from this one's ticket where that was drawn later, to having
+    /// the turn, since the start.
     pub handover: Percentiles,
     /// From the wish for the turn to having it, since the start.
     pub wait: Percentiles,
@@ -115,7 +115,8 @@ pub struct TurnState {
     pub last_takeover: Option<Takeover>,
     /// Turns that another tenant took from this one, since the start.
     pub overtaken_total: u64,
-    /// Tenants that were before this one in the queue for the turn and that it skipped because they did not run, since the start.
+    /// Tenants that were before this one in the queue for the turn and that it skipped because they did not run, since
+    /// the start.
     pub skips_total: u64,
     /// The last of them.
     pub last_skip: Option<Skip>,
@@ -152,8 +153,8 @@ pub struct Activity {
     pub inactive_since_unix_ms: Option<u64>,
     /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
     pub last_used_unix_ms: Option<u64>,
-    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; 0 = it has
-    /// some, `None` = too few came to tell.
+    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; 0 = it
+    /// has some, `None` = too few came to tell.
     pub next_use_in_ms: Option<u64>,
     /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
     pub resident_since_unix_ms: Option<u64>,

@@ -1,4 +1,4 @@
-//! One streamed completion, timed where a client would feel it.
+//! Sends one streamed completion and records when its chunks arrive at the client.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 
 use super::{BenchArgs, BenchRequest};
 
-/// What became of one request.
+/// The result of one request.
 #[derive(Clone, Debug, Default)]
 pub struct RequestRecord {
-    /// When it was sent, from the start of the run.
+    /// Send time, from the start of the run.
     pub sent_at: Duration,
-    /// When its answer was complete.
+    /// Time of the complete answer, from the start of the run.
     pub ended_at: Duration,
     /// From sending to the first chunk with tokens.
     pub ttft: Option<Duration>,
-    /// Between chunks with tokens as they arrived; a server may put several tokens into one.
+    /// Gaps between chunks with tokens, as they arrived. A server may put several tokens into one chunk.
     pub inter_chunk_gaps: Vec<Duration>,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
@@ -30,7 +30,7 @@ pub struct RequestRecord {
     pub error: Option<String>,
 }
 
-/// A connection pool and what every request has in common.
+/// A connection pool and the parameters that all requests share.
 pub struct BenchClient {
     http: reqwest::Client,
     url: String,
@@ -40,7 +40,7 @@ pub struct BenchClient {
 }
 
 impl BenchClient {
-    /// Asks the server for its model when none is named.
+    /// Connects to the server. Asks it for its model if none is named.
     pub async fn connect(args: &BenchArgs) -> anyhow::Result<Self> {
         let timeout = Duration::from_secs(args.timeout);
         let http = reqwest::Client::builder().timeout(timeout).pool_max_idle_per_host(usize::MAX).build()?;
@@ -72,7 +72,7 @@ impl BenchClient {
         }
     }
 
-    /// Sends one request and times its tokens. A failure is part of the record.
+    /// Sends one request and measures its tokens. A failure becomes part of the record.
     pub async fn send(&self, start: Instant, job: &BenchRequest) -> RequestRecord {
         let mut record = RequestRecord {
             sent_at: start.elapsed(),
@@ -117,7 +117,7 @@ impl BenchClient {
 }
 
 impl RequestRecord {
-    /// Chunks with tokens that came.
+    /// Returns the number of chunks with tokens.
     pub fn chunks(&self) -> usize {
         usize::from(self.ttft.is_some()) + self.inter_chunk_gaps.len()
     }
@@ -128,7 +128,7 @@ impl RequestRecord {
         }
         let Some(choice) = chunk["choices"].get(0) else { return };
         let text = choice["text"].as_str().unwrap_or_default();
-        // The chunk that carries only the reason of the end is no token.
+        // A chunk that carries only the finish reason is not a token.
         if text.is_empty() && !choice["finish_reason"].is_null() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Arrivals, lengths and prompts: the whole load is drawn before the first request, from one seed.
+//! Arrivals, lengths and prompts. All are drawn from one seed before the first request is sent.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use super::BenchArgs;
 /// One request to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchRequest {
-    /// After the start of the run.
+    /// Arrival time after the start of the run.
     pub arrival: Duration,
     /// Prompt token ids.
     pub prompt: Vec<u32>,
@@ -33,7 +33,7 @@ pub enum Arrivals {
     },
     /// A fixed gap, seconds.
     Every(f64),
-    /// The arrivals of a trace, that many times as fast.
+    /// The arrivals of a trace, sped up by this factor.
     Trace(PathBuf, f64),
 }
 
@@ -60,11 +60,11 @@ impl FromStr for Arrivals {
     }
 }
 
-/// What a text is told that is neither.
+/// Error message for a value that is neither a pair nor a file.
 const LENGTHS_SYNTAX: &str =
     "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no file is called so";
 
-/// How long prompts and outputs are.
+/// Lengths of prompts and outputs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Lengths {
     /// Uniform in both ranges, inclusive.
@@ -93,10 +93,10 @@ fn parse_range(text: &str) -> Result<(u32, u32), String> {
     if low > high { Err(format!("{low} is above {high}")) } else { Ok((low, high)) }
 }
 
-/// Draws the load.
+/// Draws the requests of the load.
 ///
 /// # Errors
-/// A file that cannot be read or has no such columns.
+/// The file cannot be read or lacks the columns.
 pub fn generate_requests(args: &BenchArgs) -> anyhow::Result<Vec<BenchRequest>> {
     let mut rng = Rng(args.seed);
     let times = sample_arrivals(&args.arrivals, args.requests, &mut rng)?;
@@ -147,7 +147,7 @@ fn lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec
     }
 }
 
-/// A CSV file with a header and no quoting: what request traces are published as.
+/// A CSV file with a header and no quoting, the format of published request traces.
 struct CsvTable {
     path: PathBuf,
     header: Vec<String>,
@@ -189,7 +189,7 @@ impl CsvTable {
         Ok(prompts.into_iter().zip(outputs).collect())
     }
 
-    /// Seconds since an arbitrary origin, ascending.
+    /// Returns the arrival times in seconds since an arbitrary origin, ascending.
     fn times(&self) -> anyhow::Result<Vec<f64>> {
         let mut times = self.parse(&["arrival_s", "TIMESTAMP", "arrived_at"], |t| {
             t.parse().ok().or_else(|| parse_timestamp(t))
@@ -199,7 +199,8 @@ impl CsvTable {
     }
 }
 
-/// `YYYY-MM-DD HH:MM:SS.fraction` as seconds; days count from the first of the month, which no trace crosses twice.
+/// Parses `YYYY-MM-DD HH:MM:SS.fraction` into seconds. Days count from the first of the month; no trace crosses a month
+/// twice.
 fn parse_timestamp(text: &str) -> Option<f64> {
     let (date, time) = text.split_once(' ')?;
     let day: f64 = date.rsplit('-').next()?.parse().ok()?;
@@ -208,7 +209,7 @@ fn parse_timestamp(text: &str) -> Option<f64> {
     Some(((day * 24.0 + hours) * 60.0 + minutes) * 60.0 + seconds)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a seed means the same load for ever.
+/// SplitMix64 (Steele, Lea, Flood 2014), so that a seed always gives the same load.
 struct Rng(u64);
 
 impl Rng {
@@ -227,7 +228,7 @@ impl Rng {
         low + self.below(u64::from(high - low) + 1) as u32
     }
 
-    /// In (0, 1].
+    /// Returns a number in (0, 1].
     fn unit_f64(&mut self) -> f64 {
         ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
@@ -236,7 +237,8 @@ impl Rng {
         (-2.0 * self.unit_f64().ln()).sqrt() * (std::f64::consts::TAU * self.unit_f64()).cos()
     }
 
-    /// Gamma with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000); below shape 1 by their boost.
+    /// Draws from the gamma distribution with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000). Below shape 1 it uses
+    /// their boost.
     fn gamma(&mut self, shape: f64) -> f64 {
         if shape < 1.0 {
             return self.gamma(shape + 1.0) * self.unit_f64().powf(1.0 / shape);

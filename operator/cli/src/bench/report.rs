@@ -1,4 +1,4 @@
-//! Percentiles and shares over all records.
+//! Percentiles and attainment over all records.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of durations, by nearest rank; `None` of none.
+    /// Computes percentiles by nearest rank. Returns `None` for an empty input.
     pub fn of(values: impl IntoIterator<Item = Duration>) -> Option<Self> {
         let mut ms: Vec<f64> = values.into_iter().map(|d| d.as_secs_f64() * 1e3).collect();
         ms.sort_by(f64::total_cmp);
@@ -44,7 +44,7 @@ pub struct BenchReport {
     pub failed: usize,
     /// Failures by message.
     pub errors: BTreeMap<String, usize>,
-    /// What the request that failed first was told.
+    /// Error message of the request that failed first.
     pub first_error: Option<String>,
     /// From the first request to the last answer, seconds.
     pub duration_s: f64,
@@ -56,13 +56,14 @@ pub struct BenchReport {
     pub total_tokens_per_s: f64,
     /// Tokens per second of requests that met both targets.
     pub goodput_tokens_per_s: f64,
-    /// Tokens in a chunk of a stream, on average; `None` = no chunk came.
+    /// Mean number of tokens per chunk of a stream; `None` = no chunk arrived.
     pub tokens_per_chunk: Option<f64>,
     /// From sending to the first chunk, over requests.
     pub ttft_ms: Option<Distribution>,
-    /// Between two chunks of a stream as they came, over all gaps: the inter-token latency of vLLM's benchmark.
+    /// Time between two chunks of a stream, over all gaps: the inter-token latency of vLLM's benchmark.
     pub tbt_ms: Option<Distribution>,
-    /// From the first chunk to the last one by the tokens after the first, over requests with more than one.
+    /// Time from the first chunk to the last one, divided by the tokens after the first, over requests with more than
+    /// one.
     pub tpot_ms: Option<Distribution>,
     /// From sending to the end of the answer, over requests.
     pub e2e_ms: Option<Distribution>,
@@ -70,7 +71,7 @@ pub struct BenchReport {
     pub slo_ttft_ms: u64,
     /// Target of the time between chunks, milliseconds.
     pub slo_tbt_ms: u64,
-    /// Share of all requests whose first chunk came in time.
+    /// Share of all requests whose first chunk arrived in time.
     pub ttft_attainment: f64,
     /// Share of gaps within the target; `None` = there were none.
     pub tbt_attainment: Option<f64>,
@@ -79,7 +80,7 @@ pub struct BenchReport {
 }
 
 impl BenchReport {
-    /// Sums up `records`; targets in milliseconds.
+    /// Summarizes `records`. Targets are in milliseconds.
     pub fn of(records: &[RequestRecord], slo_ttft_ms: u64, slo_tbt_ms: u64) -> BenchReport {
         let (ttft, tbt) = (Duration::from_millis(slo_ttft_ms), Duration::from_millis(slo_tbt_ms));
         let good: Vec<_> = records.iter().filter(|r| r.error.is_none()).collect();
@@ -137,7 +138,7 @@ fn meets_slo(record: &RequestRecord, ttft: Duration, tbt: Duration) -> bool {
     record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| *gap <= tbt)
 }
 
-/// Over the same time as the gaps, so that TBT and TPOT differ by tokens that came in one chunk and by nothing else.
+/// Covers the same time as the gaps, so that TBT and TPOT differ only by tokens that arrived in one chunk.
 fn tpot(record: &RequestRecord) -> Option<Duration> {
     let after_first = u32::try_from(record.output_tokens.checked_sub(1)?).ok().filter(|n| *n > 0)?;
     Some(record.inter_chunk_gaps.iter().sum::<Duration>() / after_first)
@@ -224,7 +225,8 @@ mod tests {
 
     #[test]
     fn tbt_is_per_chunk_and_tpot_is_per_token() {
-        // 13 tokens in 4 chunks: 60 ms from the first chunk to the last one. What follows that one counts for neither.
+        // 13 tokens in 4 chunks: 60 ms from the first chunk to the last one. The time after the last chunk counts for
+        // neither.
         let several = RequestRecord { output_tokens: 13, ..record(100, &[10, 20, 30]) };
         let several = RequestRecord { ended_at: several.ended_at + Duration::from_millis(500), ..several };
         let report = BenchReport::of(&[several], 500, 50);

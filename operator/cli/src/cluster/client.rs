@@ -1,4 +1,4 @@
-//! The way into a cluster.
+//! Connects to a cluster.
 
 use anyhow::Context;
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -10,10 +10,10 @@ const DEFAULT_OPERATOR_NAMESPACE: &str = "sluice-system";
 const DEFAULT_LEASE: &str = "sluice-operator";
 
 impl ClusterArgs {
-    /// A way into the cluster.
+    /// Connects to the cluster that the options select.
     ///
     /// # Errors
-    /// No configuration, or one that cannot be used.
+    /// There is no configuration, or it cannot be used.
     pub async fn connect(&self) -> anyhow::Result<Cluster> {
         let config = self.config().await?;
         let namespace = self.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
@@ -42,10 +42,10 @@ impl ClusterArgs {
     }
 }
 
-/// A cluster and where to look in it.
+/// A client of a cluster, and the namespaces to read.
 #[derive(Clone)]
 pub struct Cluster {
-    /// Its API server.
+    /// Client of the API server.
     pub client: Client,
     /// Namespace of the tenants.
     pub namespace: String,

@@ -1,4 +1,4 @@
-//! In place of a cluster's client, in a build without the feature `cluster`: every way into a cluster says so.
+//! Replaces the cluster client in a build without the feature `cluster`: every attempt to connect fails.
 
 use std::convert::Infallible;
 
@@ -8,7 +8,7 @@ use sluice_wire::Overview;
 
 use super::{ClusterArgs, OverviewScope, TenantWithEvents};
 
-/// There is none.
+/// Never constructed.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Namespace of the tenants.
@@ -17,10 +17,10 @@ pub struct Cluster {
 }
 
 impl ClusterArgs {
-    /// No way into the cluster.
+    /// Fails: this build has no cluster client.
     ///
     /// # Errors
-    /// Always: this build has no client.
+    /// Always.
     pub async fn connect(&self) -> anyhow::Result<Cluster> {
         bail!(
             "this build of sluice has no client of a cluster; build it with the feature `cluster`, as \
@@ -29,17 +29,17 @@ impl ClusterArgs {
     }
 }
 
-/// There is none.
+/// Never constructed.
 #[derive(Debug)]
 pub struct LeaderClient(Cluster);
 
 impl LeaderClient {
-    /// Of no cluster.
+    /// Never called.
     pub fn new(cluster: Cluster) -> LeaderClient {
         LeaderClient(cluster)
     }
 
-    /// What no leader knows.
+    /// Never called.
     ///
     /// # Errors
     /// Never called.
@@ -48,7 +48,7 @@ impl LeaderClient {
     }
 }
 
-/// A tenant of no cluster.
+/// Never called.
 ///
 /// # Errors
 /// Never called.
@@ -56,7 +56,7 @@ pub async fn find_tenant(cluster: &Cluster, _: &str) -> anyhow::Result<TenantWit
     match cluster.never {}
 }
 
-/// Objects of no cluster.
+/// Never called.
 ///
 /// # Errors
 /// Never called.

@@ -1,4 +1,4 @@
-//! The operator's leader: found by its Lease, asked through a forwarded port.
+//! A client of the operator's leader. It finds the leader by its Lease and sends requests through a forwarded port.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use sluice_wire::overview::{PATH, PORT};
 
 use super::{Cluster, OverviewScope};
 
-/// How long an answer may take, with finding the leader.
+/// Timeout of a request, including the search for the leader.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer, bytes: some ten thousand tenants.
+/// Largest answer, bytes: enough for ten thousand tenants or more.
 const MAX_BODY_BYTES: usize = 256 << 20;
 
 impl OverviewScope {
-    /// Path and query. Names of Kubernetes need no escape.
+    /// Returns path and query of the request. Kubernetes names need no escaping.
     fn overview_path(&self) -> String {
         let pairs = [("namespace", &self.namespace), ("tenant", &self.tenant)];
         let given = pairs.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
@@ -34,7 +34,7 @@ impl OverviewScope {
     }
 }
 
-/// The leader, over one connection that is made when it is needed and anew after it broke.
+/// A client with one connection, which it opens on demand and reopens after a failure.
 #[derive(Debug)]
 pub struct LeaderClient {
     cluster: Cluster,
@@ -42,12 +42,12 @@ pub struct LeaderClient {
 }
 
 impl LeaderClient {
-    /// The leader of `cluster`'s operator; nothing is asked yet.
+    /// Creates a client of `cluster`'s leader. It sends no request yet.
     pub fn new(cluster: Cluster) -> LeaderClient {
         LeaderClient { cluster, connection: None }
     }
 
-    /// What it knows now.
+    /// Reads the leader's current overview.
     ///
     /// # Errors
     /// There is no leader, it cannot be reached, or it does not answer with an overview.
@@ -87,14 +87,14 @@ impl LeaderClient {
         let stream = forwarded.take_stream(PORT).context("the forwarded port has no stream")?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
-            // The forwarding ends with the connection; why it broke is seen by whoever asks next.
+            // The forwarding ends with the connection; the next request reports a broken connection.
             let _ = connection.await;
             forwarded.abort();
         });
         Ok(sender)
     }
 
-    /// The pod that holds the Lease: a replica of the operator holds it by the name of its pod.
+    /// Returns the pod that holds the Lease. A replica of the operator uses the name of its pod as its identity.
     async fn leader_pod(&self) -> anyhow::Result<String> {
         let (namespace, name) = (&self.cluster.operator_namespace, &self.cluster.lease);
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), namespace);
@@ -115,7 +115,7 @@ impl LeaderClient {
     }
 }
 
-/// For how long the holder has not renewed a Lease that has run out; `None` = it is in force, or has no end.
+/// Returns for how many seconds an expired Lease has not been renewed; `None` = it is in force, or has no expiry.
 fn expired_seconds(lease: &LeaseSpec, now_unix_s: i64) -> Option<i64> {
     let silent = now_unix_s - lease.renew_time.as_ref()?.0.as_second();
     (silent > i64::from(lease.lease_duration_seconds?)).then_some(silent)

@@ -1,4 +1,4 @@
-//! What the API server says of a tenant.
+//! Reads pools, tenants and Events from the API server.
 
 use anyhow::{Context, bail};
 use k8s_openapi::api::events::v1::Event;
@@ -8,10 +8,10 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::{Cluster, EventSummary, TenantWithEvents};
 
-/// All pools and tenants of a namespace.
+/// Lists all pools and tenants of a namespace.
 ///
 /// # Errors
-/// The API server does not say.
+/// The API server does not answer.
 pub async fn list_objects(
     cluster: &Cluster,
     namespace: &str,
@@ -25,10 +25,10 @@ pub async fn list_objects(
     Ok((pools.items, tenants.items))
 }
 
-/// The tenant `name`.
+/// Finds the tenant `name` and its Events.
 ///
 /// # Errors
-/// There is none, or the API server does not say.
+/// There is no such tenant, or the API server does not answer.
 pub async fn find_tenant(cluster: &Cluster, name: &str) -> anyhow::Result<TenantWithEvents> {
     let namespace = &cluster.namespace;
     let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
@@ -43,7 +43,7 @@ pub async fn find_tenant(cluster: &Cluster, name: &str) -> anyhow::Result<Tenant
 
 async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<EventSummary>, kube::Error> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), &cluster.namespace);
-    // By uid: those of an earlier tenant of the same name are not this one's.
+    // Select by uid, to exclude Events of an earlier tenant of the same name.
     let uid = tenant.metadata.uid.as_deref().unwrap_or_default();
     let about = format!("regarding.kind=ModelTenant,regarding.uid={uid}");
     let mut told: Vec<_> =
@@ -55,7 +55,7 @@ async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<EventSumm
 fn event_summary(event: &Event) -> EventSummary {
     let series = event.series.as_ref();
     let last = series.map(|series| series.last_observed_time.0);
-    // Writers of the older API leave the newer fields out.
+    // Writers of the older Events API do not set the newer fields.
     let at = last
         .or_else(|| event.event_time.as_ref().map(|time| time.0))
         .or_else(|| event.deprecated_last_timestamp.as_ref().map(|time| time.0))

@@ -1,21 +1,21 @@
-//! What the two runs say, and what they do not: a difference counts only beyond the noise that was measured. Pure.
+//! Compares the two runs. A difference counts only if it exceeds the measured noise. Pure.
 
 use std::fmt::Write;
 
 use super::config::{DemoConfig, SharingPolicy};
 use super::run_stats::{Figures, RunStats};
 
-/// Differences below this do not count, percent: users do not feel them.
+/// Differences below this do not count, percent: users do not notice them.
 const MIN_DIFFERENCE_PERCENT: f64 = 5.0;
-/// Other programs that took more than this of all cores have disturbed a run, thousandths.
+/// A run counts as disturbed if other programs used more than this share of all cores, permille.
 pub const MAX_OTHER_CPU_PERMILLE: u32 = 100;
-/// So has something, if the speeds of its halves differ by more, percent.
+/// A run also counts as disturbed if the speeds of its halves differ by more than this, percent.
 const MAX_SPREAD_PERCENT: f64 = 25.0;
-/// Width of a title and of a column of the table.
+/// Width of the titles of the table, columns.
 const TITLE_COLUMNS: usize = 42;
 const VALUE_COLUMNS: usize = 30;
 
-/// Why a run is repeated; `None` = it was calm.
+/// Returns why a run is repeated; `None` = it was not disturbed.
 pub fn disturbance(outcome: &RunStats) -> Option<String> {
     if let Some(others) = outcome.other_cpu_permille.filter(|permille| *permille > MAX_OTHER_CPU_PERMILLE) {
         return Some(format!("other programs took {} % of this machine's processor", others.div_ceil(10)));
@@ -24,14 +24,14 @@ pub fn disturbance(outcome: &RunStats) -> Option<String> {
     (halves > MAX_SPREAD_PERCENT).then(|| format!("the speeds of its two halves differ by {halves:.0} %"))
 }
 
-/// By how much a run may be off, percent: what other programs took of it may slow one run and not the other, and its two halves
-/// had the same load.
+/// Returns the uncertainty of a figure, percent. Other programs may have slowed down one run and not the other, and the
+/// two halves of a run had the same load, so their difference is noise.
 pub fn noise_percent(outcome: &RunStats, figure: fn(&Figures) -> f64) -> f64 {
     let others = f64::from(outcome.other_cpu_permille.unwrap_or(0).min(999));
     half_spread_percent(outcome, figure).max(others / (1000.0 - others) * 100.0)
 }
 
-/// The run to repeat: of those that were disturbed, the one whose speed has the most noise. `None` = all were calm.
+/// Returns the disturbed run whose speed has the most noise, to repeat it. `None` = no run was disturbed.
 pub fn most_disturbed(runs: &[RunStats]) -> Option<usize> {
     let disturbed = runs.iter().enumerate().filter(|(_, run)| disturbance(run).is_some());
     disturbed
@@ -41,7 +41,7 @@ pub fn most_disturbed(runs: &[RunStats]) -> Option<usize> {
         .map(|(at, _)| at)
 }
 
-/// Whether a repeated run counts instead of the first one: its speed has less noise.
+/// Whether a repeated run replaces the first one: its speed has less noise.
 pub fn is_less_noisy(repeated: &RunStats, first: &RunStats) -> bool {
     throughput_noise_percent(repeated) < throughput_noise_percent(first)
 }
@@ -50,7 +50,7 @@ fn throughput_noise_percent(run: &RunStats) -> f64 {
     noise_percent(run, |figures| figures.tokens_per_s)
 }
 
-/// By how much the two halves of a run differ, percent.
+/// Returns the difference of the two halves of a run, percent.
 fn half_spread_percent(outcome: &RunStats, figure: fn(&Figures) -> f64) -> f64 {
     let (first, second) = outcome.rounds.split_at(outcome.rounds.len() / 2);
     if first.is_empty() {
@@ -64,7 +64,7 @@ fn half_spread_percent(outcome: &RunStats, figure: fn(&Figures) -> f64) -> f64 {
     relative_difference_percent(median(first), median(second))
 }
 
-/// Of what is larger to what is smaller, so that half and twice are as far apart, percent.
+/// Returns the difference relative to the smaller value, percent, so that half and twice differ equally.
 fn relative_difference_percent(one: f64, other: f64) -> f64 {
     (one.max(other) / one.min(other) - 1.0) * 100.0
 }
@@ -76,30 +76,30 @@ pub struct Comparison {
     pub lending: f64,
     /// Under fixed partitions.
     pub fixed: f64,
-    /// By how much each may be off, percent.
+    /// Uncertainty of each value, percent.
     pub noise_percent: f64,
 }
 
 impl Comparison {
-    /// The figure of both runs.
+    /// Compares a figure of both runs.
     pub fn new(lending: &RunStats, fixed: &RunStats, figure: fn(&Figures) -> f64) -> Comparison {
         let noise_percent =
             noise_percent(lending, figure).max(noise_percent(fixed, figure)).max(MIN_DIFFERENCE_PERCENT);
         Comparison { lending: figure(&lending.overall), fixed: figure(&fixed.overall), noise_percent }
     }
 
-    /// Whether the two differ by more than noise.
+    /// Whether the values differ by more than noise.
     pub fn is_significant(&self) -> bool {
         relative_difference_percent(self.lending, self.fixed) > self.noise_percent
     }
 }
 
-/// Whether every answer was the same.
+/// Whether both runs gave the same answers.
 pub fn has_identical_outputs(lending: &RunStats, fixed: &RunStats) -> bool {
     lending.texts == fixed.texts
 }
 
-/// Both runs side by side.
+/// Returns a table with both runs.
 pub fn table(lending: &RunStats, fixed: &RunStats) -> String {
     let mut text = format!(
         "{:TITLE_COLUMNS$}{:>VALUE_COLUMNS$}{:>VALUE_COLUMNS$}\n",
@@ -108,7 +108,7 @@ pub fn table(lending: &RunStats, fixed: &RunStats) -> String {
         SharingPolicy::Lending.title()
     );
     let mut row = |title: &str, value: &dyn Fn(&RunStats) -> String| {
-        // A String takes every line.
+        // Writing to a String cannot fail.
         let _ = writeln!(
             text,
             "{title:TITLE_COLUMNS$}{:>VALUE_COLUMNS$}{:>VALUE_COLUMNS$}",
@@ -127,12 +127,12 @@ pub fn table(lending: &RunStats, fixed: &RunStats) -> String {
     });
     row("most layers lent at once", &|one| one.max_absent_layers.to_string());
     let same = if has_identical_outputs(lending, fixed) { "yes" } else { "NO" };
-    // As above.
+    // Writing to a String cannot fail.
     let _ = write!(text, "{:TITLE_COLUMNS$}{same:>width$}", "tokens identical", width = 2 * VALUE_COLUMNS);
     text
 }
 
-/// What the table means, in three lines.
+/// Summarizes the table in three lines.
 pub fn summary(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -> String {
     [
         memory_sentence(lending, fixed, setting),
@@ -142,7 +142,7 @@ pub fn summary(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -> St
     .join("\n")
 }
 
-/// What lending did to memory.
+/// Describes how lending moved memory.
 fn memory_sentence(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -> String {
     let (layers, burst) = (lending.max_absent_layers, setting.requests);
     if layers == 0 {
@@ -172,7 +172,7 @@ fn memory_sentence(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -
     format!("Idle tenants lent the memory of up to {layers} layers to the busy one{effect}.")
 }
 
-/// What clients felt of it.
+/// Describes the latency that clients measured.
 fn latency_sentence(lending: &RunStats, fixed: &RunStats) -> String {
     let of = |figure| Comparison::new(lending, fixed, figure);
     let (speed, first, pause) = (
@@ -253,7 +253,7 @@ fn output_sentence(lending: &RunStats, fixed: &RunStats) -> String {
 mod tests {
     use super::*;
 
-    /// Rounds of these speeds; the other figures stay.
+    /// Returns a run whose rounds have these speeds; the other figures are constant.
     fn run(speeds: &[f64], others_permille: u32) -> RunStats {
         let figures = |tokens_per_s| Figures { tokens_per_s, ttft_p99_ms: 100.0, tbt_p99_ms: 50.0 };
         RunStats {
@@ -297,7 +297,7 @@ mod tests {
         let (fixed, lending) = (run(&[100.0, 100.0], 0), run(&[150.0, 150.0], 400));
         assert_eq!(disturbance(&fixed), None);
         assert_eq!(disturbance(&lending).unwrap(), "other programs took 40 % of this machine's processor");
-        // With 60 % of a processor a run is slower by two thirds.
+        // With 60 % of the cores used by others, a run may be slower by two thirds.
         assert!((speeds(&lending, &fixed).noise_percent - 66.7).abs() < 0.1);
         let expected = "This run measured, under lending and under fixed partitions: 150 and 100 tokens per second, \
                         100 and 100 ms until the slowest first tokens (P99), 50 and 50 ms for the longest pauses between tokens (P99). \
@@ -310,13 +310,14 @@ mod tests {
     fn noisiest_run_is_repeated_and_less_noisy_one_counts() {
         let (calm, uneven, busy) =
             (run(&[400.0, 400.0], 0), run(&[400.0, 600.0], 0), run(&[400.0, 400.0], 200));
-        // The halves of the second differ by 50 %; with 20 % of a processor less the third is slower by 25 %.
+        // The halves of the second run differ by 50 %; with 20 % of the cores used by others, the third may be slower
+        // by 25 %.
         let repeated =
             |lending: &RunStats, fixed: &RunStats| most_disturbed(&[lending.clone(), fixed.clone()]);
         assert_eq!(repeated(&calm, &calm), None);
         assert_eq!((repeated(&busy, &calm), repeated(&calm, &uneven)), (Some(0), Some(1)));
         assert_eq!((repeated(&uneven, &busy), repeated(&busy, &uneven)), (Some(0), Some(1)));
-        // Noise alone is no reason: 6 % between the halves is calm.
+        // Noise alone is no reason to repeat: 6 % between the halves is normal.
         assert_eq!(repeated(&run(&[400.0, 424.0], 0), &calm), None);
         assert!(is_less_noisy(&busy, &uneven) && !is_less_noisy(&uneven, &busy));
         assert!(!is_less_noisy(&busy, &busy), "the first run counts unless the other one is better");

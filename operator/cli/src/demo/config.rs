@@ -1,4 +1,4 @@
-//! What is run: engine threads, link, memory and load, by what the machine can do and by the sizes of the model. Pure.
+//! Derives engine threads, link, memory and load of the demo from the machine and the sizes of the model. Pure.
 
 use std::time::Duration;
 
@@ -10,37 +10,37 @@ use sluice_wire::geometry::Geometry;
 use super::machine::Machine;
 use crate::chunk_size::{block_bytes, chunk_bytes};
 
-/// The tenants, in the order in which the page shows them.
+/// The tenants, in the order of the page.
 pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
-/// Namespace of them all: no tenant of the user's is called so.
+/// Namespace of the tenants. It must not clash with one of the user.
 pub const NAMESPACE: &str = "sluice-demo";
 
-/// Most threads of an engine: models of a demo are too small for more.
+/// Most threads of an engine: the models of a demo are too small for more.
 const MAX_THREADS: u32 = 8;
-/// The link has this part of what one thread copies: copies take so much of one core at most.
+/// The link gets this fraction of the copy rate of one thread, which bounds the share of one core that copies use.
 const LINK_DIVISOR: u64 = 4;
-/// Requests whose KV a tenant's share has room for.
+/// Number of requests whose KV fits into a tenant's share.
 const REQUESTS_PER_SHARE: u64 = 2;
-/// Requests of a burst.
+/// Number of requests of a burst.
 const BURST_REQUESTS: std::ops::RangeInclusive<u64> = 4..=8;
-/// Part of its layers that a neighbour lends at most, percent: what a `GpuPool` says by default.
+/// Largest part of its layers that a peer lends, percent: the default of a `GpuPool`.
 const LENDABLE_PERCENT: u64 = 60;
-/// Least time between tokens that a client is promised, milliseconds: about what people read.
+/// Least promised time between tokens, milliseconds: about reading speed.
 const MIN_TBT_MS: u64 = 50;
-/// What a tenant's share has more than is computed, chunks: each owner's last chunk is not full.
+/// Spare chunks of a tenant's share: the last chunk of each owner is not full.
 const SPARE_CHUNKS: u64 = 2;
 
 /// How the tenants share their GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharingPolicy {
-    /// Fixed partitions: what does not fit is preempted and computed again.
+    /// Fixed partitions: requests that do not fit are preempted and recomputed.
     Fixed,
     /// Idle tenants lend the memory of their weights.
     Lending,
 }
 
 impl SharingPolicy {
-    /// For people.
+    /// Returns the title for users.
     pub fn title(self) -> &'static str {
         match self {
             SharingPolicy::Fixed => "fixed partitions (Recompute)",
@@ -66,46 +66,47 @@ pub struct RequestLengths {
 }
 
 impl RequestLengths {
-    /// Of a whole show.
+    /// Lengths of a full demo.
     pub const SHOW: RequestLengths = RequestLengths { prompt: 64, output: 96 };
-    /// Of a short one.
+    /// Lengths of a quick demo.
     pub const QUICK: RequestLengths = RequestLengths { prompt: 64, output: 32 };
 
-    /// Prompt, answer, and a few tokens to spare.
+    /// Returns prompt, answer and some spare tokens.
     fn context_tokens(self) -> u32 {
         self.prompt + self.output + 8
     }
 }
 
-/// What a client is promised, milliseconds.
+/// Latency targets that clients are promised, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencySlo {
-    /// Until the first token.
+    /// Time to the first token.
     pub ttft_ms: u64,
-    /// Between two tokens.
+    /// Time between two tokens.
     pub tbt_ms: u64,
 }
 
 impl LatencySlo {
-    /// Before anything is measured.
+    /// Targets before any measurement.
     pub const UNKNOWN: LatencySlo = LatencySlo { ttft_ms: 2000, tbt_ms: MIN_TBT_MS };
 
-    /// Until the first token.
+    /// Time to the first token.
     pub fn ttft(self) -> Duration {
         Duration::from_millis(self.ttft_ms)
     }
 
-    /// By the first tokens and the step of a warm-up with as many requests as a share has room for.
+    /// Derives targets from the first tokens and step time of a warm-up with as many requests as fit into a share.
     pub fn from_warm_up(ttft_ms: f64, step_ns: u64, requests: u64) -> LatencySlo {
-        // Prompts are computed one after the other. Twice that, so that a burst that is served at once keeps it.
+        // Prompts are computed one after the other. Twice that time lets a burst that is served at once meet the
+        // target.
         let bursts = requests.div_ceil(REQUESTS_PER_SHARE) as f64;
         let ttft_ms = (2.0 * bursts * ttft_ms).ceil() as u64;
-        // Slower than the tokens of a full batch come, so that a stream has some in reserve.
+        // Slower than the token rate of a full batch, so that a stream builds up a reserve.
         LatencySlo { ttft_ms: ttft_ms.max(1), tbt_ms: (3 * step_ns).div_ceil(1_000_000).max(MIN_TBT_MS) }
     }
 }
 
-/// What both rules have in common.
+/// Settings that both rules share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemoConfig {
     /// Threads of each engine.
@@ -118,7 +119,7 @@ pub struct DemoConfig {
     pub memory_bytes: u64,
     /// Host memory for the tenants' copies of their weights, bytes.
     pub host_bytes: u64,
-    /// All memory of this machine that the demo takes, bytes.
+    /// Memory of this machine that the demo uses in all, bytes.
     pub total_bytes: u64,
     /// Requests of a burst.
     pub requests: u64,
@@ -129,9 +130,9 @@ pub struct DemoConfig {
 }
 
 impl DemoConfig {
-    /// For `machine` and three tenants of a model of these sizes.
+    /// Computes the settings for `machine` and three tenants of a model of these sizes.
     pub fn new(machine: &Machine, model: &Geometry, lengths: RequestLengths) -> DemoConfig {
-        // One core is for copies, the sidecars and the clients. With less they would take it of the engine.
+        // One core is reserved for copies, sidecars and clients, which would otherwise slow down the engine.
         let threads = machine.cores.saturating_sub(1).clamp(1, MAX_THREADS);
         let chunk_bytes = chunk_bytes([model]);
         let tokens = u64::from(lengths.prompt + lengths.output);
@@ -152,14 +153,14 @@ impl DemoConfig {
         setting.with_memory(model, REQUESTS_PER_SHARE)
     }
 
-    /// The same for sequences of up to `context` tokens, one for each tenant at least.
+    /// Returns the settings for sequences of up to `context` tokens, with KV for at least one per tenant.
     pub fn for_context(self, model: &Geometry, context: u32) -> DemoConfig {
         let context = context.min(model.max_model_len).max(self.context);
         let larger = DemoConfig { context, ..self }.with_memory(model, 1);
         if larger.memory_bytes > self.memory_bytes { larger } else { DemoConfig { context, ..self } }
     }
 
-    /// With memory for three times the weights, the activations, and KV of `sequences` sequences.
+    /// Sets memory for three copies of the weights, the activations, and KV of `sequences` sequences.
     fn with_memory(self, model: &Geometry, sequences: u64) -> DemoConfig {
         let chunk = self.chunk_bytes;
         let chunks = |bytes: u64| bytes.div_ceil(chunk);
@@ -180,7 +181,8 @@ impl DemoConfig {
         DemoConfig { memory_bytes, host_bytes, total_bytes, ..self }
     }
 
-    /// The pool and its tenants under `rule`, which all serve the model in `folder`, as documents for the loader.
+    /// Returns the pool and its tenants under `rule` as documents for the loader. All tenants serve the model in
+    /// `folder`.
     pub fn manifest(&self, rule: SharingPolicy, promise: LatencySlo, folder: &str) -> String {
         let quantity = |bytes| Quantity::from_bytes(bytes).as_str().to_owned();
         let device = json!({"host": {
@@ -206,7 +208,7 @@ impl DemoConfig {
     }
 }
 
-/// JSON, which is YAML too.
+/// Returns JSON, which is also YAML.
 fn manifest_object(kind: &str, name: &str, spec: &serde_json::Value) -> String {
     let metadata = json!({"name": name, "namespace": NAMESPACE});
     json!({"apiVersion": "sluice.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}).to_string()
@@ -262,7 +264,7 @@ mod tests {
         assert_eq!((setting.requests, setting.chunk_bytes), (8, 64 << 10));
         assert!(kv >= 2 * request && kv < 3 * request, "{kv} of {request}");
         assert!(kv + lent >= setting.requests * request, "{kv} and {lent}");
-        // Of a model that has nothing to lend a burst still exhausts the share.
+        // If a model has nothing to lend, a burst still exhausts the share.
         let tiny = Geometry { layer_bytes: 1000, ..model };
         assert_eq!(DemoConfig::new(&machine(2), &tiny, RequestLengths::SHOW).requests, 4);
     }

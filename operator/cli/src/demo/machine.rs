@@ -1,4 +1,4 @@
-//! What this machine can do, and what other programs take of it.
+//! Measures this machine, and the processor time that other programs use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Bytes of each of the two buffers of the copy that is timed: more than caches hold.
+/// Size of each of the two buffers of the measured copy, bytes: larger than caches.
 const COPY_BYTES: usize = 64 << 20;
-/// How long copies are timed.
+/// Duration of the copy measurement.
 const COPY_DURATION: Duration = Duration::from_millis(800);
 
-/// What was measured before the first model was loaded.
+/// Measurements from before the first model was loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Cores that this process may use.
     pub cores: u32,
-    /// Memory that one thread copies in a second, bytes: the best of several copies.
+    /// Copy rate of one thread, bytes per second: the best of several copies.
     pub copy_bytes_per_s: u64,
-    /// Share of these cores that other programs took during the measurement, thousandths; `None` = it is not known.
+    /// Share of these cores that other programs used during the measurement, permille; `None` = unknown.
     pub other_cpu_permille: Option<u32>,
 }
 
 impl Machine {
-    /// Measures for about a second. Blocks.
+    /// Measures for about a second. Blocks the thread.
     pub fn measure() -> Machine {
         let usage = CpuUsage::start();
         let copy_bytes_per_s = measure_copy_rate();
@@ -35,12 +35,13 @@ impl Machine {
     }
 }
 
-/// Cores that this process may use, by its affinity and the quota of its control group.
+/// Returns the number of cores that this process may use, by its affinity and the quota of its control group.
 fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// One thread copies as the transfers of a sidecar do. What disturbs a copy only makes it slower, so the best one counts.
+/// Measures the copy rate of one thread, as the transfers of a sidecar copy. Disturbance only slows a copy, so the best
+/// one counts.
 fn measure_copy_rate() -> u64 {
     let (from, mut to) = (vec![1_u8; COPY_BYTES], vec![2_u8; COPY_BYTES]);
     let (begun, mut best) = (Instant::now(), Duration::MAX);
@@ -53,29 +54,29 @@ fn measure_copy_rate() -> u64 {
     (COPY_BYTES as f64 / best.as_secs_f64().max(1e-9)) as u64
 }
 
-/// Processor time from a moment on: of this program with all its children, and of everything else.
+/// Processor time from its start on: that of this program with all its children, and that of all others.
 #[derive(Debug)]
 pub struct CpuUsage(Option<CpuTicks>);
 
-/// Counters of the kernel, ticks of the clock.
+/// Counters of the kernel, clock ticks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct CpuTicks {
-    /// The cores that this process may use, idle or not.
+    /// Ticks of the cores that this process may use, idle or not.
     all: u64,
-    /// Those of them that computed, or that a hypervisor withheld.
+    /// Ticks in which these cores computed or a hypervisor withheld them.
     busy: u64,
-    /// Each process of this program, by its number.
+    /// Ticks of each process of this program, by process id.
     own_by_pid: BTreeMap<u32, u64>,
 }
 
 impl CpuUsage {
-    /// Counts from now on.
+    /// Starts counting.
     pub fn start() -> CpuUsage {
         CpuUsage(CpuTicks::now())
     }
 
-    /// Share of the cores that this process may use that other programs took since the beginning, thousandths; `None` = it is not
-    /// known: the kernel does not say, or this process may use less than its cores, by a quota.
+    /// Returns the share of this process's cores that other programs used since the start, permille. `None` = unknown:
+    /// the kernel does not report it, or a quota gives this process less than its cores.
     pub fn other_cpu_permille(&self) -> Option<u32> {
         self.0.as_ref()?.other_cpu_permille(&CpuTicks::now()?)
     }
@@ -84,7 +85,8 @@ impl CpuUsage {
 impl CpuTicks {
     fn now() -> Option<CpuTicks> {
         let allowed = sched_getaffinity(None).ok()?;
-        // By a quota of its control group a process has parts of many cores: what others take of those is no loss of its own.
+        // With a quota of its control group, a process uses parts of many cores, and use of those by others is no loss
+        // for it.
         if usable_cores() < allowed.count() as usize {
             return None;
         }
@@ -98,7 +100,7 @@ impl CpuTicks {
     fn other_cpu_permille(&self, now: &CpuTicks) -> Option<u32> {
         let all = now.all.checked_sub(self.all).filter(|ticks| *ticks > 0)?;
         let busy = now.busy.saturating_sub(self.busy);
-        // A process that has started since began at 0; what has ended since is not seen, and few have.
+        // A process that started later counts from 0. A process that has ended is not counted, and few have.
         let own = now
             .own_by_pid
             .iter()
@@ -108,12 +110,13 @@ impl CpuTicks {
     }
 }
 
-/// All ticks and busy ones of the cores that are `mine`, by the lines `cpuN` of `/proc/stat`; `None` = it has none of them.
+/// Sums all ticks and busy ticks of the cores that `mine` selects, by the lines `cpuN` of `/proc/stat`; `None` = there
+/// are none.
 fn core_ticks(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
     let line = |line: &str| {
         let (core, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;
         let ticks: Vec<u64> = ticks.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        // user, nice, system, idle, iowait, irq, softirq, steal; what guests take is part of user.
+        // user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of user.
         let [user, nice, system, idle, iowait, irq, softirq, steal] = *ticks.first_chunk()?;
         let busy = user + nice + system + irq + softirq + steal;
         core.parse().is_ok_and(&mine).then_some((busy + idle + iowait, busy))
@@ -121,7 +124,7 @@ fn core_ticks(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
     stat.lines().filter_map(line).reduce(|sum, one| (sum.0 + one.0, sum.1 + one.1))
 }
 
-/// One process: its number, its parent's, and its ticks.
+/// One process: its id, the id of its parent, and its ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessTicks {
     pid: u32,
@@ -131,12 +134,12 @@ struct ProcessTicks {
 
 fn read_process(folder: &std::path::Path) -> Option<ProcessTicks> {
     let pid = folder.file_name()?.to_str()?.parse().ok()?;
-    // One that ended since the folder was listed is none.
+    // A process that ended since the folder was listed is skipped.
     parse(pid, &std::fs::read_to_string(folder.join("stat")).ok()?)
 }
 
 fn parse(pid: u32, stat: &str) -> Option<ProcessTicks> {
-    // A name may hold spaces and brackets: fields are counted behind the last bracket, beginning with the state.
+    // A name may contain spaces and brackets, so fields are counted after the last bracket, beginning with the state.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     let children = number(13)? + number(14)?;
@@ -147,7 +150,7 @@ fn parse(pid: u32, stat: &str) -> Option<ProcessTicks> {
     })
 }
 
-/// Ticks of `root` and of all its descendants.
+/// Returns the ticks of `root` and of all its descendants.
 fn descendant_ticks(all: &[ProcessTicks], root: u32) -> BTreeMap<u32, u64> {
     let mut members = BTreeSet::from([root]);
     loop {
@@ -191,7 +194,7 @@ mod tests {
     #[test]
     fn other_cpu_is_neither_idle_nor_own() {
         let begin = CpuTicks { all: 1000, busy: 500, own_by_pid: BTreeMap::from([(1, 100), (2, 50)]) };
-        // 300 busy ticks of 1000, of which 100 + 40 are those of a process that was there and one that came.
+        // 300 busy ticks of 1000, of which 100 belong to a process that existed at the start and 40 to a new one.
         let end = CpuTicks { all: 2000, busy: 800, own_by_pid: BTreeMap::from([(1, 200), (3, 40)]) };
         assert_eq!(begin.other_cpu_permille(&end), Some(160));
         assert_eq!(begin.other_cpu_permille(&begin), None, "no time has passed");

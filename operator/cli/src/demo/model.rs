@@ -1,4 +1,4 @@
-//! The model of the demo: a folder that the user names, or one that `sluice-model-gen` makes once into the cache.
+//! The model of the demo: a folder that the user names, or one that `sluice-model-gen` creates once in the cache.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,8 +13,8 @@ use crate::models::cache::user_cache;
 use crate::up::output::eprint_note;
 use crate::{Misconfigured, child, sibling_binaries};
 
-/// Name and shape of the model that is made: 32 layers of 1.6 MB. Few enough bytes to be made in a second, enough layers that
-/// a neighbour has many to lend.
+/// Name and shape of the generated model: 32 layers of 1.6 MB. It is small enough to be generated in a second, and has
+/// enough layers for a peer to lend many.
 const SYNTHETIC_NAME: &str = "llama-32x256";
 #[rustfmt::skip]
 const SYNTHETIC_SHAPE: &[&str] = &[
@@ -25,17 +25,17 @@ const SYNTHETIC_SHAPE: &[&str] = &[
 /// A model that can be served.
 #[derive(Clone, Debug)]
 pub struct DemoModel {
-    /// Where it is.
+    /// Folder of the model.
     pub folder: PathBuf,
     /// Its sizes.
     pub geometry: Geometry,
 }
 
 impl DemoModel {
-    /// The one in `folder`; `None` = the demo's own, which is made where it is missing.
+    /// Finds the model in `folder`; `None` = the demo's own, which is generated if it is missing.
     ///
     /// # Errors
-    /// The folder holds no model that is served, or none can be made.
+    /// The folder holds no supported model, or the model cannot be generated.
     pub async fn find(folder: Option<&Path>) -> anyhow::Result<DemoModel> {
         let folder = match folder {
             Some(folder) => check_folder(folder)?,
@@ -48,10 +48,10 @@ impl DemoModel {
         }
     }
 
-    /// The folder as text, for a manifest.
+    /// Returns the folder as text, for a manifest.
     ///
     /// # Errors
-    /// It is none.
+    /// The path is not UTF-8.
     pub fn folder_str(&self) -> anyhow::Result<&str> {
         self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))
     }
@@ -66,7 +66,7 @@ fn check_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(folder).with_context(|| folder.display().to_string())
 }
 
-/// Makes the demo's own model, unless an earlier demo has.
+/// Generates the demo's own model, unless an earlier demo did.
 async fn create_synthetic() -> anyhow::Result<PathBuf> {
     let cache = user_cache().context("neither XDG_CACHE_HOME nor HOME is set: name a model with --model")?;
     let folder = cache.join("demo").join(SYNTHETIC_NAME);
@@ -83,7 +83,7 @@ async fn create_synthetic() -> anyhow::Result<PathBuf> {
     if !status.success() {
         bail!("{} made no model: {status}", maker.display());
     }
-    // Whole or not at all. Another demo that was faster has made the same files.
+    // The rename is atomic. If another demo was faster, it has generated the same files.
     match std::fs::rename(&part.0, &folder) {
         Err(error) if !folder.join("config.json").is_file() => {
             Err(error).with_context(|| folder.display().to_string())
@@ -92,12 +92,12 @@ async fn create_synthetic() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A folder that goes with this value, unless it was renamed.
+/// A folder that is removed on drop, unless it was renamed.
 struct TempFolder(PathBuf);
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
-        // Not there after a rename.
+        // After a rename the folder does not exist.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

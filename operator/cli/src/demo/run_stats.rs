@@ -1,4 +1,4 @@
-//! What one rule did with the day: figures of each round, and what was seen during them. Pure.
+//! Statistics of a day under one rule: figures of each round, and observations during them. Pure.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sluice_wire::State;
 use super::config::LatencySlo;
 use crate::bench::{Distribution, RequestRecord};
 
-/// Layers of all tenants whose memory other tenants use.
+/// Counts the layers of all tenants whose memory other tenants use.
 pub fn absent_layers<'a>(states: impl Iterator<Item = &'a State>) -> u32 {
     states.map(|state| u32::from(state.activity.absent_layers)).sum()
 }
@@ -17,17 +17,17 @@ pub fn absent_layers<'a>(states: impl Iterator<Item = &'a State>) -> u32 {
 pub struct Figures {
     /// Output tokens per second.
     pub tokens_per_s: f64,
-    /// P99 of the time to the first token, as clients felt it.
+    /// P99 of the time to the first token, measured by clients.
     pub ttft_p99_ms: f64,
-    /// P99 of the time between tokens, as clients got them.
+    /// P99 of the time between tokens, measured by clients.
     pub tbt_p99_ms: f64,
 }
 
 impl Figures {
-    /// Of bursts that followed each other. Each lasts from its first request to its last answer.
+    /// Summarizes consecutive bursts. Each lasts from its first request to its last answer.
     ///
     /// # Errors
-    /// Why a request failed, or that none was answered with two tokens.
+    /// A request failed, or no answer had two tokens.
     pub fn from_bursts<'a>(bursts: impl Iterator<Item = &'a Burst> + Clone) -> Result<Figures, String> {
         let records = || bursts.clone().flat_map(|burst| &burst.records);
         if let Some(error) = records().find_map(|record| record.error.clone()) {
@@ -50,7 +50,7 @@ impl Figures {
 /// Requests that were sent to one tenant together.
 #[derive(Clone, Debug)]
 pub struct Burst {
-    /// What became of each.
+    /// The result of each request.
     pub records: Vec<RequestRecord>,
 }
 
@@ -66,30 +66,31 @@ impl Burst {
 /// One burst for each tenant.
 pub type Round = Vec<Burst>;
 
-/// A whole day under one rule.
+/// The statistics of a day under one rule.
 #[derive(Clone, Debug)]
 pub struct RunStats {
-    /// Of each round.
+    /// Figures of each round.
     pub rounds: Vec<Figures>,
-    /// Of all rounds together.
+    /// Figures of all rounds together.
     pub overall: Figures,
-    /// First tokens that came within the promise, thousandths.
+    /// Share of first tokens within the target, permille.
     pub ttft_attained_permille: u32,
-    /// The most [`absent_layers`] that were seen.
+    /// The highest [`absent_layers`] that was observed.
     pub max_absent_layers: u32,
-    /// Times that a request was put out of memory, to be computed again; `None` = a tenant did not answer at the end.
+    /// Number of preemptions with recomputation; `None` = a tenant did not answer at the end.
     pub preemptions: Option<u64>,
     /// Every answer, in the order of the requests.
     pub texts: Vec<String>,
-    /// What other programs took of all cores on that day, thousandths; `None` = the kernel does not say.
+    /// Share of all cores that other programs used on that day, permille; `None` = the kernel does not report it.
     pub other_cpu_permille: Option<u32>,
 }
 
 impl RunStats {
-    /// Of these rounds under `promise`. `states` are those of all tenants at the end; `None` = a tenant did not answer.
+    /// Computes the statistics of these rounds under `promise`. `states` are those of all tenants at the end; `None` =
+    /// a tenant did not answer.
     ///
     /// # Errors
-    /// As [`Figures::from_bursts`].
+    /// See [`Figures::from_bursts`].
     pub fn new(
         rounds: &[Round],
         promise: LatencySlo,

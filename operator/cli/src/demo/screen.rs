@@ -1,4 +1,4 @@
-//! Which tenant holds what of the GPU, as one line of the terminal, and a line for each round.
+//! Shows how the tenants use the GPU, as one line of the terminal, and prints a line per round.
 
 use std::io::{IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use super::run_stats::Figures;
 use crate::terminal;
 use crate::up::output::print_line;
 
-/// Cells for the whole GPU, where the line has room for them and on the narrowest terminal.
+/// Cells of the memory bar of the whole GPU, where the line is wide enough.
 const BAR_CELLS: u64 = 60;
 const MIN_BAR_CELLS: u64 = 20;
 /// Columns for names, requests and loans.
@@ -19,13 +19,13 @@ const TEXT_COLUMNS: usize = 65;
 pub const LEGEND: &str =
     "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and what was borrowed";
 
-/// Standard output. A terminal also shows the tenants as they are now, in a line that is rewritten.
+/// Standard output. On a terminal it also shows the current tenants, in a line that is rewritten.
 pub struct LiveOutput {
     memory_bytes: u64,
 }
 
 impl LiveOutput {
-    /// For a GPU of `memory_bytes`.
+    /// Creates the output for a GPU of `memory_bytes`.
     pub fn new(memory_bytes: u64) -> LiveOutput {
         if terminal_columns().is_some() {
             print_line(format_args!("  {LEGEND}"));
@@ -33,14 +33,14 @@ impl LiveOutput {
         LiveOutput { memory_bytes }
     }
 
-    /// Shows the tenants, where there is a terminal.
+    /// Shows the tenants, if there is a terminal.
     pub fn show(&mut self, states: &[State]) {
         if let Some(columns) = terminal_columns() {
             rewrite_line(&fit_line(self.memory_bytes, states, columns));
         }
     }
 
-    /// Says how a round was.
+    /// Prints the figures of a round.
     pub fn print_round(&mut self, number: usize, figures: &Figures) {
         let Figures { tokens_per_s, ttft_p99_ms, tbt_p99_ms } = figures;
         self.clear();
@@ -49,7 +49,7 @@ impl LiveOutput {
         ));
     }
 
-    /// Takes the line away.
+    /// Erases the line of the tenants.
     pub fn clear(&mut self) {
         if terminal_columns().is_some() {
             rewrite_line("");
@@ -58,18 +58,18 @@ impl LiveOutput {
 }
 
 fn rewrite_line(line: &str) {
-    // A line that cannot be shown is no harm. The rest of a longer one goes.
+    // A failed write is ignored. The escape sequence erases the rest of a longer line.
     let mut stdout = std::io::stdout();
     let _ = write!(stdout, "\r{line}\x1b[K").and_then(|()| stdout.flush());
 }
 
-/// Width of the terminal; `None` = stdout is none.
+/// Returns the width of the terminal; `None` = stdout is no terminal.
 fn terminal_columns() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| terminal::columns().unwrap_or(terminal::DEFAULT_COLUMNS))
 }
 
-/// The line as `columns` have room for it. One that went on in a second row could not be rewritten, nor one that fills the
-/// first: a terminal may go to the next row then.
+/// Fits the line into `columns`. A line that wraps cannot be rewritten, nor can one that fills the row: a terminal may
+/// then move to the next row.
 fn fit_line(memory_bytes: u64, states: &[State], columns: usize) -> String {
     let cells = (columns.saturating_sub(TEXT_COLUMNS) as u64).clamp(MIN_BAR_CELLS, BAR_CELLS);
     let parts = states
@@ -79,7 +79,7 @@ fn fit_line(memory_bytes: u64, states: &[State], columns: usize) -> String {
     line.chars().take(columns.saturating_sub(1)).collect()
 }
 
-/// A tenant's part of the GPU; what it has at all has a cell.
+/// Returns a tenant's part of the GPU as cells. Each owner with any memory gets at least one cell.
 fn memory_bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
     let OwnerBytes {
         weights_global_bytes,
@@ -105,7 +105,7 @@ fn memory_bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
     owners.iter().map(|(letter, bytes)| letter.to_string().repeat(cells(*bytes) as usize)).collect()
 }
 
-/// Requests of a tenant that has some, and what it has borrowed.
+/// Describes the requests of a tenant, if any, and its loans.
 fn request_summary(state: &State) -> Option<String> {
     let (running, waiting) = (state.queue.running, state.queue.waiting);
     let mut lenders: Vec<(&str, u64)> = Vec::new();

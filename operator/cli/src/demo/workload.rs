@@ -1,5 +1,5 @@
-//! A day of the tenants: one tenant after the other gets a burst. A burst begins when the one before is answered; the other
-//! tenants are idle.
+//! The load of a day: one tenant after the other gets a burst. A burst begins once the previous one is answered; the
+//! other tenants are idle.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -17,17 +17,17 @@ use crate::admin::AdminClient;
 use crate::bench::{self, Arrivals, BenchArgs};
 use crate::runtime_dir;
 
-/// Between two looks at the tenants.
+/// Interval of state samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
-/// Fewest rounds: a single one does not show how much two of them differ.
+/// Fewest rounds: a single round does not show the variation between rounds.
 pub const MIN_ROUNDS: usize = 2;
-/// A request that takes longer has failed, seconds.
+/// Timeout of a request, seconds.
 const TIMEOUT_S: u64 = 120;
 
-/// How long a day is.
+/// Length of a day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkloadLength {
-    /// No round begins after this time, but [`MIN_ROUNDS`] do.
+    /// No round begins after this time, except for the first [`MIN_ROUNDS`].
     Time(Duration),
     /// This number of rounds.
     Rounds(usize),
@@ -42,19 +42,19 @@ impl WorkloadLength {
     }
 }
 
-/// Tenants that serve.
+/// The running tenants.
 pub struct RunningTenants {
-    /// Base URL of each one's API, in the order of [`TENANTS`].
+    /// Base URL of each tenant's API, in the order of [`TENANTS`].
     pub urls: Vec<String>,
-    /// Runtime folder of each.
+    /// Runtime folder of each tenant.
     pub folders: Vec<PathBuf>,
-    /// Asks them for their states.
+    /// Client of the admin ports.
     pub admin: AdminClient,
 }
 
 impl RunningTenants {
-    /// The state of each tenant; `None` = it does not answer in time, as on a busy machine. A tenant that has died fails its
-    /// requests.
+    /// Returns the state of each tenant; `None` = it does not answer in time, as on a busy machine. If a tenant exited,
+    /// its requests fail.
     async fn states(&self) -> Vec<Option<State>> {
         let ask = |folder: &PathBuf| {
             let record = runtime_dir::read_record(folder).ok().flatten();
@@ -63,10 +63,10 @@ impl RunningTenants {
         join_all(self.folders.iter().map(ask)).await
     }
 
-    /// Sends each tenant as many requests as its share has room for; gives what a burst may promise.
+    /// Sends each tenant as many requests as fit into its share. Returns the latency targets for bursts.
     ///
     /// # Errors
-    /// A request failed, or a tenant does not say how fast it computes.
+    /// A request failed, or a tenant does not report its step time.
     pub async fn warm_up(&self, setting: &DemoConfig) -> anyhow::Result<LatencySlo> {
         let few = DemoConfig { requests: 2, lengths: RequestLengths::QUICK, ..*setting };
         let mut last = None;
@@ -82,7 +82,7 @@ impl RunningTenants {
         Ok(LatencySlo::from_warm_up(figures.ttft_p99_ms, step_ns, setting.requests))
     }
 
-    /// Plays a day under `promise` and says how it was.
+    /// Runs a day under `promise` and returns its statistics.
     ///
     /// # Errors
     /// A request failed.
@@ -115,7 +115,7 @@ impl RunningTenants {
             .map_err(anyhow::Error::msg)
     }
 
-    /// Shows the tenants again and again; `absent` becomes the most layers that were absent at once.
+    /// Shows the tenants periodically. Sets `absent` to the highest number of absent layers.
     async fn sample_states(&self, absent: &mut u32, screen: &mut LiveOutput) -> Infallible {
         loop {
             let states: Vec<_> = self.states().await.into_iter().flatten().collect();
@@ -136,7 +136,7 @@ impl RunningTenants {
             lengths: bench::Lengths::Uniform((prompt, prompt), (output, output)),
             max_total: u32::MAX,
             concurrency: None,
-            // Ids that every model has.
+            // Every model has these token ids.
             vocab: 256,
             respect_eos: false,
             slo_ttft: 0,

@@ -1,4 +1,4 @@
-//! What a ModelTenant and its Events say, for people.
+//! Describes the conditions of a ModelTenant and its Events.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use sluice_types::ModelTenant;
@@ -8,10 +8,10 @@ use sluice_types::tenant::SlotStatus;
 use crate::cluster::EventSummary;
 use sluice_page::text::formatting::age;
 
-/// Most events that are told.
+/// Most events that are shown.
 const MAX_EVENTS: usize = 10;
 
-/// Whether the tenant is ready, each condition, what would help, and its slots.
+/// Returns whether the tenant is ready, each condition, advice, and its slots.
 pub fn summary(tenant: &ModelTenant, now_unix_ms: u64) -> Vec<String> {
     let conditions = tenant.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let mut lines = vec![headline(tenant, conditions)];
@@ -43,7 +43,7 @@ fn headline(tenant: &ModelTenant, conditions: &[Condition]) -> String {
     }
 }
 
-/// A word where the status is about an older spec.
+/// Returns a note if the status is about an older spec.
 fn stale_status_note(tenant: &ModelTenant) -> Option<String> {
     let seen = tenant.status.as_ref()?.observed_generation?;
     let written = tenant.metadata.generation?;
@@ -75,27 +75,27 @@ fn find_condition(conditions: &[Condition], kind: ConditionType) -> Option<&Cond
     conditions.iter().find(|condition| condition.type_ == kind.as_str())
 }
 
-/// What a person can do about the reason of the summary; `None` = nothing is wrong, or the message says it all.
+/// Returns advice for the reason of the summary; `None` = nothing is wrong, or the message suffices.
 fn advice(conditions: &[Condition]) -> Option<&'static str> {
     let ready = find_condition(conditions, ConditionType::Ready).filter(|ready| ready.status != "True")?;
     let reason = Reason::ALL.iter().find(|reason| reason.as_str() == ready.reason)?;
     reason_advice(*reason)
 }
 
-/// No GPU of the pool has room.
+/// The pool has no GPU with enough capacity.
 const NO_CAPACITY_ADVICE: &str = "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants \
     there, or give this one a higher priority before others are placed";
 /// No GPU is large enough.
 const GPU_TOO_SMALL_ADVICE: &str = "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the \
     tenant anew with a lower model.maxModelLen";
-/// The source does not give the model.
+/// The source does not provide the model.
 const SOURCE_ADVICE: &str = "look at the source's credential; for another repository, revision, bucket or path make \
     the tenant anew, for model cannot be changed";
 /// A sidecar hangs.
 const HANG_ADVICE: &str = "wait: the supervisor of its engine or the kubelet kills the sidecar within a minute, and it is \
     started again; if this lasts, delete the pod";
 
-/// Exhaustive, so that a new reason is not forgotten.
+/// The match is exhaustive, so that a new reason cannot be forgotten.
 const fn reason_advice(reason: Reason) -> Option<&'static str> {
     Some(match reason {
         Reason::AsExpected
@@ -173,7 +173,7 @@ fn slot_line(slot: &SlotStatus) -> String {
     format!("  slot {}: {state} on {gpu}, {node}, {pod}", slot.name)
 }
 
-/// The last events, oldest first.
+/// Formats the last events, oldest first.
 pub fn event_lines(told: &Result<Vec<EventSummary>, String>, now_unix_ms: u64) -> Vec<String> {
     match told {
         Err(problem) => vec![String::new(), format!("Its Events cannot be read: {problem}")],

@@ -1,4 +1,5 @@
-//! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`, each held by a lock while a `sluice run` uses it.
+//! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`. A `sluice run` locks each model that it
+//! uses.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
@@ -14,12 +15,13 @@ use sluice_wire::time::unix_ms;
 
 use super::hub_model::{DEFAULT_ENDPOINT, DEFAULT_REVISION, HubModel};
 
-/// File that users of a model hold locked; its time of change is that of the last use.
+/// File that users of a model lock. Its modification time is the time of the last use.
 const USE_FILE: &str = ".sluice-use";
-/// Beginning of the name of a folder that is being removed. No model's folder begins with a dot.
+/// Prefix of a folder that is being removed. No folder of a model begins with a dot.
 const REMOVED_PREFIX: &str = ".removed-";
 
-/// The user's cache folder of this program, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no home.
+/// Returns the user's cache folder, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no
+/// home.
 pub fn user_cache() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = named("XDG_CACHE_HOME").filter(|path| path.is_absolute());
@@ -33,7 +35,8 @@ pub struct ModelCache {
 }
 
 impl ModelCache {
-    /// The cache in `folder`; `None` = `$XDG_CACHE_HOME/sluice/models`, or the same below `~/.cache`. Nothing is created.
+    /// Opens the cache in `folder`; `None` = `$XDG_CACHE_HOME/sluice/models`, or the same in `~/.cache`. Creates
+    /// nothing.
     ///
     /// # Errors
     /// No folder is named, and the environment has no home.
@@ -48,12 +51,12 @@ impl ModelCache {
         Ok(ModelCache { root })
     }
 
-    /// Where it is.
+    /// Returns the root folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where the files of `model` are, or would be.
+    /// Returns the folder of the files of `model`, which need not exist.
     pub fn folder(&self, model: &HubModel) -> PathBuf {
         let (org, name) = model.repo.split_once('/').unwrap_or((&model.repo, ""));
         [&model.host, org, name, &model.revision]
@@ -61,7 +64,7 @@ impl ModelCache {
             .fold(self.root.clone(), |path, part| path.join(escape(part)))
     }
 
-    /// Creates the folder of `model` and holds it: while the result lives, no `sluice models rm` removes it.
+    /// Creates the folder of `model` and locks it: until the guard is dropped, no `sluice models rm` removes it.
     ///
     /// # Errors
     /// The folder or its lock cannot be created.
@@ -76,7 +79,7 @@ impl ModelCache {
             }
             let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
             let lock = match opened {
-                // Removed since it was created.
+                // Another process removed the folder after its creation.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 opened => opened.with_context(|| file.display().to_string())?,
             };
@@ -88,18 +91,18 @@ impl ModelCache {
         }
     }
 
-    /// Whether all files of `model` are there, by the receipt of its download and the lengths of the files.
+    /// Whether all files of `model` are present, by the receipt of its download and the lengths of the files.
     pub fn is_complete(&self, model: &HubModel) -> bool {
         is_complete(&self.folder(model))
     }
 
-    /// Bytes of `model` that are there, parts included.
+    /// Returns the bytes of `model` on disk, including partial files.
     pub fn present_bytes(&self, model: &HubModel) -> u64 {
-        // A folder that cannot be read holds nothing that is of use.
+        // An unreadable folder counts as empty.
         bytes_in(&self.folder(model)).ok().flatten().unwrap_or(0)
     }
 
-    /// All models, by name and revision. A folder that `sluice run` has not made is none.
+    /// Lists all models, by name and revision. Skips folders that `sluice run` did not create.
     ///
     /// # Errors
     /// A folder cannot be read.
@@ -118,7 +121,7 @@ impl ModelCache {
         Ok(models)
     }
 
-    /// Removes `model`; the bytes that this freed.
+    /// Removes `model` and returns the freed bytes.
     ///
     /// # Errors
     /// A `sluice run` uses it, or a file cannot be removed.
@@ -126,28 +129,28 @@ impl ModelCache {
         let file = model.folder.join(USE_FILE);
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
         let lock = opened.with_context(|| file.display().to_string())?;
-        // The lock of a folder that another process has removed says nothing of the one that is there now.
+        // The lock may belong to a folder that another process removed, and so not protect the current one.
         if !try_lock_exclusive(&lock).with_context(|| file.display().to_string())?
             || !is_same_file(&lock, &file)
         {
             bail!("{model}: in use by a running `sluice run`; end that first");
         }
-        // Under another name first: a `sluice run` that starts now finds no folder, and makes its own.
+        // The folder is renamed first, so that a `sluice run` that starts now creates its own.
         let parent = model.folder.parent().with_context(|| model.folder.display().to_string())?;
         let moved = parent.join(format!("{REMOVED_PREFIX}{}", std::process::id()));
         std::fs::rename(&model.folder, &moved).with_context(|| model.folder.display().to_string())?;
-        // And what a removal that was killed has left.
+        // Also removes the remains of a removal that was killed.
         for folder in children(parent)?.into_iter().filter(|path| is_removed(path)) {
             ok_if_exists(std::fs::remove_dir_all(&folder)).with_context(|| folder.display().to_string())?;
         }
-        // Those above it, as far as they are empty now.
+        // Removes the parent folders that are empty now.
         let above = model.folder.ancestors().skip(1).take_while(|path| **path != self.root);
         let _ = above.map(std::fs::remove_dir).take_while(Result::is_ok).count();
         Ok(model.bytes)
     }
 }
 
-/// A model that is in use.
+/// A locked model.
 #[derive(Debug)]
 pub struct ModelGuard {
     folder: PathBuf,
@@ -160,7 +163,7 @@ impl ModelGuard {
         &self.folder
     }
 
-    /// Whether all its files are there, by the receipt of its download and the lengths of the files.
+    /// Whether all its files are present, by the receipt of its download and the lengths of the files.
     pub fn is_complete(&self) -> bool {
         is_complete(&self.folder)
     }
@@ -169,19 +172,19 @@ impl ModelGuard {
 /// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct CachedModel {
-    /// `ORG/NAME`, behind its host unless that is the default hub.
+    /// `ORG/NAME`, after its host unless that is the default hub.
     pub name: String,
     /// Branch, tag or commit.
     pub revision: String,
     /// Bytes on disk.
     pub bytes: u64,
-    /// All files are there; `false` = a download was interrupted or still runs.
+    /// All files are present; `false` = a download was interrupted or still runs.
     pub whole: bool,
-    /// A `sluice run` uses it.
+    /// A `sluice run` uses the model.
     pub in_use: bool,
     /// Last start of a `sluice run` with it, milliseconds since the Unix epoch.
     pub last_used_unix_ms: u64,
-    /// Where it is.
+    /// Folder of the model.
     pub folder: PathBuf,
 }
 
@@ -195,7 +198,7 @@ impl std::fmt::Display for CachedModel {
 }
 
 impl CachedModel {
-    /// `None` = it has no [`USE_FILE`], or has just been removed.
+    /// Returns `None` if the folder has no [`USE_FILE`], or has just been removed.
     fn read(folder: &Path, [host, org, name]: [&Path; 3]) -> anyhow::Result<Option<CachedModel>> {
         let plain = |path: &Path| unescape(&path.file_name().unwrap_or_default().to_string_lossy());
         let (host, repo) = (plain(host), format!("{}/{}", plain(org), plain(name)));
@@ -217,7 +220,7 @@ impl CachedModel {
         }))
     }
 
-    /// Whether a user who writes `text` means this model: its name, or its name and revision, or a URL.
+    /// Whether `text` names this model: by name, by name and revision, or by URL.
     pub fn matches_name(&self, text: &str) -> bool {
         let url = HubModel::parse(text, DEFAULT_ENDPOINT).ok().filter(|_| text.contains("://"));
         let host =
@@ -230,8 +233,8 @@ impl CachedModel {
     }
 }
 
-/// Whether no other process holds the lock; it is held from then on, if so. Another process that asks this holds it for an
-/// instant, which does not count.
+/// Tries to lock the file. Returns whether no other process holds the lock. A process that makes the same check holds
+/// it for an instant, which does not count.
 fn try_lock_exclusive(lock: &File) -> std::io::Result<bool> {
     for attempt in 0..20 {
         if attempt > 0 {
@@ -260,7 +263,8 @@ fn is_complete(folder: &Path) -> bool {
     receipt.is_some_and(|receipt| receipt.items.iter().all(|item| length(&item.name) == Some(item.bytes)))
 }
 
-/// Bytes of the model's files; those that only Sluice reads do not count. `None` = the folder is not there.
+/// Returns the bytes of the model's files, without the files that only Sluice reads. `None` = the folder does not
+/// exist.
 fn bytes_in(folder: &Path) -> anyhow::Result<Option<u64>> {
     let Some(entries) =
         ok_if_exists(std::fs::read_dir(folder)).with_context(|| folder.display().to_string())?
@@ -277,12 +281,12 @@ fn bytes_in(folder: &Path) -> anyhow::Result<Option<u64>> {
     Ok(Some(bytes))
 }
 
-/// Folders in `path`, those that are being removed aside.
+/// Lists the folders in `path`, except those that are being removed.
 fn folders(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(children(path)?.into_iter().filter(|path| path.is_dir() && !is_removed(path)).collect())
 }
 
-/// What is in `path`; nothing where there is no `path`.
+/// Lists the entries of `path`; empty if it does not exist.
 fn children(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries = ok_if_exists(std::fs::read_dir(path)).with_context(|| path.display().to_string())?;
     let paths = entries.into_iter().flatten();
@@ -293,7 +297,7 @@ fn is_removed(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(REMOVED_PREFIX))
 }
 
-/// `None` where there is no such file or folder.
+/// Returns `None` if there is no such file or folder.
 fn ok_if_exists<T>(opened: std::io::Result<T>) -> std::io::Result<Option<T>> {
     match opened {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
@@ -301,7 +305,8 @@ fn ok_if_exists<T>(opened: std::io::Result<T>) -> std::io::Result<Option<T>> {
     }
 }
 
-/// A name as one component of a path: letters, digits, `-`, `_`, `:` and dots that are not at the beginning stay.
+/// Encodes a name as one path component. Letters, digits, `-`, `_`, `:` and dots that are not at the beginning are
+/// kept.
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for (at, byte) in text.bytes().enumerate() {
@@ -315,7 +320,7 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// What [`escape`] was given.
+/// Inverts [`escape`].
 fn unescape(text: &str) -> String {
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
     while let Some((first, behind)) = rest.split_first() {

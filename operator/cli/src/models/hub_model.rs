@@ -4,9 +4,9 @@ use std::fmt;
 
 use reqwest::Url;
 
-/// Branch of a model that is named without a revision.
+/// Revision of a model that is named without one.
 pub const DEFAULT_REVISION: &str = "main";
-/// The hub of a model that is named without a host.
+/// Hub of a model that is named without a host.
 pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
 /// A repository of a hub, at a branch, tag or commit.
@@ -14,24 +14,24 @@ pub const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 pub struct HubModel {
     /// Address of the hub, without a slash at its end.
     pub endpoint: String,
-    /// Host of the endpoint, with its port and path if it has any: names the hub in the cache.
+    /// Host of the endpoint, with its port and path if any. Names the hub in the cache.
     pub host: String,
     /// `ORG/NAME`.
     pub repo: String,
     /// Branch, tag or commit.
     pub revision: String,
-    /// Whether the user's token of the hub is sent: the hub is the default one or the one of `--endpoint`, and not one that a URL
+    /// Whether the user's hub token is sent: only to the default hub or that of `--endpoint`, not to one that a URL
     /// names.
     pub sends_token: bool,
 }
 
-/// What is wrong with a name.
+/// Why a name is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ModelNameError(String);
 
 impl HubModel {
-    /// Reads `ORG/NAME[@REVISION]`, of the hub at `endpoint`, or a URL, which names its own hub.
+    /// Parses `ORG/NAME[@REVISION]`, of the hub at `endpoint`, or a URL, which names its own hub.
     ///
     /// # Errors
     /// The text has neither form; the message says which part is wrong.
@@ -65,7 +65,7 @@ impl HubModel {
         Ok(HubModel { endpoint: text, host, repo, revision, sends_token: false })
     }
 
-    /// Whether this is of the hub that names without a host mean.
+    /// Whether the model is on the hub of names without a host.
     pub fn is_on_default_hub(&self) -> bool {
         self.endpoint == DEFAULT_ENDPOINT
     }
@@ -111,13 +111,13 @@ fn from_url(text: &str) -> Result<HubModel, ModelNameError> {
     HubModel::new(&url, &repo, &revision)
 }
 
-/// A revision with slashes is one segment of the hub's paths, and may be written either way in a URL.
+/// Decodes a revision: one with slashes is one segment of the hub's paths, and a URL may contain it in either form.
 fn decode(revision: &str) -> String {
     revision.replace("%2F", "/").replace("%2f", "/")
 }
 
 impl fmt::Display for HubModel {
-    /// The name by which the user finds it again: without what is the default.
+    /// Formats the name by which the user finds the model again, without defaults.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.is_on_default_hub() {
             write!(f, "{}/", self.host)?;

@@ -50,8 +50,8 @@ impl PlanInputs {
     /// Objects of files; those that name no namespace are in `namespace`, that of a cluster, else in `default`.
     ///
     /// # Errors
-    /// Everything that is wrong with the files. That a pool or a group is in none of them is no mistake beside a cluster, and
-    /// alone it is none: the plan tells it.
+    /// Everything that is wrong with the files. That a pool or a group is in none of them is no mistake beside a
+    /// cluster, and alone it is none: the plan tells it.
     pub fn from_files(paths: &[PathBuf], namespace: Option<&str>) -> Result<PlanInputs, LoadErrors> {
         let loaded =
             manifests::load_files(&Loader::new().in_namespace(namespace.unwrap_or(DEFAULT_NAMESPACE)), paths);
@@ -107,7 +107,8 @@ impl PlanInputs {
         Ok(scene)
     }
 
-    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of them stays.
+    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of them
+    /// stays.
     pub fn overlay(mut self, files: PlanInputs) -> PlanInputs {
         for (key, mut pool) in files.pools {
             if let Some(there) = self.pools.get(&key) {
@@ -185,8 +186,8 @@ fn set_namespace(metadata: &mut ObjectMeta, namespace: &str) -> ObjectKey {
     (namespace, metadata.name.clone().unwrap_or_default())
 }
 
-/// The folder of a `File` source. In a cluster the model would lie on a volume, and so the tenant is planned; the same goes for
-/// a file of keys.
+/// The folder of a `File` source. In a cluster the model would lie on a volume, and so the tenant is planned; the same
+/// goes for a file of keys.
 fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
     tenant.spec.access.api_keys_file = None;
     let source = &mut tenant.spec.model.source;
@@ -265,7 +266,8 @@ fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
     pool.status.iter().flat_map(|status| &status.gpus).filter_map(claim).collect()
 }
 
-/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they are.
+/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they
+/// are.
 fn slots(tenant: &ModelTenant) -> Vec<ObservedSlot> {
     let slot = |slot: &SlotStatus| {
         let claim = format!("{}-e1", slot.gpu.as_ref()?);

@@ -25,8 +25,8 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
     bail!("--model {tenant}={}: no tenant is called `{tenant}`; {there}", folder.display());
 }
 
-/// Reads the sizes of every tenant with a folder whose sizes nobody has told; `named` are folders of tenants of that name in
-/// every namespace.
+/// Reads the sizes of every tenant with a folder whose sizes nobody has told; `named` are folders of tenants of that
+/// name in every namespace.
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     for key in scene.unknown_sizes() {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);

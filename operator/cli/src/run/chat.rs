@@ -203,8 +203,8 @@ impl Chat {
         }
     }
 
-    /// Writes the answer piece by piece. An answer that Ctrl-C stopped stays in the conversation as far as it was written; a prompt
-    /// that failed does not.
+    /// Writes the answer piece by piece. An answer that Ctrl-C stopped stays in the conversation as far as it was
+    /// written; a prompt that failed does not.
     ///
     /// # Errors
     /// Standard output is broken; inside, why there is no answer.
@@ -244,8 +244,9 @@ impl Chat {
     }
 }
 
-/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set. The proposed limit
-/// leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the context is refused.
+/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set. The
+/// proposed limit leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the context is
+/// refused.
 fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     let ChatModel { context_tokens, has_template, .. } = *model;
     let Some(tokens) = max_tokens else {

@@ -24,8 +24,8 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the control group of version 2, and those above it, leave of their limits, bytes; `None` = there is no limit. `root` is
-/// the folder of all groups, `groups` the text of `/proc/self/cgroup`.
+/// What the control group of version 2, and those above it, leave of their limits, bytes; `None` = there is no limit.
+/// `root` is the folder of all groups, `groups` the text of `/proc/self/cgroup`.
 fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(path);

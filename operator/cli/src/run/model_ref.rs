@@ -21,7 +21,8 @@ impl ModelRef {
     /// Reads one MODEL. A folder goes before a repository of the same name; `endpoint` is the hub of `ORG/NAME`.
     ///
     /// # Errors
-    /// It is none of the forms, or a folder without a model. The message names the argument, what was tried, and the valid forms.
+    /// It is none of the forms, or a folder without a model. The message names the argument, what was tried, and the
+    /// valid forms.
     pub fn resolve(argument: &str, endpoint: &str) -> Result<ModelRef, Misconfigured> {
         let path = Path::new(argument);
         if path.is_dir() {

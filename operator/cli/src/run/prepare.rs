@@ -1,5 +1,5 @@
-//! From names on the command line to models in folders and a memory plan. Whatever can be refused is refused before weights are
-//! downloaded.
+//! From names on the command line to models in folders and a memory plan. Whatever can be refused is refused before
+//! weights are downloaded.
 
 use std::path::PathBuf;
 

@@ -19,8 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Largest body of a request, bytes: as much as a sidecar takes.
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Most memory of all bodies that are held at once, KiB: further requests wait. A body is held from its first byte until its model
-/// begins to answer.
+/// Most memory of all bodies that are held at once, KiB: further requests wait. A body is held from its first byte
+/// until its model begins to answer.
 const MAX_BUFFERED_KIB: usize = 64 * MAX_BODY_KIB;
 const MAX_BODY_KIB: usize = MAX_BODY_BYTES >> 10;
 /// A body that takes longer to arrive is given up.
@@ -163,7 +163,8 @@ impl Routes {
         let answer =
             request.send().await.map_err(|error| RouteError::Unreachable(error.without_url().to_string()))?;
         let (status, headers) = (answer.status(), forwarded_headers(answer.headers()));
-        // Pieces are forwarded at once. A client that disconnects drops this body, which cancels the request at the model.
+        // Pieces are forwarded at once. A client that disconnects drops this body, which cancels the request at the
+        // model.
         let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
         Ok(response)

@@ -1,6 +1,6 @@
-//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port or has found its floor to
-//! be more than its share: nobody leaves a neighbour what it was dealt itself. A directive that somebody has put by hand in this
-//! run's epoch is gone past; one of a newer epoch has another operator, which is obeyed.
+//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port or has found its
+//! floor to be more than its share: nobody leaves a neighbour what it was dealt itself. A directive that somebody has
+//! put by hand in this run's epoch is gone past; one of a newer epoch has another operator, which is obeyed.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -179,8 +179,8 @@ impl DirectivePusher {
         look.boxed()
     }
 
-    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant keeps the one
-    /// that it had before it died.
+    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant keeps
+    /// the one that it had before it died.
     fn record_floors(&mut self, floors: &[(usize, u64)]) -> bool {
         let gpu = Arc::make_mut(&mut self.gpu);
         for (member, floor) in floors {

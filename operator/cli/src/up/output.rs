@@ -1,5 +1,5 @@
-//! What `sluice up` says, and other commands of how far they are. Nobody needs to listen: a reader that has gone must not take the tenants with it, as a
-//! `println!` into a closed pipe would.
+//! What `sluice up` says, and other commands of how far they are. Nobody needs to listen: a reader that has gone must
+//! not take the tenants with it, as a `println!` into a closed pipe would.
 
 use std::fmt::Display;
 use std::io::Write;

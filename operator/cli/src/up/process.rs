@@ -135,8 +135,8 @@ impl TenantProcess {
         command.spawn().with_context(|| self.sidecar.display().to_string())
     }
 
-    /// Waits for the end; announces on stdout when the tenant serves, and ends a sidecar that hangs. Its engine's supervisor
-    /// does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
+    /// Waits for the end; announces on stdout when the tenant serves, and ends a sidecar that hangs. Its engine's
+    /// supervisor does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
     async fn wait_for_exit(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
         // Sidecars are local: a proxy of the environment has no business between.
         let http = reqwest::Client::builder().no_proxy().build()?;

@@ -1,8 +1,8 @@
 //! What the YAML allows and `sluice up` does not do. Pure: every field is served, refused or warned about.
 //!
 //! Refused is what would change how the tenant is served, were it passed over. A warning is enough for what only a
-//! cluster or a device acts on, and for what only counts between tenants of one GPU where each has one to itself. A field
-//! with its default value says nothing, written or not: both mean the same object.
+//! cluster or a device acts on, and for what only counts between tenants of one GPU where each has one to itself. A
+//! field with its default value says nothing, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, Object, Path, SpannedObject};
 use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};

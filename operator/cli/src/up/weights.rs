@@ -10,8 +10,9 @@ use safetensors::tensor::Metadata;
 /// Longest header that is read, as the library that reads whole files has it.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as the configuration says, or as stored).
-/// 0 for a folder that cannot be read, and a file's length for one that is damaged: its sidecar says so in better words.
+/// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as the configuration says, or as
+/// stored). 0 for a folder that cannot be read, and a file's length for one that is damaged: its sidecar says so in
+/// better words.
 pub fn weights_bytes(folder: &Path, dtype: Option<&str>) -> u64 {
     let files: Vec<_> = files(folder).into_iter().map(|file| stored_weights(&file).ok_or(file)).collect();
     let wanted =

@@ -45,7 +45,8 @@ impl MergedMove {
         self.moved.at_unix_ms == moved.at_unix_ms && self.moved.reason == moved.reason
     }
 
-    /// Whether this last entry became `moved`: a sidecar adds moves to its last entry while their reason stays the same.
+    /// Whether this last entry became `moved`: a sidecar adds moves to its last entry while their reason stays the
+    /// same.
     fn is_growth_of(&self, moved: &Move) -> bool {
         let has_more = match (move_count(&self.moved.detail), move_count(&moved.detail)) {
             (Some(known), Some(times)) => times > known && moved.bytes >= self.moved.bytes,
@@ -96,8 +97,8 @@ impl MoveLog {
         (self.logged.iter().filter(|one| one.changed_at > since).cloned().collect(), self.changes)
     }
 
-    /// A state repeats its last moves. Those that are new are added, one for each reason. Those that are known and have another
-    /// size by now get it: a sidecar counts the bytes of a loan once they have moved.
+    /// A state repeats its last moves. Those that are new are added, one for each reason. Those that are known and have
+    /// another size by now get it: a sidecar counts the bytes of a loan once they have moved.
     pub fn add(&mut self, state: &State, oldest_unix_ms: u64) {
         let name: Arc<str> = title(state).into();
         let mut known = self.entries.remove(&name).unwrap_or_default();
@@ -122,7 +123,8 @@ impl MoveLog {
         self.entries.insert(name, entries);
     }
 
-    /// Counts what `moved` has more than `before`, together with the moves from number `first_new` on that have its reason.
+    /// Counts what `moved` has more than `before`, together with the moves from number `first_new` on that have its
+    /// reason.
     fn count(&mut self, name: &Arc<str>, moved: &Move, before: Option<Move>, first_new: u64) -> u64 {
         let (known_times, known_bytes) =
             before.map_or((0, 0), |before| (move_count(&before.detail).unwrap_or(1), before.bytes));

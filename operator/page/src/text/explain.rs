@@ -1,5 +1,5 @@
-//! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of its
-//! memory has gone where.
+//! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of
+//! its memory has gone where.
 
 use serde::Serialize;
 use sluice_wire::State;
@@ -53,8 +53,8 @@ pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
     lines
 }
 
-/// What lies between the headline and the moves, the most important first. `shortage` is what is known of the last minutes;
-/// `None` = nothing, and the counters since the start stand for it.
+/// What lies between the headline and the moves, the most important first. `shortage` is what is known of the last
+/// minutes; `None` = nothing, and the counters since the start stand for it.
 pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> Vec<Reason> {
     let mut all = hang_reasons(state, now_unix_ms);
     all.extend(missed_tokens::sleep_reason(state));

@@ -3,8 +3,8 @@
 use sluice_wire::State;
 use sluice_wire::state::{Move, Percentiles, Phase};
 
-/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a unit there is
-/// one decimal, unless the number is whole.
+/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a unit
+/// there is one decimal, unless the number is whole.
 pub fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";
@@ -67,11 +67,12 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory has moved.
+/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory has
+/// moved.
 const LOAN_REASONS: [&str; 4] = ["borrow", "lend", "repay", "cede"];
 
-/// The moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for each request's KV,
-/// which are so many that they would hide them.
+/// The moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for each
+/// request's KV, which are so many that they would hide them.
 pub fn moved_memory(state: &State) -> impl DoubleEndedIterator<Item = &Move> {
     state.moves.iter().filter(|moved| moved.bytes > 0 || LOAN_REASONS.contains(&moved.reason.as_str()))
 }

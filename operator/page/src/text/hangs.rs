@@ -67,7 +67,8 @@ pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
     ))
 }
 
-/// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or its own.
+/// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or
+/// its own.
 pub fn other_holder(state: &State) -> Option<(&str, u64)> {
     let turn = turn(state).filter(|turn| !turn.holds)?;
     let holder = turn.holder.as_deref().filter(|holder| *holder != title(state))?;

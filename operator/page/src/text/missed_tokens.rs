@@ -27,8 +27,8 @@ pub fn sleep_reason(state: &State) -> Option<Reason> {
     is_manually_suspended(state).then(|| Reason::new(level, "sleep", text()))
 }
 
-/// Tokens of the windows of both objectives that never came, and those that were missed in a sleep by hand. They matter where the
-/// objective is missed.
+/// Tokens of the windows of both objectives that never came, and those that were missed in a sleep by hand. They matter
+/// where the objective is missed.
 pub fn token_reasons(state: &State) -> Vec<Reason> {
     let slo = &state.slo;
     let level = |attained: Option<u32>| match attained {

@@ -50,14 +50,14 @@ fn a_model_in_use_is_not_removed_and_a_removed_one_leaves_no_folder() {
     drop(held);
     assert_eq!(cache.remove(&model).unwrap(), 10);
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    // One that is held again is whole only after another download.
+    // A model that is removed is whole only after another download.
     assert!(!cache.acquire(&hub("org/tiny")).unwrap().is_complete());
 }
 
 #[test]
 fn only_downloads_are_listed_and_interrupted_removal_is_completed() {
     let (dir, cache) = cache();
-    // As another program lays out its own models.
+    // The layout of another program's cache.
     let other = dir.path().join("hub/models--org--tiny/snapshots/0123");
     std::fs::create_dir_all(&other).unwrap();
     std::fs::write(other.join("model.safetensors"), [0; 7]).unwrap();
@@ -86,7 +86,7 @@ fn concurrent_start_and_removal_leave_model_locked_or_complete() {
     std::thread::scope(|scope| {
         let run = scope.spawn(|| holds(&cache));
         while !run.is_finished() {
-            // It is in use, or gone: both are fine.
+            // The model is in use or removed: both are valid.
             cache.models().unwrap().iter().for_each(|model| drop(cache.remove(model)));
         }
         run.join().unwrap();

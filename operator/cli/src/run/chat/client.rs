@@ -33,7 +33,8 @@ impl ChatClient {
         Ok(ChatClient { http, url: format!("http://{}", reachable(address)) })
     }
 
-    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`. Says how the answer ended.
+    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`. Says how the answer
+    /// ended.
     ///
     /// # Errors
     /// The server's words, or how the connection broke.

@@ -18,7 +18,8 @@ pub struct Wrapper {
 }
 
 impl Wrapper {
-    /// What a terminal of `columns` columns gets for the next `piece` of an answer. Control characters of the piece are left out.
+    /// What a terminal of `columns` columns gets for the next `piece` of an answer. Control characters of the piece are
+    /// left out.
     pub fn wrap(&mut self, piece: &str, columns: Option<usize>) -> String {
         let mut text = String::new();
         // A line that fills the last column stands between two lines.
@@ -75,8 +76,8 @@ impl Wrapper {
         }
     }
 
-    /// Takes the last word of the line, which has no room for the rest of it, to the next line. A word that is as long as the line
-    /// stays.
+    /// Takes the last word of the line, which has no room for the rest of it, to the next line. A word that is as long
+    /// as the line stays.
     fn move_word(&mut self, text: &mut String) {
         let (word, columns) = (std::mem::take(&mut self.word), self.word_columns);
         let moves = 0 < columns && columns < self.column;

@@ -196,7 +196,8 @@ impl TopModel {
         (self.now_unix_ms.saturating_sub(self.span_ms()), self.now_unix_ms)
     }
 
-    /// A tenant's name as it is shown: without its namespace where all have the same, with its GPU where it is on several.
+    /// A tenant's name as it is shown: without its namespace where all have the same, with its GPU where it is on
+    /// several.
     pub fn display_name(&self) -> impl Fn(&Row<'_>) -> String {
         let mut slots: BTreeMap<String, usize> = BTreeMap::new();
         let tenants = self.gpus.values().flat_map(|gpu| &gpu.view.tenants);

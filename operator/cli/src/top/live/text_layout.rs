@@ -13,7 +13,8 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The text in at most `most` columns: what is cut ends with an ellipsis. Characters that steer a terminal become spaces.
+/// The text in at most `most` columns: what is cut ends with an ellipsis. Characters that steer a terminal become
+/// spaces.
 pub fn truncate(text: &str, most: usize) -> String {
     let text = text.replace(char::is_control, " ");
     if width(&text) <= most {
@@ -64,8 +65,8 @@ pub fn truncate_line(line: Line<'static>, most: usize) -> Line<'static> {
     Line { spans, ..line }
 }
 
-/// The phrases that fit into one line, `gap` columns apart, in their order; a later one that fits stays where an earlier one
-/// does not. The first one is always there.
+/// The phrases that fit into one line, `gap` columns apart, in their order; a later one that fits stays where an
+/// earlier one does not. The first one is always there.
 pub fn join_fitting(
     phrases: impl IntoIterator<Item = Vec<Span<'static>>>,
     gap: usize,
@@ -96,8 +97,8 @@ pub fn wrapped(text: &str, indent: usize, most: usize, style: Style) -> Vec<Line
         .collect()
 }
 
-/// Values of equal parts of the time from `from` to `to` (milliseconds), `count` of them: `join` of those in a part, `None` where
-/// there is none.
+/// Values of equal parts of the time from `from` to `to` (milliseconds), `count` of them: `join` of those in a part,
+/// `None` where there is none.
 pub fn time_buckets(
     values: impl Iterator<Item = (u64, Option<u64>)>,
     (from, to): (u64, u64),
@@ -116,7 +117,8 @@ pub fn time_buckets(
     parts
 }
 
-/// One row of `rows` (0 = the lowest) of bars as high as `value / most`. A part without a value is empty, 0 has the lowest block.
+/// One row of `rows` (0 = the lowest) of bars as high as `value / most`. A part without a value is empty, 0 has the
+/// lowest block.
 pub fn bar(value: Option<u64>, most: u64, row: usize, rows: usize) -> char {
     let Some(value) = value else { return ' ' };
     let steps = BLOCKS.len() * rows;

@@ -38,7 +38,8 @@ pub fn detail(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec
     lines
 }
 
-/// Its memory by owner, its layers, its counters and percentiles, below its objectives, which have the shares of tokens in time.
+/// Its memory by owner, its layers, its counters and percentiles, below its objectives, which have the shares of tokens
+/// in time.
 pub fn figures(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     rows(view, state, percentile_texts(state, "", ""), width)
 }
