@@ -78,7 +78,7 @@ names! {
         ChunkTooSmall,
         /// `Accepted`: no pool of that name in the namespace.
         PoolNotFound,
-        /// `Accepted`: the pool is being deleted, and takes nobody new.
+        /// `Accepted`: the pool is being deleted, and takes no new tenant.
         PoolTerminating,
         /// `Accepted`: the pool has no group of that name.
         GroupNotFound,
@@ -121,16 +121,16 @@ names! {
         ApplyFailed,
         /// `Degraded`, of a pool: a change waits until no tenant is on the GPU.
         UpdateWaits,
-        /// `Degraded`, of a pool: so many nodes are not ready at once that no GPU leaves its own.
+        /// `Degraded`, of a pool: too many nodes are not ready at once, so no GPU leaves its own.
         NodesNotReady,
-        /// `Degraded`: a sidecar cannot be reached or refuses what it is told, and follows what it was told last.
+        /// `Degraded`: a sidecar cannot be reached or refuses its directive, and follows the last one that it accepted.
         DirectiveNotTaken,
         /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
         MpsFault,
         /// `Degraded`: an engine exceeded a deadline; its sidecar ends it.
         EngineHung,
         /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the turn of its GPU
-        /// past its deadline, as neighbours tell.
+        /// past its deadline, as neighbours report.
         SidecarHung,
         /// `Degraded`: the tenant waits for the turn, which a neighbour holds past its deadline.
         NeighbourHung,

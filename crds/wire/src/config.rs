@@ -1,4 +1,4 @@
-//! How a sidecar is told what to be: one JSON file, written by `sluice up` or by the operator, read at start.
+//! The configuration of a sidecar: one JSON file, written by `sluice up` or by the operator, read at start.
 //!
 //! Unknown fields are refused: a sidecar never half-understands its orders.
 
@@ -107,7 +107,7 @@ pub struct LedgerConfig {
     pub folder: PathBuf,
     /// Names the claim on the GPU: another claim is another neighbourhood.
     pub claim: String,
-    /// What the tenant may hold without asking anybody, bytes; the shares of a GPU sum to at most its memory.
+    /// Memory that the tenant may hold without a loan, bytes; the shares of a GPU sum to at most its memory.
     pub share_bytes: u64,
     /// Among the tenants of the GPU; higher is more important.
     #[serde(default)]
@@ -147,7 +147,7 @@ pub struct SloConfig {
     pub allowed_miss_permille: u32,
     /// Window of the share, seconds.
     pub window_seconds: u32,
-    /// Longest time that one request may be paused in all, seconds; 0 = nobody is paused.
+    /// Longest total time that one request may be paused, seconds; 0 = requests are never paused.
     pub max_pause_seconds: u32,
 }
 
@@ -203,24 +203,24 @@ impl Default for LimitsConfig {
 pub struct ListenConfig {
     /// OpenAI API.
     pub serve: SocketAddr,
-    /// Admin: state, directive, grants. Without `admin_tls` for whoever shows a token: the one in the runtime folder
-    /// opens everything.
+    /// Admin: state, directive, grants. Without `admin_tls`, a client needs a token; the one in the runtime folder
+    /// grants access to all endpoints.
     pub admin: SocketAddr,
     /// Probes and a copy of the metrics.
     pub probes: SocketAddr,
     /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks.
     #[serde(default)]
     pub drain_hook: bool,
-    /// What a hook has to show in [`DRAIN_HEADER`]; `None` = whoever reaches the port may end the tenant's process. Not
-    /// written when there is none: older sidecars know none.
+    /// Value that a hook has to send in [`DRAIN_HEADER`]; `None` = every client that reaches the port may end the
+    /// tenant's process. Omitted when there is none, because older sidecars do not know the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_key: Option<String>,
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
     #[serde(default)]
     pub admin_tls: Option<AdminTls>,
-    /// File with the tokens of the neighbours of one GPU, which open grants and state to them. A line is `TOKEN` or
-    /// `TOKEN NAMESPACE/NAME`: bound to that tenant, a token lets nobody speak as another one. Neighbours are shown the
-    /// tenant's own, else the first that is bound to nobody. `None` = no neighbour has a token. Not used with
+    /// File with the tokens of the peers on one GPU, which grant access to grants and state. A line is `TOKEN` or
+    /// `TOKEN NAMESPACE/NAME`: a token that is bound to a tenant cannot be used to act as another one. Requests to
+    /// peers carry the tenant's own token, else the first unbound one. `None` = no peer has a token. Not used with
     /// `admin_tls`.
     #[serde(default)]
     pub neighbour_token_file: Option<PathBuf>,
@@ -258,7 +258,8 @@ pub fn admin_host(namespace: &str, name: &str) -> String {
     format!("{name}.{namespace}.sidecar.sluice")
 }
 
-/// The tenant, namespace and name, whose [`admin_host`] this is; `None` = nobody's. Namespaces have no dots.
+/// Returns namespace and name of the tenant whose [`admin_host`] this is; `None` = no tenant's. Namespaces have no
+/// dots.
 pub fn tenant_of_host(host: &str) -> Option<(&str, &str)> {
     let (name, namespace) = host.strip_suffix(".sidecar.sluice")?.rsplit_once('.')?;
     (!name.is_empty() && !namespace.is_empty()).then_some((namespace, name))

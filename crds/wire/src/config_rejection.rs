@@ -1,5 +1,5 @@
-//! Why a sidecar cannot be what it was told to be, for whoever told it: the fields of its configuration are not those
-//! that a user wrote.
+//! Why a sidecar rejects its configuration, for the program that wrote it: the fields of that configuration are not
+//! those that a user wrote.
 
 use serde::{Deserialize, Serialize};
 

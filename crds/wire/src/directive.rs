@@ -1,4 +1,5 @@
-//! What `PUT /v1/directive` brings: the rule by which a tenant gets on with its neighbours, from whoever placed them.
+//! The document of `PUT /v1/directive`: the rule by which a tenant shares a GPU with its peers, from the program that
+//! placed them.
 //!
 //! **Order.** A directive carries a [`Fence`]: the epoch of the leader that wrote it and a sequence within it. A
 //! sidecar takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was
@@ -82,8 +83,8 @@ pub struct TenantRule {
     pub priority: i32,
     /// Share of the layers that may be remapped, percent.
     pub max_remapped_percent: u32,
-    /// What it may hold without asking anybody, bytes; `None` = what it was granted last, for whoever writes this does
-    /// not know yet. It has more once others leave room for it, and never less than its floor.
+    /// Memory that it may hold without a loan, bytes; `None` = what it was granted last, because the writer does not
+    /// know it yet. It gets more once peers release capacity, and never less than its floor.
     #[serde(default)]
     pub share_bytes: Option<u64>,
     /// Without a request for so long it gives up all device memory by itself, seconds; `None` = never.
@@ -101,7 +102,8 @@ pub enum Sharing {
         order: TurnOrder,
         /// A turn is not given up sooner while there is work, milliseconds.
         min_quantum_ms: u32,
-        /// A turn ends at the last boundary before this, if somebody waits, milliseconds.
+        /// Most length of a time slice, milliseconds: it ends at the last step boundary before this if another tenant
+        /// waits.
         max_quantum_ms: u32,
     },
     /// All run at once.
@@ -113,7 +115,7 @@ pub enum Sharing {
 /// Who gets the turn next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TurnOrder {
-    /// Whoever waits longest.
+    /// The tenant that has waited longest.
     RoundRobin,
     /// The highest priority, with ageing.
     Priority,
@@ -146,7 +148,7 @@ pub struct PeerInfo {
     pub admin: SocketAddr,
     /// Its priority.
     pub priority: i32,
-    /// What it may hold without asking anybody, bytes.
+    /// Memory that it may hold without a loan, bytes.
     pub share_bytes: u64,
     /// What it can never lend while it is not hibernated, bytes.
     pub floor_bytes: u64,

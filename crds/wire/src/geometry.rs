@@ -12,7 +12,7 @@ pub const VERSION: u32 = 1;
 /// Longest report, bytes: as much as the kubelet takes of a container's termination message.
 pub const MAX_BYTES: usize = 4096;
 
-// The report comes from a pod that reads somebody's files. With these bounds no sum or product of a plan overflows.
+// The report comes from a pod that reads untrusted files. With these bounds no sum or product of a plan overflows.
 /// Most layers: of a model that a sidecar serves.
 pub const MAX_LAYERS: u64 = 256;
 /// Most tokens of a sequence: that of `maxModelLen` in the CRD.
@@ -43,8 +43,8 @@ pub struct Geometry {
     pub thread_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
-    /// Files of the model as they are stored, all that a download brings; `None` = nothing is downloaded, or nobody has
-    /// looked.
+    /// Files of the model as stored, the size of a download; `None` = nothing is downloaded, or the files were not
+    /// inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download_bytes: Option<u64>,
 }

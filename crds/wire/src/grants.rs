@@ -118,7 +118,7 @@ pub enum GrantAnswer {
     Refused {
         /// Why.
         reason: RefusalReason,
-        /// The same is answered before so long, milliseconds; none = nobody knows.
+        /// The same request gets the same answer before this time has passed, milliseconds; none = unknown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after_ms: Option<u64>,
     },
@@ -203,7 +203,7 @@ impl GrantRequest {
 }
 
 impl GrantAnswer {
-    /// No, and nobody knows for how long.
+    /// Refuses, with no known time after which a retry may succeed.
     pub const fn refused(reason: RefusalReason) -> GrantAnswer {
         GrantAnswer::Refused { reason, after_ms: None }
     }

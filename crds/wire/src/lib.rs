@@ -2,8 +2,8 @@
 //! to get on with its neighbours, what neighbours ask of each other, a sidecar's report of its state, the sizes of a
 //! model, and how far its download is.
 //!
-//! Plain data and serde, and beside them how both sides of that boundary restart what dies. Units stand last in names:
-//! `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
+//! Plain data and serde, and the rule by which both sides of that boundary restart failed processes. Names end with
+//! their unit: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
 #![forbid(unsafe_code)]
 
 pub mod config;

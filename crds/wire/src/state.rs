@@ -133,8 +133,8 @@ pub enum Phase {
     /// Weights are on their way, or the first engine is.
     #[default]
     Loading,
-    /// Has requests, or has not been without them for as long as makes it idle; [`State::idle_since_unix_ms`] tells
-    /// which.
+    /// Has requests, or has not been without them long enough to count as idle; [`State::idle_since_unix_ms`]
+    /// distinguishes the two.
     Active,
     /// Has had none for as long as its directive says.
     Idle,

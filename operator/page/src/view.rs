@@ -230,8 +230,8 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
     Some(Reason::new(Level::Bad, "holder", text))
 }
 
-/// Sums of grants by lender and borrower. Either end tells them: the larger word counts, so that one that does not
-/// answer is not missed.
+/// Sums the grants by lender and borrower. Both ends report a grant; the larger value counts, so that a tenant that
+/// does not answer is not missed.
 fn loans(reports: &[TenantReport]) -> Vec<Loan> {
     let mut told: Vec<(Loan, bool)> = Vec::new();
     for state in states(reports) {

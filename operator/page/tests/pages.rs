@@ -56,7 +56,7 @@ fn six_states_have_the_committed_structure_at_both_widths_and_in_both_colours() 
     }
 }
 
-/// Nothing is wider than the screen, nothing came from elsewhere, all of it is small, and text can be told from its
+/// Nothing is wider than the screen, nothing is loaded from elsewhere, all of it is small, and text is readable on its
 /// ground.
 fn looks_right(sight: &PageView, what: &str) {
     sight.is_narrow_and_small(what);

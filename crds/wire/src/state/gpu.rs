@@ -34,7 +34,7 @@ impl GpuState {
 /// What is known of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum TenantReport {
-    /// Its state, as it tells it.
+    /// Its state, as its sidecar reports it.
     State(Box<State>),
     /// It gave none in time.
     Unreachable {

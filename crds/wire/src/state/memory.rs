@@ -44,7 +44,7 @@ pub struct OwnerBytes {
     pub staging_bytes: u64,
     /// Promised to a neighbour, not handed over yet.
     pub earmarked_bytes: u64,
-    /// Nobody's.
+    /// Free memory, without an owner.
     pub free_bytes: u64,
 }
 

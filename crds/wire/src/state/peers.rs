@@ -11,8 +11,8 @@ use super::Percentiles;
 pub struct SharingState {
     /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
     pub instance: u64,
-    /// What it may hold without asking anybody, bytes: what the ledger grants, or, while a smaller share is in force,
-    /// what of it has not gone yet.
+    /// Memory that it may hold without a loan, bytes: what the ledger grants, or, while a smaller share is in force,
+    /// the part of the larger one that is not released yet.
     pub share_bytes: u64,
     /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not
     /// made room yet; while it is more, memory is on its way out.
@@ -41,8 +41,8 @@ pub struct SharingState {
     pub grants: Vec<GrantState>,
     /// Its turn; `None` = the GPU has none: all run at once.
     pub turn: Option<TurnState>,
-    /// From a step that lacks KV to the step that has it of neighbours, since the start: the search, the loan and its
-    /// mapping. Searches in which nobody gave anything are not in it.
+    /// Time from a step that lacks KV to the step that has it from peers, since the start: the search, the loan and its
+    /// mapping. Searches in which no peer lent memory are excluded.
     pub grant: Percentiles,
     /// From the decision to revoke what is lent until all of it is here again, since the start.
     pub revoke: Percentiles,
@@ -153,8 +153,8 @@ pub struct Activity {
     pub inactive_since_unix_ms: Option<u64>,
     /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
     pub last_used_unix_ms: Option<u64>,
-    /// In how long its next request is expected, by how long it was idle between requests before, milliseconds; 0 = it
-    /// has some, `None` = too few came to tell.
+    /// Expected time until its next request, from earlier idle periods, milliseconds; 0 = it has requests, `None` = too
+    /// few idle periods were observed.
     pub next_use_in_ms: Option<u64>,
     /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
     pub resident_since_unix_ms: Option<u64>,
