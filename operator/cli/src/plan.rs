@@ -1,9 +1,8 @@
-//! `sluice plan`: what the operator would decide about the objects of files, before anybody applies them.
+//! `sluice plan`: shows what the operator would decide about the objects of files, before they are applied.
 //!
-//! The decisions are the operator's own ([`sluice_plan`]). What it learns from a cluster comes from elsewhere: sizes of
-//! models from local folders ([`sizes`]), or everything from the statuses of a cluster that is looked at. With
-//! something to compare to, an earlier version of the files or that cluster, it also tells whose pods a change
-//! replaces.
+//! The decisions are the operator's own ([`sluice_plan`]). Its inputs differ: sizes of models are read from local
+//! folders ([`sizes`]), or everything from the statuses of a cluster. Given an earlier version of the files or a
+//! cluster, it also shows whose pods a change replaces.
 
 mod change;
 mod inputs;
@@ -52,8 +51,8 @@ fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 /// Prints the plan.
 ///
 /// # Errors
-/// A file that cannot be read or is wrong, a model of no tenant, a cluster that does not answer, or a slot that would
-/// have no GPU.
+/// A file cannot be read or is wrong, a model belongs to no tenant, a cluster does not answer, or a slot would have no
+/// GPU.
 pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     if args.cluster.is_cluster() && !args.before.is_empty() {
         bail!(
@@ -79,7 +78,7 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     sizes::read_sizes(&mut after, &args.models).await;
     if let Some(before) = &mut before {
         before.copy_sizes_from(&after);
-        // Of tenants that the change takes away.
+        // Includes tenants that the change removes.
         sizes::read_sizes(before, &args.models).await;
     }
     let mut printed = Ok(());
@@ -89,11 +88,11 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
         }
     };
     let outcome = print_plan(&mut tell, &after, before.as_ref());
-    // A plan that nobody could read is worse than one that does not fit.
+    // A failed write matters more than a plan that does not fit.
     printed.and(outcome)
 }
 
-/// The files and those before them, if any, with the mistakes of both at once.
+/// Loads the files and those of `--before`, and reports the mistakes of both at once.
 fn load_inputs(
     args: &PlanArgs,
     namespace: Option<&str>,
@@ -110,7 +109,7 @@ fn load_inputs(
     }
 }
 
-/// Prints what becomes of each pool, and of tenants without one.
+/// Prints the plan of each pool, and the tenants without one.
 fn print_plan(
     print: &mut dyn FnMut(String),
     after: &PlanInputs,
@@ -131,7 +130,7 @@ fn print_plan(
     }
 }
 
-/// What becomes of a pool, beside what it was.
+/// Renders the plan of a pool, compared with the earlier one.
 fn render_pool(pool: &PoolInputs<'_>, before: Option<&PoolInputs<'_>>) -> RenderedPool {
     let Some(before) = before else {
         let seen = pool.observed();
@@ -154,7 +153,7 @@ fn plan_input<'a>(pool: &'a PoolInputs<'a>, seen: &'a ObservedPool) -> PlanConte
         pool: pool.pool,
         tenants: &pool.tenants,
         observed: seen,
-        // Whether a cluster has them is its own matter.
+        // Whether a cluster supports them is checked there.
         cluster: Abilities { has_image_volumes: true },
         disruption: ZoneDisruption::default(),
         grace_seconds: i64::MAX,

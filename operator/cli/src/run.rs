@@ -1,7 +1,7 @@
-//! `sluice run`: serves models by their names. It downloads what is missing, picks the memory, serves on one port, and
+//! `sluice run`: serves models by their names. It downloads missing files, plans the memory, serves on one port, and
 //! chats.
 //!
-//! The models are tenants of one GPU made of host memory, as `sluice up` runs them: `--print-yaml` prints the file.
+//! The models are tenants of one GPU made of host memory, as in `sluice up`: `--print-yaml` prints the file.
 
 mod chat;
 mod download;
@@ -37,7 +37,7 @@ use prepare::Prepared;
 use router::Routes;
 use sluice_page::text::formatting::bytes;
 
-/// Time in which the last bytes of answers are sent, once the models have ended.
+/// Time to flush answers after the models have ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Options of `sluice run`.
@@ -91,11 +91,10 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
 /// Runs until a signal stops it, or the chat ends.
 ///
 /// # Errors
-/// A MODEL that is none or cannot be had, too little memory or disk, a port that is taken, or a model that cannot be
-/// served.
+/// A MODEL is invalid or unavailable, memory or disk space is too small, a port is taken, or a model cannot be served.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
-    // Before the download: a port that is taken is refused at once.
+    // Before the download, so that a taken port is reported at once.
     let listener = if args.print_yaml { None } else { Some(port::listen(args.host, args.port).await?) };
     let prepared = tokio::select! {
         prepared = prepare::prepare(&args) => prepared?,
@@ -132,7 +131,7 @@ async fn serve(
     let names: Vec<_> = models.iter().map(|model| model.served_name.as_str()).collect();
     let (gpu, total) = (bytes(plan.gpu_bytes), bytes(plan.total_bytes));
     let mut context: Vec<_> = plan.context_tokens.iter().map(ToString::to_string).collect();
-    // One figure for all that have the same.
+    // Shows one figure if all models have the same.
     context.dedup();
     eprint_note(format_args!(
         "loading {}: a GPU of {gpu}, {total} of this machine's memory in all; context {} tokens",
@@ -154,7 +153,7 @@ async fn serve(
     ended
 }
 
-/// As `sluice up` has it: sidecars are reached through the one port only.
+/// Builds the options of `sluice up`. Clients reach the sidecars only through the one port.
 fn up_options(args: &RunArgs) -> anyhow::Result<UpOptions> {
     Ok(UpOptions {
         host: IpAddr::from([127, 0, 0, 1]),
@@ -167,7 +166,7 @@ fn up_options(args: &RunArgs) -> anyhow::Result<UpOptions> {
     })
 }
 
-/// What happens while the models are kept.
+/// Work in the foreground while the models run.
 struct Frontend<'a> {
     chat: bool,
     address: SocketAddr,
@@ -205,7 +204,7 @@ impl Frontend<'_> {
     }
 
     async fn record(&self, ready: Option<ReadyEvent>) {
-        // No sender is left once all tenants have ended, which ends this future too.
+        // All senders are dropped once all tenants have ended, which also ends this future.
         let Some(ready) = ready else { return std::future::pending().await };
         let tenant = ready.title.split_once('/').map_or("", |(_, tenant)| tenant);
         if let Some(model) = self.prepared.models.iter().find(|model| model.tenant == tenant) {
@@ -224,14 +223,14 @@ impl Frontend<'_> {
         models.map(model).collect()
     }
 
-    /// Goes to standard error in a chat, where standard output is for answers.
+    /// Prints to standard error in a chat, where standard output is for answers.
     fn announce(&self) {
         let text = announcement(self.address, &self.chat_models(), self.chat);
         if self.chat { eprint_hint(text) } else { print_line(text) }
     }
 }
 
-/// What is served, and how to ask it and to stop it.
+/// Describes the served models, and how to send requests and stop the program.
 fn announcement(address: SocketAddr, models: &[ChatModel], chat: bool) -> String {
     let url = format!("http://{}", chat::reachable(address));
     let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
@@ -241,7 +240,7 @@ fn announcement(address: SocketAddr, models: &[ChatModel], chat: bool) -> String
         ("completions", serde_json::json!({"prompt": "Once upon a time", "max_tokens": 64}))
     };
     body["model"] = models[0].name.as_str().into();
-    // Within single quotes of a shell.
+    // The document is inside single quotes of a shell.
     let body = body.to_string().replace('\'', "'\\''");
     let title = if models.len() == 1 { "model " } else { "models" };
     let stop = if chat { "" } else { "\nstop    Ctrl-C" };

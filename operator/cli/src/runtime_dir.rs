@@ -1,8 +1,8 @@
 //! The per-user runtime folder, where running sidecars are found.
 //!
 //! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record,
-//! `<runtime>/gpu.<namespace>.<name>/` what the tenants of one GPU share. A lock on the folder says that somebody runs
-//! it; the folder goes when that somebody ends.
+//! `<runtime>/gpu.<namespace>.<name>/` the shared files of the tenants of one GPU. A lock on the folder shows that a
+//! process runs the tenant; the folder is removed when that process ends.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -16,15 +16,16 @@ use sluice_wire::config::SidecarRecord;
 /// File in a claimed folder that its owner has locked.
 const LOCK_FILE: &str = "lock";
 
-/// The folder of one user.
+/// The runtime folder of one user.
 #[derive(Debug)]
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// `path`, or `$XDG_RUNTIME_DIR/sluice`, or a folder of this user under the system's temporary one. Made if absent.
+    /// Opens `path`, or `$XDG_RUNTIME_DIR/sluice`, or a folder of this user in the system's temporary one. Creates it
+    /// if absent.
     ///
     /// # Errors
-    /// A folder that cannot be made or belongs to somebody else.
+    /// The folder cannot be created or belongs to another user.
     pub fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let path = path.map_or_else(default_path, Path::to_owned);
         create_private_dir(&path)?;
@@ -35,22 +36,22 @@ impl RuntimeDir {
         Ok(RuntimeDir(path))
     }
 
-    /// Takes the folder of one tenant.
+    /// Locks the folder of one tenant.
     ///
     /// # Errors
-    /// Somebody else runs that tenant.
+    /// Another process runs that tenant.
     pub fn claim(&self, namespace: &str, name: &str) -> anyhow::Result<LockedDir> {
         let busy = format!("{namespace}/{name} is running already");
         self.lock_dir(&format!("{namespace}.{name}"), &busy)
     }
 
-    /// Takes the folder that the tenants of the GPU `namespace`/`name` share, and empties it: whatever an earlier run
-    /// has left there is another life's.
+    /// Locks the shared folder of the tenants of the GPU `namespace`/`name`, and empties it: its files belong to an
+    /// earlier run.
     ///
     /// # Errors
-    /// Somebody else runs tenants on that GPU.
+    /// Another process runs tenants on that GPU.
     pub fn claim_gpu(&self, namespace: &str, name: &str) -> anyhow::Result<LockedDir> {
-        // No tenant's folder is named so: a namespace has no dot.
+        // No folder of a tenant has such a name: a namespace has no dot.
         let busy = format!("GPU {namespace}/{name} is shared out already by another run");
         let folder = self.lock_dir(&format!("gpu.{namespace}.{name}"), &busy)?;
         folder.clear().with_context(|| folder.path().display().to_string())?;
@@ -68,7 +69,7 @@ impl RuntimeDir {
         Ok(LockedDir { path, _lock: lock })
     }
 
-    /// All sidecars that run, by namespace and name.
+    /// Lists all running sidecars, by namespace and name.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -81,7 +82,7 @@ impl RuntimeDir {
         Ok(all)
     }
 
-    /// The sidecar of a tenant, and all others that run. Without a namespace it is the first of that name.
+    /// Returns the sidecar of a tenant, and all other running ones. Without a namespace it is the first of that name.
     ///
     /// # Errors
     /// The folder cannot be read, or no such tenant runs; the message ends with `hint`.
@@ -107,33 +108,33 @@ impl RuntimeDir {
     }
 }
 
-/// A sidecar that runs.
+/// A running sidecar.
 #[derive(Debug)]
 pub struct RunningSidecar {
     /// `NAMESPACE/NAME` of its tenant.
     pub title: String,
-    /// Where it is reached, or why that cannot be read.
+    /// Its record, or why that cannot be read.
     pub record: anyhow::Result<SidecarRecord>,
 }
 
-/// The sidecar of one tenant's folder, if somebody runs it and it listens already.
+/// Returns the sidecar of one tenant's folder, if it runs and already listens.
 fn running(folder: &Path) -> Option<RunningSidecar> {
     let name = folder.file_name()?.to_string_lossy().replacen('.', "/", 1);
     let lock = File::open(folder.join(LOCK_FILE)).ok()?;
-    // Shared, so that two readers do not take each other for a runner.
+    // The lock is shared, so that two readers do not take each other for the owner.
     if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
         return None;
     }
     Some(RunningSidecar { title: name, record: read_record(folder).transpose()? })
 }
 
-/// Whether `title`, NAMESPACE/NAME, is that of the tenant; without a namespace, whether the name is.
+/// Whether `title`, NAMESPACE/NAME, is that of the tenant. Without a namespace, only the name is compared.
 fn matches_title(title: &str, namespace: Option<&str>, name: &str) -> bool {
     let own = title.split_once('/');
     own.is_some_and(|(its, own)| own == name && namespace.is_none_or(|namespace| namespace == its))
 }
 
-/// Where the sidecar of a tenant's folder is reached; `None` = it does not listen yet.
+/// Reads the record of the sidecar of a tenant's folder; `None` = it does not listen yet.
 ///
 /// # Errors
 /// The file cannot be read, or is no record.
@@ -153,7 +154,7 @@ fn default_path() -> PathBuf {
     }
 }
 
-/// Readers hold the lock for an instant to see whether it is free: they do not count.
+/// Locks with retries: readers hold the lock for an instant to check it.
 fn lock_with_retry(lock: &File) -> bool {
     (0..20).any(|attempt| {
         if attempt > 0 {
@@ -171,7 +172,7 @@ fn create_private_dir(path: &Path) -> anyhow::Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// The folder of one tenant or one GPU. It goes with this value.
+/// The locked folder of one tenant or one GPU. It is removed on drop.
 #[derive(Debug)]
 pub struct LockedDir {
     path: PathBuf,
@@ -179,7 +180,7 @@ pub struct LockedDir {
 }
 
 impl LockedDir {
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

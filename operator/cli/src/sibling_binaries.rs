@@ -1,10 +1,10 @@
-//! Other binaries of the product: looked for in `$SLUICE_BIN_DIR`, then beside this one, then on PATH.
+//! Finds other binaries of the product: in `$SLUICE_BIN_DIR`, then in the folder of this one, then on PATH.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-/// Folder that is looked in first, for packagers who install the binaries apart and for tests.
+/// Variable with the first folder to search, for packagers who install the binaries apart and for tests.
 pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
 
 /// Builds the binaries that `sluice` starts, all but the GPU probe.
@@ -12,10 +12,10 @@ const BUILD_COMMAND: &str = "cargo build --profile dist -p sluice-cli -p sluice-
 /// The binary that [`BUILD_COMMAND`] does not build, and the end of the command that does.
 const GPU_PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
 
-/// The path of the binary `name`.
+/// Returns the path of the binary `name`.
 ///
 /// # Errors
-/// It is in none of these places; with the command that builds it.
+/// The binary is in none of these places. The message has the command that builds it.
 pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(BIN_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
@@ -32,14 +32,14 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// The command by which a user runs this program again, as short as it can be and as a shell takes it.
+/// Returns the shortest command by which a user runs this program again, quoted for a shell.
 pub fn own_command() -> String {
     let typed = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
     let (program, folder) = (std::env::current_exe(), std::env::current_dir());
     shell_quote(command(&typed, &program.unwrap_or_else(|_| typed.clone()), &folder.unwrap_or_default()))
 }
 
-/// A word of a shell's command line: in quotes where one of its characters may mean something to the shell.
+/// Quotes a word for a shell if one of its characters may have a special meaning.
 fn shell_quote(word: String) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "._/-".contains(letter);
     match word.chars().all(plain) {
@@ -48,7 +48,8 @@ fn shell_quote(word: String) -> String {
     }
 }
 
-/// `typed` is how this program was named, `program` where it is, `folder` the current folder.
+/// Builds the command. `typed` is the name by which this program was started, `program` its path, `folder` the current
+/// folder.
 fn command(typed: &Path, program: &Path, folder: &Path) -> String {
     // Found on PATH.
     if typed.components().count() == 1 && !typed.is_absolute() {

@@ -1,4 +1,4 @@
-//! `sluice sleep` and `sluice wake`: a tenant of this machine gives up its device memory, and takes it back.
+//! `sluice sleep` and `sluice wake`: a tenant of this machine releases its device memory, and takes it again.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::cluster::parse_target;
 use crate::print;
 use crate::runtime_dir::RuntimeDir;
 
-/// Said of a tenant that does not run here.
+/// Advice for a tenant that does not run here.
 const CLUSTER_HINT: &str = "in a cluster a tenant sleeps by spec.idle.hibernateAfterSeconds";
 
 /// Which tenant, for both commands.
@@ -53,8 +53,8 @@ impl LocalTenant {
         Ok(LocalTenant { admin: AdminClient::new()?, title: sidecar.title, record })
     }
 
-    /// Bytes of device memory that something of the tenant lies in; `None` = the sidecar does not know, since it does
-    /// not own the memory of its engine.
+    /// Returns the bytes of device memory that the tenant uses; `None` = the sidecar does not know, because it does not
+    /// own the memory of its engine.
     async fn used_bytes(&self) -> anyhow::Result<Option<u64>> {
         let state = self.admin.state(&self.record).await.with_context(|| self.title.clone())?;
         Ok(used_bytes(&state))
@@ -88,7 +88,7 @@ pub async fn sleep(args: SleepArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Wakes a tenant. Layers that it does not need yet may come after that.
+/// Wakes a tenant. Layers that it does not need yet may load after that.
 ///
 /// # Errors
 /// No such tenant runs here, its sidecar does not answer, or it refuses.

@@ -1,4 +1,4 @@
-//! The terminal on which a person reads.
+//! Properties of the user's terminal.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -6,23 +6,23 @@ use std::os::fd::AsFd;
 use rustix::termios::tcgetwinsize;
 use unicode_width::UnicodeWidthChar;
 
-/// Columns of a terminal that does not say how wide it is.
+/// Columns of a terminal of unknown width.
 pub const DEFAULT_COLUMNS: usize = 80;
 
-/// Columns of the terminal that standard output is; `None` = it is none, or does not say. Asked each time: a terminal
-/// may be made wider or narrower.
+/// Returns the columns of the terminal on standard output; `None` = it is no terminal, or the width is unknown. Queried
+/// each time, because a terminal may be resized.
 pub fn columns() -> Option<usize> {
     columns_of(&std::io::stdout())
 }
 
-/// As [`columns`], of another stream.
+/// Like [`columns`], for another stream.
 pub fn columns_of(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let size = stream.is_terminal().then(|| tcgetwinsize(stream).ok()).flatten();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// `text` in lines of at most `columns` columns, broken at blanks; a longer word stays whole. Styles of a terminal
-/// (`ESC [ ... m`) take no column.
+/// Wraps `text` at spaces into lines of at most `columns` columns. A longer word stays whole. Terminal styles (`ESC [
+/// ... m`) take no column.
 pub fn wrap(text: &str, columns: usize) -> String {
     let mut wrapped = String::new();
     for line in text.split_inclusive('\n') {
@@ -40,7 +40,7 @@ pub fn wrap(text: &str, columns: usize) -> String {
     wrapped
 }
 
-/// Columns that `text` takes.
+/// Returns the columns of `text`.
 fn width(text: &str) -> usize {
     let (mut columns, mut in_style) = (0, false);
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! What a change does to slots that exist: which stay, which have their pod replaced, which go.
+//! Effects of a change on existing slots: unchanged, pod replaced, or removed.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::inputs::PoolInputs;
 /// Tenant and index of a slot.
 pub type SlotKey = (String, u32);
 
-/// The slots of a pool that have a GPU, and what their pods are made of.
+/// The slots of a pool that have a GPU, with their pod templates.
 pub type SlotTemplates = BTreeMap<SlotKey, SlotTemplate>;
 
 /// A slot that has a GPU.
@@ -20,26 +20,26 @@ pub type SlotTemplates = BTreeMap<SlotKey, SlotTemplate>;
 pub struct SlotTemplate {
     /// Its GPU.
     pub gpu: String,
-    /// What its pod is made of; `None` = nobody knows the model.
+    /// Template of its pod; `None` = the model is unknown.
     pub template: Option<PodTemplateSpec>,
 }
 
-/// What becomes of a slot.
+/// The effect on a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SlotChange {
-    /// There was none.
+    /// The slot is new.
     New,
-    /// Its pod runs on.
+    /// Its pod continues to run.
     Unchanged,
-    /// Its pod is replaced where it is.
+    /// Its pod is replaced on the same GPU.
     Replaced,
-    /// Its pod is replaced by one on another GPU than this.
+    /// Its pod is replaced by one on another GPU; holds the previous GPU.
     Moved(String),
 }
 
-/// The slots of `plan` that have a GPU.
+/// Returns the slots of `plan` that have a GPU.
 pub fn slot_templates(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> SlotTemplates {
-    // The same for both sides of a comparison: another release of the product is another matter.
+    // Both sides of the comparison use the same release: an upgrade is not part of the change.
     let release = Release {
         sidecar_image: "sidecar".into(),
         engine_image: "engine".into(),
@@ -60,7 +60,7 @@ pub fn slot_templates(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> SlotTemplat
     all
 }
 
-/// What becomes of the slot `key`, which is to be as `now`.
+/// Compares the slot `key` with its planned state `now`.
 pub fn slot_change(before: &SlotTemplates, key: &SlotKey, now: &SlotTemplate) -> SlotChange {
     match before.get(key) {
         None => SlotChange::New,
@@ -70,7 +70,7 @@ pub fn slot_change(before: &SlotTemplates, key: &SlotKey, now: &SlotTemplate) ->
     }
 }
 
-/// What would be seen once `plan` is carried out and everybody serves.
+/// Returns what the operator would observe once `plan` is carried out and every tenant serves.
 pub fn observed_after(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> ObservedPool {
     let mut seen = ObservedPool::default();
     for (at, planned) in plan.gpus.iter().enumerate() {

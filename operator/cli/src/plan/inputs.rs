@@ -1,4 +1,4 @@
-//! The objects that are planned: those of files, those of a cluster, or those of a cluster with files laid over them.
+//! The planned objects: those of files, those of a cluster, or those of a cluster overlaid with files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -28,9 +28,9 @@ pub struct PlanInputs {
     tenants: BTreeMap<ObjectKey, ModelTenant>,
     /// Local folders with the models of tenants.
     pub folders: BTreeMap<ObjectKey, PathBuf>,
-    /// What was read there.
+    /// Results of inspecting these folders.
     pub inspections: BTreeMap<ObjectKey, Result<Geometry, GeometryError>>,
-    /// Objects of files as they are written there, by kind and name.
+    /// Source positions of the objects of files, by kind and name.
     sources: BTreeMap<(&'static str, ObjectKey), SpannedObject>,
 }
 
@@ -47,11 +47,11 @@ pub struct PoolInputs<'a> {
 }
 
 impl PlanInputs {
-    /// Objects of files; those that name no namespace are in `namespace`, that of a cluster, else in `default`.
+    /// Loads objects of files. Those without a namespace get `namespace`, that of a cluster, else `default`.
     ///
     /// # Errors
-    /// Everything that is wrong with the files. That a pool or a group is in none of them is no mistake beside a
-    /// cluster, and alone it is none: the plan tells it.
+    /// All mistakes of the files. A pool or group that is missing from the files is not a mistake: with a cluster it
+    /// may exist there, and otherwise the plan reports it.
     pub fn from_files(paths: &[PathBuf], namespace: Option<&str>) -> Result<PlanInputs, LoadErrors> {
         let loaded =
             manifests::load_files(&Loader::new().in_namespace(namespace.unwrap_or(DEFAULT_NAMESPACE)), paths);
@@ -88,10 +88,10 @@ impl PlanInputs {
         self.sources.insert((kind, key), located);
     }
 
-    /// All objects of these namespaces of a cluster.
+    /// Reads all objects of these namespaces of a cluster.
     ///
     /// # Errors
-    /// The API server does not say.
+    /// The API server does not answer.
     pub async fn from_cluster(
         cluster: &Cluster,
         namespaces: &BTreeSet<String>,
@@ -107,8 +107,7 @@ impl PlanInputs {
         Ok(scene)
     }
 
-    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of them
-    /// stays.
+    /// Replaces objects by those of files, as if these had been applied. The statuses from the cluster are kept.
     pub fn overlay(mut self, files: PlanInputs) -> PlanInputs {
         for (key, mut pool) in files.pools {
             if let Some(there) = self.pools.get(&key) {
@@ -127,7 +126,7 @@ impl PlanInputs {
         self
     }
 
-    /// Takes over what was read of models: a model cannot be changed.
+    /// Copies the sizes of models: a model cannot be changed.
     pub fn copy_sizes_from(&mut self, other: &PlanInputs) {
         let known = |key: &ObjectKey| self.tenants.contains_key(key);
         self.inspections = other
@@ -138,12 +137,12 @@ impl PlanInputs {
             .collect();
     }
 
-    /// Namespaces of the objects.
+    /// Returns the namespaces of the objects.
     pub fn namespaces(&self) -> BTreeSet<String> {
         self.pools.keys().chain(self.tenants.keys()).map(|(namespace, _)| namespace.clone()).collect()
     }
 
-    /// Pools that there are, and those that tenants refer to.
+    /// Returns the existing pools and those that tenants refer to.
     pub fn pools(&self) -> BTreeSet<ObjectKey> {
         let wanted = self
             .tenants
@@ -152,7 +151,7 @@ impl PlanInputs {
         self.pools.keys().cloned().chain(wanted).collect()
     }
 
-    /// A pool and its tenants.
+    /// Returns a pool and its tenants.
     pub fn pool(&self, key: &ObjectKey) -> PoolInputs<'_> {
         let of = |((namespace, _), tenant): &(&ObjectKey, &ModelTenant)| {
             *namespace == key.0 && tenant.spec.pool_ref.name == key.1
@@ -161,7 +160,7 @@ impl PlanInputs {
         PoolInputs { key: key.clone(), pool: self.pools.get(key), tenants, inputs: self }
     }
 
-    /// Keys of the tenants of whose sizes nothing has been told.
+    /// Returns the keys of the tenants whose sizes are unknown.
     pub fn unknown_sizes(&self) -> Vec<ObjectKey> {
         let told = |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
         let unknown =
@@ -169,25 +168,25 @@ impl PlanInputs {
         unknown.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Names of all tenants, of every namespace.
+    /// Returns the names of all tenants, of every namespace.
     pub fn tenants(&self) -> impl Iterator<Item = &str> {
         self.tenants.keys().map(|(_, name)| name.as_str())
     }
 
-    /// A tenant.
+    /// Returns a tenant.
     pub fn tenant(&self, key: &ObjectKey) -> Option<&ModelTenant> {
         self.tenants.get(key)
     }
 }
 
-/// Gives an object its namespace; its key.
+/// Sets an object's namespace if it has none, and returns its key.
 fn set_namespace(metadata: &mut ObjectMeta, namespace: &str) -> ObjectKey {
     let namespace = metadata.namespace.get_or_insert_with(|| namespace.to_owned()).clone();
     (namespace, metadata.name.clone().unwrap_or_default())
 }
 
-/// The folder of a `File` source. In a cluster the model would lie on a volume, and so the tenant is planned; the same
-/// goes for a file of keys.
+/// Returns the folder of a `File` source. In a cluster the model would be on a volume, so the tenant is planned that
+/// way; the same applies to a file of keys.
 fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
     tenant.spec.access.api_keys_file = None;
     let source = &mut tenant.spec.model.source;
@@ -198,7 +197,7 @@ fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
 }
 
 impl PoolInputs<'_> {
-    /// Where a tenant and the pool are written; `None` = the tenant is in no file.
+    /// Returns where a tenant and the pool are written; `None` = the tenant is in no file.
     pub fn field_locator(&self, tenant: &str) -> Option<FieldLocator> {
         let written = |kind, name: &str| {
             self.inputs.sources.get(&(kind, (self.key.0.clone(), name.to_owned()))).cloned()
@@ -206,7 +205,7 @@ impl PoolInputs<'_> {
         Some(FieldLocator::new(written("ModelTenant", tenant)?, written("GpuPool", &self.key.1)))
     }
 
-    /// What is known of the pool's GPUs and slots from statuses, and of models from folders.
+    /// Returns the known GPUs and slots of the pool from statuses, and models from folders.
     pub fn observed(&self) -> ObservedPool {
         let inspections =
             self.inputs.inspections.iter().filter(|((namespace, _), _)| *namespace == self.key.0);
@@ -221,7 +220,7 @@ impl PoolInputs<'_> {
 }
 
 impl PoolInputs<'_> {
-    /// The pods that the status of a tenant names, on the claims that the pool's names.
+    /// Returns the pods that the status of a tenant names, on the claims that the pool's status names.
     fn pods(&self, tenant: &ModelTenant) -> Vec<ObservedPod> {
         let gpus =
             || self.pool.and_then(|pool| pool.status.as_ref()).into_iter().flat_map(|status| &status.gpus);
@@ -241,12 +240,12 @@ impl PoolInputs<'_> {
     }
 }
 
-/// Index of a slot in its tenant.
+/// Parses the index of a slot in its tenant.
 fn slot_index(slot: &SlotStatus) -> Option<u32> {
     slot.name.rsplit_once('-')?.1.parse().ok()
 }
 
-/// The claims that the status of a pool names.
+/// Returns the claims that the status of a pool names.
 fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
     let digests: BTreeMap<String, String> = gpus(pool, &|_| GpuSizes::default())
         .into_iter()
@@ -256,7 +255,7 @@ fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
         let capacity_bytes = status.capacity.as_ref().map(sluice_types::Quantity::bytes);
         Some(ObservedClaim {
             name: status.claim_name.clone()?,
-            // Of one that the pool has no more it is of no matter.
+            // The digest of a claim that the pool no longer has is irrelevant.
             digest: digests.get(&status.name).cloned().unwrap_or_default(),
             mode: status.effective_mode,
             device: Some(ObservedDevice { capacity_bytes, ..ObservedDevice::default() }),
@@ -266,8 +265,8 @@ fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
     pool.status.iter().flat_map(|status| &status.gpus).filter_map(claim).collect()
 }
 
-/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where they
-/// are.
+/// Returns the slots that the status of a tenant names, with their GPUs. The epoch of the claim does not affect
+/// placement.
 fn slots(tenant: &ModelTenant) -> Vec<ObservedSlot> {
     let slot = |slot: &SlotStatus| {
         let claim = format!("{}-e1", slot.gpu.as_ref()?);

@@ -1,4 +1,4 @@
-//! A plan as lines for people.
+//! Renders a plan as text.
 
 use sluice_plan::conditions::ConditionResult;
 use sluice_plan::placement::{UnfitReason, UnplacedReason};
@@ -10,18 +10,18 @@ use super::change::{SlotChange, SlotTemplates, slot_change, slot_templates};
 use super::inputs::PoolInputs;
 use sluice_page::text::formatting::bytes;
 
-/// What is said of a pool.
+/// The rendered plan of a pool.
 #[derive(Debug, Default)]
 pub struct RenderedPool {
     /// Line by line.
     pub lines: Vec<String>,
-    /// Slots that are asked for.
+    /// Number of requested slots.
     pub slots: usize,
-    /// Those that would not be served.
+    /// Number of slots that would not be served.
     pub unplaced: usize,
 }
 
-/// Tells a plan; `before` are the slots that are there.
+/// Renders a plan; `before` are the existing slots.
 pub fn render(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>, before: Option<&SlotTemplates>) -> RenderedPool {
     let after = slot_templates(pool, plan);
     let page = PoolRenderer { pool, plan, slots_before: before, slots_after: &after, width: width(plan) };
@@ -46,7 +46,7 @@ fn name<'p>(tenant: &'p TenantPlan<'_>) -> &'p str {
     tenant.tenant.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// What the lines of a pool are made of.
+/// State of the rendering of a pool.
 struct PoolRenderer<'p> {
     pool: &'p PoolInputs<'p>,
     plan: &'p PoolPlan<'p>,
@@ -75,7 +75,7 @@ impl PoolRenderer<'_> {
         lines
     }
 
-    /// How a GPU is shared, and what its slots leave.
+    /// Describes how a GPU is shared, and its remaining memory.
     fn gpu_capacity(&self, at: usize, planned: &GpuPlan) -> String {
         let gpu = &planned.gpu;
         let demands = || self.plan.slots_on(at).map(|(_, slot)| slot.demand);
@@ -120,7 +120,7 @@ impl PoolRenderer<'_> {
         Some(slot_change(self.slots_before?, &key, self.slots_after.get(&key)?))
     }
 
-    /// Tenants that cannot be served, and slots that have no GPU.
+    /// Adds tenants that cannot be served, and slots without a GPU.
     fn add_unplaced(&self, tenant: &TenantPlan<'_>, told: &mut RenderedPool) {
         let (name, width) = (name(tenant), self.width);
         if !tenant.is_accepted() {
@@ -150,7 +150,7 @@ impl PoolRenderer<'_> {
         }
     }
 
-    /// The fields of files a change of which would make room, as `sluice up` names them.
+    /// Lists the fields of files whose change would free capacity, as `sluice up` names them.
     fn suggested_changes(&self, tenant: &str, why: &UnplacedReason) -> Vec<String> {
         let fields = match why {
             UnplacedReason::ModelLargerThanGpu { .. }
@@ -165,7 +165,7 @@ impl PoolRenderer<'_> {
         lines.into_iter().map(|line| format!("    {line}")).collect()
     }
 
-    /// Slots that there are and that are not to be.
+    /// Lists existing slots that the plan removes.
     fn removed_slots(&self) -> Vec<String> {
         let before = self.slots_before.into_iter().flatten();
         let gone = before.filter(|(key, _)| !self.slots_after.contains_key(*key));
@@ -175,7 +175,7 @@ impl PoolRenderer<'_> {
         .collect()
     }
 
-    /// What cannot be known here.
+    /// Lists the tenants whose sizes are unknown.
     fn unknown_sizes(&self) -> Vec<String> {
         let unknown = self
             .plan
@@ -194,7 +194,7 @@ impl PoolRenderer<'_> {
             .collect()
     }
 
-    /// Who is away, or will be: a slot has one pod, whose memory has room for one life.
+    /// Lists the slots with downtime: a slot has one pod, whose memory suffices for one instance.
     fn downtime_lines(&self) -> Vec<String> {
         let served =
             self.plan.tenants.iter().filter(|tenant| tenant.slots.iter().any(|slot| slot.gpu_index.is_ok()));

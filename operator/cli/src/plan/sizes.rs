@@ -1,4 +1,4 @@
-//! Sizes of models that lie in local folders, as `sluice-sidecar inspect` tells them: what a Job tells in a cluster.
+//! Reads sizes of models in local folders through `sluice-sidecar inspect`. In a cluster a Job reports them.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use sluice_types::tenant::WeightType;
 use super::inputs::PlanInputs;
 use crate::inspect::{ModelLocation, inspect};
 
-/// Whether each of `named` is a tenant of a scene.
+/// Checks that each of `named` is a tenant of a scene.
 ///
 /// # Errors
-/// One is not: its folder would be passed over without a word.
+/// A name matches no tenant, so that its folder would be ignored silently.
 pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) -> anyhow::Result<()> {
     let tenants: BTreeSet<&str> = scenes.iter().copied().flatten().flat_map(PlanInputs::tenants).collect();
     let Some((tenant, folder)) = named.iter().find(|(tenant, _)| !tenants.contains(tenant.as_str())) else {
@@ -25,8 +25,8 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
     bail!("--model {tenant}={}: no tenant is called `{tenant}`; {there}", folder.display());
 }
 
-/// Reads the sizes of every tenant with a folder whose sizes nobody has told; `named` are folders of tenants of that
-/// name in every namespace.
+/// Reads the sizes of every tenant with a folder and unknown sizes. `named` are folders of tenants of that name in
+/// every namespace.
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     for key in scene.unknown_sizes() {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);

@@ -19,7 +19,7 @@ const MODEL: Geometry = Geometry {
     staging_bytes: 0,
 };
 
-/// A pool of so many GPUs of 40 MiB, with further lines of its group and of itself.
+/// A pool of this number of GPUs of 40 MiB, with further lines of its group and of itself.
 fn pool(count: u32, of_group: &str, of_spec: &str) -> String {
     format!(
         "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: local}}\nspec:\n  deviceClassName: host.sluice.dev\n  \
@@ -35,7 +35,7 @@ fn tenant(name: &str, of_spec: &str) -> String {
     )
 }
 
-/// The scene of a file; every model in it is [`MODEL`].
+/// The inputs of a file; every model in it is [`MODEL`].
 fn inputs(text: &str) -> PlanInputs {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tenants.yaml");
@@ -47,14 +47,14 @@ fn inputs(text: &str) -> PlanInputs {
     scene
 }
 
-/// What is printed, and the error at the end.
+/// Returns the printed lines and the final error.
 fn rendered(after: &PlanInputs, before: Option<&PlanInputs>) -> (Vec<String>, Option<String>) {
     let mut lines = Vec::new();
     let outcome = print_plan(&mut |line| lines.push(line), after, before);
     (lines, outcome.err().map(|error| error.to_string()))
 }
 
-/// What becomes of the slots of `after` where `before` is what there is.
+/// Returns the changes of the slots of `after`, given `before`.
 fn changes(before: &str, after: &str) -> Vec<String> {
     rendered(&inputs(after), Some(&inputs(before))).0
 }
@@ -70,9 +70,9 @@ fn slot_lists_gpu_floor_and_share() {
     let (lines, error) =
         rendered(&inputs(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", ""))), None);
     assert_eq!(error, None);
-    // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB; beside its
-    // weights each has half of the 22 MiB that are left. 9 MiB of weights, 64 MiB for 2048 streams and as much for the
-    // sidecar, and 5 %.
+    // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB. In addition
+    // to its weights, each tenant gets half of the remaining 22 MiB. 9 MiB of weights, 64 MiB for 2048 streams and as
+    // much for the sidecar, and 5 %.
     assert_eq!(
         lines,
         [
@@ -95,7 +95,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
         &lines,
         "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: its floors leave too little device memory, 5242880 bytes are missing",
     );
-    // The pool takes 11 lines, each tenant 8; what nobody wrote is said of the field around it.
+    // The pool takes 11 lines, each tenant 8. A problem with an absent field is reported at its parent.
     assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
     assert_line(&lines, "tenants.yaml:49: ModelTenant/e spec.model.maxModelLen: or this");
     assert_line(&lines, "tenants.yaml:47: ModelTenant/e spec.memory.maxRemappedPercent: or this");

@@ -27,13 +27,13 @@ use crate::up::output::eprint_hint;
 /// A model to talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatModel {
-    /// As served.
+    /// Served name.
     pub name: String,
-    /// It has a chat template: a conversation, else each prompt is completed on its own.
+    /// Whether it has a chat template. Without one, each prompt is completed on its own.
     pub has_template: bool,
-    /// Its context, tokens.
+    /// Context, tokens.
     pub context_tokens: u32,
-    /// Sampling that its author recommends.
+    /// Sampling parameters that its author recommends.
     pub recommended: Recommended,
 }
 
@@ -44,7 +44,7 @@ impl ChatModel {
     }
 }
 
-/// Whether the model in `folder` has a chat template, as its sidecar looks for it.
+/// Whether the model in `folder` has a chat template, by the rule of its sidecar.
 pub fn has_template(folder: &Path) -> bool {
     let settings = std::fs::read(folder.join("tokenizer_config.json")).unwrap_or_default();
     let settings: Value = serde_json::from_slice(&settings).unwrap_or_default();
@@ -62,21 +62,21 @@ pub struct Chat {
     messages: Vec<Value>,
     /// Standard output is a terminal.
     is_terminal: bool,
-    /// Prompts that had no answer.
+    /// Number of prompts without an answer.
     failed_prompts: usize,
 }
 
-/// What a line leads to.
+/// What the loop does after a line.
 enum LoopControl {
     Continue,
     Exit,
 }
 
 impl Chat {
-    /// With `models`, at least one, behind the API at `address`.
+    /// Creates a chat with `models`, at least one, behind the API at `address`.
     ///
     /// # Errors
-    /// No HTTP client can be made.
+    /// The HTTP client cannot be created.
     pub fn new(address: SocketAddr, models: Vec<ChatModel>) -> anyhow::Result<Chat> {
         let (client, shown) = (ChatClient::new(address)?, std::io::stdout().is_terminal());
         Ok(Chat {
@@ -90,10 +90,10 @@ impl Chat {
         })
     }
 
-    /// Talks until the input ends, `/bye`, or an `interrupt` while no answer is under way.
+    /// Runs until the input ends, `/bye`, or an `interrupt` while no answer is streamed.
     ///
     /// # Errors
-    /// The terminal cannot be read, or, where the input is none, a prompt had no answer.
+    /// The terminal cannot be read, or, with input that is no terminal, a prompt had no answer.
     pub async fn run(mut self, mut interrupt: Signal) -> anyhow::Result<()> {
         let mut input = LineReader::open()?;
         if input.is_terminal() {
@@ -192,7 +192,7 @@ impl Chat {
         self.models.iter().enumerate().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// The conversation goes on with another model.
+    /// Continues the conversation with another model.
     fn switch_model(&mut self, name: &str) {
         match self.models.iter().position(|model| model.name == name) {
             Some(index) => {
@@ -203,11 +203,11 @@ impl Chat {
         }
     }
 
-    /// Writes the answer piece by piece. An answer that Ctrl-C stopped stays in the conversation as far as it was
-    /// written; a prompt that failed does not.
+    /// Streams the answer to the output. An answer that Ctrl-C stopped stays in the conversation up to that point; a
+    /// failed prompt does not.
     ///
     /// # Errors
-    /// Standard output is broken; inside, why there is no answer.
+    /// Standard output is broken. The inner error is why there is no answer.
     async fn answer(&mut self, text: &str, interrupt: &mut Signal) -> anyhow::Result<anyhow::Result<()>> {
         let model = self.model();
         let (has_template, user) = (model.has_template, json!({"role": "user", "content": text}));
@@ -244,9 +244,9 @@ impl Chat {
     }
 }
 
-/// What to do about an answer that stopped at its limit of `max_tokens`, or of the context where none was set. The
-/// proposed limit leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the context is
-/// refused.
+/// Suggests what to do about an answer that stopped at its limit of `max_tokens`, or of the context if none was set.
+/// The proposed limit leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the
+/// context is refused.
 fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     let ChatModel { context_tokens, has_template, .. } = *model;
     let Some(tokens) = max_tokens else {
@@ -266,7 +266,7 @@ fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     format!("(The answer stopped at max_tokens, {tokens}. {helps})")
 }
 
-/// Says `text` to the person who chats; on a terminal its lines break between words.
+/// Prints `text` for the user, wrapped between words on a terminal.
 fn print_wrapped(text: &str) {
     match terminal::columns_of(&std::io::stderr()) {
         Some(columns) => eprint_hint(terminal::wrap(text, columns)),
@@ -274,7 +274,7 @@ fn print_wrapped(text: &str) {
     }
 }
 
-/// Writes a piece of an answer at once, to a terminal by `wrapper`.
+/// Writes a piece of an answer at once, on a terminal through `wrapper`.
 fn write(piece: &str, wrapper: Option<&mut Wrapper>) -> std::io::Result<()> {
     let mut stdout = std::io::stdout().lock();
     match wrapper {

@@ -1,4 +1,4 @@
-//! Models of a hub: inspected before the weights are downloaded, and downloaded with progress.
+//! Inspects models of a hub before their weights are downloaded, and downloads them with progress.
 
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -24,25 +24,25 @@ use sluice_page::text::formatting::bytes;
 /// Time between two lines about a download whose bar is not on a terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Words of the sidecar about a hub to which there is no connection.
+/// Part of the sidecar's message when it cannot connect to a hub.
 const UNREACHABLE_MARKER: &str = " cannot be reached: ";
-/// What helps there.
+/// Advice in that case.
 const OFFLINE_HINT: &str = "; a folder with a model needs no network: sluice run FOLDER";
 
-/// Sizes of the model in `folder`.
+/// Returns the sizes of the model in `folder`.
 ///
 /// # Errors
-/// It is no model that the engine runs; the words of `sluice-sidecar inspect`, behind the model's name.
+/// The engine does not support the model. The error is the message of `sluice-sidecar inspect`, after the model's name.
 pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geometry> {
     inspect(ModelLocation::Folder(folder), WeightType::Auto)
         .await
         .map_err(|refusal| inspect_error(name, refusal))
 }
 
-/// Sizes of a model of a hub, of which only the configuration and the headers of the weights are read.
+/// Returns the sizes of a model of a hub, reading only the configuration and the headers of the weights.
 ///
 /// # Errors
-/// As [`sizes_in_folder`], and where the hub cannot be reached.
+/// As for [`sizes_in_folder`], or the hub cannot be reached.
 pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     eprint_note(format_args!("{model}: reading its configuration at {}", model.endpoint));
     let view = DownloadProgress::new(&model.to_string());
@@ -79,10 +79,10 @@ fn inspect_error(name: &str, refusal: GeometryError) -> anyhow::Error {
     }
 }
 
-/// Downloads what is missing of `model` into the folder that `held` holds.
+/// Downloads the missing files of `model` into the folder that `held` locks.
 ///
 /// # Errors
-/// The words with which `sluice-sidecar fetch` failed.
+/// The message with which `sluice-sidecar fetch` failed.
 pub async fn download(model: &HubModel, held: &ModelGuard) -> anyhow::Result<()> {
     let sidecar = sibling_binaries::find("sluice-sidecar")?;
     let mut command = Command::new(&sidecar);
@@ -101,7 +101,7 @@ pub async fn download(model: &HubModel, held: &ModelGuard) -> anyhow::Result<()>
     let reports = async {
         let mut lines = BufReader::new(stdout).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            // A line of another kind is not shown.
+            // Other lines are not shown.
             match serde_json::from_str::<DownloadReport>(&line) {
                 Ok(DownloadReport::Progress(progress)) => view.update(progress),
                 Ok(DownloadReport::Retry(retry)) => view.on_retry(&retry),
@@ -124,17 +124,17 @@ pub async fn download(model: &HubModel, held: &ModelGuard) -> anyhow::Result<()>
     }
 }
 
-/// Style of a bar while bytes come, and while a failure is waited out.
+/// Style of the bar while data arrives, and while a retry is pending.
 const BAR_TEMPLATE: &str =
     "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
 const RETRY_TEMPLATE: &str = "{prefix}: {wide_msg}";
 
-/// What the user sees of a hub: a line of a terminal that is rewritten, else a line now and then.
+/// Progress output of a hub: a line of a terminal that is rewritten, else a line at intervals.
 struct DownloadProgress {
     name: String,
     bar: Option<ProgressBar>,
     last_printed: Cell<Option<Instant>>,
-    /// The bytes at the last failure, until more have come.
+    /// The byte count at the last failure, until it grows.
     bytes_at_failure: Cell<Option<u64>>,
     present_bytes: Cell<u64>,
 }
@@ -177,15 +177,14 @@ impl DownloadProgress {
         bar.set_length(total_bytes);
         bar.set_position(present_bytes);
         if self.last_printed.replace(Some(Instant::now())).is_none() {
-            // The bar takes note of the position before it measures: bytes of an earlier start are no speed of this
-            // one.
+            // The bar records the position before it measures: bytes of an earlier start do not count for the speed.
             bar.tick();
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(200));
         }
     }
 
-    /// Shows a failure that is tried again.
+    /// Shows a failure that is retried.
     fn on_retry(&self, retry: &Retry) {
         let wait = Duration::from_millis(retry.retry_in_ms);
         let words = format!("trying again in {wait:?}: {}", retry.problem);
@@ -218,7 +217,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 impl Drop for DownloadProgress {
-    /// An interrupted download leaves no half of a bar.
+    /// Removes the bar of an interrupted download.
     fn drop(&mut self) {
         self.finish();
     }

@@ -1,4 +1,4 @@
-//! What this machine has left: memory and room on a disk.
+//! Measures the available memory and disk space of this machine.
 
 use std::path::Path;
 
@@ -6,7 +6,8 @@ use anyhow::Context;
 
 use sluice_page::text::formatting::bytes;
 
-/// Memory that programs may still take, bytes: `MemAvailable`, or less where a control group limits this process.
+/// Returns the memory that programs can still allocate, bytes: `MemAvailable`, or less if a control group limits this
+/// process.
 ///
 /// # Errors
 /// `/proc/meminfo` cannot be read.
@@ -24,8 +25,8 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// What the control group of version 2, and those above it, leave of their limits, bytes; `None` = there is no limit.
-/// `root` is the folder of all groups, `groups` the text of `/proc/self/cgroup`.
+/// Returns the memory that the version 2 control group and its ancestors leave of their limits, bytes; `None` = there
+/// is no limit. `root` is the folder of all groups, `groups` the text of `/proc/self/cgroup`.
 fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(path);
@@ -33,7 +34,7 @@ fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     all.filter_map(|at| {
         let text = |name: &str| std::fs::read_to_string(at.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
-        // Pages of files that the kernel can drop count as used there.
+        // The kernel counts file pages that it can drop as used.
         let stat = text("memory.stat").unwrap_or_default();
         let cached =
             stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse().ok()).unwrap_or(0);
@@ -43,10 +44,10 @@ fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     .min()
 }
 
-/// Checks that the disk of `folder` has room for a download of `missing_bytes`.
+/// Checks that the disk of `folder` has space for a download of `missing_bytes`.
 ///
 /// # Errors
-/// There is too little room, with both figures, or the file system cannot be read.
+/// The space is too small (the message has both figures), or the file system cannot be read.
 pub fn check_disk(folder: &Path, missing_bytes: u64) -> anyhow::Result<()> {
     // The first download creates the folder.
     let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(folder);

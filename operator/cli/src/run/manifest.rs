@@ -1,4 +1,4 @@
-//! The YAML that a run is made of: what `--print-yaml` prints is what is loaded and run. Pure.
+//! The YAML of a run: `--print-yaml` prints exactly the text that is loaded and run. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -13,28 +13,28 @@ use sluice_types::{ModelTenantSpec, Quantity};
 use super::memory::MemoryPlan;
 use super::model_ref::ModelRef;
 
-/// Longest name of a tenant that is made of a model's, characters.
+/// Longest name of a tenant that is derived from a model's name, characters.
 const MAX_NAME_LEN: usize = 40;
-/// Time that open streams have at the end, seconds: people who press Ctrl-C wait for it.
+/// Time for open streams to finish, seconds: a user who presses Ctrl-C waits for it.
 const DRAIN_SECONDS: u32 = 5;
-/// What the loader names as the file.
+/// Name of the manifest in the loader's messages.
 pub const MANIFEST_NAME: &str = "sluice run --print-yaml";
 
-/// A model of the command, and the tenant that it becomes.
+/// A model of the command line, and its tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunModel {
-    /// What the user named.
+    /// The model that the user named.
     pub reference: ModelRef,
-    /// Where its files are, or will be once they are downloaded.
+    /// Folder of its files, which may still be missing.
     pub folder: PathBuf,
     /// Name of its tenant, a DNS label.
     pub tenant: String,
-    /// Name under which clients ask for it.
+    /// Name in requests of clients.
     pub served_name: String,
 }
 
 impl RunModel {
-    /// Models with their folders, each with names of its own.
+    /// Assigns unique names to models with their folders.
     pub fn assign_names(references: Vec<(ModelRef, PathBuf)>) -> Vec<RunModel> {
         let (mut tenants, mut served) = (BTreeSet::new(), BTreeSet::new());
         let named = references.into_iter().map(|(reference, folder)| {
@@ -49,10 +49,10 @@ impl RunModel {
         named.collect()
     }
 
-    /// Its tenant, without a `maxModelLen`.
+    /// Returns the spec of its tenant, without a `maxModelLen`.
     ///
     /// # Errors
-    /// A path that is no text.
+    /// The path is not UTF-8.
     pub fn spec(&self) -> anyhow::Result<ModelTenantSpec> {
         Ok(serde_json::from_value(self.spec_json(None)?)?)
     }
@@ -75,10 +75,10 @@ impl RunModel {
 /// Name of the pool.
 const POOL_NAME: &str = "run";
 
-/// The YAML of `models` on one GPU by `plan`.
+/// Returns the YAML of `models` on one GPU by `plan`.
 ///
 /// # Errors
-/// A path that is no text.
+/// A path is not UTF-8.
 pub fn to_yaml(models: &[RunModel], plan: &MemoryPlan, policy: Policy, gpu: &str) -> anyhow::Result<String> {
     let quantity = |bytes| Quantity::from_bytes(bytes).as_str().to_owned();
     let pool = serde_json::json!({
@@ -110,7 +110,7 @@ fn write_object(text: &mut String, kind: &str, name: &str, spec: &Value) {
     write_fields(text, spec, 2);
 }
 
-/// `value` on one line: JSON, which is YAML too, without quotes around plain words.
+/// Formats `value` on one line: JSON, which is also YAML, without quotes around plain words.
 fn scalar(value: &Value) -> String {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-./".contains(&byte);
     let plain = |text: &&str| {
@@ -123,7 +123,7 @@ fn scalar(value: &Value) -> String {
     value.as_str().filter(plain).map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// The fields of `value`, indented.
+/// Writes the fields of `value`, indented.
 fn write_fields(text: &mut String, value: &Value, indent: usize) {
     for (key, value) in value.as_object().into_iter().flatten() {
         let pad = " ".repeat(indent);
@@ -137,7 +137,7 @@ fn write_fields(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// `name`, or `name-2` and so on where it is taken.
+/// Returns `name`, or `name-2` and so on if it is taken.
 fn unique_name(name: &str, taken: &mut BTreeSet<String>) -> String {
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let free = std::iter::once(name.to_owned()).chain(numbered).find(|name| !taken.contains(name));
@@ -146,7 +146,7 @@ fn unique_name(name: &str, taken: &mut BTreeSet<String>) -> String {
     free
 }
 
-/// A DNS label that begins with a letter, of the last part of a model's name.
+/// Derives a DNS label that begins with a letter from the last part of a model's name.
 fn dns_label(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };

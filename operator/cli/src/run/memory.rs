@@ -1,4 +1,4 @@
-//! How much memory the models of one command get, and how long a context each has. Pure.
+//! Plans the memory and context length of the models of one command. Pure.
 
 use sluice_plan::geometry::to_status;
 use sluice_plan::resource_demand::{self, DemandParams};
@@ -10,28 +10,28 @@ use sluice_wire::geometry::Geometry;
 use crate::chunk_size::{block_bytes, chunk_bytes};
 use sluice_page::text::formatting::bytes;
 
-/// Longest context that is taken unasked, tokens.
+/// Longest default context, tokens.
 const MAX_DEFAULT_CONTEXT: u32 = 8192;
-/// Shortest context that is taken unasked where memory is short, tokens.
+/// Shortest default context if memory is short, tokens.
 const MIN_DEFAULT_CONTEXT: u32 = 1024;
-/// Sequences of a full context that each model has KV for, the most first: fewer where memory is short.
+/// Numbers of full-context sequences with KV per model, largest first: fewer if memory is short.
 const SEQUENCE_CANDIDATES: [u64; 3] = [4, 2, 1];
 
 /// A model that needs memory.
 #[derive(Clone, Debug)]
 pub struct ModelSize {
-    /// As served.
+    /// Served name.
     pub name: String,
     /// Its sizes.
     pub geometry: Geometry,
-    /// Its tenant, without a `maxModelLen`.
+    /// Spec of its tenant, without a `maxModelLen`.
     pub spec: ModelTenantSpec,
 }
 
-/// What the user decides.
+/// Choices of the user.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryOptions {
-    /// Memory of the GPU, bytes; `None` = as much as weights, KV and activations take.
+    /// Memory of the GPU, bytes; `None` = enough for weights, KV and activations.
     pub memory_bytes: Option<u64>,
     /// Context of each model, tokens; `None` = the model's own, at most 8192.
     pub context_tokens: Option<u32>,
@@ -41,7 +41,7 @@ pub struct MemoryOptions {
     pub policy: Policy,
 }
 
-/// What is taken.
+/// The chosen plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Chunk of the GPU, bytes.
@@ -50,61 +50,61 @@ pub struct MemoryPlan {
     pub gpu_bytes: u64,
     /// Host memory for copies of weights, bytes.
     pub host_bytes: u64,
-    /// All memory of this machine that the run may take, bytes: the two above and the engines' own.
+    /// Memory of this machine that the run may use in all, bytes: the two above and the engines' own.
     pub total_bytes: u64,
     /// Context of each model, tokens, in the order of the models.
     pub context_tokens: Vec<u32>,
-    /// Sequences of that context for which each model has KV.
+    /// Number of sequences of that context for which each model has KV.
     pub sequences: u64,
 }
 
 /// Why the models do not fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryPlanError {
-    /// A context is longer than what a model was made for.
+    /// A context exceeds the limit of the model.
     #[error("--context {requested}: {name} was made for {limit} tokens at most")]
     Context {
         /// The model.
         name: String,
-        /// As asked.
+        /// Requested context, tokens.
         requested: u32,
-        /// Its own limit.
+        /// Limit of the model, tokens.
         limit: u32,
     },
-    /// A model has sizes that no GPU of this machine serves.
+    /// No GPU of this machine can serve the model's sizes.
     #[error("{name}: {problem}")]
     Unfit {
         /// The model.
         name: String,
-        /// Why.
+        /// Reason.
         problem: String,
     },
-    /// `--memory` is less than what the models hold at least.
+    /// `--memory` is less than the minimum of the models.
     #[error("--memory {}: too little; {needs}", bytes(*given))]
     Gpu {
-        /// As given, bytes.
+        /// Given memory, bytes.
         given: u64,
-        /// What each needs at least, and several together.
+        /// Minimum of each model, and of all together.
         needs: String,
     },
-    /// The machine has too little.
+    /// The machine has too little memory.
     #[error("not enough memory: {} are needed ({needs}) and {} are available on this machine{remedy}", bytes(*needed), bytes(*available))]
     Host {
-        /// What the least plan takes, bytes.
+        /// Memory of the smallest plan, bytes.
         needed: u64,
         /// `MemAvailable`, bytes.
         available: u64,
-        /// What each model takes.
+        /// Memory of each model.
         needs: String,
-        /// What would help.
+        /// Advice.
         remedy: &'static str,
     },
 }
 
-/// The largest plan within `available_bytes` of host memory.
+/// Returns the largest plan within `available_bytes` of host memory.
 ///
 /// # Errors
-/// [`MemoryPlanError`].
+/// See [`MemoryPlanError`].
 pub fn plan(
     models: &[ModelSize],
     wishes: &MemoryOptions,
@@ -135,7 +135,7 @@ pub fn plan(
     })
 }
 
-/// Longest context of each model, tokens, whatever the memory.
+/// Returns the longest context of each model, tokens, regardless of memory.
 fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>, MemoryPlanError> {
     let context = |model: &ModelSize| {
         let most = model.geometry.max_model_len;
@@ -150,8 +150,8 @@ fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>
     models.iter().map(context).collect()
 }
 
-/// Candidates, the largest first: fewer sequences, then shorter contexts unless the user named one. With `--memory` KV
-/// is what is left of it.
+/// Returns candidates, largest first: fewer sequences, then shorter contexts unless the user named one. With
+/// `--memory`, KV gets the remainder of it.
 fn candidates(longest: &[u32], wishes: &MemoryOptions) -> Vec<(Vec<u32>, u64)> {
     let fixed = wishes.memory_bytes.is_some();
     let mut rungs: Vec<_> =
@@ -164,11 +164,11 @@ fn candidates(longest: &[u32], wishes: &MemoryOptions) -> Vec<(Vec<u32>, u64)> {
     rungs
 }
 
-/// A plan that may be too large, and what it is made of.
+/// A candidate plan, which may be too large, and its parts.
 #[derive(Clone, Debug)]
 struct PlanCandidate {
     plan: MemoryPlan,
-    /// The least that the GPU must have, bytes.
+    /// Minimum memory of the GPU, bytes.
     floor_bytes: u64,
     needs: String,
     floors: String,
@@ -192,7 +192,7 @@ impl PlanCandidate {
         if models.len() > 1 {
             floors.push(format!("together {}", bytes(floor)));
         }
-        // A round number for people who read the YAML.
+        // Rounded for readers of the YAML.
         let host = host.next_multiple_of(1 << 20);
         let gpu_bytes = wishes.memory_bytes.map_or(gpu, |bytes| bytes / chunk_bytes * chunk_bytes);
         let total_bytes = gpu_bytes + host + SMALL_PROCESS_BYTES * models.len() as u64;
@@ -211,7 +211,7 @@ impl PlanCandidate {
     }
 }
 
-/// What one model takes, bytes.
+/// Memory of one model, bytes.
 struct ModelDemand {
     weights_bytes: u64,
     kv_bytes: u64,
@@ -247,7 +247,7 @@ impl ModelDemand {
         resource_demand::check_kv_fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
         let demand = resource_demand::demand(&spec, &geometry, &terms);
         let whole = |bytes: u64| bytes.div_ceil(chunk) * chunk;
-        // One slot more than its layers: with it they can move.
+        // One more slot than layers, so that layers can move.
         let weights_bytes =
             whole(geometry.global_bytes) + (u64::from(geometry.layers) + 1) * whole(geometry.layer_bytes);
         let blocks = sizes::sequence_blocks(tokens, geometry.layers);
@@ -278,7 +278,7 @@ impl ModelDemand {
     }
 }
 
-/// Threads of an engine that was given `asked`.
+/// Returns the number of threads of an engine for the option `asked`.
 fn thread_count(asked: u32) -> u32 {
     match asked {
         0 => std::thread::available_parallelism()
@@ -287,7 +287,7 @@ fn thread_count(asked: u32) -> u32 {
     }
 }
 
-/// A size on the command line.
+/// Parses a size of the command line.
 pub fn parse_memory(text: &str) -> Result<u64, String> {
     let quantity: Quantity = text.parse().map_err(|error| format!("{error}"))?;
     if quantity.bytes() == 0 { Err("0 bytes hold no model".into()) } else { Ok(quantity.bytes()) }

@@ -1,4 +1,4 @@
-//! What a MODEL of the command line is: a folder, or a model of a hub.
+//! A MODEL of the command line: a folder, or a model of a hub.
 
 use std::path::{Path, PathBuf};
 
@@ -8,21 +8,22 @@ use crate::models::hub_model::HubModel;
 const MODEL_SYNTAX: &str = "a MODEL is a folder with a config.json, ORG/NAME[@REVISION] of a Hugging Face hub, or \
     https://HOST/ORG/NAME[/tree/REVISION]";
 
-/// A model, and where its files are.
+/// The location of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelRef {
-    /// A folder of this machine, absolute.
+    /// A folder of this machine, absolute path.
     Folder(PathBuf),
     /// A repository of a hub.
     Hub(HubModel),
 }
 
 impl ModelRef {
-    /// Reads one MODEL. A folder goes before a repository of the same name; `endpoint` is the hub of `ORG/NAME`.
+    /// Resolves one MODEL. A folder has precedence over a repository of the same name; `endpoint` is the hub of
+    /// `ORG/NAME`.
     ///
     /// # Errors
-    /// It is none of the forms, or a folder without a model. The message names the argument, what was tried, and the
-    /// valid forms.
+    /// The argument has none of the forms, or the folder has no model. The message names the argument, the attempts and
+    /// the valid forms.
     pub fn resolve(argument: &str, endpoint: &str) -> Result<ModelRef, Misconfigured> {
         let path = Path::new(argument);
         if path.is_dir() {
@@ -43,7 +44,7 @@ impl ModelRef {
         })
     }
 
-    /// Name under which the model is served: `ORG/NAME` of a hub, or the name of the folder.
+    /// Returns the served name: `ORG/NAME` of a hub, or the name of the folder.
     pub fn served_name(&self) -> String {
         match self {
             ModelRef::Hub(model) => model.repo.clone(),
@@ -59,7 +60,7 @@ fn folder(argument: &str, path: &Path) -> Result<ModelRef, Misconfigured> {
         let problem = "this folder has no config.json, so it holds no model in Hugging Face layout";
         return Err(invalid_model(argument, problem));
     }
-    // `.` has no name of its own.
+    // `.` has no name of its own, so the path is made absolute.
     let folder = path.canonicalize().map_err(|error| invalid_model(argument, &error.to_string()))?;
     Ok(ModelRef::Folder(folder))
 }

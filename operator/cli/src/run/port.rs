@@ -1,4 +1,4 @@
-//! The one port.
+//! Binds the port of `sluice run`.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -7,15 +7,15 @@ use tokio::net::TcpListener;
 
 use crate::Misconfigured;
 
-/// Port that is taken unasked, if it is free.
+/// Default port, if it is free.
 const DEFAULT_PORT: u16 = 8000;
-/// Ports that are tried behind it.
+/// Number of further ports to try.
 const PORT_ATTEMPTS: u16 = 99;
 
 /// Listens at `asked` (0 = any free port), or at the first free port from 8000.
 ///
 /// # Errors
-/// The port that was asked for is taken, no port is free, or `host` is no address of this machine.
+/// The requested port is taken, no port is free, or `host` is no address of this machine.
 pub async fn listen(host: IpAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
     let (first, last) = asked.map_or((DEFAULT_PORT, DEFAULT_PORT + PORT_ATTEMPTS), |port| (port, port));
     if let Some(listener) = first_free(host, first, last).await? {

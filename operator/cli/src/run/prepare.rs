@@ -1,5 +1,5 @@
-//! From names on the command line to models in folders and a memory plan. Whatever can be refused is refused before
-//! weights are downloaded.
+//! Turns names of the command line into models in folders and a memory plan. All checks happen before weights are
+//! downloaded.
 
 use std::path::PathBuf;
 
@@ -16,23 +16,23 @@ use crate::Misconfigured;
 use crate::models::cache::{ModelCache, ModelGuard};
 use crate::up::output::eprint_note;
 
-/// What is to be served.
+/// The models to serve, and how.
 #[derive(Debug)]
 pub struct Prepared {
     /// In the order of the command line.
     pub models: Vec<RunModel>,
     /// Memory and contexts.
     pub plan: MemoryPlan,
-    /// What is run.
+    /// The YAML that is run.
     pub yaml: String,
-    /// While they live, no `sluice models rm` removes the models.
+    /// While these guards exist, no `sluice models rm` removes the models.
     _guards: Vec<ModelGuard>,
 }
 
-/// Looks at all models, plans the memory, and downloads what is missing unless the YAML alone is wanted.
+/// Inspects all models, plans the memory, and downloads missing files unless only the YAML is wanted.
 ///
 /// # Errors
-/// The first error that was found.
+/// The first error.
 pub async fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     let cache = ModelCache::open(args.cache.folder.as_deref())?;
     let models = RunModel::assign_names(resolve(args, &cache)?);
@@ -59,7 +59,7 @@ pub async fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
     Ok(Prepared { models, plan, yaml, _guards: held })
 }
 
-/// Each MODEL with the folder where its files are or will be.
+/// Resolves each MODEL and the folder of its files.
 fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(ModelRef, PathBuf)>, Misconfigured> {
     let mut all: Vec<(ModelRef, PathBuf)> = Vec::new();
     for argument in &args.models {
@@ -78,7 +78,7 @@ fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(ModelRef, PathBuf)
     Ok(all)
 }
 
-/// Sizes of a model, of the hub only where it is not whole in the cache.
+/// Returns the sizes of a model, from the hub only if the cached one is incomplete.
 async fn sizes(
     model: &RunModel,
     cache: &ModelCache,
@@ -97,7 +97,7 @@ async fn sizes(
     sizes_in_folder(&hub.to_string(), &model.folder).await
 }
 
-/// Downloads all models that are not whole.
+/// Downloads all incomplete models.
 async fn download_missing(
     models: &[RunModel],
     sized: &[ModelSize],

@@ -1,4 +1,4 @@
-//! One port for all models: forwards a request to the model that its body names, and streams the answer back.
+//! Serves all models on one port: forwards a request to the model that its document names, and streams the answer.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,19 +17,19 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Largest body of a request, bytes: as much as a sidecar takes.
+/// Largest request body, bytes: the limit of a sidecar.
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Most memory of all bodies that are held at once, KiB: further requests wait. A body is held from its first byte
-/// until its model begins to answer.
+/// Most memory of all buffered bodies, KiB; further requests wait. A body is buffered from its first byte until its
+/// model begins to answer.
 const MAX_BUFFERED_KIB: usize = 64 * MAX_BODY_KIB;
 const MAX_BODY_KIB: usize = MAX_BODY_BYTES >> 10;
-/// A body that takes longer to arrive is given up.
+/// A body that takes longer to arrive is rejected.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// A model that takes longer to list itself is missing from the list.
 const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// `retry-after` of a model that loads, seconds.
 const RETRY_SECONDS: &str = "2";
-/// Headers that are about one connection (RFC 9110, 7.6.1) or are set anew.
+/// Headers that belong to one connection (RFC 9110, 7.6.1) or are set again.
 const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::CONNECTION,
     header::HOST,
@@ -42,24 +42,24 @@ const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::EXPECT,
 ];
 
-/// Where each model answers.
+/// The addresses of the models.
 #[derive(Clone, Debug)]
 pub struct Routes {
     http: reqwest::Client,
-    /// By the served name; `None` = it loads.
+    /// By served name; `None` = it loads.
     models: Arc<RwLock<BTreeMap<String, Option<SocketAddr>>>>,
-    /// A permit for each KiB of bodies that are held.
+    /// A permit for each KiB of buffered bodies.
     buffer_permits: Arc<Semaphore>,
     body_timeout: Duration,
 }
 
 impl Routes {
-    /// Routes to models of these names, all of which load.
+    /// Creates routes to models of these names, all of which are loading.
     ///
     /// # Errors
-    /// No HTTP client can be made.
+    /// The HTTP client cannot be created.
     pub fn new(names: impl Iterator<Item = String>) -> reqwest::Result<Routes> {
-        // Sidecars are local: no proxy of the environment is used.
+        // Sidecars are local, so no proxy from the environment is used.
         let http =
             reqwest::Client::builder().no_proxy().redirect(reqwest::redirect::Policy::none()).build()?;
         let models = names.map(|name| (name, None)).collect();
@@ -72,7 +72,7 @@ impl Routes {
         })
     }
 
-    /// The model `name` answers at `address` from now on.
+    /// Sets the address of the model `name`.
     pub fn set(&self, name: &str, address: SocketAddr) {
         let mut models = self.models.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(route) = models.get_mut(name) {
@@ -80,12 +80,12 @@ impl Routes {
         }
     }
 
-    /// Whether every model answers.
+    /// Whether every model is ready.
     pub fn all_ready(&self) -> bool {
         self.snapshot().values().all(Option::is_some)
     }
 
-    /// Serves at `listener` until `stop`; then it ends once open answers are complete.
+    /// Serves at `listener` until `stop`, then ends once open answers are complete.
     ///
     /// # Errors
     /// The listener failed.
@@ -101,10 +101,10 @@ impl Routes {
             .route("/v1/models/{*id}", get(model))
             .fallback(forward)
             .with_state(self);
-        // A page of another origin must not reach models that only this machine may use.
+        // A page of another origin must not reach models that are reserved for this machine.
         let is_loopback = listener.local_addr()?.ip().is_loopback();
         let router = if is_loopback { sluice_page::serve::local_only(router) } else { router };
-        // Small pieces of a stream do not wait for the next ones; where that is refused, they do.
+        // Small pieces of a stream are sent at once. If the option cannot be set, they are delayed.
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         axum::serve(listener, router).with_graceful_shutdown(stop).await
     }
@@ -113,7 +113,7 @@ impl Routes {
         self.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The body of a request with these headers, once there is memory for it.
+    /// Reads the body of a request with these headers, once there is memory for it.
     async fn read_body(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, RouteError> {
         let length =
             headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
@@ -121,14 +121,14 @@ impl Routes {
         let permits = self.buffer_permits.clone().acquire_many_owned(kib as u32).await;
         let mut permit = permits.expect("the semaphore is never closed");
         let read = tokio::time::timeout(self.body_timeout, to_bytes(body, MAX_BODY_BYTES)).await;
-        // A client whose body broke off reads no answer, so any failure is the limit.
+        // A client that broke off reads no answer, so any other failure is the size limit.
         let body =
             read.map_err(|_| RouteError::TooSlow(self.body_timeout))?.map_err(|_| RouteError::TooLarge)?;
         drop(permit.split(kib.saturating_sub(body.len().div_ceil(1024))));
         Ok(BufferedBody { body, _permit: Some(permit) })
     }
 
-    /// The model `name`.
+    /// Returns the address of the model `name`.
     fn find(&self, name: &str) -> Result<SocketAddr, RouteError> {
         let models = self.snapshot();
         match models.get(name) {
@@ -138,7 +138,7 @@ impl Routes {
         }
     }
 
-    /// The model that `body` names; where only one is served it need not.
+    /// Returns the address of the model that `body` names; optional if only one is served.
     fn find_by_body(&self, body: &[u8]) -> Result<SocketAddr, RouteError> {
         #[derive(serde::Deserialize)]
         struct Named {
@@ -149,7 +149,7 @@ impl Routes {
         let only = || models.keys().next().filter(|_| models.len() == 1);
         match read {
             Some(Value::String(name)) => self.find(&name),
-            // The model itself reports what else is wrong with the body.
+            // The model itself reports other mistakes of the body.
             _ => only()
                 .map_or(Err(RouteError::Unnamed(models.keys().cloned().collect())), |name| self.find(name)),
         }
@@ -163,7 +163,7 @@ impl Routes {
         let answer =
             request.send().await.map_err(|error| RouteError::Unreachable(error.without_url().to_string()))?;
         let (status, headers) = (answer.status(), forwarded_headers(answer.headers()));
-        // Pieces are forwarded at once. A client that disconnects drops this body, which cancels the request at the
+        // Pieces are forwarded at once. If a client disconnects, this body is dropped, which cancels the request at the
         // model.
         let mut response = Response::new(Body::from_stream(answer.bytes_stream()));
         (*response.status_mut(), *response.headers_mut()) = (status, headers);
@@ -171,7 +171,7 @@ impl Routes {
     }
 }
 
-/// A request to send on.
+/// A request to forward.
 struct ForwardRequest {
     method: Method,
     /// Path and query.
@@ -180,7 +180,7 @@ struct ForwardRequest {
     body: BufferedBody,
 }
 
-/// A body, and the permit for its memory.
+/// A body, and the permits for its memory.
 #[derive(Debug, Default)]
 struct BufferedBody {
     body: Bytes,
@@ -196,7 +196,7 @@ async fn ready(State(routes): State<Routes>) -> StatusCode {
     if routes.all_ready() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-/// The lists of all models that answer, as one.
+/// Merges the lists of all models that answer.
 async fn models(State(routes): State<Routes>, headers: HeaderMap) -> Response {
     let list = async |address: SocketAddr| {
         let url = format!("http://{address}/v1/models");
@@ -233,7 +233,7 @@ async fn forward(State(routes): State<Routes>, request: Request) -> Response {
     let path = parts.uri.path_and_query().map_or(String::new(), ToString::to_string);
     let to = match parts.method {
         Method::POST => routes.find_by_body(&body.body),
-        // Other methods name no model, so they need that only one is served.
+        // Other methods name no model, so exactly one must be served.
         _ => routes.find_by_body(b"{}").map_err(|problem| match problem {
             RouteError::Unnamed(_) => RouteError::NoRoute(parts.uri.path().to_owned()),
             other => other,
@@ -253,11 +253,11 @@ fn to_response(sent: Result<Response, RouteError>) -> Response {
 /// Why a request reaches no model.
 #[derive(Debug, PartialEq, Eq)]
 enum RouteError {
-    /// No model of this name; those that there are.
+    /// No model has this name; lists the available ones.
     NoModel(String, Vec<String>),
-    /// The body names none; those that there are.
+    /// The body names no model; lists the available ones.
     Unnamed(Vec<String>),
-    /// It does not answer yet.
+    /// The model is loading.
     Loading(String),
     /// Its sidecar cannot be reached.
     Unreachable(String),
@@ -265,12 +265,12 @@ enum RouteError {
     TooLarge,
     /// The body did not arrive in time.
     TooSlow(Duration),
-    /// Nothing is there.
+    /// The path does not exist.
     NoRoute(String),
 }
 
 impl IntoResponse for RouteError {
-    /// In OpenAI's form.
+    /// Formats the error in OpenAI's form.
     fn into_response(self) -> Response {
         const REQUEST_ERROR: &str = "invalid_request_error";
         const SERVICE_ERROR: &str = "service_unavailable";

@@ -1,4 +1,4 @@
-//! Asks the API and reads its stream of events.
+//! A client of the API that reads its event stream.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -7,12 +7,12 @@ use eventsource_stream::Eventsource;
 use futures_util::StreamExt;
 use serde_json::Value;
 
-/// How an answer ended.
+/// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it, or its reader.
+    /// The model or the user ended it.
     Stop,
-    /// It has as many tokens as it may have.
+    /// It reached the token limit.
     Length,
 }
 
@@ -24,20 +24,20 @@ pub struct ChatClient {
 }
 
 impl ChatClient {
-    /// Of the API that listens at `address`.
+    /// Creates a client of the API at `address`.
     ///
     /// # Errors
-    /// No HTTP client can be made.
+    /// The HTTP client cannot be created.
     pub fn new(address: SocketAddr) -> anyhow::Result<ChatClient> {
         let http = reqwest::Client::builder().no_proxy().build()?;
         Ok(ChatClient { http, url: format!("http://{}", reachable(address)) })
     }
 
-    /// Asks for a stream and gives each piece of its text to `take`, until `take` returns `false`. Says how the answer
-    /// ended.
+    /// Requests a stream and passes each piece of its text to `take`, until `take` returns `false`. Returns why the
+    /// answer ended.
     ///
     /// # Errors
-    /// The server's words, or how the connection broke.
+    /// The error of the server or of the connection.
     pub async fn complete(
         &self,
         path: &str,
@@ -74,7 +74,7 @@ impl ChatClient {
     }
 }
 
-/// Where a listener at `address` is reached from this machine.
+/// Returns the address at which this machine reaches a listener at `address`.
 pub fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -84,12 +84,12 @@ pub fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// The message of an error in OpenAI's form.
+/// Returns the message of an error in OpenAI's form.
 fn error_message(event: &Value) -> Option<String> {
     Some(event.get("error")?.get("message")?.as_str()?.to_owned())
 }
 
-/// The text of a chunk of either endpoint; `None` = it has none.
+/// Returns the text of a chunk of either endpoint; `None` = it has none.
 fn chunk_text(chunk: &Value) -> Option<&str> {
     let choice = chunk.get("choices")?.get(0)?;
     let text = choice.get("text").or_else(|| choice.get("delta")?.get("content"));

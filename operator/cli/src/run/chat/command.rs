@@ -15,24 +15,24 @@ pub const HELP_TEXT: &str = "\
 \"\"\"                begins and ends a prompt of several lines
 Ctrl-C             stops an answer";
 
-/// In place of a value: no value of the user's.
+/// Value that removes the user's setting.
 const DEFAULT_VALUE: &str = "default";
 
-/// What begins and ends a prompt of several lines.
+/// Starts and ends a prompt of several lines.
 const MULTILINE_FENCE: &str = "\"\"\"";
 
-/// Puts lines together.
+/// Joins the lines of a prompt.
 #[derive(Debug, Default)]
 pub struct LineAssembler {
     open: Option<String>,
 }
 
-/// What a line did.
+/// The result of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Assembled {
-    /// The prompt is not complete: more lines follow.
+    /// The prompt is incomplete: more lines follow.
     Open,
-    /// The text is whole.
+    /// The text is complete.
     Complete(String),
 }
 
@@ -42,7 +42,7 @@ impl LineAssembler {
         self.open.is_some()
     }
 
-    /// Takes a line.
+    /// Adds a line.
     pub fn push(&mut self, line: &str) -> Assembled {
         let (begun, rest) = match (self.open.take(), line.trim_start().strip_prefix(MULTILINE_FENCE)) {
             (Some(begun), _) => (begun + "\n", line),
@@ -52,7 +52,7 @@ impl LineAssembler {
         match rest.trim_end().strip_suffix(MULTILINE_FENCE) {
             Some(last) => {
                 let text = begun + last;
-                // A prompt, whatever it begins with; the lines of the fences themselves are no part of it.
+                // A fenced text is a prompt, even if it begins like a command. The fences are not part of it.
                 Assembled::Complete(format!("{MULTILINE_FENCE}{}", text.trim_matches('\n')))
             }
             None => {
@@ -63,36 +63,36 @@ impl LineAssembler {
     }
 }
 
-/// What the user wants.
+/// A command of the user.
 #[derive(Debug, PartialEq)]
 pub enum ChatCommand<'a> {
-    /// An answer to this.
+    /// Answer this prompt.
     Prompt(&'a str),
-    /// The list of commands.
+    /// List the commands.
     Help,
-    /// A new conversation.
+    /// Start a new conversation.
     Clear,
-    /// The settings.
+    /// Show the settings.
     ShowSettings,
-    /// The one of this name.
+    /// Show the setting of this name.
     ShowSetting(&'static str),
-    /// Another value for one.
+    /// Change a setting.
     Set(Setting),
-    /// The default for the one of this name.
+    /// Reset the setting of this name to its default.
     Unset(&'static str),
-    /// The names of the models.
+    /// List the models.
     ShowModels,
-    /// Another model.
+    /// Switch the model.
     Model(&'a str),
-    /// The end.
+    /// Quit.
     Bye,
 }
 
 impl ChatCommand<'_> {
-    /// Reads a line, or what [`LineAssembler`] made of several.
+    /// Parses a line, or the text that [`LineAssembler`] made of several lines.
     ///
     /// # Errors
-    /// A command that is none, for people.
+    /// The command is unknown or invalid; the message is for users.
     pub fn parse(text: &str) -> Result<ChatCommand<'_>, String> {
         if let Some(prompt) = text.strip_prefix(MULTILINE_FENCE) {
             return Ok(ChatCommand::Prompt(prompt));
@@ -114,7 +114,7 @@ impl ChatCommand<'_> {
                     .into())
             }
             ["/model"] => Ok(ChatCommand::ShowModels),
-            // Names of folders may have blanks.
+            // Names of folders may contain spaces.
             ["/model", ..] => Ok(ChatCommand::Model(text["/model".len()..].trim())),
             _ => Err(format!(
                 "`{}` is no command; /help lists them, and a prompt that begins with / goes between {MULTILINE_FENCE}",

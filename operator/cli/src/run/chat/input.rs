@@ -9,7 +9,7 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// What was read.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReadResult {
     /// A line, without its end.
@@ -51,12 +51,12 @@ impl LineReader {
         Ok(LineReader { prompts, lines, is_pending: false, terminal })
     }
 
-    /// Whether a person types.
+    /// Whether the input is a terminal.
     pub fn is_terminal(&self) -> bool {
         self.terminal.is_some()
     }
 
-    /// The next line. A call that was dropped goes on with the next one.
+    /// Returns the next line. If a call is dropped, the next call continues it.
     ///
     /// # Errors
     /// The input cannot be read.
@@ -73,7 +73,7 @@ impl LineReader {
 }
 
 impl Drop for LineReader {
-    /// The thread may be in the middle of a line: this restores the terminal in its place.
+    /// The thread may be reading a line, so this restores the terminal in its place.
     fn drop(&mut self) {
         if let Some(terminal) = self.terminal.as_ref().filter(|_| self.is_pending) {
             terminal.restore();
@@ -81,7 +81,7 @@ impl Drop for LineReader {
     }
 }
 
-/// How the terminal was before lines were edited.
+/// Terminal settings from before the line editor started.
 #[derive(Debug)]
 struct Terminal(Termios);
 
@@ -98,7 +98,7 @@ impl Terminal {
     }
 }
 
-/// Reads a line for each prompt; the arrow keys bring earlier ones back.
+/// Reads a line with editing for each prompt; the arrow keys recall earlier lines.
 fn edit_lines(
     mut editor: DefaultEditor,
     prompts: &mpsc::Receiver<String>,
@@ -107,7 +107,7 @@ fn edit_lines(
     for prompt in prompts {
         let read = match editor.readline(&prompt) {
             Ok(line) => {
-                // A line without a place in the history is a line all the same.
+                // A failure to store the history does not affect the line.
                 let _ = editor.add_history_entry(&line);
                 Ok(ReadResult::Line(line))
             }

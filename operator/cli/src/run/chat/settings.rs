@@ -1,4 +1,4 @@
-//! Parameters of a chat's requests: set by the user, else by the model's author, else these defaults.
+//! Parameters of a chat's requests: the user's values, else those of the model's author, else these defaults.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,30 +7,30 @@ use serde_json::{Number, Value};
 
 /// Longest answer of a model without a chat template, tokens: such a model seldom ends by itself.
 const COMPLETION_TOKENS: u32 = 256;
-/// Where neither the user nor the model's author names another one. A small model answers nonsense at the 1.0 of the
-/// API.
+/// Default if neither the user nor the model's author sets one. A small model answers nonsense at the API's default of
+/// 1.0.
 const TEMPERATURE: f64 = 0.7;
-/// As above. It leaves out the least likely tokens.
+/// Default, as for the temperature. Excludes the least likely tokens.
 const TOP_P: f64 = 0.95;
 
 /// Names of settings, and whether a value may have a fraction.
 const SETTINGS: [(&str, bool); 5] =
     [("max_tokens", false), ("seed", false), ("temperature", true), ("top_k", false), ("top_p", true)];
 
-/// A parameter of all requests from now on.
+/// A parameter of all later requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setting {
-    /// As in the API.
+    /// Name in the API.
     pub name: &'static str,
     /// A number.
     pub value: Number,
 }
 
 impl Setting {
-    /// Reads what `/set` was given.
+    /// Parses the arguments of `/set`.
     ///
     /// # Errors
-    /// No setting has this name, or the value is not one of its kind; for people.
+    /// No setting has this name, or the value has the wrong type; the message is for users.
     pub fn parse(name: &str, value: &str) -> Result<Setting, String> {
         let (name, fraction) = find_setting(name)?;
         let number = value.parse::<Number>().ok().filter(|number| fraction || !number.is_f64());
@@ -41,7 +41,7 @@ impl Setting {
     /// Whether the API takes this value in a request to `model`: the limits are those of the sidecar's gateway.
     ///
     /// # Errors
-    /// The values that it takes, for people.
+    /// The accepted values, for users.
     pub fn check(&self, model: Model<'_>) -> Result<(), String> {
         // The gateway reads fractions as f32.
         let number = self.value.as_f64().unwrap_or(f64::NAN) as f32;
@@ -65,7 +65,7 @@ impl Setting {
     }
 }
 
-/// The setting that is called `name`, and whether its value may have a fraction.
+/// Returns the setting `name`, and whether its value may have a fraction.
 fn find_setting(name: &str) -> Result<(&'static str, bool), String> {
     SETTINGS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
         let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
@@ -73,10 +73,10 @@ fn find_setting(name: &str) -> Result<(&'static str, bool), String> {
     })
 }
 
-/// The setting that is called `name`.
+/// Returns the static name of the setting `name`.
 ///
 /// # Errors
-/// There is none, for people.
+/// There is no such setting; the message is for users.
 pub fn name_of(name: &str) -> Result<&'static str, String> {
     find_setting(name).map(|(name, _)| name)
 }
@@ -86,10 +86,10 @@ pub fn name_of(name: &str) -> Result<&'static str, String> {
 pub struct Recommended(BTreeMap<&'static str, Number>);
 
 impl Recommended {
-    /// File of a model's folder that names it.
+    /// File in a model's folder that contains them.
     const GENERATION_CONFIG: &str = "generation_config.json";
 
-    /// What the model in `folder` names. Its sidecar refuses a file that is no JSON.
+    /// Reads the recommendation of the model in `folder`. Its sidecar refuses a file that is not JSON.
     pub fn from_folder(folder: &Path) -> Recommended {
         let file = std::fs::read(folder.join(Recommended::GENERATION_CONFIG)).unwrap_or_default();
         let file: Value = serde_json::from_slice(&file).unwrap_or_default();
@@ -101,25 +101,25 @@ impl Recommended {
     }
 }
 
-/// What a request leaves to the settings of its model.
+/// The model's part of the settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Model<'a> {
-    /// It has a chat template, so its answers end by themselves.
+    /// Whether it has a chat template, so that its answers end by themselves.
     pub has_template: bool,
-    /// Its context, tokens.
+    /// Context, tokens.
     pub context_tokens: u32,
-    /// Of its author.
+    /// Recommendation of its author.
     pub recommended: &'a Recommended,
 }
 
 impl Model<'_> {
-    /// The value that is sent where the user sets none.
+    /// Returns the value to send if the user sets none.
     fn default(&self, name: &str) -> Option<Number> {
         match name {
             "max_tokens" if !self.has_template => {
                 Some(COMPLETION_TOKENS.min(self.context_tokens / 2).max(1).into())
             }
-            // The server takes what the author recommends by itself.
+            // The server applies the author's recommendation by itself.
             _ if self.recommended.0.contains_key(name) => None,
             "temperature" => Number::from_f64(TEMPERATURE),
             "top_p" => Number::from_f64(TOP_P),
@@ -127,7 +127,7 @@ impl Model<'_> {
         }
     }
 
-    /// What applies where nothing is sent.
+    /// Describes the value that applies if none is sent.
     fn implicit_default(&self, name: &str) -> String {
         match (self.recommended.0.get(name), name) {
             (Some(value), _) => format!("{value} (from {})", Recommended::GENERATION_CONFIG),
@@ -138,23 +138,23 @@ impl Model<'_> {
     }
 }
 
-/// All settings of the user.
+/// The user's settings.
 #[derive(Clone, Debug, Default)]
 pub struct Settings(BTreeMap<&'static str, Number>);
 
 impl Settings {
-    /// Another value for one.
+    /// Sets a value.
     pub fn set(&mut self, setting: Setting) {
         self.0.insert(setting.name, setting.value);
     }
 
-    /// Takes the user's value of `name` back, and returns the value that now applies to a request to `model`.
+    /// Removes the user's value of `name`, and returns the value that now applies to a request to `model`.
     pub fn unset(&mut self, name: &'static str, model: Model<'_>) -> String {
         self.0.remove(name);
         model.default(name).map_or_else(|| model.implicit_default(name), |value| value.to_string())
     }
 
-    /// Writes them into a request to `model`.
+    /// Writes the values into a request to `model`.
     pub fn apply(&self, model: Model<'_>, body: &mut Value) {
         for (name, _) in SETTINGS {
             if let Some(value) = self.0.get(name).cloned().or_else(|| model.default(name)) {
@@ -163,13 +163,13 @@ impl Settings {
         }
     }
 
-    /// The value of each for a request to `model`, one a line.
+    /// Lists the value of each setting for a request to `model`, one per line.
     pub fn list(&self, model: Model<'_>) -> String {
         let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| self.setting_line(name, model)).collect();
         lines.join("\n")
     }
 
-    /// `name` and its value for a request to `model`.
+    /// Formats `name` and its value for a request to `model`.
     pub fn setting_line(&self, name: &'static str, model: Model<'_>) -> String {
         let value = match (self.0.get(name), model.default(name)) {
             (Some(value), _) => format!("{value} (set)"),

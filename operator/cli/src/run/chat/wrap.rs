@@ -1,13 +1,14 @@
-//! Lines of an answer on a terminal: a word that reaches the border moves to the next line while it is written. Pure.
+//! Wraps a streamed answer on a terminal: a word that reaches the border moves to the next line while it is written.
+//! Pure.
 
 use unicode_width::UnicodeWidthChar;
 
-/// Columns between two stops of a tabulator.
+/// Tab width, columns.
 const TAB_WIDTH: usize = 8;
 /// On a narrower terminal the terminal itself breaks lines, within words.
 const MIN_COLUMNS: usize = 20;
 
-/// Where the end of an answer is on its line.
+/// Cursor position of an answer.
 #[derive(Debug, Default)]
 pub struct Wrapper {
     /// Columns of the line so far.
@@ -18,8 +19,8 @@ pub struct Wrapper {
 }
 
 impl Wrapper {
-    /// What a terminal of `columns` columns gets for the next `piece` of an answer. Control characters of the piece are
-    /// left out.
+    /// Returns the output for the next `piece` of an answer on a terminal of `columns` columns, without control
+    /// characters of the piece.
     pub fn wrap(&mut self, piece: &str, columns: Option<usize>) -> String {
         let mut text = String::new();
         // A line that fills the last column stands between two lines.
@@ -76,13 +77,12 @@ impl Wrapper {
         }
     }
 
-    /// Takes the last word of the line, which has no room for the rest of it, to the next line. A word that is as long
-    /// as the line stays.
+    /// Moves the last word of the line, which does not fit, to the next line. A word as long as the line stays.
     fn move_word(&mut self, text: &mut String) {
         let (word, columns) = (std::mem::take(&mut self.word), self.word_columns);
         let moves = 0 < columns && columns < self.column;
         if moves {
-            // The cursor goes back to the start of the word, and the rest of the line becomes blank.
+            // Moves the cursor to the start of the word, and clears the rest of the line.
             text.push_str(&format!("\x1b[{columns}D\x1b[K"));
         }
         self.begin_line(text);
@@ -97,7 +97,7 @@ impl Wrapper {
 mod tests {
     use super::*;
 
-    /// The screen of a terminal that was given `written`.
+    /// Returns the screen of a terminal after the output `written`.
     fn screen(written: &str) -> Vec<String> {
         let (mut lines, mut rest) = (vec![String::new()], written);
         while let Some(letter) = rest.chars().next() {
