@@ -1,7 +1,7 @@
 //! `sluice top`: where the memory of running tenants is, and their figures.
 //!
-//! Sidecars of this machine are found in the runtime folder and asked over their admin ports; in a cluster the
-//! operator's leader tells what it read of them last. The live screen shows what the page shows; `--once` prints text
+//! Sidecars of this machine are found in the runtime folder and read over their admin ports; in a cluster the
+//! operator's leader reports its last readings. The live screen shows the data of the page; `--once` prints text
 //! ([`view`]).
 
 mod live;
@@ -24,9 +24,9 @@ pub use poll::SidecarPoll;
 use poll::{PollSource, sidecar_polls};
 use view::RenderContext;
 
-/// Between two looks at the sidecars of this machine.
+/// Interval of reading the sidecars of this machine.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
-/// Between two looks at a cluster, whose operator reads its sidecars twice a minute.
+/// Interval of reading a cluster, whose operator reads its sidecars twice a minute.
 const CLUSTER_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Width of `--once`, columns: enough for every column of the table.
 const ONCE_COLUMNS: usize = 110;
@@ -98,7 +98,7 @@ async fn once_text(mut source: PollSource) -> anyhow::Result<()> {
     let mut rates = Rates::default();
     let mut seen = sidecar_polls(source.poll().await?, &mut rates);
     if !source.is_cluster() {
-        // A rate takes two looks, and those of a cluster are too far apart to wait for.
+        // A rate needs two readings, and those of a cluster are too far apart to wait for.
         tokio::time::sleep(source.refresh()).await;
         seen = sidecar_polls(source.poll().await?, &mut rates);
     }
@@ -109,7 +109,8 @@ async fn once_text(mut source: PollSource) -> anyhow::Result<()> {
         empty_text: source.empty_text(),
     };
     for line in view::text(&view, ONCE_COLUMNS) {
-        // What others wrote must not steer the terminal. The live screen leaves such characters out by itself.
+        // Text of other parties must not contain control sequences of the terminal. The live screen removes such
+        // characters itself.
         print(line.to_string().replace(char::is_control, " ").trim_end())?;
     }
     Ok(())

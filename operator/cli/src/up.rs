@@ -1,7 +1,7 @@
 //! `sluice up`: runs the tenants of a YAML file as local processes, without a cluster.
 //!
-//! Each tenant is one sidecar process, which starts and keeps its engine. This process keeps the sidecars: it restarts
-//! what dies, says on stdout when a tenant serves, and leaves nothing behind when it ends.
+//! Each tenant is one sidecar process, which starts and supervises its engine. This process supervises the sidecars: it
+//! restarts those that exit, reports on stdout when a tenant serves, and stops all of them when it ends.
 
 mod config_error;
 mod dashboard;
@@ -69,11 +69,11 @@ pub struct UpArgs {
     pub poison: bool,
 }
 
-/// Runs until it is told to stop.
+/// Runs until a signal stops it.
 ///
 /// # Errors
-/// A file that cannot be read, an object that is wrong or asks for what is not built, a sibling binary that is missing,
-/// or a tenant that cannot be served.
+/// A file cannot be read, an object is wrong or needs an unsupported feature, a sibling binary is missing, or a tenant
+/// cannot be served.
 pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let options = UpOptions {
         host: args.host,
@@ -85,7 +85,7 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
         engine: sibling_binaries::find("sluice-engine")?,
     };
     let objects = load_objects(&args.files)?;
-    // A person reads no log lines of every start.
+    // On a terminal, users do not read the log lines of every start.
     let quiet = std::io::stderr().is_terminal();
     let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, quiet)?;
     if quiet {
@@ -102,7 +102,7 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     fleet.run(&mut Signals::new()?, std::future::pending()).await
 }
 
-/// Objects of all files, each with the folder that its relative paths start from.
+/// Loads the objects of all files, each with the base folder of its relative paths.
 fn load_objects(paths: &[PathBuf]) -> Result<Vec<plan::SourceObject>, Misconfigured> {
     let loaded = manifests::load_files(&Loader::new(), paths);
     let place =
@@ -111,7 +111,7 @@ fn load_objects(paths: &[PathBuf]) -> Result<Vec<plan::SourceObject>, Misconfigu
     if loaded.errors.is_empty() {
         return Ok(placed);
     }
-    // What is not built is told in the same list.
+    // Unsupported fields are reported in the same list.
     let errors = loaded.errors.into_iter().chain(plan::unsupported_fields(&placed).errors);
     Err(manifests::to_misconfigured(&errors.collect()))
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::support::{ProcessOutput, TestEnv, finish, serve};
 
-/// Between two tokens of an answer.
+/// Time between two tokens of an answer.
 const GAP: Duration = Duration::from_millis(20);
 
 /// How the server treats its n-th request, counted from 0.
@@ -23,15 +23,15 @@ type ResponsePlan = fn(usize) -> Answer;
 
 #[derive(Clone, Copy)]
 enum Answer {
-    /// As many tokens as were asked for.
+    /// The requested number of tokens.
     Whole,
-    /// The same, but three tokens in every chunk.
+    /// The requested number of tokens, three in every chunk.
     MultiToken,
     /// 429 in OpenAI's shape.
     Busy,
-    /// An error in the middle.
+    /// An error in the middle of the stream.
     Broken,
-    /// The end in the middle, without a word.
+    /// The stream ends in the middle without an error.
     Truncated,
 }
 
@@ -69,7 +69,7 @@ impl Server {
         (format!("http://{}", serve(router)), seen)
     }
 
-    /// Notes a request; its number and the guard that it is open.
+    /// Records a request. Returns its number and a guard that counts it as open.
     fn record(&self, headers: &HeaderMap, body: &Value) -> (usize, OpenRequest) {
         let mut seen = self.log.lock().unwrap();
         seen.bodies.push(body.clone());
@@ -104,7 +104,7 @@ fn chunk(text: &str) -> String {
     json!({"choices": [{"text": text, "finish_reason": null}]}).to_string()
 }
 
-/// All chunks of an answer of `tokens` tokens, which `texts` carry.
+/// Returns all chunks of an answer of `tokens` tokens with the texts `texts`.
 fn whole(texts: impl Iterator<Item = String>, tokens: u64) -> Vec<String> {
     let last = json!({"choices": [{"text": "", "finish_reason": "length"}]}).to_string();
     let usage = json!({"choices": [], "usage": {"completion_tokens": tokens}}).to_string();
@@ -148,7 +148,7 @@ fn figures_add_up() {
     assert_eq!((number(&report, "/completed"), number(&report, "/failed")), (6.0, 0.0));
     assert_eq!((times("/output_tokens_per_s"), times("/total_tokens_per_s")), (42.0, 72.0));
     assert_eq!(times("/requests_per_s"), 6.0);
-    // A busy client may read two tokens at once: only sums and the first token have a least time.
+    // A busy client may read two tokens at once, so only sums and the first token have a lower bound.
     assert!(number(&report, "/ttft_ms/p50") >= 20.0 && number(&report, "/tbt_ms/max") >= 19.0, "{report}");
     assert!(number(&report, "/e2e_ms/max") >= 140.0 && duration >= 0.14, "7 tokens of 20 ms: {report}");
 }

@@ -1,5 +1,5 @@
-//! Files with several mistakes, as `sluice up` and `sluice plan` refuse them. The files and what is said of them are
-//! those of the loader's own test.
+//! Files with several mistakes, as `sluice up` and `sluice plan` reject them. The files and messages are those of the
+//! loader's own test.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ fn cases() -> Vec<PathBuf> {
     cases
 }
 
-/// Writes the files of a case into the world; their names.
+/// Writes the files of a case into the test environment; returns their names.
 fn copy(world: &TestEnv, case: &Path) -> Vec<String> {
     let files = std::fs::read_dir(case).unwrap().map(|entry| entry.unwrap().path());
     let mut names: Vec<String> = files

@@ -1,4 +1,4 @@
-//! `sluice explain` against an API server of this process, and against an admin port of it.
+//! `sluice explain` against an API server and an admin port of this process.
 
 use axum::Router;
 use axum::extract::Query;
@@ -37,7 +37,7 @@ fn events(about: &str) -> Value {
     }]})
 }
 
-/// A world with the kubeconfig of an API server that has one tenant, and no operator.
+/// An environment with the kubeconfig of an API server that has one tenant and no operator.
 fn cluster_env() -> TestEnv {
     let missing = || async {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
@@ -103,7 +103,7 @@ fn tenant_not_running_locally_gets_cluster_hint() {
     assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
 }
 
-/// The admin port of `default/chat`, who waits for the turn that `holder` does not give up.
+/// The admin port of `default/chat`, which waits for the time slice that `holder` does not release.
 fn waiting_tenant_admin(holder: &'static str) -> std::net::SocketAddr {
     let answer = move || async move {
         let holder = Some(holder.to_owned());
@@ -120,7 +120,7 @@ fn waiting_tenant_admin(holder: &'static str) -> std::net::SocketAddr {
 #[test]
 fn peer_explains_stopped_sidecar_and_waiter_names_it() {
     let world = TestEnv::new();
-    // The kernel takes connections to it, and nothing ever answers: as a stopped process.
+    // The kernel accepts connections to it, and no process answers, as with a stopped process.
     let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let _code = top::tenant(&world, "code", stopped.local_addr().unwrap(), "secret");
     let _chat = top::tenant(&world, "chat", waiting_tenant_admin("default/code"), "secret");

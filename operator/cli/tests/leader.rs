@@ -1,5 +1,5 @@
-//! The way to the operator's leader: Lease, forwarded port, overview, against an API server of this process that speaks
-//! the websocket of `pods/portforward`: two channels for each port, the first frame of each its number.
+//! The path to the operator's leader: Lease, forwarded port, overview. An API server of this process speaks the
+//! websocket of `pods/portforward`: two channels per port, the first frame of each with its number.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
 
 use crate::support::{TestEnv, finish};
 
-/// What was asked of the leader: path and query.
+/// Requests to the leader: path and query.
 type RequestLog = Arc<Mutex<Vec<String>>>;
 
 fn overview() -> Overview {
@@ -33,7 +33,7 @@ fn overview() -> Overview {
     Overview { gpus: vec![gpu], ..Overview::default() }
 }
 
-/// An API server with a Lease that `sluice-operator-1` holds, and its pod. It serves for as long as the test runs.
+/// An API server with a Lease that `sluice-operator-1` holds, and its pod. It serves until the test ends.
 fn api_server() -> (SocketAddr, RequestLog) {
     let asked = RequestLog::default();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -61,7 +61,7 @@ async fn connection(mut stream: TcpStream, asked: RequestLog) {
         return forward(stream, asked).await;
     }
     assert!(head.contains("/namespaces/sluice-system/leases/sluice-operator"), "{head}");
-    // All of it: what is left unread when the connection ends resets it, and the answer may be lost.
+    // Reads the whole request: unread data resets the connection at its end, and the answer may be lost.
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") {
         assert!(stream.read_buf(&mut request).await.unwrap() > 0, "a whole request");
@@ -70,11 +70,11 @@ async fn connection(mut stream: TcpStream, asked: RequestLog) {
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sluice-operator"},
         "spec": {"holderIdentity": "sluice-operator-1"},
     });
-    // This connection ends here: a client that is not told may send its next request on it.
+    // This connection ends here. Without the header, a client may send its next request on it.
     stream.write_all(http("connection: close\r\n", &lease.to_string()).as_bytes()).await.unwrap();
 }
 
-/// `headers` end each with a line break.
+/// Each of `headers` ends with a line break.
 fn http(headers: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
@@ -137,7 +137,7 @@ async fn broken_connection_is_reestablished() {
     let mut leader = LeaderClient::new(args.connect().await.unwrap());
     let scope = OverviewScope { namespace: Some("team".into()), tenant: Some("chat".into()) };
     for _ in 0..2 {
-        // The break may be seen before the next question or by it; the one after that is answered.
+        // The break may be noticed before the next request or by it; the request after that is answered.
         let overview = match leader.overview(&scope).await {
             Ok(overview) => overview,
             Err(_) => leader.overview(&scope).await.unwrap(),

@@ -1,4 +1,4 @@
-//! The binaries as a user meets them: processes, exit statuses, signals, files.
+//! Tests of the binaries as users run them: processes, exit statuses, signals, files.
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 

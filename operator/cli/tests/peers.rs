@@ -26,7 +26,7 @@ fn yaml() -> String {
     format!("{}{}", pool("24Mi"), TENANTS.map(tenant).concat())
 }
 
-/// A sidecar that says where it listens as the test has written it for this life of its tenant.
+/// A sidecar whose address the test has written for this instance of its tenant.
 const LISTENING_SIDECAR: &str =
     "folder=$(dirname \"$2\"); name=${folder##*.}; touch lives.$name; life=$(wc -l < lives.$name)
 cp \"$2\" told.tmp.$name; mv told.tmp.$name told.$name
@@ -36,15 +36,15 @@ cp record.$name.$life \"$folder/tmp\" && mv \"$folder/tmp\" \"$folder/sidecar.js
 exec sleep 600
 ";
 
-/// What the admin port of a tenant answers to its n-th directive, from 0, of this epoch.
+/// Answer of a tenant's admin port to its n-th directive, from 0, of this epoch.
 type AdminScript = fn(usize, u64) -> (StatusCode, Value);
 
-/// Admin ports of this process, and the directives that they were given.
+/// Admin ports of this process, and the directives that they received.
 #[derive(Clone, Default)]
 struct FakeAdmins(Arc<Mutex<BTreeMap<String, Vec<Directive>>>>);
 
 impl FakeAdmins {
-    /// Where the sidecar of `name` listens in its life `life`.
+    /// Starts an admin port for the sidecar of `name` in its instance `life`.
     fn listen(&self, world: &TestEnv, name: &'static str, life: usize, answer: AdminScript) -> SocketAddr {
         let told = self.clone();
         let put = move |headers: HeaderMap, Json(directive): Json<Directive>| async move {
@@ -72,12 +72,12 @@ impl FakeAdmins {
         address
     }
 
-    /// Where the sidecars of all tenants listen in their first lives.
+    /// Starts admin ports for the first instances of all tenants.
     fn listen_all(&self, world: &TestEnv) -> [SocketAddr; 3] {
         TENANTS.map(|name| self.listen(world, name, 0, accept))
     }
 
-    /// The directive number `index` of `name`, once it has come.
+    /// Waits for the directive number `index` of `name`.
     fn directive(&self, name: &str, index: usize) -> Directive {
         wait_for("a directive comes", || self.0.lock().unwrap().get(name)?.get(index).cloned())
     }
@@ -107,7 +107,7 @@ fn up(world: &TestEnv) -> Child {
     start(world.sluice(&["up", "-f", "local.yaml", "--port", "0"]))
 }
 
-/// Ends it in order; what it said meanwhile.
+/// Stops `sluice up` in order; returns its output.
 fn finish_up(up: Child, world: &TestEnv) -> ProcessOutput {
     signal(&up, Signal::TERM);
     let outcome = ProcessOutput::from_output(up.wait_with_output().unwrap());
@@ -212,7 +212,7 @@ fn failed_directive_is_retried_and_rejected_one_is_not() {
     assert_eq!((told.count("code"), told.count("mail")), (1, 1));
 }
 
-/// A refusal because a directive of this epoch, with sequence 50, is in force.
+/// A rejection because a directive of this epoch, with sequence 50, is in force.
 fn conflict_response(epoch: u64) -> (StatusCode, Value) {
     let error = json!({"message": "not newer than the one in force"});
     (StatusCode::CONFLICT, json!({"error": error, "current": {"epoch": epoch, "sequence": 50}}))
@@ -253,19 +253,19 @@ fn gpu_of_another_run_is_rejected_and_first_run_continues() {
     finish_up(first, &world);
 }
 
-/// The folder of the product's binaries, or a loud line that says what is skipped.
+/// Returns the folder of the product's binaries, or prints a line that the test is skipped.
 fn binaries(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let folder = folder.filter(|folder| folder.join("sluice-sidecar").is_file());
     if folder.is_none() {
-        // Not by `eprintln!`: the test harness would swallow it.
+        // Not `eprintln!`, because the test harness would capture it.
         let mut stderr = std::io::stderr();
         writeln!(stderr, "SKIPPED {test}: set SLUICE_BIN_DIR to the folder of built binaries").unwrap();
     }
     folder.map(|folder| std::path::absolute(folder).unwrap())
 }
 
-/// Status and body of what the admin port of a real sidecar answers to `GET path`.
+/// Returns status and answer of a real sidecar's admin port to `GET path`.
 fn ask(record: &SidecarRecord, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(record.admin).unwrap();
     let token = text(&record.token_file);

@@ -1,4 +1,4 @@
-//! `sluice plan` as a user calls it.
+//! Tests of `sluice plan` as users run it.
 
 use crate::support::{TestEnv, finish};
 
@@ -28,7 +28,7 @@ fn tenant(name: &str, source: &str, more: &str) -> String {
 const FILE: &str = "{type: File, file: {path: models/here}}";
 const HUB: &str = "{type: HuggingFace, huggingFace: {repo: a/b}}";
 
-/// A world whose sidecar tells the sizes of what it is asked for, and writes down what that was.
+/// An environment whose sidecar reports the sizes of models, and records its arguments.
 fn test_env() -> TestEnv {
     let world = TestEnv::new();
     world.script("sluice-sidecar", &format!("echo \"$*\" >> asked\necho '{REPORT}'\n"));

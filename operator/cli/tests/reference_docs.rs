@@ -83,7 +83,7 @@ fn argument_syntax(argument: &Arg) -> String {
     if flags.is_empty() { value.trim_start().to_owned() } else { flags.join(", ") }
 }
 
-/// What holds without it: the variable of the environment, then the value of the definition or the words of the help.
+/// Returns the default: the environment variable, then the value of the definition or the text of the help.
 fn default(argument: &Arg, stated: Option<String>) -> String {
     let values = argument.get_default_values().iter().map(|value| value.to_string_lossy());
     let values: Vec<_> = values.filter(|value| !value.is_empty()).collect();
@@ -97,7 +97,7 @@ fn default(argument: &Arg, stated: Option<String>) -> String {
     environment.into_iter().chain(own).collect::<Vec<_>>().join(", else ")
 }
 
-/// What it means, in one line that fits a cell, and what a last sentence `Default: ...` says.
+/// Returns the meaning in one line that fits a table cell, and the content of a last sentence `Default: ...`.
 fn description(argument: &Arg) -> (String, Option<String>) {
     let text = argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
     let choices: Vec<_> =

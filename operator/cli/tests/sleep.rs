@@ -18,7 +18,7 @@ use crate::top;
 
 const MIB: u64 = 1 << 20;
 
-/// An admin port of a tenant that uses 24 MiB of 32 MiB while it is awake, and none while it sleeps by `level`.
+/// The admin port of a tenant that uses 24 MiB of 32 MiB while it is awake, and none while it sleeps by `level`.
 fn admin(level: &'static str) -> SocketAddr {
     let asleep = Arc::new(AtomicBool::new(false));
     let (slept, woken) = (asleep.clone(), asleep.clone());
@@ -45,7 +45,7 @@ fn admin(level: &'static str) -> SocketAddr {
     serve(router.route("/sleep", post(sleep)).route("/wake_up", post(wake)))
 }
 
-/// An admin port that refuses both, of a sidecar that does not know its memory.
+/// An admin port that rejects both commands, of a sidecar that does not know its memory.
 fn rejecting_admin() -> SocketAddr {
     let refuse = || async {
         let error = json!({"error": {"message": "the tenant has not loaded", "code": "not_now"}});

@@ -1,4 +1,4 @@
-//! Processes of the product in a folder of their own, with scripts in place of their siblings.
+//! Runs processes of the product in a folder of their own, with scripts in place of their siblings.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Longest that anything here may take.
+/// Timeout of all waits.
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// YAML of a pool with one GPU of host memory.
@@ -28,7 +28,7 @@ pub fn tenant(name: &str) -> String {
     )
 }
 
-/// `sluice` with the world it runs in: nothing outside the folder is seen or touched.
+/// `sluice` with its environment: it neither reads nor changes anything outside the folder.
 pub struct TestEnv {
     dir: TempDir,
 }
@@ -42,7 +42,7 @@ impl TestEnv {
         world
     }
 
-    /// A world with a kubeconfig of an API server without TLS, whose context is in the namespace `team`.
+    /// Creates an environment with a kubeconfig of an API server without TLS, whose context is in the namespace `team`.
     pub fn with_cluster(server: SocketAddr) -> TestEnv {
         let world = TestEnv::new();
         let config = format!(
@@ -63,8 +63,8 @@ impl TestEnv {
         path
     }
 
-    /// A sibling binary. Written by another process: while this one is forked by a parallel test, the copy of an open
-    /// file would make it unfit to run ("text file busy").
+    /// Creates a sibling binary. Another process writes it: if a parallel test forks this process, the copy of an open
+    /// file would make the script fail to run ("text file busy").
     pub fn script(&self, name: &str, body: &str) {
         let mut shell = Command::new("sh")
             .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
@@ -80,7 +80,8 @@ impl TestEnv {
         self.command(env!("CARGO_BIN_EXE_sluice"), args)
     }
 
-    /// `sluice` in a folder without siblings, on a PATH without any. Copied by another process, as [`World::script`].
+    /// Returns `sluice` in a folder without siblings, with an empty PATH. Another process copies it, as in
+    /// [`TestEnv::script`].
     pub fn sluice_without_siblings(&self, args: &[&str]) -> Command {
         let alone = self.path("sluice");
         let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&alone).status().unwrap();
@@ -103,19 +104,19 @@ impl TestEnv {
         command
     }
 
-    /// Names of what lies in the runtime folder.
+    /// Lists the entries of the runtime folder.
     pub fn runtime_dir_entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path("run")).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 }
 
-/// Runs to the end.
+/// Runs the command to its end.
 pub fn finish(mut command: Command) -> ProcessOutput {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     ProcessOutput::from_output(child.wait_with_output().unwrap())
 }
 
-/// How a process ended.
+/// The result of a process.
 #[derive(Debug)]
 pub struct ProcessOutput {
     pub code: Option<i32>,
@@ -133,7 +134,7 @@ impl ProcessOutput {
     }
 }
 
-/// Waits until `get` has something.
+/// Waits until `get` returns a value.
 pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
@@ -145,7 +146,7 @@ pub fn wait_for<T>(what: &str, mut get: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Whether the process runs. One that nobody has reaped yet does not.
+/// Whether the process runs. A zombie does not count.
 pub fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
@@ -156,7 +157,7 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-/// Serves `router` on a free port for as long as this process lives.
+/// Serves `router` on a free port until this process ends.
 pub fn serve(router: axum::Router) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

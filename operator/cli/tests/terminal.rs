@@ -1,4 +1,4 @@
-//! `sluice top` and `sluice up` on a terminal: a real one of the kernel, with keys and signals.
+//! `sluice top` and `sluice up` on a pseudo-terminal of the kernel, with keys and signals.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,9 +15,9 @@ use crate::support::{TestEnv, text, wait_for};
 use crate::top::{admin, tenant};
 use crate::up::YAML;
 
-/// By when the program has drawn or ended.
+/// Timeout until the program has drawn or ended.
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// What a terminal is sent when the screen is given back.
+/// Sequence that leaves the live screen.
 const LEAVE_ALT_SCREEN: &str = "\u{1b}[?1049l";
 
 /// The program on a terminal of 100 columns and 30 lines.
@@ -67,9 +67,9 @@ impl PtyProcess {
         }
     }
 
-    /// Waits until `text` is on the screen. What stays the same is not drawn again, so where the text does not come,
-    /// the terminal changes its size, and the screen is drawn whole. That comes later than the keys: crossterm delays a
-    /// key that arrives together with a change of size.
+    /// Waits until `text` is on the screen. Unchanged cells are not drawn again, so if the text does not appear, the
+    /// terminal is resized, which redraws the whole screen. The resize follows the keys, because crossterm delays a key
+    /// that arrives together with a resize.
     fn wait_for_text(&mut self, text: &str) {
         let end = Instant::now() + TEST_TIMEOUT;
         let wanted = strip_escapes(text);
@@ -110,7 +110,7 @@ impl PtyProcess {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for its end: how it ended, and whether the terminal is as it was.
+    /// Waits for the exit. Returns the status, and whether the terminal is restored.
     fn end(mut self) -> (ExitStatus, bool) {
         let end = Instant::now() + TEST_TIMEOUT;
         while !self.screen_text.contains(LEAVE_ALT_SCREEN) {
@@ -132,7 +132,7 @@ impl Drop for PtyProcess {
     }
 }
 
-/// What was written, without blanks and without the sequences that move the cursor, over blanks too, and set colours.
+/// Returns the output without spaces and without the sequences that move the cursor or set colours.
 fn strip_escapes(written: &str) -> String {
     let mut text = String::new();
     let mut letters = written.chars();

@@ -14,7 +14,7 @@ use sluice_wire::state::{Phase, VERSION};
 
 use crate::support::{ProcessOutput, TestEnv, finish, serve};
 
-/// A state whose clock and token count move on with each question: 100 tokens in half a second.
+/// A state whose clock and token count advance with each request: 100 tokens in half a second.
 pub fn admin(name: &'static str) -> SocketAddr {
     static ASKED: AtomicU64 = AtomicU64::new(0);
     let answer = move |headers: HeaderMap| async move {
@@ -33,7 +33,7 @@ pub fn admin(name: &'static str) -> SocketAddr {
     serve(axum::Router::new().route("/v1/state", get(answer)))
 }
 
-/// A tenant that runs, as far as anybody can see.
+/// Creates the files of a running tenant.
 pub fn tenant(world: &TestEnv, name: &str, admin: SocketAddr, token: &str) -> LockedDir {
     let folder = RuntimeDir::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
     let token_file = folder.path().join("token");
@@ -52,7 +52,7 @@ pub fn tenant(world: &TestEnv, name: &str, admin: SocketAddr, token: &str) -> Lo
     folder
 }
 
-/// A port at which nobody listens.
+/// Returns an address without a listener.
 fn unused_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }

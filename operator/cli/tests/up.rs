@@ -40,7 +40,7 @@ spec:
   model: {source: {type: File, file: {path: model}}}
 ";
 
-/// Notes its process id and stays.
+/// Records its process id and runs.
 const RUNNING_SIDECAR: &str = "echo $$ >> starts\nexec sleep 600\n";
 
 fn test_env(sidecar: &str) -> TestEnv {
@@ -53,12 +53,12 @@ fn test_env(sidecar: &str) -> TestEnv {
 
 fn start(world: &TestEnv) -> Child {
     let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
-    // A proxy that answers nothing: no sidecar of this machine is asked through it.
+    // This proxy never answers. It must not be used for local sidecars.
     command.env("HTTP_PROXY", "http://127.0.0.1:9").env("http_proxy", "http://127.0.0.1:9");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Process ids of the sidecars so far, once there are `count`.
+/// Returns the process ids of the sidecars so far, once there are `count`.
 fn started_pids(world: &TestEnv, count: usize) -> Vec<u32> {
     wait_for("the sidecar starts", || {
         let text = text(&world.path("starts"));
@@ -151,7 +151,7 @@ fn a_sibling_that_is_not_installed_is_named() {
     assert!(outcome.stderr.contains("cargo build --profile dist -p sluice-cli "), "{}", outcome.stderr);
 }
 
-/// A sidecar that says where it listens, then stays.
+/// A sidecar that writes its address, then runs.
 fn sidecar_at(probes: std::net::SocketAddr) -> String {
     format!(
         "folder=$(dirname \"$2\")\ntest \"$1\" = --config || exit 78\ncat > \"$folder/sidecar.json\" <<END\n\
@@ -254,7 +254,7 @@ fn a_sidecar_that_cannot_serve_ends_all() {
     assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
 }
 
-/// A sidecar that refuses what it is told, leaving word.
+/// A sidecar that rejects its configuration and writes the reason.
 fn rejecting_env(field: &str) -> TestEnv {
     test_env(&format!(
         "echo '{{\"fields\": [\"{field}\"], \"problem\": \"no good\"}}' > \"$(dirname \"$2\")/refusal.json\"\nexit 78\n"
@@ -300,7 +300,7 @@ fn no_sidecar_outlives_a_killed_parent_and_the_tenant_can_be_started_again() {
     let sidecar = started_pids(&world, 1)[0];
     assert!(is_alive(sidecar));
     signal(&up, Signal::KILL);
-    // Not `end`: a sidecar that lived on would hold the other end of its pipes.
+    // Not `end`: a sidecar that still ran would hold the other end of its pipes.
     up.wait().unwrap();
     wait_for("the sidecar ends with its parent", || (!is_alive(sidecar)).then_some(()));
     let again = start(&world);
@@ -374,7 +374,7 @@ fn unread_output_does_not_block() {
     let world = test_env(&sidecar_at(probes).replace("exec sleep 600", "sleep 0.5\nkill -9 $$"));
     let mut up = start(&world);
     drop((up.stdout.take(), up.stderr.take()));
-    // Ready, dead and started again, each with a line that nobody reads.
+    // Ready, killed and started again; the lines about it have no reader.
     started_pids(&world, 3);
     assert!(up.try_wait().unwrap().is_none(), "it goes on");
     signal(&up, Signal::TERM);

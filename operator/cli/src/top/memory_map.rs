@@ -1,9 +1,9 @@
-//! The memory map: a row of equal cells, each a few chunks, shared out to the owners of the chunks.
+//! The memory map: a row of equal cells, each a few chunks, divided among the owners of the chunks.
 
 use ratatui::style::Color;
 use sluice_wire::State;
 
-/// Who owns the chunks of a cell. The order is that of the map.
+/// Owner of the chunks of a cell, in the order of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellOwner {
     /// The driver's overhead.
@@ -22,14 +22,14 @@ pub enum CellOwner {
     Activations,
     /// Staging of copies.
     Staging,
-    /// Promised to a neighbour.
+    /// Reserved for a loan to a peer.
     Earmarked,
-    /// Nobody.
+    /// Without an owner.
     Free,
 }
 
 impl CellOwner {
-    /// Its letter in the map.
+    /// Returns its letter in the map.
     pub const fn letter(self) -> char {
         match self {
             CellOwner::Overhead => 'o',
@@ -45,7 +45,7 @@ impl CellOwner {
         }
     }
 
-    /// Its name in the legend.
+    /// Returns its name in the legend.
     pub const fn name(self) -> &'static str {
         match self {
             CellOwner::Overhead => "overhead",
@@ -61,7 +61,7 @@ impl CellOwner {
         }
     }
 
-    /// Its colour.
+    /// Returns its colour.
     pub const fn colour(self) -> Color {
         match self {
             CellOwner::Overhead | CellOwner::Free => Color::DarkGray,
@@ -77,7 +77,7 @@ impl CellOwner {
     }
 }
 
-/// Owners in the order of the map, bytes of each.
+/// Returns the bytes of each owner, in the order of the map.
 pub fn owners(state: &State) -> [(CellOwner, u64); 10] {
     let (memory, kv) = (&state.memory, &state.kv);
     let owned = &memory.owners;
@@ -96,7 +96,7 @@ pub fn owners(state: &State) -> [(CellOwner, u64); 10] {
     ]
 }
 
-/// `bytes * part / whole`, at most `bytes`.
+/// Returns `bytes * part / whole`, at most `bytes`.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
     let scaled = u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole.max(1));
     u64::try_from(scaled).unwrap_or(bytes)
@@ -107,12 +107,12 @@ fn share(bytes: u64, part: u64, whole: u64) -> u64 {
 pub struct MemoryMap {
     /// Owner of each cell.
     pub cells: Vec<CellOwner>,
-    /// Chunks that a cell stands for.
+    /// Number of chunks per cell.
     pub chunks_per_cell: u64,
 }
 
 impl MemoryMap {
-    /// A map of at most `cells_max` cells. An owner of anything has at least one cell, where there are enough.
+    /// Draws a map of at most `cells_max` cells. Each owner with memory gets at least one cell, if there are enough.
     pub fn from_state(state: &State, cells_max: usize) -> MemoryMap {
         let chunk = state.memory.chunk_bytes.max(1);
         let chunks = state.memory.capacity_bytes.div_ceil(chunk);
@@ -126,7 +126,7 @@ impl MemoryMap {
     }
 }
 
-/// Shares `cells` out in proportion: the floor of each share but at least one, then the largest error first.
+/// Divides `cells` in proportion: the floor of each share but at least one, then corrects the largest error first.
 pub fn apportion(bytes: &[u64], cells: usize) -> Vec<usize> {
     let total: u128 = bytes.iter().map(|b| u128::from(*b)).sum();
     if total == 0 {
@@ -135,7 +135,7 @@ pub fn apportion(bytes: &[u64], cells: usize) -> Vec<usize> {
     let exact = |b: u64| u128::from(b) * cells as u128;
     let mut counts: Vec<_> =
         bytes.iter().map(|b| ((exact(*b) / total) as usize).max(usize::from(*b > 0))).collect();
-    // How much an owner has beyond its due, in units of bytes x cells.
+    // Excess of an owner over its exact share, in units of bytes x cells.
     let excess = |i: usize, count: usize| (count as u128 * total) as i128 - exact(bytes[i]) as i128;
     while counts.iter().sum::<usize>() < cells {
         let poorest = (0..counts.len()).filter(|i| bytes[*i] > 0).min_by_key(|i| excess(*i, counts[*i]));

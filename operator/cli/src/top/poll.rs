@@ -1,4 +1,4 @@
-//! Finds sidecars and asks each for its state. One that does not answer is a finding like any other.
+//! Finds sidecars and reads their states. A sidecar that does not answer is part of the result.
 
 use std::time::Duration;
 
@@ -14,28 +14,28 @@ use crate::cluster::{LeaderClient, OverviewScope};
 use crate::now_unix_ms;
 use crate::runtime_dir::{RunningSidecar, RuntimeDir};
 
-/// What was seen of one sidecar.
+/// The reading of one sidecar.
 #[derive(Clone, Debug)]
 pub struct SidecarPoll {
     /// `NAMESPACE/NAME`.
     pub title: String,
-    /// Its state, or why it could not be had.
+    /// Its state, or why it is missing.
     pub state: Result<State, String>,
-    /// Tokens generated per second since the look before; `None` = there was none.
+    /// Tokens generated per second since the previous reading; `None` = there was none.
     pub token_rate: Option<f32>,
 }
 
-/// Where sidecars are found.
+/// Source of readings.
 #[derive(Debug)]
 pub enum PollSource {
-    /// On this machine.
+    /// Sidecars of this machine.
     Local(RuntimeDir, AdminClient),
-    /// In a cluster.
+    /// A cluster.
     Cluster(Box<LeaderClient>, OverviewScope),
 }
 
 impl PollSource {
-    /// What to say when there is no tenant.
+    /// Returns the text for an empty result.
     pub const fn empty_text(&self) -> &'static str {
         match self {
             PollSource::Local(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
@@ -45,17 +45,17 @@ impl PollSource {
         }
     }
 
-    /// Whether it looks into a cluster.
+    /// Whether the source is a cluster.
     pub const fn is_cluster(&self) -> bool {
         matches!(self, PollSource::Cluster(..))
     }
 
-    /// Time between two looks.
+    /// Returns the time between two readings.
     pub const fn refresh(&self) -> Duration {
         if self.is_cluster() { CLUSTER_REFRESH_INTERVAL } else { REFRESH_INTERVAL }
     }
 
-    /// One look at all GPUs and their tenants.
+    /// Reads all GPUs and their tenants.
     ///
     /// # Errors
     /// The runtime folder cannot be read, or the operator's leader does not answer.
@@ -70,7 +70,7 @@ impl PollSource {
     }
 }
 
-/// The name of a sidecar's GPU, empty where it is not known, and what the sidecar answered.
+/// The name of a sidecar's GPU, empty if unknown, and the sidecar's report.
 type TenantAnswer = (String, TenantReport);
 
 async fn poll_sidecar(admin: &AdminClient, sidecar: RunningSidecar) -> TenantAnswer {
@@ -89,7 +89,7 @@ async fn poll_sidecar(admin: &AdminClient, sidecar: RunningSidecar) -> TenantAns
     }
 }
 
-/// The GPUs of this machine, in the order of their first tenants.
+/// Groups the answers by GPU, in the order of their first tenants.
 fn group_by_gpu(answers: Vec<TenantAnswer>, now_unix_ms: u64) -> Overview {
     let mut gpus: Vec<GpuOverview> = Vec::new();
     for (name, report) in answers {
@@ -115,7 +115,7 @@ fn title_of(report: &TenantReport) -> (&str, &str) {
     }
 }
 
-/// What an overview has, in order of titles; the slots of a tenant that is on several GPUs are named after them.
+/// Lists the tenants of an overview by title. The slots of a tenant on several GPUs are named after their GPUs.
 pub fn sidecar_polls(overview: Overview, rates: &mut Rates) -> Vec<SidecarPoll> {
     let mut all: Vec<(String, String, Result<State, String>)> = Vec::new();
     for gpu in overview.gpus {

@@ -1,4 +1,4 @@
-//! Sightings as lines of text: what `--once` prints, and the figures of a tenant's page.
+//! Renders readings as text: the output of `--once`, and the figures of a tenant's page.
 
 mod detail;
 mod gpu;
@@ -16,7 +16,7 @@ use super::SidecarPoll;
 use super::memory_map::{CellOwner, MemoryMap, owners};
 use sluice_page::text::formatting::bytes;
 
-/// What to show.
+/// The data to render, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct RenderContext<'a> {
     /// All sidecars.
@@ -25,14 +25,14 @@ pub struct RenderContext<'a> {
     pub colour: bool,
     /// The time, milliseconds since the Unix epoch.
     pub now_unix_ms: u64,
-    /// What to say when there is no tenant.
+    /// The text for an empty result.
     pub empty_text: &'static str,
 }
 
 /// Most rows of one map.
 const MAX_MAP_ROWS: usize = 6;
 
-/// Everything, as high as it gets.
+/// Renders all tenants without a height limit.
 pub fn text(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     let mut lines = vec![header(view)];
     if view.polls.is_empty() {
@@ -50,7 +50,7 @@ pub fn text(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The maps of the tenants of a GPU, below what they have in common.
+/// Renders the maps of the tenants of a GPU, below their common heading.
 fn gpu_maps(view: &RenderContext, gpu: &GpuTenants, width: usize) -> Vec<Line<'static>> {
     let heading = if gpu.is_shared() { gpu.heading(view, width) } else { Vec::new() };
     let tenants = gpu.tenants.iter();
@@ -100,7 +100,7 @@ fn legend(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     wrap_fragments("", phrases, 2, width)
 }
 
-/// One tenant's memory: a heading and at most `rows` rows of cells.
+/// Renders one tenant's memory: a heading and at most `rows` rows of cells.
 fn map(
     view: &RenderContext,
     gpu: &GpuTenants,
@@ -124,7 +124,7 @@ fn map(
     lines
 }
 
-/// The heading of a tenant that has a GPU to itself.
+/// Returns the heading of a tenant that has a GPU to itself.
 fn exclusive_heading(title: &str, state: &State, balance: &str, cell: &str, width: usize) -> Line<'static> {
     let (gpu, capacity) = (format!("GPU {}", state.tenant.gpu), bytes(state.memory.capacity_bytes));
     let brief = format!("   {balance}{capacity}");

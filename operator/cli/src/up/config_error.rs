@@ -1,5 +1,5 @@
-//! A sidecar's refusal in the words of whoever wrote the YAML: object, field and line instead of fields of a
-//! configuration that nobody has seen.
+//! Translates a sidecar's rejection of its configuration into the terms of the YAML: object, field and line instead of
+//! fields of the generated configuration.
 
 use sluice_types::load::{Object, Path, SpannedObject};
 use sluice_types::pool::Policy;
@@ -7,14 +7,14 @@ use sluice_wire::config_rejection::ConfigRejection;
 
 use super::plan::SourceObject;
 
-/// Where a field of a sidecar's configuration comes from.
+/// Origin of a field of a sidecar's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FieldOrigin {
-    /// The GpuPool, by the path there.
+    /// A field of the GpuPool, by its path.
     Pool(&'static str),
-    /// The ModelTenant, by the path there.
+    /// A field of the ModelTenant, by its path.
     Tenant(&'static str),
-    /// The command line, and what to do.
+    /// An option of the command line, with advice.
     Option(&'static str),
 }
 
@@ -41,7 +41,7 @@ const FIELD_ORIGINS: [(&str, FieldOrigin); 18] = [
     ("debug.force_remap", Flag("it comes from --force-remap")),
 ];
 
-/// The objects that a sidecar's configuration was made of.
+/// The objects from which a sidecar's configuration was built.
 #[derive(Clone, Debug)]
 pub struct FieldLocator {
     tenant: SpannedObject,
@@ -49,7 +49,7 @@ pub struct FieldLocator {
 }
 
 impl FieldLocator {
-    /// Of the tenant `namespace`/`name`; `None` when `objects` do not hold it.
+    /// Finds the objects of the tenant `namespace`/`name`; `None` = `objects` does not contain it.
     pub fn from_objects(objects: &[SourceObject], namespace: &str, name: &str) -> Option<FieldLocator> {
         let find = |kind: &str, name: &str| {
             let mut located = objects.iter().map(|placed| &placed.located);
@@ -65,12 +65,12 @@ impl FieldLocator {
         Some(FieldLocator::new(tenant, pool))
     }
 
-    /// Of a tenant and its pool; `None` = the pool is in no file.
+    /// Creates a locator for a tenant and its pool; `None` = the pool is in no file.
     pub fn new(tenant: SpannedObject, pool: Option<SpannedObject>) -> FieldLocator {
         FieldLocator { tenant, pool }
     }
 
-    /// The refusal, with a line for each field that the user wrote or could write.
+    /// Describes the rejection, with a line for each field that the user wrote or could write.
     pub fn describe(&self, refusal: &ConfigRejection) -> String {
         let flags = refusal.fields.iter().filter_map(|field| origin(field));
         if let Some(advice) = flags.into_iter().find_map(FieldOrigin::advice) {
@@ -82,7 +82,7 @@ impl FieldLocator {
         }
     }
 
-    /// A line for each field of the YAML that the refusal is about and that a change of could help.
+    /// Returns a line for each field of the YAML that the rejection is about and whose change could help.
     pub fn lines(&self, refusal: &ConfigRejection) -> Vec<String> {
         let helps = refusal.fields.iter().filter(|field| self.is_relevant(field));
         let written = helps.filter_map(|field| match origin(field)? {
@@ -94,7 +94,7 @@ impl FieldLocator {
         written.zip(problems).map(|((located, path), problem)| line(located, path, problem)).collect()
     }
 
-    /// `FILE:LINE` of the tenant's field with whose path `message` begins, else of the tenant.
+    /// Returns `FILE:LINE` of the tenant's field whose path is the prefix of `message`, else of the tenant.
     pub fn location_of(&self, message: &str) -> String {
         let field =
             message.split_once(": ").map(|(field, _)| field).filter(|field| field.starts_with("spec."));
@@ -102,7 +102,7 @@ impl FieldLocator {
         format!("{}:{}", error.file, error.line)
     }
 
-    /// Whether another value of the field would change what the tenant is refused for: it may have none, or no effect.
+    /// Whether another value of the field could resolve the rejection. An absent field, or one without effect, cannot.
     fn is_relevant(&self, field: &str) -> bool {
         let spec = match &self.tenant.object {
             Object::Tenant(tenant) => &tenant.spec,
@@ -127,13 +127,13 @@ impl FieldLocator {
     }
 }
 
-/// Where a field of a sidecar's configuration comes from; `None` = nobody wrote it.
+/// Returns the origin of a field of a sidecar's configuration; `None` = it is generated.
 fn origin(field: &str) -> Option<FieldOrigin> {
     FIELD_ORIGINS.iter().find(|(name, _)| *name == field).map(|(_, origin)| *origin)
 }
 
 impl FieldOrigin {
-    /// What to do where it is no field of the YAML.
+    /// Returns advice if the origin is not a field of the YAML.
     fn advice(self) -> Option<&'static str> {
         match self {
             Flag(advice) => Some(advice),
@@ -220,7 +220,7 @@ spec:
                 Flag(_) => continue,
             };
             let key = format!("{}:", path.rsplit('.').next().unwrap());
-            // The first one: `memory:` stands in both objects, and the tenant's is in no row.
+            // The first occurrence: `memory:` is in both objects, and the table has no row for the tenant's.
             let written = YAML.lines().position(|line| line.trim_start().starts_with(&key)).unwrap() + 1;
             let expected = format!("cannot be served\npool.yaml:{written}: {object} {path}: too small");
             assert_eq!(describe(&[field]), expected);

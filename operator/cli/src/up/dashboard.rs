@@ -23,17 +23,17 @@ use super::output::print_line;
 use crate::admin::AdminClient;
 use crate::{Misconfigured, now_unix_ms, runtime_dir};
 
-/// Between two looks at a GPU.
+/// Interval of reading a GPU.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// For all sidecars of a GPU: one that hangs must not delay what the others say.
+/// Timeout of reading all sidecars of a GPU: one that hangs must not delay the data of the others.
 const POLL_TIMEOUT: Duration = Duration::from_millis(900);
-/// Moves that are kept of each GPU.
+/// Most moves that are kept per GPU.
 const MAX_MOVES: usize = 256;
 
-/// Where the page is looked for first.
+/// Default address of the page.
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), overview::PORT);
 
-/// Reads `ADDRESS` of `--page`: `HOST:PORT`, or a port of 127.0.0.1.
+/// Parses the `ADDRESS` of `--page`: `HOST:PORT`, or a port of 127.0.0.1.
 pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let port = || text.parse().ok().map(|port| SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port));
     let address: SocketAddr = text
@@ -69,15 +69,15 @@ struct DashboardGpu {
     tenants: Vec<DashboardTenant>,
 }
 
-/// What was read of a GPU last.
+/// The last reading of each GPU.
 type ReportsByGpu = Arc<Mutex<BTreeMap<usize, (u64, Vec<TenantReport>)>>>;
 
-/// The page of this run. Dropped, it ends.
+/// The page of this run. It ends on drop.
 #[derive(Debug)]
 pub struct DashboardServer {
     hub: Arc<Hub>,
     admin: AdminClient,
-    /// Reads the sidecars, and gives the page what was read.
+    /// Tasks that read the sidecars and publish the readings.
     readers: JoinSet<()>,
     _server: JoinSet<()>,
 }
@@ -102,7 +102,7 @@ impl DashboardServer {
         let router = serve::local_only(serve::routes(hub.clone()));
         let mut server = JoinSet::new();
         server.spawn(async move {
-            // It ends with an error only where the listener does.
+            // The server fails only if the listener does.
             let _ = axum::serve(listener, router).await;
         });
         let mut page =
@@ -112,10 +112,10 @@ impl DashboardServer {
         Ok(page)
     }
 
-    /// Shows the GPUs of the tenants `configs` instead of those before, at the same address. History stays.
+    /// Replaces the shown GPUs by those of the tenants `configs`, at the same address. The history is kept.
     pub fn set_tenants(&mut self, configs: &[&SidecarConfig]) {
         let (gpus, board) = (Arc::new(gpus(configs)), ReportsByGpu::default());
-        // The readers before end here.
+        // Stops the previous readers.
         self.readers = JoinSet::new();
         for at in 0..gpus.len() {
             self.readers.spawn(poll(gpus.clone(), at, self.admin.clone(), board.clone()));
@@ -156,7 +156,7 @@ fn gpus(configs: &[&SidecarConfig]) -> Vec<DashboardGpu> {
     gpus
 }
 
-/// Reads the sidecars of one GPU, over and over.
+/// Reads the sidecars of one GPU periodically.
 async fn poll(gpus: Arc<Vec<DashboardGpu>>, at: usize, admin: AdminClient, board: ReportsByGpu) {
     let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -173,7 +173,7 @@ async fn poll_tenant(admin: &AdminClient, tenant: &DashboardTenant) -> TenantRep
         name: tenant.name.clone(),
         reason,
     };
-    // A sidecar that starts again writes it anew.
+    // A sidecar that restarts writes a new record.
     let Some(record) = runtime_dir::read_record(&tenant.folder).ok().flatten() else {
         return silent("it has not started yet".into());
     };
@@ -184,7 +184,7 @@ async fn poll_tenant(admin: &AdminClient, tenant: &DashboardTenant) -> TenantRep
     }
 }
 
-/// Gives the page what was read last, over and over.
+/// Publishes the last readings periodically.
 async fn publish(gpus: Arc<Vec<DashboardGpu>>, board: ReportsByGpu, hub: Arc<Hub>) {
     let mut ticks = interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -254,7 +254,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_page_shows_the_gpus_that_it_was_given_last() {
-        // Another test of this process may have done so.
+        // Another test of this process may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let anywhere = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0);
         let admin = AdminClient::new().unwrap();

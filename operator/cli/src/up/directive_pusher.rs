@@ -1,6 +1,7 @@
-//! Tells the tenants of a shared GPU about each other, and again whenever one of them has another port or has found its
-//! floor to be more than its share: nobody leaves a neighbour what it was dealt itself. A directive that somebody has
-//! put by hand in this run's epoch is gone past; one of a newer epoch has another operator, which is obeyed.
+//! Sends the tenants of a shared GPU directives about each other, and again when one of them has another port or
+//! reports a floor above its share, because peers do not transfer their own shares by themselves. A manually applied
+//! directive of this run's epoch is overwritten with a higher sequence; one of a newer epoch belongs to another
+//! operator and wins.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -20,10 +21,10 @@ use super::shared_gpu::SharedGpu;
 use crate::admin::{AdminClient, DirectiveRejected};
 use crate::{Misconfigured, now_unix_ms};
 
-/// Between two looks at tenants that have not found their floors yet.
+/// Interval of reading the floors of tenants that have not reported them.
 const FLOOR_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A tenant's end of its way to the herald.
+/// A tenant's sender to the directive pusher.
 #[derive(Clone, Debug)]
 pub struct RecordSender {
     member: usize,
@@ -31,45 +32,45 @@ pub struct RecordSender {
 }
 
 impl RecordSender {
-    /// Says that the tenant's sidecar listens.
+    /// Reports that the tenant's sidecar listens.
     pub fn send(&self, record: &SidecarRecord) {
-        // A herald that has gone has been told to.
+        // A pusher that has ended was stopped on purpose.
         let _ = self.events.send((self.member, record.clone()));
     }
 }
 
-/// Directives under way to all tenants.
+/// The directives in flight to all tenants.
 type PushRound = BoxFuture<'static, PushOutcome>;
-/// Floors that tenants have found, bytes, by member.
+/// Reported floors, bytes, by member.
 type FloorPoll = BoxFuture<'static, Vec<(usize, u64)>>;
 
-/// What became of a directive, or of those of a round: the worst.
+/// The result of a directive, or the worst result of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PushOutcome {
-    /// It is in force, or will never be.
+    /// The directive is in force, or will never be.
     Done,
-    /// Somebody else deals this GPU out.
+    /// Another operator manages this GPU.
     Deposed,
-    /// One of this sequence is in force: it has to be gone past.
+    /// A directive of this sequence is in force, so the next one needs a higher sequence.
     Behind(u64),
 }
 
-/// Gives directives to the tenants of one GPU.
+/// Sends directives to the tenants of one GPU.
 #[derive(Debug)]
 pub struct DirectivePusher {
     gpu: Arc<SharedGpu>,
-    /// Where the configurations of its tenants come from.
+    /// Origins of its tenants' configurations.
     locators: Vec<Option<FieldLocator>>,
     admin: AdminClient,
     events: mpsc::UnboundedReceiver<(usize, SidecarRecord)>,
     records: Vec<Option<SidecarRecord>>,
-    /// Who has not said its floor since it was started.
+    /// Whether each member has not reported its floor since its start.
     floors_unknown: Vec<bool>,
     last_fence: Fence,
 }
 
 impl DirectivePusher {
-    /// The herald of `gpu`, and a way to it for each member.
+    /// Creates the pusher of `gpu`, and a sender for each member.
     pub fn new(
         gpu: SharedGpu,
         blames: Vec<Option<FieldLocator>>,
@@ -95,7 +96,7 @@ impl DirectivePusher {
         )
     }
 
-    /// Gives directives until the tenants are told to drain.
+    /// Sends directives until the tenants are ordered to drain.
     ///
     /// # Errors
     /// The GPU is too small for the floors of its tenants.
@@ -107,7 +108,8 @@ impl DirectivePusher {
                 () = wait_for_command(&mut orders, ProcessCommand::Drain) => return Ok(()),
                 Some((member, record)) = self.events.recv() => {
                     (self.records[member], self.floors_unknown[member]) = (Some(record), true);
-                    // What is under way is overtaken: a directive that was not taken yet is older than this one.
+                    // The new round replaces one in flight: a directive that was not accepted yet is older than this
+                    // one.
                     round = self.next_round().unwrap_or(round);
                     look = self.poll_floors();
                 }
@@ -122,10 +124,10 @@ impl DirectivePusher {
         }
     }
 
-    /// What follows a round.
+    /// Handles the result of a round.
     fn on_round_done(&mut self, taken: PushOutcome) -> Result<PushRound, Misconfigured> {
         match taken {
-            // Only now: whoever has another operator is not judged by what this one would deal.
+            // Only now: a tenant with another operator is not checked against the shares of this one.
             PushOutcome::Done => self.check_capacity()?,
             PushOutcome::Deposed => {}
             PushOutcome::Behind(sequence) => {
@@ -146,7 +148,7 @@ impl DirectivePusher {
         Err(Misconfigured(format!("{}: {words}", self.gpu.title(member))))
     }
 
-    /// A round of directives to all, once all are known.
+    /// Starts a round of directives to all members, once all records are known.
     fn next_round(&mut self) -> Option<PushRound> {
         let records: Vec<_> = self.records.iter().cloned().collect::<Option<_>>()?;
         self.last_fence.sequence += 1;
@@ -161,7 +163,7 @@ impl DirectivePusher {
         Some(round.boxed())
     }
 
-    /// Asks those that are silent for their floors, in a while.
+    /// Reads the floors of members that have not reported them, after a delay.
     fn poll_floors(&self) -> FloorPoll {
         let listens = |member: usize| {
             Some((member, self.records[member].clone().filter(|_| self.floors_unknown[member])?))
@@ -179,8 +181,8 @@ impl DirectivePusher {
         look.boxed()
     }
 
-    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant keeps
-    /// the one that it had before it died.
+    /// Records floors. Returns whether a new round is needed: the shares change, or the GPU is too small for the
+    /// floors. A tenant keeps its floor across restarts.
     fn record_floors(&mut self, floors: &[(usize, u64)]) -> bool {
         let gpu = Arc::make_mut(&mut self.gpu);
         for (member, floor) in floors {
@@ -201,15 +203,15 @@ impl DirectivePusher {
     }
 }
 
-/// What `member` can never lend, once it knows.
+/// Reads the floor of `member`, once it is known.
 async fn fetch_floor(admin: &AdminClient, member: usize, record: &SidecarRecord) -> Option<(usize, u64)> {
-    // Whoever has ended or does not answer is asked again.
+    // A member that has ended or does not answer is asked again.
     let state = admin.state(record).await.ok()?;
     let floor = state.neighbourhood?.floor_bytes;
     (floor > 0).then_some((member, floor))
 }
 
-/// Tries until the directive is taken or refused.
+/// Retries until the directive is accepted or rejected.
 async fn push_until_accepted(
     admin: &AdminClient,
     title: String,
@@ -247,7 +249,7 @@ async fn push_until_accepted(
     }
 }
 
-/// Rises from run to run: the time, milliseconds since the Unix epoch.
+/// Returns an epoch that grows from run to run: the time, milliseconds since the Unix epoch.
 pub fn new_epoch() -> u64 {
     now_unix_ms()
 }

@@ -1,4 +1,4 @@
-//! The tenants of a run: claimed, started, kept, and ended together.
+//! The tenants of a run: claims, starts, supervises and stops them together.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::admin::AdminClient;
 use crate::runtime_dir::{LockedDir, RuntimeDir};
 use crate::{Misconfigured, manifests, sibling_binaries};
 
-/// Tenants whose folders are claimed and whose processes do not run yet.
+/// Tenants whose folders are claimed and whose processes are not started.
 pub struct Fleet {
     tenants: Vec<TenantProcess>,
     shared: SharedGpus,
@@ -30,7 +30,8 @@ impl Fleet {
     /// Claims the folders of all tenants of `objects`. `quiet` is that of [`TenantProcess`].
     ///
     /// # Errors
-    /// A sibling binary is missing, an object asks for what is not built, nothing is to run, or a tenant runs already.
+    /// A sibling binary is missing, an object needs an unsupported feature, nothing is to run, or a tenant already
+    /// runs.
     pub fn claim(
         objects: &[SourceObject],
         options: &UpOptions,
@@ -67,7 +68,7 @@ impl Fleet {
         Ok(Fleet { tenants, shared })
     }
 
-    /// Configurations of the tenants.
+    /// Returns the configurations of the tenants.
     pub fn configs(&self) -> Vec<&SidecarConfig> {
         self.tenants.iter().map(|tenant| &tenant.config).collect()
     }
@@ -87,12 +88,12 @@ impl Fleet {
     }
 }
 
-/// What is kept for the GPUs that have more than one tenant.
+/// Resources of the GPUs that have more than one tenant.
 struct SharedGpus {
     pushers: Vec<DirectivePusher>,
-    /// By the place of the tenant's configuration.
+    /// By the index of the tenant's configuration.
     record_senders: BTreeMap<usize, RecordSender>,
-    /// They go with this value, after all tenants have ended.
+    /// Removed on drop, after all tenants have ended.
     _dirs: Vec<LockedDir>,
 }
 
@@ -120,12 +121,12 @@ impl SharedGpus {
     }
 }
 
-/// Bytes of a tenant's weights.
+/// Returns the bytes of a tenant's weights.
 fn weights_bytes(config: &SidecarConfig) -> u64 {
     weights::weights_bytes(&config.model_path, config.dtype.as_deref())
 }
 
-/// Files that hold no tenant, or only such as are not to run: to end with success would hide the mistake.
+/// Reports files without a tenant that is to run. To end with success would hide the mistake.
 fn no_tenants_error(objects: &[SourceObject]) -> Misconfigured {
     let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_))).count();
     Misconfigured(match tenants {
@@ -137,7 +138,7 @@ fn no_tenants_error(objects: &[SourceObject]) -> Misconfigured {
 
 type ExitResult = Result<anyhow::Result<()>, tokio::task::JoinError>;
 
-/// Keeps every tenant until a signal is received, `foreground` ends, or one of them cannot be served at all.
+/// Supervises every tenant until a signal is received, `foreground` ends, or one of them cannot be served at all.
 async fn supervise(
     tenants: Vec<TenantProcess>,
     heralds: Vec<DirectivePusher>,
@@ -145,7 +146,7 @@ async fn supervise(
     foreground: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let (order, orders) = tokio::sync::watch::channel(ProcessCommand::Serve);
-    // They end with this value, and fall silent as soon as the tenants are to drain.
+    // The tasks end on drop, and stop sending as soon as the tenants are to drain.
     let mut telling = JoinSet::new();
     for herald in heralds {
         telling.spawn(herald.run(orders.clone()));
@@ -163,9 +164,9 @@ async fn supervise(
         ended = running.join_next() => failure = ended,
         ended = wait_for_failure(&mut telling) => failure = Some(ended),
     }
-    // From here on Ctrl-C ends the run, whatever it meant before.
+    // From here on Ctrl-C ends the run, even if it had another meaning before.
     signals.restore_interrupt()?;
-    // Everyone who is still there hears it; a closed channel would mean the same.
+    // All remaining tenants receive it; a closed channel has the same effect.
     let _ = order.send(ProcessCommand::Drain);
     let drained = tokio::select! {
         rest = last_failure(&mut running) => { failure = failure.or(rest); true }
@@ -175,7 +176,7 @@ async fn supervise(
         }
     };
     if !drained {
-        // As above.
+        // All remaining tenants receive it; a closed channel has the same effect.
         let _ = order.send(ProcessCommand::End);
         failure = failure.or(last_failure(&mut running).await);
     }
@@ -187,7 +188,7 @@ async fn supervise(
     }
 }
 
-/// Waits until one of them does not end well.
+/// Waits until one of the tasks fails.
 async fn wait_for_failure(telling: &mut JoinSet<anyhow::Result<()>>) -> ExitResult {
     while let Some(ended) = telling.join_next().await {
         if !matches!(ended, Ok(Ok(()))) {
@@ -197,7 +198,7 @@ async fn wait_for_failure(telling: &mut JoinSet<anyhow::Result<()>>) -> ExitResu
     std::future::pending().await
 }
 
-/// Waits until every tenant has ended; the first that did not end well.
+/// Waits until every tenant has ended; returns the first failure.
 async fn last_failure(running: &mut JoinSet<anyhow::Result<()>>) -> Option<ExitResult> {
     let mut failure = None;
     while let Some(ended) = running.join_next().await {

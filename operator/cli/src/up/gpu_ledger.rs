@@ -1,4 +1,4 @@
-//! What the tenants of a shared GPU find when they start: a folder of their own, a token for each, a new claim.
+//! Prepares the shared files of a GPU before its tenants start: the folder, a token for each tenant, and a new claim.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,12 +10,12 @@ use sluice_wire::config::SidecarConfig;
 use super::shared_gpu::SharedGpu;
 use crate::runtime_dir::{LockedDir, RuntimeDir};
 
-/// Random bytes of a token, written as twice as many digits.
+/// Random bytes of a token, written as twice as many hexadecimal digits.
 const TOKEN_BYTES: usize = 32;
 /// Random bytes of a claim's name: no two runs share one.
 const CLAIM_NAME_BYTES: usize = 16;
 
-/// Claims the GPU's folder and tells its tenants, which are among `configs`.
+/// Claims the GPU's folder and records it in the configurations of its tenants, which are among `configs`.
 ///
 /// # Errors
 /// Another run has the GPU, or the folder cannot be written.
@@ -37,16 +37,16 @@ pub fn claim_gpu(
     Ok(folder)
 }
 
-/// A new secret for each tenant, bound to it, all readable by this user only.
+/// Creates a new secret for each tenant, bound to it. The file is readable by this user only.
 fn make_tokens(path: &Path, gpu: &SharedGpu) -> io::Result<()> {
     let line = |index| Ok(format!("{} {}\n", random_hex::<TOKEN_BYTES>()?, gpu.title(index)));
     let lines: String = (0..gpu.gpu_tenants.len()).map(line).collect::<io::Result<_>>()?;
-    // `create_new`: never write a secret into a file that somebody else has put there.
+    // `create_new`: a secret must never be written into a file of another user.
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(lines.as_bytes())
 }
 
-/// `N` random bytes as hexadecimal digits.
+/// Returns `N` random bytes as hexadecimal digits.
 fn random_hex<const N: usize>() -> io::Result<String> {
     let mut bytes = [0; N];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,23 +1,23 @@
-//! What `sluice up` says, and other commands of how far they are. Nobody needs to listen: a reader that has gone must
-//! not take the tenants with it, as a `println!` into a closed pipe would.
+//! Output of `sluice up` and progress of other commands. Failed writes are ignored: a closed pipe must not stop the
+//! tenants, as a `println!` would.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// A line on stdout, for scripts.
+/// Prints a line on stdout, for scripts.
 pub fn print_line(line: impl Display) {
-    // A reader that has gone wants no more lines.
+    // A closed pipe is ignored.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A line on stderr, for people.
+/// Prints a line on stderr, for users.
 pub fn eprint_note(line: impl Display) {
-    // As above.
+    // A closed pipe is ignored.
     let _ = writeln!(std::io::stderr(), "sluice: {line}");
 }
 
-/// A line on stderr that answers what a person typed, without the program's name.
+/// Prints a line on stderr in answer to the user's input, without the program's name.
 pub fn eprint_hint(line: impl Display) {
-    // As above.
+    // A closed pipe is ignored.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

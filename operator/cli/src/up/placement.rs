@@ -1,4 +1,4 @@
-//! Which tenant goes to which GPU. Pure.
+//! Assigns tenants to GPUs. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,20 +13,20 @@ const MAX_TENANTS_PER_GPU: usize = 64;
 pub struct GpuAssignment {
     /// Its name, unique in the namespace.
     pub gpu: String,
-    /// How its tenants share it.
+    /// Sharing mode of the GPU's tenants.
     pub sharing: Sharing,
 }
 
-/// How many tenants each GPU has, by namespace and name.
+/// Number of tenants per GPU, by namespace and name.
 #[derive(Debug, Default)]
 pub struct GpuOccupancy(BTreeMap<(String, String), usize>);
 
 impl GpuOccupancy {
-    /// Puts the next tenant on the GPU with the fewest, the first such in the order of the file, among those of the
-    /// group `wanted` (`None` = any of the pool).
+    /// Assigns the next tenant to the GPU with the fewest tenants, the first such in the order of the file, among those
+    /// of the group `wanted` (`None` = any of the pool).
     ///
     /// # Errors
-    /// None of them takes another tenant; says why.
+    /// No GPU takes another tenant; the message has the reason.
     pub fn assign(
         &mut self,
         namespace: &str,

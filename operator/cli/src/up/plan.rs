@@ -1,4 +1,4 @@
-//! Objects to sidecar configurations. Pure: what is not built yet is refused, by file, line and field.
+//! Translates objects into sidecar configurations. Unsupported fields are rejected by file, line and field. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +15,10 @@ use super::placement::{GpuAssignment, GpuOccupancy};
 use super::shared_gpu::{self, SharedGpu};
 use super::support_check::{self, UnsupportedFields};
 
-/// An object and the folder that its relative paths start from.
+/// An object and the base folder of its relative paths.
 #[derive(Clone, Debug)]
 pub struct SourceObject {
-    /// The object, and where it is written.
+    /// The object, and its position in the file.
     pub located: SpannedObject,
     /// Folder of its file.
     pub folder: PathBuf,
@@ -34,7 +34,7 @@ impl SourceObject {
     }
 }
 
-/// What the command line decides.
+/// Choices of the command line.
 #[derive(Clone, Debug)]
 pub struct UpOptions {
     /// Address to listen at.
@@ -47,49 +47,49 @@ pub struct UpOptions {
     pub journal: Option<PathBuf>,
     /// Fixed layout.
     pub force_remap: Option<(u16, u8)>,
-    /// NaN at every hand-over.
+    /// Overwrite chunks with NaN at every hand-over.
     pub poison: bool,
     /// The engine's binary.
     pub engine: PathBuf,
 }
 
-/// What is to be started, and what is passed over.
+/// The tenants to start, and the ignored fields.
 #[derive(Debug)]
 pub struct LaunchPlan {
     /// One configuration for each tenant that runs, in the order of the files.
     pub configs: Vec<SidecarConfig>,
     /// GPUs with more than one tenant.
     pub shared: Vec<SharedGpu>,
-    /// Fields without effect here.
+    /// Ignored fields.
     pub ineffective: Vec<LoadError>,
 }
 
-/// A tenant that runs, and where.
+/// A tenant that runs, and its GPU.
 #[derive(Debug)]
 pub struct AssignedTenant<'a> {
     /// As written.
     pub tenant: &'a ModelTenant,
-    /// And where.
+    /// Its position in the file.
     source: &'a SourceObject,
     /// Its pool.
     pub pool: &'a GpuPool,
     /// Its GPU.
     pub assignment: GpuAssignment,
-    /// What its sidecar is told.
+    /// Configuration of its sidecar.
     pub config: SidecarConfig,
 }
 
-/// Reads `ALPHA:BETA`.
+/// Parses `ALPHA:BETA`.
 pub fn parse_force_remap(text: &str) -> Result<(u16, u8), String> {
     let parsed = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
 
-/// One configuration for each tenant that is to run, in the order of the files. `weigh` tells the bytes of a tenant's
-/// weights.
+/// Returns one configuration for each tenant that is to run, in the order of the files. `weigh` returns the bytes of a
+/// tenant's weights.
 ///
 /// # Errors
-/// Every field that asks for what is not built, and every tenant that has no GPU.
+/// All unsupported fields, and all tenants without a GPU.
 pub fn plan(
     objects: &[SourceObject],
     options: &UpOptions,
@@ -108,7 +108,7 @@ pub fn plan(
     Ok(LaunchPlan { configs, shared, ineffective })
 }
 
-/// What the objects that run ask for in vain.
+/// Returns the unsupported fields of the objects that run.
 pub fn unsupported_fields(objects: &[SourceObject]) -> UnsupportedFields {
     let mut all = UnsupportedFields::default();
     for placed in objects.iter().filter(|placed| !is_stopped(placed)) {
@@ -119,7 +119,7 @@ pub fn unsupported_fields(objects: &[SourceObject]) -> UnsupportedFields {
     all
 }
 
-/// Fields about neighbours of whoever has none.
+/// Returns fields about peers for tenants without peers.
 fn shared_gpu_warnings(objects: &[SourceObject], seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
     let sharing = seated.iter().filter(|seated| seated.config.neighbourhood.is_some());
     let name = |seated: &AssignedTenant<'_>, object: &Object| match object {
@@ -134,7 +134,7 @@ fn shared_gpu_warnings(objects: &[SourceObject], seated: &[AssignedTenant<'_>]) 
     alone.flat_map(|placed| support_check::shared_gpu_fields(&placed.located)).collect()
 }
 
-/// Tenants whose policy does what it is named for with KV in the host tier, and that have none.
+/// Returns tenants whose policy needs KV in the host tier and that have none.
 fn host_tier_warnings(seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
     let told = seated.iter().filter_map(|seated| {
         let policy = seated.pool.spec.policy;
@@ -157,7 +157,7 @@ fn is_stopped(placed: &SourceObject) -> bool {
     }
 }
 
-/// Every tenant that runs, on its GPU, and those that have none.
+/// Assigns every tenant that runs to a GPU, and reports those without one.
 fn assign_tenants<'a>(
     objects: &'a [SourceObject],
     options: &UpOptions,
@@ -205,7 +205,7 @@ fn configure(
         dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
         max_model_len: spec.model.max_model_len.map(to_u32),
         gpu: gpu_config(gpu, pool),
-        // Of a GPU that is shared: once all tenants have their places.
+        // Set for a shared GPU once all tenants are assigned.
         neighbourhood: None,
         policy: format!("{:?}", pool.spec.policy),
         memory: spec_convert::memory(spec),
@@ -215,7 +215,7 @@ fn configure(
         limits: spec_convert::limits(spec),
         api_keys_file: spec.access.api_keys_file.as_deref().map(|path| resolve(&placed.folder, path)),
         listen: listen(options, index),
-        // Claimed by the caller once all tenants are known to be well.
+        // Claimed by the caller once all tenants are valid.
         runtime_dir: PathBuf::new(),
         engine: EngineConfig {
             spawn: Some(options.engine.clone()),

@@ -1,4 +1,4 @@
-//! One tenant's sidecar process: started, watched, restarted with back-off, stopped.
+//! Supervises one tenant's sidecar process: starts, watches, restarts with back-off and stops it.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -22,21 +22,21 @@ use super::ready::{ReadyEvent, ReadySink};
 use crate::runtime_dir::{self, LockedDir};
 use crate::{EX_CONFIG, Misconfigured, child};
 
-/// Beyond the drain, before a sidecar that does not end is killed.
+/// Time after the drain before a sidecar that does not end is killed.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// Between two looks at a sidecar that starts.
+/// Interval of reading a sidecar that starts.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Between two looks whether a sidecar lives, and how long each waits: as the kubelet does it.
+/// Interval of liveness probes and their timeout, as in the kubelet.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(5);
-/// So many looks in a row without an answer are a hang.
+/// Number of consecutive failed probes that count as a hang.
 const LIVENESS_FAILURE_THRESHOLD: u32 = 6;
 
-/// What all tenants are told, in this order.
+/// Commands to all tenants, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProcessCommand {
-    /// Serve, and come back after a death.
+    /// Serve, and restart after an exit.
     Serve,
     /// Let open streams finish, then end.
     Drain,
@@ -44,22 +44,22 @@ pub enum ProcessCommand {
     End,
 }
 
-/// A tenant to keep.
+/// A tenant to supervise.
 #[derive(Debug)]
 pub struct TenantProcess {
     /// The sidecar's binary.
     pub sidecar: PathBuf,
-    /// What it is told.
+    /// Configuration of the sidecar.
     pub config: SidecarConfig,
     /// Its folder.
     pub folder: LockedDir,
-    /// Where its configuration comes from.
+    /// Origin of its configuration.
     pub locator: Option<FieldLocator>,
-    /// Who tells its neighbours where it listens; `None` = it has none.
+    /// Sender of its address to its peers; `None` = it has none.
     pub record_sender: Option<RecordSender>,
-    /// Who learns when it serves.
+    /// Receiver of its readiness.
     pub ready_sink: ReadySink,
-    /// Its log has warnings and worse only, as [`crate::child::set_warn_log_level`] says.
+    /// Its log has only warnings and errors, see [`crate::child::set_warn_log_level`].
     pub is_quiet: bool,
 }
 
@@ -68,10 +68,10 @@ impl TenantProcess {
         format!("{}/{}", self.config.namespace, self.config.name)
     }
 
-    /// Runs the sidecar until told to stop.
+    /// Runs the sidecar until ordered to stop.
     ///
     /// # Errors
-    /// A sidecar that cannot be started the first time, or says that trying again will not help.
+    /// The sidecar cannot be started the first time, or reports that a retry cannot succeed.
     pub async fn supervise(self, mut orders: watch::Receiver<ProcessCommand>) -> anyhow::Result<()> {
         let file = self.folder.path().join("config.json");
         std::fs::write(&file, serde_json::to_vec_pretty(&self.config)?)
@@ -81,7 +81,8 @@ impl TenantProcess {
         loop {
             let started = Instant::now();
             let ended = match &mut next {
-                // What worked before may work again: too many processes, a binary that is being replaced.
+                // After a success, the failure may be transient: too many processes, or a binary that is being
+                // replaced.
                 None => "the sidecar could not be started".to_owned(),
                 Some(child) => tokio::select! {
                     () = wait_for_command(&mut orders, ProcessCommand::Drain) => return self.stop(child, &mut orders).await,
@@ -99,10 +100,11 @@ impl TenantProcess {
         }
     }
 
-    /// Says how the sidecar ended.
+    /// Describes how the sidecar ended.
     ///
     /// # Errors
-    /// It said that another start will not help: a wrong model folder, a refused configuration, a taken port.
+    /// The sidecar reported that a restart cannot succeed: a wrong model folder, a rejected configuration, a taken
+    /// port.
     fn exit_message(&self, status: ExitStatus) -> anyhow::Result<String> {
         if status.code() == Some(EX_CONFIG.into()) {
             return Err(Misconfigured(format!("{}: {}", self.title(), self.rejection_message())).into());
@@ -110,7 +112,7 @@ impl TenantProcess {
         Ok(format!("the sidecar ended ({status})"))
     }
 
-    /// Why the sidecar cannot serve it, in terms of the YAML if it has left word.
+    /// Describes why the sidecar cannot serve, in terms of the YAML if the sidecar has written its rejection.
     fn rejection_message(&self) -> String {
         let left = std::fs::read(self.folder.path().join(ConfigRejection::FILE)).ok();
         let left = left.and_then(|json| serde_json::from_slice(&json).ok());
@@ -126,7 +128,7 @@ impl TenantProcess {
         }
         let mut command = Command::new(&self.sidecar);
         command.arg("--config").arg(file).arg("--refusal-in-file");
-        // Its engine inherits it: the lines of all that write to this terminal say whose they are.
+        // Its engine inherits the name, which identifies the lines of all that write to this terminal.
         command.env("SLUICE_LOG_NAME", self.title());
         if self.is_quiet {
             child::set_warn_log_level(&mut command);
@@ -135,10 +137,10 @@ impl TenantProcess {
         command.spawn().with_context(|| self.sidecar.display().to_string())
     }
 
-    /// Waits for the end; announces on stdout when the tenant serves, and ends a sidecar that hangs. Its engine's
-    /// supervisor does so sooner, unless that hangs as well; the kernel ends the engine with the sidecar.
+    /// Waits for the exit, announces when the tenant serves, and kills a sidecar that hangs. Its engine's supervisor
+    /// does so sooner, unless that also hangs; the kernel kills the engine with the sidecar.
     async fn wait_for_exit(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
-        // Sidecars are local: a proxy of the environment has no business between.
+        // Sidecars are local, so a proxy from the environment must not be used.
         let http = reqwest::Client::builder().no_proxy().build()?;
         let announce = async {
             let record = self.wait_until_ready(&http).await;
@@ -161,12 +163,12 @@ impl TenantProcess {
         Ok(child.wait().await?)
     }
 
-    /// Waits until the sidecar's probe has not said for a while that it lives.
+    /// Waits until the sidecar has missed enough consecutive liveness probes.
     async fn wait_for_hang(&self, http: &reqwest::Client) {
         let record = self.wait_until_listening().await;
         let mut failures = 0;
         let mut looks = tokio::time::interval(LIVENESS_INTERVAL);
-        // `up` itself may have been stopped: that is no reason to look several times at once.
+        // `up` itself may have been stopped, which must not lead to several probes at once.
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while failures < LIVENESS_FAILURE_THRESHOLD {
             looks.tick().await;
@@ -177,7 +179,7 @@ impl TenantProcess {
         }
     }
 
-    /// Waits until the sidecar's probe says that it serves.
+    /// Waits until the sidecar's readiness probe succeeds.
     async fn wait_until_ready(&self, http: &reqwest::Client) -> SidecarRecord {
         let record = self.wait_until_listening().await;
         if let Some(announcer) = &self.record_sender {
@@ -192,11 +194,11 @@ impl TenantProcess {
         }
     }
 
-    /// Waits until the sidecar has written where it listens.
+    /// Waits until the sidecar has written its address.
     async fn wait_until_listening(&self) -> SidecarRecord {
         loop {
             tokio::time::sleep(STARTUP_POLL_INTERVAL).await;
-            // What cannot be read now is read again.
+            // An unreadable record is read again.
             if let Ok(Some(record)) = runtime_dir::read_record(self.folder.path()) {
                 return record;
             }
@@ -221,8 +223,8 @@ impl TenantProcess {
                 eprint_note(format_args!("{title}: the sidecar did not end within {limit:?}; killing it"));
             }
         }
-        // Its group: whatever it started and did not put in a group of its own goes with it. Not reaped yet, so the
-        // number is still its own.
+        // Kills its process group, which includes its children without a group of their own. The child is not reaped
+        // yet, so the number is still its own.
         if let Some(pid) = pid {
             kill_process_group(pid, Signal::KILL).ok();
         }
@@ -231,8 +233,8 @@ impl TenantProcess {
     }
 }
 
-/// Waits until told `order`, or one that comes after it.
+/// Waits for `order`, or a later command.
 pub async fn wait_for_command(orders: &mut watch::Receiver<ProcessCommand>, order: ProcessCommand) {
-    // A sender that is gone means the same.
+    // A dropped sender has the same effect.
     let _ = orders.wait_for(|now| *now >= order).await;
 }

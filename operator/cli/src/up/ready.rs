@@ -1,4 +1,4 @@
-//! Who learns when a tenant serves.
+//! Notifies readers that a tenant serves.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::output::print_line;
 
-/// A tenant that serves. Sent again when its sidecar has been restarted.
+/// A tenant that serves. Sent again after its sidecar has restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyEvent {
     /// `NAMESPACE/NAME`.
@@ -15,12 +15,12 @@ pub struct ReadyEvent {
     pub serve_addr: SocketAddr,
 }
 
-/// Who learns it.
+/// Receiver of the events.
 #[derive(Clone, Debug)]
 pub enum ReadySink {
     /// Readers of standard output: a line `ready NAMESPACE/NAME URL`.
     Stdout,
-    /// The program itself.
+    /// A channel of this program.
     Channel(UnboundedSender<ReadyEvent>),
 }
 
@@ -31,7 +31,7 @@ impl ReadySink {
             ReadySink::Stdout => {
                 print_line(format_args!("ready {} http://{}", ready.title, ready.serve_addr))
             }
-            // A receiver that is gone is at its end, and so are all tenants.
+            // A dropped receiver means that the run ends, with all tenants.
             ReadySink::Channel(sender) => drop(sender.send(ready)),
         }
     }

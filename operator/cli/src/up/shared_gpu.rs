@@ -1,4 +1,4 @@
-//! A GPU with more than one tenant: what each may hold, and what each is told about the others. Pure.
+//! A GPU with more than one tenant: their shares, and their directives. Pure.
 
 use sluice_plan::directives::{tenant_rule, victim_rule};
 use sluice_plan::spec_convert::{sharing, to_u32};
@@ -31,20 +31,20 @@ pub struct SharedGpu {
 /// A tenant of a shared GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuTenant {
-    /// Place of its configuration in the plan.
+    /// Index of its configuration in the plan.
     pub config_index: usize,
     /// Its name.
     pub name: String,
-    /// What it may hold without asking anybody, bytes.
+    /// Memory that it may hold without a loan, bytes.
     pub share_bytes: u64,
-    /// What it can never lend, as its sidecar has found, bytes; 0 = nobody knows yet.
+    /// Memory that it can never lend, as reported by its sidecar, bytes; 0 = not known yet.
     pub floor_bytes: u64,
     weights_bytes: u64,
     tenant_rule: TenantRule,
 }
 
-/// Gives the tenants of each GPU that has more than one their shares of device and host memory; says which GPUs these
-/// are. `weigh` tells the bytes of a tenant's weights.
+/// Assigns device and host memory to the tenants of each GPU that has more than one, and returns these GPUs. `weigh`
+/// returns the bytes of a tenant's weights.
 pub fn assign_shares(
     seated: &mut [AssignedTenant<'_>],
     weigh: &dyn Fn(&SidecarConfig) -> u64,
@@ -69,10 +69,11 @@ fn assign_gpu_shares(
     let weights: Vec<u64> = tenants.iter().map(|index| weigh(&seated[*index].config)).collect();
     let first = &seated[tenants[0]];
     let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.assignment.sharing));
-    // Floors are not known before the first engine has said what activations cost: then the herald deals again.
+    // Floors are unknown until the first engine has reported the size of its activations; the directive pusher then
+    // assigns shares again.
     let parts: Vec<_> = weights.iter().copied().map(ShareInput::of).collect();
     let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &parts);
-    // Host memory is the GPU's, too: each tenant keeps its weights there, and KV in its sleep.
+    // Host memory is shared, too: each tenant keeps its weights there, and KV while it sleeps.
     let kept = |(index, weights): (&usize, &u64)| weights + seated[*index].config.memory.host_kv_bytes;
     let kept: Vec<_> = tenants.iter().zip(&weights).map(kept).map(ShareInput::of).collect();
     let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &kept));
@@ -80,7 +81,7 @@ fn assign_gpu_shares(
         let AssignedTenant { tenant, config, .. } = &mut seated[*index];
         config.gpu.host_memory_bytes = host.as_ref().map(|host| host[at]);
         config.neighbourhood = Some(LedgerConfig {
-            // Both given by the caller once the GPU's folder is claimed.
+            // Both are set by the caller once the GPU's folder is claimed.
             folder: std::path::PathBuf::new(),
             claim: String::new(),
             share_bytes: device[at],
@@ -124,7 +125,7 @@ impl SharedGpu {
         }
     }
 
-    /// Deals its memory out again, by the floors that are known; true = somebody's share is another one now.
+    /// Assigns its memory again, by the known floors. Returns whether a share has changed.
     pub fn reassign_shares(&mut self) -> bool {
         let part =
             |one: &GpuTenant| ShareInput { weights_bytes: one.weights_bytes, floor_bytes: one.floor_bytes };
@@ -139,7 +140,7 @@ impl SharedGpu {
         changed
     }
 
-    /// Why its tenants cannot all be served, as far as their floors are known.
+    /// Returns why its tenants cannot all be served, as far as their floors are known.
     pub fn capacity_error(&self) -> Option<String> {
         let told = || (0..self.gpu_tenants.len()).filter(|member| self.gpu_tenants[*member].floor_bytes > 0);
         let floors: u64 = told().map(|member| self.gpu_tenants[member].floor_bytes).sum();
@@ -151,19 +152,19 @@ impl SharedGpu {
         })
     }
 
-    /// `NAMESPACE/NAME` of a member.
+    /// Returns `NAMESPACE/NAME` of a member.
     pub fn title(&self, member: usize) -> String {
         format!("{}/{}", self.namespace, self.gpu_tenants[member].name)
     }
 
-    /// What `member` is told. `records` are those of all members, in their order.
+    /// Returns the directive of `member`. `records` are those of all members, in order.
     pub fn directive(&self, member: usize, records: &[SidecarRecord], fence: Fence) -> Directive {
         let others = self.gpu_tenants.iter().zip(records).enumerate().filter(|(index, _)| *index != member);
         let mut others: Vec<_> = others.map(|(_, (other, record))| (other, record)).collect();
-        // By name: the order that victim `FixedOrder` promises.
+        // By name, the order of the victim rule `FixedOrder`.
         others.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         let neighbours = others.iter().map(|(other, record)| self.peer_info(other, record)).collect();
-        // Nobody reports idleness here: what is left of the rule is that low priorities give first.
+        // Idleness is not reported here, so the rule reduces to its priorities: the lowest gives first.
         others.sort_by_key(|(other, _)| other.tenant_rule.priority);
         Directive {
             version: directive::VERSION,
@@ -171,7 +172,7 @@ impl SharedGpu {
             sequence: fence.sequence,
             policy: self.policy.clone(),
             tenant: self.gpu_tenants[member].tenant_rule.clone(),
-            // Only a driver gives a GPU one.
+            // Only a driver assigns a UUID to a GPU.
             gpu_uuid: None,
             sharing: self.sharing,
             victim: self.victim,

@@ -4,31 +4,31 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The signals that end this process.
 pub struct Signals {
-    /// None where Ctrl-C has another meaning.
+    /// `None` if Ctrl-C has another meaning.
     interrupt: Option<Signal>,
     terminate: Signal,
-    /// The terminal was closed; none where the parent process ignores this signal (`nohup`).
+    /// The terminal was closed; `None` if the parent process ignores this signal (`nohup`).
     hangup: Option<Signal>,
 }
 
 impl Signals {
-    /// Listens for them from now on.
+    /// Starts to listen for the signals.
     ///
     /// # Errors
     /// The kernel refuses it.
     pub fn new() -> std::io::Result<Self> {
         let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-        // Asked before tokio takes the signal over.
+        // Must be read before tokio takes the signal over.
         let hangup = if is_hangup_ignored() { None } else { Some(signal(SignalKind::hangup())?) };
         Ok(Signals { interrupt: Some(signal(interrupt)?), terminate: signal(terminate)?, hangup })
     }
 
-    /// The same, and Ctrl-C is not among them.
+    /// Removes Ctrl-C from the signals.
     pub fn without_interrupt(self) -> Self {
         Signals { interrupt: None, ..self }
     }
 
-    /// From now on Ctrl-C is among them.
+    /// Adds Ctrl-C to the signals.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -39,7 +39,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Waits for one of them; says which.
+    /// Waits for one of the signals and returns its name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             () = Self::recv_or_pending(&mut self.interrupt) => "interrupted",

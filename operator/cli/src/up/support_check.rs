@@ -1,8 +1,8 @@
-//! What the YAML allows and `sluice up` does not do. Pure: every field is served, refused or warned about.
+//! Fields that the YAML allows and `sluice up` does not support. Every field is served, rejected or warned about. Pure.
 //!
-//! Refused is what would change how the tenant is served, were it passed over. A warning is enough for what only a
-//! cluster or a device acts on, and for what only counts between tenants of one GPU where each has one to itself. A
-//! field with its default value says nothing, written or not: both mean the same object.
+//! A field is rejected if ignoring it would change how the tenant is served. A warning suffices for a field that only a
+//! cluster or a device acts on, and for one that only matters between tenants of one GPU if each has its own. A field
+//! with its default value is accepted, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, Object, Path, SpannedObject};
 use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
@@ -17,20 +17,20 @@ const ENGINE_UNSUPPORTED: &str = "sluice up starts engines of Sluice only; put s
     (engine.url in its configuration), or use a cluster";
 const DEFAULT_PRIORITY: i32 = 100;
 
-/// What one object asks for in vain.
+/// The unsupported fields of one object.
 #[derive(Debug, Default)]
 pub struct UnsupportedFields {
     /// Fields that make the object unusable here.
     pub errors: Vec<LoadError>,
-    /// Fields that are passed over.
+    /// Fields that are ignored.
     pub ineffective: Vec<LoadError>,
 }
 
-/// A field, whether it asks for something that is not done, and what to say then.
+/// A field, whether it asks for something unsupported, and the message in that case.
 type FieldCheck<'a> = (&'a str, bool, &'a str);
 
 impl UnsupportedFields {
-    /// Looks at every field of `located`.
+    /// Checks every field of `located`.
     pub fn check(located: &SpannedObject) -> Self {
         let mut findings = UnsupportedFields::default();
         match &located.object {
@@ -71,7 +71,7 @@ impl UnsupportedFields {
         self.check_pool_cluster_fields(located, spec);
     }
 
-    /// What matters to clusters.
+    /// Checks the fields that concern clusters.
     fn check_pool_cluster_fields(&mut self, located: &SpannedObject, spec: &GpuPoolSpec) {
         let selected = spec.device.as_ref().is_some_and(|device| !device.selectors.is_empty());
         let checks = [
@@ -119,7 +119,7 @@ impl UnsupportedFields {
     }
 
     fn check_tenant_cluster_fields(&mut self, located: &SpannedObject, spec: &ModelTenantSpec) {
-        // That of another kind is refused with its kind.
+        // An image of another engine kind is rejected with its kind.
         let image = spec.engine.image.as_ref().filter(|_| spec.engine.kind == EngineKind::Native);
         let warnings = [
             ("spec.podPriorityClassName", spec.pod_priority_class_name.is_some(), CLUSTER_ONLY),
@@ -135,14 +135,14 @@ impl UnsupportedFields {
     }
 }
 
-/// Fields of `located` that only count between tenants of one GPU, when it has none that shares one.
+/// Returns the fields of `located` that only matter between tenants of one GPU, for use if it shares none.
 pub fn shared_gpu_fields(located: &SpannedObject) -> Vec<LoadError> {
     let mut findings = UnsupportedFields::default();
     match &located.object {
         Object::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
         Object::Tenant(tenant) => {
             let asked = tenant.spec.priority != DEFAULT_PRIORITY;
-            // It is told by the directive, which only a tenant with neighbours has.
+            // The directive carries it, and only a tenant with peers has a directive.
             let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;
             let fields = [
                 ("spec.priority", asked, SHARED_TENANT_ONLY),

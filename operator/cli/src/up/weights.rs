@@ -1,4 +1,4 @@
-//! How much memory a model's weights will take, before anybody has loaded it.
+//! Estimates the memory of a model's weights before the model is loaded.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,17 +7,16 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-/// Longest header that is read, as the library that reads whole files has it.
+/// Longest header that is read, the limit of the library that reads whole files.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Bytes of the weights in `folder` once they are in memory as `dtype` (`None` = as the configuration says, or as
-/// stored). 0 for a folder that cannot be read, and a file's length for one that is damaged: its sidecar says so in
-/// better words.
+/// Returns the bytes of the weights in `folder` once loaded as `dtype` (`None` = as configured, or as stored). Returns
+/// 0 for an unreadable folder, and counts a damaged file by its length: its sidecar reports a better error.
 pub fn weights_bytes(folder: &Path, dtype: Option<&str>) -> u64 {
     let files: Vec<_> = files(folder).into_iter().map(|file| stored_weights(&file).ok_or(file)).collect();
     let wanted =
         dtype.and_then(bytes_per_weight).or_else(|| configured_bytes_per_weight(folder)).or_else(|| {
-            // As the sidecar has it: the narrowest format that holds them all.
+            // The rule of the sidecar: the narrowest format that holds them all.
             let mut formats = files.iter().flatten().flatten().map(|(dtype, _)| *dtype);
             let first = formats.next()?;
             if formats.all(|other| other == first) { float_bytes(first) } else { float_bytes(Dtype::F32) }
@@ -26,20 +25,20 @@ pub fn weights_bytes(folder: &Path, dtype: Option<&str>) -> u64 {
         Ok(tensors) => {
             tensors.into_iter().map(|(dtype, count)| count * wanted.or(float_bytes(dtype)).unwrap_or(0)).sum()
         }
-        // Not of the folder's entry: in a cache of Hugging Face each is a link.
+        // Follows links, because in a cache of Hugging Face each entry is a link.
         Err(damaged) => std::fs::metadata(damaged).map_or(0, |file| file.len()),
     });
     sizes.sum()
 }
 
-/// The folder's safetensors files.
+/// Lists the folder's safetensors files.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let files = entries.filter_map(Result::ok).map(|entry| entry.path());
     files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect()
 }
 
-/// Format and number of the weights of each tensor in `file`, of which the header alone is read.
+/// Reads the format and number of weights of each tensor in `file`, from the header alone.
 fn stored_weights(file: &Path) -> Option<Vec<(Dtype, u64)>> {
     let mut file = File::open(file).ok()?;
     let mut length = [0; 8];
@@ -53,7 +52,7 @@ fn stored_weights(file: &Path) -> Option<Vec<(Dtype, u64)>> {
     Some(floats.map(|tensor| (tensor.dtype, tensor.shape.iter().product::<usize>() as u64)).collect())
 }
 
-/// Bytes of a weight as the configuration wants it.
+/// Returns the bytes per weight that the configuration sets.
 fn configured_bytes_per_weight(folder: &Path) -> Option<u64> {
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(folder.join("config.json")).ok()?).ok()?;
@@ -69,7 +68,7 @@ fn bytes_per_weight(dtype: &str) -> Option<u64> {
     }
 }
 
-/// Bytes of a weight of `dtype`, if it is one that is loaded.
+/// Returns the bytes per weight of `dtype`, if it is a supported format.
 fn float_bytes(dtype: Dtype) -> Option<u64> {
     match dtype {
         Dtype::F32 => Some(4),
@@ -84,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of files, each with one tensor of so many weights.
+    /// Creates a folder of files, each with one tensor of this number of weights.
     fn model(config: &str, files: &[(&str, Dtype, usize)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, dtype, count) in files {

@@ -1,9 +1,9 @@
-//! What the live screen shows of the board, and how keys change that.
+//! View state of the live screen, and how keys change it.
 
 use super::keys::KeyCommand;
 use super::model::{Row, RowKey, Sort, TopModel};
 
-/// What is open.
+/// The open view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActiveView {
     /// The table of tenants.
@@ -13,31 +13,31 @@ pub enum ActiveView {
     Tenant,
 }
 
-/// The choices of the person who looks. The selection follows a tenant, not a row: tenants come and go.
+/// Choices of the user. The selection follows a tenant rather than a row, because rows change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppState {
-    /// What is open.
+    /// The open view.
     pub view: ActiveView,
-    /// Whether the help lies over it.
+    /// Whether the help covers the view.
     pub is_help_open: bool,
-    /// Whether new looks are left out.
+    /// Whether new readings are ignored.
     pub is_paused: bool,
-    /// The order of the list.
+    /// Sort order of the list.
     pub sort: Sort,
-    /// Whether the order is turned round.
+    /// Whether the order is reversed.
     pub reverse: bool,
-    /// First line of a page, or of the help, that is shown.
+    /// First visible line of a page or of the help.
     pub scroll: usize,
     selected: Option<RowKey>,
 }
 
 impl AppState {
-    /// The selected row of `rows`; 0 where the tenant is gone.
+    /// Returns the index of the selected row in `rows`; 0 if the tenant no longer exists.
     pub fn index(&self, rows: &[Row<'_>]) -> usize {
         rows.iter().position(|row| Some(row.key()) == self.selected).unwrap_or(0)
     }
 
-    /// Carries `command` out; a screen has `height` lines. Whether to end.
+    /// Applies `command` on a screen of `height` lines. Returns whether to quit.
     pub fn apply(&mut self, command: KeyCommand, board: &TopModel, height: usize) -> bool {
         match command {
             KeyCommand::Quit => return true,

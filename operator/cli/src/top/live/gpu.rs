@@ -1,4 +1,4 @@
-//! A GPU: who holds its memory now, who has the turn, what moved.
+//! Shows a GPU: the owners of its memory, the holder of the time slice, and recent moves.
 
 use ratatui::style::Modifier;
 use ratatui::text::{Line, Span};
@@ -11,11 +11,11 @@ use super::text_layout::{join_fitting, sparkline, time_buckets, truncate, trunca
 use super::theme::Theme;
 use crate::top::memory_map::apportion;
 
-/// Columns of what moved.
+/// Columns of the moved bytes.
 const MOVED_COLUMNS: usize = 16;
 const FREE_CELL: &str = "·";
 
-/// A heading, what is wrong with it, and a bar of owners, in lines of at most `most` columns.
+/// Returns a heading, the problems of the GPU, and a bar of owners, in lines of at most `most` columns.
 pub fn lines(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Vec<Line<'static>> {
     let mut lines = vec![heading(board, gpu, theme, most)];
     let reasons = gpu.view.reasons.iter();
@@ -37,7 +37,7 @@ fn heading(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<
     join_fitting(all.into_iter().flatten(), 3, most)
 }
 
-/// Bytes that changed their owner.
+/// Returns the bytes that changed their owner.
 fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Span<'static>>> {
     let time = board.time_range();
     let moves = || gpu.history().moves().map(|one| (one.at_unix_ms, Some(one.bytes)));
@@ -51,7 +51,7 @@ fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Spa
     })
 }
 
-/// Who has the turn, and how many wait; a holder that is late is told among the reasons.
+/// Returns the holder of the time slice and the number of waiting tenants. A late holder is reported among the reasons.
 fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     let turns = || states(&gpu.reports).filter_map(hangs::turn);
     let waiting = turns().map(|turn| turn.waiting).max()?;
@@ -62,7 +62,7 @@ fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     Some(vec![Span::raw(format!("turn {holder}{waiting}"))])
 }
 
-/// The memory of all tenants, one after the other: weights, KV, all else, free.
+/// Returns the memory of all tenants, one after the other: weights, KV, other, free.
 fn bar(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<'static> {
     let tenants = &gpu.view.tenants;
     let held = |tenant: &TenantView| {
@@ -71,7 +71,7 @@ fn bar(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<'sta
     };
     let mut sizes: Vec<u64> = tenants.iter().flat_map(held).collect();
     sizes.push(gpu.view.capacity_bytes.saturating_sub(sizes.iter().sum()));
-    // As narrow a terminal as this has no room for one cell each.
+    // The terminal may be too narrow for one cell each.
     let cells = apportion(&sizes, most);
     let name = board.display_name();
     let mut line = Line::default();

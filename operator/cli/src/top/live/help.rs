@@ -1,4 +1,4 @@
-//! The help: every key, and what the columns mean.
+//! The help: every key, and the meaning of the columns.
 
 use ratatui::text::{Line, Span};
 

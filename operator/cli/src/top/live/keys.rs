@@ -1,43 +1,43 @@
-//! The keys of the live screen: one table says what they do and what the help lists.
+//! The keys of the live screen: one table defines their effects and the list of the help.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::model::Sort;
 
-/// What a key asks for.
+/// The command of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyCommand {
-    /// Select the tenant this number of rows further down; on a page, scroll.
+    /// Moves the selection down by this number of rows; on a page, scrolls.
     Move(isize),
-    /// As many rows as the screen has, down or up.
+    /// Moves by this number of screens, down or up.
     Page(isize),
-    /// Show the selected tenant's page.
+    /// Opens the selected tenant's page.
     Open,
-    /// Back to the list.
+    /// Returns to the list.
     Back,
-    /// Sort the list.
+    /// Sorts the list.
     Sort(Sort),
-    /// Turn the order round.
+    /// Reverses the order.
     Reverse,
-    /// Show what there is now until asked again.
+    /// Freezes the screen, or resumes.
     Pause,
-    /// Show or hide the help.
+    /// Shows or hides the help.
     Help,
-    /// End.
+    /// Quits.
     Quit,
 }
 
-/// A key, and whether it is pressed with Ctrl.
+/// A key code, and whether Ctrl is pressed.
 type Key = (KeyCode, bool);
 
-/// Keys that ask for one command.
+/// The keys of one command.
 #[derive(Debug)]
 pub struct Binding {
-    /// Any of these.
+    /// Alternative keys.
     pub keys: &'static [Key],
-    /// What they do, for people.
+    /// Description for the help.
     pub help: &'static str,
-    /// What they do.
+    /// The command.
     pub command: KeyCommand,
 }
 
@@ -49,7 +49,7 @@ const fn code(code: KeyCode) -> Key {
     (code, false)
 }
 
-/// All keys, in the order of the help.
+/// All bindings, in the order of the help.
 pub const BINDINGS: [Binding; 17] = {
     use KeyCommand::{Back, Help, Move, Open, Page, Pause, Quit, Reverse, Sort as By};
     const fn bind(keys: &'static [Key], help: &'static str, command: KeyCommand) -> Binding {
@@ -77,7 +77,7 @@ pub const BINDINGS: [Binding; 17] = {
 };
 
 impl Binding {
-    /// Its keys, for people.
+    /// Returns the names of its keys.
     pub fn label(&self) -> String {
         self.keys.iter().map(label).collect::<Vec<_>>().join(" ")
     }
@@ -93,7 +93,7 @@ fn label((code, ctrl): &Key) -> String {
     if *ctrl { format!("Ctrl-{name}") } else { name }
 }
 
-/// What a key asks for; `None` = nothing.
+/// Returns the command of a key; `None` = it has none.
 pub fn command(event: &KeyEvent) -> Option<KeyCommand> {
     let ctrl = event.modifiers.contains(KeyModifiers::CONTROL);
     let alt = event.modifiers.contains(KeyModifiers::ALT);

@@ -1,4 +1,4 @@
-//! The table of tenants: a row each, and below it what is wrong.
+//! The table of tenants: one row each, with its problems below.
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
@@ -15,14 +15,14 @@ use super::text_layout::{
 };
 use super::theme::Theme;
 
-/// Least and most columns of a figure through time.
+/// Least and most columns of a sparkline.
 const SPARKLINE_COLUMNS: (usize, usize) = (5, 24);
-/// Columns of the marker of the selection and of the tenant's colour.
+/// Columns of the selection marker and the tenant's colour.
 const MARKER_COLUMNS: usize = 3;
-/// Most lines of what is wrong with the selected tenant.
+/// Most lines of problems of the selected tenant.
 const MAX_REASON_LINES: usize = 3;
 
-/// A column behind the name.
+/// A column after the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Column {
     State,
@@ -39,7 +39,7 @@ enum Column {
     Requests,
 }
 
-/// Columns from left to right, each with its rank: the highest leave first where the terminal is narrow.
+/// Columns from left to right, each with its rank: on a narrow terminal those with the highest rank are dropped first.
 const COLUMNS: [(Column, usize); 12] = [
     (Column::State, 0),
     (Column::Slo, 1),
@@ -96,7 +96,7 @@ impl Column {
         matches!(self, Column::State | Column::Slo)
     }
 
-    /// Columns that it takes; text of it is never wider.
+    /// Returns its width. Its texts are never wider.
     fn width(self, rows: &[Row<'_>]) -> usize {
         let longest = |text: fn(&TenantView) -> String, least| {
             rows.iter().map(|row| width(&text(row.tenant))).max().unwrap_or(0).max(least)
@@ -123,7 +123,7 @@ fn requests(tenant: &TenantView) -> String {
     if tenant.answers { format!("{}+{}", tenant.running, tenant.waiting) } else { "-".to_owned() }
 }
 
-/// How many layers are where: `12r 4a`.
+/// Formats the number of layers per state: `12r 4a`.
 fn layers(tenant: &TenantView) -> String {
     let count = |letter| tenant.layers.chars().filter(|layer| *layer == letter).count();
     let some = ['r', 'm', 'l', 'a']
@@ -134,7 +134,7 @@ fn layers(tenant: &TenantView) -> String {
     if text.is_empty() { "-".to_owned() } else { text.join(" ") }
 }
 
-/// The columns that are there, with their widths, and the width of the name.
+/// The visible columns with their widths, and the width of the name.
 struct Layout {
     name: usize,
     columns: Vec<(Column, usize)>,
@@ -264,12 +264,12 @@ impl RowBlock<'_> {
     ) -> Vec<Span<'static>> {
         let series = row.gpu.history().series(&row.tenant.title, figure);
         let values = time_buckets(series, self.board.time_range(), wide, u64::max);
-        // Figures through time are in tenths of a millisecond.
+        // Sparklines are in tenths of a millisecond.
         let limit = limit.map(|one| one.target_ns / 100_000);
         sparkline(&values, limit, self.theme.tenant(row.tenant.colour), self.theme.bad())
     }
 
-    /// What is wrong: all of it, wrapped, for the selected tenant, else the first of it in one line.
+    /// Returns the problems: all of them, wrapped, for the selected tenant, else the first one in one line.
     fn reasons(&self, tenant: &TenantView, is_selected: bool) -> Vec<Line<'static>> {
         let missed =
             || tenant.reasons.iter().filter(|one| one.level > Level::Fine && one.kind == "objective");
@@ -292,12 +292,12 @@ impl RowBlock<'_> {
     }
 }
 
-/// What a tenant does matters less than that an objective is missed, which has a column of its own.
+/// A tenant's phase matters less than a missed objective, which has a column of its own.
 fn reason_level(tenant: &TenantView) -> Level {
     tenant.shown_reasons().map(|one| one.level).max().unwrap_or_default()
 }
 
-/// As much as fits `height` lines of `most` columns, the selected tenant in view.
+/// Fits the list into `height` lines of `most` columns, with the selected tenant in view.
 pub fn lines(
     app: &AppState,
     board: &TopModel,
@@ -320,7 +320,7 @@ pub fn lines(
     let (start, mut used) = first_visible(selected, room, of);
     for at in start..rows.len() {
         let own = of(at);
-        // A row is shown where all of it fits; the selected one always is.
+        // A row is shown if all of it fits; the selected one is always shown.
         if at > selected && used + own.len() > room {
             break;
         }
@@ -331,7 +331,7 @@ pub fn lines(
     lines
 }
 
-/// The first row that is shown so that the selected one is in view, and the lines from there to its end.
+/// Returns the first visible row, such that the selected one is in view, and the lines from there to its end.
 fn first_visible(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'static>>) -> (usize, usize) {
     let mut used = 0;
     for at in (0..=selected).rev() {
@@ -344,7 +344,7 @@ fn first_visible(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'s
     (0, used)
 }
 
-/// As many GPUs as have room, that of the selected tenant first, and how many more there are.
+/// Returns the GPUs that fit, that of the selected tenant first, and the number of the others.
 fn gpus(
     board: &TopModel,
     selected: Option<&Row<'_>>,

@@ -1,4 +1,4 @@
-//! What is known of all GPUs and their tenants: the last look, the histories, colours and rates.
+//! The data of the live screen: the last reading, histories, colours and rates of all GPUs and tenants.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use sluice_wire::state::TenantReport;
 use sluice_wire::time::whole_ms;
 use sluice_wire::{Overview, State};
 
-/// Most moves that are kept of each GPU.
+/// Most moves that are kept per GPU.
 const MAX_MOVES: usize = 256;
 
-/// By what the list is sorted.
+/// Sort key of the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
     /// Title.
     #[default]
     Name,
-    /// How bad it is, then how far below its promise.
+    /// Severity, then the distance below the objective.
     Slo,
     /// Tokens per second.
     Tokens,
@@ -36,7 +36,7 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// For people.
+    /// Returns its name for users.
     pub const fn name(self) -> &'static str {
         match self {
             Sort::Name => "name",
@@ -49,11 +49,11 @@ impl Sort {
         }
     }
 
-    /// The order of two tenants: the one that is looked for first. What is not known is last.
+    /// Compares two tenants; the most interesting one is first, and unknown values are last.
     fn compare(self, a: &TenantView, b: &TenantView) -> Ordering {
         let slo = |tenant: &TenantView| match tenant.worst_objective() {
             Some(one) => one.margin(),
-            // One that does not answer is worse than any share.
+            // A tenant that does not answer is worse than any attainment.
             None if !tenant.answers => i64::MIN,
             None => i64::MAX,
         };
@@ -74,21 +74,21 @@ fn absent_layers(tenant: &TenantView) -> Option<usize> {
     tenant.answers.then(|| tenant.layers.chars().filter(|layer| *layer != 'r').count())
 }
 
-/// Names a row: the GPU's key and the tenant's title.
+/// Key of a row: the GPU's key and the tenant's title.
 pub type RowKey = (String, String);
 
 /// One GPU.
 #[derive(Debug)]
 pub struct GpuEntry {
-    /// What is shown of it.
+    /// The view that is shown.
     pub view: GpuView,
-    /// What its tenants told.
+    /// Reports of its tenants.
     pub reports: Vec<TenantReport>,
     tracker: Tracker,
 }
 
 impl GpuEntry {
-    /// Its last quarter of an hour.
+    /// Returns its last quarter of an hour.
     pub const fn history(&self) -> &History {
         self.tracker.history()
     }
@@ -99,34 +99,34 @@ impl GpuEntry {
 pub struct Row<'a> {
     /// Its GPU.
     pub gpu: &'a GpuEntry,
-    /// What is shown of it.
+    /// The view that is shown.
     pub tenant: &'a TenantView,
 }
 
 impl<'a> Row<'a> {
-    /// Its name.
+    /// Returns its key.
     pub fn key(&self) -> RowKey {
         (self.gpu.view.key.clone(), self.tenant.title.clone())
     }
 
-    /// What its sidecar told; `None` = nothing.
+    /// Returns the state that its sidecar reported; `None` = none.
     pub fn state(&self) -> Option<&'a State> {
         states(&self.gpu.reports).find(|state| title(state) == self.tenant.title)
     }
 }
 
-/// All of it.
+/// All GPUs and tenants.
 #[derive(Debug)]
 pub struct TopModel {
     gpus: BTreeMap<String, GpuEntry>,
     palette: Palette,
     most_samples: usize,
-    /// When the last look was, milliseconds since the Unix epoch.
+    /// Time of the last reading, milliseconds since the Unix epoch.
     pub now_unix_ms: u64,
 }
 
 impl TopModel {
-    /// One that has seen nothing and is given a look `every` so often.
+    /// Creates an empty model that gets a reading `every` interval.
     pub fn new(every: Duration) -> TopModel {
         let most_samples = SPAN_MS.checked_div(whole_ms(every)).unwrap_or(SPAN_MS);
         TopModel {
@@ -137,7 +137,7 @@ impl TopModel {
         }
     }
 
-    /// Takes a look of `now_unix_ms`.
+    /// Adds the reading of `now_unix_ms`.
     pub fn update(&mut self, overview: Overview, now_unix_ms: u64) {
         self.now_unix_ms = now_unix_ms;
         let mut before = std::mem::take(&mut self.gpus);
@@ -164,12 +164,12 @@ impl TopModel {
         self.palette.retain(is_there);
     }
 
-    /// All GPUs, by key.
+    /// Returns all GPUs, by key.
     pub fn gpus(&self) -> impl Iterator<Item = &GpuEntry> {
         self.gpus.values()
     }
 
-    /// All tenants, sorted; those that are equal by name.
+    /// Returns all tenants, sorted; ties by name.
     pub fn rows(&self, sort: Sort, reverse: bool) -> Vec<Row<'_>> {
         let all = self.gpus.values();
         let mut rows: Vec<Row<'_>> =
@@ -184,20 +184,19 @@ impl TopModel {
         rows
     }
 
-    /// How far back figures through time go, milliseconds: as short as it may be while all that is known is in it.
+    /// Returns the time span of the charts, milliseconds: the shortest one that covers all known data.
     pub fn span_ms(&self) -> u64 {
         let start = self.gpus.values().filter_map(|gpu| gpu.history().start_unix_ms()).min();
         let known = self.now_unix_ms.saturating_sub(start.unwrap_or(self.now_unix_ms));
         [60_000, 120_000, 300_000].into_iter().find(|span| known <= *span).unwrap_or(SPAN_MS)
     }
 
-    /// The time that [`TopModel::span_ms`] covers, milliseconds since the Unix epoch.
+    /// Returns the time range of [`TopModel::span_ms`], milliseconds since the Unix epoch.
     pub fn time_range(&self) -> (u64, u64) {
         (self.now_unix_ms.saturating_sub(self.span_ms()), self.now_unix_ms)
     }
 
-    /// A tenant's name as it is shown: without its namespace where all have the same, with its GPU where it is on
-    /// several.
+    /// Returns a tenant's displayed name: without its namespace if all have the same, with its GPU if it is on several.
     pub fn display_name(&self) -> impl Fn(&Row<'_>) -> String {
         let mut slots: BTreeMap<String, usize> = BTreeMap::new();
         let tenants = self.gpus.values().flat_map(|gpu| &gpu.view.tenants);

@@ -1,4 +1,4 @@
-//! The terminal: draws the board, reads keys and looks, and gives the terminal back as it was.
+//! The terminal of the live screen: draws the model, reads keys, and restores the terminal at the end.
 
 use std::time::Duration;
 
@@ -21,10 +21,10 @@ use super::{help, keys, list, tenant};
 use crate::now_unix_ms;
 use crate::top::poll::PollSource;
 
-/// Shows the screen and gives the terminal back as it was, also on a panic and on SIGINT, SIGTERM and SIGHUP.
+/// Shows the screen. Restores the terminal at the end, also on a panic and on SIGINT, SIGTERM and SIGHUP.
 ///
 /// # Errors
-/// The terminal cannot be used, or a look fails.
+/// The terminal cannot be used, or a reading fails.
 pub async fn run(source: PollSource, colour: bool) -> anyhow::Result<()> {
     let mut terminal = ratatui::try_init().context("the terminal")?;
     let outcome = event_loop(&mut terminal, source, Theme { colour }).await;
@@ -56,7 +56,7 @@ async fn event_loop(terminal: &mut DefaultTerminal, source: PollSource, theme: T
     }
 }
 
-/// What is on the terminal.
+/// The content of the screen.
 #[derive(Debug)]
 pub struct TopScreen {
     pub(super) app: AppState,
@@ -67,7 +67,7 @@ pub struct TopScreen {
 }
 
 impl TopScreen {
-    /// One that has seen nothing.
+    /// Creates a screen without data.
     pub fn new(source: &PollSource, theme: Theme) -> TopScreen {
         TopScreen::with_interval(source.refresh(), source.empty_text(), theme)
     }
@@ -82,7 +82,7 @@ impl TopScreen {
         }
     }
 
-    /// Takes a look, unless it is paused.
+    /// Adds a reading, unless the screen is paused.
     pub fn update(&mut self, overview: Overview, now_unix_ms: u64) {
         if !self.app.is_paused || !self.has_polled {
             self.board.update(overview, now_unix_ms);
@@ -90,14 +90,14 @@ impl TopScreen {
         }
     }
 
-    /// Does what a key asks for on a screen of `height` lines. Whether to end.
+    /// Handles a key on a screen of `height` lines. Returns whether to quit.
     pub fn on_event(&mut self, event: &Event, height: usize) -> bool {
         let Event::Key(key) = event else { return false };
         let command = keys::command(key).filter(|_| key.kind == KeyEventKind::Press);
         command.is_some_and(|command| self.app.apply(command, &self.board, height))
     }
 
-    /// Draws everything.
+    /// Draws the screen.
     pub fn draw(&mut self, frame: &mut Frame<'_>) {
         let area = frame.area();
         let lines = self.lines(area.width.into(), area.height.into());
@@ -107,7 +107,7 @@ impl TopScreen {
         }
     }
 
-    /// All but the help: at most `height` lines of at most `most` columns.
+    /// Returns the content without the help: at most `height` lines of at most `most` columns.
     pub(super) fn lines(&mut self, most: usize, height: usize) -> Vec<Line<'static>> {
         let body = height.saturating_sub(2);
         let mut lines = vec![self.header(most)];
@@ -194,7 +194,7 @@ fn spawn_poller(mut source: PollSource) -> mpsc::Receiver<anyhow::Result<Overvie
     receiver
 }
 
-/// Terminal events, read by a thread because reading them blocks. The thread ends soon after the receiver has gone.
+/// Reads terminal events in a thread, because reads block. The thread ends soon after the receiver is dropped.
 fn spawn_event_reader() -> mpsc::Receiver<std::io::Result<Event>> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {

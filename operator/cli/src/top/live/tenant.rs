@@ -1,4 +1,4 @@
-//! The page of one tenant: what it is, why it is so, its figures through time, its memory.
+//! The page of one tenant: its state, the reasons, its charts and its memory.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -16,15 +16,15 @@ use super::theme::Theme;
 use crate::top::SidecarPoll;
 use crate::top::view::{RenderContext, figures};
 
-/// Lines of bars of a chart, and columns left of them.
+/// Height of a chart, lines, and columns to its left.
 const CHART_ROWS: usize = 4;
 const AXIS_COLUMNS: usize = 9;
-/// From this width on two charts stand side by side.
+/// Least width for two charts side by side, columns.
 const TWO_CHARTS_MIN_COLUMNS: usize = 100;
 /// Most moves that are listed.
 const MAX_MOVES: usize = 10;
 
-/// The page in lines of at most `most` columns, as high as it gets; `None` = there is no tenant.
+/// Returns the whole page in lines of at most `most` columns; `None` = there is no tenant.
 pub fn lines(app: &AppState, board: &TopModel, theme: Theme, most: usize) -> Option<Vec<Line<'static>>> {
     let rows = board.rows(app.sort, app.reverse);
     let row = rows.get(app.index(&rows))?;
@@ -47,14 +47,14 @@ struct TenantPage<'a> {
     most: usize,
 }
 
-/// A figure through time.
+/// A chart of one metric.
 struct Chart {
     title: &'static str,
     figure: Metric,
     now: String,
-    /// Its value as text.
+    /// Formats its value.
     text: fn(u64) -> String,
-    /// Beyond it is bad.
+    /// Values above it are bad.
     limit: Option<u64>,
 }
 
@@ -88,7 +88,7 @@ impl TenantPage<'_> {
         Line::from(vec![Span::styled(sign, style), Span::raw(text)])
     }
 
-    /// All reasons but the objectives, which stand in the heading.
+    /// Returns all reasons except the objectives, which are in the heading.
     fn reasons(&self) -> Vec<Line<'static>> {
         let mut shown: Vec<_> =
             self.row.tenant.reasons.iter().filter(|one| one.kind != "objective").collect();
@@ -159,7 +159,7 @@ impl TenantPage<'_> {
         charts.chunks(2).flat_map(beside).collect()
     }
 
-    /// A heading, bars with the highest value and 0 on the left, and the time below.
+    /// Returns a heading, bars with the highest value and 0 on the left, and the time below.
     fn chart(&self, chart: &Chart, wide: usize) -> Vec<Line<'static>> {
         let bars = wide.saturating_sub(AXIS_COLUMNS + 1);
         let time = self.board.time_range();
@@ -192,7 +192,7 @@ impl TenantPage<'_> {
         lines
     }
 
-    /// Where each layer is, front first.
+    /// Returns the state of each layer, front first.
     fn layers(&self) -> Vec<Line<'static>> {
         let letters = &self.row.tenant.layers;
         if letters.is_empty() {
@@ -231,7 +231,7 @@ impl TenantPage<'_> {
     fn moves(&self) -> Vec<Line<'static>> {
         let own = self.row.gpu.history().moves().filter(|one| *one.title == *self.row.tenant.title);
         let mut own: Vec<_> = own.collect();
-        // Their numbers are in the order of readings.
+        // The numbers follow the order of readings.
         own.sort_by_key(|one| std::cmp::Reverse((one.at_unix_ms, one.number)));
         let line = |one: &sluice_page::history::LoggedMove| {
             let ago = age(self.board.now_unix_ms.saturating_sub(one.at_unix_ms));
@@ -246,7 +246,7 @@ impl TenantPage<'_> {
         lines
     }
 
-    /// What `--once` prints of it.
+    /// Returns the figures that `--once` prints.
     fn figures(&self) -> Vec<Line<'static>> {
         let Some(state) = self.row.state() else { return Vec::new() };
         let sighting =

@@ -17,7 +17,7 @@ use super::model::Sort;
 use super::screen::TopScreen;
 use super::theme::Theme;
 
-/// What `sluice top --json` printed of `examples/three-tenants.yaml` under the load of its tutorial.
+/// Output of `sluice top --json` for `examples/three-tenants.yaml` under the load of its tutorial.
 const RECORDED: &str = include_str!("tests/three-tenants.json");
 const INTERVAL: Duration = Duration::from_millis(500);
 
@@ -44,7 +44,7 @@ fn overview(states: &[State], silent: &[&str]) -> Overview {
     Overview { at_unix_ms: now_unix_ms, gpus: vec![gpu], ..Overview::default() }
 }
 
-/// Two minutes that end with the recorded states: each tenant's figures rise and fall.
+/// Two minutes that end with the recorded states. Each tenant's figures rise and fall.
 fn screen_of(states: &[State], silent: &[&str], colour: bool) -> TopScreen {
     let mut screen = TopScreen::with_interval(INTERVAL, "no tenant", Theme { colour });
     for step in (0..240_u64).rev() {
@@ -142,7 +142,7 @@ fn manually_sleeping_tenant_shows_wake_command() {
     );
 }
 
-/// With `SLUICE_TOP_ACCEPT=1` the committed text is written anew.
+/// Compares with the committed text. With `SLUICE_TOP_ACCEPT=1` the text is overwritten.
 fn assert_snapshot(shown: &str, expected: &str, name: &str) {
     if std::env::var_os("SLUICE_TOP_ACCEPT").is_some() {
         let file = format!("{}/src/top/live/tests/{name}.txt", env!("CARGO_MANIFEST_DIR"));
@@ -264,7 +264,8 @@ fn the_help_lists_every_key_and_every_key_of_it_does_something() {
         for (code, ctrl) in binding.keys {
             let modifiers = if *ctrl { KeyModifiers::CONTROL } else { KeyModifiers::NONE };
             let event = Event::Key(KeyEvent::new(*code, modifiers));
-            // From here each of them changes something: the middle row is selected, the order is not the one by a key.
+            // From this state each key changes something: the middle row is selected, and no key sets the current
+            // order.
             let mut screen = screen();
             press(&mut screen, KeyCode::Down);
             match binding.command {

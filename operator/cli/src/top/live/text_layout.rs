@@ -1,4 +1,4 @@
-//! Text of a given width: cut, laid out, and figures through time as blocks.
+//! Text of a given width: truncation, padding, wrapping, and charts of blocks.
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
@@ -8,13 +8,12 @@ use crate::terminal;
 const ELLIPSIS: &str = "…";
 const BLOCKS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Columns that a text takes.
+/// Returns the columns of a text.
 pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// The text in at most `most` columns: what is cut ends with an ellipsis. Characters that steer a terminal become
-/// spaces.
+/// Truncates the text to `most` columns, with an ellipsis. Control characters become spaces.
 pub fn truncate(text: &str, most: usize) -> String {
     let text = text.replace(char::is_control, " ");
     if width(&text) <= most {
@@ -32,20 +31,20 @@ pub fn truncate(text: &str, most: usize) -> String {
     kept + ELLIPSIS
 }
 
-/// The text in exactly `wide` columns, on the left.
+/// Fits the text into exactly `wide` columns, aligned left.
 pub fn pad_right(text: &str, wide: usize) -> String {
     let text = truncate(text, wide);
     let rest = wide.saturating_sub(width(&text));
     text + &" ".repeat(rest)
 }
 
-/// The text in exactly `wide` columns, on the right.
+/// Fits the text into exactly `wide` columns, aligned right.
 pub fn pad_left(text: &str, wide: usize) -> String {
     let text = truncate(text, wide);
     " ".repeat(wide.saturating_sub(width(&text))) + &text
 }
 
-/// A line in at most `most` columns.
+/// Truncates a line to `most` columns.
 pub fn truncate_line(line: Line<'static>, most: usize) -> Line<'static> {
     if line.width() <= most {
         return line;
@@ -58,15 +57,15 @@ pub fn truncate_line(line: Line<'static>, most: usize) -> Line<'static> {
             spans.push(span);
             continue;
         }
-        // More follows, so that even a span that fits ends with the ellipsis.
+        // More text follows, so that even a span that fits ends with the ellipsis.
         spans.push(Span::styled(truncate(&format!("{}{ELLIPSIS}", span.content), most - used), span.style));
         break;
     }
     Line { spans, ..line }
 }
 
-/// The phrases that fit into one line, `gap` columns apart, in their order; a later one that fits stays where an
-/// earlier one does not. The first one is always there.
+/// Joins the phrases that fit into one line, `gap` columns apart, in order. A phrase that does not fit is skipped; the
+/// first one is always included.
 pub fn join_fitting(
     phrases: impl IntoIterator<Item = Vec<Span<'static>>>,
     gap: usize,
@@ -87,7 +86,7 @@ pub fn join_fitting(
     truncate_line(line, most)
 }
 
-/// Words in lines of at most `most` columns, all of `style`, with `indent` columns before each.
+/// Wraps words into lines of at most `most` columns in `style`, each indented by `indent` columns.
 pub fn wrapped(text: &str, indent: usize, most: usize, style: Style) -> Vec<Line<'static>> {
     let (before, words) = (" ".repeat(indent), text.split_whitespace().collect::<Vec<_>>().join(" "));
     let lines = terminal::wrap(&words, most.saturating_sub(indent));
@@ -97,8 +96,8 @@ pub fn wrapped(text: &str, indent: usize, most: usize, style: Style) -> Vec<Line
         .collect()
 }
 
-/// Values of equal parts of the time from `from` to `to` (milliseconds), `count` of them: `join` of those in a part,
-/// `None` where there is none.
+/// Splits the time from `from` to `to` (milliseconds) into `count` equal parts, and returns `join` of the values in
+/// each; `None` = a part has none.
 pub fn time_buckets(
     values: impl Iterator<Item = (u64, Option<u64>)>,
     (from, to): (u64, u64),
@@ -117,7 +116,7 @@ pub fn time_buckets(
     parts
 }
 
-/// One row of `rows` (0 = the lowest) of bars as high as `value / most`. A part without a value is empty, 0 has the
+/// Returns row `row` of `rows` (0 = the lowest) of a bar of height `value / most`. No value gives an empty cell, 0 the
 /// lowest block.
 pub fn bar(value: Option<u64>, most: u64, row: usize, rows: usize) -> char {
     let Some(value) = value else { return ' ' };
@@ -127,7 +126,7 @@ pub fn bar(value: Option<u64>, most: u64, row: usize, rows: usize) -> char {
     if above == 0 { ' ' } else { BLOCKS[above.min(BLOCKS.len()) - 1] }
 }
 
-/// Values as bars of one row, those above `limit` in the style `beyond`.
+/// Draws values as bars of one row, those above `limit` in the style `beyond`.
 pub fn sparkline(
     values: &[Option<u64>],
     limit: Option<u64>,
@@ -137,12 +136,12 @@ pub fn sparkline(
     chart_row(values, full_scale(values, limit), limit, (0, 1), style, beyond)
 }
 
-/// The value of a full bar.
+/// Returns the value of a full bar.
 pub fn full_scale(values: &[Option<u64>], limit: Option<u64>) -> u64 {
     values.iter().flatten().copied().max().unwrap_or(0).max(limit.unwrap_or(0)).max(1)
 }
 
-/// One row of bars: `(row, rows)` as for [`bar`].
+/// Draws one row of bars: `(row, rows)` as for [`bar`].
 pub fn chart_row(
     values: &[Option<u64>],
     most: u64,

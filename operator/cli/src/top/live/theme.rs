@@ -1,17 +1,17 @@
-//! Colours, each of which is readable on black and on white.
+//! Colours that are readable on both black and white.
 
 use ratatui::style::{Color, Modifier, Style};
 use sluice_page::palette::COLOURS;
 use sluice_page::text::explain::Level;
 
-/// Colours of tenants in the order of the page, as indices of the 256 colours of xterm.
+/// Colours of tenants in the order of the page, as indices of xterm's 256 colours.
 const TENANT_COLOURS: [u8; COLOURS] = [32, 166, 29, 168, 67, 100, 97, 95];
 const GOOD_COLOUR: u8 = 28;
 const WARN_COLOUR: u8 = 130;
 const BAD_COLOUR: u8 = 160;
 const MUTED_COLOUR: u8 = 244;
 
-/// Styles; without `colour` they have none.
+/// Styles. Without `colour` they are empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Theme {
     /// Whether colours are used.
@@ -23,27 +23,27 @@ impl Theme {
         if self.colour { Style::new().fg(Color::Indexed(index)) } else { Style::new() }
     }
 
-    /// A tenant, by the index of its colour.
+    /// Returns the style of a tenant, by the index of its colour.
     pub fn tenant(self, colour: usize) -> Style {
         self.index(TENANT_COLOURS[colour % COLOURS])
     }
 
-    /// An objective that is met.
+    /// Returns the style of a met objective.
     pub fn good(self) -> Style {
         self.index(GOOD_COLOUR)
     }
 
-    /// What is wrong.
+    /// Returns the style of a problem.
     pub fn bad(self) -> Style {
         self.index(BAD_COLOUR)
     }
 
-    /// What matters less than the rest.
+    /// Returns the style of less important text.
     pub fn muted(self) -> Style {
         self.index(MUTED_COLOUR)
     }
 
-    /// How much a reason matters.
+    /// Returns the style of a reason's level.
     pub fn level(self, level: Level) -> Style {
         match level {
             Level::Fine => Style::new(),
@@ -52,7 +52,7 @@ impl Theme {
         }
     }
 
-    /// A heading.
+    /// Returns the style of a heading.
     pub const fn bold() -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
@@ -62,7 +62,7 @@ impl Theme {
 mod tests {
     use super::*;
 
-    /// Relative luminance of a colour of xterm's cube or grey ramp (WCAG 2).
+    /// Returns the relative luminance of a colour of xterm's cube or grey ramp (WCAG 2).
     fn luminance(index: u8) -> f64 {
         let level = |step: u8| if step == 0 { 0.0 } else { f64::from(55 + 40 * u16::from(step)) };
         let rgb = match index {

@@ -1,4 +1,4 @@
-//! One tenant in full: its memory by owner, its layers, its figures, its last moves.
+//! Renders one tenant in full: its memory by owner, layers, figures and last moves.
 
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
@@ -19,7 +19,7 @@ const LABEL_COLUMNS: usize = 9;
 /// Most rows of layers.
 const MAX_LAYER_ROWS: usize = 4;
 
-/// All but the moves.
+/// Renders all but the moves.
 pub fn detail(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec<Line<'static>> {
     let state = match &sighting.state {
         Ok(state) => state,
@@ -38,7 +38,7 @@ pub fn detail(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec
     lines
 }
 
-/// Its memory by owner, its layers, its counters and percentiles, below its objectives, which have the shares of tokens
+/// Renders memory by owner, layers, counters and percentiles, below the objectives, which include the shares of tokens
 /// in time.
 pub fn figures(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     rows(view, state, percentile_texts(state, "", ""), width)
@@ -56,7 +56,7 @@ fn rows(view: &RenderContext, state: &State, latency: Vec<String>, width: usize)
     lines
 }
 
-/// What hangs or hung: red while it lasts.
+/// Renders hangs of the past and of the present, the latter in red.
 fn hang(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     let now = view.now_unix_ms;
     let colour = if hangs::is_engine_hung(state) { Some(Color::Red) } else { None };
@@ -110,7 +110,7 @@ fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fr
     present.map(|(owner, held)| vec![view.owner(owner, owner.letter()), format!(" {}", bytes(held)).into()])
 }
 
-/// What it may hold, and its turns, where it has neighbours.
+/// Renders its budget and its time slices, if it has peers.
 fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     let Some(own) = &state.neighbourhood else { return Vec::new() };
     let rows = [("budget", gpu::budget_fragments(own)), ("turn", gpu::turn_fragments(own))];
@@ -121,7 +121,7 @@ fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     .collect()
 }
 
-/// R resident, the slot's number for a layer that moves, `.` while it loads. Front first.
+/// Renders the layers, front first: R = resident, the slot's number = moving, `.` = loading.
 fn layers(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     let strip: Vec<_> = state.layers.iter().map(|layer| cell(view, *layer)).collect();
     let rows = strip.chunks(width.saturating_sub(LABEL_COLUMNS).max(1)).take(MAX_LAYER_ROWS).enumerate();
@@ -152,14 +152,14 @@ fn kv(state: &State) -> Vec<String> {
     if kv.host_blocks_limit > 0 {
         phrases.push(format!("host {} of {}", kv.host_blocks_used, kv.host_blocks_limit));
     }
-    // Of a tenant that rests, the few blocks that are left beside its prefix cache may all count as scattered.
+    // For an idle tenant, the few remaining blocks outside its prefix cache may all count as scattered.
     if kv.blocks_used > 0 {
         phrases.push(format!("fragmented {}", percent(Some(kv.fragmentation_permille))));
     }
     phrases
 }
 
-/// Percentiles, and behind them what is said of first and of later tokens.
+/// Formats percentiles, followed by `first` and `later`, the texts about first and later tokens.
 fn percentile_texts(state: &State, first: &str, later: &str) -> Vec<String> {
     let figures = &state.figures;
     let (engine, out) = (percentiles(&figures.engine_tbt), percentiles(&figures.delivered_tbt));
@@ -169,7 +169,7 @@ fn percentile_texts(state: &State, first: &str, later: &str) -> Vec<String> {
     ]
 }
 
-/// The share of tokens in time, and how many of the others have no time because they never came.
+/// Formats the share of tokens in time, and the number of tokens that never arrived.
 fn attainment(attained_permille: Option<u32>, counts: &TokenCounts) -> String {
     let never = if counts.given_up > 0 { format!(", {} given up", counts.given_up) } else { String::new() };
     format!(" ({} met{never})", percent(attained_permille))
@@ -216,7 +216,7 @@ fn link(state: &State) -> Vec<String> {
     ]
 }
 
-/// The last moves, newest first.
+/// Renders the last moves, newest first.
 pub fn moves(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec<Line<'static>> {
     let Ok(state) = &sighting.state else { return Vec::new() };
     let mut lines = vec![Line::from(RenderContext::bold("moves"))];
@@ -227,7 +227,7 @@ pub fn moves(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec<
     lines
 }
 
-/// Layers are counted, then the detail is left out, where all of it does not fit.
+/// Counts layers, then omits the detail, if the whole line does not fit.
 fn move_line(view: &RenderContext, event: &Move, width: usize) -> Line<'static> {
     let ago = format!("  {:>5} ago  ", age(view.now_unix_ms.saturating_sub(event.at_unix_ms)));
     let reason = format!("{:<14}", event.reason);

@@ -1,4 +1,4 @@
-//! Tenants of one GPU together: what each may hold, who lends to whom, whose turn it is.
+//! Renders the tenants of one GPU together: their budgets, loans and time slices.
 
 use ratatui::style::Color;
 use ratatui::text::{Line, Span};
@@ -10,10 +10,10 @@ use super::wrap::{Fragment, plain_fragment, wrap_fragments};
 use sluice_page::text::formatting::{age, bytes, percentiles};
 use sluice_page::text::hangs;
 
-/// What stands before a tenant of a shared GPU.
+/// Indent of a tenant of a shared GPU.
 const INDENT: &str = "  ";
 
-/// A GPU and those of its tenants that have answered.
+/// A GPU and its tenants that have answered.
 #[derive(Debug)]
 pub struct GpuTenants<'a> {
     /// Titles and states; at least one.
@@ -21,7 +21,7 @@ pub struct GpuTenants<'a> {
 }
 
 impl<'a> GpuTenants<'a> {
-    /// All GPUs, in the order of their first tenants.
+    /// Returns all GPUs, in the order of their first tenants.
     pub fn group_by_gpu(view: &RenderContext<'a>) -> Vec<GpuTenants<'a>> {
         let mut gpus: Vec<GpuTenants<'a>> = Vec::new();
         let key = |state: &'a State| (&state.tenant.namespace, &state.tenant.gpu);
@@ -34,7 +34,7 @@ impl<'a> GpuTenants<'a> {
         gpus
     }
 
-    /// Whether there is more to say of it than of its one tenant.
+    /// Whether the GPU has details beyond those of its one tenant.
     pub fn is_shared(&self) -> bool {
         self.tenants.len() > 1 || self.peer_states().next().is_some()
     }
@@ -47,13 +47,13 @@ impl<'a> GpuTenants<'a> {
         self.peer_states().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Bytes of its memory: a tenant tells what it may use, which is all of it or its part.
+    /// Returns the bytes of its memory. A tenant reports its usable memory, which is the whole GPU or its part.
     fn memory(&self) -> u64 {
         let largest = self.tenants.iter().map(|(_, state)| state.memory.capacity_bytes).max();
         largest.unwrap_or(0).max(self.sum(|own| own.budget_bytes))
     }
 
-    /// The GPU as a whole.
+    /// Renders the GPU as a whole.
     pub fn heading(&self, view: &RenderContext, width: usize) -> Vec<Line<'static>> {
         let (_, first) = self.tenants[0];
         let count = self.tenants.len();
@@ -72,11 +72,12 @@ impl<'a> GpuTenants<'a> {
         wrap_fragments("GPU ", phrases, 3, width)
     }
 
-    /// Who has the turn, whether it is past its deadline, and how many wait; `None` = there are no turns.
+    /// Names the holder of the time slice, whether it is past its deadline, and the number of waiting tenants; `None` =
+    /// there are no time slices.
     fn turn(&self, view: &RenderContext) -> Option<Fragment> {
         let turns = || self.tenants.iter().filter_map(|(_, state)| hangs::turn(state));
         let waiting = turns().map(|turn| turn.waiting).max()?;
-        // One that does not answer is named by those that wait for it.
+        // Waiting tenants name a holder that does not answer.
         let late =
             turns().filter(|turn| turn.holder_overdue_ms > 0).max_by_key(|turn| turn.holder_overdue_ms);
         let late = late.and_then(|turn| Some((turn.holder.as_deref()?, turn.holder_overdue_ms)));
@@ -97,7 +98,7 @@ impl<'a> GpuTenants<'a> {
     }
 }
 
-/// One tenant of a shared GPU, above its map; `cell` only where the line has room for it.
+/// Renders one tenant of a shared GPU, above its map; `cell` only if it fits into the line.
 pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize) -> Vec<Line<'static>> {
     let mut phrases: Vec<Fragment> = vec![vec![RenderContext::bold(title)]];
     match &state.neighbourhood {
@@ -115,7 +116,7 @@ pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize)
     wrap_fragments(INDENT, phrases, 3, width)
 }
 
-/// What goes to whom and comes from whom, a neighbour a phrase.
+/// Describes the loans to and from each peer, one phrase per peer.
 fn loan_fragments(own: &SharingState) -> Vec<String> {
     let mut sums: Vec<(Direction, &str, u64)> = Vec::new();
     for grant in &own.grants {
@@ -133,7 +134,7 @@ fn loan_fragments(own: &SharingState) -> Vec<String> {
     sums.into_iter().map(words).collect()
 }
 
-/// What a tenant may hold, for its details.
+/// Describes a tenant's budget, for its details.
 pub fn budget_fragments(own: &SharingState) -> Vec<String> {
     let amounts = [
         ("share", own.share_bytes),
@@ -145,7 +146,7 @@ pub fn budget_fragments(own: &SharingState) -> Vec<String> {
     amounts.map(|(name, amount)| format!("{name} {}", bytes(amount))).into()
 }
 
-/// A tenant's turns, for its details; empty when there are none.
+/// Describes a tenant's time slices, for its details; empty if there are none.
 pub fn turn_fragments(own: &SharingState) -> Vec<String> {
     let Some(turn) = &own.turn else { return Vec::new() };
     vec![

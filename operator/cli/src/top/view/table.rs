@@ -1,4 +1,4 @@
-//! One row per tenant. Columns that do not fit are left out; the details have their figures, too.
+//! Renders one row per tenant. Columns that do not fit are omitted; the details also contain their figures.
 
 use ratatui::style::Color;
 use ratatui::text::{Line, Span};
@@ -15,7 +15,7 @@ struct Column {
     cell: fn(&State, Option<f32>) -> String,
 }
 
-/// In order of importance.
+/// Columns in order of importance.
 const COLUMNS: [Column; 10] = [
     Column { title: "RUN+WAIT", width: 8, cell: |s, _| format!("{}+{}", s.queue.running, s.queue.waiting) },
     Column { title: "TOK/S", width: 6, cell: |_, rate| rate.map_or("-".into(), |r| format!("{r:.0}")) },
@@ -29,7 +29,7 @@ const COLUMNS: [Column; 10] = [
     Column { title: "LOST", width: 4, cell: |s, _| s.engine.restarts.to_string() },
 ];
 
-/// Width of the phase, which stands left, and least width of the tenant's name.
+/// Width of the phase, which is on the left, and least width of the tenant's name.
 const PHASE_WIDTH: usize = 9;
 const NAME_MIN: usize = 12;
 
@@ -38,7 +38,7 @@ fn remap(state: &State) -> String {
     format!("{}/{}/{}", remap.alpha, remap.beta, remap.cap_layers)
 }
 
-/// The heading and the rows.
+/// Renders the heading and the rows.
 pub fn table(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     let longest = view.polls.iter().map(|s| s.title.chars().count()).max().unwrap_or(0);
     let (columns, name) = fit_columns(width, longest.max(NAME_MIN));
@@ -51,7 +51,8 @@ pub fn table(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// The columns that fit beside a name of `longest`, which is cut before a column of the first six is left out.
+/// Returns the columns that fit next to a name of `longest`. The name is cut before a column of the first six is
+/// omitted.
 fn fit_columns(width: usize, longest: usize) -> (&'static [Column], usize) {
     let beside = |count: usize| 3 + PHASE_WIDTH + COLUMNS[..count].iter().map(|c| c.width + 1).sum::<usize>();
     let whole = (6..=COLUMNS.len()).rev().find(|count| beside(*count) + longest <= width);
@@ -67,7 +68,7 @@ fn row(view: &RenderContext, sighting: &SidecarPoll, columns: &[Column], name: u
     line
 }
 
-/// What is cut says so; the details have it whole.
+/// Truncates a title with an ellipsis; the details have it whole.
 fn shortened(title: &str, width: usize) -> String {
     if title.chars().count() <= width {
         return title.to_owned();

@@ -1,4 +1,4 @@
-//! Text that keeps its words and numbers whole: what does not fit a line goes to the next one.
+//! Wraps text between phrases: a phrase that does not fit a line moves to the next one.
 
 use ratatui::text::{Line, Span};
 
@@ -10,8 +10,8 @@ pub fn plain_fragment(text: impl Into<String>) -> Fragment {
     vec![Span::raw(text.into())]
 }
 
-/// `label` and the phrases behind it, `gap` spaces apart, in as many lines of `width` as they take; the label's width
-/// is left free below it. Only a phrase that is wider than a whole line is cut, by the terminal.
+/// Wraps the phrases after `label`, `gap` spaces apart, into lines of `width` columns, indented by the label's width.
+/// Only a phrase wider than a whole line is cut, by the terminal.
 pub fn wrap_fragments(
     label: &str,
     phrases: impl IntoIterator<Item = Fragment>,
@@ -34,7 +34,7 @@ pub fn wrap_fragments(
     lines
 }
 
-/// The first text that fits `width`, else the last: from the fullest to the shortest.
+/// Returns the first text that fits `width`, else the last one. Texts are ordered from longest to shortest.
 pub fn fitting(width: usize, texts: impl IntoIterator<Item = String>) -> String {
     let mut shortest = String::new();
     for text in texts {

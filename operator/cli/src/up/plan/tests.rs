@@ -1,4 +1,4 @@
-//! Which tenant goes where, and with how much.
+//! Assignment of tenants to GPUs, and their shares.
 
 use sluice_wire::directive::{Fence, Sharing, TurnOrder, VictimRule};
 
@@ -22,7 +22,7 @@ fn options() -> UpOptions {
     }
 }
 
-/// The plan where every model has 16 MiB for each letter of its name.
+/// Plans with models of 16 MiB for each letter of their name.
 fn whole(yaml: &str) -> Result<LaunchPlan, LoadErrors> {
     let objects = sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
     let place = |located| SourceObject { located, folder: PathBuf::from("/etc/sluice") };
@@ -42,7 +42,7 @@ fn tenants(names: &[&str]) -> String {
     names.iter().map(|name| tenant(name)).collect()
 }
 
-/// Names of the GPUs, in the order of the tenants.
+/// Returns the GPUs, in the order of the tenants.
 fn gpus(yaml: &str) -> Vec<String> {
     planned(yaml).unwrap().into_iter().map(|config| config.gpu.name).collect()
 }
@@ -128,7 +128,7 @@ fn tenants_of_a_gpu_get_shares_of_its_device_and_host_memory() {
         );
         (own.share_bytes >> 20, config.gpu.host_memory_bytes.unwrap() >> 20, own.priority)
     };
-    // 96 and 1024 MiB, of which the weights take 16 and 48; the rest in halves.
+    // 96 and 1024 MiB, of which the weights take 16 and 48; the rest is halved.
     assert_eq!(plan.configs.iter().map(shares).collect::<Vec<_>>(), [(32, 496, 7), (64, 528, 100)]);
     assert!(plan.configs.iter().all(|config| config.gpu.memory_bytes == 96 << 20), "the GPU stays whole");
     let (gpu, members) = (&plan.shared[0], &plan.shared[0].gpu_tenants);

@@ -1,4 +1,4 @@
-//! Every field of both kinds: served, refused or warned about.
+//! Checks every field of both kinds: served, rejected or warned about.
 
 use std::collections::BTreeSet;
 
@@ -36,7 +36,7 @@ fn unsupported(yaml: &str) -> UnsupportedFields {
     sum
 }
 
-/// What is done with a field.
+/// Expected handling of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handling {
     Refused,
@@ -44,7 +44,8 @@ enum Handling {
 }
 use Handling::{Refused, Warned};
 
-/// Fields of a pool that are not served: path, how it is asked for (a line of its own or a replacement), what happens.
+/// Unsupported fields of a pool: path, edit that sets the field (a line of its own or a replacement), expected
+/// handling.
 const POOL_FIELDS: &[(&str, &str, Handling)] = &[
     (
         "spec.gpus[0].sharing.isolated.profile",
@@ -83,7 +84,7 @@ const TENANT_FIELDS: &[(&str, &str, Handling)] = &[
     ("spec.podLabels", "podLabels: {a: b}", Warned),
     ("spec.podAnnotations", "podAnnotations: {a: b}", Warned),
 ];
-/// Fields that only count between tenants of one GPU: whether the tenant's, path, how it is asked for.
+/// Fields that only matter between tenants of one GPU: whether the tenant's, path, edit that sets the field.
 const SHARED_GPU_FIELDS: &[(bool, &str, &str)] = &[
     (false, "spec.remap.minResidenceMilliseconds", "remap: {minResidenceMilliseconds: 1}"),
     (false, "spec.remap.victim", "remap: {victim: FixedOrder}"),
@@ -91,7 +92,7 @@ const SHARED_GPU_FIELDS: &[(bool, &str, &str)] = &[
     (true, "spec.priority", "priority: 101"),
     (true, "spec.idle.afterSeconds", "idle: {afterSeconds: 1}"),
 ];
-/// Fields that a local tenant is served by, or that the loader allows only beside a refused one.
+/// Fields that a local tenant uses, or that the loader allows only together with a rejected one.
 const SUPPORTED_FIELDS: &[&str] = &[
     "spec.engine.hangTimeoutSeconds",
     "spec.deviceClassName",
@@ -125,12 +126,12 @@ const SUPPORTED_FIELDS: &[&str] = &[
     "spec.drainSeconds",
 ];
 
-/// File, line and field that something is said of.
+/// Returns file, line and field of an error.
 fn location(said: &LoadError) -> (&str, usize, String) {
     (&said.file, said.line, said.path.to_string())
 }
 
-/// The file with one field asked for, and the line on which it is then.
+/// Returns the file with one field set, and the line of that field.
 fn manifest_with(tenant: bool, edit: &str) -> (String, usize) {
     let (before, document, after) = if tenant { (POOL, TENANT, "") } else { ("", POOL, TENANT) };
     let end = if tenant { TENANT_LINE } else { POOL_LINE };
@@ -215,7 +216,7 @@ fn examples_use_only_supported_fields() {
     }
 }
 
-/// Paths below `schema`, as deep as the tables go.
+/// Lists the paths in `schema`, as deep as the tables go.
 fn fields(schema: &serde_json::Value, path: &str, known: &BTreeSet<String>, missing: &mut Vec<String>) {
     if known.contains(path) {
         return;

@@ -1,4 +1,4 @@
-//! Pictures of tenants that share a GPU.
+//! Output for tenants that share a GPU.
 
 use sluice_wire::state::{Direction, EngineHang, GrantState, SharingState, TurnState};
 
@@ -25,7 +25,7 @@ G global  W layers  S slots  K kv used  k kv cached/free  A activations  . free
   default/code active        4+12    123  75%    2/1/5     12/30     50/61
   default/mail active        4+12    123  75%    2/1/5     12/30     50/61";
 
-/// A tenant of a GPU that is shared by turns: a third of 480 chunks is its share.
+/// A tenant of a GPU with time slices. Its share is a third of 480 chunks.
 fn peer(name: &str, borrowed: u64, lent: u64, grants: &[(Direction, &str, u64)], holds: bool) -> SidecarPoll {
     let mut sighting = answered(name);
     let state = sighting.state.as_mut().unwrap();
@@ -150,7 +150,7 @@ fn tenants_without_peer_info_are_grouped_by_gpu() {
     assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30 MiB   "), "{shown:#?}");
 }
 
-/// The neighbours of `code`, which does not answer, and holds the turn past its deadline.
+/// The peers of `code`, which does not answer, and holds the time slice past its deadline.
 fn peers_with_stopped_holder() -> [SidecarPoll; 3] {
     let mut sightings = peers();
     sightings[1].state = Err("timed out".into());
@@ -162,7 +162,7 @@ fn peers_with_stopped_holder() -> [SidecarPoll; 3] {
     sightings
 }
 
-/// The words that are red.
+/// Returns the red words.
 fn red_text(lines: &[Line<'static>]) -> String {
     let spans = lines.iter().flat_map(|line| &line.spans);
     let red = spans.filter(|span| span.style.fg == Some(Color::Red)).map(|span| span.content.to_string());
