@@ -1,4 +1,4 @@
-//! Chromium without a screen.
+//! Controls a headless Chromium.
 
 mod devtools;
 
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 
 use self::devtools::Connection;
 
-/// How long a condition may take to hold.
+/// Limit for a condition to become true.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
-/// How long it may take to end.
+/// Limit for the browser to exit.
 const END: Duration = Duration::from_secs(10);
-/// Names the browser where it is not on the PATH.
+/// Environment variable with the path of the browser, for a browser that is not on the PATH.
 const VARIABLE: &str = "SLUICE_CHROMIUM";
-/// It starts as bare as it can, asks for nothing by itself, and says in a file at which port it listens. A container has no user
-/// namespaces to build its sandbox of, and the pages are our own.
+/// Disables background features and network requests. Chromium writes its DevTools port to a file. A container has
+/// no user namespaces for the sandbox, and the pages are our own.
 const OPTIONS: [&str; 13] = [
     "--headless",
     "--no-sandbox",
@@ -38,7 +38,7 @@ const OPTIONS: [&str; 13] = [
     "about:blank",
 ];
 
-/// A browser that no one else uses. It ends with this value.
+/// A browser process of one test. Dropping this value ends it.
 #[derive(Debug)]
 pub struct Chromium {
     child: Child,
@@ -48,10 +48,10 @@ pub struct Chromium {
 }
 
 impl Chromium {
-    /// Starts it, or says loudly that `test` is skipped because there is none.
+    /// Starts a browser. Without one, prints that `test` is skipped and returns `None`.
     pub fn find(test: &str) -> Option<Chromium> {
         let Some(path) = path() else {
-            // Not by `eprintln!`: the test harness would swallow it.
+            // Not `eprintln!`: the test harness captures it.
             let mut stderr = std::io::stderr();
             let advice = format!("on Debian, apt-get install chromium, or set {VARIABLE}");
             writeln!(stderr, "SKIPPED {test}: no Chromium; {advice}").expect("standard error is open");
@@ -67,7 +67,7 @@ impl Chromium {
         Some(Chromium { child, port, browser, folder })
     }
 
-    /// A new page of `width`, in dark colours or in light ones.
+    /// Opens a new page of `width` pixels, with the dark or the light colour scheme.
     pub fn page(&self, width: u32, dark: bool) -> PageView {
         let target = self.browser.borrow_mut().call("Target.createTarget", &json!({ "url": "about:blank" }));
         let id = target["targetId"].as_str().expect("a target has an id");
@@ -91,10 +91,10 @@ impl Drop for Chromium {
         while matches!(self.child.try_wait(), Ok(None)) && start.elapsed() < END {
             std::thread::sleep(Duration::from_millis(10));
         }
-        // It may have ended.
+        // It may already have exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // The last of its own processes still write there for a moment.
+        // Chromium's child processes still write there for a moment.
         while self.folder.path().exists() && start.elapsed() < END {
             let _ = std::fs::remove_dir_all(self.folder.path());
             std::thread::sleep(Duration::from_millis(10));
@@ -102,7 +102,7 @@ impl Drop for Chromium {
     }
 }
 
-/// Waits for the file in which Chromium says at which port and path it listens.
+/// Waits for the file in which Chromium writes its DevTools port and path.
 fn listening(child: &mut Child, file: &Path) -> (u16, String) {
     let start = Instant::now();
     loop {
@@ -126,7 +126,7 @@ fn path() -> Option<PathBuf> {
     paths.flat_map(|folder| names.map(|name| folder.join(name))).find(|path| path.is_file())
 }
 
-/// Code and number of the keys that tests press.
+/// Codes and numbers of the keys that tests press.
 const KEYS: [(&str, u32); 6] =
     [("Tab", 9), ("Enter", 13), ("ArrowLeft", 37), ("ArrowUp", 38), ("ArrowRight", 39), ("ArrowDown", 40)];
 
@@ -154,7 +154,7 @@ impl PageView {
         page.bytes_when_drawn = page.bytes;
     }
 
-    /// What an expression is.
+    /// Evaluates an expression and returns its value.
     pub fn value(&self, expression: &str) -> Value {
         let mut answer =
             self.call("Runtime.evaluate", &json!({ "expression": expression, "returnByValue": true }));
@@ -162,7 +162,8 @@ impl PageView {
         answer["result"]["value"].take()
     }
 
-    /// Waits until an expression is true, with the page in front: one behind another draws nothing.
+    /// Brings the page to the front and waits until an expression is true. Chromium does not draw a background
+    /// page.
     pub fn until(&self, expression: &str) {
         let start = Instant::now();
         self.call("Page.bringToFront", &json!({}));
@@ -186,7 +187,7 @@ impl PageView {
         self.call("Input.dispatchKeyEvent", &event);
     }
 
-    /// Names of what has the focus, after each of `most` presses of Tab.
+    /// Presses Tab `most` times and returns the name of the focused element after each press.
     pub fn tab_stops(&self, most: usize) -> Vec<String> {
         let name = "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.innerText)";
         let next = |_| {
@@ -196,7 +197,8 @@ impl PageView {
         (0..most).map(next).collect()
     }
 
-    /// Panics where a part is wider than the screen, where something came from another host, and where it was too much.
+    /// Panics if an element is wider than the screen, if a URL of another host was requested, or if too many bytes
+    /// were loaded.
     pub fn is_narrow_and_small(&self, what: &str) {
         let overflow = self.value("document.scrollingElement.scrollWidth - innerWidth");
         assert!(
@@ -213,17 +215,17 @@ impl PageView {
         assert!((10_000..100_000).contains(&bytes), "{what}: {bytes} bytes");
     }
 
-    /// The whole page as PNG, in base 64.
+    /// Returns a PNG of the whole page in base 64.
     pub fn picture(&self) -> String {
         let size = self.value("[innerWidth, document.documentElement.scrollHeight]");
         let of = |at: usize| size[at].as_u64().and_then(|px| u32::try_from(px).ok()).expect("pixels");
         self.size(of(0), of(1));
-        // It is drawn anew before the picture is taken.
+        // The new size makes Chromium redraw the page before the screenshot.
         let mut answer = self.call("Page.captureScreenshot", &json!({ "format": "png" }));
         answer["data"].take().as_str().expect("a picture is text").to_owned()
     }
 
-    /// The page as a screen reader has it: a line for each part, with role, name and value, further in than what it is in.
+    /// Returns the accessibility tree of the page: one line per node with role, name and value, indented by depth.
     pub fn structure(&self) -> String {
         let tree = self.call("Accessibility.getFullAXTree", &json!({}));
         let nodes = tree["nodes"].as_array().expect("a tree has nodes");
@@ -238,7 +240,7 @@ impl PageView {
 const WIDER: &str = "[...document.querySelectorAll('main *')].filter((one) => one.getBoundingClientRect().right > innerWidth + 1 \
      && !one.closest('.scroll')).map((one) => one.tagName + '.' + one.getAttribute('class')).slice(0, 5)";
 
-/// Generic boxes, which readers pass over, and text in boxes of its own lines.
+/// Roles that screen readers skip, and boxes that repeat their text.
 const LEFT_OUT: [&str; 6] = ["generic", "none", "InlineTextBox", "ListMarker", "LabelText", "StaticText"];
 
 fn describe(by_id: &BTreeMap<&str, &Value>, id: &str, (depth, above): (usize, &str), text: &mut String) {
@@ -258,7 +260,7 @@ fn describe(by_id: &BTreeMap<&str, &Value>, id: &str, (depth, above): (usize, &s
     }
 }
 
-/// The id of a node of the tree.
+/// Returns the id of a node of the tree.
 fn id(node: &Value) -> &str {
     node["nodeId"].as_str().expect("a node has an id")
 }

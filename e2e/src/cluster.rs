@@ -1,6 +1,7 @@
 //! A Kubernetes for tests: an API server with its etcd, shared by all tests of a binary.
 //!
-//! Every test takes a namespace of its own ([`Api::namespace`]); whatever has no namespace, a test names after it.
+//! Every test uses its own namespace ([`Api::namespace`]). Names of cluster-scoped objects contain the name of the
+//! test.
 
 pub mod audit;
 mod binaries;
@@ -41,43 +42,43 @@ pub use self::wait::{WAIT_LIMIT, eventually, within};
 pub struct Api {
     kubeconfig: PathBuf,
     kubectl: Option<PathBuf>,
-    /// `None`: a cluster that somebody else runs (`SLUICE_KUBECONFIG`).
+    /// `None`: an external cluster (`SLUICE_KUBECONFIG`).
     own: Option<ControlPlane>,
 }
 
-/// The API server of this test binary, started at the first call and ended with the process; `None`, with a line that
-/// says why, where there are no binaries to start it from.
+/// Returns the API server of this test binary. The first call starts it, and it ends with the process. Without
+/// binaries it prints the reason and returns `None`.
 ///
 /// With `SLUICE_KUBECONFIG` it is the cluster of that file.
 ///
 /// # Panics
-/// If it does not start; every later call panics with the same words, at once.
+/// If the server does not start. Every later call panics at once with the same message.
 pub async fn api() -> Option<&'static Api> {
     static SHARED: OnceCell<TestResult<Api>> = OnceCell::const_new();
-    // A cell that is empty after a panic would let every test wait for the same failure.
+    // A panic would leave the cell empty, and every test would wait for the same failure.
     let outcome =
         SHARED.get_or_init(async || AssertUnwindSafe(start()).catch_unwind().await.map_err(error_text));
     try_api(outcome.await)
 }
 
-/// What came of a start that all tests share: what was started, why nothing was, or what was said in a panic.
+/// Result of a start that all tests share: the value, the reason to skip, or the message of a panic.
 type TestResult<T> = Result<Result<T, &'static str>, String>;
 
-/// What was started; without it a line for each test that says why.
+/// Returns the started value. Otherwise prints the reason to skip, once per test.
 ///
 /// # Panics
-/// As whoever started it did.
+/// If the start panicked, with the same message.
 fn try_api<T>(outcome: &TestResult<T>) -> Option<&T> {
     let started = outcome.as_ref().unwrap_or_else(|words| panic!("{words}"));
     started.as_ref().inspect_err(|why| skipped(why)).ok()
 }
 
-/// Whether this is a run in CI, where what is skipped for want of something fails instead.
+/// Whether this run is in CI, where a missing prerequisite is a failure and not a skip.
 pub fn is_ci() -> bool {
     std::env::var_os("CI").is_some_and(|set| set == "true")
 }
 
-/// What somebody panicked with.
+/// Returns the message of a panic.
 fn error_text(panic: Box<dyn Any + Send>) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no Kubernetes".to_owned())
@@ -97,28 +98,30 @@ async fn start() -> Result<Api, &'static str> {
     Ok(api)
 }
 
-/// The kubeconfig of a cluster that somebody else runs.
+/// Returns the kubeconfig of an external cluster.
 fn given_kubeconfig() -> Option<PathBuf> {
     std::env::var_os("SLUICE_KUBECONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 impl Api {
-    /// A kubeconfig of a user who may do everything.
+    /// Path of the kubeconfig of an administrator.
     pub fn kubeconfig_path(&self) -> &Path {
         &self.kubeconfig
     }
 
-    /// A client of a user who may do everything. One per test: a client lives on the runtime that made it.
+    /// Returns a client of an administrator. Each test needs its own: a client is bound to the runtime that created
+    /// it.
     pub async fn client(&self) -> Client {
         client_of(&self.kubeconfig).await
     }
 
-    /// Whether this process started the server, so that it has an audit log and users of its own.
+    /// Whether this process started the server, so that it has an audit log and test users.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
     }
 
-    /// As [`Api::is_own`], for a test that is nothing without: a line says that it is skipped.
+    /// Same as [`Api::is_own`], for a test that needs our own cluster. Prints that the test is skipped if it is
+    /// not.
     pub fn is_own_cluster(&self) -> bool {
         if !self.is_own() {
             skipped(
@@ -128,40 +131,40 @@ impl Api {
         self.is_own()
     }
 
-    /// A kubeconfig of `user`, who is in `group` and may do what RBAC says.
+    /// Returns a kubeconfig of `user` in `group`, with the rights that RBAC grants.
     ///
     /// # Panics
-    /// On a cluster that somebody else runs: only ours gives out certificates.
+    /// On an external cluster: only our own control plane signs certificates.
     pub fn kubeconfig_of(&self, user: &str, group: Option<&str>) -> PathBuf {
         self.own.as_ref().expect("users are made on our own API server alone").user(user, group)
     }
 
-    /// A client of `user`, who is in `group` and may do what RBAC says. See [`Api::kubeconfig_of`].
+    /// Returns a client of `user` in `group`, with the rights that RBAC grants. See [`Api::kubeconfig_of`].
     pub async fn client_of(&self, user: &str, group: Option<&str>) -> Client {
         client_of(&self.kubeconfig_of(user, group)).await
     }
 
-    /// Every request so far, by whom and how it was answered; `None` on a cluster that somebody else runs.
+    /// All requests so far, with user and response. `None` on an external cluster.
     pub fn audit_log(&self) -> Option<Vec<audit::Record>> {
         self.own.as_ref().map(|own| audit::read(&own.audit_log()))
     }
 
-    /// Where the audit log lies, for who reads it bit by bit; `None` on a cluster that somebody else runs.
+    /// Path of the audit log, for incremental readers. `None` on an external cluster.
     pub fn audit_log_path(&self) -> Option<PathBuf> {
         self.own.as_ref().map(ControlPlane::audit_log)
     }
 
-    /// kubectl of the same version, as the user who may do everything.
+    /// Returns a command for kubectl of the same version, with the administrator's kubeconfig.
     pub fn kubectl(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.kubectl.as_deref().unwrap_or(Path::new("kubectl")));
         command.arg("--kubeconfig").arg(&self.kubeconfig).args(arguments);
         command
     }
 
-    /// Makes a namespace that no other test has: `name` and a number.
+    /// Creates a namespace with a unique name: `name`, the process id and a number.
     ///
     /// # Panics
-    /// If the API server refuses it.
+    /// If the API server rejects it.
     pub async fn namespace(&self, name: &str) -> String {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);

@@ -1,18 +1,19 @@
-//! How long neighbours of a hung process may wait. Deadlines leave out time in which the node is slow, so tests allow it.
+//! Limit on the wait of the peers of a hung process. Deadlines exclude the time in which the node is slow, and so
+//! do the tests.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use sluice_wire::State;
 
-/// Beyond three steps, neighbours wait this long at most: the floor of a deadline (2 s), the grace of a takeover, and the time of
-/// a kill and of a hand-over.
+/// Wait of the peers beyond three steps: the minimum deadline (2 s), the grace period of a takeover, and the time
+/// of a kill and a hand-over.
 const FLOOR: Duration = Duration::from_secs(3);
-/// The limit of a step whose time is unknown.
+/// Limit of a step with unknown duration.
 const UNKNOWN: Duration = Duration::from_mins(1);
-/// A step of a tenant in these tests takes a tenth of this.
+/// Upper bound of a step in these tests; a usual step takes a tenth.
 const USUAL: Duration = Duration::from_secs(1);
 
-/// From the moment at which a process was stopped.
+/// A limit that starts when a process is stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct HangLimit {
     stopped: Instant,
@@ -22,7 +23,8 @@ pub struct HangLimit {
 }
 
 impl HangLimit {
-    /// From now on, of the neighbours of a tenant in this state. Steps of its engine have no limit shorter than `hang_timeout`.
+    /// Starts a limit now, for the peers of a tenant in this state. No step of its engine has a limit shorter than
+    /// `hang_timeout`.
     pub fn start(state: &State, hang_timeout: Duration) -> HangLimit {
         let step = longest_step(state, hang_timeout);
         assert!(step < USUAL, "a step took {step:?} while nothing hung");
@@ -31,30 +33,31 @@ impl HangLimit {
         HangLimit { stopped: Instant::now(), stopped_unix_ms, stalled: stalled(), least: 3 * step + FLOOR }
     }
 
-    /// When the process was stopped, milliseconds since 1970.
+    /// Time at which the process was stopped, milliseconds since 1970.
     pub fn stopped_unix_ms(&self) -> u64 {
         self.stopped_unix_ms
     }
 
-    /// How long ago the process was stopped.
+    /// Time since the process was stopped.
     pub fn elapsed(&self) -> Duration {
         self.stopped.elapsed()
     }
 
-    /// Three steps, the floor, and the time for which some process of the node waited for a CPU since. That time at most doubles
-    /// the bound: however slow the node is, a fault that doubles the time shows.
+    /// Returns three steps, the minimum, and the time since then in which a process of the node waited for a CPU.
+    /// That time at most doubles the limit, so that a fault that doubles the wait is found on a slow node too.
     pub fn allows(&self) -> Duration {
         self.least + stalled().saturating_sub(self.stalled).min(self.least)
     }
 }
 
-/// Whether the engine of a tenant in this state is at this work: `step`, `re-backing` or `attach`.
+/// Whether the engine of a tenant in this state does this work: `step`, `re-backing` or `attach`.
 pub fn has_reached(state: &State, work: &str) -> bool {
     state.engine.work.as_ref().is_some_and(|one| one.during == work)
 }
 
-/// The longest recent step. The limit of a step is twice the longest of its size and the timeout. Times between tokens know of no
-/// step that only reads prompts, so they do where no step runs or its time is unknown.
+/// Returns the longest recent step. The limit of a step is twice the longest of its size plus the timeout. Times
+/// between tokens exclude prefill-only steps, so they are only used without a running step or with an unknown step
+/// time.
 fn longest_step(state: &State, hang_timeout: Duration) -> Duration {
     let between_tokens = Duration::from_nanos(state.figures.engine_tbt.p99_ns);
     let work = state.engine.work.as_ref().filter(|_| has_reached(state, "step"));
@@ -64,7 +67,7 @@ fn longest_step(state: &State, hang_timeout: Duration) -> Duration {
     between_tokens.max(by_limit)
 }
 
-/// Time for which some process of the node waited for a CPU so far.
+/// Total time so far in which a process of the node waited for a CPU.
 fn stalled() -> Duration {
     let text = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let total =

@@ -1,8 +1,10 @@
-//! What tests share: a browser; and components of Kubernetes of a pinned version, started from a folder of binaries.
+//! Shared helpers of the tests: a browser, and Kubernetes components of a pinned version, started from a folder of
+//! binaries.
 //!
-//! A black box: it knows the CRDs and nothing else of the product. See docs/testing-cluster.md.
+//! It knows the CRDs of the product and nothing of its implementation. See docs/testing-cluster.md.
 //!
-//! Failing to start what a test needs is a failed test, so this panics with a message instead of returning errors.
+//! A failed start of a prerequisite is a failed test, so these helpers panic with a message instead of returning
+//! errors.
 
 pub mod browser;
 pub mod cluster;

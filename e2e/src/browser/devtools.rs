@@ -1,5 +1,5 @@
-//! Chromium's DevTools protocol: commands and their answers as JSON, over a WebSocket for each page. It is written by hand because
-//! the kept clients that are small are built by a crate under the GPL, and these tests need a dozen commands.
+//! A small client of Chromium's DevTools protocol: JSON commands and responses over one WebSocket per page. The
+//! small maintained clients depend on a build crate under the GPL, and these tests need only a dozen commands.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
 
-/// How long an answer may take.
+/// Limit for a response.
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection to the browser or to one of its pages.
@@ -15,11 +15,11 @@ const WAIT_LIMIT: Duration = Duration::from_secs(60);
 pub struct Connection {
     socket: WebSocket<TcpStream>,
     last: u64,
-    /// URLs that were asked for.
+    /// Requested URLs.
     pub urls: Vec<String>,
-    /// Bytes that came for them.
+    /// Bytes received for these URLs.
     pub bytes: u64,
-    /// As many had come when the page was drawn: its stream of events goes on for as long as it is open.
+    /// Bytes received when the page was drawn. Its event stream continues as long as the page is open.
     pub bytes_when_drawn: u64,
 }
 
@@ -33,7 +33,7 @@ impl Connection {
         Connection { socket, last: 0, urls: Vec::new(), bytes: 0, bytes_when_drawn: 0 }
     }
 
-    /// Runs a command, and takes what happened before its answer.
+    /// Runs a command. Handles the events that arrive before its response.
     pub fn call(&mut self, method: &str, params: &Value) -> Value {
         self.last += 1;
         let command = json!({ "id": self.last, "method": method, "params": params });
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// Asks the browser to end; one that has ended already has done so.
+    /// Asks the browser to exit. Ignores the error of a browser that has already exited.
     pub fn end(&mut self) {
         let command = json!({ "id": self.last + 1, "method": "Browser.close" });
         let _ = self.socket.send(Message::text(command.to_string()));

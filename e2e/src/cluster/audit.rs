@@ -1,11 +1,11 @@
-//! The API server's audit log: who asked for what, and how it was answered.
+//! The API server's audit log: the user of each request and its response.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
 
-/// Records the metadata of every request once, when it was answered, and when a watch began.
+/// Records the metadata of every request once, at its response, and the start of every watch.
 pub(super) const POLICY: &str = r#"{"apiVersion":"audit.k8s.io/v1","kind":"Policy","omitStages":["RequestReceived"],"rules":[{"level":"Metadata"}]}"#;
 
 /// One answered request.
@@ -19,33 +19,33 @@ pub struct Record {
     pub request_uri: String,
     /// `ResponseStarted` (of a watch) or `ResponseComplete`.
     pub stage: String,
-    /// Who asked.
+    /// User of the request.
     pub user: User,
-    /// What the client calls itself.
+    /// User agent of the client.
     pub user_agent: String,
-    /// What it is about; `None` for paths that are no resource.
+    /// Object of the request; `None` for paths that are not resources.
     #[serde(rename = "objectRef")]
     pub object: Option<Object>,
-    /// The answer.
+    /// Response.
     #[serde(rename = "responseStatus")]
     pub answer: Answer,
-    /// Among others what was decided on it, and by which right.
+    /// Annotations, among them the authorization decision and the rule behind it.
     pub annotations: BTreeMap<String, String>,
 }
 
 impl Record {
-    /// Whether whoever asked may do this; an answer of 403 can have other reasons.
+    /// Whether RBAC allows the request. A 403 response can have other reasons.
     pub fn is_allowed(&self) -> bool {
         self.annotations.get("authorization.k8s.io/decision").is_some_and(|decision| decision == "allow")
     }
 
-    /// The right by which this was allowed, in words.
+    /// Returns the reason that the authorizer gave, as text.
     pub fn right(&self) -> &str {
         self.annotations.get("authorization.k8s.io/reason").map_or("", String::as_str)
     }
 }
 
-/// Who asked.
+/// User of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct User {
@@ -55,7 +55,7 @@ pub struct User {
     pub groups: Vec<String>,
 }
 
-/// What a request is about.
+/// Object of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Object {
@@ -65,13 +65,13 @@ pub struct Object {
     pub resource: String,
     /// `status`, `scale`, ...; empty for the object itself.
     pub subresource: String,
-    /// Namespace; empty for objects that have none, and for requests over all.
+    /// Namespace; empty for cluster-scoped objects and for requests over all namespaces.
     pub namespace: String,
     /// Name; empty for requests over many.
     pub name: String,
 }
 
-/// How a request was answered.
+/// Response to a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Answer {
@@ -79,7 +79,7 @@ pub struct Answer {
     pub code: u16,
 }
 
-/// Reads a log; a last line that is being written is left out.
+/// Reads a log. Skips an incomplete last line.
 pub(super) fn read(path: &Path) -> Vec<Record> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let whole = &text[..text.rfind('\n').map_or(0, |end| end + 1)];

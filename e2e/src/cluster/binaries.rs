@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Why there are no binaries.
+/// Reason to skip without binaries.
 const UNSET: &str = "no Kubernetes: SLUICE_KUBE_BIN is not set; `cargo xtask kube --print` gets the binaries and names their \
                      folder";
 
@@ -13,12 +13,12 @@ const UNSET: &str = "no Kubernetes: SLUICE_KUBE_BIN is not set; `cargo xtask kub
 pub struct Binaries(PathBuf);
 
 impl Binaries {
-    /// The folder that `SLUICE_KUBE_BIN` names; without it `None`, and a line that says so.
+    /// Returns the folder that `SLUICE_KUBE_BIN` names. Without it, prints the reason and returns `None`.
     pub fn find() -> Option<Binaries> {
         Binaries::named().inspect_err(|why| skipped(why)).ok()
     }
 
-    /// As [`Binaries::find`], with why there are none instead of a line that says so.
+    /// Same as [`Binaries::find`], but returns the reason instead of printing it.
     ///
     /// # Errors
     /// `SLUICE_KUBE_BIN` is not set.
@@ -27,22 +27,22 @@ impl Binaries {
         folder.map(|folder| Binaries(folder.into())).ok_or(UNSET)
     }
 
-    /// The binary `name`.
+    /// Returns the path of the binary `name`.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If the file does not exist.
     pub fn path(&self, name: &str) -> PathBuf {
         let path = self.0.join(name);
         assert!(path.is_file(), "{} has no {name}: see `cargo xtask kube`", self.0.display());
         path
     }
 
-    /// Whether the binary `name` is there.
+    /// Whether the binary `name` exists.
     pub fn has(&self, name: &str) -> bool {
         self.0.join(name).is_file()
     }
 
-    /// kubectl, of this folder or else of the PATH.
+    /// Returns kubectl of this folder, or else of the PATH.
     pub fn kubectl(&self) -> PathBuf {
         let own = self.0.join("kubectl");
         if own.is_file() { own } else { PathBuf::from("kubectl") }
@@ -54,9 +54,10 @@ impl Binaries {
     }
 }
 
-/// Says in which test something is skipped, and why, past the capture of the test harness; each reason once for each test.
+/// Prints the name of the test and why it skips something, past the output capture of the test harness. Prints each
+/// reason once per test.
 ///
-/// A thread of the harness is called as its test is, and so is one on which a test runs in the network of a node.
+/// The name of the test is the name of the thread: the harness names its threads so, and so does [`super::node`].
 pub fn skipped(why: &str) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let line = match std::thread::current().name() {
@@ -64,7 +65,7 @@ pub fn skipped(why: &str) {
         None => format!("SKIPPED: {why}\n"),
     };
     if WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(line.clone()) {
-        // The harness shows what a passed test prints to nobody, and a skip must not be silent.
+        // The harness hides the output of passed tests, and a skip must be visible.
         let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
     }
 }

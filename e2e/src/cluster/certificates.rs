@@ -1,4 +1,4 @@
-//! A certificate authority for one cluster, and what it signs.
+//! A certificate authority for one cluster, and the certificates that it signs.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use rcgen::{
     KeyUsagePurpose, SanType,
 };
 
-/// An authority; its certificate lies in `ca.crt` of a folder.
+/// A certificate authority; its certificate is `ca.crt` in a folder.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     folder: PathBuf,
@@ -23,7 +23,7 @@ pub struct Pair {
 }
 
 impl Authority {
-    /// Makes one, and writes its certificate into `folder`.
+    /// Creates an authority and writes its certificate into `folder`.
     pub fn new(folder: &Path) -> Authority {
         let key = KeyPair::generate().expect("a key");
         let mut parameters = CertificateParams::default();
@@ -35,17 +35,17 @@ impl Authority {
         Authority { issuer: Issuer::new(parameters, key), folder: folder.to_owned() }
     }
 
-    /// Where the authority's certificate lies.
+    /// Path of the authority's certificate.
     pub fn certificate_path(&self) -> PathBuf {
         self.folder.join("ca.crt")
     }
 
-    /// A certificate by which `user` of `group` shows itself to the API server.
+    /// Creates a client certificate for `user` in `group`.
     pub fn user(&self, user: &str, group: Option<&str>) -> Pair {
         self.sign(user, group, &[], &[], ExtendedKeyUsagePurpose::ClientAuth)
     }
 
-    /// A certificate for a server that is reached under `names` and `addresses`.
+    /// Creates a server certificate for `names` and `addresses`.
     pub fn server(&self, name: &str, names: &[&str], addresses: &[IpAddr]) -> Pair {
         self.sign(name, None, names, addresses, ExtendedKeyUsagePurpose::ServerAuth)
     }
@@ -61,7 +61,7 @@ impl Authority {
         let key = KeyPair::generate().expect("a key");
         let mut parameters = CertificateParams::default();
         parameters.distinguished_name.push(DnType::CommonName, name);
-        // Groups are organisations, of which rcgen writes one.
+        // Kubernetes reads groups from the organisations. rcgen writes one.
         if let Some(group) = group {
             parameters.distinguished_name.push(DnType::OrganizationName, group);
         }
@@ -85,7 +85,8 @@ impl Pair {
     }
 }
 
-/// A key for tokens of service accounts, in `folder`: the private half, and the public one.
+/// Creates the key pair for service account tokens in `folder`. Returns the paths of the private and the public
+/// key.
 pub fn token_keys(folder: &Path) -> (PathBuf, PathBuf) {
     let (private, public) = (folder.join("service-account.key"), folder.join("service-account.pub"));
     let key = KeyPair::generate().expect("a key");

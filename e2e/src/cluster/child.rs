@@ -1,4 +1,4 @@
-//! A component as a child process: its log goes to a file, and it dies with us.
+//! A component as a child process: it logs to a file and is killed when the tests exit.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,7 +17,7 @@ pub struct Component {
     spawn_spec: SpawnSpec,
 }
 
-/// What a command was, since one that was started cannot be copied.
+/// Copy of a command: a started command cannot be cloned.
 struct SpawnSpec {
     program: OsString,
     arguments: Vec<OsString>,
@@ -43,7 +43,7 @@ impl SpawnSpec {
 }
 
 impl Component {
-    /// Starts `command`; what it prints goes to the end of `NAME.log` in `folder`.
+    /// Starts `command` and appends its output to `NAME.log` in `folder`.
     ///
     /// # Panics
     /// If it does not start.
@@ -54,28 +54,28 @@ impl Component {
         Component { name: name.to_owned(), child, log, spawn_spec: again }
     }
 
-    /// Kills it and starts it again, with the same arguments.
+    /// Kills the process and starts it again with the same arguments.
     pub fn restart(&mut self, keeper: &ProcessSpawner) {
         self.kill();
         self.child = spawn(keeper, &self.name, self.spawn_spec.command(), &self.log);
     }
 
-    /// Looks whether it lives.
+    /// Checks that the process runs.
     ///
     /// # Panics
-    /// If it has ended, with the end of its log.
+    /// If it has exited, with the end of its log.
     pub fn assert_alive(&mut self) {
         if let Ok(Some(status)) = self.child.try_wait() {
             panic!("{} ended with {status}\n{}", self.name, self.tail());
         }
     }
 
-    /// Whether it has ended.
+    /// Whether the process has exited.
     pub fn has_exited(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of the log.
     pub fn tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -83,19 +83,18 @@ impl Component {
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
 
-    /// Its process, as this process sees it.
+    /// Process id, in the PID namespace of this process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).expect("a child has a number");
-        // Not reaped yet, so the number is still its own; it may have ended.
+        // The child is not reaped yet, so its pid is not reused. It may have exited.
         let _ = kill_process(pid, signal);
     }
 
-    /// Kills it.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! etcd and kube-apiserver in a folder of their own: on the loopback interface, or on a node's.
+//! etcd and kube-apiserver in their own folder, on the loopback interface or on a node's.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -15,24 +15,24 @@ use super::process_spawner::ProcessSpawner;
 use super::wait::{WAIT_LIMIT, within};
 use super::{audit, client_of, exit_hooks, kubeconfig};
 
-/// Range of Services, and its first address, under which pods reach the API server.
+/// Address range of Services, and its first address, under which pods reach the API server.
 const SERVICES: &str = "10.96.0.0/16";
 const SERVICE_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 1));
-/// What an API server on the loopback interface names as its own: no loopback address is taken. Of a range for examples:
-/// nobody asks it.
+/// Advertised address of an API server on the loopback interface, since it refuses loopback addresses. From a range
+/// for documentation: no client uses it.
 const ADVERTISED: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Somebody else may take a port between our look and the server's.
+/// Another process may take a port between our check and the bind of the server.
 const ATTEMPTS: usize = 3;
-/// Where a node's API server listens: nobody else is in its network.
+/// Port of a node's API server. Its network namespace is private, so the port is free.
 const NODE_PORT: u16 = 6443;
 
-/// What is needed to start both.
+/// Inputs of a start.
 pub struct Start<'a> {
     /// The binaries.
     pub binaries: &'a Binaries,
-    /// Who starts them.
+    /// Spawner of both processes.
     pub keeper: &'a ProcessSpawner,
-    /// For their data, logs and keys.
+    /// Folder for data, logs and keys.
     pub folder: &'a Path,
     /// Address of the node; `None` on the loopback interface.
     pub node: Option<IpAddr>,
@@ -47,15 +47,15 @@ pub struct ControlPlane {
     users: Mutex<BTreeMap<(String, String), PathBuf>>,
 }
 
-/// What ends with the process, in the order of its end.
+/// Processes and folder, in the order of their removal at exit.
 struct Running {
     both: [Component; 2],
     folder: Option<TempDir>,
 }
 
 impl ControlPlane {
-    /// Starts both on the loopback interface and waits until the API server is ready. They end, and their folder goes,
-    /// when this process exits.
+    /// Starts both on the loopback interface and waits until the API server is ready. At exit, this process kills
+    /// them and removes their folder.
     pub async fn start(binaries: &Binaries) -> ControlPlane {
         let temporary = scratch();
         let folder = temporary.path().to_owned();
@@ -73,7 +73,7 @@ impl ControlPlane {
         plane
     }
 
-    /// Starts both and waits until the API server is ready: API server, etcd.
+    /// Starts both and waits until the API server is ready. Returns API server and etcd, in this order.
     pub async fn start_as(start: &Start<'_>) -> (ControlPlane, [Component; 2]) {
         let folder = start.folder.to_owned();
         let authority = Authority::new(&folder);
@@ -82,12 +82,12 @@ impl ControlPlane {
         (ControlPlane { folder, authority, server, users: Mutex::default() }, [apiserver, etcd])
     }
 
-    /// The kubeconfig of a user who may do everything.
+    /// Path of the administrator's kubeconfig.
     pub fn admin(&self) -> PathBuf {
         self.folder.join("admin.kubeconfig")
     }
 
-    /// A kubeconfig of `user` of `group`, the same at every call.
+    /// Returns the kubeconfig of `user` in `group`; the same path at every call.
     pub fn user(&self, user: &str, group: Option<&str>) -> PathBuf {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let number = users.len();
@@ -100,24 +100,24 @@ impl ControlPlane {
         path.clone()
     }
 
-    /// Who signs this cluster's certificates.
+    /// The certificate authority of this cluster.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// Where the audit log lies.
+    /// Path of the audit log.
     pub fn audit_log(&self) -> PathBuf {
         self.folder.join("audit.log")
     }
 }
 
-/// A folder for one cluster. Its path is short: sockets lie in it.
+/// Creates a folder for one cluster. Its path is short because it holds sockets.
 pub fn scratch() -> TempDir {
     tempfile::Builder::new().prefix("sluice-kube-").tempdir().expect("a temporary folder")
 }
 
 impl Running {
-    /// Nobody needs their data any more: killed, so that the end of a test run takes no grace period.
+    /// Kills both: their data is not needed, and a test run must not wait for a grace period.
     fn end(mut self) {
         self.both.iter_mut().for_each(Component::kill);
         if let Some(Err(error)) = self.folder.take().map(TempDir::close) {
@@ -131,9 +131,9 @@ fn etcd(start: &Start<'_>) -> Command {
     let mut command = Command::new(start.binaries.path("etcd"));
     let clients = format!("unix://{}", folder.join("etcd.sock").display());
     command
-        // What it advertises must be a host and a port; clients that are told the socket never ask.
+        // etcd requires an advertised host and port. Clients use the socket and never read it.
         .args(["--listen-client-urls", &clients, "--advertise-client-urls", "http://localhost:2379"])
-        // It has no peers, and port 0 is one that is free.
+        // The cluster has one member. Port 0 selects a free port.
         .args(["--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "warn", "--unsafe-no-fsync"])
         .arg("--data-dir")
         .arg(folder.join("etcd"))
@@ -141,7 +141,7 @@ fn etcd(start: &Start<'_>) -> Command {
     command
 }
 
-/// The API server and its address.
+/// Starts the API server and returns it with its address. Tries another port if it exits.
 async fn start_first_alive(
     start: &Start<'_>,
     authority: &Authority,
@@ -167,7 +167,7 @@ async fn start_first_alive(
     panic!("kube-apiserver ended {ATTEMPTS} times before it was ready; its last words:\n{last}")
 }
 
-/// Waits for `/readyz`; `false` if the server ended instead.
+/// Waits for `/readyz`. `false` if the server exits instead.
 async fn ready(apiserver: &mut Component, admin: &Path) -> bool {
     let client = client_of(admin).await;
     within(WAIT_LIMIT, "kube-apiserver ready", async || {
@@ -216,18 +216,18 @@ fn apiserver(start: &Start<'_>, authority: &Authority, port: u16) -> Command {
         .arg(format!("--advertise-address={advertised}"))
         .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
         .arg("--service-account-issuer=https://kubernetes.default.svc.cluster.local")
-        // One file, however long a test runs: whoever reads it wants all of it.
+        // No log rotation: readers need the whole log.
         .arg("--audit-log-maxsize=100000")
         .arg("--enable-admission-plugins=NodeRestriction");
     match start.node {
         Some(_) => to_kubelets(&mut command, folder, authority),
-        // Nothing makes the service account `default` in a namespace without a controller manager.
+        // Without a controller manager, no namespace gets the service account `default`.
         None => command.args(["--bind-address=127.0.0.1", "--disable-admission-plugins=ServiceAccount"]),
     };
     command
 }
 
-/// How the API server shows itself to kubelets, and by whom they are vouched for: for logs and exec.
+/// Sets the client certificate of the API server for kubelets and the CA of kubelets: for logs and exec.
 fn to_kubelets<'a>(command: &'a mut Command, folder: &Path, authority: &Authority) -> &'a mut Command {
     let user = authority.user("kube-apiserver-kubelet-client", Some("system:masters"));
     let (certificate, key) = user.write(folder, "kubelet-client");

@@ -1,4 +1,4 @@
-//! The CRDs of this tree, on a server.
+//! Applies the CRDs of this tree to a server.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use kube::{Client, ResourceExt};
 
 use super::wait::eventually;
 
-/// Where the generated CRDs lie.
+/// Folder of the generated CRDs.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds/generated")
 }
 
-/// The CRDs as committed.
+/// Reads the committed CRDs.
 ///
 /// # Panics
 /// If they cannot be read.

@@ -1,4 +1,4 @@
-//! What is to be done when the process ends: values in statics are never dropped.
+//! Runs functions at process exit: values in statics are never dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::sync::{Mutex, PoisonError};
 type ExitHook = Box<dyn FnOnce() + Send>;
 
 static EXIT_HOOKS: Mutex<Vec<ExitHook>> = Mutex::new(Vec::new());
-/// Something does not hold that must hold at the end.
+/// Set when a check at exit fails.
 static FAILED: AtomicBool = AtomicBool::new(false);
-/// Status of a test binary of which a test failed.
+/// Exit status of a test binary with a failed test.
 const FAILURE: i32 = 101;
 
-/// Calls `act` when this process exits in an orderly way, which is how test harnesses end; later ones first.
+/// Calls `act` when this process exits normally, as test harnesses do. The last registered function runs first.
 pub fn at_exit(act: impl FnOnce() + Send + 'static) {
     let mut acts = EXIT_HOOKS.lock().unwrap_or_else(PoisonError::into_inner);
     if acts.is_empty() {
@@ -22,8 +22,8 @@ pub fn at_exit(act: impl FnOnce() + Send + 'static) {
     acts.push(Box::new(act));
 }
 
-/// As [`at_exit`], for what no test of a binary can see, since it is about all of them: where it does not hold, its words are
-/// printed, and the process ends as if a test had failed.
+/// Same as [`at_exit`], for a check over all tests of a binary. If it fails, its message is printed and the process
+/// exits as after a failed test.
 pub fn check_at_exit(check: impl FnOnce() -> Result<(), String> + Send + 'static) {
     at_exit(move || {
         if let Err(words) = check() {
@@ -37,7 +37,8 @@ extern "C" fn run() {
     let acts = std::mem::take(&mut *EXIT_HOOKS.lock().unwrap_or_else(PoisonError::into_inner));
     acts.into_iter().rev().for_each(|act| act());
     if FAILED.load(Ordering::Relaxed) {
-        // SAFETY: it ends the process and does nothing before. `exit` is at work already, and must not be called again.
+        // SAFETY: `_exit` ends the process at once and runs no handlers. `exit` is already running and must not be
+        // called again.
         unsafe { libc::_exit(FAILURE) }
     }
 }

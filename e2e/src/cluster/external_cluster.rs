@@ -1,19 +1,19 @@
-//! A cluster that somebody else runs: it is not ours to change without a word, and what tests make there goes again.
+//! An external cluster: CRDs are only replaced with permission, and objects of tests are deleted at exit.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
 use super::{Api, crds, exit_hooks};
 
-/// Label of what tests make, namespaces and CRDs of other groups, and its value: this run's own, since others may run on
-/// the same cluster.
+/// Label of the namespaces and foreign CRDs of tests. Its value is unique to this run, since other runs may use the
+/// same cluster.
 pub fn mark() -> (String, String) {
     ("sluice.dev/e2e".to_owned(), std::process::id().to_string())
 }
 
-/// Says that CRDs of the product may be replaced.
+/// Environment variable that permits replacing CRDs of the product.
 const OVERWRITE: &str = "SLUICE_KUBECONFIG_OVERWRITE";
 
-/// Establishes the CRDs of this tree, and sees to it that the namespaces of tests go when this process exits.
+/// Establishes the CRDs of this tree and registers the deletion of test namespaces at exit.
 pub async fn take(api: &Api) {
     let client = api.client().await;
     let all = kube::Api::<CustomResourceDefinition>::all(client.clone());

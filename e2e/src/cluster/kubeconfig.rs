@@ -1,4 +1,4 @@
-//! Kubeconfig files.
+//! Writes kubeconfig files.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::certificates::{Authority, Pair};
 
-/// Writes a kubeconfig for `server`; JSON is YAML.
+/// Writes a kubeconfig for `server`, as JSON, which is valid YAML.
 pub fn write(path: &Path, server: &str, authority: &Authority, user: &Pair) {
     let folder = path.parent().expect("a file lies in a folder");
     let name = path.file_stem().expect("a file has a name").to_string_lossy().into_owned();

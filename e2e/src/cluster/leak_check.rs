@@ -1,20 +1,19 @@
-//! What a run leaves behind: processes by what they inherited, and by the cgroup that they live in.
+//! Finds leftovers of a run: processes by their inherited environment and by their cgroup.
 
 use std::path::{Path, PathBuf};
 
-/// Processes whose folder for temporary files is `folder`: a test binary that was started with it, and all components that
-/// this one started.
+/// Returns the processes whose `TMPDIR` is `folder`: a test binary that was started with it, and its components.
 pub fn of_folder(folder: &Path) -> Vec<u32> {
     let mark = format!("TMPDIR={}\0", folder.display());
     let marked = |pid: &u32| {
-        // Gone meanwhile, of another user, or ended: none of these runs.
+        // The read fails for a process that has exited or belongs to another user: neither is of this run.
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.windows(mark.len()).any(|window| window == mark.as_bytes())
     };
     processes().filter(marked).collect()
 }
 
-/// Processes of pods on the node of the test binary `pid`.
+/// Returns the processes of pods on the node of the test binary `pid`.
 pub fn of_pods(pid: u32) -> Vec<u32> {
     let mark = format!("/sluice-e2e-{pid}/");
     let marked = |pid: &u32| {
@@ -23,7 +22,7 @@ pub fn of_pods(pid: u32) -> Vec<u32> {
     processes().filter(marked).collect()
 }
 
-/// Cgroups of the node of the test binary `pid`, one in each hierarchy.
+/// Returns the cgroups of the node of the test binary `pid`, one per hierarchy.
 pub fn cgroups(pid: u32) -> Vec<PathBuf> {
     let hierarchies =
         std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());

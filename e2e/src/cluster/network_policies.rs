@@ -1,20 +1,20 @@
-//! Who reaches whom, by an evaluator of NetworkPolicies that knows nothing of how they were made. No network here enforces any.
+//! An independent evaluator of NetworkPolicies. No network of these tests enforces them.
 
 use serde_json::Value;
 
 /// A pod: its namespace, and its labels as an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Pod<'a> {
-    /// Where it is.
+    /// Namespace of the pod.
     pub namespace: &'a str,
-    /// What it is labelled with.
+    /// Labels of the pod.
     pub labels: &'a Value,
 }
 
-/// A port, and the protocol that is spoken there.
+/// Protocol and port.
 pub type PortRef = (&'static str, u16);
 
-/// Which side of a flow a policy is about.
+/// Side of a flow to which a policy applies.
 #[derive(Clone, Copy)]
 enum Side {
     Egress,
@@ -22,7 +22,7 @@ enum Side {
 }
 
 impl Side {
-    /// As a policy's type, its rules, and their peers.
+    /// Returns the policy type, the field of its rules, and the field of their peers.
     const fn words(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Side::Egress => ("Egress", "egress", "to"),
@@ -31,11 +31,11 @@ impl Side {
     }
 }
 
-/// Whether `policies`, all that there are, let `from` speak to `to` at `door`.
+/// Whether `policies` (all of the cluster) allow a flow `from` one pod `to` port `door` of another.
 ///
 /// # Panics
-/// At what it does not know: expressions, blocks of addresses, ports by name, ranges of ports, labels of namespaces but their
-/// names.
+/// On unsupported fields: expressions, address blocks, named ports, port ranges, and namespace labels other than
+/// the name.
 pub fn allows(policies: &[Value], from: Pod<'_>, to: Pod<'_>, door: PortRef) -> bool {
     allows_port(policies, Side::Egress, from, to, door)
         && allows_port(policies, Side::Ingress, to, from, door)
@@ -67,7 +67,7 @@ fn on_port(ports: &Value, (protocol, number): PortRef) -> bool {
     ports.as_array().is_none_or(|all| all.iter().any(opens))
 }
 
-/// Whether a peer of a policy of `home` is `pod`.
+/// Whether a peer of a policy in namespace `home` matches `pod`.
 fn is_peer(peer: &Value, home: &str, pod: Pod<'_>) -> bool {
     assert!(peer["ipBlock"].is_null(), "no blocks of addresses: {peer}");
     let near = match peer.get("namespaceSelector") {

@@ -1,7 +1,7 @@
-//! A whole node: control plane, containerd, kubelet, kube-proxy and CoreDNS, in namespaces of its own.
+//! A whole node: control plane, containerd, kubelet, kube-proxy and CoreDNS, in private namespaces.
 //!
-//! It has a network, processes and mounts that nobody else sees: no port collides, and when its process 1 ends, everything
-//! ends. Tests run on threads that have entered its network ([`on_node`]).
+//! Its network, processes and mounts are private: no port collides, and when its process 1 exits, the kernel ends
+//! all of its processes. Tests run on threads that have entered its network ([`on_node`]).
 
 mod address;
 mod cgroup;
@@ -34,16 +34,16 @@ use super::process_spawner::ProcessSpawner;
 use super::wait::{eventually, within};
 use super::{Api, TestResult, crds, error_text, exit_hooks, is_ci, try_api};
 
-/// From the start of its components to Ready; 4 s on two idle cores.
+/// Limit from the start of the components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
 
-/// How `kind load image-archive` gives an archive to a node (kind 0.33, `pkg/cluster/nodeutils/util.go`).
+/// Import command of `kind load image-archive` (kind 0.33, `pkg/cluster/nodeutils/util.go`).
 const IMPORT: [&str; 4] = ["images", "import", "--all-platforms", "--digests"];
 
 /// A node and its cluster.
 pub struct Node {
     api: Api,
-    /// `None`: of a cluster that somebody else runs.
+    /// `None`: a node of an external cluster.
     own: Option<Own>,
 }
 
@@ -57,7 +57,7 @@ struct Own {
     running: Arc<Mutex<Running>>,
 }
 
-/// What ends with the process.
+/// Processes and folders that are removed at exit.
 #[derive(Default)]
 struct Running {
     components: BTreeMap<&'static str, Component>,
@@ -65,32 +65,32 @@ struct Running {
     folder: Option<TempDir>,
 }
 
-/// Runs a test with the node of this test binary, on a thread in the node's network: clients, and commands that the test
-/// starts, reach pods and Services. The node starts at the first call and ends with the process.
+/// Runs a test with the node of this test binary, on a thread in the node's network: clients, and commands that the
+/// test starts, reach pods and Services. The first call starts the node, and it ends with the process.
 ///
-/// Without root or binaries the test is skipped, with a line that says why; without root it fails in CI. With
+/// Without root or binaries the test is skipped and the reason is printed; without root it fails in CI. With
 /// `SLUICE_KUBECONFIG` the node is the cluster of that file.
 ///
 /// # Panics
-/// If the node does not start (then every test panics with the same words, at once), and with what the test panics with.
+/// If the node does not start (every test then panics at once with the same message), or if the test panics.
 pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     let _beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
 
-/// As [`on_node`], but no other test of the binary runs meanwhile: for tests that make trouble.
+/// Same as [`on_node`], but no other test of the binary runs at the same time: for tests that disturb the node.
 ///
 /// # Panics
-/// As [`on_node`].
+/// Same as [`on_node`].
 pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
 
-/// Who may use the node now.
+/// Tests read-lock the node to share it and write-lock it to run alone.
 static TURNS: RwLock<()> = RwLock::new(());
 
-/// The node of this test binary.
+/// Returns the node of this test binary.
 fn shared() -> Option<&'static Node> {
     static SHARED: OnceLock<TestResult<Node>> = OnceLock::new();
     try_api(SHARED.get_or_init(|| thread::spawn(start).join().map_err(error_text)))
@@ -107,7 +107,7 @@ fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
     }
 }
 
-/// A thread that is called as this one is: by the name of the test, for what is skipped there and for words of panics.
+/// Spawns a thread with the name of this thread, which is the test's name: for skip lines and panic messages.
 fn spawn_with_same_binaries(work: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
     let name = thread::current().name().unwrap_or("on a node").to_owned();
     thread::Builder::new().name(name).spawn(work).expect("a thread starts")
@@ -117,10 +117,10 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// Why there is no node, or no pod of the product.
+/// Returns the reason to skip without a node or an image of the product.
 ///
 /// # Panics
-/// In CI: no pod would have run, and nobody would notice.
+/// In CI: a run without pods must not pass unnoticed.
 fn missing(why: &'static str) -> &'static str {
     assert!(!is_ci(), "{why}; SLUICE_TIER=api leaves these tests out");
     why
@@ -150,13 +150,13 @@ fn start() -> Result<Node, &'static str> {
 }
 
 impl Own {
-    /// Starts everything in the namespaces of `keeper`.
+    /// Starts all components in the namespaces of `keeper`.
     fn start(binaries: Binaries, keeper: ProcessSpawner) -> Node {
         let own = Own::prepare(binaries, keeper, NodeDirs::First, Cgroup::make);
         own.inside(async || own.start_components().await).into_node(own)
     }
 
-    /// A node's namespaces, folder and cgroup, with nothing in them but their first process.
+    /// Creates a node's namespaces, folder and cgroup. Only process 1 runs.
     fn prepare(
         binaries: Binaries,
         keeper: ProcessSpawner,
@@ -182,7 +182,7 @@ impl Own {
         Own { dirs: place, binaries, keeper, folder, network, running }
     }
 
-    /// Runs something on a thread of its own in the node's network: this one stays in its own.
+    /// Runs `work` on a new thread in the node's network. This thread stays in its own network.
     fn inside<T: Send>(&self, work: impl AsyncFnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
@@ -221,7 +221,7 @@ impl Own {
         Started { plane }
     }
 
-    /// What runs on every node, once containerd is started.
+    /// Starts the components that run on every node, once containerd is ready.
     async fn start_node(&self, plane: &ControlPlane) {
         eventually("containerd", async || {
             self.ctr(&["version"]).output().ok()?.status.success().then_some(())
@@ -251,7 +251,7 @@ impl Own {
         .await;
     }
 
-    /// `ctr`, in the node's mounts.
+    /// Returns a `ctr` command, with the node's mounts.
     fn ctr(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.binaries.path("ctr"));
         let socket = self.folder.join("run/containerd/containerd.sock");
@@ -267,7 +267,7 @@ impl Own {
     }
 }
 
-/// What starting the components gives.
+/// Result of starting the components.
 struct Started {
     plane: ControlPlane,
 }
@@ -295,19 +295,19 @@ impl Node {
         &self.api
     }
 
-    /// Moves this thread, and what it starts from now on, into the node's network.
+    /// Moves this thread and its future child processes into the node's network.
     pub fn enter(&self) {
         if let Some(own) = &self.own {
             own.enter();
         }
     }
 
-    /// The image `name` of the product (`sidecar`, `engine`, ...), loaded from the archives of `cargo xtask image` in the
-    /// folder that `SLUICE_IMAGES` names; `None`, with a line that says so, without that folder. A cluster that somebody
-    /// else runs has it already.
+    /// Returns the image `name` of the product (`sidecar`, `engine`, ...), loaded from the archives of `cargo xtask
+    /// image` in the folder that `SLUICE_IMAGES` names. Without that folder, prints the reason and returns `None`.
+    /// An external cluster must have the image already.
     ///
     /// # Panics
-    /// If the archive is missing or containerd does not take it; in CI without the folder.
+    /// If the archive is missing or containerd rejects it; in CI without the folder.
     pub fn image(&self, name: &str) -> Option<String> {
         let version = env!("CARGO_PKG_VERSION");
         if self.own.is_some() {
@@ -316,11 +316,11 @@ impl Node {
         Some(format!("sluice.dev/{name}:{version}"))
     }
 
-    /// Loads an image from an OCI archive. On a cluster that somebody else runs, by the program that `SLUICE_LOAD_IMAGE` names
-    /// with its arguments, and the archive as one more; `None`, with a line that says so, where it names none.
+    /// Loads an image from an OCI archive. On an external cluster it runs the command of `SLUICE_LOAD_IMAGE` with
+    /// the archive as last argument; without that variable it prints the reason and returns `None`.
     ///
     /// # Panics
-    /// If the image is not taken.
+    /// If the import fails.
     pub fn import(&self, archive: &Path) -> Option<()> {
         match &self.own {
             Some(own) => own.import(archive),
@@ -329,10 +329,11 @@ impl Node {
         Some(())
     }
 
-    /// What `SLUICE_LOAD_IMAGE` is to say for this node to another process that knows its kubeconfig.
+    /// Returns the value of `SLUICE_LOAD_IMAGE` with which another process that has this node's kubeconfig loads
+    /// images.
     ///
     /// # Panics
-    /// On a node that is not ours.
+    /// On an external cluster.
     pub fn load_command(&self) -> String {
         let own = self.own.as_ref().expect("images of our own node alone are loaded here");
         let ctr = own.ctr(&IMPORT);
@@ -340,10 +341,10 @@ impl Node {
         words.map(|word| word.to_str().expect("UTF-8")).collect::<Vec<_>>().join(" ")
     }
 
-    /// Gives an image that is there another name as well.
+    /// Adds another name to a loaded image.
     ///
     /// # Panics
-    /// On a node that is not ours, or if it is not there.
+    /// On an external cluster, or if the image does not exist.
     pub fn tag(&self, image: &str, name: &str) {
         let own = self.own.as_ref().expect("images of our own node alone get names");
         let output = own.ctr(&["images", "tag", "--force", image, name]).output().expect("ctr starts");
@@ -351,11 +352,11 @@ impl Node {
         assert!(output.status.success(), "{image} is not called {name}: {said}");
     }
 
-    /// Sends a signal to a component: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`, `containerd`,
-    /// `kubelet`, `kube-proxy`, `coredns`.
+    /// Sends a signal to a component: `etcd`, `kube-apiserver`, `kube-controller-manager`, `kube-scheduler`,
+    /// `containerd`, `kubelet`, `kube-proxy`, `coredns`.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If no component has that name.
     pub fn signal(&self, component: &str, signal: Signal) {
         let own = self.own.as_ref().expect("components of our own node alone get signals");
         let running = lock(&own.running);
@@ -366,10 +367,10 @@ impl Node {
             .signal(signal);
     }
 
-    /// Kills a component and starts it again, as whoever supervises it would.
+    /// Kills a component and starts it again, as a supervisor would.
     ///
     /// # Panics
-    /// If there is none of that name, or it does not start.
+    /// If no component has that name, or it does not start.
     pub fn restart(&self, component: &str) {
         let own = self.own.as_ref().expect("components of our own node alone are restarted");
         let mut running = lock(&own.running);
@@ -377,14 +378,14 @@ impl Node {
         running.unwrap_or_else(|| panic!("no component {component}")).restart(&own.keeper);
     }
 
-    /// The last lines of a component's log; empty on a cluster that somebody else runs.
+    /// Returns the last lines of a component's log; empty on an external cluster.
     pub fn log(&self, component: &str) -> String {
         let Some(own) = &self.own else { return String::new() };
         lock(&own.running).components.get(component).map(Component::tail).unwrap_or_default()
     }
 }
 
-/// [`Node::import`] on a cluster that somebody else runs.
+/// [`Node::import`] on an external cluster.
 fn load_by_command(archive: &Path) -> Option<()> {
     let command = std::env::var("SLUICE_LOAD_IMAGE").unwrap_or_default();
     let mut words = command.split_whitespace();
@@ -399,8 +400,8 @@ fn load_by_command(archive: &Path) -> Option<()> {
     Some(())
 }
 
-/// The archive of an image of the product; `None`, with a line that says so, without a folder of them. Only a node of ours asks
-/// for it, and with `SLUICE_TIER=api` there is none.
+/// Returns the archive of an image of the product. Without a folder of archives, prints the reason and returns
+/// `None`. Only our own node needs it. With `SLUICE_TIER=api` there is no such node.
 ///
 /// # Panics
 /// If it is missing; in CI without a folder.
@@ -415,11 +416,11 @@ fn archive(name: &str) -> Option<PathBuf> {
 }
 
 impl Running {
-    /// Process 1 takes everything of the node with it, pods too; what is left are a folder and empty cgroups.
+    /// The kernel kills all processes of the node, pods too, with its process 1. A folder and empty cgroups remain.
     fn end(&mut self) {
         let init = self.components.remove("init");
         init.iter().for_each(|init| init.signal(Signal::KILL));
-        // Process 1 is gone when all others are, and those that we started wait for us to notice.
+        // Process 1 exits after all others. Our own children remain to be reaped.
         self.components.clear();
         drop(init);
         drop(self.cgroup.take());

@@ -1,7 +1,7 @@
 //! Threads that start processes and never end.
 //!
-//! The kernel sends the parent-death signal when the *thread* ends that started the child, and threads of tests do. And a
-//! thread can live in namespaces of its own: what it starts lives there too.
+//! The kernel sends the parent-death signal when the *thread* that started the child ends, and threads of tests end
+//! early. A spawner thread can also be in private namespaces, which its children inherit.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -14,21 +14,21 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 type SpawnRequest = (Command, mpsc::Sender<io::Result<Child>>);
 
-/// A thread that starts processes; they die with this process.
+/// A thread that starts processes. The kernel kills them when this process exits.
 pub struct ProcessSpawner(mpsc::Sender<SpawnRequest>);
 
 impl ProcessSpawner {
-    /// One that starts processes like any other.
+    /// Returns a spawner in the namespaces of this process.
     pub fn plain() -> &'static ProcessSpawner {
         static PLAIN: OnceLock<ProcessSpawner> = OnceLock::new();
         PLAIN.get_or_init(|| ProcessSpawner::start(|| Ok(())).expect("nothing can fail"))
     }
 
-    /// One in namespaces of its own: mounts, processes, network, IPC, host name. The first process that it starts is
-    /// their process 1, and takes all others with it when it ends.
+    /// Returns a spawner in private namespaces: mounts, processes, network, IPC, host name. The first process that
+    /// it starts is their process 1, and all others end with it.
     ///
     /// # Errors
-    /// What the kernel says, to whoever is not root in particular.
+    /// Errors of the kernel, in particular without root.
     pub fn isolated() -> io::Result<ProcessSpawner> {
         let all = UnshareFlags::NEWNS
             | UnshareFlags::NEWPID
@@ -62,7 +62,7 @@ impl ProcessSpawner {
     /// # Errors
     /// If it does not start.
     pub fn spawn(&self, mut command: Command) -> io::Result<Child> {
-        // A group of its own: Ctrl-C reaches the tests, and they end their components.
+        // A process group of its own: Ctrl-C reaches only the tests, and they end their components.
         command.process_group(0);
         // SAFETY: prctl is async-signal-safe, and nothing else happens between fork and exec.
         unsafe {

@@ -27,18 +27,18 @@ use self::stub::Stub;
 use self::tenants::TenantPopulation;
 pub use self::verdict::Verdict;
 
-/// Longest wait for anything that takes as long as there are tenants.
+/// Limit of a wait whose duration grows with the number of tenants.
 const WAIT_LIMIT: Duration = Duration::from_secs(3600);
-/// What comes later than a status may wait, by so long, does not come.
+/// Margin beyond the longest delay of a status, after which no further write is expected.
 const QUIET_PERIOD: Duration = Duration::from_secs(5);
 
 /// Limits of the design.
 const MEMORY_MIB: f64 = 128.0;
 const OBSERVED_SECONDS: f64 = 60.0;
 const CORES: f64 = 0.1;
-/// Share of the readings that a GPU's interval promises, which must be counted: 18 of 20 in ten minutes.
+/// Minimum share of the expected readings of a GPU: 18 of 20 in ten minutes.
 const READ_PERMILLE: u64 = 900;
-/// Time between two readings of a GPU, as the operator has it, seconds.
+/// Default interval between two readings of a GPU in the operator, seconds.
 const POLL_SECONDS: u64 = 30;
 
 /// How much there is.
@@ -70,43 +70,43 @@ pub struct Sizes {
     pub no_polling: bool,
 }
 
-/// What is measured.
+/// Inputs of the benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The operator's binary.
+    /// Path of the operator's binary.
     pub operator: PathBuf,
-    /// How much of it.
+    /// Sizes of the cluster.
     pub sizes: Sizes,
-    /// Where its logs go.
+    /// Folder for logs.
     pub logs: Option<PathBuf>,
 }
 
-/// What was measured.
+/// Results of the benchmark.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Values against limits.
+    /// Values with limits.
     pub verdicts: Vec<Verdict>,
-    /// What has no limit.
+    /// Values without limits.
     pub notes: Value,
 }
 
 impl Outcome {
-    /// Whether every limit was kept.
+    /// Whether all limits hold.
     pub fn passed(&self) -> bool {
         self.verdicts.iter().all(Verdict::passed)
     }
 }
 
-/// One life of the operator.
+/// Results of one run of the operator process.
 struct OperatorRun {
     peak_mib: f64,
     writes: Vec<String>,
 }
 
-/// Measures; `None` without an API server of our own.
+/// Runs the benchmark. `None` without an API server of our own.
 ///
 /// # Panics
-/// What is to be measured does not come about.
+/// If an expected event does not occur.
 pub async fn run(options: &Options) -> Option<Outcome> {
     let server = cluster::api().await?;
     if !server.is_own_cluster() {
@@ -118,7 +118,8 @@ pub async fn run(options: &Options) -> Option<Outcome> {
     let logs = options.logs.clone();
     let place = process::ProcessDirs::new(server, &options.operator, logs, stub.port(), sizes).await;
     let mut trail = AuditCounts::of(server, place.user());
-    // What a reading told may wait that long in a status, after the next reading has come: early and late by its jitter.
+    // The operator may delay a status write by `status_seconds` after the next reading, whose interval varies by
+    // its jitter.
     let still = QUIET_PERIOD + Duration::from_secs(sizes.status_seconds + interval(sizes) * 12 / 10);
 
     let operator = place.start("first").await;
@@ -151,14 +152,15 @@ pub async fn run(options: &Options) -> Option<Outcome> {
     Some(Outcome { verdicts: verdicts(sizes, observed, &first, &second, &rest), notes })
 }
 
-/// What a restart took beside its time.
+/// Costs of a restart other than its time.
 #[derive(Debug)]
 struct Restarted {
     cpu: Duration,
     looked: Option<f64>,
 }
 
-/// Seconds after which everything was observed, by the operator's own metric; `None` = it was not.
+/// Waits until everything is observed. Returns the seconds of the operator's own metric; `None` = not observed in
+/// time.
 async fn observed(operator: &Operator, patience: Duration) -> (Option<f64>, Restarted) {
     let begun = Instant::now();
     let mut seconds = None;
@@ -170,7 +172,8 @@ async fn observed(operator: &Operator, patience: Duration) -> (Option<f64>, Rest
     (seconds, Restarted { cpu: operator.cost().cpu, looked })
 }
 
-/// Waits until the operator has written nothing and told no sidecar anything for `calm`; when that began, and what it wrote.
+/// Waits until the operator has written nothing and sent no directive for `calm`. Returns when that period began,
+/// and all writes.
 async fn wait_until_quiet(
     operator: &Operator,
     trail: &mut AuditCounts,
@@ -192,7 +195,7 @@ async fn wait_until_quiet(
     (since, all)
 }
 
-/// What the operator did while nothing happened.
+/// Activity of the operator in an idle cluster.
 struct IdlePeriod {
     duration: Duration,
     cost: Cost,
@@ -215,7 +218,7 @@ async fn measure_idle(
     IdlePeriod { duration: took, cost, least_reads, writes: trail.writes() }
 }
 
-/// Time between two readings of a GPU, seconds.
+/// Interval between two readings of a GPU, seconds.
 fn interval(sizes: &Sizes) -> u64 {
     sizes.poll_seconds.unwrap_or(POLL_SECONDS)
 }
@@ -250,7 +253,7 @@ fn count(writes: &[String]) -> f64 {
     writes.len() as f64
 }
 
-/// How many writes there were of each verb and kind.
+/// Counts the writes by verb and kind.
 fn by_kind(writes: &[String]) -> Value {
     let mut all = std::collections::BTreeMap::<&str, usize>::new();
     for write in writes {

@@ -1,4 +1,4 @@
-//! Tests of this suite on a cluster that somebody else runs: here our node, given to another process by its kubeconfig.
+//! Runs tests of this suite on an external cluster: our node, given to another process by its kubeconfig.
 
 use std::process::Command;
 
@@ -6,10 +6,11 @@ use sluice_e2e::cluster::{Node, on_node_alone};
 
 use crate::installed::IMAGES;
 
-/// What a test prints in another process, which knows this node by its kubeconfig; `None` = there is nothing to test.
+/// Runs a test in another process that has only this node's kubeconfig, and returns its output. `None` without a
+/// node or images of our own.
 ///
 /// # Panics
-/// If it fails, or if there is none of that name.
+/// If the test fails, or if no test has that name.
 fn again(node: &Node, name: &str) -> Option<String> {
     if !node.api().is_own_cluster() || IMAGES.iter().any(|image| node.image(image).is_none()) {
         return None;
@@ -24,13 +25,14 @@ fn again(node: &Node, name: &str) -> Option<String> {
     Some(said)
 }
 
-/// What a test left out there, but for what nobody has there: an audit log.
+/// Returns the parts that the test skipped, apart from those that need an audit log, which an external cluster
+/// lacks.
 fn left_out(said: &str) -> Vec<&str> {
     let skipped = said.lines().filter(|line| line.contains("SKIPPED"));
     skipped.filter(|line| !line.contains("an audit log of ours")).collect()
 }
 
-/// A test passes there, and leaves nothing out.
+/// Asserts that a test passes there and skips nothing.
 fn passes_whole(name: &'static str) {
     on_node_alone(async move |node| {
         let said = again(node, name);

@@ -1,4 +1,4 @@
-//! Components that die: the node goes on.
+//! The node survives the restart of its components.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;

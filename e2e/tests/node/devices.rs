@@ -1,5 +1,5 @@
-//! The chart's driver on a real node: the kubelet registers it, the scheduler gives its devices to a claim, containerd reads
-//! what it writes, and two pods of the claim share a folder.
+//! The chart's driver on a real node: the kubelet registers it, the scheduler allocates its devices to a claim,
+//! containerd reads its CDI files, and two pods of the claim share a folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,12 +13,12 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
 use sluice_e2e::cluster::{Binaries, Node, eventually, on_node};
 
-/// Group of the neighbourhoods (`devices.group` of the chart).
+/// Group of the shared folders (`devices.group` of the chart).
 const GROUP: u32 = 65_500;
-/// An image with a program that only waits, which every node has.
+/// An image with a program that only waits; every node has it.
 const WAITS: &str = "registry.k8s.io/pause:3.10.1";
 
-/// Installs the chart; only the driver's image is there.
+/// Installs the chart. Only the driver's image is loaded.
 fn install(node: &Node, namespace: &str) {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice");
     let values = ["--set", "trial.enabled=true,trial.memory=96Mi,operator.replicas=1"];
@@ -27,12 +27,13 @@ fn install(node: &Node, namespace: &str) {
     helm(node, &[&install[..], &values].concat());
 }
 
-/// The chart, until the end of a test, however it ends: the next test's driver would be a second one of that name.
+/// The installed chart. Dropping this value uninstalls it, also after a failure: the next test's driver would have
+/// the same name.
 struct Installed<'a>(&'a Node, &'a str);
 
 impl Drop for Installed<'_> {
     fn drop(&mut self) {
-        // The operator's image, whose hook it is, is not there.
+        // No hooks: they need the operator's image, which is not loaded.
         helm(self.0, &["uninstall", "sluice", "--namespace", self.1, "--no-hooks", "--wait"]);
     }
 }
@@ -57,7 +58,8 @@ fn claim(name: &str, memory: &str) -> ResourceClaim {
     serde_json::from_value(claim).unwrap()
 }
 
-/// A pod of two containers, as the operator makes them; each waits for seconds of a number by which it is found.
+/// Returns a pod of two containers, as the operator makes them. Each sleeps for a unique number of seconds, by
+/// which it is found.
 fn pod(name: &str, claim: &str, marks: [u32; 2]) -> Pod {
     let container = |name: &str, mark: u32, requests: &[&str]| {
         let claims: Vec<_> =
@@ -80,11 +82,11 @@ fn pod(name: &str, claim: &str, marks: [u32; 2]) -> Pod {
     serde_json::from_value(pod).unwrap()
 }
 
-/// A process of a container, seen from outside.
+/// A process of a container, in the host's `/proc`.
 struct Process(PathBuf);
 
 impl Process {
-    /// The process whose last argument is `mark`.
+    /// Finds the process whose last argument is `mark`.
     fn find(mark: &str) -> Option<Process> {
         let processes = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
         let marked = |folder: &PathBuf| {
@@ -123,7 +125,7 @@ async fn create(pods: &Api<Pod>, pod: &Pod) {
 async fn published(client: &Client) -> ResourceSlice {
     let slices: Api<ResourceSlice> = Api::all(client.clone());
     let ours = ListParams::default().fields("spec.driver=sluice.dev");
-    // That of the driver before, of another test, stays for half a minute.
+    // The slice of another test's driver stays for half a minute.
     let new = |slice: &ResourceSlice| {
         let first = slice.spec.devices.iter().flatten().next();
         let memory = first.and_then(|device| device.capacity.as_ref()?.get("memory"));
@@ -178,12 +180,12 @@ fn pods_of_claim_share_folder_and_claim_errors_are_reported() {
     });
 }
 
-/// The driver's process: the one that is told the node's CDI folder first of all and the host's memory last.
+/// Finds the driver's process by its last argument, the host's memory.
 async fn driver() -> Process {
     eventually("the driver", async || Process::find("--host-memory=96Mi")).await
 }
 
-/// What the kubelet tells about a pod whose claim is refused.
+/// Returns the kubelet's event about a pod whose claim is refused.
 async fn refusal(client: &Client, namespace: &str, pod: &str) -> String {
     let events: Api<Event> = Api::namespaced(client.clone(), namespace);
     let of_pod = ListParams::default().fields(&format!("involvedObject.name={pod}"));

@@ -1,5 +1,5 @@
-//! Rows of the design's failure table on a real node: pods, processes and components are taken away from tenants that serve,
-//! and no token changes.
+//! Rows of the design's failure table on a real node: pods, processes and components of serving tenants fail, and
+//! no token changes.
 
 mod background_load;
 mod cut;
@@ -30,18 +30,18 @@ use crate::rights::{self, Run};
 
 /// The file with the model's weights.
 const WEIGHTS: &str = "model.safetensors";
-/// Within which an engine is killed ten times.
+/// Time within which an engine is killed ten times.
 const MINUTE: Duration = Duration::from_secs(60);
-/// Within which a pod that has nothing more to do ends: its grace is three times as long.
+/// Limit for an idle pod to end. Its grace period is three times as long.
 const PROMPTLY: Duration = Duration::from_secs(15);
 const CHAT: &str = TENANTS[0];
 const CODE: &str = TENANTS[1];
 const SUMMARY: &str = TENANTS[2];
 
-/// Three tenants that serve, and what they are to say.
+/// Three serving tenants, and their expected output.
 struct Rows<'a> {
     product: &'a Product<'a>,
-    /// 200 tokens after the prompt.
+    /// The 200 tokens after the prompt.
     golden: String,
     load: Load,
 }
@@ -57,7 +57,7 @@ impl<'a> Rows<'a> {
         Rows { product, golden: whole, load }
     }
 
-    /// A pod is deleted under 20 open streams.
+    /// Deletes a pod with 20 open streams.
     async fn a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves(&self) {
         let before = name(&self.product.pod(CHAT));
         let (streams, engine) = self.product.held_streams(CHAT, 20, 200).await;
@@ -74,13 +74,13 @@ impl<'a> Rows<'a> {
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden);
     }
 
-    /// An engine dies again and again, in the middle of requests.
+    /// Kills an engine repeatedly in the middle of requests.
     async fn an_engine_that_dies_ten_times_in_a_minute_restarts_no_container_and_costs_no_token(&self) {
         let pod = self.product.pod(CHAT);
         let (engine, address) = (container(&pod, "engine"), self.product.address(CHAT));
         let (load, begun) = (self.load.part(12), Instant::now());
         for time in 1..=10 {
-            // Sent again where a busy machine has seen none of them run.
+            // The load is sent again if none of it has run when the engine is killed, as on a busy machine.
             let done = AtomicBool::new(false);
             let killed = async {
                 self.kill_worker(&engine, &address, time).await;
@@ -98,14 +98,14 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Kills the engine's worker once it computes, and waits until its sidecar has seen it for the `time`th time.
+    /// Kills the engine's worker while it computes, and waits until its sidecar has counted the `time`th crash.
     async fn kill_worker(&self, engine: &Container, address: &str, time: u32) {
         let sample = |metrics: &str, name: &str| value(metrics, &format!("{name}{{model_name=\"{CHAT}\"}}"));
         let running = async || {
             let metrics = self.product.metrics(address).await;
             (sample(&metrics, "vllm:num_requests_running") > 0.0).then_some(())
         };
-        // Looked for without a pause: they may be short.
+        // Polls without a pause: the requests may be short.
         within(MINUTE, "requests run", running).await;
         let worker = async || engine.worker();
         kill(self.product.wait("a worker", worker).await);
@@ -116,7 +116,7 @@ impl<'a> Rows<'a> {
         self.product.wait("its sidecar notices", noticed).await;
     }
 
-    /// No operator, then no API server either: sidecars restart, and lend by the directive that they have stored.
+    /// Stops the operator and then the API server. Sidecars restart, and lend by their stored directive.
     async fn without_operator_and_api_server_a_killed_sidecar_follows_its_stored_directive(&self) {
         let operator = Credential::of_operator(self.product);
         self.operators(0).await;
@@ -146,7 +146,7 @@ impl<'a> Rows<'a> {
         self.product.condition(CHAT, "Ready", "True").await;
     }
 
-    /// The same of another sidecar, while the API server is stopped.
+    /// The same for another sidecar, while the API server is stopped.
     async fn without_api_server(&self, operator: &Credential) {
         let address = self.product.address(SUMMARY);
         let admin = Admin::of(self.product, SUMMARY, &address);
@@ -161,7 +161,8 @@ impl<'a> Rows<'a> {
         self.product.node.signal("kube-apiserver", Signal::CONT);
     }
 
-    /// The leader's process is killed under open streams: another one leads, and tells all that it does.
+    /// Kills the leader's process with open streams: another replica takes over and sends its directives to all
+    /// sidecars.
     async fn a_leader_that_is_killed_is_followed_and_no_stream_notices(&self) {
         let (lives, operator) = (self.product.lives(), Credential::of_operator(self.product));
         let admin = Admin::of(self.product, CODE, &self.product.address(CODE));
@@ -179,7 +180,7 @@ impl<'a> Rows<'a> {
         assert_eq!(self.product.lives(), lives, "no pod was replaced, and nothing in one was started again");
     }
 
-    /// Waits until the sidecar at this address answers again, by nothing but its own port.
+    /// Waits until the sidecar at this address answers again. Polls only its own port.
     async fn serves_anew(&self, tenant: &str, address: &str) {
         let restarts = async || {
             let metrics = self.product.http.get(format!("http://{address}:8002/ready")).send().await;
@@ -194,7 +195,7 @@ impl<'a> Rows<'a> {
         self.product.wait(&format!("{tenant} is back"), ready).await;
     }
 
-    /// Has so many operators.
+    /// Scales the operator to `count` replicas and waits.
     async fn operators(&self, count: usize) {
         let replicas = format!("--replicas={count}");
         self.product.kubectl(&["-n", SYSTEM, "scale", "deployment/sluice-operator", &replicas]);
@@ -206,7 +207,7 @@ impl<'a> Rows<'a> {
         self.product.wait(&format!("{count} operators"), there).await;
     }
 
-    /// Who may tell a sidecar what to do: its operator, and nobody else.
+    /// Peers can read a sidecar's state. Only the operator can send directives.
     async fn peers_can_read_and_only_operator_can_direct(&self) {
         let admin = Admin::of(self.product, CHAT, &self.product.address(CHAT));
         let operator = Credential::of_operator(self.product);
@@ -231,13 +232,14 @@ impl<'a> Rows<'a> {
         assert_eq!(admin.directive(&operator).await, directive);
     }
 
-    /// An engine of somebody's image is the same user as its sidecar, and sees its processes; it does not see its files.
+    /// An engine with a custom image has the same user id as its sidecar and sees its processes. It cannot read its
+    /// files.
     fn an_engine_cannot_read_its_sidecars_keys(&self) {
         let pod = self.product.pod(CHAT);
         let lists = |name: &str, path: &str| {
             let process = container(&pod, name).first().expect("it runs").as_raw_nonzero();
             let mut list = Command::new("ls");
-            // Of the images; without a capability, as there.
+            // The user of the images, and no capabilities, as in the images.
             list.arg(format!("/proc/{process}/root{path}")).uid(65532).gid(65532);
             String::from_utf8(list.output().unwrap().stdout).unwrap()
         };
@@ -250,7 +252,8 @@ impl<'a> Rows<'a> {
         assert_eq!(lists("sidecar", "/"), "");
     }
 
-    /// A model whose weights are not what they say is refused before it has a pod, in words that name the file.
+    /// A model whose weights do not match their description is refused before its pod is created. The message names
+    /// the file.
     async fn unreadable_model_is_reported_in_status(&self, folder: &Path) {
         let broken = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
@@ -266,7 +269,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Starts the tenants and runs `rows`, with the folder of their model, where engines may be stopped.
+/// Starts the tenants and runs `rows` with the folder of their model, where engines can be stopped.
 async fn with_rows(product: &Product<'_>, rows: impl AsyncFnOnce(&Rows<'_>, &Path)) {
     let (folder, golden) = model();
     let hub = product.hub(&folder).await;

@@ -1,4 +1,4 @@
-//! The product, installed on a node as people install it: by helm, and asked over the addresses of Services.
+//! The product, installed on a node by helm as users do, and used over the addresses of Services.
 
 pub mod admin;
 pub mod alerts;
@@ -24,15 +24,15 @@ pub use self::ask::{COMPLETIONS, completion, text_of};
 pub use self::hub::{COMMIT, Hub, model, part, read, serve};
 pub use self::load::Load;
 
-/// Until three pods have been placed, have fetched and loaded their model, and serve, on two busy cores.
+/// Limit for three pods to be placed, load their model and serve, on two busy cores.
 const READY: Duration = Duration::from_secs(240);
 /// Images of the product.
 pub const IMAGES: [&str; 4] = ["operator", "devices", "sidecar", "engine"];
 /// Namespace of the chart.
 pub const SYSTEM: &str = "sluice-system";
-/// What is asked.
+/// Prompt of the requests.
 pub const PROMPT: &str = "Once upon a time";
-/// The tenants of a test.
+/// Tenants of a test.
 pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
 
 /// The chart of this tree.
@@ -40,41 +40,42 @@ pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/sluice")
 }
 
-/// A binary of the product.
+/// Path of a binary of the product.
 pub fn binary(name: &str) -> PathBuf {
     PathBuf::from(std::env::var_os("SLUICE_BIN_DIR").expect("images are there, so binaries are")).join(name)
 }
 
 /// A node with the product on it.
 pub struct Product<'a> {
-    /// Where it is.
+    /// The node.
     pub node: &'a Node,
     helm: PathBuf,
     home: tempfile::TempDir,
     values: String,
-    /// Where its tenants are.
+    /// Namespace of the tenants.
     pub namespace: String,
-    /// Asks without a proxy.
+    /// HTTP client without a proxy.
     pub http: reqwest::Client,
-    /// Addresses of tenants' Services: they stay as long as the tenant does.
+    /// Addresses of tenants' Services; constant while the tenant exists.
     urls: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Product<'a> {
-    /// Installs the chart; `None`, with a line that says why, where something for it is missing.
+    /// Installs the chart. If a prerequisite is missing, prints the reason and returns `None`.
     pub async fn install(node: &'a Node) -> Option<Product<'a>> {
         Product::install_with(node, "").await
     }
 
-    /// As [`Product::install`], with further values, each after a comma.
+    /// Same as [`Product::install`], with further values, each after a comma.
     pub async fn install_with(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let product = Product::prepare(node, more).await?;
-        // The suite has established the CRDs already; older ones that a failed test has left are helm's own, and are replaced.
+        // The suite has established the CRDs already. helm takes over and replaces older ones of a failed test.
         product.release("install", &chart(), &["--take-ownership"]);
         Some(product)
     }
 
-    /// As [`Product::install`], with an operator that has rights in the tenants' namespace and looks after nothing else.
+    /// Same as [`Product::install`], with an operator that has rights only in the tenants' namespace and only
+    /// manages it.
     pub async fn install_for_its_namespace(node: &'a Node) -> Option<Product<'a>> {
         let mut product = Product::prepare(node, "").await?;
         let _ = write!(product.values, ",operator.namespaces[0]={}", product.namespace);
@@ -82,7 +83,7 @@ impl<'a> Product<'a> {
         Some(product)
     }
 
-    /// Everything that is needed to install it; nothing is installed.
+    /// Prepares all prerequisites of an installation. Installs nothing.
     pub async fn prepare(node: &'a Node, more: &str) -> Option<Product<'a>> {
         let helm = Binaries::find()?.path("helm");
         for image in IMAGES {
@@ -90,7 +91,8 @@ impl<'a> Product<'a> {
         }
         let _ = rustls::crypto::ring::default_provider().install_default();
         let namespace = node.api().namespace("product").await;
-        // helm and kubectl block this thread for longer than a server keeps an idle connection: none is kept here.
+        // helm and kubectl block this thread for longer than a server keeps an idle connection, so none is kept
+        // here.
         let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(READY);
         let http = http.build().unwrap();
         let values =
@@ -101,8 +103,8 @@ impl<'a> Product<'a> {
         Some(product)
     }
 
-    /// Takes away what a test that failed has left, which would fail all others: tenants first, while there is a driver.
-    /// On a cluster that somebody else runs, nothing: a release there may be in use.
+    /// Removes leftovers of a failed test, which would fail all others: tenants first, while a driver runs. Does
+    /// nothing on an external cluster: a release there may be in use.
     fn clear(&self) {
         if !self.node.api().is_own() {
             return;
@@ -128,7 +130,7 @@ impl<'a> Product<'a> {
         ]);
     }
 
-    /// `helm install` or `helm upgrade` of a chart, until all of it is ready.
+    /// Runs `helm install` or `helm upgrade` and waits until all of it is ready.
     pub fn release(&self, verb: &str, chart: &Path, more: &[&str]) {
         let chart = chart.to_str().unwrap();
         let release = [verb, "sluice", chart, "--namespace", SYSTEM, "--set", &self.values];
@@ -137,7 +139,7 @@ impl<'a> Product<'a> {
         self.helm(&[&release[..], &wait, create, more].concat());
     }
 
-    /// `helm uninstall`, hooks and all.
+    /// Runs `helm uninstall` with its hooks.
     pub fn uninstall(&self) {
         self.helm(&["uninstall", "sluice", "--namespace", SYSTEM, "--wait", "--timeout", "2m"]);
     }
@@ -147,7 +149,7 @@ impl<'a> Product<'a> {
         &self.values
     }
 
-    /// What helm says to people who uninstall while there are tenants.
+    /// Returns helm's message for an uninstallation while tenants exist.
     ///
     /// # Panics
     /// If it uninstalls.
@@ -157,7 +159,7 @@ impl<'a> Product<'a> {
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     }
 
-    /// What helm says.
+    /// Runs helm and returns its output.
     pub fn helm(&self, arguments: &[&str]) -> String {
         self.said(self.call_helm(arguments))
     }
@@ -169,20 +171,20 @@ impl<'a> Product<'a> {
         command.output().unwrap()
     }
 
-    /// What kubectl says, in the tenants' namespace.
+    /// Runs kubectl in the tenants' namespace and returns its output.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         self.said(self.node.api().kubectl(&[&["-n", &self.namespace], arguments].concat()).output().unwrap())
     }
 
-    /// What kubectl says, in the namespace that its arguments name.
+    /// Runs kubectl in the namespace that its arguments name and returns its output.
     pub fn kubectl_anywhere(&self, arguments: &[&str]) -> String {
         self.said(self.node.api().kubectl(arguments).output().unwrap())
     }
 
-    /// What a program printed.
+    /// Returns the output of a program.
     ///
     /// # Panics
-    /// With what it complained of, and what there is in the cluster, if it failed.
+    /// If it failed, with its error output and the objects of the cluster.
     #[track_caller]
     pub fn said(&self, output: Output) -> String {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -190,12 +192,12 @@ impl<'a> Product<'a> {
         text(&output.stdout)
     }
 
-    /// `kubectl apply`.
+    /// Runs `kubectl apply`.
     pub fn apply(&self, objects: &[Value]) {
         self.said(self.try_apply(objects, &[]));
     }
 
-    /// `kubectl apply` with further arguments, whatever comes of it.
+    /// Runs `kubectl apply` with further arguments. It may fail.
     pub fn try_apply(&self, objects: &[Value], more: &[&str]) -> Output {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
         let arguments = [&["-n", &self.namespace, "apply", "-f", "-"], more].concat();
@@ -206,29 +208,29 @@ impl<'a> Product<'a> {
         child.wait_with_output().unwrap()
     }
 
-    /// An object.
+    /// Returns an object.
     pub fn get(&self, kind: &str, name: &str) -> Value {
         serde_json::from_str(&self.kubectl(&["get", kind, name, "-o", "json"])).unwrap()
     }
 
-    /// A tenant.
+    /// Returns a tenant.
     pub fn tenant(&self, name: &str) -> Value {
         self.get("modeltenant", name)
     }
 
-    /// A tenant's condition of this type; `None` = it has none yet.
+    /// Returns a tenant's condition of this type; `None` = not set yet.
     pub fn condition_of(&self, name: &str, kind: &str) -> Option<Value> {
         let tenant = self.tenant(name);
         tenant["status"]["conditions"].as_array()?.iter().find(|one| one["type"] == kind).cloned()
     }
 
-    /// Waits until a tenant's condition is as wanted.
+    /// Waits until a tenant's condition has this status.
     pub async fn condition(&self, name: &str, kind: &str, status: &str) {
         let seen = async || self.condition_of(name, kind).filter(|one| one["status"] == status).map(drop);
         self.wait(&format!("{name}: {kind} is {status}"), seen).await;
     }
 
-    /// Waits, and shows what there is where that is in vain.
+    /// Waits for a value. On timeout, prints the objects of the cluster.
     pub async fn wait<T>(&self, what: &str, mut get: impl AsyncFnMut() -> Option<T>) -> T {
         let deadline = Instant::now() + READY;
         within(READY * 2, what, async || {
@@ -242,7 +244,7 @@ impl<'a> Product<'a> {
         .await
     }
 
-    /// What there is in the cluster, for a failure.
+    /// Describes the objects of the cluster, for a failure message.
     fn scene(&self) -> String {
         let namespace = self.namespace.as_str();
         let calls: [&[&str]; 6] = [
@@ -278,7 +280,7 @@ impl<'a> Product<'a> {
         scene
     }
 
-    /// Address of a tenant's Service.
+    /// Returns the URL of a tenant's Service.
     pub fn url(&self, tenant: &str) -> String {
         let ask = || {
             let service = self.get("service", tenant);
@@ -287,7 +289,7 @@ impl<'a> Product<'a> {
         self.urls.borrow_mut().entry(tenant.to_owned()).or_insert_with(ask).clone()
     }
 
-    /// Waits until a tenant's Service leads to its pod: that is a moment after the pod is ready.
+    /// Waits until a tenant's Service routes to its pod, a moment after the pod is ready.
     pub async fn reached(&self, tenant: &str) {
         let url = format!("{}/ready", self.url(tenant));
         self.wait(&format!("{tenant}: its Service answers"), async || self.http.get(&url).send().await.ok())
@@ -300,27 +302,27 @@ impl<'a> Product<'a> {
         self.kubectl(&["patch", kind, name, "--type=merge", "-p", &patch]);
     }
 
-    /// The metrics of the pod with this address.
+    /// Returns the metrics of the pod with this address.
     pub async fn metrics(&self, address: &str) -> String {
         let answer = self.http.get(format!("http://{address}:8002/metrics")).send().await.unwrap();
         answer.text().await.unwrap()
     }
 
-    /// Three tenants on one GPU, until all serve, applied with their pool in one go, as people do.
+    /// Applies three tenants and their pool at once, as users do, and waits until all serve.
     pub async fn start_at_once(&self, hub: &Hub) {
         let tenants = TENANTS.map(|name| tenant(name, hub.endpoint()));
         self.apply(&[&[pool(1)][..], &tenants].concat());
         self.serve(&TENANTS).await;
     }
 
-    /// Three tenants on one GPU, until all serve.
+    /// Starts three tenants on one GPU and waits until all serve.
     pub async fn start_tenants(&self, hub: &Hub) {
         self.apply(&[pool(1)]);
         self.start(&TENANTS.map(|name| tenant(name, hub.endpoint()))).await;
     }
 
-    /// Tenants of one GPU, until all serve. Nobody starts before all models are known: a GPU is dealt among those who are
-    /// there, and who comes later waits until somebody makes room.
+    /// Starts tenants on one GPU and waits until all serve. They start suspended until all models are inspected:
+    /// shares are assigned among the present tenants, and a later one would wait for memory.
     pub async fn start(&self, tenants: &[Value]) {
         let all = |suspend: bool| {
             let of = |tenant: &Value| {
@@ -348,7 +350,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Takes the tenants and then the chart away, for the next test.
+    /// Deletes the tenants and uninstalls the chart, for the next test.
     pub fn end(self) {
         self.kubectl(&["delete", "modeltenants", "--all", "--wait"]);
         self.kubectl(&["delete", "namespace", &self.namespace, "--wait", "--timeout=2m"]);
@@ -356,7 +358,7 @@ impl<'a> Product<'a> {
     }
 }
 
-/// A pool of host-backed GPUs.
+/// Returns a pool of host-backed GPUs.
 pub fn pool(gpus: u32) -> Value {
     json!({
         "apiVersion": "sluice.dev/v1alpha1", "kind": "GpuPool", "metadata": {"name": "trial"},
@@ -369,7 +371,7 @@ pub fn pool(gpus: u32) -> Value {
     })
 }
 
-/// A tenant of the model that `hub` has.
+/// Returns a tenant with the model of `hub`.
 pub fn tenant(name: &str, hub: &str) -> Value {
     let little = json!({"requests": {"cpu": "20m"}, "limits": {"cpu": "1"}});
     json!({
@@ -380,13 +382,13 @@ pub fn tenant(name: &str, hub: &str) -> Value {
                 "source": {"type": "HuggingFace", "huggingFace": {"repo": "tests/story", "endpoint": hub}},
                 "maxModelLen": 256,
             },
-            // Tests hold engines in the middle of streams by stopping them.
+            // Tests stop engines in the middle of streams to hold them.
             "engine": {"resources": little, "hangTimeoutSeconds": 600}, "sidecar": {"resources": little},
         },
     })
 }
 
-/// A sample of a text of metrics; 0 where it is not there.
+/// Returns a sample of a metrics text; 0 if it is missing.
 pub fn value(metrics: &str, sample: &str) -> f64 {
     let found = metrics.lines().find_map(|line| line.strip_prefix(sample));
     found.map_or(0.0, |value| value.trim().parse().unwrap())

@@ -1,5 +1,5 @@
-//! What a node leaves behind when its test binary ends, and when that is killed in the middle: nothing that runs, and what
-//! the killed one could not remove, the next one does.
+//! Leftovers of a node when its test binary exits or is killed: no process remains, and the next run removes the
+//! rest.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use sluice_e2e::cluster::{eventually, on_node};
 
 const INNER: &str = "pods::a_command_in_a_pod_is_reached_through_the_api_server";
 
-/// This test binary with a test whose pod runs on, in a folder for temporary files of its own.
+/// Starts this test binary with a test whose pod keeps running, with its own folder for temporary files.
 fn inner(folder: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", INNER]).env("TMPDIR", folder).stdout(Stdio::null()).stderr(Stdio::null());

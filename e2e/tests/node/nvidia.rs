@@ -1,6 +1,7 @@
-//! What a pool of NVIDIA's GPUs asks of a cluster: a scheduler gives its claims a whole GPU or an instance of one. The devices are
-//! those of a slice that a test writes, so the kubelet, which knows no driver of theirs, has the last word. Classes, and names of
-//! attributes and capacity, are those of NVIDIA's driver (github.com/NVIDIA/k8s-dra-driver-gpu, its chart and README).
+//! Claims of a pool of NVIDIA GPUs: a scheduler allocates a whole GPU or an instance of one. The test writes the
+//! devices into a ResourceSlice, and the kubelet rejects the claims because it has no such driver. Classes,
+//! attributes and capacities have the names of NVIDIA's driver (github.com/NVIDIA/k8s-dra-driver-gpu, its chart and
+//! README).
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::installed::{Product, pool, tenant};
 
 const DRIVER: &str = "gpu.nvidia.com";
 
-/// Groups of the pool, each with a tenant of its name, and how they share.
+/// Groups of the pool, each with a tenant of its name, and their sharing modes.
 fn groups() -> [(&'static str, Value); 3] {
     [
         ("whole", json!({"mode": "Temporal"})),
@@ -20,7 +21,7 @@ fn groups() -> [(&'static str, Value); 3] {
     ]
 }
 
-/// What NVIDIA's driver offers of a node: two GPUs, and two instances of a third.
+/// Devices that NVIDIA's driver offers on a node: two GPUs, and two instances of a third.
 fn slice(node: &str) -> Value {
     let text = |value: &str| json!({"string": value});
     let device = |name: &str, attributes: Value, memory: &str| json!({"name": name, "attributes": attributes, "capacity": {"memory": {"value": memory}}});
@@ -33,14 +34,14 @@ fn slice(node: &str) -> Value {
         "devices": [instance("mig-1g", "1g.18gb"), gpu("gpu-0"), gpu("gpu-1"), instance("mig-3g", "3g.71gb")]}})
 }
 
-/// The class of a kind of device, as the driver's chart has it.
+/// Returns the class of a kind of device, as in the driver's chart.
 fn class(name: &str, kind: &str) -> Value {
     let expression = format!("device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'");
     json!({"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name},
         "spec": {"selectors": [{"cel": {"expression": expression}}]}})
 }
 
-/// Objects of the cluster, until this is dropped.
+/// Objects of the cluster. Dropping this value deletes them.
 struct Offered<'a>(&'a Product<'a>);
 
 impl<'a> Offered<'a> {
@@ -54,7 +55,7 @@ impl<'a> Offered<'a> {
 impl Drop for Offered<'_> {
     fn drop(&mut self) {
         for of in [["deviceclass", DRIVER], ["deviceclass", "mig.nvidia.com"], ["resourceslice", "nvidia"]] {
-            // A test that fails has said why.
+            // A failed test has reported its error already.
             let _ = self.0.node.api().kubectl(&["delete", of[0], of[1], "--ignore-not-found"]).output();
         }
     }
@@ -69,7 +70,7 @@ fn nvidias() -> Value {
     pool
 }
 
-/// A tenant of the group of its name. Its memory is stated, so nobody inspects a model.
+/// Returns a tenant of the group of its name. It states its memory, so no model is inspected.
 fn of_group(name: &str) -> Value {
     let mut tenant = tenant(name, "http://127.0.0.1:1");
     tenant["spec"]["gpuGroup"] = name.into();
@@ -80,10 +81,10 @@ fn of_group(name: &str) -> Value {
 }
 
 impl Product<'_> {
-    /// The device that the scheduler has given to the claim of a group's GPU.
+    /// Returns the device that the scheduler allocated to the claim of a group's GPU.
     async fn given(&self, group: &str) -> String {
         let allocated = async || {
-            // It may not be there yet.
+            // The claim may not exist yet.
             let claims: Value =
                 serde_json::from_str(&self.kubectl(&["get", "resourceclaims", "-o", "json"])).unwrap();
             let name = format!("trial-{group}-0-e1");
@@ -96,7 +97,7 @@ impl Product<'_> {
         self.wait(&format!("a device for {group}"), allocated).await
     }
 
-    /// The kubelet does not know the driver, and the tenant says so.
+    /// Waits until the tenant reports that the kubelet does not know the driver.
     async fn has_no_driver(&self, tenant: &str) {
         let told = async || {
             let allocated = self.condition_of(tenant, "DevicesAllocated")?;
@@ -110,7 +111,7 @@ impl Product<'_> {
 #[test]
 fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
     on_node_alone(async |node| {
-        // Classes and slices of that name may be somebody's there.
+        // Classes and slices of that name may exist on an external cluster.
         if !node.api().is_own_cluster() {
             return;
         }

@@ -1,5 +1,5 @@
-//! What other tests take for granted of the node that they share: our images run, Services and names lead to pods, logs and
-//! commands come back.
+//! Prerequisites of the other tests on the shared node: our images run, Services and names route to pods, logs and
+//! commands return output.
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
@@ -10,7 +10,7 @@ use kube::api::{Api, LogParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{Node, WAIT_LIMIT, eventually, on_node};
 
-/// A namespace that takes only pods of the `restricted` level.
+/// Creates a namespace that only admits pods of the `restricted` level.
 async fn restricted(node: &Node, name: &str) -> String {
     let namespace = node.api().namespace(name).await;
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
@@ -40,7 +40,7 @@ async fn pods(node: &Node, namespace: &str) -> Api<Pod> {
     Api::namespaced(node.api().client().await, namespace)
 }
 
-/// Creates the pod once its namespace has the service account that it runs as.
+/// Creates the pod once its namespace has its service account.
 async fn create(api: &Api<Pod>, pod: Value) {
     let pod: Pod = serde_json::from_value(pod).unwrap();
     eventually("a pod that is taken", async || match api.create(&PostParams::default(), &pod).await {
@@ -98,7 +98,7 @@ fn the_restricted_level_is_in_force() {
     });
 }
 
-/// A Service `hub` that leads to a port of the node itself.
+/// Creates a Service `hub` that routes to a port of the node itself.
 async fn service_to(node: &Node, namespace: &str, at: SocketAddr) {
     let client = node.api().client().await;
     let service =
@@ -113,7 +113,7 @@ async fn service_to(node: &Node, namespace: &str, at: SocketAddr) {
     Api::namespaced(client, namespace).create(&PostParams::default(), &slice).await.unwrap();
 }
 
-/// The head of the first HTTP request.
+/// Returns the head of the first HTTP request.
 fn first_request(listener: &TcpListener) -> String {
     let (stream, _) = listener.accept().unwrap();
     let lines = BufReader::new(&stream).lines().map(|line| line.unwrap());
@@ -132,7 +132,7 @@ fn a_pod_of_ours_finds_a_service_by_its_name() {
         let fetch = ["fetch", "hugging-face", "--repo", "a/b", "--endpoint", &endpoint, "--to", "/tmp/model"];
         let api = pods(node, &namespace).await;
         create(&api, pod(&image, &fetch)).await;
-        // A thread that nobody waits for: none may ever ask.
+        // A detached thread: there may be no request at all.
         let (tell, asked) = tokio::sync::oneshot::channel();
         std::thread::spawn(move || tell.send(first_request(&listener)));
         let asked = tokio::time::timeout(WAIT_LIMIT, asked).await.expect("a request in time").unwrap();

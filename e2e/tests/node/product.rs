@@ -1,5 +1,5 @@
-//! The way its users meet the product: `helm install`, `kubectl apply`, and an answer from a pod; then one idles and another
-//! is loaded, and it all goes again.
+//! The steps of a user: `helm install`, `kubectl apply`, and an answer from a pod; then one tenant idles, another
+//! is loaded, and all is removed.
 
 mod changes;
 mod lending;
@@ -14,7 +14,7 @@ use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, chart, model, valu
 use crate::rights::{self, Run};
 
 impl Product<'_> {
-    /// Three tenants on one GPU, and their answers, to prompts and to chats, whole and as a stream.
+    /// Starts three tenants on one GPU and checks their answers, to prompts and to chats, complete and streamed.
     async fn serves(&self, hub: &Hub, golden: Option<&str>) {
         self.start_at_once(hub).await;
         for name in TENANTS {
@@ -30,14 +30,14 @@ impl Product<'_> {
         }
     }
 
-    /// What the chart itself looks at.
+    /// Runs the chart's own test.
     fn is_well(&self) {
         let told = self.helm(&["test", "sluice", "--namespace", SYSTEM]);
         assert!(told.contains("Succeeded"), "{told}");
         self.the_operator_may_reach_slots();
     }
 
-    /// What people ask of a cluster.
+    /// Checks the output of the CLI.
     async fn is_explained(&self) {
         let explained = self.sluice(&["explain", "chat"]);
         assert!(explained.contains(&format!("{}/chat is ready.", self.namespace)), "{explained}");
@@ -50,7 +50,7 @@ impl Product<'_> {
         self.wait("top tells of all three", all).await;
     }
 
-    /// A second slot on a second GPU comes and goes under open streams, also those of the pod that goes.
+    /// Adds and removes a second slot on a second GPU with open streams, also on the removed pod.
     async fn scales(&self) {
         let two = json!([{"name": "shared", "count": 2, "sharing": {"mode": "Spatial"}}]);
         self.change("gpupool", "trial", &json!({"gpus": two}));
@@ -78,9 +78,9 @@ impl Product<'_> {
         self.pods_of("chat", 1).await;
     }
 
-    /// Who has tenants is not left without the driver that ends their pods.
+    /// The driver, which ends the pods, cannot be uninstalled while tenants exist.
     async fn is_kept(&self) {
-        // helm prints the words of a hook as one quoted line.
+        // helm prints the output of a hook as one quoted line.
         let told = self.refused_uninstall().replace("\\n", "\n");
         assert!(told.contains("ModelTenants are there"), "{told}");
         let command = told.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
@@ -92,7 +92,7 @@ impl Product<'_> {
         self.complete("summary", 8).await;
     }
 
-    /// A tenant that is deleted takes its pods along.
+    /// Deleting a tenant deletes its pods.
     async fn is_removed(&self) {
         self.kubectl(&["delete", "modeltenant", "code"]);
         self.pods_of("code", 0).await;

@@ -1,4 +1,4 @@
-//! Where pods find servers that tests start.
+//! Addresses under which pods reach servers of tests.
 
 use std::net::UdpSocket;
 
@@ -8,15 +8,15 @@ use kube::api::ListParams;
 
 use super::Node;
 
-/// This machine on the bridge of pods of our own node.
+/// Address of this machine on the pod bridge of our own node.
 const GATEWAY: &str = "10.244.0.1";
 
 impl Node {
-    /// This machine's address as pods reach it, for servers that tests start: on a cluster that somebody else runs, what
-    /// `SLUICE_HOST_ADDRESS` says, or else the address that packets to its first node leave from.
+    /// Returns this machine's address as pods reach it, for servers that tests start. On an external cluster it is
+    /// `SLUICE_HOST_ADDRESS`, or else the source address of packets to its first node.
     ///
     /// # Panics
-    /// If there is no way to that node.
+    /// If there is no route to that node.
     pub async fn address_for_pods(&self) -> String {
         if self.own.is_some() {
             return GATEWAY.to_owned();
@@ -28,7 +28,7 @@ impl Node {
     }
 }
 
-/// Address of a cluster's first node within the cluster.
+/// Returns the cluster-internal address of the first node.
 async fn first_node(client: &Client) -> String {
     let all = kube::Api::<NodeObject>::all(client.clone()).list(&ListParams::default()).await;
     let all = all.unwrap_or_else(|error| panic!("nodes: {error}"));
@@ -37,7 +37,7 @@ async fn first_node(client: &Client) -> String {
     own.next().expect("a node has an address")
 }
 
-/// The address that packets to `node` leave from. None is sent.
+/// Returns the source address of packets to `node`. Sends none.
 fn address_towards(node: &str) -> String {
     let any = if node.contains(':') { "[::]:0" } else { "0.0.0.0:0" };
     let towards = || {

@@ -1,4 +1,4 @@
-//! The cgroup that a node's pods live below, in every hierarchy of the host.
+//! The parent cgroup of a node's pods, in every hierarchy of the host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "sluice-e2e-";
-/// For processes that were killed to be gone.
+/// Limit for killed processes to disappear.
 const LIMIT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -17,13 +17,13 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes it, and removes those of runs that were killed.
+    /// Creates the cgroup, and removes those of runs that were killed.
     pub fn make() -> Cgroup {
         remove_stale();
         Cgroup::named(format!("{PREFIX}{}", std::process::id()))
     }
 
-    /// Another node's, below the first one's.
+    /// Creates the cgroup of another node, below the first node's.
     pub fn below(name: &str) -> Cgroup {
         Cgroup::named(format!("{PREFIX}{}/{name}", std::process::id()))
     }
@@ -33,13 +33,13 @@ impl Cgroup {
             let folder = hierarchy.join(&name);
             fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
             let above = folder.parent().expect("it is below the hierarchy's root");
-            // A new cpuset is empty, and nothing runs in it until it is told where.
+            // A new cpuset is empty, and no process can run in it until it has CPUs and memory nodes.
             for file in ["cpuset.cpus", "cpuset.mems"] {
                 if let Ok(all) = fs::read_to_string(above.join(file)) {
                     let _ = fs::write(folder.join(file), all.trim());
                 }
             }
-            // Of cgroup v2: what is below may use what is above. Where it does already, this changes nothing.
+            // cgroup v2: enables all controllers for child cgroups. Enabling one twice changes nothing.
             if let Ok(controllers) = fs::read_to_string(above.join("cgroup.controllers")) {
                 for controller in controllers.split_whitespace() {
                     let _ = fs::write(above.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -49,7 +49,7 @@ impl Cgroup {
         Cgroup { name }
     }
 
-    /// Stops every process in it, or lets them go on.
+    /// Freezes or thaws every process in the cgroup.
     ///
     /// # Panics
     /// If there is no freezer.
@@ -57,7 +57,7 @@ impl Cgroup {
         assert!(freeze(&self.name, frozen), "the cgroup {} cannot be frozen", self.name);
     }
 
-    /// As the kubelet is told it, without the slash.
+    /// The name for the kubelet's configuration, without the leading slash.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -69,7 +69,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// The root of cgroup v2, or those of all hierarchies of v1.
+/// Returns the root of cgroup v2, or the roots of all v1 hierarchies.
 fn hierarchies() -> Vec<PathBuf> {
     if Path::new(ROOT).join("cgroup.controllers").exists() {
         return vec![ROOT.into()];
@@ -91,18 +91,18 @@ fn remove_stale() {
     }
 }
 
-/// Whether there is a freezer that did it.
+/// Freezes or thaws a cgroup. `false` if no hierarchy has a freezer.
 fn freeze(name: &str, frozen: bool) -> bool {
     let (first, second) = if frozen { ("1", "FROZEN") } else { ("0", "THAWED") };
     hierarchies().iter().map(|hierarchy| hierarchy.join(name)).any(|folder| {
-        // Opened, not made: a file of that name in another hierarchy would be an error.
+        // `write` must not create the file: cgroupfs refuses it in a hierarchy without that file.
         let set = |file: &str, value: &str| fs::write(folder.join(file), value).is_ok();
         set("cgroup.freeze", first) || set("freezer.state", second)
     })
 }
 
 fn remove(name: &str) {
-    // A frozen process does not even die.
+    // A frozen process does not handle SIGKILL.
     freeze(name, false);
     for hierarchy in hierarchies() {
         let (folder, begun) = (hierarchy.join(name), Instant::now());
@@ -117,7 +117,7 @@ fn remove(name: &str) {
     }
 }
 
-/// Cgroups hold files that nobody can remove: only the folders go, from the innermost out, once they are empty.
+/// Removes only folders, innermost first: files of a cgroup cannot be removed, and its folder can once it is empty.
 fn remove_tree(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,4 +1,4 @@
-//! The commands of a node's components, and the files that they read.
+//! Commands and configuration files of a node's components.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,10 +10,10 @@ use super::Own;
 use super::node_dirs::NodeDirs;
 use crate::files;
 
-/// A node that has said nothing for so long is taken for lost, seconds. Enough for a kubelet on a busy machine, and less than
-/// a test waits.
+/// Time without a heartbeat after which a node is lost, seconds. Long enough for a kubelet on a busy machine, and
+/// shorter than the limit of a test.
 const GRACE_SECONDS: u32 = 20;
-/// How long a kubelet's word counts, seconds.
+/// Duration of a kubelet's Lease, seconds.
 const LEASE_SECONDS: u32 = 12;
 
 /// The container runtime, with the plugins of Debian's packages or of upstream's usual folder.
@@ -33,10 +33,10 @@ pub fn containerd(own: &Own) -> Command {
     write(own, "cni/10-sluice.conflist", &network.to_string());
     let config = CONTAINERD.replace("{folder}", &own.folder.display().to_string());
     let config = write(own, "containerd.toml", &config);
-    // Containers inherit it.
+    // Containers inherit the limit.
     let mut command = Command::new("sh");
     command.args(["-c", files::FEW]).arg(own.binaries.path("containerd"));
-    // The shim lies beside it.
+    // containerd finds its shim on the PATH.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(
         [own.binaries.folder().to_owned()]
@@ -48,7 +48,7 @@ pub fn containerd(own: &Own) -> Command {
     command
 }
 
-/// Whoever cannot lower `oom_score_adj`, as in many containers, must not try.
+/// Containerd must not lower `oom_score_adj`: many containers do not permit it.
 const CONTAINERD: &str = r#"
 version = 3
 root = '/var/lib/containerd'
@@ -68,7 +68,7 @@ conf_dir = '{folder}/cni'
 runtime_type = 'io.containerd.runc.v2'
 "#;
 
-/// What runs beside the API server.
+/// Returns the other components of the control plane.
 pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, Command)> {
     let [manager, scheduler] = ["kube-controller-manager", "kube-scheduler"].map(|name| {
         let mut command = Command::new(own.binaries.path(name));
@@ -89,7 +89,7 @@ pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, C
     vec![("kube-controller-manager", manager), ("kube-scheduler", scheduler)]
 }
 
-/// What runs on each node.
+/// Returns the components of each node.
 pub fn of_node(own: &Own, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static str, Command)> {
     vec![("kubelet", kubelet(own, plane, cgroup)), ("kube-proxy", kube_proxy(own, plane))]
 }
@@ -110,10 +110,10 @@ fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
         "cgroupDriver": "cgroupfs", "cgroupRoot": format!("/{cgroup}"), "failCgroupV1": false,
         "failSwapOn": false,
         "clusterDNS": [NodeDirs::First.address().to_string()], "clusterDomain": "cluster.local", "resolvConf": "",
-        // A host with a full disk or little memory still runs tests.
+        // Tests must also run on a host with a full disk or little memory.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
         "imageGCHighThresholdPercent": 100,
-        // It says so often that it lives: every quarter of this.
+        // The kubelet renews its Lease every quarter of this.
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "imageGCLowThresholdPercent": 99,
     });
@@ -143,7 +143,7 @@ fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
     command
 }
 
-/// DNS of the cluster, beside the API server: no pod of its own is needed.
+/// Cluster DNS next to the API server, so that no pod is needed.
 pub fn coredns(own: &Own, plane: &ControlPlane) -> Command {
     let address = own.dirs.address();
     let kubeconfig = plane.user("coredns", Some("system:masters"));

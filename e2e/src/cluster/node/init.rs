@@ -1,4 +1,4 @@
-//! Process 1 of a node's namespaces: it mounts, makes the network, and collects orphans until it is killed.
+//! Process 1 of a node's namespaces: it mounts, sets up the network, and reaps orphans until it is killed.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,9 @@ use super::super::child::Component;
 use super::super::process_spawner::ProcessSpawner;
 use super::node_dirs::NodeDirs;
 
-/// `$1` is the node's folder, `$2` its name, `$3` the beginning of its pods' addresses. The usual places get folders of it, so that everything finds everything where it does on any
-/// node. The bridge has an address before anybody listens on it; the default route leads nowhere, but a kubelet wants one.
+/// `$1` is the node's folder, `$2` its name, `$3` the prefix of its pods' addresses. Folders of the node are
+/// mounted over the usual paths, so that components find their files as on any node. The bridge has an address
+/// before a component listens on it. The default route leads nowhere, but a kubelet needs one.
 const SCRIPT: &str = r#"
 set -e
 mount --make-rprivate /
@@ -36,7 +37,7 @@ const HIDDEN: [&str; 3] = ["/run", "/var/lib", "/var/log"];
 const LIMIT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Panics if the node would not see one of these folders.
+/// Panics if the node's mounts hide one of these folders.
 pub fn assert_visible(folders: &[&Path]) {
     for folder in folders {
         let hidden = HIDDEN.iter().find(|hidden| folder.starts_with(hidden));
@@ -48,7 +49,7 @@ pub fn assert_visible(folders: &[&Path]) {
     }
 }
 
-/// Starts it and waits until mounts and network are there.
+/// Starts process 1 and waits until mounts and network are ready.
 pub fn start(keeper: &ProcessSpawner, folder: &Path, place: NodeDirs) -> Component {
     for name in ["run", "lib", "log", "run/containerd", "run/netns", "lib/kubelet", "lib/cni", "log/pods"] {
         std::fs::create_dir_all(folder.join(name)).unwrap_or_else(|e| panic!("{name} of a node: {e}"));

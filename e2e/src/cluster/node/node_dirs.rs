@@ -1,18 +1,17 @@
-//! Where a node is: its name, its number and its addresses.
+//! Name, number and addresses of a node.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 /// One of two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeDirs {
-    /// That of the control plane.
+    /// The node of the control plane.
     First,
-    /// Beside it.
+    /// The other node.
     Second,
 }
 
 impl NodeDirs {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             NodeDirs::First => "node-0",
@@ -20,7 +19,7 @@ impl NodeDirs {
         }
     }
 
-    /// What the addresses of its pods begin with, without the last dot.
+    /// Prefix of the addresses of its pods, without the last dot.
     pub fn prefix(self) -> &'static str {
         match self {
             NodeDirs::First => "10.244.0",
@@ -28,13 +27,13 @@ impl NodeDirs {
         }
     }
 
-    /// Its own address, that of its bridge.
+    /// The node's address, which is that of its bridge.
     pub fn address(self) -> IpAddr {
         let third = if self == NodeDirs::First { 0 } else { 1 };
         IpAddr::V4(Ipv4Addr::new(10, 244, third, 1))
     }
 
-    /// Its end of the link between the two.
+    /// Address of its end of the link between the nodes.
     pub fn end(self) -> &'static str {
         match self {
             NodeDirs::First => "10.99.0.1",

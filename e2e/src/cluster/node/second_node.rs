@@ -1,5 +1,5 @@
-//! A second node beside the first: containerd, kubelet and kube-proxy in namespaces of their own, joined to the first node's
-//! network by a link that can be cut.
+//! A second node: containerd, kubelet and kube-proxy in private namespaces, connected to the first node's network
+//! by a link that can be cut.
 
 use std::process::Command;
 use std::sync::PoisonError;
@@ -13,16 +13,16 @@ use super::node_dirs::NodeDirs;
 use super::{Node, Own, TURNS, archive, components, lock, runtime, spawn_with_same_binaries};
 use crate::cluster::process_spawner::ProcessSpawner;
 
-/// A node beside the first one. It ends with this value.
+/// The second node. Dropping this value ends it.
 pub struct SecondNode<'a> {
     first: &'a Node,
     own: Own,
 }
 
-/// As [`super::on_node_alone`], with a second node that is there for this test alone.
+/// Same as [`super::on_node_alone`], with a second node for this test only.
 ///
 /// # Panics
-/// As [`super::on_node`].
+/// Same as [`super::on_node`].
 pub fn on_two_nodes(test: impl AsyncFnOnce(&'static Node, &SecondNode<'_>) + Send + 'static) {
     let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
     let Some(first) = super::shared() else { return };
@@ -57,7 +57,6 @@ impl<'a> SecondNode<'a> {
         second
     }
 
-    /// Its name.
     pub fn name(&self) -> &'static str {
         self.own.dirs.name()
     }
@@ -73,13 +72,13 @@ impl<'a> SecondNode<'a> {
         lock(&self.own.running).components.get(component).map(|one| one.tail()).unwrap_or_default()
     }
 
-    /// Loses the node: its link is down, its kubelet stands still, and so does every process of its pods.
+    /// Simulates the loss of the node: sets its link down and freezes its kubelet and every process of its pods.
     pub fn disconnect(&self) {
         self.in_first(&["link", "set", LINK, "down"]);
         self.stop(true);
     }
 
-    /// Has it back, with everything that it was in the middle of.
+    /// Ends the simulated loss: the processes continue and the link is up.
     pub fn find(&self) {
         self.stop(false);
         self.route();
@@ -101,7 +100,7 @@ impl<'a> SecondNode<'a> {
         self.route();
     }
 
-    /// A link that goes down takes its routes along.
+    /// Sets the link up and restores its routes: the kernel drops the routes of a link that is down.
     fn route(&self) {
         let of = |place: NodeDirs| format!("{}.0/24", place.prefix());
         self.in_first(&["link", "set", LINK, "up"]);
@@ -119,10 +118,10 @@ impl<'a> SecondNode<'a> {
     }
 }
 
-/// The link, as it is called at both ends.
+/// Name of the link at both ends.
 const LINK: &str = "link0";
 
-/// `ip` in a node's network.
+/// Runs `ip` in a node's network.
 fn ip(own: &Own, arguments: &[&str]) {
     let output = own.inside(async || Command::new("ip").args(arguments).output().expect("ip starts"));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -130,7 +129,7 @@ fn ip(own: &Own, arguments: &[&str]) {
 }
 
 impl Drop for SecondNode<'_> {
-    /// The next test has one node again.
+    /// Removes the node, so that the next test has one node.
     fn drop(&mut self) {
         lock(&self.own.running).end();
         let (first, name) = (self.first, self.own.dirs.name());

@@ -1,11 +1,11 @@
-//! What the operator asked of the API server.
+//! Reads the operator's requests from the audit log.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use sluice_e2e::cluster::{Api, audit};
 
-/// The operator's requests in the audit log, each told once.
+/// The operator's requests in the audit log; each record is returned once.
 pub struct AuditCounts {
     log: PathBuf,
     user: String,
@@ -14,13 +14,13 @@ pub struct AuditCounts {
 }
 
 impl AuditCounts {
-    /// What `user` asks from now on.
+    /// Counts the requests of `user`.
     pub fn of(server: &Api, user: &str) -> AuditCounts {
         let log = server.audit_log_path().expect("the server is ours");
         AuditCounts { log, user: user.to_owned(), read: 0, refused: Vec::new() }
     }
 
-    /// What was written since the last call, the Lease aside: verb, resource, namespace and name.
+    /// Returns the writes since the last call, without those of the Lease: verb, resource, namespace and name.
     pub fn writes(&mut self) -> Vec<String> {
         let records: Vec<audit::Record> = self.new_records();
         let own = records.into_iter().filter(|record| record.stage == "ResponseComplete");
@@ -33,12 +33,12 @@ impl AuditCounts {
         changes.filter(|record| !lease(record)).map(summary).collect()
     }
 
-    /// What it was refused so far.
+    /// Requests that the API server denied so far.
     pub fn refused(&self) -> &[String] {
         &self.refused
     }
 
-    /// Lines of the log that are new and concern the operator.
+    /// Returns new records of the log that concern the operator.
     fn new_records(&mut self) -> Vec<audit::Record> {
         let mut file = std::fs::File::open(&self.log).expect("the log is there");
         file.seek(SeekFrom::Start(self.read)).expect("it only grows");

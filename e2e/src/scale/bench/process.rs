@@ -1,4 +1,4 @@
-//! The operator as a process, under exactly the rights that it ships with.
+//! The operator as a process, with exactly the RBAC rights that it ships with.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use sluice_e2e::cluster::{self, ProcessSpawner, eventually};
 
 use super::Sizes;
 
-/// The rights, as they are shipped.
+/// The shipped RBAC rights.
 const RBAC: &str = include_str!("../../../../operator/manager/rbac.yaml");
 
-/// How the chart sets the allocator: `charts/sluice/templates/operator.yaml`.
+/// Allocator settings of the chart: `charts/sluice/templates/operator.yaml`.
 const ALLOCATOR: [(&str, &str); 3] =
     [("MALLOC_ARENA_MAX", "1"), ("MALLOC_MMAP_THRESHOLD_", "131072"), ("MALLOC_TRIM_THRESHOLD_", "131072")];
 
-/// Where operators are started.
+/// Configuration for starting operators.
 pub struct ProcessDirs {
     kubeconfig: PathBuf,
     binary: PathBuf,
@@ -28,7 +28,7 @@ pub struct ProcessDirs {
     user: String,
     flags: Vec<String>,
     logs: PathBuf,
-    /// Goes with the logs in it.
+    /// Removed on drop, with its logs.
     _scratch: Option<tempfile::TempDir>,
 }
 
@@ -39,19 +39,19 @@ pub struct Operator {
     address: String,
 }
 
-/// What a process has cost so far.
+/// Resource use of a process so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Processor time of all its threads, in user mode and in the kernel.
+    /// CPU time of all threads, in user mode and in the kernel.
     pub cpu: Duration,
-    /// Most memory that was resident at a time, MiB.
+    /// Peak resident memory, MiB.
     pub peak_mib: f64,
-    /// Memory that is resident, MiB.
+    /// Resident memory, MiB.
     pub resident_mib: f64,
 }
 
 impl ProcessDirs {
-    /// A namespace for operators on `server`, with the rights that they need and no others.
+    /// Creates a namespace for operators on `server`, with the rights that they need and no others.
     pub async fn new(
         server: &cluster::Api,
         binary: &Path,
@@ -74,12 +74,12 @@ impl ProcessDirs {
         ProcessDirs { kubeconfig, binary: binary.to_owned(), namespace, user, flags, logs, _scratch: scratch }
     }
 
-    /// As whom the API server knows them.
+    /// User name of the operators at the API server.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// Starts one, and waits until it serves its metrics.
+    /// Starts an operator and waits until it serves its metrics.
     pub async fn start(&self, name: &str) -> Operator {
         let log = self.logs.join(format!("{name}.log"));
         let file = File::create(&log).unwrap_or_else(|e| panic!("{}: {e}", log.display()));
@@ -94,7 +94,7 @@ impl ProcessDirs {
             .args(&self.flags)
             .stdin(Stdio::null())
             .stderr(file);
-        // It dies with us.
+        // The kernel kills it when the tests exit.
         let child = ProcessSpawner::plain().spawn(command);
         let child = child.unwrap_or_else(|e| panic!("{}: {e}", self.binary.display()));
         let mut operator = Operator { child, log, address: String::new() };
@@ -125,10 +125,10 @@ fn typed<K: serde::de::DeserializeOwned>(value: Value) -> K {
 }
 
 impl Operator {
-    /// Looks whether it lives.
+    /// Checks that the process runs.
     ///
     /// # Panics
-    /// It has ended; the end of its log is told.
+    /// If it has exited, with the end of its log.
     pub fn assert_alive(&self) {
         let path = format!("/proc/{}/stat", self.child.id());
         let stat = std::fs::read_to_string(path).unwrap_or_default();

@@ -1,17 +1,17 @@
-//! What goes on beside a test.
+//! Background work during a test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// Work in a thread of its own, until this is ended or dropped.
+/// Work on its own thread, which ends when this value is ended or dropped.
 pub struct BackgroundLoad<T> {
     ends: Arc<AtomicBool>,
     work: Option<JoinHandle<T>>,
 }
 
 impl<T: Send + 'static> BackgroundLoad<T> {
-    /// `work` goes on until it is told to end.
+    /// Starts `work`, which must end when its flag is set.
     pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> BackgroundLoad<T> {
         let ends = Arc::new(AtomicBool::new(false));
         let told = ends.clone();
@@ -19,10 +19,10 @@ impl<T: Send + 'static> BackgroundLoad<T> {
         BackgroundLoad { ends, work }
     }
 
-    /// Ends it; what it has to say.
+    /// Ends the work and returns its result.
     ///
     /// # Panics
-    /// If it has.
+    /// If the work panicked.
     pub fn end(mut self) -> T {
         self.ends.store(true, Ordering::Relaxed);
         let work = self.work.take().expect("it is ended once");

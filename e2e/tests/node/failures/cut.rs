@@ -1,4 +1,4 @@
-//! A borrower that is cut off: its pod's link is down, while its processes go on.
+//! A borrower that is disconnected: its pod's link is down, and its processes continue.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,13 +10,13 @@ use super::ledger::Ledger;
 use super::{CHAT, CODE, MINUTE, Rows, SUMMARY};
 use crate::installed::processes::container;
 
-/// A pod without a link, until this is dropped.
+/// A pod without a link. Dropping this value restores the link.
 struct CutOff {
     link: String,
 }
 
 impl CutOff {
-    /// Takes the link of this process's pod down. Called in the network of its node.
+    /// Sets the link of this process's pod down. The caller is in the network of its node.
     fn start(process: Pid) -> CutOff {
         let path = format!("/proc/{}/root/sys/class/net/eth0/iflink", process.as_raw_nonzero());
         let other_end = std::fs::read_to_string(path).unwrap();
@@ -41,8 +41,8 @@ impl Drop for CutOff {
 }
 
 impl Rows<'_> {
-    /// It gives back what it has borrowed without a word from anybody, its lenders serve meanwhile, and its clients have their
-    /// answers when it is reached again.
+    /// The borrower returns its loans by itself, its lenders serve during that time, and its clients get their
+    /// answers when the link is up again.
     pub async fn a_borrower_that_is_cut_off_gives_back_by_itself(&self) {
         let ledger = Ledger::of(self.product);
         let sidecar = container(&self.product.pod(CHAT), "sidecar");
@@ -61,7 +61,7 @@ impl Rows<'_> {
             drop(cut);
             done.store(true, Ordering::Relaxed);
         };
-        // Again and again: on a busy machine nobody may have lent anything to the first ones.
+        // The load is repeated: on a busy machine the first requests may have found no lender.
         tokio::join!(self.load.answered_until(self.product, CHAT, &done), is_cut);
         self.product.ready_again(CHAT, &|pod| container(pod, "sidecar").restarts == sidecar.restarts).await;
         self.are_all_loans_returned(&ledger).await;

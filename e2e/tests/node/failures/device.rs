@@ -1,4 +1,4 @@
-//! A machine that is slow, and one that has no pages when weights come home.
+//! A slow machine, and one without free pages when weights are restored.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,16 +11,17 @@ use super::{CHAT, CODE, Rows, TENANTS};
 use crate::installed::processes::{Stopped, Traced, container};
 use crate::installed::value;
 
-/// For so long a sidecar stands still, and for so long it goes.
+/// Time for which a sidecar is stopped, and then runs.
 const HALF: Duration = Duration::from_millis(20);
-/// Calls of the kernel that fail, of each thread.
+/// System calls that fail, per thread.
 const REFUSED: u32 = 5;
-/// Times that layers go and come home, until a page is refused.
+/// Maximum rounds of lending and restoring layers until a page is refused.
 const ROUNDS: u32 = 5;
-/// A load may take so many times as long beside another one, with half of the time: the machine is shared with others.
+/// Maximum factor by which a load may be slower at half of the time. It is large because other work uses the
+/// machine.
 const AT_MOST: u32 = 20;
 
-/// These processes stand still half of the time: how often.
+/// Stops these processes half of the time. Returns the number of stops.
 fn halts(processes: Vec<Pid>) -> BackgroundLoad<u32> {
     BackgroundLoad::start(move |ends| {
         let mut times = 0;
@@ -35,15 +36,16 @@ fn halts(processes: Vec<Pid>) -> BackgroundLoad<u32> {
     })
 }
 
-/// A process that is refused pages a few times: what the kernel says when memory is short. They come with a write to their file
-/// or with advice.
+/// Injects ENOMEM into a few page allocations of a process. Pages are allocated by a write to the backing file or
+/// by advice.
 fn without_pages(process: Pid) -> Traced {
     let refused = format!("--inject=pwrite64,madvise:error=ENOMEM:when=1..{REFUSED}");
     Traced::attach(process, "pwrite64,madvise", &refused)
 }
 
 impl Rows<'_> {
-    /// Something is lent when all three sidecars, who copy, begin to get half of their time only: the same tokens, later.
+    /// While memory is lent, all three sidecars, which do the copies, begin to run half of the time only. The
+    /// tokens are the same, only later.
     pub async fn sidecars_that_stand_still_half_of_the_time_cost_time_and_no_token(&self) {
         let begun = Instant::now();
         self.load.answered(self.product, CHAT).await;
@@ -67,7 +69,7 @@ impl Rows<'_> {
         assert!(took < undisturbed * AT_MOST, "{took:?}, {undisturbed:?} undisturbed");
     }
 
-    /// A lender's layers come home to a machine without pages: it tries again, and serves as ever.
+    /// A lender restores its layers on a machine without free pages: it tries again, and then serves as before.
     pub async fn weights_that_find_no_pages_come_home_later(&self) {
         let (address, pod) = (self.product.address(CODE), self.product.pod(CODE));
         let sample = async |name: &str, labels: &str| {
@@ -77,7 +79,7 @@ impl Rows<'_> {
         let failed = async || sample("sluice_moves_total", ",reason=\"backend_failed\"").await;
         let before = failed().await;
         let traced = without_pages(container(&pod, "sidecar").first().expect("it runs"));
-        // Some layers may come home to pages that are still there.
+        // Some layers may be restored to pages that are still allocated.
         for _ in 0..ROUNDS {
             self.load.answered(self.product, CHAT).await;
             assert_eq!(self.product.complete(CODE, 200).await, self.golden, "with what there is");

@@ -1,4 +1,5 @@
-//! Processes of a pod that hang, in each state: the neighbours go on, what hangs is replaced, and people see what it was.
+//! Processes of a pod hang in each state: the peers continue, the hung process is replaced, and the reports name
+//! the cause.
 
 mod hang_state;
 mod reports;
@@ -19,28 +20,29 @@ use crate::installed::TENANTS;
 use crate::installed::pod::uid;
 use crate::installed::processes::{Container, Stopped, container, lives};
 
-/// Until the kubelet has killed what answers no probe, six looks of 10 s that wait for 5 s each, and it is gone.
+/// Limit for the kubelet to kill a process that answers no probe, six probes every 10 s with a timeout of 5 s, and
+/// for the process to exit.
 const KUBELET_LIMIT: Duration = Duration::from_secs(150);
 
-/// The shortest that the CRD allows.
+/// Minimum that the CRD allows.
 const HANG_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is stopped of a pod.
+/// The processes of a pod that are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Target {
     Worker,
     Supervisor,
     Sidecar,
-    /// All three.
+    /// All three processes.
     Whole,
 }
 
-/// How long it stands still.
+/// End of the stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
-    /// The neighbours have gone on; then it runs again.
+    /// The peers have continued; then it runs again.
     Continued,
-    /// It is dead.
+    /// The process was killed.
     Dead,
 }
 
@@ -51,9 +53,9 @@ struct Row {
     until: Until,
     /// The tenant that hangs.
     culprit: &'static str,
-    /// How often its sidecar's and its engine's container are started again.
+    /// Restarts of the sidecar's and of the engine's container.
     restarts: [u64; 2],
-    /// Reason of its `Degraded`.
+    /// Reason of its `Degraded` condition.
     reported: Option<&'static str>,
 }
 
@@ -69,13 +71,13 @@ const fn row(target: Target, when: HangState, until: Until, culprit: &'static st
         (Target::Sidecar, ..) | (Target::Whole, _, HangState::Computing | HangState::Waiting) => {
             Some("SidecarHung")
         }
-        // Its own sidecar goes on, and kills nothing within this time; the kubelet reports a supervisor.
+        // Its own sidecar runs and kills nothing within this time. The kubelet reports a hung supervisor.
         _ => None,
     };
     Row { target, when, until, culprit, restarts, reported: told }
 }
 
-/// Containers that were started again lately are started later each time, so no tenant has many such rows.
+/// The kubelet delays each further restart of a container, so that no tenant has many such rows.
 const ROWS: [Row; 18] = [
     row(Target::Worker, HangState::Computing, Until::Dead, CHAT),
     row(Target::Worker, HangState::Lending, Until::Dead, CHAT),
@@ -102,7 +104,7 @@ impl Row {
         format!("{:?} of {} stopped while {:?}", self.target, self.culprit, self.when)
     }
 
-    /// What the alert says, and of whom; `neighbour` saw the hang, and its own alert says this.
+    /// Expected alerts, each with its tenant. `neighbour` detected the hang, and its own alert has this text.
     fn alerts(&self, neighbour: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &'static str)> {
         let computing = self.when == HangState::Computing;
         let own = match (self.target, self.until) {
@@ -121,7 +123,7 @@ impl Row {
         TENANTS.into_iter().filter(|name| *name != self.culprit)
     }
 
-    /// What the culprit itself tells of its hang.
+    /// Checks the culprit's own report of its hang.
     async fn expected_reports(&self, before: &State, views: &Views) {
         let (what, now) = (self.title(), views.state(self.culprit).await);
         let hangs = now.engine.hangs;
@@ -154,7 +156,7 @@ impl Row {
     }
 }
 
-/// The processes of a pod, by container.
+/// Containers of a pod.
 struct Processes {
     sidecar: Container,
     engine: Container,
@@ -182,7 +184,7 @@ impl Processes {
     }
 }
 
-/// Waits until processes that hang have been killed.
+/// Waits until hung processes have been killed.
 async fn dead(what: &str, processes: &[Pid]) {
     let begun = Instant::now();
     let dead = async || {
@@ -197,7 +199,7 @@ async fn dead(what: &str, processes: &[Pid]) {
 }
 
 impl Rows<'_> {
-    /// Other tests hold engines by stopping them, so the deadline is short in this one alone.
+    /// Other tests stop engines to hold them, so only this test has a short deadline.
     pub async fn hung_process_in_pod_is_replaced_and_peers_continue(&self) {
         self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": HANG_TIMEOUT.as_secs()}})).await;
         let ledger = Ledger::of(self.product);
@@ -207,7 +209,7 @@ impl Rows<'_> {
         self.stuck_turn_is_reported(&ledger).await;
     }
 
-    /// Changes what replaces the pods of all tenants.
+    /// Changes a field that replaces the pods of all tenants.
     async fn spec_of_all(&self, spec: &serde_json::Value) {
         let before = TENANTS.map(|name| uid(&self.product.pod(name)).to_owned());
         for name in TENANTS {
@@ -232,7 +234,7 @@ impl Rows<'_> {
         let still = async || stopped.iter().all(Stopped::is_still).then_some(());
         within(MINUTE, &format!("{what}: {targets:?} stand still"), still).await;
         if row.target == Target::Worker {
-            // An engine that has nothing to do hangs unnoticed.
+            // The hang of an idle engine is not detected.
             loads.send_to(&[row.culprit]);
         }
         let pinned = if targets.contains(&before.worker()) {
@@ -269,13 +271,13 @@ impl Rows<'_> {
         self.are_all_loans_returned(ledger).await;
     }
 
-    /// Each neighbour runs steps. Returns how long that took.
+    /// Waits until each peer runs steps. Returns the duration.
     async fn peers_continue(&self, row: &Row, views: &Views, bound: &HangLimit) -> Duration {
         let (what, mut before) = (row.title(), Vec::new());
         for name in row.neighbours() {
             before.push((name, views.state(name).await.figures.steps_total));
         }
-        // A load may have ended.
+        // A load may have finished.
         let asked = row.neighbours().map(|name| self.product.complete(name, 4));
         let steps = async {
             for (name, before) in before {
@@ -292,8 +294,8 @@ impl Rows<'_> {
         took
     }
 
-    /// A tenant hangs in its turn, and another process in the guard of the ledger: no neighbour can take the turn. They name the
-    /// tenant that they wait for, until all that hangs has been killed.
+    /// A tenant hangs in its time slice, and another process in the guard of the ledger: no peer can take over the
+    /// time slice. The peers report the tenant that they wait for until all hung processes have been killed.
     async fn stuck_turn_is_reported(&self, ledger: &Ledger) {
         let (culprit, views) = (SUMMARY, Views::of(self.product));
         let mut people = Observers::of(self.product).await;

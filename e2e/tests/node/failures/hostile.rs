@@ -1,4 +1,4 @@
-//! Clients that mean harm, through a Service, beside some that do not: these must not notice them.
+//! Hostile clients through a Service, together with normal clients, which must not be affected.
 
 use reqwest::{RequestBuilder, StatusCode};
 use sluice_e2e::files;
@@ -9,16 +9,15 @@ use tokio::task::JoinSet;
 use super::{CHAT, Rows};
 use crate::installed::{COMPLETIONS, PROMPT, completion, text_of};
 
-/// Heads that never end, at once.
+/// Concurrent requests with an endless head.
 const SLOW: usize = 200;
-/// Clients that ask for streams and read nothing of them.
+/// Clients that open streams and do not read them.
 const NOT_READING: usize = 20;
-/// Clients that all ask for a stream at the same time.
+/// Clients that open a stream at the same time.
 const STREAMS: usize = 10_000;
 
 impl Rows<'_> {
-    /// The containers have the memory that they were promised and no byte more: what hostile clients cost beyond that would end
-    /// them.
+    /// The containers have exactly their memory limits: hostile clients that cost more would get them killed.
     pub async fn hostile_clients_are_refused_and_no_token_is_lost(&self) {
         let lives = self.product.lives();
         let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
@@ -43,7 +42,7 @@ impl Rows<'_> {
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
     }
 
-    /// More streams at once than a sidecar takes, and more than it may have files open until it asks for more.
+    /// Opens more streams than a sidecar accepts, and more than its soft limit of open files.
     pub async fn of_ten_thousand_streams_each_is_answered_whole_or_refused(&self) {
         let Some(()) = files::raise_open_file_limit(STREAMS) else { return };
         let lives = self.product.lives();
@@ -66,14 +65,14 @@ impl Rows<'_> {
             }
         }
         eprintln!("of {STREAMS} streams {served} were served, {told} told to come later");
-        // As many as may wait are served, and all that have a connection are told.
+        // The full queue is served, and every connected client gets an answer.
         assert!(served >= 1024 && served + told >= 3000, "{served} served, {told} told");
         streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
     }
 
-    /// Opens so many connections, and says the same on each.
+    /// Opens `count` connections and sends the same bytes on each.
     async fn send_raw_to_many(&self, count: usize, head: &str, body: &[u8]) -> Vec<TcpStream> {
         let mut all = Vec::new();
         for _ in 0..count {
@@ -86,12 +85,12 @@ impl Rows<'_> {
         let url = self.product.url(CHAT);
         let mut socket = TcpStream::connect(url.strip_prefix("http://").unwrap()).await.unwrap();
         socket.write_all(head.as_bytes()).await.unwrap();
-        // Who is refused early may find the connection closed.
+        // A request that is refused early may find the connection closed.
         let _ = socket.write_all(body).await;
         socket
     }
 
-    /// The status of an answer; `None` = the connection was closed without one.
+    /// Returns the status of a response; `None` = the connection was closed without one.
     async fn status(&self, head: &str, body: &[u8]) -> Option<u16> {
         let mut socket = self.send_raw(head, body).await;
         let mut begin = [0; 12];
@@ -100,13 +99,13 @@ impl Rows<'_> {
     }
 }
 
-/// What became of a stream.
+/// Result of a stream.
 enum Outcome {
-    /// It said this, whole.
+    /// It ended complete, with this text.
     Served(String),
     /// It was refused by 429 or 503.
     Rejected,
-    /// It found too many connections: the 503 of these is lost where the request comes after the end of its connection.
+    /// Too many connections: the 503 is lost if the request is sent after the connection was closed.
     Disconnected,
 }
 
@@ -127,7 +126,7 @@ async fn outcome(request: RequestBuilder) -> Outcome {
     Outcome::Served(text)
 }
 
-/// The head of a request.
+/// Returns the head of a request.
 fn asking(length: &str) -> String {
     format!("POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{length}\r\n\r\n")
 }

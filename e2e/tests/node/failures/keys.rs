@@ -1,4 +1,4 @@
-//! A revoked API key opens nothing any more within a minute, and no pod is replaced for it.
+//! A revoked API key is refused within a minute, and no pod is replaced.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::{Rows, SUMMARY};
 use crate::installed::pod::uid;
 use crate::installed::{COMPLETIONS, PROMPT, completion};
 
-/// From the change of the Secret to the first refusal.
+/// Limit from the change of the Secret to the first refusal.
 const REVOKED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Rows<'_> {
@@ -30,7 +30,7 @@ impl Rows<'_> {
         eprintln!("a revoked key was refused after {took:?}");
         assert!(took <= REVOKED_WITHIN, "{took:?}");
         assert_eq!(self.answer("other").await, 200);
-        // By chance a kubelet may look soon by itself.
+        // The annotation proves the operator's part: a kubelet may also sync early by chance.
         let version = self.product.get("secret", "keys")["metadata"]["resourceVersion"].clone();
         let noted = async || {
             let pod = self.product.pod(SUMMARY);
@@ -42,14 +42,14 @@ impl Rows<'_> {
         self.access(&json!({"apiKeysSecretRef": null})).await;
     }
 
-    /// Who may ask: another pod.
+    /// Sets the tenant's access, which replaces its pod.
     async fn access(&self, access: &Value) {
         let before = uid(&self.product.pod(SUMMARY)).to_owned();
         self.product.change("modeltenant", SUMMARY, &json!({"access": access}));
         self.product.ready_again(SUMMARY, &|pod| *uid(pod) != before).await;
     }
 
-    /// The status of an answer to whoever shows this key.
+    /// Returns the status of a response to a request with this key.
     async fn answer(&self, key: &str) -> u16 {
         let request = self.product.post(SUMMARY, COMPLETIONS, &completion(SUMMARY, PROMPT, 2, false));
         request.bearer_auth(key).send().await.unwrap().status().as_u16()

@@ -1,4 +1,4 @@
-//! The ledger of a GPU, audited from outside of all pods while whoever trades in it is killed or stands still.
+//! Audits the ledger of a GPU from outside all pods while processes that trade in it are killed or stopped.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -21,16 +21,16 @@ use crate::installed::processes::{Container, Stopped, container, kill};
 
 /// Engines killed while memory is lent.
 const KILLS: u32 = 9;
-/// Until a look at the ledger is repeated.
+/// Poll interval of the ledger.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// As long as a process that could end would need to, many times over.
+/// Many times as long as a process needs to exit.
 const SETTLE_TIME: Duration = Duration::from_secs(2);
 
-/// What the tenants of a GPU share, opened by somebody who has no part in it.
+/// The ledger of a GPU, opened by an observer that is not a participant.
 #[derive(Clone)]
 pub struct Ledger(GpuLedger, Arc<File>);
 
-/// The guard of a ledger, held as by a process that stands still within it.
+/// The guard of a ledger, held as by a process that hangs while it holds it.
 pub struct HeldGuard(File);
 
 impl Drop for HeldGuard {
@@ -44,7 +44,7 @@ fn guard_byte(locks: &File, kind: i32) -> std::io::Result<()> {
     // SAFETY: all zeros are a valid value of this plain C structure.
     let mut byte: libc::flock = unsafe { std::mem::zeroed() };
     (byte.l_type, byte.l_whence, byte.l_len) = (kind as i16, libc::SEEK_SET as i16, 1);
-    // SAFETY: the descriptor is open, and the kernel reads the structure during the call alone.
+    // SAFETY: the descriptor is open, and the kernel reads the structure only during the call.
     match unsafe { libc::fcntl(locks.as_raw_fd(), libc::F_OFD_SETLK, &raw const byte) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
@@ -52,7 +52,7 @@ fn guard_byte(locks: &File, kind: i32) -> std::io::Result<()> {
 }
 
 impl Ledger {
-    /// That of the GPU which the tenants of the test have.
+    /// Opens the ledger of the tenants' GPU.
     pub fn of(product: &Product<'_>) -> Ledger {
         let map = product.get("configmap", &format!("{CHAT}-0"));
         let texts = map["data"].as_object().unwrap();
@@ -68,19 +68,19 @@ impl Ledger {
         let sidecar = container(&product.pod(CHAT), "sidecar").first().expect("it runs");
         let root = PathBuf::from(format!("/proc/{}/root", sidecar.as_raw_nonzero()));
         let folder = root.join(place.folder.strip_prefix("/").unwrap());
-        // Neither ends with the process by which it was found.
+        // Both stay valid after the process through which they were opened exits.
         let locks = File::options().read(true).write(true).open(folder.join("locks")).unwrap();
         Ledger(GpuLedger::open(&folder, &identity).unwrap(), Arc::new(locks))
     }
 
-    /// Takes the guard as soon as nobody has it.
+    /// Takes the guard as soon as it is free.
     pub async fn guard(&self) -> HeldGuard {
         let taken = async || guard_byte(&self.1, libc::F_WRLCK).ok();
         within(MINUTE, "the guard is free for a moment", taken).await;
         HeldGuard(self.1.try_clone().unwrap())
     }
 
-    /// What the living record of a tenant says.
+    /// Returns the record of a running tenant.
     pub fn record(&self, product: &Product<'_>, tenant: &str) -> Option<Participant> {
         let name = format!("{}/{tenant}", product.namespace);
         self.0.survey().unwrap().into_iter().find(|one| one.is_live && one.name == name)
@@ -99,14 +99,14 @@ impl Ledger {
     }
 }
 
-/// Audits as often as it can, and counts that, until a byte is promised twice.
+/// Audits in a loop until a byte is counted twice. Returns the number of audits.
 fn audits(ledger: Ledger) -> BackgroundLoad<Result<u32, LedgerError>> {
     BackgroundLoad::start(move |ends| {
         let mut count = 0;
         while !ends.load(Ordering::Relaxed) {
             match ledger.0.audit() {
                 Ok(_) => count += 1,
-                // Whoever has it may stand in line for a core.
+                // The holder of the guard may wait for a core.
                 Err(LedgerError::Busy { .. }) => {}
                 Err(wrong) => return Err(wrong),
             }
@@ -116,18 +116,18 @@ fn audits(ledger: Ledger) -> BackgroundLoad<Result<u32, LedgerError>> {
     })
 }
 
-/// A borrower all of whose processes stand still.
+/// A borrower with all processes stopped.
 struct Frozen {
     processes: Vec<Stopped>,
-    /// What the ledger says that it holds.
+    /// Bytes that it holds according to the ledger.
     held: u64,
-    /// What it was asked and cannot answer.
+    /// Requests that it cannot answer.
     requests: JoinSet<Option<String>>,
 }
 
 impl Rows<'_> {
-    /// Engines of lenders and of the borrower die at whatever moment of a loan, and once a lender's sidecar: no byte is promised
-    /// twice at any time, none is lost in the end, and the borrower's answers are what they are.
+    /// Kills engines of lenders and of the borrower at different moments of a loan, and once a lender's sidecar: no
+    /// byte is ever counted twice, none is lost at the end, and the borrower's answers are unchanged.
     pub async fn ledger_balances_after_kills_during_loans(&self) {
         let ledger = Ledger::of(self.product);
         self.are_all_loans_returned(&ledger).await;
@@ -150,19 +150,19 @@ impl Rows<'_> {
         self.product.borrows(CHAT, &self.product.address(CHAT), &self.load).await;
     }
 
-    /// Kills the engine of one tenant after the other, a moment after something is lent.
+    /// Kills the engine of one tenant after another, shortly after a loan begins.
     async fn kill_while_it_is_lent(&self, ledger: &Ledger, time: u32) {
         let engine = container(&self.product.pod(TENANTS[time as usize % 3]), "engine");
         let worker = async || engine.worker();
         let worker = self.product.wait("an engine", worker).await;
         ledger.borrowed(self.product, CHAT).await;
-        // Of different moments of what is going on then.
+        // A different delay each time, to meet different moments of a loan.
         tokio::time::sleep(Duration::from_millis(u64::from(time) * 7)).await;
         kill(worker);
     }
 
-    /// A borrower stands still with all its processes, as one that nobody can reach: what it holds stays counted until the last
-    /// of them has ended, and those who lent it serve meanwhile.
+    /// Stops all processes of a borrower, as if it were unreachable: its memory stays counted until its last
+    /// process exits, and its lenders serve during that time.
     pub async fn frozen_peer_memory_returns_on_process_exit(&self) {
         let ledger = Ledger::of(self.product);
         let pod = self.product.pod(CHAT);
@@ -191,8 +191,8 @@ impl Rows<'_> {
         self.all_serve_again_after(CHAT, &sidecar, &ledger).await;
     }
 
-    /// Stops all processes of a borrower while it has neither the turn nor the guard of the ledger, for which everybody would
-    /// have to wait. A neighbour that is loaded too takes turns with it, and has its answers.
+    /// Stops all processes of a borrower while it holds neither the time slice nor the guard of the ledger: all
+    /// peers would wait for these. A loaded peer alternates with it and gets its answers.
     async fn frozen_while_it_borrows(
         &self,
         ledger: &Ledger,
@@ -233,7 +233,8 @@ impl Rows<'_> {
         free.then_some((processes, record.held_bytes))
     }
 
-    /// A tenant's sidecar, which was killed, is started again; all answer as ever, and all loans are home.
+    /// Waits until a tenant's killed sidecar has restarted, all tenants answer as before, and all loans are
+    /// returned.
     async fn all_serve_again_after(&self, killed: &str, sidecar: &Container, ledger: &Ledger) {
         self.product
             .ready_again(killed, &|pod| container(pod, "sidecar").restarts == sidecar.restarts + 1)
@@ -244,7 +245,7 @@ impl Rows<'_> {
         self.are_all_loans_returned(ledger).await;
     }
 
-    /// Waits until nobody holds what is another's, and the ledger says of everybody what its sidecar says.
+    /// Waits until no tenant holds memory of another, and the ledger agrees with every sidecar.
     pub async fn are_all_loans_returned(&self, ledger: &Ledger) {
         let operator = Credential::of_operator(self.product);
         let home = async || {

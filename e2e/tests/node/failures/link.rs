@@ -1,4 +1,4 @@
-//! Strangers at the socket between a sidecar and its engine, in a pod that serves.
+//! Unknown processes at the socket between a sidecar and its engine, in a serving pod.
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,17 +16,17 @@ use super::{CHAT, Rows};
 use crate::installed::pod::name;
 use crate::installed::processes::{container, kill};
 
-/// Where the engine finds its sidecar.
+/// Path of the socket in the pod.
 const SOCKET: &str = "run/sluice/engine.sock";
-/// The user that sidecars and engines are.
+/// User id of sidecars and engines.
 const USER: u32 = 65532;
-/// Where [`stranger`] finds the socket, and which of the [`speeches`] is its own.
+/// Environment of [`stranger`]: path of the socket, and which of the [`speeches`] it sends.
 const SOCKET_VAR: &str = "SLUICE_TEST_SOCKET";
 const SPEECH_VAR: &str = "SLUICE_TEST_SPEECH";
-/// What it says when it has spoken.
+/// Line that it prints after it has sent its message.
 const SPOKEN: &str = "@spoken";
 
-/// What strangers say, the user that they are, and the words of the refusal in the log.
+/// Messages of unknown processes, their user ids, and the text of the refusal in the log.
 fn malformed_messages() -> [(Vec<u8>, u32, &'static str); 3] {
     let words = b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n".to_vec();
     let of_another_version = [&b"SLNK"[..], &[231, 3, 1, 0, 0, 0, 1, 0], &[0; 4]].concat();
@@ -38,8 +38,8 @@ fn malformed_messages() -> [(Vec<u8>, u32, &'static str); 3] {
 }
 
 impl Rows<'_> {
-    /// They are processes of the pod, are refused in words that its log has, and no stream notices, while the engine lives and
-    /// when it dies.
+    /// The processes are in the pod. The log has the text of each refusal, and no stream is affected, both while
+    /// the engine runs and when it crashes.
     pub async fn unknown_link_peers_are_refused(&self) {
         let pod = self.product.pod(CHAT);
         let sidecar = container(&pod, "sidecar").first().expect("it runs");
@@ -60,7 +60,7 @@ impl Rows<'_> {
     }
 }
 
-/// Starts a [`stranger`] among the processes of a pod, and waits until it has spoken.
+/// Starts a [`stranger`] in the PID namespace of a pod, and waits until it has sent its message.
 fn start(sidecar: Pid, speech: usize) -> Child {
     let sidecar = sidecar.as_raw_nonzero();
     let mut command = Command::new("nsenter");
@@ -70,7 +70,7 @@ fn start(sidecar: Pid, speech: usize) -> Child {
     let mut child = command.stdout(Stdio::piped()).spawn().expect("nsenter");
     let mut said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
     assert!(said.any(|line| line == SPOKEN), "it speaks");
-    // It ends as a test, with words.
+    // The process ends as a test and prints its result.
     std::thread::spawn(move || said.for_each(drop));
     child
 }
@@ -85,14 +85,14 @@ fn stranger() {
     let index: usize = std::env::var(SPEECH_VAR).unwrap().parse().unwrap();
     let (speech, user, words) = &malformed_messages()[index];
     let socket = dial(&open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap(), *user);
-    // Who is not let in may find the door closed.
+    // The socket of a refused process may be closed.
     let _ = send(&socket, speech, SendFlags::NOSIGNAL);
     println!("\n{SPOKEN}");
     let answer = recv(&socket, &mut [0; 64], RecvFlags::empty()).map_or(0, |(count, _)| count);
     assert_eq!(answer, 0, "{words}");
 }
 
-/// Dials as that user: a thread of its own becomes it.
+/// Connects as that user, on a thread that changes its user id.
 fn dial(socket: &OwnedFd, user: u32) -> OwnedFd {
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap();
     let dials = move || {

@@ -1,4 +1,4 @@
-//! A sidecar's admin port, asked with the certificates of whoever is there.
+//! Requests to a sidecar's admin port with different certificates.
 
 use std::net::SocketAddr;
 
@@ -20,19 +20,20 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// That of a tenant's first slot, out of its Secret.
+    /// Returns the credential of a tenant's first slot, from its Secret.
     pub fn of_slot(product: &Product<'_>, tenant: &str) -> Credential {
         let secret = product.get("secret", &format!("sluice-{tenant}-0"));
         let pair = (field(&secret, "tls.crt"), field(&secret, "tls.key"));
         Credential { pair: Some(pair), authorities: field(&secret, "ca.crt") }
     }
 
-    /// None at all, of somebody who trusts the right authority.
+    /// Returns a credential without a certificate that trusts the right authority.
     pub fn none(product: &Product<'_>, tenant: &str) -> Credential {
         Credential { pair: None, ..Credential::of_slot(product, tenant) }
     }
 
-    /// The operator's: signed by its authority, as it signs its own, which it keeps nowhere.
+    /// Returns an operator's credential, signed by its authority as the operator signs its own, which it does not
+    /// store.
     pub fn of_operator(product: &Product<'_>) -> Credential {
         let secret =
             product.kubectl(&["-n", "sluice-system", "get", "secret", "sluice-authority", "-o", "json"]);
@@ -75,13 +76,13 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// That of the pod with this address.
+    /// Returns the admin port of the pod with this address.
     pub fn of(product: &Product<'_>, tenant: &str, address: &str) -> Admin {
         let address = SocketAddr::new(address.parse().unwrap(), 8001);
         Admin { host: admin_host(&product.namespace, tenant), address }
     }
 
-    /// A request with this credential; an error where there is no connection.
+    /// Sends a request with this credential. Fails without a connection.
     pub async fn ask(
         &self,
         credential: &Credential,
@@ -100,12 +101,12 @@ impl Admin {
         Ok((answer.status(), answer.text().await?))
     }
 
-    /// The directive in force.
+    /// Returns the directive in force.
     pub async fn directive(&self, operator: &Credential) -> Value {
         self.directive_if_given(operator).await.expect("the operator has given a directive")
     }
 
-    /// The same; `None` = the operator has given none yet.
+    /// Returns the directive in force; `None` = the operator has sent none yet.
     pub async fn directive_if_given(&self, operator: &Credential) -> Option<Value> {
         let (status, body) = self.ask(operator, Method::GET, "/v1/directive", None).await.unwrap();
         if status == 404 {
@@ -115,7 +116,7 @@ impl Admin {
         Some(serde_json::from_str(&body).unwrap())
     }
 
-    /// What it knows of its tenant.
+    /// Returns the state of its tenant.
     pub async fn state(&self, operator: &Credential) -> Value {
         self.get(operator, "/v1/state").await
     }

@@ -1,4 +1,5 @@
-//! Alerts of the chart, evaluated over metrics that were really scraped. Only the part of PromQL that the alerts of hangs use.
+//! Evaluates alerts of the chart over scraped metrics. Supports only the part of PromQL that the alerts about hangs
+//! use.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +12,7 @@ pub type Labels = BTreeMap<String, String>;
 /// Labels and value of each series.
 type Vector = Vec<(Labels, f64)>;
 
-/// The expression of the alert `name` of the chart.
+/// Returns the expression of the alert `name` of the chart.
 pub fn expression(name: &str) -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice/monitoring/alerts.yaml");
     let rules: Json = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -21,7 +22,7 @@ pub fn expression(name: &str) -> String {
     alert["expr"].as_str().unwrap().to_owned()
 }
 
-/// What was scraped of pods, in the order of time.
+/// Scraped samples of pods, ordered by time.
 #[derive(Debug, Default)]
 pub struct Scrapes(Vec<Sample>);
 
@@ -34,12 +35,12 @@ struct Sample {
 }
 
 impl Scrapes {
-    /// Adds the metrics of a pod, with the labels that Prometheus takes from its target.
+    /// Adds the metrics of a pod, with the target labels that Prometheus adds.
     pub fn add(&mut self, at: Duration, namespace: &str, pod: &str, metrics: &str) {
         let lines = metrics.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         self.0.extend(lines.filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
-            // A series is written as a selector of it.
+            // The parser reads a series as its selector.
             let Ok(Expr::VectorSelector(series)) = parser::parse(series) else { return None };
             let own = series.matchers.matchers.into_iter().map(|label| (label.name, label.value));
             let target = [("namespace", namespace), ("pod", pod)];
@@ -49,7 +50,7 @@ impl Scrapes {
         }));
     }
 
-    /// The series for which an expression holds at the last scrape.
+    /// Returns the series for which an expression holds at the last scrape.
     pub fn evaluate(&self, expression: &str) -> Vector {
         let parsed = parser::parse(expression).unwrap_or_else(|error| panic!("{expression}: {error}"));
         self.vector(&parsed)
@@ -65,7 +66,7 @@ impl Scrapes {
         }
     }
 
-    /// The samples of a selector, by their series.
+    /// Returns the samples of a selector, by series.
     fn series(&self, selector: &VectorSelector) -> BTreeMap<&Labels, Vec<&Sample>> {
         assert!(selector.matchers.matchers.is_empty(), "{selector} selects by labels");
         let mut series = BTreeMap::<_, Vec<_>>::new();
@@ -156,7 +157,7 @@ impl Scrapes {
     }
 }
 
-/// Of a counter, without Prometheus's guess at what lies beside the window.
+/// Growth of a counter, without Prometheus's extrapolation to the bounds of the window.
 fn increase(values: &[f64]) -> Option<f64> {
     let grown = |pair: &[f64]| if pair[1] >= pair[0] { pair[1] - pair[0] } else { pair[1] };
     (values.len() > 1).then(|| values.windows(2).map(grown).sum())
@@ -168,7 +169,7 @@ mod tests {
 
     const INFO: &str = "sluice_tenant_info{gpu=\"g\",model_name=\"m\",tenant=\"t\"} 1";
 
-    /// The labels `what` of the series for which the alert holds after scrapes of one pod, 30 s apart.
+    /// Returns the labels `what` of the series for which the alert holds after scrapes of one pod, 30 s apart.
     fn holds(alert: &str, scrapes: &[&str]) -> Vec<String> {
         let mut all = Scrapes::default();
         for (at, metrics) in scrapes.iter().enumerate() {

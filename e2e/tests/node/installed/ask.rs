@@ -1,47 +1,47 @@
-//! What is asked of tenants: completions and chats, whole and as streams.
+//! Requests to tenants: completions and chats, complete or as streams.
 
 use serde_json::{Value, json};
 
 use super::{PROMPT, Product};
 
 impl Product<'_> {
-    /// A request to a tenant, not sent yet.
+    /// Builds a request to a tenant.
     pub fn post(&self, tenant: &str, path: &str, body: &Value) -> reqwest::RequestBuilder {
         let request = self.http.post(format!("{}{path}", self.url(tenant)));
         request.header("content-type", "application/json").body(body.to_string())
     }
 
-    /// A completion, whole.
+    /// Returns a completion, not streamed.
     pub async fn complete(&self, tenant: &str, tokens: u32) -> String {
         self.answer(tenant, PROMPT, tokens).await
     }
 
-    /// A completion of `prompt`, whole.
+    /// Returns a completion of `prompt`, not streamed.
     pub async fn answer(&self, tenant: &str, prompt: &str, tokens: u32) -> String {
         let body = self.asked(tenant, COMPLETIONS, &completion(tenant, prompt, tokens, false)).await;
         one(&body)["text"].as_str().unwrap().to_owned()
     }
 
-    /// The same as a stream.
+    /// Returns a streamed completion.
     pub async fn stream(&self, tenant: &str, tokens: u32) -> String {
         text_of(&self.asked(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true)).await)
     }
 
-    /// What an assistant answers to [`PROMPT`], whole.
+    /// Returns the assistant's answer to [`PROMPT`], not streamed.
     pub async fn chat(&self, tenant: &str, tokens: u32) -> String {
         let body = self.asked(tenant, CHATS, &chat(tenant, tokens, false)).await;
         one(&body)["message"]["content"].as_str().unwrap().to_owned()
     }
 
-    /// The same as a stream.
+    /// Returns a streamed chat answer.
     pub async fn chat_stream(&self, tenant: &str, tokens: u32) -> String {
         text_of(&self.asked(tenant, CHATS, &chat(tenant, tokens, true)).await)
     }
 
-    /// The body of an answer.
+    /// Returns the body of a response.
     ///
     /// # Panics
-    /// If it is a refusal.
+    /// If the status is not 200.
     async fn asked(&self, tenant: &str, path: &str, body: &Value) -> String {
         let answer = self.post(tenant, path, body).send().await.unwrap();
         let (status, body) = (answer.status(), answer.text().await.unwrap());
@@ -50,11 +50,11 @@ impl Product<'_> {
     }
 }
 
-/// Where prompts are completed.
+/// Path of completions.
 pub const COMPLETIONS: &str = "/v1/completions";
 const CHATS: &str = "/v1/chat/completions";
 
-/// The only choice of an answer.
+/// Returns the only choice of a response.
 fn one(body: &str) -> Value {
     serde_json::from_str::<Value>(body).unwrap()["choices"][0].take()
 }
@@ -64,12 +64,12 @@ fn chat(tenant: &str, tokens: u32, stream: bool) -> Value {
     json!({"model": tenant, "messages": messages, "max_tokens": tokens, "temperature": 0, "stream": stream})
 }
 
-/// The body of a completion request.
+/// Returns the body of a completion request.
 pub fn completion(tenant: &str, prompt: &str, tokens: u32, stream: bool) -> Value {
     json!({"model": tenant, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream})
 }
 
-/// The text of a whole stream, of a completion or a chat.
+/// Returns the text of a complete stream, of a completion or a chat.
 ///
 /// # Panics
 /// If it was cut.

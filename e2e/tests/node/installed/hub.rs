@@ -1,4 +1,4 @@
-//! A hub of models, as far as `sluice-sidecar` asks one: a revision's files, and each of them, whole or a range.
+//! A hub of models with the API that `sluice-sidecar` uses: the files of a revision, each complete or as a range.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +20,8 @@ use serde_json::{Value, json};
 
 use super::{Product, binary};
 
-/// The prompt as [`Product::complete`](super::Product::complete) asks it, so that the answers are the same.
+/// Template that repeats the prompt as [`Product::complete`](super::Product::complete) sends it, so that the
+/// answers are equal.
 const PLAIN: &str = "<s>{{ messages[0]['content'] }}";
 
 /// A running hub. It ends with the process.
@@ -29,22 +30,22 @@ pub struct Hub {
     inside: Arc<Inside>,
 }
 
-/// How a hub does what it should not.
+/// Fault of a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HubBehaviour {
-    /// It does as hubs do.
+    /// No fault.
     Good,
-    /// The first transfer of whole weights ends in its middle.
+    /// The first download of complete weights is cut in the middle.
     Cuts,
-    /// It tells another digest of weights than theirs.
+    /// It reports a wrong digest of weights.
     Corrupts,
 }
 
-/// For so long half of some weights is on its way to who asks for them.
+/// Time that half of the weights gets to reach its client.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 struct Inside {
-    /// By name.
+    /// Contents by name.
     files: BTreeMap<String, Bytes>,
     behaviour: HubBehaviour,
     whole_weights: AtomicUsize,
@@ -54,12 +55,12 @@ struct Inside {
 /// The only commit of its repositories.
 pub const COMMIT: &str = "0123456789012345678901234567890123456789";
 
-/// Of the small model's shape, with random weights; of these seeds one whose answers are long.
+/// A generated model of the small model's shape, with a seed whose answers are long.
 const GENERATED: &str =
     "--layers 5 --hidden 64 --heads 8 --kv-heads 4 --intermediate 172 --max-positions 512 --dtype f32";
 
-/// A model, and the text that an independent implementation makes of "Once upon a time": the small real one, or where there is
-/// none, a generated one, of which nobody knows any text.
+/// Returns a model, and the text that an independent implementation generates for "Once upon a time": the small
+/// real model, or else a generated one without a known text.
 ///
 /// # Panics
 /// If `SLUICE_SHARED` names a folder without the model.
@@ -87,30 +88,30 @@ fn generated() -> &'static Path {
 }
 
 impl Product<'_> {
-    /// A hub that pods find and that has this model.
+    /// Starts a hub with this model that pods can reach.
     pub async fn hub(&self, folder: &Path) -> Hub {
         Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Good)
     }
 
-    /// The same, and the first download of weights ends in its middle.
+    /// Same as [`Product::hub`], but the first download of weights is cut in the middle.
     pub async fn disconnecting_hub(&self, folder: &Path) -> Hub {
         Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Cuts)
     }
 
-    /// The same, and weights are not what it says that they are.
+    /// Same as [`Product::hub`], but the reported digest of weights is wrong.
     pub async fn corrupting_hub(&self, folder: &Path) -> Hub {
         Hub::start(&self.node.address_for_pods().await, folder, None, HubBehaviour::Corrupts)
     }
 
-    /// The same for who shows this token.
+    /// Same as [`Product::hub`], but requires this token.
     pub async fn private_hub(&self, folder: &Path, token: &'static str) -> Hub {
         Hub::start(&self.node.address_for_pods().await, folder, Some(token), HubBehaviour::Good)
     }
 }
 
 impl Hub {
-    /// Serves the files of `folder` as the repository `tests/story`, for those who find this machine at `address`. The chat
-    /// template is one that says what its user says.
+    /// Serves the files of `folder` as the repository `tests/story`, to clients that reach this machine at
+    /// `address`. The chat template repeats the user's text.
     fn start(address: &str, folder: &Path, token: Option<&'static str>, manners: HubBehaviour) -> Hub {
         let mut files = read(folder);
         files.insert("chat_template.jinja".to_owned(), PLAIN.into());
@@ -130,24 +131,24 @@ impl Hub {
         Hub { endpoint: serve(address, router), inside }
     }
 
-    /// Its address.
+    /// URL of the hub.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
     }
 
-    /// How often weights were asked for as a whole; inspections ask for their heads.
+    /// Number of requests for complete weights; inspections request only their heads.
     pub fn downloads(&self) -> usize {
         self.inside.whole_weights.load(Ordering::Relaxed)
     }
 
-    /// How often the second half of weights was asked for, or a part of that.
+    /// Number of requests for the second half of weights, or a part of it.
     pub fn rests(&self) -> usize {
         self.inside.rests.load(Ordering::Relaxed)
     }
 }
 
-/// Serves `router` at a free port, on a thread of its own in the network of this one, and answers where those find it who find
-/// this machine at `address`; which may be none of its own.
+/// Serves `router` at a free port, on its own thread in the network of this thread. Returns the URL for clients
+/// that reach this machine at `address`, which need not be an address of this machine.
 pub fn serve(address: &str, router: Router) -> String {
     let address: IpAddr = address.parse().unwrap();
     let any: IpAddr =
@@ -213,11 +214,12 @@ async fn file(
     part(bytes, &headers)
 }
 
-/// The first half of a file that is told to be whole; then, when it has had time to leave, the connection ends.
+/// Sends the first half of a file with the length of the whole file, and cuts the connection after it had time to
+/// arrive.
 fn cut(bytes: &Bytes) -> Response {
     let half = bytes.slice(..bytes.len() / 2);
     let end = async {
-        // A server drops what it has not sent when the next part is an error.
+        // A server drops unsent data when the next part is an error.
         tokio::time::sleep(ON_ITS_WAY).await;
         Err(std::io::Error::other("cut"))
     };
@@ -225,12 +227,12 @@ fn cut(bytes: &Bytes) -> Response {
     ([("content-length", bytes.len().to_string())], Body::from_stream(parts)).into_response()
 }
 
-/// The range that is asked for: its first and its last byte, as they are written.
+/// Returns the requested range: its first and last byte as text.
 fn asked(headers: &HeaderMap) -> Option<(&str, &str)> {
     headers.get("range")?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')
 }
 
-/// A file whole, or the range of it that is asked for.
+/// Returns a complete file, or the requested range.
 pub fn part(bytes: &Bytes, headers: &HeaderMap) -> Response {
     let Some((from, to)) = asked(headers) else { return bytes.clone().into_response() };
     let last = bytes.len() - 1;

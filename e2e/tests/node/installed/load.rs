@@ -1,4 +1,4 @@
-//! What tenants are loaded with: many requests at once, and open streams.
+//! Load on tenants: many concurrent requests, and open streams.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,24 +11,23 @@ use super::ask::{COMPLETIONS, completion, text_of};
 use super::processes::{Stopped, container};
 use super::{PROMPT, Product, value};
 
-/// More requests than a tenant's own memory has KV for, and their answers.
+/// More requests than fit into a tenant's own KV memory, and their answers.
 pub struct Load {
     prompts: Vec<String>,
     alone: Vec<String>,
 }
 
-/// Times that streams are opened until an engine is stopped in the middle of all of them, and that a load is repeated until
-/// something is borrowed for it.
+/// Maximum attempts to stop an engine in the middle of all streams, and to repeat a load until it borrows memory.
 const TRIES: u32 = 5;
-/// How many there are.
+/// Number of requests.
 const REQUESTS: usize = 40;
-/// What the model says to them: the same to every test of the binary.
+/// Answers of the model, the same for every test of the binary.
 static ALONE: OnceLock<Vec<String>> = OnceLock::new();
 
 impl Load {
-    /// Prompts, each answered by a tenant with nothing else to do.
+    /// Creates prompts and gets each answer from an otherwise idle tenant.
     pub async fn new(product: &Product<'_>, tenant: &str) -> Load {
-        // All different: equal ones share their KV.
+        // All prompts differ: equal prompts share their KV.
         let prompts: Vec<_> = (0..REQUESTS).map(|n| format!("{PROMPT} {n} friends")).collect();
         if ALONE.get().is_none() {
             let mut alone = Vec::new();
@@ -40,19 +39,19 @@ impl Load {
         Load { prompts, alone: ALONE.get().expect("just answered").clone() }
     }
 
-    /// The first of them.
+    /// Returns the first `count` of the requests.
     pub fn part(&self, count: usize) -> Load {
         Load { prompts: self.prompts[..count].to_vec(), alone: self.alone[..count].to_vec() }
     }
 
-    /// All at once, whatever becomes of them; the answers that came whole.
+    /// Sends all requests at once. The tasks return the complete answers; requests may fail.
     pub fn sent(&self, product: &Product<'_>, tenant: &str) -> JoinSet<Option<String>> {
         let body = |prompt: &String| completion(tenant, prompt, 200, false);
         let requests = self.prompts.iter().map(|prompt| product.post(tenant, COMPLETIONS, &body(prompt)));
         requests.map(|request| async { request.send().await.ok()?.text().await.ok() }).collect()
     }
 
-    /// Sends all of them again when all that were sent have been answered.
+    /// Sends all requests again once all sent ones have been answered.
     pub fn keep_sent(&self, product: &Product<'_>, tenant: &str, requests: &mut JoinSet<Option<String>>) {
         while requests.try_join_next().is_some() {}
         if requests.is_empty() {
@@ -60,10 +59,10 @@ impl Load {
         }
     }
 
-    /// Waits for what was sent. Returns how many answers did not come whole.
+    /// Waits for the sent requests. Returns the number of incomplete answers.
     ///
     /// # Panics
-    /// If one that came is no answer to any of the prompts.
+    /// If a complete answer is not the answer to any of the prompts.
     pub async fn ended(&self, mut requests: JoinSet<Option<String>>) -> usize {
         let mut cut = 0;
         while let Some(body) = requests.join_next().await {
@@ -76,17 +75,17 @@ impl Load {
         cut
     }
 
-    /// As [`Load::answered`], again and again.
+    /// Repeats [`Load::answered`] until `done`.
     pub async fn answered_until(&self, product: &Product<'_>, tenant: &str, done: &AtomicBool) {
         while !done.load(Ordering::Relaxed) {
             self.answered(product, tenant).await;
         }
     }
 
-    /// All at once, to another tenant of the same model.
+    /// Sends all requests at once, to another tenant of the same model.
     ///
     /// # Panics
-    /// If one is answered otherwise.
+    /// If an answer differs.
     pub async fn answered(&self, product: &Product<'_>, tenant: &str) {
         let many = self.prompts.iter().map(|prompt| product.answer(tenant, prompt, 200));
         let answers = futures_util::future::join_all(many).await;
@@ -95,11 +94,11 @@ impl Load {
 }
 
 impl Product<'_> {
-    /// Loads a tenant, whose pod has this address, with more than it has room for, again where no neighbour has answered in time:
-    /// on a busy machine they need not. Needs no API server.
+    /// Loads a tenant, whose pod has this address, with more than its memory holds. Repeats the load if no peer
+    /// lent memory in time, as on a busy machine. Does not use the API server.
     ///
     /// # Panics
-    /// If it borrowed nothing of its neighbours, or if a token is another one.
+    /// If it borrowed nothing, or if a token differs.
     pub async fn borrows(&self, tenant: &str, address: &str, load: &Load) {
         let sample = format!("sluice_moves_total{{model_name=\"{tenant}\",reason=\"borrow\"}}");
         let before = value(&self.metrics(address).await, &sample);
@@ -112,7 +111,7 @@ impl Product<'_> {
         panic!("{tenant} borrowed nothing in {TRIES} times\n{}", self.metrics(address).await);
     }
 
-    /// Opens streams of `tokens` tokens, and waits until each has said something.
+    /// Opens streams of `tokens` tokens, and waits for the first token of each.
     pub async fn streams(&self, tenant: &str, count: usize, tokens: u32) -> Streams {
         let begun = Arc::new(AtomicUsize::new(0));
         let request = || self.post(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true));
@@ -122,18 +121,18 @@ impl Product<'_> {
         Streams(tasks)
     }
 
-    /// As [`Product::streams`] on a node of ours, but in the middle of them the engine is stopped.
+    /// Same as [`Product::streams`] on a node of ours, but stops the engine in the middle of them.
     ///
     /// # Panics
-    /// If some always have ended already: the machine is busy with others.
+    /// If streams finish before the stop at every attempt: the machine is busy with other work.
     pub async fn held_streams(&self, tenant: &str, count: usize, tokens: u32) -> (Streams, Stopped) {
         let (streams, mut engines) = self.held_streams_of_all(tenant, count, tokens).await;
         assert_eq!(engines.len(), 1, "pods of {tenant}");
         (streams, engines.remove(0))
     }
 
-    /// As [`Product::held_streams`] for a tenant of several slots: each has some of the streams, and all engines are stopped. A slot
-    /// that is ready a moment ago may not be known yet to whoever deals connections out.
+    /// Same as [`Product::held_streams`] for a tenant of several slots: each slot has some of the streams, and all
+    /// engines are stopped. The load balancer may not know a slot yet that has just become ready.
     pub async fn held_streams_of_all(
         &self,
         tenant: &str,
@@ -172,19 +171,19 @@ impl Product<'_> {
 pub struct Streams(Vec<JoinHandle<String>>);
 
 impl Streams {
-    /// How many have ended.
+    /// Number of finished streams.
     pub fn ended(&self) -> usize {
         self.0.iter().filter(|task| task.is_finished()).count()
     }
 
-    /// Waits for their ends, whatever they say.
+    /// Waits for the ends of the streams. Ignores their text.
     async fn end(self) {
         for task in self.0 {
             task.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         }
     }
 
-    /// Waits for their ends.
+    /// Waits for the ends of the streams.
     ///
     /// # Panics
     /// If one was cut, or its text is not `expected`.

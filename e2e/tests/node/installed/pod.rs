@@ -1,4 +1,4 @@
-//! Pods of slots, and what they say of themselves.
+//! Pods of slots and their status.
 
 use serde_json::Value;
 
@@ -6,20 +6,20 @@ use super::processes::container;
 use super::{Product, TENANTS};
 
 impl Product<'_> {
-    /// The pods of a tenant's slots, those that are ending too.
+    /// Returns the pods of a tenant's slots, including terminating ones.
     pub fn pods(&self, tenant: &str) -> Vec<Value> {
         let all = self.kubectl(&["get", "pods", "-l", &slots_of(tenant), "-o", "json"]);
         let mut all: Value = serde_json::from_str(&all).unwrap();
         serde_json::from_value(all["items"].take()).unwrap()
     }
 
-    /// The only pod of a tenant's slots; nothing where there is none, or another one that is ending.
+    /// Returns the only pod of a tenant's slots; null if there is none, or also a terminating one.
     pub fn pod(&self, tenant: &str) -> Value {
         let mut all = self.pods(tenant);
         if all.len() == 1 { all.remove(0) } else { Value::Null }
     }
 
-    /// Uids of all pods of [`TENANTS`], and how often their containers were restarted.
+    /// Returns the uids of all pods of [`TENANTS`] and the restarts of their containers.
     pub fn lives(&self) -> Vec<String> {
         let told = |pod: Value| {
             let restarts = ["sidecar", "engine"].map(|name| container(&pod, name).restarts);
@@ -33,7 +33,7 @@ impl Product<'_> {
         self.pod(tenant)["status"]["podIP"].as_str().unwrap().to_owned()
     }
 
-    /// Waits until a tenant has one pod, which is ready and as wanted, and its Service leads there.
+    /// Waits until a tenant has one pod that is ready and matches `wanted`, and its Service routes to it.
     pub async fn ready_again(&self, tenant: &str, wanted: &dyn Fn(&Value) -> bool) {
         let ready = async || {
             let pod = self.pod(tenant);
@@ -44,7 +44,7 @@ impl Product<'_> {
         self.reached(tenant).await;
     }
 
-    /// Waits until a tenant has so many pods.
+    /// Waits until a tenant has `wanted` pods.
     pub async fn pods_of(&self, tenant: &str, wanted: usize) {
         let selector = slots_of(tenant);
         let left = async || {
@@ -55,32 +55,32 @@ impl Product<'_> {
     }
 }
 
-/// Selects the pods of a tenant's slots.
+/// Returns a selector of the pods of a tenant's slots.
 pub fn slots_of(tenant: &str) -> String {
     format!("sluice.dev/tenant={tenant},app.kubernetes.io/component=slot")
 }
 
-/// Its name.
+/// Name of the pod.
 pub fn name(pod: &Value) -> String {
     pod["metadata"]["name"].as_str().unwrap().to_owned()
 }
 
-/// Another one for each pod, also of the same name.
+/// Uid of the pod; it differs between pods of the same name.
 pub fn uid(pod: &Value) -> &Value {
     &pod["metadata"]["uid"]
 }
 
-/// Whether it was told to go.
+/// Whether the pod is being deleted.
 pub fn is_going(pod: &Value) -> bool {
     !pod["metadata"]["deletionTimestamp"].is_null()
 }
 
-/// Whether Services lead there, as long as it is not going.
+/// Whether Services route to the pod, unless it is being deleted.
 pub fn is_ready(pod: &Value) -> bool {
     readiness(pod).is_some_and(|ready| ready["status"] == "True")
 }
 
-/// When it became ready, or ceased to be.
+/// Time of the last change of its readiness.
 pub fn ready_since(pod: &Value) -> &Value {
     &readiness(pod).expect("a pod has that condition")["lastTransitionTime"]
 }

@@ -15,13 +15,13 @@ use super::{Product, TENANTS};
 /// A container of a pod.
 #[derive(Clone, Debug)]
 pub struct Container {
-    /// What the runtime calls it: another one after each restart.
+    /// Id of the container in the runtime; it changes with each restart.
     pub id: String,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: u64,
 }
 
-/// The container `name` of a pod, native sidecars too.
+/// Returns the container `name` of a pod, including native sidecars.
 ///
 /// # Panics
 /// If the pod has never started it.
@@ -37,10 +37,10 @@ fn find(pod: &Value, name: &str) -> Option<Container> {
 }
 
 impl Product<'_> {
-    /// Whether processes of pods can be stopped and killed from here; where not, a line says what is skipped.
+    /// Whether processes of pods can be stopped and killed from here. If not, prints the skipped part.
     ///
     /// # Panics
-    /// On a node of ours, where they can.
+    /// On a node of ours if they cannot.
     pub fn may_stop_engines(&self) -> bool {
         let pod = self.pod(TENANTS[0]);
         let known = find(&pod, "engine").and_then(|one| one.worker());
@@ -54,13 +54,13 @@ impl Product<'_> {
 }
 
 impl Container {
-    /// Its first process.
+    /// Returns its first process.
     pub fn first(&self) -> Option<Pid> {
         let all = self.processes();
         all.iter().copied().find(|pid| parent(*pid).is_none_or(|parent| !all.contains(&parent)))
     }
 
-    /// The process that the first one started: the engine's worker below its supervisor.
+    /// Returns the child of the first process: the engine's worker below its supervisor.
     pub fn worker(&self) -> Option<Pid> {
         let all = self.processes();
         all.iter().copied().find(|pid| parent(*pid).is_some_and(|parent| all.contains(&parent)))
@@ -76,12 +76,12 @@ impl Container {
     }
 }
 
-/// Ends a process at once, as the kernel does when memory is short.
+/// Kills a process with SIGKILL, as the kernel does when memory is short.
 pub fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
 }
 
-/// A process that stands still until this is dropped.
+/// A stopped process. Dropping this value continues it.
 pub struct Stopped(Pid);
 
 impl Stopped {
@@ -91,7 +91,8 @@ impl Stopped {
         Stopped(pid)
     }
 
-    /// Whether all its threads stand still by now: one in the kernel, or without a core, does when it would come back from there.
+    /// Whether all of its threads are stopped: a thread in the kernel, or without a core, stops when it would
+    /// return to user mode.
     pub fn is_still(&self) -> bool {
         let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())) else {
             return true;
@@ -103,7 +104,7 @@ impl Stopped {
         threads.flatten().all(still)
     }
 
-    /// Lets it go on.
+    /// Continues the process.
     pub fn go_on(self) {
         drop(self);
     }
@@ -111,25 +112,25 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // One that was killed meanwhile is no more.
+        // The process may have been killed.
         let _ = kill_process(self.0, Signal::CONT);
     }
 }
 
-/// Whether a process has not ended. One that nobody has waited for has.
+/// Whether a process has not exited. A zombie counts as exited.
 pub fn lives(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
 }
 
-/// In which strace lets a process go.
+/// Limit for strace to detach.
 const LETS_GO: Duration = Duration::from_secs(1);
 
-/// A process some of whose calls of the kernel are made slow, or fail, until this is dropped.
+/// A process with delayed or failing system calls. Dropping this value ends that.
 pub struct Traced(Child);
 
 impl Traced {
-    /// `inject` says what becomes of `calls`, in the words of strace.
+    /// Attaches strace with the fault `inject` for `calls`, in strace's syntax.
     ///
     /// # Panics
     /// If strace does not attach.
@@ -145,7 +146,7 @@ impl Traced {
             line.contains("attached")
         });
         assert!(attached, "strace says: {said}");
-        // It tells of each new thread, and would end where nobody listens.
+        // strace prints each new thread and would exit on a closed pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Traced(child)
     }
@@ -153,13 +154,13 @@ impl Traced {
 
 impl Drop for Traced {
     fn drop(&mut self) {
-        // By this it lets the process go on alone.
+        // SIGINT makes strace detach.
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let begun = Instant::now();
         while begun.elapsed() < LETS_GO && matches!(self.0.try_wait(), Ok(None)) {
             std::thread::sleep(LETS_GO / 100);
         }
-        // It may wait for a process that stands still: then the kernel lets that go.
+        // strace may wait for a stopped process. If it is killed, the kernel detaches it.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

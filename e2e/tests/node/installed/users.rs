@@ -1,4 +1,4 @@
-//! What somebody sees who may look at the tenants of a namespace, and nothing else.
+//! The view of a user who may view the tenants of a namespace and nothing else.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,11 +7,11 @@ use sluice_e2e::cluster::Node;
 
 use super::{Product, binary};
 
-/// Somebody without rights but to look.
+/// Name of a user with read rights only.
 const VIEWER: &str = "viewer";
 
 impl<'a> Product<'a> {
-    /// As [`Product::install`], where somebody may look with `kubectl sluice`.
+    /// Same as [`Product::install`], with a user who may use `kubectl sluice`.
     pub async fn install_for_users(node: &'a Node) -> Option<Product<'a>> {
         let viewer = format!(
             ",people.cli[0].kind=User,people.cli[0].name={VIEWER},people.cli[0].apiGroup=rbac.authorization.k8s.io"
@@ -19,7 +19,7 @@ impl<'a> Product<'a> {
         Product::install_with(node, &viewer).await
     }
 
-    /// The kubeconfig of somebody who may view the namespace and use the CLI, and nothing else.
+    /// Returns the kubeconfig of a user who may view the namespace and use the CLI, and nothing else.
     fn viewer(&self) -> PathBuf {
         if !self.node.api().is_own() {
             return self.node.api().kubeconfig_path().to_owned();
@@ -32,7 +32,7 @@ impl<'a> Product<'a> {
         self.node.api().kubeconfig_of(VIEWER, None)
     }
 
-    /// What the CLI says in the cluster.
+    /// Runs the CLI in the cluster and returns its output.
     pub fn sluice(&self, arguments: &[&str]) -> String {
         let mut command = Command::new(binary("kubectl-sluice"));
         command.args(arguments).args(["-n", &self.namespace]).env("KUBECONFIG", self.viewer());

@@ -1,4 +1,4 @@
-//! What people change of a product that runs: no pod goes that need not, no stream is cut, and no token is another one.
+//! Changes to a running product: only necessary pod restarts, no cut stream, and no changed token.
 
 use serde_json::{Value, json};
 
@@ -13,18 +13,18 @@ const SUMMARY: &str = TENANTS[2];
 /// The only GPU of the pool.
 const GPU: &str = "trial-shared-0";
 
-/// Three tenants that serve on one GPU, and what they are to say.
+/// Three serving tenants on one GPU, and their expected output.
 struct Changes<'a> {
     product: &'a Product<'a>,
     operator: Credential,
-    /// 200 tokens after the prompt.
+    /// The 200 tokens after the prompt.
     golden: String,
-    /// The pods as they were.
+    /// The pods before the changes.
     lives: Vec<String>,
 }
 
 impl Product<'_> {
-    /// All changes, one after another.
+    /// Makes all changes, one after another.
     pub async fn changes(&self) {
         // Of no use a second after its last request: then it may be a victim.
         for name in TENANTS {

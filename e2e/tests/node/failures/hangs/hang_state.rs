@@ -1,4 +1,4 @@
-//! States in which a process is stopped: how a tenant gets there, and how it is held there until it is stopped.
+//! States in which a process is stopped: how a tenant reaches each state and stays in it until the stop.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,31 +17,31 @@ use crate::installed::admin::{Admin, Credential};
 use crate::installed::processes::{Stopped, Traced};
 use crate::installed::{Load, Product, TENANTS};
 
-/// Until a look at a state is repeated.
+/// Poll interval of a state.
 const GLANCE: Duration = Duration::from_millis(2);
-/// By then a sidecar has seen all that its worker had finished before it was stopped: two looks.
+/// Time for a sidecar to see all that its worker finished before the stop: two polls.
 const SETTLED: Duration = Duration::from_millis(100);
-/// What each change of mappings takes longer in an engine that is slowed.
+/// Delay of each mapping change in a slowed engine.
 const SLOWED: &str = "--inject=mmap:delay_exit=60000";
 
-/// When a process is stopped.
+/// State in which a process is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangState {
-    /// A step of its turn runs.
+    /// A step of its time slice runs.
     Computing,
     /// It has lent memory.
     Lending,
     /// It has borrowed memory.
     Borrowing,
-    /// It has requests, and a neighbour has the turn.
+    /// It has requests, and a peer has the time slice.
     Waiting,
-    /// Its engine changes what backs its addresses.
+    /// Its engine changes the backing of its addresses.
     Rebacking,
-    /// It was hibernated, and comes back for a request.
+    /// It was hibernated and wakes for a request.
     Waking,
 }
 
-/// The states of all tenants, asked as the operator does.
+/// Reads the states of all tenants with the operator's credential.
 pub struct Views {
     operator: Credential,
     admins: BTreeMap<&'static str, Admin>,
@@ -57,7 +57,7 @@ impl Views {
         serde_json::from_value(self.admins[tenant].state(&self.operator).await).unwrap()
     }
 
-    /// Whether a neighbour says that `tenant` has the turn.
+    /// Whether a peer reports that `tenant` has the time slice.
     async fn sees_as_holder(&self, tenant: &str) -> bool {
         let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has neighbours");
         let turn = self.state(other).await.neighbourhood.and_then(|place| place.turn);
@@ -80,7 +80,8 @@ impl HangState {
         }
     }
 
-    /// Waits until the state is met and stops the worker in it, so that it stays. A tenant waits as long as its sidecar does not run.
+    /// Waits for the state and stops the worker in it, so that the state stays. A tenant waits as long as its
+    /// sidecar is stopped.
     pub(super) async fn meet(
         self,
         views: &Views,
@@ -110,12 +111,12 @@ impl HangState {
             self.is_met(&state).then_some((stopped, state))
         };
         let met = within(2 * MINUTE, &format!("{tenant} is {self:?}"), met).await;
-        // It stands still all the same, and whoever traces a process delays the news of its end.
+        // The worker stays stopped. A tracer would delay the report of its exit.
         drop(slowed);
         met
     }
 
-    /// A small model is awake at once, so its worker is stopped before it is asked.
+    /// A small model wakes at once, so its worker is stopped before the request is sent.
     async fn wake(
         self,
         views: &Views,
@@ -134,7 +135,7 @@ impl HangState {
         (stopped, state)
     }
 
-    /// Undoes what brought a tenant there.
+    /// Reverts the changes that brought a tenant into this state.
     pub async fn over(self, product: &Product<'_>, tenant: &str) {
         if self == HangState::Waking {
             product.change(
@@ -146,7 +147,7 @@ impl HangState {
     }
 }
 
-/// What tenants are asked meanwhile.
+/// Requests to tenants during a hang.
 pub struct Loads<'a, 'p> {
     rows: &'a Rows<'p>,
     load: Load,
@@ -154,11 +155,11 @@ pub struct Loads<'a, 'p> {
 }
 
 impl<'a, 'p> Loads<'a, 'p> {
-    /// What brings `tenant` into the state `when`.
+    /// Creates the load that brings `tenant` into the state `when`.
     pub fn of(rows: &'a Rows<'p>, when: HangState, tenant: &str) -> Loads<'a, 'p> {
         let others = TENANTS.into_iter().filter(|name| *name != tenant);
         let own = TENANTS.into_iter().filter(|name| *name == tenant);
-        // Whoever lends has nothing to do itself, and a neighbour too much.
+        // A lender must be idle, and a peer must have too much work.
         let (names, count): (Vec<_>, _) = match when {
             HangState::Computing | HangState::Waiting => (TENANTS.into(), 12),
             HangState::Lending => (others.take(1).collect(), 40),
@@ -170,21 +171,21 @@ impl<'a, 'p> Loads<'a, 'p> {
         Loads { rows, load: rows.load.part(count), sent }
     }
 
-    /// Sends all of it again where all was answered.
+    /// Sends all requests again to tenants that have answered them all.
     fn keep_sent(&mut self) {
         for (name, requests) in &mut self.sent {
             self.load.keep_sent(self.rows.product, name, requests);
         }
     }
 
-    /// Sends it to these as well.
+    /// Sends the load to these tenants as well.
     pub fn send_to(&mut self, tenants: &[&'static str]) {
         for name in tenants {
             self.load.keep_sent(self.rows.product, name, self.sent.entry(name).or_default());
         }
     }
 
-    /// Waits for the answers. Those of `culprit` may be cut where it `may_be_cut`.
+    /// Waits for the answers. Those of `culprit` may be cut if `may_be_cut`.
     pub async fn end(self, culprit: &str, may_be_cut: bool) {
         for (name, requests) in self.sent {
             let cut = self.load.ended(requests).await;

@@ -1,4 +1,4 @@
-//! What people see of a hang: conditions and events of tenants, `explain`, `top`, the live page and alerts.
+//! Reports of a hang: conditions and events of tenants, `explain`, `top`, the live page and alerts.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -15,13 +15,13 @@ use crate::installed::alerts::{Labels, Scrapes, expression};
 use crate::installed::pod::name;
 use crate::installed::{Product, SYSTEM, TENANTS};
 
-/// What `SluiceEngineHung` says of a neighbour of a tenant that hangs.
+/// Texts of `SluiceEngineHung` about a peer of a hung tenant.
 const TOOK: &str = "it took the turn from a neighbour that held it too long";
 const SKIPPED: &str = "it skipped a neighbour that did not take its turn";
-/// Scrapes of a turn that is held, a second apart or more.
+/// Scrapes during a held time slice, at least a second apart.
 const POLLS: usize = 5;
 
-/// Whoever watches the tenants from now on: what was there before does not count.
+/// Observes the tenants from its creation on. Earlier events and samples do not count.
 pub struct Observers<'a, 'p> {
     product: &'a Product<'p>,
     begun: Instant,
@@ -36,7 +36,8 @@ impl<'a, 'p> Observers<'a, 'p> {
         people
     }
 
-    /// Scrapes all pods, as Prometheus does. Returns how many told something: one that is stopped or starts does not.
+    /// Scrapes all pods, as Prometheus does. Returns the number of pods that answered: a stopped or starting pod
+    /// does not.
     async fn scrape(&mut self) -> usize {
         let mut told = 0;
         for tenant in TENANTS {
@@ -51,13 +52,14 @@ impl<'a, 'p> Observers<'a, 'p> {
         told
     }
 
-    /// Scrapes until all pods have told something.
+    /// Scrapes until all pods have answered.
     async fn scrape_all(&mut self) {
         let all = async || (self.scrape().await == TENANTS.len()).then_some(());
         within(MINUTE, "all pods are scraped", all).await;
     }
 
-    /// `SluiceEngineHung` holds with these words, each for this tenant, by what counters have grown since this began.
+    /// Checks that `SluiceEngineHung` fires with each text for its tenant, by the growth of counters since this
+    /// value was created.
     pub async fn are_alerted(&mut self, expected: &[(&str, &str)]) {
         self.scrape_all().await;
         let holds = self.scrapes.evaluate(&expression("SluiceEngineHung"));
@@ -70,8 +72,9 @@ impl<'a, 'p> Observers<'a, 'p> {
         }
     }
 
-    /// A tenant is `Degraded` for this reason, by a hang after `since`, milliseconds since 1970, and there is an event. A neighbour
-    /// that took the turn or skipped the tenant since then names it. Returns that neighbour, if there is one, and what its alert says.
+    /// Checks that a tenant is `Degraded` for this reason by a hang after `since` (milliseconds since 1970), and
+    /// that an event exists. A peer that took over the time slice or skipped the tenant since then names the
+    /// tenant. Returns that peer, if any, and the text of its alert.
     pub async fn are_events_reported(
         &self,
         culprit: &str,
@@ -110,7 +113,7 @@ impl<'a, 'p> Observers<'a, 'p> {
             }
         }
         let Some((taker, taken)) = taken else { return skipped.map(|(skipper, _)| (skipper, SKIPPED)) };
-        // It tells of no takeover but the last one.
+        // It reports only its last takeover.
         let words =
             [format!("took the turn from {title} "), format!(" {} ms past its deadline", taken.overdue_ms)];
         self.explained(taker, &words.each_ref().map(String::as_str)).await;
@@ -123,7 +126,8 @@ impl<'a, 'p> Observers<'a, 'p> {
         Some((taker, TOOK))
     }
 
-    /// When the culprit's sidecar found its engine hung, or was itself killed, milliseconds since 1970. `explain` says so.
+    /// Returns when the culprit's sidecar detected the hang of its engine, or was itself killed, milliseconds since
+    /// 1970. Checks that `explain` reports it.
     async fn own_hang(&self, culprit: &str, reason: &str, since: u64, views: &Views) -> Option<u64> {
         let state = views.state(culprit).await;
         if reason == "EngineHung" {
@@ -138,12 +142,12 @@ impl<'a, 'p> Observers<'a, 'p> {
         Some(hangs.at_unix_ms)
     }
 
-    /// A whole tenant that hangs while it waits for the turn is reported by a neighbour as long as it hangs.
+    /// Checks that a peer reports a tenant that hangs while it waits for its time slice, as long as it hangs.
     pub async fn see_a_tenant_that_was_skipped(&self, culprit: &str) {
         self.degraded(culprit, "True", "SidecarHung", "skipped it at").await;
     }
 
-    /// While nobody can take the turn that `culprit` holds, `victim` and the GPU tell whom they wait for.
+    /// Checks that `victim` and the GPU name the tenant that they wait for while `culprit` holds the time slice.
     pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str, since: u64) {
         let title = format!("{}/{culprit}", self.product.namespace);
         self.degraded(victim, "True", "NeighbourHung", &format!("which {title} holds past its deadline"))
@@ -159,7 +163,7 @@ impl<'a, 'p> Observers<'a, 'p> {
         let page: Value = serde_json::from_str(&self.page().await).unwrap();
         let turns = page.to_string();
         assert!(turns.contains(&format!("\"holder\":\"{title}\"")), "{turns}");
-        // Prometheus has seen nothing else for as long as the rule looks back.
+        // Prometheus would have only such samples in the window of the rule.
         self.scrapes = Scrapes::default();
         for _ in 0..POLLS {
             self.scrape().await;
@@ -180,7 +184,7 @@ impl<'a, 'p> Observers<'a, 'p> {
         self.product.wait(&format!("{tenant} is Degraded={status}, {reason}: {words}"), told).await;
     }
 
-    /// There is an event of this reason whose note has a moment since `since`, milliseconds since 1970.
+    /// Waits for an event of this reason whose note has a time after `since`, milliseconds since 1970.
     async fn event(&self, tenant: &str, reason: &str, since: u64) {
         let since = i64::try_from(since / 1_000).unwrap();
         let is_new = |note: &str| {
@@ -192,7 +196,8 @@ impl<'a, 'p> Observers<'a, 'p> {
         self.product.wait(&format!("an event of {tenant} since {since}: {reason}"), there).await;
     }
 
-    /// `sluice explain` of a tenant says this in one line, once the operator has asked its sidecar.
+    /// Waits until `sluice explain` of a tenant has these words in one line, once the operator has polled its
+    /// sidecar.
     async fn explained(&self, tenant: &str, words: &[&str]) {
         let begun = Instant::now();
         let said = async || {
@@ -204,7 +209,7 @@ impl<'a, 'p> Observers<'a, 'p> {
         self.product.wait(&format!("explain {tenant} says: {words:?}"), said).await;
     }
 
-    /// What the live page shows, as it reads it from the leader.
+    /// Reads the data of the live page from the leader.
     async fn page(&self) -> String {
         let forwarded = Forwarded::of_leader(self.product);
         let url = format!("http://{}/v1/overview", forwarded.address);
@@ -213,12 +218,12 @@ impl<'a, 'p> Observers<'a, 'p> {
     }
 }
 
-/// A moment, milliseconds since 1970, as conditions write it.
+/// Formats a time, milliseconds since 1970, as conditions do.
 fn second(at_unix_ms: u64) -> String {
     Timestamp::from_second(i64::try_from(at_unix_ms / 1_000).unwrap()).unwrap().to_string()
 }
 
-/// Whether a takeover is anywhere in what the page shows.
+/// Whether a takeover is anywhere in the data of the page.
 fn has(page: &Value, taken: &Takeover) -> bool {
     match page {
         Value::Object(fields) => {
@@ -242,7 +247,7 @@ impl Events {
         Events(serde_json::from_value(list["items"].take()).unwrap())
     }
 
-    /// The notes of a tenant's events of this reason.
+    /// Returns the notes of a tenant's events of this reason.
     fn notes(&self, tenant: &str, reason: &str) -> impl Iterator<Item = &str> {
         let own =
             move |event: &&Value| event["involvedObject"]["name"] == tenant && event["reason"] == reason;
@@ -250,7 +255,7 @@ impl Events {
     }
 }
 
-/// The read API of the leader, at a port of this machine.
+/// The read API of the leader, forwarded to a local port.
 struct Forwarded {
     child: Child,
     address: String,
@@ -268,7 +273,7 @@ impl Forwarded {
         lines.read_line(&mut line).unwrap();
         let address = line.strip_prefix("Forwarding from ").and_then(|rest| rest.split(' ').next());
         let address = address.unwrap_or_else(|| panic!("kubectl port-forward says: {line}")).to_owned();
-        // It tells of each connection, and would end where nobody listens.
+        // The forwarder prints each connection and would exit on a closed pipe.
         std::thread::spawn(move || lines.lines().for_each(drop));
         Forwarded { child, address }
     }
