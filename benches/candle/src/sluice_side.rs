@@ -80,7 +80,7 @@ impl Sluice {
             activations: memory[layers + 2].as_mut_slice().as_mut_ptr(),
             activation_limit_bytes,
         };
-        // SAFETY: the memory lives in the same value, is of the sizes stated and is touched by nobody else.
+        // SAFETY: the memory lives in the same value, has the stated sizes, and no other code accesses it.
         let ranges = unsafe { Ranges::new(parts) };
         let table = |n: usize| (n * per_sequence..(n + 1) * per_sequence).map(|id| id as u32).collect();
         Ok(Sluice { model, ranges, tables: (0..SEQUENCES).map(table).collect(), _memory: memory })

@@ -1,6 +1,5 @@
-//! What crosses a process boundary as JSON: the file that tells a sidecar what to be, the directive that tells it how
-//! to get on with its neighbours, what neighbours ask of each other, a sidecar's report of its state, the sizes of a
-//! model, and how far its download is.
+//! The JSON that crosses process boundaries: a sidecar's configuration, directives, requests between peers, a sidecar's
+//! report of its state, the sizes of a model, and the progress of its download.
 //!
 //! Plain data and serde, and the rule by which both sides of that boundary restart failed processes. Names end with
 //! their unit: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.

@@ -38,7 +38,7 @@ struct Faulty {
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 enum Fault {
-    /// A lender takes the bytes from its books and promises them to nobody.
+    /// A lender takes the bytes from its books and promises them to no peer.
     LostEarmark,
     /// A lender promises chunks that it still has mapped.
     EarlyEarmark,

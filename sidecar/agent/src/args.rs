@@ -49,7 +49,7 @@ pub struct Args {
     pub task: Option<Task>,
 }
 
-/// What a sidecar's program does beside serving.
+/// What a sidecar's program does instead of serving.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Task {
     /// Download a model, as a pod does before its sidecar starts.

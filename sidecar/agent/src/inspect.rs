@@ -29,7 +29,7 @@ use crate::run::Failure;
 /// Maximum size of a JSON file that is read whole, in bytes.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
-/// What is inspected, and who is told.
+/// What is inspected, and where the result goes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct InspectArgs {
     /// Number format in memory: Auto (as stored), Float32, Float16 or BFloat16.

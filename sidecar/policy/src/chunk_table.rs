@@ -1,5 +1,5 @@
-//! The table chunk -> owner and state. Nothing else changes an owner, and every change names the owner it expects, so
-//! that a chunk promised twice is a panic and not a corrupted tensor.
+//! The table from chunk to owner and state. No other code changes an owner, and every change names the owner that it
+//! expects, so that a chunk with two owners is a panic and not a corrupted tensor.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -13,42 +13,42 @@ pub mod ownership;
 
 pub use ownership::{LayerHome, Ownership};
 
-/// Who holds a chunk. Exactly one at any time.
+/// The owner of a chunk. Exactly one at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// Nobody; it backs no address.
+    /// None; it backs no address.
     Free,
     /// Embeddings, head and final norm.
     WeightsGlobal,
-    /// A resident layer's slab.
+    /// The weights of a resident layer.
     WeightsLayer(LayerId),
-    /// A slot, shared in turn by moving layers.
+    /// A slot that moving layers share.
     Slot(SlotId),
-    /// A frame of the KV arena.
+    /// The KV arena.
     Kv,
     /// The activation range.
     Activation,
     /// The staging range.
     Staging,
-    /// Promised to a neighbour.
+    /// Promised to a peer.
     Earmarked(Peer),
 }
 
-/// What a chunk goes through.
+/// The state of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
-    /// Its contents are of no concern, or are tracked elsewhere (blocks of KV).
+    /// Its contents do not matter, or are tracked elsewhere (blocks of KV).
     #[default]
     Idle,
-    /// A copy that will show this generation has been ordered.
+    /// A copy that will show this generation is ordered.
     Filling(Generation),
-    /// It holds this generation.
+    /// It contains this generation.
     Committed(Generation),
     /// KV that takes no new blocks, so that it becomes empty.
     Draining,
 }
 
-/// The table. Capacity equation: created = the sum over owners, in chunks; device use = overhead + created.
+/// The table. Capacity: created = the sum over owners, in chunks; device use = overhead + created.
 #[derive(Clone, Debug)]
 pub struct ChunkTable {
     chunk_bytes: u64,
@@ -59,14 +59,14 @@ pub struct ChunkTable {
     /// Chunks that do not exist.
     free_list: BTreeSet<ChunkId>,
     draining: BTreeSet<ChunkId>,
-    /// Contents of holders of weights; one state for all chunks of a slab, because a slab is copied as a whole.
+    /// Contents of holders of weights; one state for all chunks of a layer, because a layer is copied as a whole.
     contents: BTreeMap<Owner, State>,
     created: u32,
     digest: u64,
 }
 
 impl ChunkTable {
-    /// A ledger of `capacity_chunks` chunks, none created.
+    /// A table of `capacity_chunks` chunks, none created.
     pub fn new(capacity_chunks: u32, chunk_bytes: u64) -> ChunkTable {
         ChunkTable {
             chunk_bytes,
@@ -88,7 +88,7 @@ impl ChunkTable {
         self.set(chunk, Some(Owner::Free));
     }
 
-    /// The chunk is gone. It was free, or promised to a neighbour.
+    /// The chunk no longer exists. It was free, or promised to a peer.
     pub fn release(&mut self, chunk: ChunkId) {
         let idle = matches!(self.owners[chunk.index()], Some(Owner::Free | Owner::Earmarked(_)));
         assert!(idle, "{chunk:?} is released while held");
@@ -129,7 +129,7 @@ impl ChunkTable {
         self.contents.insert(holder, state);
     }
 
-    /// A chunk of KV takes no new blocks, or does again.
+    /// A chunk of KV takes no new blocks, or takes them again.
     pub fn set_draining(&mut self, chunk: ChunkId, draining: bool) {
         assert_eq!(self.owners[chunk.index()], Some(Owner::Kv), "only KV drains");
         let _ = if draining { self.draining.insert(chunk) } else { self.draining.remove(&chunk) };
@@ -159,12 +159,12 @@ impl ChunkTable {
         self.counts.get(&owner).copied().unwrap_or(0)
     }
 
-    /// Every owner that holds or held chunks, with their number.
+    /// Every owner that has or had chunks, with their number.
     pub fn counts(&self) -> impl Iterator<Item = (Owner, u32)> + '_ {
         self.counts.iter().map(|(owner, count)| (*owner, *count))
     }
 
-    /// Chunks that nobody holds, in order.
+    /// Free chunks, in order.
     pub fn free(&self) -> impl Iterator<Item = ChunkId> + '_ {
         self.free.iter().copied()
     }
@@ -194,7 +194,7 @@ impl ChunkTable {
         self.owners.iter().enumerate().filter_map(|(i, owner)| Some((ChunkId(i as u32), (*owner)?)))
     }
 
-    /// A fingerprint of who holds what: equal tables have equal digests.
+    /// A digest of all owners: equal tables have equal digests.
     pub fn digest(&self) -> u64 {
         self.digest
     }

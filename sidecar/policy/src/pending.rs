@@ -12,59 +12,59 @@ use crate::memory_manager::TransferKind;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// What an action's end will change.
+/// The effect of an action when it ends.
 #[derive(Clone, Debug)]
 pub enum Pending {
-    /// These chunks come to exist.
+    /// These chunks are created.
     Create(Vec<ChunkId>),
-    /// These chunks go.
+    /// These chunks are released.
     Release(Vec<ChunkId>),
-    /// These chunks go, and with them a part of the share.
+    /// These chunks are released, and with them a part of the share.
     ReleaseShare(Vec<ChunkId>),
-    /// These chunks come to exist again after a borrower's death.
+    /// These chunks are created again after a borrower exited.
     Recreate(Vec<ChunkId>),
-    /// These chunks come to exist on a neighbour's bytes.
+    /// These chunks are created on a peer's bytes.
     Accept(Vec<ChunkId>, Earmark, TransferKind),
-    /// These chunks, and so many that do not exist, go to a neighbour.
+    /// These chunks, and this number that do not exist, go to a peer.
     Lend(Vec<ChunkId>, u32, Earmark, TransferKind),
     /// The address table becomes this one.
     Reback(Box<Change>),
-    /// A slab arrives.
+    /// Weights are copied.
     Fill {
-        /// Where.
+        /// The holder.
         target: FillTarget,
-        /// Under which name.
+        /// Their generation.
         generation: Generation,
     },
     /// Blocks move.
     Move(Vec<BlockMove>),
-    /// KV arrives in the host tier.
+    /// KV is copied to the host tier.
     SwapOut(Vec<Swap>),
-    /// KV arrives from the host tier.
+    /// KV is copied from the host tier.
     SwapIn(Vec<Swap>),
-    /// The same beside steps.
+    /// The same during steps.
     AsyncSwapIn(Vec<Swap>),
-    /// KV of a layer arrives in a buffer for one step.
+    /// KV of a layer is copied into a buffer for one step.
     Fetch {
         /// The layer.
         layer: LayerId,
         /// The buffer.
         buffer: SlotId,
-        /// Under which name.
+        /// Its generation.
         generation: Generation,
-        /// Something is copied: not of nobody's KV, or of what was given up.
+        /// Blocks are copied; false for an empty fetch.
         copies: bool,
     },
-    /// KV arrives in the host tier beside steps.
+    /// KV is copied to the host tier during steps.
     WriteBack(Vec<Swap>),
-    /// KV of a layer leaves a buffer, under this name.
+    /// KV of a layer leaves a buffer, of this generation.
     Spill(Generation),
-    /// Queued fills are dropped.
+    /// Queued copies are dropped.
     Drop,
 }
 
 impl Pending {
-    /// Chunks that come to exist with it.
+    /// Chunks that are created with it.
     pub fn arriving(&self) -> &[ChunkId] {
         match self {
             Pending::Create(chunks) | Pending::Recreate(chunks) | Pending::Accept(chunks, ..) => chunks,
@@ -72,21 +72,21 @@ impl Pending {
         }
     }
 
-    /// Runs beside steps and moves KV.
+    /// Runs during steps and moves KV.
     fn streams(&self) -> bool {
         use Pending::{AsyncSwapIn, Fetch, Spill, WriteBack};
         matches!(self, Fetch { .. } | WriteBack(_) | Spill(_) | AsyncSwapIn(_))
     }
 }
 
-/// A change of holdings.
+/// A change of ownership.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Who holds what afterwards.
+    /// The owners afterwards.
     pub next: Ownership,
-    /// The layout afterwards, where it changes.
+    /// The layout afterwards, if it changes.
     pub layout: Option<Layout>,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
@@ -94,17 +94,17 @@ pub struct Change {
 #[derive(Clone, Debug, Default)]
 pub struct PendingActions {
     next: u64,
-    /// By id, from the oldest that has not ended on; none where one has.
+    /// By id, from the oldest that has not ended; none for those that have.
     actions: VecDeque<Option<Pending>>,
-    /// Those that have not ended.
+    /// Actions that have not ended.
     count: u32,
     fills: u32,
-    /// Other copies of KV that run beside steps, as fills do.
+    /// Copies of KV that run during steps, as fills do.
     streams: u32,
 }
 
 impl PendingActions {
-    /// Orders `work`, which is needed at `due`, if anybody waits for it.
+    /// Orders `work`, which is needed at `due`; `None` = no step waits for it.
     pub fn order(
         &mut self,
         work: Work,
@@ -137,7 +137,7 @@ impl PendingActions {
         effect
     }
 
-    /// Where the action is kept, if anywhere.
+    /// The index of the action, if it is pending.
     fn place(&self, id: ActionId) -> Option<usize> {
         let oldest = self.next - self.actions.len() as u64;
         let at = usize::try_from(id.0.checked_sub(oldest)?).ok()?;
@@ -164,7 +164,7 @@ impl PendingActions {
         self.fills
     }
 
-    /// Anything under way that a step must not run beside: everything but fills and copies of KV.
+    /// An action is pending that no step may run with: any but copies of weights and KV.
     pub fn blocking(&self) -> bool {
         self.count > self.fills + self.streams
     }
@@ -184,7 +184,7 @@ impl PendingActions {
         self.blocking() && self.effects().any(holds)
     }
 
-    /// Actions ordered so far: names the next one.
+    /// Actions ordered so far: the id of the next one.
     pub fn ordered(&self) -> u64 {
         self.next
     }

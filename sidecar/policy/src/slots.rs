@@ -1,7 +1,7 @@
-//! What is in the slots, now and over the next step: the endless cyclic sequence of copies for one layout.
+//! The contents of slots, now and over the next step: the cyclic sequence of copies of one layout.
 //!
-//! Moving layer number `i` of every step uses slot `i % beta`. A copy into a slot waits for the reader of the copy before
-//! it there; readers are named by layer and generation, and no generation is used for two contents.
+//! Moving layer number `i` of every step uses slot `i % beta`. A copy into a slot waits for the reader of the copy
+//! before it; readers are named by layer and generation, and no generation names two contents.
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -15,7 +15,7 @@ use crate::step_model::Layout;
 pub struct Generations(u64);
 
 impl Generations {
-    /// One that was never used.
+    /// A generation that was never used.
     pub fn next_generation(&mut self) -> Generation {
         self.0 += 1;
         Generation(self.0)
@@ -27,7 +27,7 @@ impl Generations {
     }
 }
 
-/// How far a copy is.
+/// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// It has to be ordered.
@@ -38,7 +38,7 @@ pub enum Progress {
     Committed,
 }
 
-/// One layer's stay in a slot, for one step. A layer that is alone in its slot stays, under one generation.
+/// A layer in a slot, for one step. A layer that is alone in its slot stays under one generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
     /// The layer.
@@ -47,18 +47,18 @@ pub struct Instance {
     pub slot: SlotId,
     /// Names the contents.
     pub generation: Generation,
-    /// Of its copy.
+    /// Progress of its copy.
     pub progress: Progress,
 }
 
 /// A copy to order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DueCopy {
-    /// What.
+    /// The copy.
     pub instance: Instance,
-    /// Whose reader it waits for.
+    /// The reader that it waits for.
     pub after: Option<(LayerId, Generation)>,
-    /// It is for the step after the present one, or after the one that begins next.
+    /// It is for the step after the present one, or after the next one.
     pub early: bool,
 }
 
@@ -68,14 +68,14 @@ pub struct Slots {
     layout: Layout,
     /// From the first moving layer of the present step (or, at a boundary, of the next) on.
     window: VecDeque<Instance>,
-    /// What each slot holds before the window begins, complete and read by nobody.
+    /// What each slot contains before the window begins, complete and without readers.
     base: Vec<Option<(LayerId, Generation)>>,
-    /// What each slot holds for certain: the last complete copy. None after a copy that failed half way.
+    /// The last complete copy of each slot. None after a copy that failed half way.
     contents: Vec<Option<(LayerId, Generation)>>,
 }
 
 impl Slots {
-    /// Slots for `layout` whose contents are `contents` (complete), none where unknown.
+    /// Slots for `layout` with these complete contents, none if unknown.
     pub fn new(layout: Layout, contents: Vec<Option<(LayerId, Generation)>>) -> Slots {
         assert_eq!(contents.len(), usize::from(layout.beta), "one content for each slot");
         Slots { layout, window: VecDeque::new(), base: contents.clone(), contents }
@@ -100,17 +100,17 @@ impl Slots {
         self.layout.moving.len()
     }
 
-    /// The sequence reaches to the first instance of each slot in the next step.
+    /// Extends the sequence to the first layer of each slot in the next step.
     pub fn extend_early(&mut self, generations: &mut Generations) {
         self.extend(usize::from(self.layout.beta), generations);
     }
 
-    /// The sequence covers this step and the first instance of each slot in the next one.
+    /// Extends the sequence over this step and the first layer of each slot in the next one.
     pub fn extend_step(&mut self, generations: &mut Generations) {
         self.extend(self.moving() + usize::from(self.layout.beta), generations);
     }
 
-    /// The sequence covers this step only.
+    /// Extends the sequence over this step only.
     pub fn extend_one_step(&mut self, generations: &mut Generations) {
         self.extend(self.moving(), generations);
     }
@@ -127,7 +127,7 @@ impl Slots {
         }
     }
 
-    /// What is in `slot` before instance number `at` of the window.
+    /// The contents of `slot` before instance number `at` of the window.
     fn before(&self, at: usize, slot: SlotId) -> Option<Instance> {
         let earlier = self.window.range(..at).rev().find(|i| i.slot == slot).copied();
         earlier.or_else(|| {
@@ -136,7 +136,7 @@ impl Slots {
         })
     }
 
-    /// Takes the copies that are due, in order. They count as ordered from now on.
+    /// Takes the due copies, in order. They count as ordered from now on.
     pub fn take_due(&mut self) -> Vec<DueCopy> {
         let mut due = Vec::with_capacity(self.window.len());
         let mut readers: Vec<Option<(LayerId, Generation)>> = vec![None; self.base.len()];
@@ -161,7 +161,7 @@ impl Slots {
         }
     }
 
-    /// A copy is complete. It may be one whose step is over already: `done` can overtake `ready`.
+    /// A copy is complete. Its step may be over already: `done` can overtake `ready`.
     pub fn committed(&mut self, slot: SlotId, layer: LayerId, generation: Generation) {
         self.mark(generation, Progress::Committed);
         let newer = self.contents[slot.index()].is_none_or(|(_, shown)| shown < generation);
@@ -170,8 +170,9 @@ impl Slots {
         }
     }
 
-    /// A copy did not happen. `clean`: the slot still holds what it held. One that no lease names takes a new generation;
-    /// one that a running step waits for keeps its name, which nobody has seen, so that the step can go on.
+    /// A copy did not happen. `clean`: the slot still contains what it did. A copy that no lease names takes a new
+    /// generation; one that a running step waits for keeps its own, which no reader has seen, so that the step can
+    /// continue.
     pub fn incomplete(
         &mut self,
         slot: SlotId,
@@ -209,8 +210,8 @@ impl Slots {
         self.window.range(..self.moving()).map(|i| (i.layer, i.generation))
     }
 
-    /// The step is over: all of its readers are done. Returns whether the news of a copy's end is still to come, which
-    /// its reader's can overtake.
+    /// The step is over: all of its readers are done. Returns whether the end of a copy is still to be reported, which
+    /// the end of its reader can overtake.
     pub fn finish_step(&mut self) -> bool {
         assert!(self.window.len() >= self.moving(), "a step that ends was leased");
         let late = self.window.range(..self.moving()).any(|i| i.progress != Progress::Committed);
@@ -220,7 +221,7 @@ impl Slots {
         late
     }
 
-    /// Starts over with unknown contents: everything is copied anew.
+    /// Starts over with unknown contents: everything is copied again.
     pub fn reset(&mut self) {
         self.window.clear();
         self.base.fill(None);

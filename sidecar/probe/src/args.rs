@@ -46,7 +46,7 @@ pub struct Args {
 #[derive(Clone, Debug, Subcommand)]
 #[command(disable_help_subcommand = true)]
 pub enum Part {
-    /// A process beside the one that asks.
+    /// A process next to the one that asks.
     #[command(hide = true)]
     Child {
         /// What it does.

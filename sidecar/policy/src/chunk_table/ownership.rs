@@ -1,5 +1,5 @@
-//! Who holds which chunks, in address order. The address table (address -> chunk) follows from it, and a transaction is
-//! the difference between two of them.
+//! The chunks of each owner, in address order. The address table (address to chunk) follows from it, and a transaction
+//! is the difference between two of them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -10,7 +10,7 @@ use crate::action::{Address, Reback, Transaction};
 use crate::geometry::Geometry;
 use crate::ids::{BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
 
-/// Before and after, of a chunk that nobody holds.
+/// Before and after, of a free chunk.
 const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
 
 /// Where a layer's weights are under a layout.
@@ -24,7 +24,7 @@ pub enum LayerHome {
     Absent,
 }
 
-/// Chunks by holder.
+/// Chunks by owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// Embeddings, head and final norm.
@@ -35,22 +35,22 @@ pub struct Ownership {
     pub slots: Vec<Vec<ChunkId>>,
     /// The slot that a moving layer uses; none for a resident one.
     pub slot_of: Vec<Option<SlotId>>,
-    /// The chunk behind each frame of the KV arena.
+    /// The chunk behind each position of the KV arena.
     pub frames: Vec<Option<ChunkId>>,
     /// The activation range, front first.
     pub activation: Vec<ChunkId>,
     /// The staging range.
     pub staging: Vec<ChunkId>,
-    /// Chunks that are KV by now and still behind the activation addresses that they had before (eLLM 5.1, asynchronous
-    /// unmapping). They count once, as KV. No step touches these addresses: they lie behind the last chunk of `activation`, and a
-    /// step is told how far its activations reach (`activation_limit_bytes`).
+    /// Chunks that belong to KV and are still behind the activation addresses that they had before (eLLM 5.1,
+    /// asynchronous unmapping). They count once, as KV. No step accesses these addresses: they are behind the last
+    /// chunk of `activation`, and a step knows the limit of its activations (`activation_limit_bytes`).
     pub stale: Vec<(Address, ChunkId)>,
-    /// Chunks of each layer's slab.
+    /// Chunks of each layer's weights.
     slab_chunks: Vec<u32>,
 }
 
 impl Ownership {
-    /// Nothing is held; the arena has `frames` positions.
+    /// No chunk is owned; the arena has `frames` positions.
     pub fn new(geometry: &Geometry, frames: u32) -> Ownership {
         let slab_chunks = (0..usize::from(geometry.layers())).map(|l| geometry.slab_chunks(l)).collect();
         Ownership::empty(slab_chunks, frames as usize)
@@ -80,10 +80,10 @@ impl Ownership {
         &self.slab_chunks
     }
 
-    /// The chunk behind a block of KV, of which each chunk holds `blocks_per_chunk`.
+    /// The chunk behind a block of KV; each chunk holds `blocks_per_chunk`.
     ///
     /// # Panics
-    /// If the block lies in no backed frame.
+    /// If no chunk backs the position of the block.
     pub fn chunk_of(&self, block: BlockId, blocks_per_chunk: u32) -> ChunkId {
         self.frames[(block.0 / blocks_per_chunk) as usize].expect("a block lies in a backed frame")
     }
@@ -107,7 +107,7 @@ impl Ownership {
         whole.filter(|(layer, _)| self.layer_chunks(*layer) == next.layer_chunks(*layer)).collect()
     }
 
-    /// Neither own chunks nor a slot: its memory was given away, and no step can run before it is back.
+    /// Neither own chunks nor a slot: its memory is lent, and no step can run before it is restored.
     pub fn is_absent(&self, layer: LayerId) -> bool {
         self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
     }
@@ -121,7 +121,7 @@ impl Ownership {
         }
     }
 
-    /// How many layers are absent.
+    /// The number of absent layers.
     pub fn absent_layers(&self) -> u16 {
         (0..self.layers.len()).filter(|l| self.is_absent(LayerId(*l as u16))).count() as u16
     }
@@ -142,7 +142,7 @@ impl Ownership {
             .chain(numbered(&self.staging, Address::Staging))
     }
 
-    /// Every chunk that is held, with its owner, each once.
+    /// Every owned chunk, with its owner, each once.
     pub fn owners(&self) -> impl Iterator<Item = (ChunkId, Owner)> + '_ {
         let layers = self.layers.iter().enumerate();
         let layers = layers.flat_map(|(l, chunks)| owned(chunks, Owner::WeightsLayer(LayerId(l as u16))));
@@ -156,19 +156,19 @@ impl Ownership {
             .chain(owned(&self.staging, Owner::Staging))
     }
 
-    /// The first `count` frames that nothing backs.
+    /// The first `count` positions that no chunk backs.
     pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
         let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());
         frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
     }
 
-    /// Backs the first frames that nothing backs with these chunks. Chunks beyond the last frame are left out.
+    /// Backs the first free positions with these chunks. Chunks beyond the last position are left out.
     pub fn back_frames(&mut self, chunks: impl IntoIterator<Item = ChunkId>) {
         let unbacked = self.frames.iter_mut().filter(|chunk| chunk.is_none());
         unbacked.zip(chunks).for_each(|(frame, chunk)| *frame = Some(chunk));
     }
 
-    /// Chunks that went from activations to KV since `before` stay behind their old addresses, as those that do already.
+    /// Chunks that went from activations to KV since `before` stay behind their old addresses, as earlier ones do.
     pub fn mark_stale(&mut self, before: &Ownership) {
         let inflated = |(chunk, from, to)| ((from, to) == (Owner::Activation, Owner::Kv)).then_some(chunk);
         let inflated: BTreeSet<_> = before.changes(self).into_iter().filter_map(inflated).collect();
@@ -177,10 +177,10 @@ impl Ownership {
         self.stale.sort_unstable();
     }
 
-    /// The changes from `self` to `next`. What is stale goes first, so that a chunk whose owner changes once more has no older
-    /// address than its last one; then what is replaced, so that no address is doubly backed; then new addresses come, and old
-    /// ones that stay empty go last (eLLM 5.1): a chunk that moves is never nowhere, unless another takes its place.
-    /// `kept` chunks change their owner with their contents.
+    /// The changes from `self` to `next`. Stale addresses go first, so that a chunk whose owner changes once more has
+    /// no address older than its last one; then replaced ones, so that no address is backed twice; then new addresses
+    /// are mapped, and old ones that stay empty are unmapped last (eLLM 5.1). So a moving chunk always has an address,
+    /// unless another chunk takes its place. `kept` chunks change their owner with their contents.
     pub fn transaction(&self, next: &Ownership, kept: &[ChunkId]) -> Transaction {
         let late: BTreeSet<(Address, ChunkId)> = next.stale.iter().copied().collect();
         let mut diff = Diff::default();
@@ -204,8 +204,8 @@ impl Ownership {
         Transaction { ops: [diff.replaced, diff.maps, diff.emptied].concat(), handed_over }
     }
 
-    /// Chunks whose owner differs in `next`, in order: (chunk, from, to). Its time goes with the parts that differ, not with
-    /// the size of the device.
+    /// Chunks whose owner differs in `next`, in order: (chunk, from, to). The time depends on what differs, not on the
+    /// size of the device.
     pub fn changes(&self, next: &Ownership) -> Vec<(ChunkId, Owner, Owner)> {
         let mut owners: BTreeMap<ChunkId, (Owner, Owner)> = BTreeMap::new();
         self.unlike(next, |chunk, owner| owners.entry(chunk).or_insert(UNOWNED).0 = owner);
@@ -214,8 +214,8 @@ impl Ownership {
         changed.map(|(chunk, (from, to))| (chunk, from, to)).collect()
     }
 
-    /// Tells the chunks, with their owner, of every holder that holds others in `other`. Frames are compared one by one:
-    /// they all have the same owner.
+    /// Reports the chunks, with their owner, of every owner that has others in `other`. Positions of KV are compared
+    /// one by one: they all have the same owner.
     fn unlike(&self, other: &Ownership, mut tell: impl FnMut(ChunkId, Owner)) {
         let mut part = |own: &[ChunkId], others: &[ChunkId], owner: Owner| {
             if own != others {

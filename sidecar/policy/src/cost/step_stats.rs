@@ -1,4 +1,4 @@
-//! What steps and copies really took.
+//! Measured times of steps and copies.
 
 use alloc::vec::Vec;
 
@@ -8,22 +8,22 @@ use crate::linear_fit::LinearFit;
 use crate::params::Params;
 use crate::peers::time_slice::largest_prefill_tokens;
 
-/// A wait of more than this share of a layer's compute leaves caches and threads cold: what follows is no sample of T_c.
-/// Taken as one, each stall would raise T_c, a larger T_c hide more copies, and those stall more.
+/// A wait of more than this share of a layer's compute leaves caches and threads cold, so its layer is no sample of
+/// T_c. Otherwise each stall would raise T_c, a larger T_c would hide more copies, and those would stall more.
 pub(crate) const WAITED_PERMILLE: u64 = 50;
 
-/// What a finished step took.
+/// The duration of a finished step and of its parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepTimes {
     /// Its shape.
     pub shape: StepShape,
-    /// Every sequence was given one token.
+    /// Every sequence got one token.
     pub decode_only: bool,
-    /// Compute time of each layer, waiting not counted, nanoseconds.
+    /// Compute time of each layer without waits, nanoseconds.
     pub layer_ns: Vec<u64>,
-    /// Time each layer waited for its slot, nanoseconds.
+    /// Wait of each layer for its slot, nanoseconds.
     pub stall_ns: Vec<u64>,
-    /// Time each layer waited for its KV, nanoseconds.
+    /// Wait of each layer for its KV, nanoseconds.
     pub kv_stall_ns: Vec<u64>,
     /// The whole step, nanoseconds.
     pub total_ns: u64,
@@ -38,13 +38,14 @@ pub struct StepStats {
     copied_bytes: u64,
     /// T_c of each layer, decode steps only.
     compute: Vec<Ewma>,
-    /// What a token adds to a step that prefills, all layers together. Tokens of prompts and of decodes count alike.
+    /// Time that a token adds to a step with prefill, all layers together. Tokens of prompts and of decodes count
+    /// alike.
     prefill_token: Ewma,
-    /// Of a decode step, what is neither a layer nor a wait: embeddings, the head, sampling.
+    /// Time of a decode step outside layers and waits: embeddings, the head, sampling.
     overhead: Ewma,
-    /// Columns of KV that decode steps read.
+    /// KV blocks that decode steps read.
     columns: Ewma,
-    /// Compute of a decode step over the columns of KV that it reads, all layers together.
+    /// Compute of a decode step over the KV blocks that it reads, all layers together.
     kv: LinearFit,
     estimated_bytes_per_second: u64,
     estimated_compute_ns: u64,
@@ -71,7 +72,7 @@ impl StepStats {
         self.timed(bytes, duration_ns);
     }
 
-    /// The link took so long for so many bytes to the device, of whatever kind.
+    /// Records a copy to the device, of any kind.
     pub(crate) fn timed(&mut self, bytes: u64, duration_ns: u64) {
         if bytes > 0 && duration_ns > 0 {
             let ns_per_mib = u128::from(duration_ns) * u128::from(MIB) / u128::from(bytes);
@@ -97,8 +98,8 @@ impl StepStats {
         }
     }
 
-    /// The part of a step with prefill that a decode step would not take, shared among its tokens. At least a nanosecond: 0
-    /// means that nothing was measured.
+    /// Records the time of a step with prefill beyond that of a decode step, per token. At least a nanosecond: 0 means
+    /// that nothing was measured.
     fn prefilled(&mut self, times: &StepTimes) {
         let total_ns: u128 = times.layer_ns.iter().copied().map(u128::from).sum();
         let added_ns = total_ns.saturating_sub(self.token_compute_ns());
@@ -107,55 +108,55 @@ impl StepStats {
         }
     }
 
-    /// A decode step read so many columns of KV.
+    /// Records the KV blocks that a decode step read.
     pub(crate) fn read(&mut self, columns: u64) {
         self.columns.observe(columns);
     }
 
-    /// It took so long for them.
+    /// Records the duration of a decode step that read them.
     pub(crate) fn observe_kv_read(&mut self, columns: u64, times: &StepTimes) {
         self.kv.observe(columns, total(&times.layer_ns));
     }
 
-    /// Columns of KV behind the averages of compute; none before a step has read any.
+    /// KV blocks behind the averages of compute; none before a step has read any.
     pub fn read_columns(&self) -> Option<u64> {
         self.columns.value()
     }
 
-    /// What a decode step takes beside its layers and what they wait for, nanoseconds; 0 = unknown.
+    /// Time of a decode step outside its layers and their waits, nanoseconds; 0 = unknown.
     pub fn overhead_ns(&self) -> u64 {
         self.overhead.value().unwrap_or(0)
     }
 
-    /// What each column of KV adds to a decode step, nanoseconds; 0 = unknown.
+    /// Time that each KV block adds to a decode step, nanoseconds; 0 = unknown.
     pub fn column_ns(&self) -> u64 {
         self.kv.per_x()
     }
 
-    /// What each token adds to a step that prefills, of a prompt or of a decode, nanoseconds; 0 = unknown.
+    /// Time that each token adds to a step with prefill, nanoseconds; 0 = unknown.
     pub fn prefill_token_ns(&self) -> u64 {
         self.prefill_token.value().unwrap_or(0)
     }
 
-    /// How long a step of `decodes` sequences that decode and `prefill_tokens` tokens of prompts takes, nanoseconds, as far as is
+    /// Duration of a step with `decodes` decodes and `prefill_tokens` tokens of prompts, nanoseconds, as far as is
     /// known.
     pub fn step_ns(&self, decodes: u32, prefill_tokens: u32) -> u64 {
-        // In a step with prompts the token of a decode counts as one of a prompt; so it does before a decode was measured.
+        // In a step with prompts a decode counts as one token of a prompt; so it does before a decode was measured.
         let decodes = if prefill_tokens == 0 && self.compute_known() { 0 } else { decodes };
         let tokens = u64::from(prefill_tokens) + u64::from(decodes);
         let added_ns = u128::from(self.prefill_token_ns()) * u128::from(tokens);
         (self.decode_step_ns() + added_ns).min(u128::from(u64::MAX)) as u64
     }
 
-    /// The most tokens of prompts for a step that is to take at most `max_ns` and in which `decodes` sequences decode. At least
-    /// one; no bound while nothing was measured.
+    /// The most prompt tokens for a step of at most `max_ns` with `decodes` decodes. At least one; no bound while
+    /// nothing was measured.
     pub fn prefill_tokens_within(&self, decodes: u32, max_ns: u64) -> u32 {
         let Some(token_ns) = self.prefill_token.value() else { return u32::MAX };
         let left_ns = u128::from(max_ns).saturating_sub(self.decode_step_ns()) as u64;
         largest_prefill_tokens(token_ns, left_ns).saturating_sub(decodes).max(1)
     }
 
-    /// The same by what its tokens add alone, whatever a decode takes.
+    /// The same by the time of its tokens alone, without that of a decode step.
     pub fn prefill_tokens_adding(&self, max_ns: u64) -> u32 {
         largest_prefill_tokens(self.prefill_token_ns(), max_ns)
     }
@@ -171,12 +172,12 @@ impl StepStats {
         self.copied_bytes
     }
 
-    /// Bytes per second from host to device.
+    /// Bandwidth from host to device, bytes per second.
     pub fn link_bytes_per_second(&self) -> u64 {
         MIB * 1_000_000_000 / self.ns_per_mib()
     }
 
-    /// T_T: the copy of each layer's slab, nanoseconds.
+    /// T_T: time to copy each layer, nanoseconds.
     pub fn transfer_ns(&self) -> Vec<u64> {
         let rate = u128::from(self.ns_per_mib());
         self.slab_bytes.iter().map(|bytes| (u128::from(*bytes) * rate / u128::from(MIB)) as u64).collect()

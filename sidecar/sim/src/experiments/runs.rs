@@ -18,12 +18,12 @@ pub struct Job {
     pub load: Arc<Vec<Arrival>>,
 }
 
-/// Runs all jobs and returns their results in the same order. Calls `told` after each job with its name, the number of
+/// Runs all jobs and returns their results in the same order. Calls `on_done` after each job with its name, the number of
 /// finished jobs and the total.
 ///
 /// # Errors
 /// The error of the first job, in job order, that cannot be served.
-pub fn run_all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<ServeStats>, String> {
+pub fn run_all(jobs: &[Job], on_done: &dyn Fn(&str, usize, usize)) -> Result<Vec<ServeStats>, String> {
     let (next, (sender, done)) = (AtomicUsize::new(0), mpsc::channel());
     let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
     let mut served: Vec<Option<Result<ServeStats, String>>> = vec![None; jobs.len()];
@@ -34,7 +34,7 @@ pub fn run_all(jobs: &[Job], told: &dyn Fn(&str, usize, usize)) -> Result<Vec<Se
         drop(sender);
         for (count, (at, result)) in (1..).zip(done) {
             served[at] = Some(result);
-            told(&jobs[at].name, count, jobs.len());
+            on_done(&jobs[at].name, count, jobs.len());
         }
     });
     served.into_iter().map(|result| result.expect("every job was done")).collect()

@@ -37,8 +37,8 @@ impl Device {
         let fails = self.rng.chance(self.faults.copy_fails_permille);
         let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
         for (at, swap) in blocks.iter().enumerate() {
-            let beside = self.faults.swap_in_wrong_block && at == 0;
-            let tokens = if fails { Tokens::default() } else { self.host_tokens(swap.host, beside) };
+            let next = self.faults.swap_in_wrong_block && at == 0;
+            let tokens = if fails { Tokens::default() } else { self.host_tokens(swap.host, next) };
             *self.block_mut(swap.block).ok_or(Failure::Refused)? = tokens;
         }
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
@@ -74,9 +74,9 @@ impl Device {
         }
     }
 
-    /// Returns the contents of a host block, or of the next one if `beside`.
-    pub(crate) fn host_tokens(&self, block: HostBlockId, beside: bool) -> Tokens {
-        let at = (block.index() + usize::from(beside)) % self.host.len();
+    /// Returns the contents of a host block, or of the next one if `next`.
+    pub(crate) fn host_tokens(&self, block: HostBlockId, next: bool) -> Tokens {
+        let at = (block.index() + usize::from(next)) % self.host.len();
         self.host[at].tokens
     }
 }

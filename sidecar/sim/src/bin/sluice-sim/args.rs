@@ -93,7 +93,7 @@ pub struct ServeArgs {
     /// Requests at most.
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = parse_count)]
     pub requests: usize,
-    /// Longer prompts are cut to so many tokens.
+    /// Longer prompts are cut to this number of tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_cap: u32,
     /// The machine (see `list`).
@@ -136,7 +136,7 @@ pub struct ServeArgs {
     /// KV of each tenant on the device at most, GiB; as much as there is when left out.
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
     pub kv_gib: Option<u64>,
-    /// Host memory for KV of each tenant, GiB; equal parts of what the machine has beside all weights when left out.
+    /// Host memory for KV of each tenant, GiB; equal parts of what the machine has left after all weights when left out.
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(0..=1_048_576))]
     pub host_kv_gib: Option<u64>,
     /// How kernels are launched.
