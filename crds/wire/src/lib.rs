@@ -1,5 +1,6 @@
-//! The JSON that crosses process boundaries: a sidecar's configuration, directives, requests between peers, a sidecar's
-//! report of its state, the sizes of a model, and the progress of its download.
+//! Types that cross a process boundary as JSON: a sidecar's configuration, its directive, requests between peers, a
+//! sidecar's report of its state, the sizes of a model, the progress of a download, and the overview of the operator's
+//! leader.
 //!
 //! Plain data and serde, and the rule by which both sides of that boundary restart failed processes. Names end with
 //! their unit: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.

@@ -84,7 +84,7 @@ pub struct DashboardServer {
 
 impl DashboardServer {
     /// Serves the page of the tenants `configs` at `wanted`, and prints where. `source` is the command that the page
-    /// names. Where [`DEFAULT_ADDRESS`] is taken, it serves at a free port.
+    /// names. If [`DEFAULT_ADDRESS`] is taken, it serves at a free port.
     ///
     /// # Errors
     /// Another address is taken, or is not one of this machine.

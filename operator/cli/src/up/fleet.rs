@@ -27,7 +27,7 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Claims the folders of all tenants of `objects`. `quiet` is that of [`TenantProcess`].
+    /// Claims the folders of all tenants of `objects`. `quiet` limits their logs to warnings and errors.
     ///
     /// # Errors
     /// A sibling binary is missing, an object needs an unsupported feature, nothing is to run, or a tenant already
