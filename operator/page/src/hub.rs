@@ -1,5 +1,4 @@
-//! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is
-//! there.
+//! State that all viewers of one page share: the last reading of each GPU, the histories, and notifications of updates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,19 +18,19 @@ use crate::view::{GpuView, Reading};
 const MAX_WHOLE_GPUS: usize = 4;
 /// Most viewers at one time.
 const MAX_VIEWERS: usize = 32;
-/// How often colours of tenants that are gone become free, milliseconds.
+/// Interval of freeing the colours of removed tenants, milliseconds.
 const FREE_COLOURS_EVERY_MS: u64 = 60_000;
 
-/// What a page is about.
+/// Settings of a page.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
-    /// Who serves it, for people.
+    /// Name of the server, for users.
     pub source: String,
     /// Time between two updates.
     pub interval: Duration,
     /// Most moves that are kept of each GPU.
     pub moves: usize,
-    /// Why no GPU is known as long as nothing was read.
+    /// Text while no GPU has been read.
     pub note: String,
 }
 
@@ -105,14 +104,14 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// A page that knows no GPU.
+    /// Creates a page without GPUs.
     pub fn new(settings: HubConfig) -> Arc<Hub> {
         let (updates, seats) = (watch::Sender::new(0), Arc::new(Semaphore::new(MAX_VIEWERS)));
         Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits: seats })
     }
 
-    /// Takes what is known of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Those that it leaves
-    /// out are gone.
+    /// Adds the data of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. GPUs that it omits are
+    /// removed.
     pub fn update(&self, now_unix_ms: u64, give: impl FnOnce(&mut Update<'_>)) {
         let number = *self.updates.borrow() + 1;
         {
@@ -132,12 +131,12 @@ impl Hub {
         self.updates.send_replace(number);
     }
 
-    /// Time between two updates.
+    /// Returns the time between two updates.
     pub const fn interval(&self) -> Duration {
         self.settings.interval
     }
 
-    /// A place for a viewer who asks for the GPU `key`; `None` = all places are taken.
+    /// Adds a viewer who asks for the GPU `key`; `None` = the limit of viewers is reached.
     pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
         let seat = self.viewer_permits.clone().try_acquire_owned().ok()?;
         if let Some(key) = &key {
@@ -160,7 +159,7 @@ fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
     inner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An update under way.
+/// An update in progress.
 #[derive(Debug)]
 pub struct Update<'a> {
     inner: &'a mut Inner,
@@ -169,7 +168,7 @@ pub struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// One GPU. A reading that is known already costs next to nothing.
+    /// Adds one GPU. A known reading costs almost nothing.
     pub fn gpu(&mut self, reading: &Reading<'_>) {
         let key = reading.key();
         let is_new = !self.inner.gpus.contains_key(&key);
@@ -265,7 +264,7 @@ struct List<'a> {
 }
 
 impl Viewer {
-    /// Waits for the next update, or takes the present state at first; `None` = there will be none.
+    /// Waits for the next update, or returns the present state at first; `None` = there will be none.
     pub async fn next(&mut self) -> Option<Vec<Message>> {
         self.updates.changed().await.ok()?;
         let number = *self.updates.borrow_and_update();

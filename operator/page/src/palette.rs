@@ -1,8 +1,8 @@
-//! Which colour a tenant has: the same in all views, for as long as it is there.
+//! Assigns colours to tenants: the same in all views, until the tenant is removed.
 
 use std::collections::BTreeMap;
 
-/// Colours that there are for tenants.
+/// Number of colours for tenants.
 pub const COLOURS: usize = 8;
 
 /// Colours of tenants by title, as indices below [`COLOURS`].
@@ -10,7 +10,7 @@ pub const COLOURS: usize = 8;
 pub struct Palette(pub(crate) BTreeMap<String, usize>);
 
 impl Palette {
-    /// The colour that a tenant has already, else the one that fewest have, those of the tenants `on_gpu` first.
+    /// Returns the tenant's colour, or assigns the one that the fewest tenants of `on_gpu` use, then the fewest overall.
     pub fn colour(&mut self, title: &str, on_gpu: &[String]) -> usize {
         if let Some(own) = self.0.get(title) {
             return *own;
@@ -25,7 +25,7 @@ impl Palette {
         own
     }
 
-    /// Forgets the tenants that are gone: their colours are free.
+    /// Frees the colours of the tenants that no longer exist.
     pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.0.retain(|title, _| is_there(title));
     }

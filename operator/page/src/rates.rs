@@ -1,10 +1,10 @@
-//! Tokens per second of each tenant, from two readings.
+//! Computes tokens per second of each tenant from two readings.
 
 use std::collections::BTreeMap;
 
 use sluice_wire::State;
 
-/// What the readings before counted, and the rates that followed.
+/// Counters of the previous readings, and the rates.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
     /// When each tenant was read, by its own clock, and its tokens since the start then.
@@ -14,7 +14,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Takes a reading: the tenants that answered, each with a key of its own.
+    /// Adds a reading: the tenants that answered, each with a unique key.
     pub fn read<'a>(&mut self, states: impl Iterator<Item = (String, &'a State)>) {
         let now: BTreeMap<_, _> =
             states.map(|(key, s)| (key, (s.at_unix_ms, s.figures.decode_tokens_total))).collect();
@@ -24,13 +24,13 @@ impl Rates {
         self.counts = now;
     }
 
-    /// Tokens per second of a tenant between the last two readings; `None` = not known.
+    /// Returns a tenant's tokens per second between the last two readings; `None` = not known.
     pub fn get(&self, key: &str) -> Option<f32> {
         self.rates.get(key).copied()
     }
 }
 
-/// `None` where a rate means nothing: no time passed, or the sidecar started again.
+/// Returns `None` if the rate is undefined: no time passed, or the sidecar restarted.
 fn rate(before: (u64, u64), now: (u64, u64)) -> Option<f32> {
     let tokens = now.1.checked_sub(before.1)?;
     let ms = now.0.checked_sub(before.0).filter(|ms| *ms > 0)?;

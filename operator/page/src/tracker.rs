@@ -1,4 +1,4 @@
-//! What is kept of one GPU from reading to reading, and what is shown of it.
+//! Keeps the data of one GPU across readings, and builds its view.
 
 use crate::history::History;
 use crate::palette::Palette;
@@ -6,7 +6,7 @@ use crate::rates::Rates;
 use crate::shortages::Shortages;
 use crate::view::{GpuView, Reading, states, title};
 
-/// One GPU through time: its history, and what its rates and shortages are counted from.
+/// One GPU over time: its history, and the state of its rates and shortages.
 #[derive(Debug)]
 pub struct Tracker {
     read_unix_ms: Option<u64>,
@@ -16,17 +16,17 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// A GPU that was never read. Samples and moves go into `history`.
+    /// Creates a tracker of a GPU without readings. Samples and moves go into `history`.
     pub fn new(history: History) -> Tracker {
         Tracker { read_unix_ms: None, history, rates: Rates::default(), shortages: Shortages::default() }
     }
 
-    /// When it was read last, milliseconds since the Unix epoch; `None` = never.
+    /// Returns the time of the last reading, milliseconds since the Unix epoch; `None` = never.
     pub const fn read_unix_ms(&self) -> Option<u64> {
         self.read_unix_ms
     }
 
-    /// Its last quarter of an hour.
+    /// Returns its last quarter of an hour.
     pub const fn history(&self) -> &History {
         &self.history
     }
