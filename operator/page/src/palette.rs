@@ -10,7 +10,8 @@ pub const COLOURS: usize = 8;
 pub struct Palette(pub(crate) BTreeMap<String, usize>);
 
 impl Palette {
-    /// Returns the tenant's colour, or assigns the one that the fewest tenants of `on_gpu` use, then the fewest overall.
+    /// Returns the tenant's colour, or assigns the one that the fewest tenants of `on_gpu` use, then the fewest
+    /// overall.
     pub fn colour(&mut self, title: &str, on_gpu: &[String]) -> usize {
         if let Some(own) = self.0.get(title) {
             return *own;
