@@ -77,9 +77,9 @@ pub struct GpuPoolSpec {
     /// Which tenant lends first, and how fast memory moves back. Default as in its fields.
     #[serde(default)]
     pub remap: Remap,
-    /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName, or fewer gpus)
-    /// is carried out: WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as they are) or
-    /// Disruptive (at once). Default WhenEmpty.
+    /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName, or fewer gpus) is
+    /// carried out: WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as they are) or Disruptive (at once).
+    /// Default WhenEmpty.
     #[serde(default)]
     pub update_policy: UpdatePolicy,
     /// Labels that a node must have. Default: none.
@@ -126,9 +126,8 @@ pub struct Device {
         validation = rules::HOST_LINK.rule()
     )]
     pub host: Option<HostDevice>,
-    /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity, as `sluice
-    /// gpu-probe` measures it on such a GPU (question `handles`, contexts). Refused with `host`, where there are none.
-    /// Default 1Gi.
+    /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity, as `sluice gpu-probe`
+    /// measures it on such a GPU (question `handles`, contexts). Refused with `host`, where there are none. Default 1Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_reserve: Option<Quantity>,
 }
@@ -298,9 +297,8 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Remap {
-    /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified the one whose next
-    /// request is expected last, where that is known), LeastRecentlyUsed or FixedOrder (by name). Default
-    /// MostRecentlyUsed.
+    /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified the one whose next request is
+    /// expected last, where that is known), LeastRecentlyUsed or FixedOrder (by name). Default MostRecentlyUsed.
     pub victim: VictimRule,
     /// Shortest time that a layer stays after it came back, milliseconds. Default 500.
     #[schemars(range(min = 0, max = 600_000))]

@@ -88,8 +88,8 @@ pub struct ModelTenantSpec {
     /// The model that is served. Immutable. Required.
     #[x_kube(validation = rules::MODEL_IMMUTABLE.rule())]
     pub model: Model,
-    /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default:
-    /// none, each pod downloads into a folder of its own on its node.
+    /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default: none, each
+    /// pod downloads into a folder of its own on its node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
     /// Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.
@@ -199,8 +199,8 @@ impl ModelTenantSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct TenantMemory {
-    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. A smaller value counts as
-    /// the default. Default: KV for one sequence of maxModelLen.
+    /// KV that the tenant can always hold on the GPU, bytes as a quantity; part of its floor. A smaller value counts as the
+    /// default. Default: KV for one sequence of maxModelLen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guaranteed_kv: Option<Quantity>,
     /// KV that the tenant may hold on the GPU at most, bytes as a quantity. Default: what the GPU has.

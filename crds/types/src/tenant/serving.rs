@@ -23,9 +23,9 @@ pub struct Slo {
     /// Length of the window, seconds. Default 60.
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
-    /// Longest time that a request is paused in all, seconds; after that it is not paused again. Under Unified, time in
-    /// which its client reads from the deposit does not count, and a request whose first token is late already goes
-    /// behind the others once, by this time. 0 switches both off. Default 10.
+    /// Longest time that a request is paused in all, seconds; after that it is not paused again. Under Unified, time in which its
+    /// client reads from the deposit does not count, and a request whose first token is late already goes behind the others
+    /// once, by this time. 0 switches both off. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }
@@ -102,8 +102,8 @@ impl Default for Idle {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Engine {
-    /// Native (Sluice's engine, whose memory moves) or Vllm (vLLM behind a proxy: pacing, holding, idleness and sleep;
-    /// its memory stays its own). Immutable. Default Native.
+    /// Native (Sluice's engine, whose memory moves) or Vllm (vLLM behind a proxy: pacing, holding, idleness and sleep; its memory
+    /// stays its own). Immutable. Default Native.
     pub kind: EngineKind,
     /// Image of the engine. Default: the operator's for Native; Vllm needs one.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -35,9 +35,8 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cache {
-    /// Name of the PersistentVolumeClaim, in the same namespace: writable for user or group 65532, and ReadWriteMany
-    /// for pods on several nodes. Each commit has a folder of its own in it, which all tenants share that name it.
-    /// Required.
+    /// Name of the PersistentVolumeClaim, in the same namespace: writable for user or group 65532, and ReadWriteMany for pods on
+    /// several nodes. Each commit has a folder of its own in it, which all tenants share that name it. Required.
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
 }

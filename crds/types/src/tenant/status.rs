@@ -1,5 +1,4 @@
-//! What the operator reports about a tenant. Written by the operator alone; readers ignore fields that a newer one
-//! adds.
+//! What the operator reports about a tenant. Written by the operator alone; readers ignore fields that a newer one adds.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
