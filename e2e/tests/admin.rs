@@ -1,4 +1,4 @@
-//! The admin port: who may ask.
+//! Access to the admin port.
 
 use crate::support::http::CLIENT;
 use crate::support::load::MODEL;

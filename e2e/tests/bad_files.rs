@@ -1,4 +1,5 @@
-//! Model folders and YAML that cannot be used: status 78, the file and the field or tensor on stderr, nothing left.
+//! Model folders and YAML that cannot be used: status 78, the file and the field or tensor on stderr, and no
+//! leftovers.
 
 use std::path::Path;
 
@@ -92,7 +93,7 @@ fn write(folder: &Path, name: &str, text: impl AsRef<[u8]>) {
     std::fs::write(folder.join(name), text).unwrap();
 }
 
-/// Sets a field of `config.json`; null takes it out.
+/// Sets a field of `config.json`; null removes it.
 fn config(folder: &Path, field: &str, value: Value) {
     let text = std::fs::read(folder.join("config.json")).unwrap();
     let mut config: Value = serde_json::from_slice(&text).unwrap();
@@ -104,7 +105,7 @@ fn config(folder: &Path, field: &str, value: Value) {
     write(folder, "config.json", config.to_string());
 }
 
-/// Gives the tokenizer an end token of its own, which the model has no embedding for.
+/// Adds an end token to the tokenizer that has no embedding in the model.
 fn new_end(folder: &Path, id: u32) {
     let text = std::fs::read(folder.join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
@@ -115,7 +116,7 @@ fn new_end(folder: &Path, id: u32) {
     write(folder, "tokenizer_config.json", json!({"eos_token": "<new end>"}).to_string());
 }
 
-/// The same bytes under a name of the same length.
+/// Renames a tensor to a name of the same length.
 fn rename_tensor(folder: &Path, name: &str) {
     let mut bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let at = bytes

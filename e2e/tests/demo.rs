@@ -1,4 +1,4 @@
-//! `sluice demo`: what it prints, what it serves while it runs, how it ends, and what it leaves behind.
+//! `sluice demo`: its output, its page, its end, and its leftovers.
 
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use crate::support::http::CLIENT;
 use crate::support::model::bin_folder;
 use crate::support::{TestEnv, eventually, processes};
 
-/// For the whole demo: bursts under two rules take longer than anything else that is waited for.
+/// Limit for the whole demo: bursts under two policies take longer than any other wait.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// `sluice demo` under way.
+/// A running `sluice demo`.
 struct Demo<'a> {
     child: Child,
     world: &'a TestEnv,
@@ -21,7 +21,7 @@ struct Demo<'a> {
 
 fn command(world: &TestEnv, arguments: &[&str]) -> Command {
     let mut command = world.sluice(&bin_folder());
-    // Its model is made there, and it is the only thing that stays.
+    // Folder of its generated model, which is its only leftover.
     command.env("XDG_CACHE_HOME", world.path("cache")).args(["demo", "--port", "0"]).args(arguments);
     command
 }
@@ -33,7 +33,7 @@ impl<'a> Demo<'a> {
         Demo { child: command.spawn().unwrap(), world }
     }
 
-    /// Waits for a whole line that begins with `start`; its rest.
+    /// Waits for a complete line that begins with `start`, and returns the rest of it.
     async fn has_printed(&mut self, start: &str) -> String {
         let line = eventually(start, async || {
             let stdout = self.world.stdout();
@@ -49,7 +49,7 @@ impl<'a> Demo<'a> {
         line.await
     }
 
-    /// Waits for the end; the exit status. Nothing is left then.
+    /// Waits for the end, checks for leftovers, and returns the exit status.
     async fn ended(mut self) -> Option<i32> {
         let begun = Instant::now();
         let status = loop {
@@ -101,7 +101,7 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
         let figures = row(name);
         assert!(figures.len() == 2 && figures.iter().all(|figure| *figure > 0.0), "{name}: {stdout}");
     }
-    // Fixed partitions lend nothing, on any machine; a burst that exceeds its share takes what idle tenants have.
+    // Fixed partitions lend nothing on any machine. A burst that exceeds its share borrows from idle tenants.
     let lent = row("most layers lent at once");
     assert!(lent[0] == 0.0 && lent[1] > 0.0, "{stdout}");
     let lines: Vec<_> = stdout.lines().collect();

@@ -1,4 +1,4 @@
-//! The end of a tenant with streams open: they may finish, within a time.
+//! A tenant ends with open streams: they may finish within a time limit.
 
 use std::time::{Duration, Instant};
 

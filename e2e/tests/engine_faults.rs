@@ -1,4 +1,4 @@
-//! Engines that die, again and again, or stand still: the same streams go on with the same tokens.
+//! Engines that crash repeatedly, or hang: the same streams continue with the same tokens.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{Tenant, TestEnv, WAIT_LIMIT, eventually, http, processes, slow};
 
-/// A silence that no step explains.
+/// A silence longer than any step.
 const SILENCE: Duration = Duration::from_millis(700);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,7 +46,7 @@ async fn when_the_engine_is_killed_ten_times_in_a_minute_the_tenant_stays_ready_
         stream.until_tokens(kill * 4).await;
         processes::signal(tenant.engine().await, Signal::KILL);
         assert_eq!(tenant.readiness().await, Some(200), "after kill {kill}");
-        // Until then the books name the dead engine.
+        // Until then the state names the dead engine.
         tenant.until("the loss is noticed", |state| state.engine.restarts == kill as u64).await;
     }
     assert!(begun.elapsed() < Duration::from_secs(60), "ten in a minute: {:?}", begun.elapsed());
@@ -98,7 +98,7 @@ async fn stopped_engine_pauses_streams_until_continued() {
 
 /// Objectives that steps of 40 ms meet, and that a stopped engine misses long before it counts as hung and is replaced.
 const SLO: &str = "slo: {ttftMilliseconds: 2000, tbtMilliseconds: 300}";
-/// The objective for later tokens, a tenth more, and time for a look at the state of a busy machine.
+/// The TBT objective plus a tenth, and time for a poll of the state on a busy machine.
 const SEEN_WITHIN: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,12 +1,12 @@
-//! The examples, as the quick start of the README runs one: copied to a folder, with generated models where they look for
-//! them, and nothing in them changed.
+//! The examples, run as in the quick start of the README: copied to a folder, with generated models at the paths
+//! that they name, and otherwise unchanged.
 
 use std::path::Path;
 
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Answer, Tenant, TestEnv, model};
 
-/// Names of its tenants, and the models that they name.
+/// Tenants and models of an example.
 struct Example {
     text: String,
     tenants: Vec<String>,
@@ -26,13 +26,13 @@ impl Example {
     }
 }
 
-/// Values of a key, without comments.
+/// Returns the values of a key, without comments.
 fn values(yaml: &str, key: &str) -> Vec<String> {
     let lines = yaml.lines().filter_map(|line| line.trim_start().strip_prefix(key));
     lines.map(|value| value.split('#').next().unwrap().trim().to_owned()).collect()
 }
 
-/// Every tenant answers, alone and while all others do, and all end as they are told to.
+/// Checks that every tenant answers, alone and with all others, and that all end on request.
 async fn serves(name: &str, tenants: &[&str]) {
     let (world, example) = (TestEnv::new(), Example::read(name));
     assert_eq!(example.tenants, tenants, "{name}");

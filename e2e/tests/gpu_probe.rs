@@ -1,4 +1,4 @@
-//! `sluice gpu-probe`: the installed probe, with no GPU at all.
+//! `sluice gpu-probe`: the installed probe, on a machine without a GPU.
 
 use std::process::{Command, Output};
 

@@ -1,5 +1,5 @@
-//! Processes that hang instead of dying: each one of a tenant is stopped in each state, its neighbours go on, and the tenant
-//! comes back by itself.
+//! Processes that hang instead of exiting: each process of a tenant is stopped in each state, its peers continue,
+//! and the tenant recovers by itself.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::support::{Answer, Tenant, TestEnv, eventually, processes, slow};
 mod waking;
 mod whole_tenant;
 
-/// A hung sidecar is dead by then, and so is a supervisor that starts no engine after 15 s; time in which the node is slow counts a
-/// quarter at least.
+/// Limit for the kill of a hung sidecar, and of a supervisor that starts no engine for 15 s; time in which the node
+/// is slow counts at least a quarter.
 const KILLED: Duration = Duration::from_secs(90);
-/// A supervisor kills a sidecar that has not run for so long.
+/// Time after which a supervisor kills a sidecar that does not run.
 const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
 /// The default of `hangTimeoutSeconds`.
 const HANG_TIMEOUT: Duration = Duration::from_secs(2);
-/// Slow enough to be met in the middle: each layer of each step, each change of mappings.
+/// Delays per layer of a step and per change of mappings, so that the test can stop a process in the middle.
 const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
 
 /// A process of a tenant.
@@ -33,16 +33,16 @@ enum Stopped {
     Sidecar,
 }
 
-/// When it is stopped.
+/// State in which it is stopped.
 #[derive(Clone, Copy, Debug)]
 enum When {
-    /// A step of its turn runs.
+    /// A step of its time slice runs.
     Computing,
     /// It has lent memory.
     Lending,
     /// It has borrowed memory.
     Borrowing,
-    /// Its engine changes what backs its addresses.
+    /// Its engine changes the backing of its addresses.
     Rebacking,
 }
 
@@ -59,7 +59,7 @@ impl When {
     }
 }
 
-/// The process of a tenant, as its state names its engine.
+/// Returns the process of a tenant. Its state has the pid of its engine.
 fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     let engine = state.engine.pid.expect("an engine is attached");
     match stopped {
@@ -69,12 +69,12 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     }
 }
 
-/// Waits until each of `others` has run a step since. Returns how long that took.
+/// Waits until each of `others` has run a step. Returns the duration.
 async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Duration {
     let (mut before, mut requests) = (Vec::new(), Vec::new());
     for other in others {
         before.push(other.state().await.figures.steps_total);
-        // Its load may have ended.
+        // Its load may have finished.
         let tenant = (*other).clone();
         requests.push(tokio::spawn(async move { tenant.complete(&greedy(&prompt(99, 20), 4)).await }));
     }
@@ -95,23 +95,25 @@ async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Durat
     took
 }
 
-/// A sidecar that was started `starts` times reports the hangs of all before it; the last did not run for `least` or longer.
+/// Checks that a sidecar that was started `starts` times reports the hangs of all of its predecessors; the last one
+/// was stopped for at least `least`.
 async fn are_hangs_reported(tenant: &Tenant, starts: usize, least: Duration) {
     let hangs = tenant.state().await.sidecar_hangs.expect("it reports them");
     assert_eq!(hangs.total, starts as u64 - 1, "{hangs:?}");
     assert!(Duration::from_millis(hangs.waited_ms) >= least, "{hangs:?}");
 }
 
-/// A trio under load, of which one tenant is about to hang.
+/// Three loaded tenants, of which one is about to hang.
 struct Case<'a, 'w> {
     trio: &'a mut ThreeTenants<'w>,
     alone: &'a [Vec<Answer>],
-    /// How often each sidecar was started.
+    /// Starts of each sidecar.
     starts: &'a mut [usize; 3],
 }
 
 impl Case<'_, '_> {
-    /// Stops a process of the first tenant that is as wanted, and waits for its neighbours and for itself.
+    /// Stops a process of the first tenant in the state `when`, and waits until its peers and the tenant itself
+    /// continue.
     async fn run(&mut self, stopped: Stopped, when: When) {
         let what = format!("{stopped:?} stopped while {when:?}");
         let loads = self.trio.tenants.each_ref().map(three_tenants::begin);
@@ -160,7 +162,7 @@ impl Case<'_, '_> {
     }
 }
 
-/// Runs cases one after the other on the same tenants.
+/// Runs cases one after another on the same tenants.
 async fn cases(cases: &[(Stopped, When)]) {
     let world = TestEnv::new();
     let binaries = world.special_binaries(SLOWED);

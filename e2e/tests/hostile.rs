@@ -1,4 +1,4 @@
-//! Clients that mean harm, beside one that does not: it must not notice them, and what they took is given back.
+//! Hostile clients together with a normal one: they must not affect it, and their resources are released.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::support::http::{Failure, Raw};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Answer, Stream, Tenant, TestEnv, Up, WAIT_LIMIT, processes, slow};
 
-/// A head may take 10 s; this allows for a busy machine.
+/// Limit for a request head, which is 10 s; this includes time for a busy machine.
 const HEAD_LIMIT: Duration = Duration::from_secs(100);
-/// What hostile clients may cost for a while, bytes.
+/// Temporary memory growth that hostile clients may cause, bytes.
 const TOLERATED_BYTES: u64 = 100 << 20;
 
-/// A tenant with a stream of about 6 s under way.
+/// A tenant with an open stream of about 6 s.
 struct HostileSetup<'a> {
     up: Up<'a>,
     tenant: Tenant,
@@ -36,7 +36,8 @@ impl<'a> HostileSetup<'a> {
         HostileSetup { up, tenant, stream, expected, resident_bytes }
     }
 
-    /// The normal stream went on all the time; all is given back; the tenant still serves.
+    /// Checks that the normal stream was not affected, that all resources are released, and that the tenant still
+    /// serves.
     async fn end(self) {
         let HostileSetup { up, tenant, stream, expected, resident_bytes } = self;
         assert_eq!(stream.finish().await.unwrap(), expected, "the stream beside was affected");
@@ -113,7 +114,7 @@ async fn endless_headers_are_cut_and_streams_continue() {
             let mut client = Raw::connect(&address).await;
             client.send_raw(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-slow: ").await;
             let begun = Instant::now();
-            // A byte now and then does not buy more time.
+            // A byte now and then does not extend the limit.
             while !client.closes_within(Duration::from_millis(500)).await {
                 client.send_raw(b"y").await;
                 assert!(begun.elapsed() < HEAD_LIMIT, "a slow head is never cut");
@@ -181,21 +182,21 @@ async fn ten_thousand_streams_are_each_completed_or_refused() {
         }
     }
     eprintln!("{served} streams served, {told} told to come later, {shut_out} without a connection");
-    // As many as may wait are served in any case, and all that have a connection are told.
+    // The full queue is served in any case, and every connected client gets an answer.
     assert!(served >= 1024 && served + told >= 3072, "{served} served, {told} told");
     scene.end().await;
 }
 
-/// What became of a stream.
+/// Result of a stream.
 enum Outcome {
     Served(Answer),
-    /// By 429 or 503, and when to come again.
+    /// 429 or 503, with a Retry-After.
     Rejected,
-    /// More connections than there may be: their 503 is lost where the request comes after the end of its connection.
+    /// Too many connections: the 503 is lost if the request is sent after the connection was closed.
     Disconnected,
 }
 
-/// The end of a stream that was or was not opened.
+/// Returns the result of a stream that may not have been opened.
 async fn outcome(opened: Result<Stream, Failure>) -> Outcome {
     match opened {
         Ok(stream) => Outcome::Served(stream.finish().await.expect("who is let in is answered whole")),

@@ -1,4 +1,4 @@
-//! Strangers at the engine's socket: refused and logged, and the tenant goes on.
+//! Unknown processes at the engine's socket: refused and logged, and the tenant continues.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,16 +11,16 @@ use rustix::process::Signal;
 
 use crate::support::{Tenant, TestEnv, eventually, processes, slow};
 
-/// The version that the sidecar speaks: what is refused here is refused for what follows it.
+/// Version that the sidecar speaks: these messages are refused for their contents after the version.
 const LINK_VERSION: u16 = 6;
 
-/// `SLNK`, version, kind, part 0 of 1, length of the payload.
+/// Returns a header: `SLNK`, version, kind, part 0 of 1, length of the payload.
 fn header(version: u16, kind: u16, payload_bytes: u32) -> Vec<u8> {
     let words = [version, kind, 0, 1].into_iter().flat_map(u16::to_le_bytes);
     b"SLNK".iter().copied().chain(words).chain(payload_bytes.to_le_bytes()).collect()
 }
 
-/// What strangers say, and the words of the refusal in the log.
+/// Messages of unknown processes, and the text of the refusal in the log.
 fn malformed_messages() -> [(Vec<u8>, &'static str); 5] {
     [
         (b"GET / HTTP/1.1\r\nhost: engine\r\n\r\n".to_vec(), "magic"),
@@ -40,7 +40,7 @@ async fn unknown_link_peers_are_refused_and_logged() {
     stream.until_tokens(5).await;
     let engine = tenant.engine().await;
     let supervisor = processes::parent(engine);
-    // Strangers are heard at any time; here while there is no engine and none can be started.
+    // The sidecar listens at any time; here while no engine runs and none can be started.
     processes::signal(supervisor, Signal::STOP);
     processes::signal(engine, Signal::KILL);
     for (speech, words) in malformed_messages() {
@@ -73,14 +73,14 @@ async fn unknown_peer_does_not_block_engine_or_restart() {
     up.end_cleanly().await;
 }
 
-/// Engines lost so far.
+/// Number of lost engines so far.
 async fn unattended(tenant: &Tenant) -> u64 {
     tenant.state().await.engine.restarts
 }
 
 fn dial(path: &Path) -> OwnedFd {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-    // Room for a packet that is larger than the link allows.
+    // Large enough for a packet above the limit of the link.
     rustix::net::sockopt::set_socket_send_buffer_size(&socket, 1 << 20).unwrap();
     connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     socket

@@ -1,4 +1,4 @@
-//! Who may come in, and how many: API keys and the limits of the YAML.
+//! Access control: API keys and the limits of the YAML.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::support::http::{self, CLIENT, Failure, Raw};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Tenant, TestEnv, Yaml, eventually, slow};
 
-/// A key that is taken out of its file opens nothing any more after this time.
+/// Time after which a key that was removed from its file is refused.
 const REVOKED_WITHIN: Duration = Duration::from_secs(60);
 const MODEL: &str = "--layers 2 --hidden 64 --intermediate 128 --vocab 300 --max-positions 512";
 
@@ -138,7 +138,7 @@ async fn idle_connection_is_kept_alive() {
     let body = greedy(&prompt(1, 4), 2).to_string();
     kept.post(body.as_bytes()).await;
     assert_eq!(kept.status().await, Some(200));
-    // Longer than the head of a request may take at the other doors.
+    // Longer than the limit for a request head at the other ports.
     assert!(!kept.closes_within(Duration::from_secs(12)).await, "a load balancer would lose a request");
     drop(kept);
     up.end_cleanly().await;

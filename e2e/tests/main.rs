@@ -1,7 +1,8 @@
-//! The product as a user meets it: `sluice up`, `sluice run` and `sluice demo` with real sidecars, real engines, real signals and real sockets.
+//! The product as a user runs it: `sluice up`, `sluice run` and `sluice demo` with real sidecars, engines, signals
+//! and sockets.
 //!
-//! A black box: only binaries, YAML, HTTP, files and `/proc`. Every test lives in a folder of its own and looks, when its
-//! tenants have ended, whether a process, a socket or a file stayed behind.
+//! The tests only use binaries, YAML, HTTP, files and `/proc`. Every test has its own folder and checks, after its
+//! tenants have ended, that no process, socket or file remains.
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! KV so short that memory moves by itself, under every policy and while engines die: the books balance at every moment
-//! and not one token changes.
+//! Little KV memory, so that memory moves by itself, under every policy and while engines crash: the accounting is
+//! always consistent and no token changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,18 +10,18 @@ use crate::support::load::{self, MEMORY, MODEL, Observed, poll_while};
 use crate::support::three_tenants::events;
 use crate::support::{Answer, Tenant, TestEnv, Up, Yaml, processes};
 
-/// Engines that die under one load.
+/// Engines killed under one load.
 const KILLS: u64 = 3;
-/// Loads of a tenant with a host tier until it has done what it must: `Pie` tries for some steps whether it pays to move KV, and
-/// rests for hundreds; what was timed on a busy machine may rightly be declined.
+/// Maximum loads of a tenant with a host tier until it has used the required mechanisms: `Pie` tries for some steps
+/// whether moving KV pays, and then waits for hundreds; it may correctly decline after timings on a busy machine.
 const MOST_LOADS: u64 = 8;
 
 /// Host memory for all KV of the load.
 const TIER: &str = ", memory: {hostKv: 16Mi}";
-/// The same where no layer may move.
+/// The same without remappable layers.
 const TIER_ALONE: &str = ", memory: {hostKv: 16Mi, maxRemappedPercent: 0}";
 
-/// A policy, what its tenant's `spec` has besides, and what it must do while KV is short.
+/// A policy, further fields of its tenant's `spec`, and its required events while KV is short.
 type Case = (&'static str, &'static str, &'static [&'static str]);
 
 const CASES: [Case; 8] = [
@@ -32,16 +32,16 @@ const CASES: [Case; 8] = [
     ("Pie", TIER, &["write_back", "fetch"]),
     ("OrbitFlow", TIER, &["plan", "write_back", "fetch"]),
     ("Unified", TIER, &["inflate", "remap_own"]),
-    // Where no layer may move, KV does.
+    // Where no layer may move, KV moves.
     ("Unified", TIER_ALONE, &["inflate", "write_back", "fetch"]),
 ];
 
-/// How often a tenant did it.
+/// Counts an event of a tenant.
 fn times(state: &State, deed: &str) -> u64 {
     if deed == "preempt" { state.figures.preemptions_total } else { events(state, deed) }
 }
 
-/// What the load is answered where nothing is short: the same under every policy.
+/// Returns the answers to the load without memory pressure: the same under every policy.
 async fn alone() -> Vec<Answer> {
     let world = TestEnv::new();
     let (up, tenant) = start(&world, "Recompute", "").await;
@@ -56,7 +56,7 @@ async fn alone() -> Vec<Answer> {
     alone
 }
 
-/// A tenant that the load puts under pressure.
+/// Starts a tenant that the load puts under pressure.
 async fn start<'a>(world: &'a TestEnv, policy: &'static str, spec: &str) -> (Up<'a>, Tenant) {
     let model = world.model("model", MODEL);
     let mut yaml =
@@ -67,8 +67,8 @@ async fn start<'a>(world: &'a TestEnv, policy: &'static str, spec: &str) -> (Up<
     (up, tenant)
 }
 
-/// Answers of the load, what was seen meanwhile, and how many engines died: `kills`, each in the middle of a batch. Where `kv_moves`
-/// each died when KV was fetched since the one before: as many as that happens to.
+/// Returns the answers to the load, the observations, and the number of killed engines: `kills`, each in the middle
+/// of a batch. With `kv_moves`, an engine is only killed if KV was fetched since the previous kill.
 async fn run(tenant: &Tenant, kills: u64, kv_moves: bool) -> (Vec<Answer>, Observed, u64) {
     let on = AtomicBool::new(true);
     let load = async {
@@ -118,7 +118,8 @@ async fn accounting_balances_while_layers_become_kv() {
     up.end_cleanly().await;
 }
 
-/// Loads a tenant, whose engines die, until it has done all that it must; where KV moves, they die while it does.
+/// Loads a tenant, and kills its engines, until it has used all required mechanisms; where KV moves, engines are
+/// killed during the moves.
 async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
     let (_, spec, must) = case;
     let (kv_moves, most_loads) = (must.contains(&"fetch"), if spec.is_empty() { 1 } else { MOST_LOADS });

@@ -1,5 +1,5 @@
-//! What a tenant can never lend is known only once its engine has said what a step takes: a GPU that was dealt out before is
-//! dealt out again by that, whoever came first and whoever dies.
+//! A tenant's minimum memory is known once its engine has reported the memory of a step. The shares of a GPU are
+//! then assigned again, for every start order and after restarts.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -13,13 +13,13 @@ use crate::support::{Tenant, TestEnv, Up, Yaml, eventually, model, processes};
 
 /// 21.3 MiB of weights.
 const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermediate 640";
-/// Half of it is less than the one floor, and both floors fit.
+/// Half of it is less than one minimum, and both minimums fit.
 const MEMORY: &str = "52Mi";
 const GPU: u64 = 52 << 20;
-/// Whoever would take what is free has it within this time.
+/// Time within which a tenant would take free memory.
 const WHILE: Duration = Duration::from_secs(2);
 
-/// Two tenants of as many weights: one lends no layer and is promised more KV.
+/// Two tenants with equal weights: one lends no layer and has more guaranteed KV.
 fn yaml(world: &TestEnv, memory: &'static str) -> Yaml {
     let folder = world.model("model", MODEL);
     let mut yaml = Yaml::pool(memory);
@@ -33,7 +33,7 @@ fn yaml(world: &TestEnv, memory: &'static str) -> Yaml {
     yaml
 }
 
-/// A folder of binaries whose sidecar of the tenant `late` begins once the file `go` is there.
+/// Creates a folder of binaries in which the sidecar of the tenant `late` waits for the file `go`.
 fn binaries(world: &TestEnv, late: &str) -> PathBuf {
     let folder = world.path("bin");
     std::fs::create_dir(&folder).unwrap();
@@ -50,7 +50,7 @@ fn binaries(world: &TestEnv, late: &str) -> PathBuf {
     folder
 }
 
-/// Starts both, `late` once the other serves. The first of the result is the larger.
+/// Starts both tenants, `late` once the other serves. The first of the result is the larger.
 async fn start<'a>(world: &'a TestEnv, late: &str) -> (Up<'a>, [Tenant; 2]) {
     let mut up = world.up_of(&binaries(world, late), &yaml(world, MEMORY).text(), &[]);
     let early = if late == "larger" { "smaller" } else { "larger" };
@@ -60,7 +60,7 @@ async fn start<'a>(world: &'a TestEnv, late: &str) -> (Up<'a>, [Tenant; 2]) {
     (up, tenants)
 }
 
-/// Waits until each has what it was dealt: the larger its floor, the smaller the rest. Returns both shares.
+/// Waits until each has its assigned share: the larger gets its minimum, the smaller the rest. Returns both shares.
 async fn settled(tenants: &[Tenant; 2]) -> [u64; 2] {
     eventually("each has what it was dealt", async || {
         let states = [tenants[0].state().await, tenants[1].state().await];
@@ -81,13 +81,13 @@ async fn all_answer(tenants: &[Tenant; 2]) {
     }
 }
 
-/// Both serve, and the larger again after its death, in which nobody takes its place.
+/// Both serve, and the larger again after it was killed; the other does not take its memory.
 async fn serve(late: &str) {
     let world = TestEnv::new();
     let (mut up, mut tenants) = start(&world, late).await;
     let shares = settled(&tenants).await;
     all_answer(&tenants).await;
-    // Nobody starts it again before the other had its time.
+    // `sluice up` must not restart it before the other had its time.
     up.signal(Signal::STOP);
     processes::signal(tenants[0].record.pid, Signal::KILL);
     tokio::time::sleep(WHILE).await;

@@ -1,5 +1,6 @@
-//! Pods have process ids of their own. Each pair of sidecar and engine here is alone in a namespace, where the sidecar is
-//! number 1 as all its neighbours are: whoever took a process id for a life would take one neighbour for another.
+//! Pods have private process ids. Each pair of sidecar and engine here is alone in a PID namespace, where the
+//! sidecar is process 1, as all of its peers are. A peer that identifies instances by process id would confuse
+//! them.
 
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -42,12 +43,12 @@ async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_
     )
     .await;
     trio.up.signal(Signal::TERM);
-    // `unshare` keeps the signal to itself.
+    // `unshare` does not forward the signal.
     pairs(&world, "").into_iter().for_each(|pair| processes::signal(pair.sidecar, Signal::TERM));
     trio.up.ended_cleanly().await;
 }
 
-/// Under load, the whole namespace of the first tenant that is as wanted dies; its next life serves as it did.
+/// Kills the whole namespace of the first matching tenant under load; its next instance serves as before.
 async fn kill_one_matching(
     what: &str,
     wanted: impl Fn(&State) -> bool,
@@ -78,7 +79,8 @@ async fn kill_one_matching(
     trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
 }
 
-/// All answers are as they were without neighbours. Of the victim some were cut off, and only these are missing.
+/// Checks that all answers are equal to those without peers. Only answers of the victim may be missing, and some
+/// must be.
 fn check(index: usize, answers: Answers, alone: &[Answer], victim: bool) {
     assert!(!victim || answers.iter().any(Result::is_err), "it was killed in the middle of its load");
     let kept = |answer: &Result<_, _>| !victim || answer.is_ok();
@@ -87,7 +89,7 @@ fn check(index: usize, answers: Answers, alone: &[Answer], victim: bool) {
     same(index, answers.into_iter().filter(kept).collect(), &expected);
 }
 
-/// A sidecar and what else runs in its namespace, by their numbers outside.
+/// A sidecar and the other processes of its namespace, by their outer process ids.
 #[derive(Debug)]
 struct Pair {
     sidecar: u32,
@@ -100,7 +102,7 @@ impl Pair {
     }
 }
 
-/// The pairs of the tenants whose name ends with `name`.
+/// Returns the pairs of the tenants whose name ends with `name`.
 fn pairs(world: &TestEnv, name: &str) -> Vec<Pair> {
     let all = world.processes();
     let is_sidecar = |pid: &u32| {
@@ -114,18 +116,19 @@ fn pairs(world: &TestEnv, name: &str) -> Vec<Pair> {
     all.iter().copied().filter(is_sidecar).map(pair).collect()
 }
 
-/// Its parent, the parent of that, and so on.
+/// Returns the parent of the process, its parent, and so on.
 fn above(pid: u32) -> impl Iterator<Item = u32> {
     std::iter::successors(processes::parent_of(pid), |pid| processes::parent_of(*pid).filter(|pid| *pid > 0))
 }
 
-/// A folder of binaries whose sidecar begins a namespace; `None`, and a loud line, where the kernel lets nobody do that.
+/// Creates a folder of binaries whose sidecar starts a namespace. Prints the reason and returns `None` if the
+/// kernel does not permit that.
 fn binaries(world: &TestEnv) -> Option<PathBuf> {
     let [unshare, options @ ..] = UNSHARE;
     let mut trial = Command::new(unshare);
     let trial = trial.args(options).arg("true").stderr(Stdio::null()).status();
     if !trial.is_ok_and(|status| status.success()) {
-        // Not by `eprintln!`: the test harness would swallow it.
+        // Not `eprintln!`: the test harness captures it.
         let mut stderr = std::io::stderr();
         writeln!(stderr, "SKIPPED: this machine lets nobody make user and process id namespaces (unshare)")
             .unwrap();

@@ -1,4 +1,5 @@
-//! Tenants that share a GPU: memory goes to who needs it and comes home, whoever dies meanwhile, and no token changes.
+//! Tenants that share a GPU: memory moves to the tenant that needs it and is returned, also when processes crash,
+//! and no token changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,9 +15,9 @@ use crate::support::three_tenants::{
 };
 use crate::support::{Tenant, TestEnv, processes};
 
-/// Within this time after the last request all loans have come home.
+/// Limit after the last request for the return of all loans.
 const HOME: Duration = Duration::from_secs(20);
-/// An engine is killed as often as it comes for so long: the wait before its successor grows to its most, five seconds.
+/// Time for which each new engine is killed: the restart delay grows to its maximum, five seconds.
 const FAULT_LIMIT: Duration = Duration::from_secs(25);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +52,7 @@ async fn three_tenants_trade_and_no_token_changes() {
         }
         assert!(turn.wait.samples > 0 && turn.handover.samples > 0, "{:?}", reported_events(&states));
     }
-    // A search that another remedy ended first counts for nothing, so not everybody need have one.
+    // A search that ended by another reclaim option is not counted, so not every tenant need have one.
     let measured = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
     assert!(measured(|s| tenant_index(s).grant.samples) > 0, "{:?}", reported_events(&states));
     assert!(measured(|s| tenant_index(s).revoke.samples) > 0, "{:?}", reported_events(&states));
@@ -61,7 +62,7 @@ async fn three_tenants_trade_and_no_token_changes() {
     trio.up.end_cleanly().await;
 }
 
-/// How long a tenant is idle between its requests at least.
+/// Minimum idle time of a tenant between its requests.
 const IDLE: Duration = Duration::from_millis(400);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,7 +129,7 @@ async fn peers_of_crash_looping_engine_continue_and_loans_return() {
     let world = TestEnv::new();
     let trio = ThreeTenants::start(&world, "Oneiros").await;
     let [victim, one, other] = &trio.tenants;
-    // They stand in line for the turn whenever there is an engine.
+    // They wait for the time slice whenever there is an engine.
     let held = three_tenants::begin(victim);
     let on = AtomicBool::new(true);
     let trouble = async {
@@ -142,7 +143,7 @@ async fn peers_of_crash_looping_engine_continue_and_loans_return() {
     eprintln!(
         "{kills} engines killed, away for {absence:?}; the longest silences beside it: {one:?}, {other:?}"
     );
-    // Whoever waits for the engine that is away is silent for as long. Both are longer on a busy machine.
+    // A tenant that waits for the missing engine would be silent for that long. Both are longer on a busy machine.
     assert!(
         one.max(other) < absence,
         "{one:?}, {other:?}, {absence:?}, {:#?}",
@@ -153,7 +154,7 @@ async fn peers_of_crash_looping_engine_continue_and_loans_return() {
     trio.up.end_cleanly().await;
 }
 
-/// Kills every engine of the tenant as soon as it serves. Returns how many, and the longest time without one.
+/// Kills every engine of the tenant as soon as it serves. Returns their number, and the longest time without one.
 async fn kill_engines(tenant: &Tenant) -> (u32, Duration) {
     let (begun, mut last, mut kills) = (Instant::now(), None, 0);
     let (mut since, mut longest) = (Instant::now(), Duration::ZERO);
@@ -169,7 +170,7 @@ async fn kill_engines(tenant: &Tenant) -> (u32, Duration) {
     (kills, longest)
 }
 
-/// Asks the tenant one request after the other while `on`. Returns the longest time between two tokens.
+/// Sends the tenant one request after another while `on`. Returns the longest time between two tokens.
 async fn longest_silence(tenant: &Tenant, on: &AtomicBool) -> Duration {
     let (mut longest, mut spoke) = (Duration::ZERO, Instant::now());
     for seed in (0..).take_while(|_| on.load(Ordering::Relaxed)) {
@@ -199,7 +200,7 @@ async fn fixed_partitions_lend_nothing_and_borrow_nothing() {
     trio.up.end_cleanly().await;
 }
 
-/// One admin port tells of all tenants of the GPU.
+/// Checks that one admin port reports all tenants of the GPU.
 async fn are_all_listed(tenant: &Tenant) {
     let token = std::fs::read_to_string(&tenant.record.token_file).unwrap();
     let url = format!("http://{}/v1/state?scope=gpu", tenant.record.admin);

@@ -1,4 +1,4 @@
-//! Devices and contexts that do not fit each other: said in numbers at the start, never met later.
+//! Devices and contexts that do not fit each other: reported with numbers at the start.
 
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Outcome, TestEnv, Yaml};

@@ -1,5 +1,5 @@
-//! Every named policy on a real sidecar and a real engine, with KV far too short: each does what it is named for, and no
-//! token changes, whichever is in force, while one follows another, and behind a link to the host that hardly moves.
+//! Every named policy on a real sidecar and a real engine, with far too little KV memory: each uses its mechanism,
+//! and no token changes, under each policy, during a change of policy, and with a very slow link to the host.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,28 +14,28 @@ use crate::support::sidecar::{CHUNK, Metrics, config};
 use crate::support::tenant::greedy;
 use crate::support::{Answer, Sidecar, Tenant, TestEnv};
 
-/// KV on the device: two requests of the load have no more.
+/// KV on the device: enough for two requests of the load.
 const KV_BYTES: u64 = 8 * CHUNK;
-/// A tenant whose copies and steps were timed on a busy machine may rightly decline: so many are tried.
+/// Maximum number of tenants to try: a tenant may correctly decline after timings on a busy machine.
 const MOST_TENANTS: usize = 6;
-/// And each of them with so many loads.
+/// Maximum loads per tenant.
 const MOST_LOADS: usize = 4;
-/// Steps that each policy has under load before the next one.
+/// Steps of each policy under load before the next one.
 const STEPS: u64 = 40;
-/// Longest time that a load may take behind a link to the host that hardly moves. Without one it takes some seconds, on two busy
-/// cores some ten; a tenant that waits for its blocks takes for ever.
+/// Limit of a load with a very slow link to the host. Without one it takes some seconds, on two busy cores about
+/// ten; a tenant that waits for its blocks never finishes.
 const SLOW: Duration = Duration::from_secs(120);
-/// Such a link, bytes per second: a block takes four seconds.
+/// Bandwidth of such a link, bytes per second: a block takes four seconds.
 const HARDLY: u64 = 1 << 10;
 
-/// What a policy does, by what the sidecar tells Prometheus.
+/// A mechanism of a policy, by the sidecar's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mechanism {
-    /// Requests are computed again.
+    /// Recomputes requests.
     Preempts,
-    /// KV lies in the host tier while its request runs.
+    /// KV resides in the host tier while its request runs.
     MovesKv,
-    /// Own layers become KV.
+    /// The tenant's own layers become KV.
     MovesLayers,
     /// Idle activations become KV.
     LendsActivations,
@@ -62,7 +62,8 @@ impl Mechanism {
     }
 }
 
-/// A policy, the share of layers that may be remapped, and what it must do. What is not here it must not do, but preempt.
+/// A policy, the share of layers that may be remapped, and the required mechanisms. All others except preemption
+/// are forbidden.
 type Case = (&'static str, u32, &'static [Mechanism]);
 
 const CASES: [Case; 8] = [
@@ -73,11 +74,11 @@ const CASES: [Case; 8] = [
     ("Pie", 60, &[MovesKv]),
     ("OrbitFlow", 60, &[MovesKv]),
     ("Unified", 60, &[LendsActivations, MovesLayers]),
-    // Where no layer may move, KV does.
+    // Where no layer may move, KV moves.
     ("Unified", 0, &[LendsActivations, MovesKv]),
 ];
 
-/// A tenant of the reference model with host memory for all KV, and device memory for little of it.
+/// Returns a tenant of the reference model with host memory for all KV, and little device memory.
 async fn short(world: &TestEnv, stories: &Stories) -> SidecarConfig {
     let mut config = config(world, &stories.folder, "Recompute");
     config.max_model_len = Some(192);
@@ -95,7 +96,8 @@ async fn ask(tenant: &Tenant, golden: &Golden) -> Answer {
     tenant.complete(&greedy(&golden.prompt_ids, golden.greedy_ids.len())).await.unwrap()
 }
 
-/// Every golden request twice, all at once: more than three times the KV that there is. Whether each had its tokens.
+/// Sends every golden request twice, all at once: more than three times the KV memory. Returns whether each answer
+/// was right.
 async fn load(tenant: &Tenant, stories: &Stories) -> bool {
     let twice = stories.golden.iter().chain(&stories.golden).cloned();
     let asked: Vec<_> = twice
@@ -112,18 +114,19 @@ async fn load(tenant: &Tenant, stories: &Stories) -> bool {
     right
 }
 
-/// Everybody's memory is free again, and the books balance.
+/// Checks that all memory is free again and the accounting is consistent.
 async fn is_everything_released(tenant: &Tenant) {
     let ended = |state: &State| (state.kv.blocks_used, state.queue.running, state.queue.waiting) == (0, 0, 0);
     Observed::default().check(&tenant.until("all ends", ended).await);
 }
 
-/// What a policy may do, or not: plans of OrbitFlow let in prompts for which there is no room where they find a placement for all.
+/// Whether a policy may use a mechanism: plans of OrbitFlow admit prompts without capacity if they find a placement
+/// for all.
 fn can_use(policy: &str, mechanism: Mechanism) -> bool {
     mechanism == Preempts || (policy == "OrbitFlow" && mechanism == OffloadsPrompts)
 }
 
-/// Loads one tenant until it has done all that it must; `false` if it has not.
+/// Loads one tenant until it has used all required mechanisms; `false` if it has not.
 async fn uses(world: &TestEnv, stories: &Stories, config: &SidecarConfig, case: Case) -> bool {
     let (policy, _, must) = case;
     let sidecar = Sidecar::start(world, config).await;
@@ -160,7 +163,7 @@ async fn each_policy_does_what_it_is_named_for_and_no_token_changes() {
     }
 }
 
-/// Golden requests one after the other, as streams, while `on`; how many.
+/// Streams golden requests one after another while `on`; returns their number.
 async fn stream_while(tenant: &Tenant, stories: &Stories, on: &AtomicBool, first: usize) -> usize {
     let mut asked = 0;
     while on.load(Ordering::Relaxed) {
@@ -173,7 +176,7 @@ async fn stream_while(tenant: &Tenant, stories: &Stories, on: &AtomicBool, first
     asked
 }
 
-/// Puts every policy in force while streams are open, there and back, each for some steps of theirs.
+/// Sets every policy while streams are open, in order and back, each for some steps.
 async fn switch_under_load(sidecar: &Sidecar<'_>, stories: &Stories, percent: u32) {
     let (tenant, on) = (&sidecar.tenant, AtomicBool::new(true));
     let names: Vec<_> = CASES[..7].iter().map(|(policy, ..)| *policy).collect();
@@ -197,7 +200,8 @@ async fn switch_under_load(sidecar: &Sidecar<'_>, stories: &Stories, percent: u3
     is_everything_released(tenant).await;
 }
 
-/// Whose plans let in whoever comes first, with part of its KV away or its prompt in the host tier.
+/// Returns a configuration whose plans admit the first request, with part of its KV offloaded or its prompt in the
+/// host tier.
 fn of_first_come(short: &SidecarConfig) -> SidecarConfig {
     let mut config = short.clone();
     config.tunables = [("plan_first_come".to_owned(), 1)].into();
@@ -223,7 +227,8 @@ async fn policies_follow_each_other_under_load_and_no_token_changes() {
     }
 }
 
-/// Every golden request twice as a stream, all at once: each client reads so slowly that most of its tokens are in store.
+/// Sends every golden request twice as a stream, all at once. Each client reads slowly, so that most of its tokens
+/// are buffered.
 async fn streams_in_store(tenant: &Tenant, stories: &Stories) {
     let twice = stories.golden.iter().chain(&stories.golden);
     let streams = twice.map(|golden| async move {
@@ -239,7 +244,7 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
     let name = "streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes";
     let Some(stories) = Stories::find(name) else { return };
     let world = TestEnv::new();
-    // No layer may move as a whole, so that nothing else makes room.
+    // No layer may move as a whole, so that no other mechanism frees memory.
     let mut config = of_case(&short(&world, &stories).await, ("Unified", 1, &[]));
     (config.pacing, config.slo.tbt_milliseconds) = ("TokenDeposit".into(), 100);
     config.slo.ttft_milliseconds = 2000;
@@ -257,7 +262,8 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
     sidecar.end_cleanly().await;
 }
 
-/// Every golden story four times, all at once, told up to half of what is known of it: long prompts, and the rest as answers.
+/// Sends every golden story four times, all at once, with half of its known text as prompt: long prompts, and the
+/// rest as answers.
 async fn halves(tenant: &Tenant, stories: &Stories) -> bool {
     let asked: Vec<_> = (0..4 * stories.golden.len())
         .map(|at| {
@@ -275,7 +281,7 @@ async fn halves(tenant: &Tenant, stories: &Stories) -> bool {
     right
 }
 
-/// First tokens that are always late, so that all of the host tier is soon for prompts.
+/// Returns a configuration with late first tokens, so that all of the host tier is soon for prompts.
 fn of_impatient(short: &SidecarConfig) -> SidecarConfig {
     let mut config = of_case(short, ("Ellm", 60, &[]));
     config.slo.ttft_milliseconds = 1;
@@ -306,7 +312,7 @@ async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes
     sidecar.end_cleanly().await;
 }
 
-/// Loads until layers have given their memory away.
+/// Loads until layers have given up their memory.
 async fn until_layers_are_away(sidecar: &Sidecar<'_>, stories: &Stories) {
     for _ in 0..MOST_TENANTS * MOST_LOADS {
         assert!(load(&sidecar.tenant, stories).await, "other tokens");
@@ -381,7 +387,7 @@ async fn one_spoilt_block_that_moved_changes_tokens() {
     let (program, fault) = ("examples/faulty-sidecar", ["--fault", "spoilt-block"]);
     let sidecar = Sidecar::start_as(&world, &config, program, &fault).await;
     let mut loads = 0;
-    // Which block is spoilt depends on the order in which they come; one may be of no matter.
+    // The corrupted block depends on the order of requests, and some blocks have no effect.
     while load(&sidecar.tenant, &stories).await {
         loads += 1;
         assert!(loads < MOST_LOADS, "it went unnoticed");

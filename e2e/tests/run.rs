@@ -1,4 +1,4 @@
-//! `sluice run` and `sluice models`: from a name to answers, and what they leave behind.
+//! `sluice run` and `sluice models`: from a model name to answers, and their leftovers.
 
 mod chat;
 mod hub;
@@ -18,7 +18,7 @@ use crate::support::model::Stories;
 use crate::support::tenant::greedy;
 use crate::support::{Answer, TestEnv, eventually, processes};
 
-/// A model whose answers to the golden prompts are the reference's, streamed and whole.
+/// Checks that a model answers the golden prompts like the reference, streamed and complete.
 async fn is_golden(url: &str, model: &str, stories: &Stories) {
     for golden in &stories.golden {
         let mut body = greedy(&golden.prompt_ids, golden.greedy_ids.len());
@@ -184,7 +184,7 @@ async fn an_open_stream_comes_to_its_end_after_the_signal() {
     assert_eq!(answer.unwrap().tokens.len(), 100);
 }
 
-/// Where the model of `hub` is cached.
+/// Returns the cache folder of the model of `hub`.
 fn cached(world: &TestEnv, hub: &Hub) -> PathBuf {
     let host = hub.url().replace("http://", "");
     world.path("cache").join(host).join(REPO).join("main")

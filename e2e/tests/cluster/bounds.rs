@@ -1,4 +1,5 @@
-//! Every bound of the schemas, by a real API server: a value just outside is refused, naming the field.
+//! Every bound of the schemas on a real API server: a value just outside is refused, and the message names the
+//! field.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use sluice_e2e::cluster::{self, crds};
 
 use crate::fixture::{api_of, pool, tenant, try_create, with};
 
-/// Pools that together have every field of the schema.
+/// Returns pools that together have every field of the schema.
 fn pools() -> Vec<Value> {
     let spec = json!({
         "deviceClassName": "host.sluice.dev",
@@ -37,7 +38,7 @@ fn pools() -> Vec<Value> {
     vec![full, spatial, isolated, real]
 }
 
-/// Tenants that together have every field of the schema.
+/// Returns tenants that together have every field of the schema.
 fn tenants() -> Vec<Value> {
     let resources = json!({"cpu": "500m", "memory": "1Gi"});
     let resources = json!({"limits": resources, "requests": resources});
@@ -89,16 +90,16 @@ fn tenants() -> Vec<Value> {
     all
 }
 
-/// A field's value, its bounds, and where both are.
+/// A field's value, its schema, and the paths of both.
 struct Node<'a> {
-    /// As the server names it: `spec.gpus[0].name`.
+    /// Path in the server's notation: `spec.gpus[0].name`.
     path: String,
     pointer: String,
     schema: &'a Value,
     value: &'a Value,
 }
 
-/// Every node that both the schema and the object have.
+/// Collects every node that both the schema and the object have.
 fn nodes<'a>(node: Node<'a>, found: &mut Vec<Node<'a>>) {
     let Node { path, pointer, schema, value } = &node;
     for (name, inner) in value.as_object().into_iter().flatten() {
@@ -120,7 +121,7 @@ fn nodes<'a>(node: Node<'a>, found: &mut Vec<Node<'a>>) {
     found.push(node);
 }
 
-/// Values just outside the bounds of a node, each with the words of the refusal.
+/// Returns values just outside the bounds of a node, each with the text of the refusal.
 fn outside(node: &Node) -> Vec<(Value, &'static str)> {
     let (schema, mut found) = (node.schema, Vec::new());
     let bound = |name: &str| schema[name].as_f64().map(|bound| bound as i64);
@@ -143,7 +144,7 @@ fn outside(node: &Node) -> Vec<(Value, &'static str)> {
     found
 }
 
-/// One more than `most` items, all different.
+/// Returns one more than `most` items, all different.
 fn more_items_than_allowed(most: i64, first: &Value) -> Vec<Value> {
     let numbered = |i: i64| match first {
         Value::String(_) => json!(format!("a{i}")),
@@ -153,7 +154,7 @@ fn more_items_than_allowed(most: i64, first: &Value) -> Vec<Value> {
     (0..=most).map(numbered).collect()
 }
 
-/// Every path of the schema of `spec`.
+/// Collects every path of the schema of `spec`.
 fn paths(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     found.insert(path.to_owned());
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -188,7 +189,7 @@ fn the_objects_of_these_tests_have_every_field_of_the_schemas() {
     }
 }
 
-/// Asks for every value outside a bound; how many there were.
+/// Requests every value outside a bound and returns their number.
 async fn refuses_all(api: &Api<DynamicObject>, schema: &Value, objects: &[Value]) -> usize {
     let mut seen = BTreeSet::new();
     for object in objects {

@@ -1,15 +1,15 @@
-//! Objects that tests start from, and one field of them changed.
+//! Base objects of tests, and changes of one field.
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// `GpuPool` or `ModelTenant`, of the product's group.
+/// Returns the API of `GpuPool` or `ModelTenant` of the product's group.
 pub fn api_of(client: Client, kind: &str, namespace: &str) -> Api<DynamicObject> {
     api_of_group(client, "sluice.dev", kind, namespace)
 }
 
-/// As [`api_of`], in another group.
+/// Same as [`api_of`], in another group.
 pub fn api_of_group(client: Client, group: &str, kind: &str, namespace: &str) -> Api<DynamicObject> {
     let plural = format!("{}s", kind.to_lowercase());
     let resource =
@@ -17,7 +17,7 @@ pub fn api_of_group(client: Client, group: &str, kind: &str, namespace: &str) ->
     Api::namespaced_with(client, namespace, &resource)
 }
 
-/// A pool of host-backed GPUs, with what has no default.
+/// Returns a pool of host-backed GPUs with all fields that have no default.
 pub fn pool() -> Value {
     object(
         "GpuPool",
@@ -30,7 +30,7 @@ pub fn pool() -> Value {
     )
 }
 
-/// A tenant, with what has no default.
+/// Returns a tenant with all fields that have no default.
 pub fn tenant() -> Value {
     object(
         "ModelTenant",
@@ -45,7 +45,7 @@ fn object(kind: &str, spec: Value) -> Value {
     json!({"apiVersion": "sluice.dev/v1alpha1", "kind": kind, "metadata": {"name": "one"}, "spec": spec})
 }
 
-/// The object with the value at `pointer` (as in RFC 6901) put there, or taken out if it is null.
+/// Returns the object with this value at `pointer` (RFC 6901); null removes the field.
 pub fn with(object: &Value, pointer: &str, value: Value) -> Value {
     let mut changed = object.clone();
     let (parent, last) = pointer.rsplit_once('/').unwrap();
@@ -63,7 +63,7 @@ pub fn with(object: &Value, pointer: &str, value: Value) -> Value {
     changed
 }
 
-/// The value at `pointer`, made an object if it is not there.
+/// Returns the value at `pointer`; inserts missing objects on the way.
 fn locate<'a>(mut value: &'a mut Value, pointer: &str) -> &'a mut Value {
     for step in pointer.split('/').skip(1) {
         let step = step.replace("~1", "/").replace("~0", "~");
@@ -80,7 +80,7 @@ fn locate<'a>(mut value: &'a mut Value, pointer: &str) -> &'a mut Value {
     value
 }
 
-/// Asks the server to create the object; `Err` with its words if it refuses. Nothing is stored.
+/// Creates the object as a dry run; `Err` with the server's message if it is refused.
 pub async fn try_create(api: &Api<DynamicObject>, object: &Value) -> Result<DynamicObject, String> {
     let object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
     api.create(&PostParams { dry_run: true, ..PostParams::default() }, &object).await.map_err(words)
@@ -92,7 +92,7 @@ pub async fn create(api: &Api<DynamicObject>, object: &Value) -> DynamicObject {
     api.create(&PostParams::default(), &read).await.unwrap_or_else(|e| panic!("{object}: {e}"))
 }
 
-/// What the server says of a request that it refuses. Anything else is no refusal.
+/// Returns the server's message about a refused request. Panics on any other error.
 pub fn words(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message,

@@ -1,4 +1,4 @@
-//! What a person sees through kubectl: lists, columns, short names, explanations, scale.
+//! The product in kubectl: lists, columns, short names, explanations, scale.
 
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
@@ -7,7 +7,7 @@ use sluice_e2e::cluster;
 
 use crate::fixture::{api_of, create, pool, tenant, with};
 
-/// What kubectl prints, in the namespace.
+/// Returns kubectl's output in the namespace.
 fn output_text(server: &cluster::Api, namespace: &str, arguments: &[&str]) -> String {
     let output = server.kubectl(&[&["-n", namespace], arguments].concat()).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -15,7 +15,7 @@ fn output_text(server: &cluster::Api, namespace: &str, arguments: &[&str]) -> St
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Words of every line.
+/// Splits every line into words.
 fn table(text: &str) -> Vec<Vec<&str>> {
     text.lines().map(|line| line.split_whitespace().collect()).collect()
 }
@@ -25,7 +25,7 @@ async fn set_status(api: &Api<DynamicObject>, name: &str, status: serde_json::Va
     api.patch_status(name, &PatchParams::default(), &patch).await.unwrap();
 }
 
-/// A tenant that waits for its GPU.
+/// Creates a tenant that waits for its GPU.
 async fn waiting(api: &Api<DynamicObject>) {
     create(api, &tenant()).await;
     let condition = |kind: &str, reason: &str| {
@@ -127,7 +127,7 @@ async fn a_spec_and_a_status_are_written_apart() {
     assert_eq!((&seen.data["spec"]["priority"], &seen.data["status"]["replicas"]), (&json!(7), &json!(2)));
 }
 
-/// What kubectl explains of a field, in one line.
+/// Returns kubectl's explanation of a field in one line.
 fn explained(server: &cluster::Api, field: &str) -> String {
     let text = output_text(server, "default", &["explain", field]);
     text.split_whitespace().collect::<Vec<_>>().join(" ")

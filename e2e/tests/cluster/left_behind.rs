@@ -1,5 +1,5 @@
-//! What a test binary leaves behind when it ends, and when it is killed: nothing, and nothing that runs. And with which status
-//! it ends where something does not hold that no test of it can see.
+//! Leftovers of a test binary that exits or is killed: no files in the first case and no processes in both. Also
+//! its exit status when a check at exit fails.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -11,12 +11,12 @@ use sluice_e2e::cluster::{self, eventually};
 
 const INNER: &str = "server::a_user_may_do_what_rbac_says_and_the_audit_log_knows_who_asked";
 
-/// A test that runs itself.
+/// The test that runs this binary again.
 const AGAIN: &str = "left_behind::what_must_hold_at_the_end_and_does_not_fails_a_binary_whose_tests_passed";
-/// Set where that is run by itself.
+/// Set in the inner run.
 const AGAIN_VAR: &str = "SLUICE_E2E_HOLDS_NOT";
 
-/// This test binary with one test, in a folder for temporary files of its own.
+/// Returns this test binary with one test, in its own folder for temporary files.
 fn inner(folder: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", INNER]).env("TMPDIR", folder).stdout(Stdio::null()).stderr(Stdio::null());
@@ -27,7 +27,7 @@ fn entries(folder: &Path) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// The binary, once its API server runs.
+/// Starts the binary and waits until its API server runs.
 async fn running(folder: &Path) -> Child {
     let child = inner(folder).spawn().unwrap();
     eventually("etcd and kube-apiserver", async || (of_folder(folder).len() >= 3).then_some(())).await;

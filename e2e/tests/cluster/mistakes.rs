@@ -1,4 +1,4 @@
-//! Mistakes that people make in YAML, applied as they apply it: each is refused, in words that name the field.
+//! Frequent mistakes in YAML, applied with kubectl: each is refused with a message that names the field.
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -43,7 +43,7 @@ spec:
   replicas: 1
 ";
 
-/// What is wrong: the text with `from` written as `to`, and words of the refusal.
+/// A mistake: the text with `from` replaced by `to`, and parts of the message.
 struct Mistake {
     text: &'static str,
     from: &'static str,
@@ -60,7 +60,7 @@ const fn mistake(
     Mistake { text, from, to, words }
 }
 
-/// Of objects that are made.
+/// Mistakes in new objects.
 const NEW: [Mistake; 14] = [
     mistake(TENANT, "guaranteedKv", "guarantedKv", &["unknown field \"spec.memory.guarantedKv\""]),
     mistake(TENANT, "replicas", "replica", &["unknown field \"spec.replica\""]),
@@ -93,7 +93,7 @@ const NEW: [Mistake; 14] = [
         "name: chat\n  - name: chat",
         &["spec.gpus[1]", "Duplicate value"],
     ),
-    // Of several mistakes the API server names all of one stage: unknown fields, then types and bounds, then rules.
+    // The API server reports all mistakes of one stage only: unknown fields, then types and bounds, then rules.
     mistake(
         TENANT,
         "guaranteedKv: 1Gi\n    kvLimit: 2Gi",
@@ -114,14 +114,14 @@ const NEW: [Mistake; 14] = [
     ),
 ];
 
-/// Of a tenant that is there.
+/// Mistakes in changes of an existing tenant.
 const CHANGED: [Mistake; 3] = [
     mistake(TENANT, "repo: a/b", "repo: a/c", &["spec.model", "model is immutable"]),
     mistake(TENANT, "name: local", "name: other", &["spec.poolRef", "poolRef is immutable"]),
     mistake(TENANT, "kind: Native", "kind: Vllm", &["spec", "engine.kind is immutable"]),
 ];
 
-/// What `kubectl apply` says: that it is done, or why not.
+/// Runs `kubectl apply`. Returns its output, or its error output.
 fn apply(server: &Api, namespace: &str, text: &str) -> Result<(), String> {
     let mut command = server.kubectl(&["-n", namespace, "apply", "-f", "-"]);
     let mut child =

@@ -1,4 +1,4 @@
-//! The admission policy: who may give a tenant a priority above its namespace's limit.
+//! The admission policy about priorities above the limit of a namespace.
 
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
@@ -33,7 +33,8 @@ async fn apply_one(client: &Client, object: DynamicObject) {
     api.patch(&name, &PatchParams::apply("test").force(), &Patch::Apply(object)).await.unwrap();
 }
 
-/// A namespace with a limit, where `author` may write tenants and `lead` may also prioritize on the pool `local`.
+/// Creates a namespace with a limit, where `author` may write tenants and `lead` may also prioritize on the pool
+/// `local`.
 async fn scene(server: &cluster::Api, name: &str, limit: Option<&str>) -> String {
     let (client, namespace) = (server.client().await, server.namespace(name).await);
     apply(&client, POLICY).await;
@@ -73,7 +74,7 @@ fn of_priority(priority: i32) -> Value {
     with(&tenant(), "/spec/priority", json!(priority))
 }
 
-/// Waits until the policy and the roles have come into force: the server reads both behind its cache.
+/// Waits until the policy and the roles are in force: the server reads both through a cache.
 async fn in_force(server: &cluster::Api, namespace: &str) {
     let (author, lead) =
         (tenants_of(server, "author", namespace).await, tenants_of(server, "lead", namespace).await);

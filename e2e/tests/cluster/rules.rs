@@ -1,5 +1,5 @@
-//! Every CEL rule of the CRDs, by a real API server: two objects that differ in one field, of which the rule lets one
-//! pass; and without the rule both.
+//! Every CEL rule of the CRDs on a real API server: of two objects that differ in one field the rule admits one;
+//! without the rule both are admitted.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DynamicObject, Patch, PatchParams};
@@ -11,15 +11,15 @@ use crate::fixture::{api_of_group, create, pool, tenant, try_create, with, words
 
 /// One field that makes an object break one rule.
 struct Case {
-    /// Where the rule stands in the schema.
+    /// Path of the rule in the schema.
     rule: &'static str,
-    /// What a refused user reads.
+    /// Message to the user.
     message: &'static str,
     good: Value,
-    /// The field to change, and to what.
+    /// The field to change, and its bad value.
     field: &'static str,
     bad: Value,
-    /// The rule is about a change: the good object exists already.
+    /// Whether the rule is about a change: then the good object exists already.
     update: bool,
 }
 
@@ -279,7 +279,7 @@ fn change_cases() -> Vec<Case> {
     ]
 }
 
-/// Every rule of a CRD: where it stands, its message, and where in `value` to find the list that it is in.
+/// Collects every rule of a CRD: its path, its message, and the pointer in `value` to the list that contains it.
 fn rules_in(value: &Value, path: &str, pointer: &str, found: &mut Vec<(String, String, String)>) {
     let message = |rule: &Value| rule["message"].as_str().unwrap().to_owned();
     let rules = value["x-kubernetes-validations"].as_array();
@@ -321,7 +321,7 @@ fn every_rule_of_the_crds_has_its_case() {
     }
 }
 
-/// The CRD without the rule of `case`, in a group of its own, so that tests beside this one keep theirs.
+/// Returns the CRD without the rule of `case`, in another group, so that concurrent tests are not affected.
 fn without_rule(case: &Case, group: &str) -> CustomResourceDefinition {
     let kind = case.rule.split('.').next().unwrap();
     let mut crd = committed(kind);
@@ -336,7 +336,7 @@ fn without_rule(case: &Case, group: &str) -> CustomResourceDefinition {
     serde_json::from_value(crd).unwrap()
 }
 
-/// Moves a CRD to another group, without the names that kinds of several groups cannot share.
+/// Moves a CRD to another group and removes the names that must be unique across groups.
 fn in_group(crd: &mut Value, group: &str) {
     let plural = crd["spec"]["names"]["plural"].as_str().unwrap().to_owned();
     let (label, value) = cluster::mark();
@@ -347,7 +347,7 @@ fn in_group(crd: &mut Value, group: &str) {
     names.remove("categories");
 }
 
-/// Whether the server takes the bad object, where the good one is there already or is taken too.
+/// Whether the server accepts the bad object, where the good one exists already or is accepted too.
 async fn judge(case: &Case, api: &Api<DynamicObject>, group: &str) -> Result<(), String> {
     let of_group = |object: &Value| with(object, "/apiVersion", json!(format!("{group}/v1alpha1")));
     let (good, bad) = (of_group(&case.good), of_group(&case.bad()));

@@ -1,4 +1,4 @@
-//! What other tests take for granted of the API server that they share.
+//! Prerequisites of the other tests on the shared API server.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;

@@ -11,7 +11,7 @@ use super::{HANG_TIMEOUT, Stopped, process};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{TestEnv, Yaml, processes};
 
-/// 16 layers of 1.3 MiB that come over a link of 8 MiB/s: it wakes for seconds.
+/// 16 layers of 1.3 MiB over a link of 8 MiB/s: it wakes for seconds.
 const SLEEPER: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 8 --intermediate 512";
 const ASLEEP: &str = "pacing: {mode: Immediate}, memory: {hostKv: 8Mi}, \
                       idle: {afterSeconds: 1, hibernateAfterSeconds: 2}, drainSeconds: 2";

@@ -1,5 +1,5 @@
-//! Processes that are stopped in their tenant's turn and run again, and a tenant that is stopped with all its processes.
-//! SIGCONT after a takeover changes nothing.
+//! Processes that are stopped in their tenant's time slice and continue later, and a tenant whose processes are all
+//! stopped. SIGCONT after a takeover changes nothing.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::support::three_tenants::{self, RETURN_AFTER_CRASHES, ThreeTenants, sa
 use crate::support::wait::within;
 use crate::support::{Answer, TestEnv, eventually, processes};
 
-/// Engines that hang this long are killed: longer than a test runs.
+/// Timeout of a hung engine: longer than a test.
 const LATE: Duration = Duration::from_mins(10);
 /// All processes of a tenant.
 const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
@@ -22,7 +22,7 @@ fn turn(state: &State) -> &TurnState {
     tenant_index(state).turn.as_ref().expect("turns are taken")
 }
 
-/// Stops processes of the tenant that computes, and lets them go on once its neighbours have.
+/// Stops processes of the tenant that computes, and continues them once its peers have continued.
 async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stopped: &[Stopped]) {
     let what = format!("{stopped:?} stopped in the turn");
     let loads = trio.tenants.each_ref().map(three_tenants::begin);
@@ -61,7 +61,7 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
 }
 
-/// Engines are killed late here: each of these processes runs again after its turn was taken over.
+/// Engines are killed late here: each of these processes continues after a peer has taken over its time slice.
 #[tokio::test(flavor = "multi_thread")]
 async fn process_stopped_in_its_slice_resumes_cleanly() {
     let world = TestEnv::new();
@@ -75,10 +75,10 @@ async fn process_stopped_in_its_slice_resumes_cleanly() {
     trio.up.end_cleanly().await;
 }
 
-/// `sluice up` kills a sidecar that has answered nothing for six looks, 5 s apart, each of which waits for 5 s.
+/// `sluice up` kills a sidecar that has not answered six probes, 5 s apart, each with a timeout of 5 s.
 const UP_LIMIT: Duration = Duration::from_secs(35);
 
-/// Stops a tenant with all its processes for good. Its neighbours go on, it is replaced, and nothing of the old one is left.
+/// Stops all processes of a tenant for good. Its peers continue, it is replaced, and no old process remains.
 async fn stopped_as_a_whole(
     trio: &mut ThreeTenants<'_>,
     alone: &[Vec<Answer>],

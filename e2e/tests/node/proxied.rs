@@ -1,4 +1,4 @@
-//! A tenant whose engine is a server of OpenAI's API that is not ours, on a GPU of its own beside a tenant on an isolated one.
+//! A tenant with a third-party server of OpenAI's API as engine, on its own GPU, and a tenant on an isolated GPU.
 
 #[expect(dead_code, reason = "it runs as a program of its own")]
 mod vllm;
@@ -19,12 +19,12 @@ const IMAGE: &str = "engines.example/vllm:1";
 const CHAT: &str = TENANTS[0];
 const PROXIED: &str = "proxied";
 
-/// What the engine says to everybody.
+/// Answer of the engine to every request.
 fn words(count: u32) -> String {
     (0..count).map(|at| format!(" w{at}")).collect()
 }
 
-/// An image with the engine as `vllm`, which is on its path.
+/// Builds an image with the engine as `vllm` on its PATH.
 fn engine(archive: &Path) {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/node/proxied/vllm.rs");
@@ -46,7 +46,7 @@ fn pools() -> Value {
 fn proxied(hub: &str) -> Value {
     let mut tenant = tenant(PROXIED, hub);
     tenant["spec"]["gpuGroup"] = "own".into();
-    // Its memory is stated, so nobody inspects the model.
+    // Its memory is stated, so no model is inspected.
     let resources = json!({"requests": {"cpu": "20m"}, "limits": {"cpu": "1", "memory": "128Mi"}});
     tenant["spec"]["engine"] = json!({"kind": "Vllm", "image": IMAGE, "resources": resources});
     tenant["spec"]["slo"] = json!({"tbtMilliseconds": 30});
@@ -54,7 +54,7 @@ fn proxied(hub: &str) -> Value {
 }
 
 impl Product<'_> {
-    /// As a tenant with an engine of ours, whole and as a stream.
+    /// Checks answers, complete and streamed, as of a tenant with our engine.
     async fn proxies(&self) {
         assert_eq!(self.complete(PROXIED, 8).await, words(8));
         assert_eq!(self.stream(PROXIED, 8).await, words(8));
@@ -65,7 +65,7 @@ impl Product<'_> {
         assert_eq!(gpu, "trial-own-0");
     }
 
-    /// It idles, is put to sleep, and a request wakes it.
+    /// The idle tenant sleeps, and a request wakes it.
     async fn proxied_engine_sleeps(&self) {
         let quick = json!({"idle": {"afterSeconds": 1, "hibernateAfterSeconds": 2}});
         self.change("modeltenant", PROXIED, &quick);
@@ -76,10 +76,10 @@ impl Product<'_> {
         self.change("modeltenant", PROXIED, &usual);
     }
 
-    /// Its engine dies in the middle of a request, which is held until the next one is there.
+    /// Kills its engine in the middle of a request, which is held until the next engine runs.
     async fn proxied_engine_dies(&self) {
         let pod = self.pod(PROXIED);
-        // Two seconds of words.
+        // Two seconds of output.
         let mut said = std::pin::pin!(self.complete(PROXIED, 100));
         tokio::select! {
             biased;
@@ -93,7 +93,8 @@ impl Product<'_> {
         assert_eq!((uid(&after), container(&after, "sidecar").restarts), (uid(&pod), 0));
     }
 
-    /// The engine of the tenant that nobody shares a GPU with is killed under streams: the next one goes on with the same memory.
+    /// Kills the engine of the tenant with an isolated GPU during streams: its successor continues with the same
+    /// memory.
     async fn isolated_engine_dies(&self) {
         let (before, whole) = (self.pod(CHAT), self.complete(CHAT, 200).await);
         let (streams, stopped) = self.held_streams(CHAT, 5, 200).await;
@@ -106,7 +107,7 @@ impl Product<'_> {
         assert_eq!(value(&metrics, &format!("sluice_engine_losses_total{{model_name=\"{CHAT}\"}}")), 1.0);
     }
 
-    /// Waits until its engine answers a stream that comes after an open request: it has both.
+    /// Waits until its engine answers a stream that was sent after an open request: then it has both.
     async fn engine_is_at_it(&self) {
         let address = self.address(PROXIED);
         let open = format!("sluice_open_requests{{model_name=\"{PROXIED}\"}}");
@@ -117,7 +118,7 @@ impl Product<'_> {
         assert!(answer.chunk().await.unwrap().is_some(), "the stream speaks");
     }
 
-    /// Its pod is deleted under streams, which are finished first.
+    /// Deletes its pod during streams, which finish first.
     async fn proxied_streams_are_finished(&self) {
         let before = self.pod(PROXIED);
         let streams = self.streams(PROXIED, 5, 150).await;

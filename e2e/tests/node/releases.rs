@@ -1,5 +1,5 @@
-//! The chart under tenants that serve: upgraded from another version, uninstalled with its hooks, installed again; then their
-//! namespace is deleted.
+//! The chart with serving tenants: upgraded from another version, uninstalled with its hooks, and installed again;
+//! then their namespace is deleted.
 
 mod crds;
 
@@ -16,13 +16,13 @@ use crate::installed::processes::container;
 use crate::installed::{Hub, IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
 use crate::rights::{self, Run};
 
-/// What the same images are called as if they were of another version.
+/// Tag of the same images as another version.
 const NEXT: &str = "next";
-/// Where the driver remembers what it has prepared.
+/// Folder in which the driver records its prepared claims.
 const PREPARED: &str = "var/lib/kubelet/plugins/sluice.dev/claims";
 
-/// A chart that could have been the one before: this tree's with an older version, another default, an object that is gone
-/// today, without two admission policies, and with a CRD that lacks a rule and a field.
+/// Creates a chart like a previous release: this tree's with an older version, another default, an object that no
+/// longer exists, without two admission policies, and with a CRD that lacks a rule and a field.
 fn older(folder: &Path) {
     let copied = Command::new("cp").arg("-r").arg(chart()).arg(folder).status().unwrap();
     assert!(copied.success());
@@ -40,7 +40,7 @@ fn older(folder: &Path) {
     std::fs::write(own.join("templates/before.yaml"), gone).unwrap();
 }
 
-/// Tenants under a chart that comes and goes.
+/// Tenants during upgrades and uninstallations of the chart.
 struct PodInstances<'a> {
     product: &'a Product<'a>,
     golden: String,
@@ -64,7 +64,8 @@ impl<'a> PodInstances<'a> {
         self.are_reconciled().await;
     }
 
-    /// Images of another version: all pods are replaced at once, each when its streams have ended; and the same on the way back.
+    /// Upgrades to other images and back: all pods are replaced at the same time, each after its streams have
+    /// finished.
     async fn other_images_replace_every_pod_and_cut_no_stream(&mut self) {
         let tags = IMAGES.map(|image| format!("images.{image}.tag={NEXT}"));
         self.replaced_by(NEXT, || self.product.release("upgrade", &chart(), &["--set", &tags.join(",")]))
@@ -112,7 +113,7 @@ impl<'a> PodInstances<'a> {
         engine.go_on();
         streams.end_with(&self.golden).await;
         let load = Load::new(self.product, TENANTS[1]).await;
-        // The Lease went with the chart: its next leader has to come past what the last one of before told.
+        // The Lease was deleted with the chart: the next leader must exceed the fences of the last one.
         let told = async || {
             let now = self.fences().await;
             now.iter().zip(&before).all(|(now, before)| now > before).then_some(())
@@ -122,7 +123,7 @@ impl<'a> PodInstances<'a> {
         assert_eq!(self.product.lives(), self.pods);
     }
 
-    /// Epoch and sequence of each tenant's directive; `None` = it was told nothing yet.
+    /// Returns epoch and sequence of each tenant's directive; `None` = none received yet.
     async fn fences(&self) -> Vec<Option<(u64, u64)>> {
         let operator = Credential::of_operator(self.product);
         let mut all = Vec::new();
@@ -140,7 +141,7 @@ impl<'a> PodInstances<'a> {
         let namespace = self.product.namespace.as_str();
         self.product.kubectl(&["delete", "namespace", namespace, "--wait", "--timeout=2m"]);
         let kinds = "gpupools,modeltenants,resourceclaims";
-        // Others' namespaces have claims of their own.
+        // Other namespaces have their own claims.
         let all = self.product.kubectl(&["get", kinds, "-A", "--no-headers"]);
         let left: Vec<&str> = all.lines().filter(|line| line.starts_with(namespace)).collect();
         assert_eq!(left, [""; 0]);
@@ -148,7 +149,8 @@ impl<'a> PodInstances<'a> {
         self.product.wait("the driver has given everything back", released).await;
     }
 
-    /// Waits until an operator has looked at the tenants: its change of a spec is observed, and no pod is another one.
+    /// Waits until an operator has reconciled the tenants: it observes the change of a spec, and no pod is
+    /// replaced.
     async fn are_reconciled(&self) {
         let next = self.product.tenant(TENANTS[2])["spec"]["priority"].as_i64().unwrap_or(100) + 1;
         self.product.change("modeltenant", TENANTS[2], &serde_json::json!({"priority": next}));
@@ -161,7 +163,7 @@ impl<'a> PodInstances<'a> {
         assert_eq!(self.product.lives(), self.pods, "a pod was replaced");
     }
 
-    /// Whether the status of a tenant is about what is asked of it now.
+    /// Whether the status of a tenant is of its current spec.
     fn is_observed(&self, tenant: &str) -> bool {
         let tenant = self.product.tenant(tenant);
         tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"]
@@ -181,7 +183,7 @@ impl<'a> PodInstances<'a> {
         all.contains("sluice-devices-slices")
     }
 
-    /// Claims that the driver has prepared.
+    /// Counts the claims that the driver has prepared.
     fn prepared(&self) -> usize {
         let pods = ["-n", SYSTEM, "get", "pods", "-l", "app.kubernetes.io/name=sluice-devices", "-o", "json"];
         let pods: Value = serde_json::from_str(&self.product.kubectl(&pods)).unwrap();
@@ -201,7 +203,7 @@ fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
         let (folder, _) = model();
         let before = tempfile::tempdir().unwrap();
         older(before.path());
-        // Whoever established the CRDs of today owns what the older one has otherwise; from here on helm alone does.
+        // Other field managers own the differing fields of the current CRDs. From here on only helm owns them.
         let adopt = ["--take-ownership", "--force-conflicts"];
         product.release("install", &before.path().join("sluice"), &adopt);
         let hub = product.hub(&folder).await;

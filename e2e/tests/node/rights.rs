@@ -83,11 +83,11 @@ const FOREIGN: &str =
 const OLDER: &str = "these go with their owner, unless an older release called them otherwise";
 const OWNERS: &str = "asked by the admission plugin OwnerReferencesPermissionEnforcement, which is off here";
 
-/// Tells that a test with an installed product has come to its end; the last one compares rights.
+/// Records that a test with an installed product has finished; the last one compares rights.
 ///
 /// # Panics
-/// If the chart grants what nobody used, apart from the exceptions; if an exception was used, or is not granted; and if
-/// somebody used what is not granted.
+/// If the chart grants an unused right that is not an exception; if an exception was used, or is not granted; and
+/// if an account used a right that is not granted.
 pub fn end_of(run: Run, product: &Product<'_>) {
     let api = product.node.api();
     if api.audit_log_path().is_none() {
@@ -101,29 +101,30 @@ pub fn end_of(run: Run, product: &Product<'_>) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// Whether this one has come to its end after all others.
+/// Whether this test is the last one to finish.
 fn is_last(run: Run) -> bool {
     let mut ended = ended();
     if ended.is_empty() {
-        // No test can see it: any of them may be the last one.
+        // No test can check this: any of them may be the last.
         check_at_exit(all_have_ended);
     }
     ended.insert(run);
     missing(&ended).is_empty()
 }
 
-/// Those that have come to their end.
+/// Returns the tests that have finished.
 fn ended() -> MutexGuard<'static, BTreeSet<Run>> {
     static ENDED: Mutex<BTreeSet<Run>> = Mutex::new(BTreeSet::new());
     ENDED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those that have not.
+/// Returns the tests that have not finished.
 fn missing(ended: &BTreeSet<Run>) -> Vec<Run> {
     RUNS.into_iter().filter(|run| !ended.contains(run)).collect()
 }
 
-/// Whether rights were compared, at the end of this process; outside of CI, and where tests were left out, a line is enough.
+/// Checks at the end of this process that rights were compared. Outside CI, and where tests were left out, a
+/// printed line is enough.
 fn all_have_ended() -> Result<(), String> {
     let missing = missing(&ended());
     let words = format!("used and granted rights were not compared: {missing:?} did not come to an end");
@@ -137,7 +138,7 @@ fn all_have_ended() -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a test binary leaves tests out by these arguments: by an option, or since names say which to run.
+/// Whether these arguments make a test binary leave tests out: an option, or names of tests.
 fn leaves_out(arguments: impl IntoIterator<Item = String>) -> bool {
     let mut arguments = arguments.into_iter();
     while let Some(argument) = arguments.next() {
@@ -150,9 +151,9 @@ fn leaves_out(arguments: impl IntoIterator<Item = String>) -> bool {
     false
 }
 
-/// What accounts of the product did by a right that the chart gave them.
+/// Returns the requests that accounts of the product made with a right of the chart.
 fn used(log: &[audit::Record]) -> BTreeSet<Right> {
-    // Some rights everybody has: the API server gives them to groups.
+    // The API server grants some rights to every user, by groups.
     let own =
         log.iter().filter(|record| record.is_allowed() && record.right().contains(" to ServiceAccount "));
     own.filter_map(right_of).collect()
@@ -168,7 +169,7 @@ fn right_of(record: &audit::Record) -> Option<Right> {
     Some(Right::new(account, &record.verb, &resource))
 }
 
-/// What does not agree, a line for each.
+/// Returns the differences, one per line.
 fn compare(
     granted: &BTreeSet<Right>,
     used: &BTreeSet<Right>,

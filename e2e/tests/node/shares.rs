@@ -1,5 +1,5 @@
-//! A tenant that comes to a GPU which is dealt out already, and a cap that changes: those that run make room and follow, no pod
-//! is replaced, and nobody is started again. The operator looks after their namespace alone, by Roles.
+//! A tenant is added to a GPU whose memory is fully assigned, and a cap changes: the running tenants adjust, no pod
+//! is replaced, and no container restarts. The operator only manages their namespace, with Roles.
 
 use reqwest::Method;
 use serde_json::Value;
@@ -13,7 +13,7 @@ const SUMMARY: &str = TENANTS[2];
 const CHUNK: u64 = 64 << 10;
 
 impl Product<'_> {
-    /// The state that a tenant's sidecar tells.
+    /// Returns the state of a tenant's sidecar.
     async fn reported_shares(&self, tenant: &str, who: &Credential) -> Value {
         let admin = Admin::of(self, tenant, &self.address(tenant));
         let (status, body) = admin.ask(who, Method::GET, "/v1/state", None).await.unwrap();
@@ -21,7 +21,7 @@ impl Product<'_> {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// What these have as their shares, once that is what they were dealt.
+    /// Returns the shares of these tenants, once each has the share that it was assigned.
     async fn shares(&self, tenants: &[&str], who: &Credential) -> Vec<u64> {
         let mut shares = Vec::new();
         for name in tenants {
@@ -36,7 +36,7 @@ impl Product<'_> {
         shares
     }
 
-    /// The operator may look at pods where its tenants are, and nowhere else.
+    /// The operator has rights on pods in its tenants' namespace only.
     fn has_rights_here_alone(&self) {
         let operator = "--as=system:serviceaccount:sluice-system:sluice-operator";
         let may = |namespace: &str| {
@@ -47,7 +47,7 @@ impl Product<'_> {
         assert_eq!([may(&self.namespace), may("default")], ["yes", "no"]);
     }
 
-    /// Uids of the pods of these, whose containers have all been started once.
+    /// Returns the uids of the pods of these tenants, and asserts that no container was restarted.
     fn first_lives(&self, tenants: &[&str]) -> Vec<String> {
         let uid = |tenant: &&str| {
             let pod = self.pod(tenant);
@@ -109,7 +109,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
         product.condition(CHAT, "Ready", "True").await;
         assert_eq!(product.first_lives(&TENANTS), lives, "a cap is told, not started with");
         product.has_rights_here_alone();
-        // Its rights go with the namespace, perhaps before the pool.
+        // Its rights are deleted with the namespace, perhaps before the pool.
         product.kubectl(&["delete", "modeltenants,gpupools", "--all", "--wait"]);
         product.end();
     });

@@ -1,4 +1,4 @@
-//! Models from where clusters keep them: a volume, a bucket that wants a key, an image, or a cache of what a hub has.
+//! Models from the storage of a cluster: a volume, a bucket that requires a key, an image, or a cache of a hub.
 
 mod bucket;
 pub mod image;
@@ -14,9 +14,9 @@ use crate::installed::pod::{name, uid};
 use crate::installed::{COMMIT, Hub, PROMPT, Product, model, pool, tenant};
 use crate::rights::{self, Run};
 
-/// The tenant whose model stays on a volume.
+/// The tenant whose model is cached on a volume.
 const CACHED: &str = "cached";
-/// What a private repository wants to see.
+/// Token of a private repository.
 const TOKEN: &str = "hf_of_tests";
 /// Name of the image with the model.
 const IMAGE: &str = "models.example/story:1";
@@ -27,7 +27,7 @@ fn with_source(name: &str, source: Value) -> Value {
     tenant
 }
 
-/// A volume of this node, which is `folder`, and the claim `name` on it.
+/// Returns a volume of this node with the contents of `folder`, and the claim `name` on it.
 fn volume(namespace: &str, name: &str, mode: &str, folder: &Path) -> [Value; 2] {
     let size = json!({"storage": "1Gi"});
     let metadata = json!({"name": format!("{name}-{namespace}")});
@@ -45,14 +45,14 @@ fn open(path: &Path, mode: u32) {
     std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
 }
 
-/// A new folder with this mode, whatever the umask is.
+/// Creates a folder with this mode, independent of the umask.
 fn folder(path: &Path, mode: u32) {
     std::fs::create_dir(path).unwrap();
     open(path, mode);
 }
 
 impl Product<'_> {
-    /// The pod of a tenant's slot goes, and the next one finds in the cache what that one has downloaded.
+    /// Deletes the pod of a tenant's slot. The next one uses the cached model.
     async fn starts_again_without_a_download(&self, tenant: &str, hub: &Hub) {
         assert_eq!(hub.downloads(), 1, "the first pod downloads");
         let (said, before) = (self.complete(tenant, 32).await, self.pod(tenant));
@@ -62,7 +62,7 @@ impl Product<'_> {
         assert_eq!(hub.downloads(), 1, "it is in the cache");
     }
 
-    /// Weights that are not what their source says are never served, and the status says so.
+    /// Weights that differ from their source are never served, and the status reports them.
     async fn is_not_served(&self, tenant: &str) {
         let told = async || {
             let conditions = self.tenant(tenant)["status"]["conditions"].take();
@@ -72,7 +72,7 @@ impl Product<'_> {
                     .as_str()
                     .is_some_and(|words| words.contains("and 0000000000") && words.contains("was told"))
             });
-            // Ready is Unknown while the container starts again.
+            // Ready is Unknown while the container restarts.
             let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
             assert!(!conditions.iter().any(ready), "{conditions:?}");
             told.then_some(())
@@ -80,7 +80,7 @@ impl Product<'_> {
         self.wait(&format!("{tenant}: a digest that is not the one that was told"), told).await;
     }
 
-    /// A namespace without room for pods: the status says so in the words of whoever refuses them.
+    /// In a namespace with a quota of no pods, the status has the message of the API server.
     async fn quota_is_reported(&self, tenant: &Value) {
         let quota = json!({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"},
             "spec": {"hard": {"pods": "0"}}});
@@ -101,8 +101,8 @@ impl Product<'_> {
         self.kubectl(&["delete", "resourcequota", "none", "--wait"]);
     }
 
-    /// The tenant of an image where Kubernetes mounts images, which it does by default from 1.36 on. Where it does not, its status
-    /// says so.
+    /// Returns the tenant of an image if Kubernetes mounts images, which it does by default from 1.36 on. Otherwise
+    /// checks that its status reports that.
     async fn if_mounted(&self, tenant: Value) -> Option<Value> {
         let version = self.node.api().client().await.apiserver_version().await.unwrap();
         if version.minor.parse::<u32>().unwrap() >= 36 {
@@ -113,13 +113,13 @@ impl Product<'_> {
         None
     }
 
-    /// The status of a tenant says with which status its source refused it.
+    /// Checks that the status of a tenant has the HTTP status with which its source refused it.
     async fn is_refused(&self, tenant: &str, status: &str) {
         let words = self.refused_for(tenant, "ModelUnreadable").await;
         assert!(words.contains(status), "{words}");
     }
 
-    /// What the status of a tenant says that is refused, for this reason.
+    /// Returns the message of a tenant that is refused for this reason.
     async fn refused_for(&self, tenant: &str, reason: &str) -> String {
         self.condition(tenant, "Accepted", "False").await;
         let accepted = self.condition_of(tenant, "Accepted").unwrap();
@@ -128,19 +128,19 @@ impl Product<'_> {
     }
 }
 
-/// A Secret with these values.
+/// Returns a Secret with these values.
 fn secret(name: &str, values: &Value) -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": values})
 }
 
-/// The same tenant under another name.
+/// Returns the same tenant with another name.
 fn renamed(tenant: &Value, name: &str) -> Value {
     let mut tenant = tenant.clone();
     tenant["metadata"]["name"] = name.into();
     tenant
 }
 
-/// A copy of a model that every user may read.
+/// Copies a model with read permission for every user.
 fn copy(model: &Path, to: &Path) {
     open(to.parent().unwrap(), 0o755);
     folder(to, 0o755);
@@ -154,7 +154,7 @@ fn copy(model: &Path, to: &Path) {
 #[test]
 fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
     on_node_alone(async |node| {
-        // The volume and the image are of this machine.
+        // The volume and the image are on this machine.
         if !node.api().is_own_cluster() {
             return;
         }
@@ -188,7 +188,7 @@ fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
         let (cuts, lies) = (product.disconnecting_hub(&story).await, product.corrupting_hub(&story).await);
         let (resumed, lied_to) = (tenant("resumed", cuts.endpoint()), tenant("lied-to", lies.endpoint()));
         let token = |name: &str| json!({"name": name, "key": "token"});
-        // Without the right key nothing can be read, and each says so.
+        // Without the right key nothing can be read, and each status reports that.
         let mut refused = vec![(with_source("unsigned", of_bucket.clone()), "403")];
         of_bucket["s3"]["credentialsSecretRef"] = json!({"name": "wrong-keys"});
         refused.push((with_source("missigned", of_bucket.clone()), "403"));

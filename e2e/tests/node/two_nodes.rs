@@ -1,4 +1,4 @@
-//! Two nodes: the tenants of a GPU are on one of them, and move to the other together, when theirs is lost or drained.
+//! Two nodes: the tenants of a GPU run on one of them, and move to the other together when it is lost or drained.
 
 use serde_json::Value;
 use sluice_e2e::cluster::{SecondNode, on_two_nodes};
@@ -13,12 +13,13 @@ const FIRST: &str = "node-0";
 struct Movers<'a> {
     product: &'a Product<'a>,
     second: &'a SecondNode<'a>,
-    /// 200 tokens after the prompt.
+    /// The 200 tokens after the prompt.
     golden: String,
 }
 
 impl<'a> Movers<'a> {
-    /// All tenants on the second node: the first one, with operator and control plane, takes none meanwhile.
+    /// Starts all tenants on the second node: the first one, with operator and control plane, is cordoned at that
+    /// time.
     async fn start(
         product: &'a Product<'a>,
         second: &'a SecondNode<'a>,
@@ -37,14 +38,14 @@ impl<'a> Movers<'a> {
         Movers { product, second, golden: whole }
     }
 
-    /// Pods of one claim share a node, and its memory.
+    /// Pods of one claim share a node and its memory.
     async fn tenants_share_one_node(&self) {
         self.are_on(self.second.name(), 1).await;
         let load = Load::new(self.product, TENANTS[1]).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
     }
 
-    /// A node that says nothing any more is left, and what it was in the middle of ends when it is back.
+    /// Tenants leave a node that stops responding. Its old processes end when it is back.
     async fn tenants_leave_lost_node(&self) {
         self.second.disconnect();
         self.are_on(FIRST, 2).await;
@@ -62,7 +63,7 @@ impl<'a> Movers<'a> {
         self.serve().await;
     }
 
-    /// A drained node is left, and every open stream is finished first.
+    /// Tenants leave a drained node after every open stream has finished.
     async fn tenants_leave_drained_node_after_streams(&self) {
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         let drain =
@@ -82,7 +83,8 @@ impl<'a> Movers<'a> {
         self.serve().await;
     }
 
-    /// Waits until every tenant has a pod on that node and that epoch of the claim, and its Service leads there.
+    /// Waits until every tenant has a pod on that node and with that epoch of the claim, and its Service routes to
+    /// it.
     async fn are_on(&self, node: &str, epoch: u32) {
         let claim = claim(epoch);
         let there = |pod: &&Value| {
@@ -105,14 +107,14 @@ impl<'a> Movers<'a> {
         self.product.wait(&format!("the pool tells {node}"), told).await;
     }
 
-    /// Every tenant says what it did on the other node.
+    /// Checks that every tenant gives the same answers as on the other node.
     async fn serve(&self) {
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}");
         }
     }
 
-    /// Waits until the claims of other epochs are gone.
+    /// Waits until the claims of other epochs are deleted.
     async fn one_claim(&self, epoch: u32) {
         let only = async || {
             let names = self.product.kubectl(&["get", "resourceclaims", "-o", "name"]);
@@ -136,7 +138,7 @@ fn tenants_of_a_gpu_share_a_node_and_leave_a_lost_or_drained_one_together() {
         if IMAGES.iter().any(|image| second.image(image).is_none()) {
             return;
         }
-        // The operator is to be on the node that is not lost.
+        // The operator must run on the node that is not lost.
         let cordoned = node.api().kubectl(&["cordon", second.name()]).status().unwrap();
         assert!(cordoned.success());
         let Some(product) = Product::install_with(node, ",operator.nodeGraceSeconds=1").await else { return };

@@ -1,4 +1,4 @@
-//! `sluice run --chat` as a person and as a pipe use it.
+//! `sluice run --chat` in a terminal and in a pipe.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -1,4 +1,4 @@
-//! All sidecars of a cluster behind one listener: whose name a client asks for is who answers.
+//! All sidecars of a cluster behind one listener: the host name of the TLS connection selects the sidecar.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -22,12 +22,12 @@ use sluice_wire::state::{GpuState, Move, Phase, Residency, State, TenantReport};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// Largest directive.
+/// Largest directive, bytes.
 const MOST_BYTES: usize = 1 << 20;
-/// Layers of a tenant's model, and moves that a sidecar tells of.
+/// Layers of a tenant's model, and moves that a sidecar reports.
 const LAYERS: usize = 32;
 const MOVES: u64 = 16;
-/// When everything happened, milliseconds since 1970.
+/// Time of all past events, milliseconds since 1970.
 const LONG_AGO: u64 = 1_767_225_600_000;
 
 /// A sidecar.
@@ -53,7 +53,7 @@ pub struct Credentials<'a> {
 
 #[derive(Debug, Default)]
 struct KnownSidecars {
-    /// Certificate and sidecar by the host that clients ask for.
+    /// Certificate and sidecar by TLS host name.
     hosts: HashMap<String, (Arc<CertifiedKey>, Arc<Sidecar>)>,
     /// Sidecars of each GPU.
     gpus: HashMap<usize, Vec<Arc<Sidecar>>>,
@@ -75,7 +75,7 @@ pub struct Stub {
 }
 
 impl Stub {
-    /// Nobody yet, on `gpus` GPUs.
+    /// Starts a listener without sidecars, for `gpus` GPUs.
     pub async fn start(gpus: usize) -> Stub {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.expect("a free port");
         let port = listener.local_addr().expect("a bound socket has an address").port();
@@ -85,12 +85,12 @@ impl Stub {
         Stub { shared, port }
     }
 
-    /// Where it listens, on every address of this machine.
+    /// Port of the listener, on every address of this machine.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A sidecar comes up with these credentials.
+    /// Adds a sidecar with these credentials.
     pub fn add(&self, host: String, sidecar: Sidecar, credentials: &Credentials<'_>) {
         let shared = &self.shared;
         shared.tls.get_or_init(|| config(credentials.bundle, shared));
@@ -100,17 +100,17 @@ impl Stub {
         known.hosts.insert(host, (certified(credentials), sidecar));
     }
 
-    /// Answered readings of each GPU so far.
+    /// Number of answered readings per GPU so far.
     pub fn reads(&self) -> Vec<u64> {
         self.shared.reads.iter().map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
-    /// Directives so far.
+    /// Number of directives so far.
     pub fn directives(&self) -> u64 {
         self.shared.directives.load(Ordering::Relaxed)
     }
 
-    /// Connections so far that were made by mutual TLS.
+    /// Number of mutual TLS handshakes so far.
     pub fn handshakes(&self) -> u64 {
         self.shared.handshakes.load(Ordering::Relaxed)
     }
@@ -123,7 +123,7 @@ fn certified(credentials: &Credentials<'_>) -> Arc<CertifiedKey> {
     Arc::new(CertifiedKey::new(chain.collect(), key))
 }
 
-/// As a sidecar does it: only whom the bundle vouches for is heard.
+/// Same as a sidecar: only clients with a certificate of the bundle's authorities are accepted.
 fn config(bundle: &[u8], shared: &Arc<Shared>) -> Arc<ServerConfig> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(bundle) {
@@ -151,7 +151,7 @@ impl ResolvesServerCert for ByName {
 
 async fn serve(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((socket, _)) = listener.accept().await {
-        // Before the first sidecar is up, nobody is at home.
+        // Before the first sidecar is added there is no certificate.
         if let Some(tls) = shared.tls.get() {
             tokio::spawn(connection(socket, TlsAcceptor::from(tls.clone()), shared.clone()));
         }
@@ -163,7 +163,7 @@ async fn connection(socket: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared
     shared.handshakes.fetch_add(1, Ordering::Relaxed);
     let host = stream.get_ref().1.server_name().unwrap_or_default().to_owned();
     let answered = service_fn(|request| answer(request, &host, &shared));
-    // A client that has heard enough is gone.
+    // The error of a client that has closed the connection is ignored.
     let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answered).await;
 }
 
@@ -204,7 +204,7 @@ impl Shared {
         known.hosts.get(host).map(|(_, sidecar)| sidecar.clone())
     }
 
-    /// What a GPU's tenants tell, and its tag: nothing changes but that tenants come.
+    /// Returns the reports of a GPU's tenants and their ETag: only an added tenant changes them.
     fn tenants(&self, gpu: usize) -> (Vec<TenantReport>, HeaderValue) {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let report = |sidecar: &Arc<Sidecar>| TenantReport::State(Box::new(state(sidecar)));
@@ -214,7 +214,7 @@ impl Shared {
     }
 }
 
-/// A tenant that fell idle long ago, after some moves.
+/// Returns the state of a tenant that became idle long ago, after some moves.
 fn state(sidecar: &Sidecar) -> State {
     let mut state = State::default();
     (state.at_unix_ms, state.phase_since_unix_ms) = (LONG_AGO, LONG_AGO);

@@ -1,5 +1,5 @@
-//! Pools and tenants, and what everybody but the operator does for them: inspections, the scheduler, the Deployment controller,
-//! kubelets. Each is as large as the real one, because the operator has to read it.
+//! Pools and tenants, and the work of all other components for them: inspections, the scheduler, the Deployment
+//! controller, kubelets. All objects have a realistic size, because the operator has to read them.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -22,18 +22,18 @@ use sluice_wire::config::admin_host;
 use super::stub::{Credentials, Sidecar, Stub};
 use super::{Sizes, WAIT_LIMIT};
 
-/// Requests that are under way at a time.
+/// Concurrent requests.
 const AT_ONCE: usize = 16;
-/// Objects of a page of a list.
+/// Objects per page of a list.
 const PAGE: u32 = 250;
-/// GPUs of a node.
+/// GPUs per node.
 const OF_A_NODE: usize = 8;
 /// Name of every pool and of its only group.
 const POOL: &str = "p";
 const GROUP: &str = "chat";
 const DRIVER: &str = "sluice.dev";
 
-/// A pool in a namespace of its own.
+/// A pool in its own namespace.
 #[derive(Clone, Debug)]
 struct PopulationSpec {
     namespace: String,
@@ -42,7 +42,7 @@ struct PopulationSpec {
     gpus: std::ops::Range<usize>,
 }
 
-/// Everybody.
+/// All pools and tenants of the cluster.
 pub struct TenantPopulation {
     client: Client,
     places: Vec<PopulationSpec>,
@@ -50,7 +50,7 @@ pub struct TenantPopulation {
 }
 
 impl TenantPopulation {
-    /// Namespaces, and nodes with their devices.
+    /// Creates namespaces, and nodes with their devices.
     pub async fn new(server: &cluster::Api, sizes: &Sizes, stub: Arc<Stub>) -> TenantPopulation {
         let pools = sizes.pools;
         let part = |all: usize, pool: usize| all * pool / pools..all * (pool + 1) / pools;
@@ -65,7 +65,7 @@ impl TenantPopulation {
         crowd
     }
 
-    /// Makes pools and tenants, and everything that becomes of them, until all serve.
+    /// Creates pools and tenants, and all dependent objects, until all tenants serve.
     pub async fn create_all(&self) {
         for place in &self.places {
             let host = json!({"memory": "256Mi"});
@@ -123,7 +123,7 @@ impl TenantPopulation {
         slices.create(&PostParams::default(), &slice).await.expect("a slice");
     }
 
-    /// A tenant whose model has been inspected.
+    /// Creates a tenant with an inspected model.
     async fn tenant(&self, place: &PopulationSpec, number: usize) {
         let (name, mib) = (tenant_name(number), 1_i64 << 20);
         let source =
@@ -137,7 +137,7 @@ impl TenantPopulation {
         self.set_status::<ModelTenant>(&place.namespace, &name, json!({"model": model})).await;
     }
 
-    /// The scheduler has found a device for each claim.
+    /// Acts as the scheduler: allocates a device for each claim.
     async fn schedule(&self, place: &PopulationSpec) {
         let claims = self.list::<ResourceClaim>(&place.namespace).await;
         each(claims, async |claim| {
@@ -156,7 +156,7 @@ impl TenantPopulation {
         .await;
     }
 
-    /// Each Deployment has its pod, and it runs.
+    /// Acts as controller and kubelet: creates a running pod for each Deployment.
     async fn run(&self, place: &PopulationSpec) {
         let secrets = self.list::<Secret>(&place.namespace).await;
         let secrets: BTreeMap<String, Secret> =
@@ -203,7 +203,7 @@ impl TenantPopulation {
         set.unwrap_or_else(|e| panic!("status of {} {name}: {e}", K::kind(&())));
     }
 
-    /// Waits until there are so many. One of them is asked for: the answer tells how many it left out.
+    /// Waits until there are `wanted` objects. Lists one and reads the number of remaining ones from the response.
     async fn count<K: Object>(&self, namespace: &str, wanted: usize) {
         let api: Api<K> = Api::namespaced(self.client.clone(), namespace);
         within(WAIT_LIMIT, &format!("{wanted} of {}", K::kind(&())), async || {
@@ -229,7 +229,7 @@ impl TenantPopulation {
     }
 }
 
-/// What can be made, listed and told about.
+/// An object that can be created, listed and printed.
 trait Object:
     Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + Serialize + DeserializeOwned
 {
@@ -253,7 +253,7 @@ fn credentials(secret: &Secret) -> Credentials<'_> {
     Credentials { cert: &data["tls.crt"].0, key: &data["tls.key"].0, bundle: &data["ca.crt"].0 }
 }
 
-/// The GPU of a claim's name, `POOL-GROUP-INDEX-eEPOCH`, by its number in the cluster.
+/// Returns the GPU's number in the cluster from a claim's name, `POOL-GROUP-INDEX-eEPOCH`.
 fn gpu_of(claim: &str, place: &PopulationSpec) -> usize {
     let index = claim.rsplit('-').nth(1).and_then(|index| index.parse::<usize>().ok());
     place.gpus.start + index.unwrap_or_else(|| panic!("{claim} is no claim's name"))

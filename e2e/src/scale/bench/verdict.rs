@@ -1,13 +1,13 @@
-//! Values against limits, as `cargo xtask bench` reads them.
+//! Values with limits, in the format of `cargo xtask bench`.
 
 use serde_json::{Value, json};
 
-/// A value against its limit.
+/// A value with its limit.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// What was measured.
+    /// Name of the value.
     pub name: &'static str,
-    /// The value; `None` = it did not come about.
+    /// The value; `None` = not reached.
     pub value: Option<f64>,
     unit: &'static str,
     limit: f64,
@@ -16,32 +16,32 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// A value that must not exceed its limit; `None` exceeds it.
+    /// Returns the verdict on a value that must not exceed its limit; `None` exceeds it.
     pub fn of(name: &'static str, value: Option<f64>, unit: &'static str, limit: f64) -> Verdict {
         Verdict { name, value, unit, limit, at_least: false, detail: Value::Null }
     }
 
-    /// A value that must not exceed its limit.
+    /// Returns the verdict on a value that must not exceed its limit.
     pub fn at_most(name: &'static str, value: f64, unit: &'static str, limit: f64) -> Verdict {
         Verdict::of(name, Some(value), unit, limit)
     }
 
-    /// A value that must reach its limit.
+    /// Returns the verdict on a value that must reach its limit.
     pub fn at_least(name: &'static str, value: f64, unit: &'static str, limit: f64) -> Verdict {
         Verdict { at_least: true, ..Verdict::at_most(name, value, unit, limit) }
     }
 
-    /// The same with what else is known.
+    /// Returns the same verdict with details.
     pub fn with(self, detail: Value) -> Verdict {
         Verdict { detail, ..self }
     }
 
-    /// Whether the limit was kept.
+    /// Whether the value is within its limit.
     pub fn passed(&self) -> bool {
         self.value.is_some_and(|value| if self.at_least { value >= self.limit } else { value <= self.limit })
     }
 
-    /// One line of the report.
+    /// Returns one line of the report.
     pub fn json(&self) -> Value {
         json!({"name": self.name, "value": self.value, "unit": self.unit, "limit": self.limit,
             "at_least": self.at_least, "passed": self.passed(), "detail": self.detail})

@@ -23,7 +23,8 @@ impl Drop for Driver {
     }
 }
 
-/// A kubeconfig with a token of the driver's service account that names a node, as that of its pod does.
+/// Writes a kubeconfig with a token of the driver's service account that is bound to a node, like the token of its
+/// pod.
 fn kubeconfig(server: &cluster::Api, namespace: &str, node: &str, folder: &Path) -> PathBuf {
     let bound = ["--bound-object-kind=Node", "--bound-object-name", node];
     let mut token =
@@ -37,7 +38,7 @@ fn kubeconfig(server: &cluster::Api, namespace: &str, node: &str, folder: &Path)
     path
 }
 
-/// Service account, rights and policy of the chart, under names of this test alone.
+/// Installs service account, rights and policy of the chart, under names of this test.
 async fn install(server: &cluster::Api, helm: &Helm, namespace: &str) {
     let account = json!({"metadata": {"name": "sluice-devices"}});
     let account: ServiceAccount = serde_json::from_value(account).unwrap();
@@ -82,7 +83,7 @@ async fn a_driver_publishes_its_own_node_and_no_other() {
         let mut command = product("sluice-devices")?;
         let root = folder.path().join(node);
         command.args(["--node-name", node, "--http", "127.0.0.1:0", "--host-gpus", "1"]);
-        // Written otherwise by the API server, which must not look like a change either.
+        // The API server writes this value differently, which must not look like a change either.
         command.args(["--host-memory", "1.5Gi", "--kubelet-folder"]);
         command.arg(root.join("kubelet")).arg("--cdi-folder").arg(root.join("cdi")).env("KUBECONFIG", config);
         Some(Driver(command.stderr(Stdio::null()).spawn().unwrap()))
@@ -96,13 +97,13 @@ async fn a_driver_publishes_its_own_node_and_no_other() {
     let devices = slice.spec.devices.unwrap();
     assert_eq!((devices.len(), devices[0].name.as_str()), (65, "gpu-0"));
 
-    // The kubelet deletes the slices of a driver that was away.
+    // The kubelet deletes the slices of a driver that was not running.
     slices.delete(&name, &DeleteParams::default()).await.unwrap();
     let back = eventually("the slice is back", there).await;
-    // What the API server makes of the slice must not look like a change.
+    // Fields that the API server normalizes must not look like a change.
     assert_eq!(back.spec.pool.generation, 1);
 
-    // Its token names node one.
+    // The driver's token names node one.
     let mut foreign: Value = serde_json::to_value(back).unwrap();
     foreign["metadata"] = json!({"name": "foreign"});
     (foreign["spec"]["nodeName"], foreign["spec"]["pool"]["name"]) = (json!(names[1]), json!(names[1]));
@@ -112,7 +113,7 @@ async fn a_driver_publishes_its_own_node_and_no_other() {
         kube::Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await;
     let driver: Api<ResourceSlice> = Api::all(kube::Client::try_from(config.unwrap()).unwrap());
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    // The policy takes effect a moment after it is stored.
+    // The policy takes effect shortly after it is stored.
     let refused = eventually("the policy holds", async || driver.create(&dry, &foreign).await.err()).await;
     let refused = crate::fixture::words(refused);
     assert!(refused.contains(&format!("the driver of node `{}` writes only", names[0])), "{refused}");

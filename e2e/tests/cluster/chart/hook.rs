@@ -14,7 +14,8 @@ use super::server::apply;
 use super::{Helm, named, output_text, title};
 use crate::fixture::{api_of, create, pool, tenant, with};
 
-/// A built binary of the product; without a folder of them `None`, and a line that says so.
+/// Returns a command for a built binary of the product. Without a folder of binaries, prints the reason and returns
+/// `None`.
 pub fn product(name: &str) -> Option<Command> {
     let folder = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty());
     if folder.is_none() {
@@ -46,7 +47,7 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
 
     let user = format!("system:serviceaccount:{namespace}:sluice-uninstall");
     hook.env("KUBECONFIG", server.kubeconfig_of(&user, None));
-    // What the Job says, from the chart itself.
+    // The arguments of the Job, from the chart itself.
     let job = named(&objects, "Job/sluice-uninstall");
     let words = job["spec"]["template"]["spec"]["containers"][0]["command"].as_array().unwrap();
     hook.args(words[1..].iter().map(|word| word.as_str().unwrap()));
@@ -73,7 +74,7 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
 const READY: &str = "200 OK";
 const WAITS: &str = "503 Service Unavailable";
 
-/// An operator that gives these answers, one after another.
+/// Starts an operator that gives these answers in order.
 fn operator(answers: &'static [&'static str]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

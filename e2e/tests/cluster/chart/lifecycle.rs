@@ -1,4 +1,4 @@
-//! Installing, upgrading, uninstalling and installing again: one after the other, as the chart has names of its own.
+//! Installs, upgrades, uninstalls and installs again, in one test because the chart has fixed names.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -8,7 +8,7 @@ use sluice_e2e::cluster;
 use super::{Helm, INSTALLED, chart, output_text};
 use crate::fixture::{api_of, create, pool};
 
-/// Policies of the whole cluster are other tests' too.
+/// Cluster-wide policies would affect other tests.
 const VALUES: [&str; 2] = ["--set", "admission.enabled=false"];
 
 async fn replicas(client: &Client, namespace: &str) -> Option<i32> {
@@ -36,7 +36,7 @@ async fn pools_outlive_the_chart_and_the_next_release_takes_them_over() {
     let install =
         |name: &str, further: &[&str]| call(&["install", name, &chart], &[&VALUES[..], further].concat());
 
-    // The CRDs are there already, as after another release.
+    // The CRDs exist already, as after another release.
     let refused = install("one", &[]).unwrap_err();
     assert!(refused.contains("invalid ownership metadata"), "{refused}");
     let notes = install("one", &["--take-ownership", "--force-conflicts"]).unwrap();
@@ -50,7 +50,7 @@ async fn pools_outlive_the_chart_and_the_next_release_takes_them_over() {
     let wrong = call(&["upgrade", "one", &chart], &["--set", "operator.replicas=9"]).unwrap_err();
     assert!(wrong.contains("at '/operator/replicas'"), "{wrong}");
 
-    // No controller runs the hook's Job here; it has a test of its own.
+    // No controller runs the hook's Job here; another test covers it.
     call(&["uninstall", "one"], &["--no-hooks"]).unwrap();
     assert_eq!(replicas(&client, &namespace).await, None);
     assert!(pools.get_opt("one").await.unwrap().is_some(), "a pool went with the chart");

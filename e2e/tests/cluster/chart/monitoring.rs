@@ -1,4 +1,4 @@
-//! Alerts and dashboards: expressions that can be read, of metrics that there are, with words for who is woken.
+//! Alerts and dashboards: expressions that parse, metrics that exist, and texts for the person on call.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn page(name: &str) -> String {
     std::fs::read_to_string(format!("{FOLDER}{name}")).unwrap()
 }
 
-/// Names of metrics that the documentation lists, as Prometheus stores them.
+/// Returns the names of metrics in the documentation, as Prometheus stores them.
 fn documented() -> BTreeSet<String> {
     let pages = ["metrics.md", "operator.md", "kubernetes.md"].map(page).join("\n");
     let quoted = pages.split('`').skip(1).step_by(2);
@@ -25,7 +25,7 @@ fn documented() -> BTreeSet<String> {
     ours.flat_map(|name| parts.map(|part| format!("{name}{part}"))).collect()
 }
 
-/// Metrics that an expression reads.
+/// Returns the metrics that an expression reads.
 fn metrics(expression: &str) -> BTreeSet<String> {
     struct Names(BTreeSet<String>);
     impl ExprVisitor for Names {
@@ -46,12 +46,12 @@ fn metrics(expression: &str) -> BTreeSet<String> {
     names.0
 }
 
-/// Fails if an expression reads nothing, or what nobody tells.
+/// Fails if an expression reads no metric, or an undocumented one.
 #[track_caller]
 fn known(expression: &str, documented: &BTreeSet<String>) {
     let read = metrics(expression);
     assert!(!read.is_empty(), "{expression} reads nothing");
-    // Prometheus's own, of whatever it scrapes.
+    // `up` is Prometheus's own metric of every target.
     for name in read.into_iter().filter(|name| name != "up") {
         assert!(documented.contains(&name), "{expression} reads {name}, which no page lists");
     }
@@ -83,7 +83,7 @@ fn every_alert_can_be_evaluated_and_has_a_runbook() {
     assert_eq!(told, there, "a runbook of an alert that is gone");
 }
 
-/// The alert `name` of the chart's file, as a Prometheus without its operator loads it.
+/// Returns the alert `name` of the chart's file, as a Prometheus without its operator loads it.
 fn alert(name: &str) -> Value {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice/monitoring/alerts.yaml");
     let rules: Value = serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
@@ -154,7 +154,7 @@ fn every_panel_of_a_dashboard_shows_a_metric_that_there_is() {
                 "{panel}"
             );
             for target in panel["targets"].as_array().unwrap() {
-                // Grafana puts an interval there.
+                // Grafana replaces the variable by an interval.
                 let expression = target["expr"].as_str().unwrap().replace("$__rate_interval", "5m");
                 known(&expression, &documented);
             }

@@ -1,4 +1,4 @@
-//! Whom the chart's NetworkPolicies let to whom.
+//! Flows that the chart's NetworkPolicies allow.
 
 use serde_json::{Value, json};
 use sluice_e2e::cluster::network_policies::{Pod, PortRef, allows};
@@ -10,7 +10,7 @@ const ADMIN: PortRef = ("TCP", 8001);
 const METRICS: PortRef = ("TCP", 8080);
 const READ: PortRef = ("TCP", 8003);
 
-/// The policies of an installation, and its pods among others.
+/// The policies of an installation, and its pods among other pods.
 struct PolicyCluster {
     policies: Vec<Value>,
     pods: Vec<(&'static str, &'static str, Value)>,
@@ -25,7 +25,7 @@ impl PolicyCluster {
             ("devices", NAMESPACE, of("DaemonSet/sluice-devices")),
             ("hook", NAMESPACE, named(&objects, "Pod/sluice-test")["metadata"]["labels"].clone()),
             ("neighbour", NAMESPACE, json!({"app": "another"})),
-            // Labels that the operator gives a slot (DESIGN-kubernetes 4), and one that is no slot.
+            // Labels that the operator gives a slot (DESIGN-kubernetes 4), and a pod that is not a slot.
             (
                 "slot",
                 "team",
@@ -53,7 +53,7 @@ impl PolicyCluster {
     }
 }
 
-/// The policy of a GPU as the operator makes it, of the labels that the chart tells it.
+/// Returns the policy of a GPU as the operator makes it, from the labels that the chart passes to it.
 fn slots_policy(objects: &[Value]) -> Value {
     let operator = named(objects, "Deployment/sluice-operator");
     let env = operator["spec"]["template"]["spec"]["containers"][0]["env"].as_array().unwrap();
@@ -75,14 +75,14 @@ fn slots_policy(objects: &[Value]) -> Value {
     })
 }
 
-/// What holds whoever may read metrics.
+/// Flows with every setting of the access to metrics.
 const ALWAYS: [(&str, &str, PortRef, bool); 15] = [
     ("operator", "slot", ADMIN, true),
     ("operator", "slot", ("TCP", 8000), false),
     ("operator", "other", ADMIN, false),
     ("operator", "neighbour", ADMIN, false),
     ("operator", "stranger", ("UDP", 53), true),
-    // The API server may be anywhere.
+    // The address of the API server is unknown.
     ("operator", "stranger", ("TCP", 6443), true),
     ("operator", "stranger", ("TCP", 80), false),
     ("neighbour", "slot", ADMIN, false),

@@ -1,4 +1,4 @@
-//! The chart's own admission policies: which Secrets the operator writes, and what it changes of pods.
+//! The chart's own admission policies: Secrets that the operator may write, and changes of pods that it may make.
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
@@ -10,11 +10,11 @@ use super::server::apply;
 use super::{Helm, title};
 use crate::fixture::words;
 
-/// The operator of an installation in a namespace of its own, with the policy about `resource`.
+/// Returns a client of the operator of an installation in its own namespace, with the policy about `resource`.
 async fn operator(server: &cluster::Api, helm: &Helm, (namespace, resource): (&str, &str)) -> Client {
     let name = format!("sluice-operator-{resource}");
     let objects = helm.template(namespace, &[]).unwrap();
-    // Names of its own: other tests have an installation too.
+    // Names of this test: other tests have an installation too.
     let policy = objects.iter().filter(|object| title(object).ends_with(&format!("/{name}"))).map(|object| {
         let text = object.to_string().replace(&format!("\"{name}\""), &format!("\"{namespace}\""));
         serde_json::from_str(&text).unwrap()
@@ -26,7 +26,7 @@ async fn operator(server: &cluster::Api, helm: &Helm, (namespace, resource): (&s
     server.client_of(&format!("system:serviceaccount:{namespace}:sluice-operator"), None).await
 }
 
-/// More than the chart gives: here the policy alone decides.
+/// Grants more than the chart does: here only the policy decides.
 fn rights(namespace: &str, resource: &str) -> [Value; 2] {
     let (api, metadata) = ("rbac.authorization.k8s.io/v1", json!({"name": resource, "namespace": namespace}));
     let verbs = ["get", "create", "patch", "update", "delete"];
@@ -44,7 +44,7 @@ fn secret(name: &str, labels: Value) -> Secret {
         .unwrap()
 }
 
-/// Filled by Kubernetes with the token of an account.
+/// Returns a Secret that Kubernetes fills with the token of an account.
 fn token(name: &str) -> Secret {
     let account = json!({"kubernetes.io/service-account.name": "default"});
     let token = json!({"metadata": {"name": name, "annotations": account}, "type": "kubernetes.io/service-account-token"});
@@ -61,7 +61,7 @@ async fn the_operator_writes_its_own_secrets_and_no_others() {
     let operator: Api<Secret> =
         Api::namespaced(operator(server, &helm, (&namespace, "secrets")).await, &namespace);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
-    // The policy takes effect a moment after it is stored, and so do the rights.
+    // Policy and rights take effect shortly after they are stored.
     let probe = secret("other", json!({}));
     eventually("the policy holds", async || {
         let refused = operator.create(&dry, &probe).await.err().map(words)?;

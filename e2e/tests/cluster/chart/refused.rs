@@ -1,4 +1,5 @@
-//! `helm uninstall` that is refused: what the chart's Job prints is run as it stands, and helm upgrades the release again.
+//! A refused `helm uninstall`: the printed commands of the chart's Job are run unchanged, and helm upgrades the
+//! release again.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,12 +14,12 @@ use super::hook::product;
 use super::{Helm, INSTALLED, chart, output_text};
 use crate::fixture::{api_of, create, tenant};
 
-/// Policies of the whole cluster are other tests' too.
+/// Cluster-wide policies would affect other tests.
 const VALUES: &str = "admission.enabled=false";
 const JOB: &str = "sluice-uninstall";
 const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The Job, once helm has made it.
+/// Waits until helm has created the Job.
 async fn job(jobs: &Api<Job>) -> Job {
     let end = Instant::now() + WAIT_LIMIT;
     loop {
@@ -30,8 +31,8 @@ async fn job(jobs: &Api<Job>) -> Job {
     }
 }
 
-/// What the program of the Job prints, with the Job's words and rights, and its exit status. Here runs no controller that
-/// would start it.
+/// Runs the program of the Job with the Job's arguments and rights, since no controller runs here. Returns its
+/// output and exit status.
 fn run(server: &cluster::Api, namespace: &str, job: &Job) -> Option<(String, Option<i32>)> {
     let mut program = product("sluice-devices")?;
     let pod = job.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
@@ -41,7 +42,7 @@ fn run(server: &cluster::Api, namespace: &str, job: &Job) -> Option<(String, Opt
     Some((String::from_utf8(output.stderr).unwrap(), output.status.code()))
 }
 
-/// The Job has ended, as its controller would say it.
+/// Sets the Job's status as its controller would at the end.
 async fn end(jobs: &Api<Job>, well: bool) {
     let now = k8s_openapi::jiff::Timestamp::now().to_string();
     let conditions: &[&str] =
@@ -92,7 +93,7 @@ impl Release<'_> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// `helm uninstall` under a tenant; what the Job prints.
+    /// Runs `helm uninstall` while a tenant exists and returns the output of the Job.
     async fn refused(&self, client: &Client) -> Option<String> {
         let jobs: Api<Job> = Api::namespaced(client.clone(), &self.namespace);
         let uninstalling = self.uninstalling();
@@ -106,7 +107,7 @@ impl Release<'_> {
     }
 }
 
-/// The commands that a text tells, word by word, after this line of it.
+/// Returns the commands in a text after this line, split into words.
 fn printed_error<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
     let lines = text.lines().skip_while(|line| *line != after).skip(1);
     let commands = lines.map_while(|line| line.strip_prefix("  helm "));
@@ -124,7 +125,7 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
     let release = Release { helm, server, namespace };
     let own = ["--take-ownership", "--force-conflicts", "--set", VALUES];
     release.call(&[&["install", "kept", &chart()], &own[..]].concat()).unwrap();
-    // The revision is not the first one, and not the one before the last.
+    // The revision is neither the first one nor the second last.
     release.upgrade(&["--set", "operator.replicas=1"]).unwrap();
     let tenants = api_of(client.clone(), "ModelTenant", &release.namespace);
     create(&tenants, &tenant()).await;
@@ -141,7 +142,7 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
     assert!(values.contains("\"replicas\":1"), "it is another revision's release: {values}");
     release.upgrade(&["--set", "operator.replicas=2"]).unwrap();
 
-    // Refused again, it goes without its tenants, in the words of that refusal.
+    // After another refusal, the printed commands uninstall it without its tenants.
     let words = release.refused(&client).await.expect("the program was there before");
     let leave = printed_error(&words, "To uninstall it and leave tenants as they are:");
     assert_eq!(leave.len(), 3, "{words}");

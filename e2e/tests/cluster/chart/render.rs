@@ -1,4 +1,4 @@
-//! What comes out of which values.
+//! Rendered objects by values.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What no values may bring about: a right too many, a container that may do more than it must.
+//! Properties of the rendered objects with all values: no excess right, and no container with unneeded privileges.
 
 use std::collections::BTreeSet;
 
@@ -87,7 +87,7 @@ fn no_role_has_wildcards_or_lists_secrets_or_execs() {
             for resource in ["pods/exec", "pods/attach", "serviceaccounts/token"] {
                 assert!(!has(rule, "resources", resource), "{role}: {rule}");
             }
-            // People, not a program: to the operator's leader.
+            // A right of users, not of a program: for port forwarding to the operator's leader.
             let forwards = has(rule, "resources", "pods/portforward");
             assert!(!forwards || role == "Role/sluice-cli", "{role}: {rule}");
             for verb in ["escalate", "bind", "impersonate"] {
@@ -103,7 +103,7 @@ fn no_role_has_wildcards_or_lists_secrets_or_execs() {
     }
 }
 
-/// What the programs of the chart read or change in its own namespace is called by its name.
+/// Rights of the chart's programs on objects of its own namespace name these objects.
 #[test]
 fn secrets_leases_and_scales_of_the_release_are_named() {
     let Some(helm) = Helm::find() else { return };

@@ -1,8 +1,8 @@
-//! Values that are wrong, and the words for them.
+//! Invalid values and their messages.
 
 use super::{Helm, NAMESPACE};
 
-/// What helm says of a value; empty if it takes it.
+/// Returns helm's error about a value; empty if the value is valid.
 fn error_text(helm: &Helm, value: &str) -> String {
     helm.template(NAMESPACE, &["--set-json", value]).err().unwrap_or_default()
 }

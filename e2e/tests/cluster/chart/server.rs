@@ -1,4 +1,4 @@
-//! Every rendered object, as a real API server sees it.
+//! Every rendered object on a real API server.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use sluice_e2e::cluster::{self, Api};
 
 use super::{Helm, output_text, title};
 
-/// Applies objects on the server's side; what kubectl says, or its complaint.
+/// Applies objects with server-side apply. Returns kubectl's output, or its error output.
 pub fn apply(server: &Api, objects: &[Value], further: &[&str]) -> Result<String, String> {
     let arguments = [&["apply", "--server-side", "--force-conflicts", "-f", "-"], further].concat();
     let mut command = server.kubectl(&arguments);

@@ -26,7 +26,7 @@ struct Changes<'a> {
 impl Product<'_> {
     /// Makes all changes, one after another.
     pub async fn changes(&self) {
-        // Of no use a second after its last request: then it may be a victim.
+        // A tenant may be a victim a second after its last request.
         for name in TENANTS {
             self.change("modeltenant", name, &json!({"idle": {"afterSeconds": 1}}));
         }
@@ -44,7 +44,7 @@ impl Product<'_> {
 }
 
 impl Changes<'_> {
-    /// Under open streams, in the middle of which the engine stands still.
+    /// Changes the policy with open streams, while the engine is stopped in the middle of them.
     async fn another_policy_holds_from_the_next_step_on(&self, policy: &str) {
         let (streams, engine) = self.product.held_streams(CHAT, 10, 200).await;
         self.product.change("gpupool", "trial", &json!({"policy": policy}));
@@ -73,7 +73,7 @@ impl Changes<'_> {
         assert_eq!(self.product.lives(), self.lives, "a priority replaced a pod");
     }
 
-    /// Gives two tenants other priorities, and waits until they and their neighbour have been told.
+    /// Changes the priorities of two tenants, and waits until they and their peer have the directive.
     async fn ranked(&self, low: &str, high: &str) {
         for (name, priority) in [(low, 10), (high, 20)] {
             self.product.change("modeltenant", name, &json!({"priority": priority}));
@@ -86,7 +86,7 @@ impl Changes<'_> {
         }
     }
 
-    /// Waits until the pool's status has both as victims, in this order.
+    /// Waits until the pool's status lists both as victims, in this order.
     async fn gives_before(&self, first: &str, second: &str) {
         let order = async || {
             let told = &self.gpu()["victimOrder"];
@@ -128,7 +128,7 @@ impl Changes<'_> {
         self.directed(CHAT, "the way to share", |told| told["sharing"] == "Spatial").await;
     }
 
-    /// As a fault of one MPS client ends all: here by one signal each.
+    /// A fault of one MPS client ends all clients: the test kills each engine.
     async fn simultaneous_engine_crashes_are_one_fault(&self) {
         let lives = self.product.lives();
         let one = container(&self.product.pod(CHAT), "engine");
@@ -164,7 +164,7 @@ impl Changes<'_> {
         assert_eq!(self.product.lives(), lives, "sleep replaced a pod");
     }
 
-    /// Waits until a tenant's directive is as wanted.
+    /// Waits until a tenant's directive matches `wanted`.
     async fn directed(&self, tenant: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
         let admin = self.admin(tenant);
         let told = async || wanted(&admin.directive(&self.operator).await).then_some(());
@@ -175,7 +175,7 @@ impl Changes<'_> {
         Admin::of(self.product, tenant, &self.product.address(tenant))
     }
 
-    /// The status of the only GPU.
+    /// Returns the status of the only GPU.
     fn gpu(&self) -> Value {
         self.product.get("gpupool", "trial")["status"]["gpus"][0].clone()
     }

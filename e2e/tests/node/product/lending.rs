@@ -1,4 +1,4 @@
-//! What is idle becomes the KV of who is loaded; metrics and status tell it alike.
+//! Idle memory becomes KV of a loaded tenant; metrics and status agree about it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::installed::{Load, Product, TENANTS, value};
 
 const CHAT: &str = TENANTS[0];
 const CODE: &str = TENANTS[1];
-/// As long as the requests that cause it may last.
+/// As long as the requests that cause the loan may take.
 const WAIT_LIMIT: Duration = Duration::from_secs(240);
 
 /// Memory of a tenant.
@@ -28,14 +28,15 @@ impl Memory {
     }
 }
 
-/// The tenants of the test, and where their pods are.
+/// The tenants of the test, and the addresses of their pods.
 struct TenantPair<'a> {
     product: &'a Product<'a>,
     addresses: [String; 3],
 }
 
 impl Product<'_> {
-    /// One tenant gets more requests than its own memory has KV for, while its neighbours idle; then they have work again.
+    /// One tenant gets more requests than its own KV memory holds, while its peers are idle; then the peers get
+    /// requests.
     pub async fn lends(&self) {
         let all = TenantPair { product: self, addresses: TENANTS.map(|name| self.address(name)) };
         let load = Load::new(self, CODE).await;
@@ -54,7 +55,8 @@ impl Product<'_> {
             seen.store(true, Ordering::Relaxed);
             engine.go_on();
         };
-        // On a busy machine requests come one after the other, and the KV of all of them at once is not needed each time.
+        // On a busy machine the requests may run one after another and not need the KV of all at once, so the load
+        // is repeated.
         tokio::join!(load.answered_until(self, CHAT, &seen), looks);
         for name in TENANTS {
             self.complete(name, 8).await;
@@ -65,8 +67,7 @@ impl Product<'_> {
 }
 
 impl Product<'_> {
-    /// The sidecar of a tenant that has borrowed is killed: its requests end, its neighbours get back what it had, and it begins
-    /// anew.
+    /// Kills the sidecar of a borrower: its requests end, its peers get their memory back, and it starts again.
     pub async fn takes_back(&self) {
         let all = TenantPair { product: self, addresses: TENANTS.map(|name| self.address(name)) };
         let load = Load::new(self, CODE).await;
@@ -96,7 +97,7 @@ impl Product<'_> {
 }
 
 impl TenantPair<'_> {
-    /// Waits until the status of all tenants says what their metrics say, and that is as wanted.
+    /// Waits until the status and the metrics of all tenants agree and match `wanted`.
     async fn alike(&self, what: &str, wanted: impl Fn(&[Memory; 3]) -> bool) -> [Memory; 3] {
         let alike = async || {
             let (told, measured) = (self.reported_loans()?, self.measured().await);
@@ -105,7 +106,7 @@ impl TenantPair<'_> {
         self.product.wait(&format!("{what}, and status and metrics agree"), alike).await
     }
 
-    /// As the status tells it; nothing where it does not yet.
+    /// Returns the memory in the status; `None` if a status has none yet.
     fn reported_loans(&self) -> Option<[Memory; 3]> {
         let of = |name: &str| {
             let memory = self.product.tenant(name)["status"]["memory"].take();
@@ -118,7 +119,7 @@ impl TenantPair<'_> {
         Some([of(TENANTS[0])?, of(TENANTS[1])?, of(TENANTS[2])?])
     }
 
-    /// As the metrics tell it.
+    /// Returns the memory in the metrics.
     async fn measured(&self) -> [Memory; 3] {
         [self.measured_of(0).await, self.measured_of(1).await, self.measured_of(2).await]
     }

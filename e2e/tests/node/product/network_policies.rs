@@ -1,16 +1,16 @@
-//! The chart's NetworkPolicy and those that the operator makes let each other in: by labels of pods that run. The bridge of the
-//! node enforces none.
+//! The chart's NetworkPolicy and those of the operator admit each other's pods by the labels of running pods. The
+//! bridge of the node enforces none.
 
 use serde_json::Value;
 use sluice_e2e::cluster::network_policies::{Pod, allows};
 
 use crate::installed::{Product, SYSTEM, TENANTS};
 
-/// Where the operator asks sidecars.
+/// Admin port of sidecars.
 const ADMIN: u16 = 8001;
 
 impl Product<'_> {
-    /// The operator may go to a slot's admin port, and is let in there; whoever is labelled like it elsewhere is not.
+    /// The operator reaches a slot's admin port. A pod with its labels in another namespace does not.
     pub fn the_operator_may_reach_slots(&self) {
         let slot = self.pod(TENANTS[0]);
         let operators = self.list(SYSTEM, "pods");

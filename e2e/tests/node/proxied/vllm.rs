@@ -1,8 +1,8 @@
-//! `vllm serve`, as far as a tenant of its kind needs it: a server of OpenAI's API without a model. The test that puts it into
-//! an image compiles it, without a crate and without a library.
+//! `vllm serve` as far as a tenant of its kind needs it: a server of OpenAI's API without a model. The test that
+//! puts it into an image compiles it, without a crate and without a library.
 //!
-//! It answers with as many words as were asked for, 20 ms after one another, and sleeps as it is told; who asks it in its sleep
-//! gets an error, as from an engine whose weights are away.
+//! It answers with the requested number of words, one every 20 ms, and implements sleep and wake-up. A request
+//! during its sleep fails, as with an engine whose weights are offloaded.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -31,7 +31,7 @@ fn main() {
     }
 }
 
-/// One request a connection.
+/// Answers one request per connection.
 fn answer(socket: &TcpStream, model: &str) -> Option<()> {
     let mut reader = BufReader::new(socket);
     let mut head = String::new();

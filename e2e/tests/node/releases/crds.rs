@@ -1,4 +1,4 @@
-//! A CRD that an upgrade changes: it brings a rule, which a tenant of before breaks, and a field.
+//! A CRD that an upgrade changes: it adds a rule, which an existing tenant breaks, and a field.
 
 use std::path::Path;
 
@@ -10,31 +10,32 @@ use crate::installed::tenant;
 
 /// The CRD of tenants, in the chart.
 const CRD: &str = "templates/generated/sluice.dev_modeltenants.yaml";
-/// Where the rule begins that the older one lacks, and what comes after it.
+/// Start of the rule that the older CRD lacks, and the text after it.
 const RULE: [&str; 2] = [
     "                x-kubernetes-validations:\n                - message: \"podAnnotations must",
     "              podLabels:\n",
 ];
-/// Where the field begins that the older one lacks, and what comes after it.
+/// Start of the field that the older CRD lacks, and the text after it.
 const FIELD: [&str; 2] = ["              podPriorityClassName:\n", "              poolRef:\n"];
-/// The tenant of before.
+/// The existing tenant.
 const EARLY: &str = "early";
 
-/// Makes the CRD of tenants in a chart one that could have been there before.
+/// Changes the CRD of tenants in a chart into that of a previous release.
 pub fn make_older(chart: &Path) {
     let file = chart.join(CRD);
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, without(&without(&text, RULE), FIELD)).unwrap();
 }
 
-/// A text without what is between these two; the first goes too.
+/// Returns a text without the part from the first string up to the second.
 fn without(text: &str, [first, next]: [&str; 2]) -> String {
     let (before, rest) = text.split_once(first).unwrap_or_else(|| panic!("{CRD} has no {first:?}"));
     let (_, after) = rest.split_once(next).unwrap_or_else(|| panic!("{CRD}: no {next:?} after {first:?}"));
     [before, next, after].concat()
 }
 
-/// A tenant that breaks the rule. Its pool does not exist, so nothing runs, and the operator leaves such annotations out anyway.
+/// Returns a tenant that breaks the rule. Its pool does not exist, so nothing runs, and the operator drops such
+/// annotations.
 fn rule_breaker(name: &str) -> Value {
     let mut tenant = tenant(name, "http://hub.invalid");
     tenant["spec"]["poolRef"]["name"] = "nowhere".into();
@@ -43,7 +44,7 @@ fn rule_breaker(name: &str) -> Value {
 }
 
 impl PodInstances<'_> {
-    /// The older CRD takes it, and does not know the field.
+    /// The older CRD accepts the tenant and does not know the field.
     pub(super) fn a_tenant_comes_before_the_rule_that_it_breaks(&self) {
         self.product.apply(&[rule_breaker(EARLY)]);
         assert_eq!(self.edited(101), Value::Null, "the field comes later");

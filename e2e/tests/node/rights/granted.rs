@@ -1,4 +1,4 @@
-//! What the rendered chart grants to its service accounts.
+//! Rights that the rendered chart grants to its service accounts.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::{ACCOUNTS, Right};
 use crate::installed::{Product, SYSTEM, chart};
 
-/// Rights of all accounts by the chart's bindings, as the tests install it.
+/// Returns the rights of all accounts by the chart's bindings, with the values of the tests.
 ///
 /// # Panics
-/// At a wildcard, and at a binding without its role.
+/// On a wildcard, and on a binding without its role.
 pub fn by_chart(product: &Product<'_>) -> BTreeSet<Right> {
     let chart = chart();
     let values = product.values();

@@ -1,4 +1,5 @@
-//! A bucket, as far as `sluice-sidecar` asks one: a list, and each object, whole or a range; only for who signs with its key.
+//! A bucket with the API that `sluice-sidecar` uses: a list, and each object, complete or as a range; only for
+//! requests signed with its key.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,14 +14,14 @@ use axum::response::{IntoResponse, Response};
 use super::signature::Signer;
 use crate::installed::{part, read, serve};
 
-/// Who may read.
+/// The key with read access.
 pub const READER: Signer = Signer { key: "AKIDTESTS", secret: "a secret of tests" };
-/// Where the model's objects are.
+/// Prefix of the model's objects.
 pub const PREFIX: &str = "models/story";
 
 type Objects = Arc<BTreeMap<String, Bytes>>;
 
-/// Serves the files of `folder` at a free port of `address`. Answers its endpoint.
+/// Serves the files of `folder` at a free port of `address`. Returns its endpoint.
 pub fn start(address: &str, folder: &Path) -> String {
     let files = read(folder).into_iter();
     let objects: Objects = Arc::new(files.map(|(name, bytes)| (format!("{PREFIX}/{name}"), bytes)).collect());

@@ -1,4 +1,4 @@
-//! An image with files in it and nothing else, as an OCI archive.
+//! Builds an image that only contains files, as an OCI archive.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn layer(folder: &Path, inside: &str) -> Vec<u8> {
 fn append<W: std::io::Write>(tar: &mut Builder<W>, name: &str, bytes: &[u8]) {
     let mut header = Header::new_ustar();
     header.set_size(bytes.len() as u64);
-    // Some are programs.
+    // Some files are programs.
     header.set_mode(0o755);
     tar.append_data(&mut header, name, bytes).unwrap();
 }

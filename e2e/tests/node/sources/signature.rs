@@ -1,5 +1,5 @@
-//! Whether a URL was signed by who has a secret: AWS Signature Version 4 in the query, computed from its description
-//! ("Authenticating Requests: Using Query Parameters"), not by the client's code.
+//! Checks AWS Signature Version 4 in the query of a URL, computed from its specification ("Authenticating Requests:
+//! Using Query Parameters") and independent of the client's code.
 
 use std::fmt::Write as _;
 
@@ -7,22 +7,22 @@ use axum::http::Request;
 use ring::digest::{SHA256, digest};
 use ring::hmac::{HMAC_SHA256, Key, sign};
 
-/// Who signs.
+/// A key that signs requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Signer {
-    /// Name of the key.
+    /// Id of the key.
     pub key: &'static str,
     /// The secret.
     pub secret: &'static str,
 }
 
 impl Signer {
-    /// Whether the request is theirs.
+    /// Whether this key has signed the request.
     pub fn signed<B>(&self, request: &Request<B>) -> bool {
         self.check(request).unwrap_or(false)
     }
 
-    /// Nothing where something is missing.
+    /// `None` if a parameter is missing.
     fn check<B>(&self, request: &Request<B>) -> Option<bool> {
         let query = request.uri().query()?;
         let mut pairs: Vec<&str> = query.split('&').collect();
@@ -59,7 +59,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn a_signature_is_checked_as_its_description_has_it() {
-    // The example of its description.
+    // The example of the specification.
     let url = "https://examplebucket.s3.amazonaws.com/test.txt?X-Amz-Algorithm=AWS4-HMAC-SHA256\
         &X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request&X-Amz-Date=20130524T000000Z\
         &X-Amz-Expires=86400&X-Amz-SignedHeaders=host\
