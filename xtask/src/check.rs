@@ -1,15 +1,17 @@
-//! `cargo xtask check`: all rules over the whole tree, then rustfmt and clippy.
+//! `cargo xtask check`: all rules over the whole tree, then rustfmt, clippy and rustdoc.
+
+use std::process::Command;
 
 use anyhow::Result;
 
 use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
-use crate::rules::{clauses, edges, layout, links, manifest, orphans, pages, reach, tidy};
+use crate::rules::{clauses, commits, edges, layout, links, manifest, orphans, pages, reach, tidy, words};
 use crate::workspace::{Member, Workspace};
 use crate::{docs, generate, process};
 
 /// Prints every finding; `true` if there is none. With `fix`, first writes what a tool can write; `quick` leaves
-/// clippy out.
+/// clippy and rustdoc out.
 pub fn check(workspace: &Workspace, fix: bool, quick: bool) -> Result<bool> {
     if fix {
         generate::write_all(&workspace.root)?;
@@ -20,8 +22,19 @@ pub fn check(workspace: &Workspace, fix: bool, quick: bool) -> Result<bool> {
     let rules = report(workspace, findings(workspace));
     let format = process::passes(process::cargo(&workspace.root, &["fmt", "--all", "--check"]))?;
     let clippy = quick || process::passes(process::cargo(&workspace.root, &CLIPPY))?;
-    Ok(rules && format && clippy)
+    let documentation = quick || process::passes(documentation(workspace))?;
+    Ok(rules && format && clippy && documentation)
 }
+
+/// `cargo doc` of all crates with their private items, where every link must lead somewhere.
+fn documentation(workspace: &Workspace) -> Command {
+    let mut command = process::cargo(&workspace.root, &DOC);
+    // Private items are shown too, and help texts print addresses as they are.
+    command.env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links -A rustdoc::bare_urls");
+    command
+}
+
+const DOC: [&str; 5] = ["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"];
 
 const CLIPPY: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
 
@@ -48,6 +61,8 @@ fn findings(workspace: &Workspace) -> Vec<LintViolation> {
     findings.extend(pages::unlisted(&workspace.files, workspace.text(pages::SUMMARY)));
     findings.extend(docs::stage::check(workspace));
     findings.extend(generate::check(workspace));
+    let subjects = workspace.subjects.iter().map(|(hash, subject)| (hash.as_str(), subject.as_str()));
+    findings.extend(commits::check(subjects));
     findings
 }
 
@@ -66,6 +81,7 @@ fn in_member(workspace: &Workspace, member: &Member) -> Vec<LintViolation> {
 /// Rules about one text file.
 fn in_text(workspace: &Workspace, file: &str, text: &str) -> Vec<LintViolation> {
     let mut findings = tidy::check(file, text);
+    findings.extend(words::check(file, text));
     if file.ends_with(".md") {
         let page = |path: &str| workspace.texts.get(path).map(String::as_str);
         findings.extend(links::check(file, text, |path| exists(workspace, path), page));

@@ -89,9 +89,10 @@ fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
 
 /// The binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for everybody else. Where
 /// they cannot be had it says so, and in CI (`CI=true`), which may also install packages, it fails.
-pub fn stage(root: &Utf8Path) -> Result<Option<Utf8PathBuf>> {
+/// `api_alone` leaves the node out.
+pub fn stage(root: &Utf8Path, api_alone: bool) -> Result<Option<Utf8PathBuf>> {
     let ci = variable("CI").as_deref() == Some("true");
-    let api_alone = variable(TIER).as_deref() == Some("api");
+    let api_alone = api_alone || variable(TIER).as_deref() == Some("api");
     let tiers: &[Tier] = match rustix::process::geteuid().is_root() {
         true if !api_alone => &[Tier::Node, Tier::Api],
         false if ci && !api_alone && variable("SLUICE_KUBECONFIG").is_none() => {

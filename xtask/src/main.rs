@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::child_process::Interrupted;
+use crate::test_runner::Scope;
 use crate::workspace::Workspace;
 
 /// Check, generate and test Sluice.
@@ -45,7 +46,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Hold the tree to its rules: edges, orphan sources, tidiness, generated files, rustfmt, clippy.
+    /// Hold the tree to its rules: edges, orphan sources, tidiness, words, generated files, rustfmt, clippy, rustdoc.
     ///
     /// Every finding is printed as FILE:LINE, the rule that was broken and what to do about it. The exit status is
     /// 1 if there was any.
@@ -53,7 +54,7 @@ enum Task {
         /// First write the generated files and let rustfmt format the tree.
         #[arg(long)]
         fix: bool,
-        /// Leave clippy out, which must compile the whole workspace.
+        /// Leave clippy and rustdoc out, which must compile the whole workspace.
         #[arg(long)]
         quick: bool,
     },
@@ -97,7 +98,8 @@ enum Task {
     /// SLUICE_SHARED (default: the folder `shared` beside the workspace, if it exists), and Kubernetes through
     /// SLUICE_KUBE_BIN (default: what `cargo xtask kube` gets). The first stage that fails ends the run.
     Test {
-        /// Leave clippy out of the check.
+        /// Run what takes minutes: the rules without clippy, the tests of crates, and those on an API server. Leave out
+        /// images, a node, end-to-end processes, models, the page and CUDA.
         #[arg(long)]
         quick: bool,
     },
@@ -127,7 +129,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),
-        Task::Test { quick } => test_runner::run(&workspace, *quick),
+        Task::Test { quick } => test_runner::run(&workspace, if *quick { Scope::Quick } else { Scope::Full }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The rules of the tree, one module each. All of them are pure: text and structs in, findings out.
 
 pub mod clauses;
+pub mod commits;
 pub mod edges;
 pub mod layout;
 pub mod links;
@@ -10,3 +11,4 @@ pub mod pages;
 pub mod reach;
 pub mod table;
 pub mod tidy;
+pub mod words;

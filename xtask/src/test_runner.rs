@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that a change must pass, in stages.
 
 mod programs;
+mod times;
 
 use std::process::Command;
 use std::time::Instant;
@@ -8,48 +9,66 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
-use self::programs::all_pass;
+use self::programs::{all_pass, quick_pass};
 use crate::cache::variable;
 use crate::workspace::Workspace;
 use crate::{check, debian, image, kernels, kube, process};
 
+/// How much is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Rules of the tree, tests of crates, and tests on an API server: minutes.
+    Quick,
+    /// Everything that a change must pass.
+    Full,
+}
+
 /// Runs check, build and tests until one fails; `true` if all passed.
-pub fn run(workspace: &Workspace, quick: bool) -> Result<bool> {
+pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
     let root = &workspace.root;
     let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
     announce(shared.as_deref());
+    let full = scope == Scope::Full;
     let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     let (mut kubernetes, mut images, mut browser) = (None, None, false);
     let get_kubernetes = || {
-        kubernetes = kube::stage(root)?;
+        kubernetes = kube::stage(root, !full)?;
         Ok(true)
     };
-    let passed = stage("check", || check::check(workspace, false, quick))?
-        && stage("kernels", || kernels::stage(root))?
+    let passed = stage("check", || check::check(workspace, false, !full))?
+        && (!full || stage("kernels", || kernels::stage(root))?)
         && stage("kubernetes", get_kubernetes)?
-        && stage("browser", || {
-            browser = has_browser();
-            Ok(true)
-        })?
+        && (!full
+            || stage("browser", || {
+                browser = has_browser();
+                Ok(true)
+            })?)
         && stage("build", build)?
-        && stage("images", || {
-            images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
-            Ok(true)
-        })?
+        && (!full
+            || stage("images", || {
+                images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+                Ok(true)
+            })?)
         && stage("tests", || {
             let given = TestInputs {
                 shared: shared.as_deref(),
                 kubernetes: kubernetes.as_deref(),
                 images: images.as_deref(),
             };
-            all_pass(|| tests(workspace, &given))
+            let command = |words: &[&str]| tests(workspace, &given, words);
+            if full { all_pass(|| command(&["--workspace"])) } else { quick_pass(command) }
         })?;
     if kubernetes.is_none() {
         println!("== no Kubernetes: tests on an API server and on a node were skipped");
     }
-    if !browser {
+    if full && !browser {
         println!("== no Chromium: tests in a browser were skipped");
+    }
+    if !full {
+        println!(
+            "== quick: clippy and the tests of images, a node, processes, the page and CUDA were left out"
+        );
     }
     Ok(passed)
 }
@@ -94,8 +113,10 @@ struct TestInputs<'a> {
     images: Option<&'a Utf8Path>,
 }
 
-fn tests(workspace: &Workspace, given: &TestInputs<'_>) -> Command {
-    let mut command = process::cargo(&workspace.root, &["test", "--workspace", "--locked"]);
+/// `cargo test` of the packages and targets that `words` name.
+fn tests(workspace: &Workspace, given: &TestInputs<'_>, words: &[&str]) -> Command {
+    let mut command = process::cargo(&workspace.root, &["test", "--locked"]);
+    command.args(words);
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     command.env("SLUICE_BIN_DIR", binaries(&workspace.target, cross.as_deref()));
     let folders =

@@ -9,6 +9,8 @@ use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
+use crate::cache::variable;
+
 /// A file larger than this is data, not text that someone wrote, and is not read.
 const LARGEST_TEXT_BYTES: u64 = 2 << 20;
 
@@ -24,6 +26,8 @@ pub struct Workspace {
     pub files: Vec<String>,
     /// Those of `files` that hold text.
     pub texts: BTreeMap<String, String>,
+    /// Abbreviated hash and subject of the newest commits. Empty in CI, where the history can be cut or squashed.
+    pub subjects: Vec<(String, String)>,
 }
 
 /// A crate of the workspace.
@@ -62,7 +66,9 @@ impl Workspace {
         let files = list_files(&root)?;
         let texts = read_texts(&root, &files)?;
         let members = members(&metadata)?;
-        Ok(Self { root, target: metadata.target_directory, members, files, texts })
+        let subjects =
+            if variable("CI").is_some() { vec![] } else { subjects_by_git(&root).unwrap_or_default() };
+        Ok(Self { root, target: metadata.target_directory, members, files, texts, subjects })
     }
 
     /// Text of the file at `path`, empty where it holds none.
@@ -128,6 +134,23 @@ fn list_by_git(root: &Utf8Path) -> Result<Vec<String>> {
     ensure!(listing.status.success(), "{}", String::from_utf8_lossy(&listing.stderr).trim());
     let names = String::from_utf8(listing.stdout).context("a file name is not UTF-8")?;
     Ok(names.split_terminator('\0').map(str::to_owned).collect())
+}
+
+/// The newest commits. None without git or without a history.
+fn subjects_by_git(root: &Utf8Path) -> Option<Vec<(String, String)>> {
+    let log = Command::new("git")
+        .args(["log", "-20", "--no-merges", "--format=%h%x09%s"])
+        .current_dir(root)
+        .output()
+        .ok()
+        .filter(|log| log.status.success())?;
+    let text = String::from_utf8(log.stdout).ok()?;
+    Some(
+        text.lines()
+            .filter_map(|line| line.split_once('\t'))
+            .map(|(h, s)| (h.to_owned(), s.to_owned()))
+            .collect(),
+    )
 }
 
 /// Every file below `root/folder`, build outputs and dot folders of tools left out.

@@ -11,6 +11,7 @@ use cargo_metadata::camino::Utf8PathBuf;
 use cargo_metadata::{Artifact, Message};
 use tempfile::NamedTempFile;
 
+use super::times::Times;
 use crate::process;
 
 /// Package with the end-to-end tests.
@@ -19,6 +20,8 @@ const END_TO_END: &str = "sluice-e2e";
 const NODE: &str = "node";
 /// Packages whose tests hold the product to times.
 const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
+/// Options with which a test program prints the time of each test.
+const TIMED: [&str; 3] = ["-Z", "unstable-options", "--report-time"];
 /// How far others give way to the node's tests.
 const NICE: i32 = 10;
 
@@ -61,6 +64,8 @@ impl Program {
             };
         }
         command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
+        // Each test prints how long it took. The option is unstable, and stable test programs take it with this variable.
+        command.args(TIMED).env("RUSTC_BOOTSTRAP", "1");
         command.current_dir(&self.folder).stdin(Stdio::null());
         command
     }
@@ -101,17 +106,46 @@ pub fn all_pass(tests: impl Fn() -> Command + Sync) -> Result<bool> {
     let Some(node) = built(node)? else { return Ok(false) };
     let node = node.iter().find(|program| program.is_of_node());
     let node = node.with_context(|| format!("{END_TO_END} has no tests `{NODE}`"))?;
-    let beside = BackgroundProgram::start(node, &tests())?;
-    let Some((mut failed, alone)) = run_with_node_tests(&tests)? else { return Ok(false) };
-    failed.extend(beside.end()?);
-    failed.extend(failing(&alone, &tests())?);
-    failed.iter().for_each(|title| println!("FAILED: {title}"));
+    let background = BackgroundProgram::start(node, &tests())?;
+    let Some((mut failed, mut times, alone)) = run_with_node_tests(&tests)? else { return Ok(false) };
+    failed.extend(background.end(&mut times)?);
+    failed.extend(failing(&alone, &tests(), &mut times)?);
+    report(&failed, &times);
     Ok(failed.is_empty() && examples_pass(tests())?)
+}
+
+/// Packages whose tests start engines, browsers or processes of CUDA, and the end-to-end tests.
+const NOT_QUICK: [&str; 4] = [END_TO_END, "sluice-kernels", "sluice-probe", "sluice-page"];
+/// The agent's tests with models, which take minutes.
+const SYSTEM: &str = "system";
+/// End-to-end tests that need an API server alone.
+const API_SERVER: &str = "cluster";
+
+/// Builds and runs the tests that take minutes together; `tests` makes `cargo test` of the packages that it is given.
+pub fn quick_pass(tests: impl Fn(&[&str]) -> Command) -> Result<bool> {
+    let mut words = vec!["--workspace"];
+    words.extend(NOT_QUICK.iter().flat_map(|package| ["--exclude", package]));
+    let Some(mut programs) = built(tests(&words))? else { return Ok(false) };
+    programs.retain(|program| program.target != SYSTEM);
+    let Some(cluster) = built(tests(&["-p", END_TO_END, "--test", API_SERVER]))? else { return Ok(false) };
+    programs.extend(cluster);
+    let mut times = Times::default();
+    let failed = failing(&programs, &tests(&words), &mut times)?;
+    report(&failed, &times);
+    Ok(failed.is_empty())
+}
+
+/// Names what failed and the tests that took longest.
+fn report(failed: &[String], times: &Times) {
+    print!("{times}");
+    failed.iter().for_each(|title| println!("FAILED: {title}"));
 }
 
 /// Builds the other programs and runs those that only compute, with what the node's leave of the machine: titles of those that
 /// failed, and the programs that are to run alone.
-fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<(Vec<String>, Vec<Program>)>> {
+type Run = (Vec<String>, Times, Vec<Program>);
+
+fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<Run>> {
     let work = || {
         // Of this thread, and so of whatever it starts.
         rustix::process::nice(NICE).context("nice")?;
@@ -119,7 +153,9 @@ fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<(
         let others = programs.into_iter().filter(|program| !program.is_of_node());
         let (alone, own): (Vec<_>, Vec<_>) = others.partition(Program::looks_at_the_clock);
         anyhow::ensure!(!own.is_empty() && !alone.is_empty(), "no crate has tests");
-        Ok(Some((failing(&own, &tests())?, alone)))
+        let mut times = Times::default();
+        let failed = failing(&own, &tests(), &mut times)?;
+        Ok(Some((failed, times, alone)))
     };
     std::thread::scope(|scope| {
         scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -127,12 +163,18 @@ fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<(
 }
 
 /// Runs one after another; titles of those that failed.
-fn failing(programs: &[Program], environment: &Command) -> Result<Vec<String>> {
+fn failing(programs: &[Program], environment: &Command, times: &mut Times) -> Result<Vec<String>> {
     let mut failed = Vec::new();
     for program in programs {
         println!("$ {}", program.title());
-        let status = program.command(environment).status().with_context(|| program.path.clone())?;
-        failed.extend((!status.success()).then(|| program.title()));
+        let mut child = program
+            .command(environment)
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| program.path.clone())?;
+        let printed = child.stdout.take().context("the program has no output")?;
+        times.copy(&program.title(), BufReader::new(printed))?;
+        failed.extend((!child.wait()?.success()).then(|| program.title()));
     }
     Ok(failed)
 }
@@ -155,10 +197,10 @@ impl BackgroundProgram {
     }
 
     /// Its title, if it failed.
-    fn end(mut self) -> Result<Option<String>> {
+    fn end(mut self, times: &mut Times) -> Result<Option<String>> {
         let status = self.child.wait()?;
         println!("$ {}", self.title);
-        std::io::copy(&mut self.printed.reopen()?, &mut std::io::stdout())?;
+        times.copy(&self.title, BufReader::new(self.printed.reopen()?))?;
         Ok((!status.success()).then(|| self.title.clone()))
     }
 }
@@ -199,10 +241,12 @@ mod tests {
     fn failing_program_is_reported_when_run_in_parallel() {
         let environment = Command::new("cargo");
         let (good, bad) = (program("a", "good", "/bin/true"), program("a", "bad", "/bin/false"));
-        let failed = failing(&[good.clone(), bad.clone(), good.clone()], &environment).expect("they start");
+        let programs = [good.clone(), bad.clone(), good.clone()];
+        let failed = failing(&programs, &environment, &mut Times::default()).expect("they start");
         assert_eq!(failed, ["a bad"]);
         let beside = |program: &Program| {
-            BackgroundProgram::start(program, &environment).and_then(BackgroundProgram::end)
+            BackgroundProgram::start(program, &environment)
+                .and_then(|program| program.end(&mut Times::default()))
         };
         assert_eq!(beside(&good).expect("it starts"), None);
         assert_eq!(beside(&bad).expect("it starts").as_deref(), Some("a bad"));

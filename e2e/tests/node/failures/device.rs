@@ -16,7 +16,7 @@ const HALF: Duration = Duration::from_millis(20);
 /// System calls that fail, per thread.
 const REFUSED: u32 = 5;
 /// Maximum rounds of lending and restoring layers until a page is refused.
-const ROUNDS: u32 = 5;
+const ROUNDS: u32 = 12;
 /// Maximum factor by which a load may be slower at half of the time. It is large because other work uses the
 /// machine.
 const AT_MOST: u32 = 20;
