@@ -1,4 +1,4 @@
-//! The command line.
+//! Defines the driver's command line and checks what the node can offer.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,37 +38,38 @@ pub struct Args {
     /// Address of probes and metrics.
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub http: SocketAddr,
-    /// Time between two looks for recorded claims that are gone, seconds. A claim that is gone at two looks is cleaned up.
+    /// Time between two looks for recorded claims that are gone, seconds. A claim that is gone at two looks is cleaned
+    /// up.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub sweep_seconds: u64,
 }
 
-/// What no node can offer.
+/// Why a node cannot make an offer.
 #[derive(Debug, thiserror::Error)]
 pub enum OfferError {
-    /// More than a ResourceSlice holds.
+    /// The node would offer more devices than one ResourceSlice holds.
     #[error(
         "--neighbourhoods {neighbourhoods} and --host-gpus {host_gpus} are more than {MAX_DEVICES} devices together"
     )]
     TooMany {
-        /// As written.
+        /// Number of neighbourhoods, as given.
         neighbourhoods: u32,
-        /// As written.
+        /// Number of host-backed GPUs, as given.
         host_gpus: u32,
     },
-    /// Nothing at all.
+    /// Both counts are 0.
     #[error("--neighbourhoods and --host-gpus are both 0: there is nothing to offer")]
     NoDevices,
-    /// Not one chunk.
+    /// The memory does not hold one chunk.
     #[error("--host-memory {0} does not hold one chunk of 64Ki")]
     MemoryTooSmall(String),
 }
 
 impl Args {
-    /// What the node offers.
+    /// Returns the node's offer.
     ///
     /// # Errors
-    /// More than one ResourceSlice can say.
+    /// The offer is empty, does not fit in one ResourceSlice, or has too little memory.
     pub fn offer(&self) -> Result<Offer, OfferError> {
         let (neighbourhoods, host_gpus) = (self.neighbourhoods, self.host_gpus);
         if neighbourhoods.saturating_add(host_gpus) > MAX_DEVICES {
@@ -77,7 +78,8 @@ impl Args {
         if neighbourhoods == 0 && host_gpus == 0 {
             return Err(OfferError::NoDevices);
         }
-        // Whole chunks of the smallest size. The API server writes such a quantity as we do.
+        // The memory is rounded down to whole chunks of the smallest size. The API server formats such a quantity in
+        // the same way.
         let bytes = self.host_memory.bytes() & !(MIN_CHUNK_BYTES - 1);
         if bytes == 0 {
             return Err(OfferError::MemoryTooSmall(self.host_memory.as_str().into()));
@@ -86,22 +88,22 @@ impl Args {
         Ok(Offer { node: self.node_name.clone(), neighbourhoods, host_gpus, host_memory })
     }
 
-    /// Where everything is kept.
+    /// Returns the folders where the driver keeps its files.
     pub fn node_dirs(&self) -> NodeDirs {
         NodeDirs { own: self.own_folder(), cdi: self.cdi_folder.clone(), group: self.group }
     }
 
-    /// Socket by which the kubelet prepares claims.
+    /// Returns the socket on which the kubelet prepares claims.
     pub fn dra_socket(&self) -> PathBuf {
         self.own_folder().join("dra.sock")
     }
 
-    /// Socket by which the kubelet finds the driver.
+    /// Returns the socket on which the kubelet discovers the driver.
     pub fn registration_socket(&self) -> PathBuf {
         self.kubelet_folder.join("plugins_registry").join(format!("{DRIVER}-reg.sock"))
     }
 
-    /// Time between two looks for claims that vanished.
+    /// Returns the time between two searches for deleted claims.
     pub fn sweep_interval(&self) -> Duration {
         Duration::from_secs(self.sweep_seconds)
     }

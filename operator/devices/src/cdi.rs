@@ -1,4 +1,4 @@
-//! What the container runtime is told about a claim's devices: one CDI specification for each claim.
+//! Builds the CDI specification of each claim, which describes the claim's devices to the container runtime.
 //!
 //! Version 0.7.0 of the specification is the first with `additionalGids`; containerd 2.0 and CRI-O 1.31 read it.
 
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use crate::claim::{AllocatedDevice, PreparedClaim};
 use crate::devices::DeviceKind;
 
-/// Vendor and class of all our CDI devices.
+/// Vendor and class of the driver's CDI devices.
 const KIND: &str = "sluice.dev/claim";
-/// Start of the names of our files in the CDI folder.
+/// Prefix of the driver's file names in the CDI folder.
 pub const FILE_PREFIX: &str = "sluice.dev-claim-";
-/// Where a container finds the neighbourhood.
+/// Path of the neighbourhood in a container.
 pub const MOUNT: &str = "/run/sluice-neighbourhood";
 
-/// Name of the claim's file in the CDI folder.
+/// Returns the name of the claim's file in the CDI folder.
 pub fn file_name(uid: &str) -> String {
     format!("{FILE_PREFIX}{uid}.json")
 }
 
-/// The name by which the container runtime finds a device of a claim.
+/// Returns the name by which the container runtime finds a device of a claim.
 pub fn device_id(uid: &str, device: &str) -> String {
     format!("{KIND}={}", device_name(uid, device))
 }
@@ -30,7 +30,7 @@ fn device_name(uid: &str, device: &str) -> String {
     format!("{uid}-{device}")
 }
 
-/// The specification of a claim whose pods share `folder`, of which the group is `group`.
+/// Builds the specification of a claim whose pods share `folder`, which belongs to `group`.
 pub fn spec(granted: &PreparedClaim, folder: &Path, group: u32) -> Value {
     let device = |given: &AllocatedDevice| {
         let edits = match DeviceKind::from_name(&given.device) {

@@ -1,4 +1,4 @@
-//! What an allocated claim is to get on this node. Pure.
+//! Decides which devices an allocated claim gets on this node. Pure.
 
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceAllocationResult, DeviceRequestAllocationResult, ResourceClaim,
@@ -10,15 +10,15 @@ use crate::config::{self, ConfigError};
 use crate::devices::{DeviceKind, Offer};
 use crate::proto;
 
-/// Version of [`PreparedClaim`] on disk. Fields that a reader does not know it ignores, so that an older driver can read what a
-/// newer one wrote; another version means that it cannot.
+/// Version of [`PreparedClaim`] on disk. A reader ignores unknown fields, so an older driver can read the record of a
+/// newer one. A different version marks a record that it cannot read.
 pub const RECORD_VERSION: u32 = 1;
 
-/// A claim that is prepared, as it is kept on disk.
+/// A prepared claim, as recorded on disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PreparedClaim {
-    /// [`RECORD_VERSION`].
+    /// Version of the record, see [`RECORD_VERSION`].
     pub version: u32,
     /// Namespace of the claim.
     pub namespace: String,
@@ -26,7 +26,7 @@ pub struct PreparedClaim {
     pub name: String,
     /// UID of the claim.
     pub uid: String,
-    /// Its devices, in the order of the allocation.
+    /// Devices of the claim, in the order of the allocation.
     pub devices: Vec<AllocatedDevice>,
 }
 
@@ -34,60 +34,60 @@ pub struct PreparedClaim {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllocatedDevice {
-    /// Request of the claim; of one with alternatives the main one, by which containers name it.
+    /// Request of the claim. For a request with alternatives, the main request, by which containers name it.
     pub request: String,
     /// Pool of the device.
     pub pool: String,
-    /// The device.
+    /// Name of the device.
     pub device: String,
 }
 
-/// Why a claim is not prepared. The text reaches the pod's events.
+/// Why a claim is not prepared. The pod's events show this text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// There is another claim of that name.
+    /// Another claim has this name.
     #[error("claim {claim} has the UID {found} now, not {asked}: it was deleted and made anew")]
     UidMismatch {
-        /// Namespace and name.
+        /// Namespace and name of the claim.
         claim: String,
-        /// Its UID.
+        /// UID of the claim.
         found: String,
-        /// The UID that the kubelet asked for.
+        /// UID in the kubelet's request.
         asked: String,
     },
-    /// A UID is a name of files here.
+    /// The UID cannot be used in file names.
     #[error("`{0}` is no UID")]
     InvalidUid(String),
-    /// The scheduler has not given it anything.
+    /// The scheduler has not allocated the claim.
     #[error("claim {0} is not allocated")]
     NotAllocated(String),
-    /// Nothing of it is this driver's.
+    /// No allocated device belongs to this driver and node.
     #[error("claim {0} has no device of {DRIVER} in the pool of this node")]
     NoOwnDevices(String),
     /// The node does not offer the device.
     #[error("claim {claim}: this node has no device {device}")]
     DeviceNotOffered {
-        /// Namespace and name.
+        /// Namespace and name of the claim.
         claim: String,
-        /// The device.
+        /// Name of the device.
         device: String,
     },
-    /// Its configuration cannot be used.
+    /// The configuration of the claim is invalid.
     #[error("claim {claim}, request {request}: {source}")]
     InvalidConfig {
-        /// Namespace and name.
+        /// Namespace and name of the claim.
         claim: String,
-        /// The request.
+        /// Name of the request.
         request: String,
-        /// Why.
+        /// Reason.
         source: ConfigError,
     },
 }
 
-/// What `claim`, which the kubelet calls `asked`, gets of what the node offers.
+/// Returns the devices that `claim` gets from `offer`. `asked` is the claim in the kubelet's request.
 ///
 /// # Errors
-/// It cannot be prepared, for a reason that its owner must mend.
+/// The claim cannot be prepared until its owner corrects it.
 pub fn prepared_claim(
     claim: &ResourceClaim,
     asked: &proto::Claim,
@@ -124,7 +124,7 @@ fn check_uid(claim: &ResourceClaim, asked: &proto::Claim, title: &str) -> Result
     Err(ClaimError::UidMismatch { claim: title.into(), found: found.into(), asked: asked.uid.clone() })
 }
 
-/// Whether `text` may name files: what the API server makes are hexadecimal digits and dashes.
+/// Whether `text` can be part of file names. The API server makes UIDs of hexadecimal digits and dashes.
 pub fn is_uid(text: &str) -> bool {
     let fits = (1..=64).contains(&text.len());
     fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -159,7 +159,8 @@ fn main_request(request: &str) -> &str {
     request.split('/').next().unwrap_or(request)
 }
 
-/// Devices of `claim` that a driver of the node `node` has in hand, good or not; none if it is not allocated there.
+/// Returns the devices of this driver that are allocated to `claim` on `node`, without checking them. Empty if the
+/// claim is not allocated there.
 pub fn allocated_devices(claim: &ResourceClaim, node: &str) -> Vec<AllocatedDevice> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.and_then(|allocation| allocation.devices.as_ref()?.results.as_ref());
@@ -176,13 +177,14 @@ fn check_config(
     let Some((config, parameters)) = parameters(allocation, &result.request) else { return Ok(()) };
     match kind {
         DeviceKind::HostGpu => config::check(parameters, &result.device, &offer.host_memory).map(drop),
-        // One for all requests is meant for the GPU.
+        // A configuration without requests is meant for the GPU.
         DeviceKind::Neighbourhood if config.requests.as_ref().is_none_or(Vec::is_empty) => Ok(()),
         DeviceKind::Neighbourhood => Err(ConfigError::Neighbourhood(result.device.clone())),
     }
 }
 
-/// The configuration that counts for `request`: the last one, as those of a class come before those of the claim.
+/// Returns the configuration that applies to `request`: the last one, because configurations of a class precede those
+/// of the claim.
 fn parameters<'a>(
     allocation: &'a DeviceAllocationResult,
     request: &str,
@@ -195,7 +197,8 @@ fn parameters<'a>(
     ours.next_back()
 }
 
-/// A configuration without requests is for all; one for `gpu` is also for its alternative `gpu/large`.
+/// Whether `config` applies to `request`. A configuration without requests applies to all; one for `gpu` also applies
+/// to its alternative `gpu/large`.
 fn applies(config: &DeviceAllocationConfiguration, request: &str) -> bool {
     let requests = config.requests.as_deref().unwrap_or_default();
     requests.is_empty() || requests.iter().any(|named| named == request || named == main_request(request))

@@ -1,4 +1,4 @@
-//! The program: the driver itself, or one of the chart's Jobs, which need no image of their own.
+//! Defines the program's command line: the driver, or one of the chart's Jobs, which share the driver's image.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub enum Job {
     },
 }
 
-/// At most two minutes, or none.
+/// Parses a time of 0 to 120 seconds.
 fn seconds_or_none(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 0..=120) => Ok(Duration::from_secs(seconds)),
@@ -71,7 +71,7 @@ fn seconds_or_none(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// At most a minute.
+/// Parses a time of 1 to 60 seconds.
 fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse() {
         Ok(seconds @ 1..=60) => Ok(Duration::from_secs(seconds)),

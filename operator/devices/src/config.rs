@@ -1,4 +1,4 @@
-//! What a claim says about its host-backed GPU: parsed strictly, with words for whoever wrote it.
+//! Parses the configuration of a claim's host-backed GPU strictly, with error messages for the claim's author.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,12 +6,12 @@ use sluice_types::{API_VERSION, Quantity};
 
 /// Kind of the configuration in a claim.
 const KIND: &str = "HostGpuConfig";
-/// Smallest unit in which device memory changes hands, bytes.
+/// Smallest chunk of device memory, bytes.
 pub const MIN_CHUNK_BYTES: u64 = 64 << 10;
-/// Largest such unit, bytes; all powers of two between are allowed.
+/// Largest chunk of device memory, bytes. All powers of two from the smallest to the largest are allowed.
 const MAX_CHUNK_BYTES: u64 = 2 << 20;
 
-/// A host-backed GPU, as `spec.devices.config[].opaque.parameters` of a claim has it.
+/// Configuration of a host-backed GPU in `spec.devices.config[].opaque.parameters` of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostGpuConfig {
@@ -25,50 +25,50 @@ pub struct HostGpuConfig {
 /// Why a configuration is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// It has another shape.
+    /// The configuration does not match the schema.
     #[error("the configuration of the host-backed GPU cannot be read: {0}")]
     Malformed(String),
-    /// It is another kind of object.
+    /// The configuration is an object of another kind.
     #[error("the configuration is {found}, not {API_VERSION}, kind {KIND}")]
     Kind {
-        /// What it is.
+        /// Version and kind of the object.
         found: String,
     },
-    /// The chunk has a size in which nothing is traded.
+    /// The chunk size is not one of the allowed sizes.
     #[error("chunkBytes is {0}, not 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi")]
     InvalidChunk(String),
-    /// The memory holds not even one chunk.
+    /// The memory does not hold one chunk.
     #[error("memory {memory} does not hold one chunk of {chunk}")]
     MemoryBelowChunk {
-        /// The memory.
+        /// Configured memory.
         memory: String,
-        /// The chunk.
+        /// Configured chunk size.
         chunk: String,
     },
-    /// The device has less.
+    /// The device has less memory than configured.
     #[error(
         "memory {memory} is more than device {device} has ({capacity}); the driver's --host-memory sets it"
     )]
     MemoryAboveCapacity {
-        /// The memory.
+        /// Configured memory.
         memory: String,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What it has.
+        /// Memory of the device.
         capacity: String,
     },
-    /// A folder has nothing to configure.
+    /// A neighbourhood takes no configuration.
     #[error("device {0} is a neighbourhood, which takes no configuration")]
     Neighbourhood(String),
-    /// No byte would ever arrive.
+    /// A link with a bandwidth of 0 would never transfer data.
     #[error("linkBytesPerSecond is 0; leave it out for a link as fast as memory")]
     ZeroLinkBandwidth,
 }
 
-/// Reads `parameters` and checks them against the device, which has `capacity` of memory.
+/// Parses `parameters` and checks them against the device, which has `capacity` of memory.
 ///
 /// # Errors
-/// The configuration cannot be used; the message is meant for an event.
+/// The configuration is invalid; the message is meant for an event.
 pub fn check(parameters: &Value, device: &str, capacity: &Quantity) -> Result<HostGpuConfig, ConfigError> {
     check_kind(parameters)?;
     let config: HostGpuConfig = serde_json::from_value(parameters.clone())
@@ -84,7 +84,8 @@ pub fn check(parameters: &Value, device: &str, capacity: &Quantity) -> Result<Ho
     Ok(config)
 }
 
-/// First of all, so that a foreign object is called what it is instead of its first unknown field.
+/// Checks version and kind before all fields, so that the error for a foreign object names its kind instead of its
+/// first unknown field.
 fn check_kind(parameters: &Value) -> Result<(), ConfigError> {
     let text = |key: &str| parameters.get(key).and_then(Value::as_str).unwrap_or("nothing");
     let (version, kind) = (text("apiVersion"), text("kind"));

@@ -1,4 +1,4 @@
-//! Which devices a node offers, and the ResourceSlice that says so. Pure.
+//! Builds the list of devices that a node offers, and the ResourceSlice that publishes it. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,29 @@ use sluice_types::Quantity;
 
 use crate::DRIVER;
 
-/// Devices that fit in one ResourceSlice.
+/// Most devices in one ResourceSlice.
 pub const MAX_DEVICES: u32 = 128;
 
-/// Start of the name of a neighbourhood device.
+/// Name prefix of neighbourhood devices.
 const NEIGHBOURHOOD: &str = "neighbourhood-";
-/// Start of the name of a host-backed GPU.
+/// Name prefix of host-backed GPUs.
 const GPU: &str = "gpu-";
 
-/// Value of the attribute `type`, by which device classes select.
+/// Value of the attribute `type` of neighbourhoods. Device classes select by it.
 pub const TYPE_NEIGHBOURHOOD: &str = "neighbourhood";
-/// As above, for host-backed GPUs.
+/// Value of the attribute `type` of host-backed GPUs.
 pub const TYPE_HOST_GPU: &str = "host-gpu";
 
-/// What a node offers.
+/// Devices that a node offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Name of the node, which is the name of the pool too.
+    /// Name of the node and of its pool.
     pub node: String,
-    /// Claims that can have a neighbourhood at the same time.
+    /// Number of claims that can have a neighbourhood at the same time.
     pub neighbourhoods: u32,
-    /// Host-backed GPUs.
+    /// Number of host-backed GPUs.
     pub host_gpus: u32,
-    /// Device memory of each, at most.
+    /// Most device memory of each host-backed GPU.
     pub host_memory: Quantity,
 }
 
@@ -42,12 +42,12 @@ pub struct Offer {
 pub enum DeviceKind {
     /// A folder that the claim's pods share.
     Neighbourhood,
-    /// A GPU of host memory.
+    /// A GPU simulated in host memory.
     HostGpu,
 }
 
 impl DeviceKind {
-    /// The kind of the device called `name`; `None` if no device of ours is called so.
+    /// Returns the kind of the device `name`, or `None` if this driver has no device of that name.
     pub fn from_name(name: &str) -> Option<DeviceKind> {
         let numbered = |start| name.strip_prefix(start).is_some_and(|rest| rest.parse::<u32>().is_ok());
         if numbered(NEIGHBOURHOOD) {
@@ -58,7 +58,7 @@ impl DeviceKind {
     }
 }
 
-/// All devices of the node, without what is known once it has them.
+/// Returns all devices of the node, without the attributes that depend on the node's UID.
 pub fn devices(offer: &Offer) -> Vec<Device> {
     let gpus = (0..offer.host_gpus).map(|index| gpu(offer, index));
     let folders = (0..offer.neighbourhoods)
@@ -87,7 +87,8 @@ fn device(name: String, kind: &str, index: u32) -> Device {
     }
 }
 
-/// The same, each GPU with its UUID: as a real one's, it is nobody else's, and stays for as long as the node does.
+/// Returns all devices of the node, each GPU with its UUID. As on a real GPU, the UUID is unique and stays the same
+/// as long as the node exists.
 fn slice_devices(offer: &Offer, node_uid: &str) -> Vec<Device> {
     let mut all = devices(offer);
     for (index, gpu) in (0..offer.host_gpus).zip(&mut all) {
@@ -98,12 +99,13 @@ fn slice_devices(offer: &Offer, node_uid: &str) -> Vec<Device> {
     all
 }
 
-/// Name of the node's slice.
+/// Returns the name of the node's slice.
 pub fn slice_name(node: &str) -> String {
     format!("{DRIVER}-{node}")
 }
 
-/// The node's slice, owned by the node, so that it goes with it. `generation` counts changes of the pool.
+/// Builds the node's slice. The node owns the slice, so Kubernetes deletes both together. `generation` counts changes
+/// of the pool.
 pub fn slice(offer: &Offer, node_uid: &str, generation: i64) -> ResourceSlice {
     let owner = OwnerReference {
         api_version: "v1".into(),

@@ -1,4 +1,4 @@
-//! The driver: asks the API server what a claim was given, and keeps the store.
+//! The driver: reads allocations of claims from the API server and owns the store of prepared claims.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::proto::{
 use crate::rpc::{Plugin, Registrar};
 use crate::store::{Store, StoreError};
 
-/// Time for the API server to tell about a claim: the kubelet waits 45 seconds for all of a call.
+/// Time limit for reading a claim from the API server. The kubelet waits 45 seconds for a whole call.
 const API_READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Prepares claims on one node.
@@ -31,10 +31,10 @@ pub struct Driver {
     offer: Offer,
     store: Mutex<Store>,
     metrics: Arc<Metrics>,
-    /// One call after the other, as the helper of upstream's drivers has it: what is taken back while it is prepared
-    /// would stay.
+    /// Serialises prepare, unprepare and sweep calls, as the helper of upstream's drivers does. Otherwise a claim
+    /// that is unprepared while it is being prepared would stay.
     prepare_lock: tokio::sync::Mutex<()>,
-    /// Claims that were gone at the last look.
+    /// UIDs of recorded claims that did not exist at the last sweep.
     missing_claims: Mutex<HashSet<String>>,
     stale_added: Notify,
 }
@@ -42,27 +42,27 @@ pub struct Driver {
 /// Why a claim is not prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// The claim says something that its owner must mend.
+    /// The claim is invalid until its owner corrects it.
     #[error(transparent)]
     Refused(#[from] ClaimError),
-    /// There is no such claim, or it cannot be read.
+    /// The claim does not exist or cannot be read.
     #[error("claim {claim} cannot be read: {source}")]
     Read {
-        /// Namespace and name.
+        /// Namespace and name of the claim.
         claim: String,
-        /// Why.
+        /// Reason.
         source: Box<kube::Error>,
     },
-    /// The API server took too long.
+    /// The API server did not answer in time.
     #[error("claim {0} cannot be read: no answer in {seconds} seconds", seconds = API_READ_TIMEOUT.as_secs())]
     Timeout(String),
-    /// The node's disk.
+    /// A file of the store cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 impl Driver {
-    /// A driver that offers `offer` and keeps `store`.
+    /// Creates a driver that offers `offer` and owns `store`.
     pub fn new(client: Client, offer: Offer, store: Store, metrics: Arc<Metrics>) -> Driver {
         let driver = Driver {
             client,
@@ -102,8 +102,8 @@ impl Driver {
         Ok(devices(&granted))
     }
 
-    /// The claim if it is prepared already, with the devices that it is allocated: it keeps them, even if the node offers
-    /// less now.
+    /// Returns the recorded claim if it has the devices that are allocated to it now. A prepared claim keeps its
+    /// devices even if the node now offers fewer.
     fn recorded_claim(
         &self,
         claim: &ResourceClaim,
@@ -141,9 +141,9 @@ impl Driver {
         (claim.uid, NodeUnprepareResourceResponse { error })
     }
 
-    /// Removes what was prepared for claims that were gone at the last look already: their pods were deleted by force
-    /// while this driver was away. The kubelet, which knows better whether a container still runs, has had the time
-    /// between two looks to say so itself.
+    /// Removes the files of claims that did not exist at this sweep and at the previous one. This happens if pods
+    /// were deleted by force while this driver was not running. The kubelet knows whether a container still runs; the
+    /// time between two sweeps lets it unprepare the claim first.
     pub async fn garbage_collect(&self) {
         let claims = self.store().claims();
         let claims = claims.inspect_err(|error| tracing::error!(%error, "records")).unwrap_or_default();
@@ -169,7 +169,8 @@ impl Driver {
         self.missing_claims.lock().expect("nobody panics with the suspects in hand")
     }
 
-    /// Whether the claim is no more, or has other devices. Only an API server that answers knows.
+    /// Whether the claim was deleted, was created again, or has none of the recorded devices now. `false` if the API
+    /// server does not answer.
     async fn is_claim_deleted(&self, granted: &PreparedClaim) -> bool {
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &granted.namespace);
         match tokio::time::timeout(API_READ_TIMEOUT, claims.get_opt(&granted.name)).await {
@@ -186,7 +187,7 @@ impl Driver {
         }
     }
 
-    /// Empties the rubbish at the start and whenever there is some; never ends.
+    /// Removes stale files at the start and after each call that may add some. Never returns.
     pub async fn remove_stale_files(&self) {
         loop {
             let rubbish = self.store().stale_files();
@@ -212,7 +213,7 @@ fn devices(granted: &PreparedClaim) -> Vec<Device> {
 impl Plugin for Driver {
     async fn prepare(&self, claims: Claims) -> NodePrepareResourcesResponse {
         if claims.claims.is_empty() {
-            // A probe, which must not wait for anybody.
+            // A probe sends no claims and must not wait for the lock.
             return NodePrepareResourcesResponse::default();
         }
         let _turn = self.prepare_lock.lock().await;
@@ -229,19 +230,19 @@ impl Plugin for Driver {
     }
 }
 
-/// Tells the kubelet who the driver is, and everybody else whether the kubelet took it.
+/// Describes the driver to the kubelet and publishes whether the kubelet has registered it.
 pub struct RegistrationInfo {
     socket: PathBuf,
     registered: watch::Sender<bool>,
 }
 
 impl RegistrationInfo {
-    /// Introduces the driver that listens at `socket`.
+    /// Describes the driver that listens at `socket`.
     pub fn new(socket: PathBuf) -> RegistrationInfo {
         RegistrationInfo { socket, registered: watch::Sender::new(false) }
     }
 
-    /// Whether the kubelet has taken the driver.
+    /// Subscribes to whether the kubelet has registered the driver.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.registered.subscribe()
     }

@@ -1,34 +1,34 @@
-//! The kubelet's registration names the socket's path as the HTTP/2 `:authority`, which is no authority, so that the HTTP/2 of
-//! this program refuses it (kubernetes/kubernetes#109081, hyperium/h2#487). It says nothing that anybody needs: it is
-//! overwritten, before it is read, by letters of the same number.
+//! Replaces the HTTP/2 `:authority` of the kubelet's registration calls. The kubelet sends the socket's path, which
+//! is not a valid authority, so this program's HTTP/2 library refuses it (kubernetes/kubernetes#109081,
+//! hyperium/h2#487). No code needs the value: it is overwritten with as many letters before the library reads it.
 //!
-//! Only that value is touched. Lengths stay as they are, so nothing else of the stream moves.
+//! Only that value changes. Its length stays the same, so nothing else in the stream moves.
 
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 
-/// Bytes that a client of HTTP/2 sends first.
+/// Length of the preface that an HTTP/2 client sends first, bytes.
 const PREFACE_BYTES: usize = 24;
-/// Bytes before the payload of a frame: length, type, flags, stream.
+/// Length of a frame's header (length, type, flags, stream), bytes.
 const FRAME_HEADER_BYTES: usize = 9;
-/// Longest payload that this server takes (SETTINGS_MAX_FRAME_SIZE is the default).
+/// Longest payload that this server accepts, bytes (the default of SETTINGS_MAX_FRAME_SIZE).
 const MAX_FRAME_BYTES: usize = 16_384;
-/// Type of a frame of headers, and its flags for what stands before them.
+/// Type of a HEADERS frame, and its flags for the padding length and the priority before the header block.
 const HEADERS: u8 = 1;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 /// Index of `:authority` in HPACK's static table.
 const AUTHORITY: usize = 1;
 
-/// The same connection, with other authorities.
+/// Returns the same connection with valid authorities.
 pub fn with_fixed_authority(socket: UnixStream) -> DuplexStream {
     let (near, far) = tokio::io::duplex(2 * MAX_FRAME_BYTES);
     tokio::spawn(async move {
         let (from_kubelet, mut to_kubelet) = socket.into_split();
         let (mut from_server, to_server) = tokio::io::split(near);
-        // Either side may hang up at any time, which ends that direction.
+        // Either side may close the connection at any time, which ends that direction.
         let _ = tokio::join!(fix_authority(from_kubelet, to_server), async {
             tokio::io::copy(&mut from_server, &mut to_kubelet).await?;
             to_kubelet.shutdown().await
@@ -37,7 +37,7 @@ pub fn with_fixed_authority(socket: UnixStream) -> DuplexStream {
     far
 }
 
-/// Copies frames until the kubelet hangs up.
+/// Copies frames until the kubelet closes the connection.
 async fn fix_authority(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
     let copied = async {
         let mut preface = [0; PREFACE_BYTES];
@@ -67,15 +67,15 @@ async fn read_frame(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> 
         let padding = usize::from(flags & PADDED != 0);
         let priority = if flags & PRIORITY != 0 { 5 } else { 0 };
         if let Some(block) = frame.get_mut(FRAME_HEADER_BYTES + padding + priority..) {
-            // What cannot be understood is left to the real reader.
+            // A malformed block is passed on: the HTTP/2 library reports it.
             let _ = overwrite(block);
         }
     }
     Ok(frame)
 }
 
-/// Walks over the fields of a block (RFC 7541, 6) and overwrites the values of `:authority`. `None` if the block ends in the
-/// midst of a field.
+/// Overwrites the values of `:authority` in a header block (RFC 7541, 6). Returns `None` if the block ends inside a
+/// field.
 fn overwrite(block: &mut [u8]) -> Option<()> {
     let mut at = 0;
     while let Some(&first) = block.get(at) {
@@ -88,7 +88,7 @@ fn overwrite(block: &mut [u8]) -> Option<()> {
         let (index, next) = integer(block, at, prefix)?;
         at = next;
         if prefix == 7 || prefix == 5 {
-            // Of a table, or the table's size: no text follows.
+            // An indexed field or a table size update: no string follows.
             continue;
         }
         if index == 0 {
@@ -96,7 +96,7 @@ fn overwrite(block: &mut [u8]) -> Option<()> {
         }
         let (value, next) = text(block, at)?;
         if index == AUTHORITY {
-            // No Huffman code any more, but the same length.
+            // Clears the Huffman bit and keeps the length.
             block[at] &= 0x7f;
             block.get_mut(value..next)?.fill(b'a');
         }
@@ -105,7 +105,7 @@ fn overwrite(block: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// An integer whose first byte has `prefix` bits for it, and where the next field begins (RFC 7541, 5.1).
+/// Decodes an integer with a prefix of `prefix` bits; returns it and the position after it (RFC 7541, 5.1).
 fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     let most = (1_usize << prefix) - 1;
     let mut value = usize::from(*block.get(at)?) & most;
@@ -124,7 +124,7 @@ fn integer(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     None
 }
 
-/// Where a text's bytes begin and end (RFC 7541, 5.2).
+/// Returns the start and end of a string's bytes (RFC 7541, 5.2).
 fn text(block: &[u8], at: usize) -> Option<(usize, usize)> {
     let (length, begin) = integer(block, at, 7)?;
     let end = begin.checked_add(length)?;
@@ -141,7 +141,7 @@ mod tests {
         digits.chunks(2).map(byte).collect()
     }
 
-    /// Blocks of RFC 7541, C.3.1 (plain) and C.4.1 (Huffman): `www.example.com`.
+    /// Header blocks of RFC 7541, C.3.1 (plain) and C.4.1 (Huffman) with `www.example.com`.
     #[test]
     fn the_authority_is_overwritten_in_its_length_and_nothing_else_is() {
         for (block, expected) in [
@@ -157,7 +157,8 @@ mod tests {
         }
     }
 
-    /// C.2.1 (a new name), C.2.2 (`:path` by its index, not indexed), C.2.3 (a new name, never indexed).
+    /// Header blocks of RFC 7541, C.2.1 (a new name), C.2.2 (`:path` by its index, not indexed), C.2.3 (a new name,
+    /// never indexed).
     #[test]
     fn other_fields_are_left_alone() {
         for block in [

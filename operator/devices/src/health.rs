@@ -1,4 +1,4 @@
-//! Probes and metrics over HTTP.
+//! Serves probes and metrics over HTTP.
 
 use std::path::PathBuf;
 use std::sync::Mutex;
@@ -18,9 +18,9 @@ use tokio::sync::watch;
 use crate::proto::Claims;
 use crate::rpc::PluginClient;
 
-/// A socket that does not answer in this time is dead.
+/// Time limit for both sockets to answer a liveness probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// What Prometheus expects of this text.
+/// Content type of the metrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -29,7 +29,7 @@ struct Call {
     result: &'static str,
 }
 
-/// What the driver counts.
+/// Metrics of the driver.
 pub struct Metrics {
     registry: Mutex<Registry>,
     calls: Family<Call, Counter>,
@@ -50,12 +50,12 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A claim was to be prepared.
+    /// Counts a prepare call for one claim.
     pub fn prepared(&self, well: bool) {
         self.call("prepare", well);
     }
 
-    /// A claim is not needed any more.
+    /// Counts an unprepare call for one claim.
     pub fn unprepared(&self, well: bool) {
         self.call("unprepare", well);
     }
@@ -65,7 +65,7 @@ impl Metrics {
         self.calls.get_or_create(&Call { call, result }).inc();
     }
 
-    /// So many claims are prepared, and so many records were put aside.
+    /// Sets the numbers of prepared claims and of records that were put aside.
     pub fn records(&self, claims: usize, bad: usize) {
         self.claims.set(i64::try_from(claims).unwrap_or(i64::MAX));
         self.bad_records.set(i64::try_from(bad).unwrap_or(i64::MAX));
@@ -79,14 +79,14 @@ impl Metrics {
     }
 }
 
-/// What the probes look at.
+/// State that the probes read.
 #[derive(Clone)]
 pub struct Health {
-    /// Both sockets: that of the registration and that of the claims.
+    /// Sockets of the registration service and of the claim service.
     pub sockets: [PathBuf; 2],
-    /// Whether the kubelet took the driver, and whether the slice is published.
+    /// Whether the kubelet has registered the driver, and whether the slice is published.
     pub ready: [watch::Receiver<bool>; 2],
-    /// What `/metrics` shows.
+    /// Metrics that `/metrics` returns.
     pub metrics: std::sync::Arc<Metrics>,
 }
 
@@ -104,7 +104,7 @@ async fn live(State(health): State<Health>) -> (StatusCode, String) {
     }
 }
 
-/// Asks both services, as the kubelet would.
+/// Calls both services, as the kubelet does.
 async fn check_sockets(sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
     PluginClient::connect(&sockets[0]).await?.info().await?;
     PluginClient::connect(&sockets[1]).await?.prepare(Claims::default()).await?;

@@ -1,4 +1,4 @@
-//! What the chart does at its own events: before it is uninstalled, and when it is tested.
+//! Implements the chart's hooks: the Job before it is uninstalled, and the check of `helm test`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,32 +17,32 @@ use tokio::time::Instant;
 
 use crate::DRIVER;
 
-/// The operator's Deployment, and the label of its pods.
+/// Name of the operator's Deployment, and label selector of its pods.
 const OPERATOR: &str = "sluice-operator";
 const OPERATOR_PODS: &str = "app.kubernetes.io/name=sluice-operator";
-/// Start of the names of all finalizers of ours.
+/// Prefix of Sluice's finalizers.
 const FINALIZERS: &str = "sluice.dev/";
 /// Label of tenants' pods.
 const TENANT_LABEL: &str = "sluice.dev/tenant";
-/// Time between two looks at something that somebody else brings about.
+/// Time between two checks for a change that another process makes.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Time for the operator's answer.
+/// Time limit for the operator's answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The release that is being uninstalled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// Its name.
+    /// Name of the release.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the release.
     pub namespace: String,
-    /// The revision whose Job this is.
+    /// Revision of the release that the Job belongs to.
     pub revision: u32,
 }
 
 impl Release {
-    /// What to do after the Job has refused. helm marks a release `uninstalling` before its Job runs and leaves it so: it
-    /// takes no upgrade then, but a rollback, and it can be uninstalled again.
+    /// Returns the commands that recover from a refusal. helm marks a release `uninstalling` before the Job runs and
+    /// leaves it so. In that state the release cannot be upgraded, but it can be rolled back or uninstalled again.
     pub fn recovery_hint(&self) -> String {
         let Release { name, namespace, revision } = self;
         format!(
@@ -59,7 +59,7 @@ impl Release {
     }
 }
 
-/// Tenants that are there: without the driver their pods could not end.
+/// Tenants exist: without the driver their pods cannot terminate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count} ModelTenants are there, {first} among them. Their pods would go on serving, and without the driver none of them \
@@ -70,7 +70,7 @@ pub struct TenantsRemain {
     first: String,
 }
 
-/// Pods of tenants that are gone end by themselves, and need the driver for it.
+/// Pods of deleted tenants are still terminating and need the driver for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count} pods of tenants are still ending, {first} among them, and without the driver they could not. Wait until they have \
@@ -81,13 +81,13 @@ pub struct PodsRemain {
     first: String,
 }
 
-/// Whether another try, a few seconds later, would say the same: somebody has to do something first, or to wait. Else a second
-/// try begins when half of the time is over, and could stop the operator and have no time for the rest.
+/// Whether a retry a few seconds later would fail in the same way, because a person has to act or wait first. A retry
+/// begins when half of the time is over: it could stop the operator and have no time for the rest.
 pub fn is_final(error: &anyhow::Error) -> bool {
     error.is::<TenantsRemain>() || error.is::<PodsRemain>()
 }
 
-/// Sees that there are no tenants, but for those that are being deleted.
+/// Checks that no tenants exist, except those that are being deleted.
 ///
 /// # Errors
 /// [`TenantsRemain`], or the API server does not answer.
@@ -104,7 +104,7 @@ pub async fn ensure_no_tenants(client: &Client) -> anyhow::Result<()> {
     }
 }
 
-/// Waits for the pods of tenants that are gone, at most for `limit`.
+/// Waits until no tenant's pod exists, at most for `limit`.
 ///
 /// # Errors
 /// [`PodsRemain`], or the API server does not answer.
@@ -125,11 +125,12 @@ fn title<K: ResourceExt>(object: &K) -> String {
     format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Stops the operator in `namespace`, then takes its finalizers off all pools (tenants have none): nothing that stays behind
-/// waits for somebody who is gone. Waits for the operator's end for half of `limit`, and goes on without it.
+/// Stops the operator in `namespace`, then removes its finalizers from all pools (tenants have none), so that no
+/// remaining object waits for the stopped operator. Waits at most half of `limit` for the operator's pods to
+/// terminate, then continues. Returns the number of changed objects.
 ///
 /// # Errors
-/// The API server does not answer, or refuses.
+/// The API server does not answer or refuses, or `limit` is over.
 pub async fn uninstall(client: &Client, namespace: &str, limit: Duration) -> anyhow::Result<usize> {
     tokio::time::timeout(limit, async {
         stop_operator(client, namespace, Instant::now() + limit / 2).await?;
@@ -139,7 +140,7 @@ pub async fn uninstall(client: &Client, namespace: &str, limit: Duration) -> any
     .with_context(|| format!("not done in {} seconds", limit.as_secs()))?
 }
 
-/// An operator that runs would put its finalizers back.
+/// Scales the operator down, because a running operator adds its finalizers again.
 async fn stop_operator(client: &Client, namespace: &str, until: Instant) -> anyhow::Result<()> {
     let deployments: Api<Deployment> = Api::namespaced(client.clone(), namespace);
     let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
@@ -164,7 +165,8 @@ fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404)
 }
 
-/// Takes our finalizers off all objects of a kind; says off how many. Kinds that are not there have none.
+/// Removes Sluice's finalizers from all objects of a kind and returns the number of changed objects; 0 if the cluster
+/// does not have this kind.
 async fn remove_finalizers<K>(client: &Client) -> anyhow::Result<usize>
 where
     K: Resource<DynamicType = ()>,
@@ -190,7 +192,7 @@ fn is_own_finalizer(finalizer: &str) -> bool {
     finalizer.starts_with(FINALIZERS)
 }
 
-/// Foreign finalizers stay. `false` if the object is gone meanwhile.
+/// Removes Sluice's finalizers from `object` and keeps foreign ones. Returns `false` if the object no longer exists.
 async fn remove_finalizers_of(
     client: &Client,
     resource: &ApiResource,
@@ -199,7 +201,7 @@ async fn remove_finalizers_of(
     let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, resource);
     let kept: Vec<_> = object.finalizers().iter().filter(|name| !is_own_finalizer(name)).collect();
-    // With the version, so that a finalizer that somebody adds meanwhile is not lost.
+    // With the resource version, a finalizer that another client adds concurrently is not lost.
     let patch = json!({"metadata": {"finalizers": kept, "resourceVersion": object.resource_version()}});
     match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => {
@@ -211,12 +213,12 @@ async fn remove_finalizers_of(
     }
 }
 
-/// Whether an installation works: the API server serves both kinds, the operator at `operator` (HOST:PORT) is ready, and,
-/// with `devices`, some node offers devices. Looks again until `limit` is over: right after installing, pods and devices are
-/// on their way.
+/// Checks that an installation works: the API server serves both kinds, the operator at `operator` (HOST:PORT) is
+/// ready, and, with `devices`, at least one node offers devices. Retries until `limit` is over, because pods and
+/// devices start some time after the installation.
 ///
 /// # Errors
-/// The first thing that does not work at the last look.
+/// The first failure of the last attempt.
 pub async fn check(client: &Client, operator: &str, devices: bool, limit: Duration) -> anyhow::Result<()> {
     let until = Instant::now() + limit;
     loop {

@@ -1,11 +1,11 @@
-//! `sluice-devices`: the DRA driver `sluice.dev`, one on each node.
+//! `sluice-devices`: the DRA driver `sluice.dev`, which runs on each node.
 //!
-//! It offers two kinds of devices. A *neighbourhood* is a folder that all pods of one ResourceClaim share: there the
-//! tenants of a GPU keep their ledger, without a hostPath volume. A *host GPU* is made of host memory, for trials and
-//! tests. The driver publishes them in a ResourceSlice, prepares claims when the kubelet says so and tells the
-//! container runtime by CDI what a container gets.
+//! The driver offers two kinds of devices. A *neighbourhood* is a folder that all pods of one ResourceClaim share:
+//! the tenants of a GPU keep their ledger there, without a hostPath volume. A *host GPU* is simulated in host memory,
+//! for trials and tests. The driver publishes them in a ResourceSlice, prepares claims on the kubelet's request and
+//! describes to the container runtime by CDI which devices a container gets.
 //!
-//! What it does not do: touch a GPU of NVIDIA's (their driver does), look into a neighbourhood, place a pod.
+//! The driver does not touch NVIDIA GPUs (NVIDIA's driver does), read neighbourhoods or place pods.
 #![forbid(unsafe_code)]
 
 pub mod args;
@@ -24,5 +24,5 @@ pub mod serve;
 pub mod slice;
 pub mod store;
 
-/// Name of the driver in claims, slices and in the kubelet's registry.
+/// Name of the driver in claims, in slices and in the kubelet's plugin registry.
 pub const DRIVER: &str = "sluice.dev";

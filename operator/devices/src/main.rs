@@ -11,7 +11,7 @@ use sluice_devices::serve::serve;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// Exit status of a Job that refuses (`EX_CONFIG` of sysexits.h).
+/// Exit status of a Job that refuses to continue (`EX_CONFIG` of sysexits.h).
 const EXIT_REFUSED: u8 = 78;
 
 #[tokio::main]
@@ -19,9 +19,9 @@ async fn main() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let lines = tracing_subscriber::fmt().json().with_env_filter(filter).with_writer(std::io::stderr);
-    // By default a line that cannot be written is a panic.
+    // By default, a failed write of a log line panics.
     lines.log_internal_errors(false).init();
-    // Handlers first: a signal during the start is not lost.
+    // The signal handlers are set up first, so that a signal during the start is not lost.
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ended = async {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
@@ -39,7 +39,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     }
 }
 
-/// A refusal has a status of its own, by which the Job knows that another try does not help.
+/// Returns the exit status. A refusal has its own status, so that the Job is not retried.
 fn status(job: &Job, done: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
     match (job, done) {
         (Job::Uninstall { namespace, release, revision, .. }, Err(error)) if helm_hooks::is_final(&error) => {

@@ -1,36 +1,37 @@
-//! The kubelet's messages, by hand: few and stable, so that nobody needs a compiler of protocol buffers.
+//! The kubelet's messages, written as Rust types. They are few and stable, so the build needs no protocol buffer
+//! compiler.
 //!
-//! Field numbers and names of services are those of `k8s.io/kubelet/pkg/apis/dra/v1/api.proto` and
-//! `k8s.io/kubelet/pkg/apis/pluginregistration/v1/api.proto`, which Kubernetes 1.34 to 1.36 share; a field that
-//! neither side of this driver uses (`Device.share_id`) is left out, as protocol buffers allow.
+//! Field numbers and service names are those of `k8s.io/kubelet/pkg/apis/dra/v1/api.proto` and
+//! `k8s.io/kubelet/pkg/apis/pluginregistration/v1/api.proto`, which Kubernetes 1.34 to 1.36 share. The field
+//! `Device.share_id`, which neither side uses with this driver, is left out, as protocol buffers allow.
 
 use std::collections::HashMap;
 
-/// What the kubelet looks for in [`PluginInfo::supported_versions`].
+/// Service version that the kubelet looks for in [`PluginInfo::supported_versions`].
 pub const DRA_VERSION: &str = "v1.DRAPlugin";
 /// [`PluginInfo::type`] of a DRA driver.
 pub const DRA_TYPE: &str = "DRAPlugin";
 
 /// Full name of the service that prepares claims.
 pub const DRA_SERVICE: &str = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin";
-/// Full name of the service by which a plugin makes itself known.
+/// Full name of the service that registers a plugin.
 pub const REGISTRATION_SERVICE: &str = "pluginregistration.Registration";
 
 /// A ResourceClaim.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Claim {
-    /// Its namespace.
+    /// Namespace of the claim.
     #[prost(string, tag = "1")]
     pub namespace: String,
-    /// Its UID.
+    /// UID of the claim.
     #[prost(string, tag = "2")]
     pub uid: String,
-    /// Its name.
+    /// Name of the claim.
     #[prost(string, tag = "3")]
     pub name: String,
 }
 
-/// Asks to prepare claims, or to take that back.
+/// Requests to prepare or unprepare claims.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Claims {
     /// The claims.
@@ -38,30 +39,30 @@ pub struct Claims {
     pub claims: Vec<Claim>,
 }
 
-/// A device that a container gets.
+/// A device for a container.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct Device {
-    /// Requests of the claim that it answers.
+    /// Requests of the claim that this device satisfies.
     #[prost(string, repeated, tag = "1")]
     pub request_names: Vec<String>,
     /// Pool of the device.
     #[prost(string, tag = "2")]
     pub pool_name: String,
-    /// The device.
+    /// Name of the device.
     #[prost(string, tag = "3")]
     pub device_name: String,
-    /// What the container runtime looks up.
+    /// Names of the CDI devices that the container runtime looks up.
     #[prost(string, repeated, tag = "4")]
     pub cdi_device_ids: Vec<String>,
 }
 
-/// What became of one claim that was to be prepared.
+/// Result of preparing one claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourceResponse {
-    /// Its devices.
+    /// Devices of the claim.
     #[prost(message, repeated, tag = "1")]
     pub devices: Vec<Device>,
-    /// Not empty: why it is not prepared.
+    /// Reason why the claim is not prepared; empty if it is.
     #[prost(string, tag = "2")]
     pub error: String,
 }
@@ -69,15 +70,15 @@ pub struct NodePrepareResourceResponse {
 /// Answers `NodePrepareResources`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourcesResponse {
-    /// By the claim's UID.
+    /// Results by the claim's UID.
     #[prost(map = "string, message", tag = "1")]
     pub claims: HashMap<String, NodePrepareResourceResponse>,
 }
 
-/// What became of one claim that is not needed any more.
+/// Result of unpreparing one claim.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourceResponse {
-    /// Not empty: why it is still there.
+    /// Reason why the claim is still prepared; empty if it is not.
     #[prost(string, tag = "1")]
     pub error: String,
 }
@@ -85,16 +86,16 @@ pub struct NodeUnprepareResourceResponse {
 /// Answers `NodeUnprepareResources`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourcesResponse {
-    /// By the claim's UID.
+    /// Results by the claim's UID.
     #[prost(map = "string, message", tag = "1")]
     pub claims: HashMap<String, NodeUnprepareResourceResponse>,
 }
 
-/// Asks who the plugin is.
+/// Requests the plugin's description.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct InfoRequest {}
 
-/// Who the plugin is.
+/// Description of the plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct PluginInfo {
     /// Kind of plugin.
@@ -106,18 +107,18 @@ pub struct PluginInfo {
     /// Path of the socket that prepares claims.
     #[prost(string, tag = "3")]
     pub endpoint: String,
-    /// Services behind that socket.
+    /// Services on that socket.
     #[prost(string, repeated, tag = "4")]
     pub supported_versions: Vec<String>,
 }
 
-/// How the registration went.
+/// Result of the registration.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct RegistrationStatus {
-    /// Whether the kubelet took the plugin.
+    /// Whether the kubelet registered the plugin.
     #[prost(bool, tag = "1")]
     pub plugin_registered: bool,
-    /// Why not.
+    /// Reason why the kubelet did not register it.
     #[prost(string, tag = "2")]
     pub error: String,
 }
@@ -135,7 +136,7 @@ mod tests {
         RegistrationStatus,
     };
 
-    /// A string field of protocol buffers, from the wire format's definition: key, length, bytes.
+    /// Encodes a string field of protocol buffers as the wire format defines it: key, length, bytes.
     fn field(tag: u8, bytes: &[u8]) -> Vec<u8> {
         [&[tag << 3 | 2, bytes.len() as u8], bytes].concat()
     }

@@ -1,4 +1,4 @@
-//! gRPC over Unix sockets: both services that the kubelet calls, and the calls that check them.
+//! gRPC over Unix sockets: serves both services that the kubelet calls, and has the client that probes and tests use.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,19 +22,20 @@ use crate::proto::{
 
 /// Prepares claims on this node.
 pub trait Plugin: Send + Sync + 'static {
-    /// Prepares each claim, or says why not. Called again for claims that are prepared already.
+    /// Prepares each claim or returns the reason why not. The kubelet repeats the call for claims that are already
+    /// prepared.
     fn prepare(&self, claims: Claims) -> impl Future<Output = NodePrepareResourcesResponse> + Send;
 
-    /// Takes back what [`Plugin::prepare`] did. Called again for claims that are gone already.
+    /// Undoes [`Plugin::prepare`]. The kubelet repeats the call for claims that are already unprepared.
     fn unprepare(&self, claims: Claims) -> impl Future<Output = NodeUnprepareResourcesResponse> + Send;
 }
 
-/// Makes a plugin known to the kubelet.
+/// Registers a plugin with the kubelet.
 pub trait Registrar: Send + Sync + 'static {
-    /// Who the plugin is.
+    /// Returns the plugin's description.
     fn info(&self) -> PluginInfo;
 
-    /// The kubelet says how the registration went.
+    /// Receives the result of the registration from the kubelet.
     fn registered(&self, status: RegistrationStatus);
 }
 
@@ -140,7 +141,7 @@ fn unimplemented_response() -> http::Response<Body> {
     Status::unimplemented("no such method").into_http()
 }
 
-/// Decodes the one message of `request`, and encodes what `call` makes of it.
+/// Decodes the single message of `request` and encodes the result of `call`.
 async fn unary<Q, A, F, Done>(request: http::Request<Body>, call: F) -> http::Response<Body>
 where
     Q: prost::Message + Default + 'static,
@@ -156,7 +157,7 @@ where
     tonic::server::Grpc::new(ProstCodec::<A, Q>::default()).unary(once, request).await
 }
 
-/// The calling side of both services, as the kubelet has it.
+/// A client of both services, which makes the kubelet's calls.
 #[derive(Clone, Debug)]
 pub struct PluginClient(Channel);
 
@@ -164,21 +165,21 @@ impl PluginClient {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No process listens on the socket.
     pub async fn connect(path: &Path) -> Result<PluginClient, tonic::transport::Error> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display()))?;
         Ok(PluginClient(endpoint.connect().await?))
     }
 
-    /// `NodePrepareResources`.
+    /// Calls `NodePrepareResources`.
     ///
     /// # Errors
-    /// The call itself failed; what became of each claim is in the answer.
+    /// The call itself failed. The answer has the result of each claim.
     pub async fn prepare(&self, claims: Claims) -> Result<NodePrepareResourcesResponse, Status> {
         self.call(DRA_SERVICE, "NodePrepareResources", claims).await
     }
 
-    /// `NodeUnprepareResources`.
+    /// Calls `NodeUnprepareResources`.
     ///
     /// # Errors
     /// As for [`PluginClient::prepare`].
@@ -186,7 +187,7 @@ impl PluginClient {
         self.call(DRA_SERVICE, "NodeUnprepareResources", claims).await
     }
 
-    /// `GetInfo`.
+    /// Calls `GetInfo`.
     ///
     /// # Errors
     /// The call failed.
@@ -194,7 +195,7 @@ impl PluginClient {
         self.call(REGISTRATION_SERVICE, "GetInfo", InfoRequest {}).await
     }
 
-    /// `NotifyRegistrationStatus`.
+    /// Calls `NotifyRegistrationStatus`.
     ///
     /// # Errors
     /// The call failed.

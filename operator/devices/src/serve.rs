@@ -1,4 +1,4 @@
-//! Wires the driver up and runs it until it is told to end.
+//! Connects the parts of the driver and runs it until it has to stop.
 
 use std::future::Future;
 use std::io;
@@ -24,13 +24,14 @@ use crate::rpc::{DraService, RegistrationService};
 use crate::slice::Publisher;
 use crate::store::Store;
 
-/// Time for calls under way when the driver ends.
+/// Time limit for running calls when the driver stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs the driver until `ended`.
+/// Runs the driver until `ended` completes.
 ///
 /// # Errors
-/// It cannot start: a folder, a socket or an address is not to be had.
+/// The driver cannot start because a folder, a socket or an address is not available, or its sockets cannot be
+/// removed.
 pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>) -> anyhow::Result<()> {
     let offer = args.offer()?;
     let metrics = Arc::new(Metrics::default());
@@ -45,7 +46,8 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
         metrics,
     };
     let (stop, stopped) = watch::channel(false);
-    // The kubelet calls as soon as it finds the registration, which therefore comes last and goes first.
+    // The kubelet calls as soon as it finds the registration socket, so this socket is created last and removed
+    // first.
     let dra = Server::builder().add_service(DraService::new(Arc::clone(&driver)));
     let (dra, dra_socket) = listen(&args.dra_socket(), dra, stopped.clone())?;
     let registration = Server::builder().add_service(RegistrationService::new(introduction));
@@ -67,14 +69,14 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     }
     registration_socket.remove()?;
     stop.send_replace(true);
-    // Calls under way end; a caller that keeps its connection open is not waited for.
+    // Running calls finish. A client that keeps its connection open delays the stop at most by this timeout.
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, async { (registration.await, dra.await) }).await;
     dra_socket.remove()?;
     Ok(())
 }
 
 async fn garbage_collect_loop(driver: &Driver, args: &Args) {
-    // Not at once: after a reboot the kubelet sorts its pods out first.
+    // The first sweep waits for one interval: after a reboot the kubelet restores its pods first.
     let mut every = tokio::time::interval_at(Instant::now() + args.sweep_interval(), args.sweep_interval());
     loop {
         every.tick().await;
@@ -84,14 +86,14 @@ async fn garbage_collect_loop(driver: &Driver, args: &Args) {
 
 type Serving = tokio::task::JoinHandle<Result<(), tonic::transport::Error>>;
 
-/// A socket of ours. Another driver may have put its own in its place: the next of a DaemonSet, while this one ends.
+/// A socket of this driver. The next driver of the DaemonSet may replace it while this one stops.
 struct Socket {
     path: PathBuf,
     inode: u64,
 }
 
 impl Socket {
-    /// Removes the socket unless it is another's by now.
+    /// Removes the socket unless another driver has replaced it.
     fn remove(&self) -> io::Result<()> {
         match std::fs::metadata(&self.path) {
             Ok(found) if found.ino() == self.inode => remove(&self.path),
@@ -108,13 +110,13 @@ fn listen(
     let shown = || path.display().to_string();
     let folder = path.parent().expect("a socket has a folder");
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    // Of a driver that was killed, or of one that ends: this one takes over.
+    // The old socket belongs to a driver that was killed or is stopping: this driver takes over.
     remove(path).with_context(shown)?;
     let incoming = UnixListenerStream::new(UnixListener::bind(path).with_context(shown)?);
     let incoming = incoming.map(|socket| socket.map(with_fixed_authority));
     let inode = std::fs::metadata(path).with_context(shown)?.ino();
     let ended = async move {
-        // An error means that the sender is gone, which ends the service too.
+        // An error means that the sender was dropped, which stops the service too.
         let _ = stopped.wait_for(|stopped| *stopped).await;
     };
     let serving = tokio::spawn(router.serve_with_incoming_shutdown(incoming, ended));

@@ -1,8 +1,8 @@
-//! Keeps the node's ResourceSlice what the node offers.
+//! Keeps the node's ResourceSlice equal to the node's offer.
 //!
-//! The kubelet deletes a node's slices when a driver has been away for 30 seconds, so a driver that ends leaves its
-//! slice alone, as upstream's helper does: an update of the DaemonSet takes no device away. A slice that is deleted or
-//! changed comes back by the watch.
+//! The kubelet deletes a node's slices after the driver has been absent for 30 seconds. A driver that stops therefore
+//! leaves its slice in place, as upstream's helper does, so an update of the DaemonSet removes no device. If the
+//! slice is deleted or changed, the watch notices and the driver writes it again.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use tokio::sync::watch;
 use crate::DRIVER;
 use crate::devices::{Offer, slice, slice_name};
 
-/// Time until a write that failed is tried again, and until one that did not may be followed by another: whatever somebody
-/// does to the slice, the API server is not flooded.
+/// Time before a failed write is retried, and shortest time between two successful writes. It limits the load on the
+/// API server if another client keeps changing the slice.
 const RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A pod that is scheduled before the kubelet knows the driver waits a minute for its next chance, so devices are offered when
-/// the kubelet has the driver, or after this time without it.
+/// Longest time that the driver waits for the registration before it offers its devices. A pod that is scheduled
+/// before the kubelet knows the driver is retried only after a minute.
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Publishes a node's devices.
@@ -34,20 +34,21 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes `offer`.
+    /// Creates a publisher of `offer`.
     pub fn new(client: Client, offer: Offer) -> Publisher {
         let (slices, nodes) = (Api::all(client.clone()), Api::all(client));
         Publisher { slices, nodes, offer, published: watch::Sender::new(false) }
     }
 
-    /// Whether the slice is what it should be.
+    /// Subscribes to whether the last write of the slice succeeded.
     pub fn subscribe(&self) -> watch::Receiver<bool> {
         self.published.subscribe()
     }
 
-    /// Publishes when the kubelet has taken the driver, and after every change; never ends.
+    /// Publishes the devices once the kubelet has registered the driver, or after `REGISTRATION_TIMEOUT`, and after
+    /// every change of the slice. Never returns.
     pub async fn run(&self, mut registered: watch::Receiver<bool>) {
-        // Not kept: what it borrows would hold up whoever tells about the next registration.
+        // The result is dropped at once: it borrows the value, which would block the sender of the next registration.
         let late =
             tokio::time::timeout(REGISTRATION_TIMEOUT, registered.wait_for(|taken| *taken)).await.is_err();
         if late {
@@ -82,7 +83,7 @@ impl Publisher {
         }
     }
 
-    /// Makes the node's slices what they should be; whether anything had to be written.
+    /// Deletes other slices of the node, and creates or updates its own. Returns whether its own slice was written.
     ///
     /// # Errors
     /// The API server refused or did not answer.

@@ -1,11 +1,11 @@
-//! What this driver keeps on the node: a record, a folder and a CDI specification for each prepared claim.
+//! Owns the driver's files on the node: a record, a folder and a CDI specification for each prepared claim.
 //!
-//! The record comes before the specification and goes after it, so that a crash in between leaves something that the
-//! next start completes or sweeps away. A container that starts again in a pod that lives needs its specification, even
-//! if somebody has emptied the folder meanwhile: opening the store writes every one anew.
+//! The record is written before the specification and removed after it, so the next start completes or removes the
+//! files that a crash leaves. A container that restarts in a running pod needs its specification, even if the CDI
+//! folder was emptied. Opening the store therefore writes every specification that is missing or differs.
 //!
-//! What a tenant has put into a neighbourhood may be a lot: removing it means moving it to the rubbish, which somebody
-//! empties who holds nobody up.
+//! A tenant can put much data into a neighbourhood, and deleting it takes long. Removing a claim therefore only moves
+//! its folder to the stale files, which a background task deletes.
 
 use std::fs::{self, Permissions};
 use std::io::{self, Write};
@@ -16,20 +16,20 @@ use crate::cdi;
 use crate::claim::{AllocatedDevice, PreparedClaim, RECORD_VERSION, is_uid};
 use crate::devices::DeviceKind;
 
-/// Permissions of a neighbourhood: all for the group, which its files inherit; nothing for others.
+/// Permissions of a neighbourhood: full access for the group, which its files inherit, and none for others.
 const FOLDER_MODE: u32 = 0o2770;
-/// Ends of the names of records, and of those that nobody understands.
+/// Suffixes of the names of records, and of records that cannot be read.
 const RECORD: &str = ".json";
 const BAD_RECORD: &str = ".json.bad";
-/// Start of the names of files that are being written.
+/// Prefix of temporary files during a write.
 const TEMP_PREFIX: &str = ".sluice-";
 
-/// Where everything is.
+/// Folders of the driver, and the group of its neighbourhoods.
 #[derive(Clone, Debug)]
 pub struct NodeDirs {
-    /// The driver's own folder, below the kubelet's `plugins`.
+    /// The driver's own folder in the kubelet's `plugins` folder.
     pub own: PathBuf,
-    /// Where the container runtime looks for CDI specifications.
+    /// Folder where the container runtime looks for CDI specifications.
     pub cdi: PathBuf,
     /// Group of the neighbourhoods.
     pub group: u32,
@@ -84,10 +84,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store: completes what is recorded, removes what is not.
+    /// Opens the store: restores the files of recorded claims and removes files without a record.
     ///
     /// # Errors
-    /// A folder or file cannot be read or written.
+    /// A folder or file cannot be read, written or removed.
     pub fn open(places: NodeDirs) -> Result<Store, StoreError> {
         for folder in [places.records(), places.folders(), places.stale_files(), places.cdi.clone()] {
             with_path(&folder, fs::create_dir_all(&folder))?;
@@ -99,7 +99,8 @@ impl Store {
         Ok(store)
     }
 
-    /// All prepared claims. A record that this driver cannot understand is put aside: it must not keep it from the others.
+    /// Returns all prepared claims. A record that cannot be parsed is put aside, so that it does not block the
+    /// others.
     ///
     /// # Errors
     /// The folder of the records or one of them cannot be read.
@@ -109,10 +110,10 @@ impl Store {
         uids.filter_map(|uid| self.find(uid).transpose()).collect()
     }
 
-    /// The claim as it is prepared; `None` if it is not.
+    /// Returns the recorded claim, or `None` if it is not prepared.
     ///
     /// # Errors
-    /// Its record cannot be read, or not be put aside.
+    /// The record cannot be read or cannot be put aside.
     pub fn find(&self, uid: &str) -> Result<Option<PreparedClaim>, StoreError> {
         let path = self.dirs.record(uid);
         let bytes = match fs::read(&path) {
@@ -129,7 +130,7 @@ impl Store {
         Ok(None)
     }
 
-    /// Records that were put aside.
+    /// Returns the number of records that were put aside.
     ///
     /// # Errors
     /// The folder of the records cannot be read.
@@ -137,7 +138,7 @@ impl Store {
         Ok(file_names(&self.dirs.records())?.iter().filter(|name| name.ends_with(BAD_RECORD)).count())
     }
 
-    /// Prepares a claim; does nothing where it is prepared already.
+    /// Writes the files of a claim; does nothing if they are already there.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -147,7 +148,7 @@ impl Store {
         self.write_spec_and_folder(granted)
     }
 
-    /// The folder and the specification of a recorded claim.
+    /// Writes the specification of a recorded claim, and creates its folder if it has a neighbourhood.
     fn write_spec_and_folder(&self, granted: &PreparedClaim) -> Result<(), StoreError> {
         let shared =
             |given: &AllocatedDevice| DeviceKind::from_name(&given.device) == Some(DeviceKind::Neighbourhood);
@@ -159,20 +160,21 @@ impl Store {
         write(&self.dirs.spec(&granted.uid), &text)
     }
 
-    /// The claim's folder. What is in it is the claim's, so one that is there stays as it is.
+    /// Creates the claim's folder. An existing folder keeps its content, which belongs to the claim.
     fn folder(&self, uid: &str) -> Result<(), StoreError> {
         let path = self.dirs.folder(uid);
         match fs::create_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => with_path(&path, other)?,
         }
-        // Changing the group clears the bit by which files inherit it, so the mode comes second.
+        // Changing the group clears the set-group-ID bit, by which files inherit the group, so the mode is set
+        // afterwards.
         with_path(&path, std::os::unix::fs::chown(&path, None, Some(self.dirs.group)))?;
         with_path(&path, fs::set_permissions(&path, Permissions::from_mode(FOLDER_MODE)))
     }
 
-    /// Takes back what was prepared for a claim; does nothing where that is gone already. The folder is in the rubbish
-    /// then, see [`Store::stale_files`].
+    /// Removes the files of a claim; does nothing if there are none. The folder moves to the stale files, see
+    /// [`Store::stale_files`].
     ///
     /// # Errors
     /// A file cannot be removed.
@@ -189,7 +191,8 @@ impl Store {
         Ok(())
     }
 
-    /// A claim of the same UID may come back while its old folder is still there, so each has a place of its own.
+    /// Moves `folder` to a new folder of its own among the stale files, because the same UID may be prepared again
+    /// before its old folder is deleted.
     fn move_to_stale(&self, folder: &Path) -> Result<(), StoreError> {
         if !folder.exists() {
             return Ok(());
@@ -199,12 +202,12 @@ impl Store {
         with_path(folder, fs::rename(folder, place.join("neighbourhood")))
     }
 
-    /// What is to be removed, at leisure.
+    /// Returns the stale files, which the caller deletes.
     pub fn stale_files(&self) -> StaleFiles {
         StaleFiles(self.dirs.stale_files())
     }
 
-    /// Folders and specifications without a record are what a crash left, as are files that were being written.
+    /// Removes the folders and specifications without a record and the temporary files that a crash left.
     fn remove_orphans(&self, claims: &[PreparedClaim]) -> Result<(), StoreError> {
         let known =
             |uid: &str| claims.iter().any(|claim| claim.uid == uid) || self.dirs.bad_record(uid).exists();
@@ -224,15 +227,15 @@ impl Store {
     }
 }
 
-/// Folders of claims that are no more.
+/// Folders of removed claims.
 #[derive(Clone, Debug)]
 pub struct StaleFiles(PathBuf);
 
 impl StaleFiles {
-    /// Removes what is there. Takes as long as it takes; nobody else may do it at the same time.
+    /// Deletes the stale files. May take long; must not run twice at the same time.
     ///
     /// # Errors
-    /// Something cannot be removed.
+    /// A folder cannot be deleted.
     pub fn remove_all(&self) -> Result<(), StoreError> {
         for name in file_names(&self.0)? {
             let path = self.0.join(name);
@@ -255,7 +258,8 @@ fn file_names(folder: &Path) -> Result<Vec<String>, StoreError> {
     with_path(folder, entries.map(name).collect())
 }
 
-/// Nobody ever sees half a file, and after a power cut there is the old one or the new one.
+/// Writes a file atomically. A reader never sees a partial file; after a power failure the file has the old or the
+/// new content.
 fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
     if fs::read(path).is_ok_and(|old| old == content) {
         return Ok(());
@@ -265,7 +269,7 @@ fn write(path: &Path, content: &[u8]) -> Result<(), StoreError> {
 
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().expect("a file has a folder");
-    // The container runtime looks only at *.json and *.yaml.
+    // The suffix hides the temporary file from the container runtime, which reads only *.json and *.yaml.
     let mut file = tempfile::Builder::new()
         .prefix(TEMP_PREFIX)
         .suffix(".new")

@@ -1,4 +1,4 @@
-//! What the driver can do with the capabilities that the chart gives it, and no others.
+//! Tests the driver with only the capabilities that the chart grants.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,12 +9,13 @@ use serde_json::json;
 use crate::node::{DRIVER, Node, until};
 use crate::server::Server;
 
-/// Those of charts/sluice/templates/devices.yaml.
+/// Capabilities in charts/sluice/templates/devices.yaml.
 const CAPABILITIES: &str = "-all,+chown,+dac_override,+fowner,+fsetid";
-/// Group of the neighbourhoods, which only root may give.
+/// Group of the neighbourhoods, which only root can set.
 const GROUP: u32 = 65_500;
 
-/// As root of a container, with a bounding set; `None`, and a line that says why, where that cannot be.
+/// Returns a command that runs as root with a limited bounding set, as in a container. Without the needed privileges,
+/// prints the reason and returns `None`.
 fn confined() -> Option<Command> {
     let mut command = Command::new("setpriv");
     command.args(["--no-new-privs", "--inh-caps=-all", &format!("--bounding-set={CAPABILITIES}")]);
@@ -30,7 +31,7 @@ fn confined() -> Option<Command> {
     works.then_some(command)
 }
 
-/// A tenant's pod: another user, with the group that CDI adds.
+/// Runs `script` as a tenant's pod: as another user, with the group that CDI adds.
 fn tenant(script: &str) {
     let mut command = Command::new("setpriv");
     command.args([

@@ -1,4 +1,4 @@
-//! Claims, as the kubelet has them prepared and taken back.
+//! Tests how the kubelet prepares and unprepares claims.
 
 use std::fs;
 
@@ -82,7 +82,7 @@ async fn unprepare_removes_everything_and_is_idempotent() {
     let driver = node.start(TRIAL);
     assert_eq!(driver.unprepare("a", "u-1").await, "", "before it was prepared");
     driver.prepare(&[("a", "u-1"), ("b", "u-2")]).await;
-    // The kubelet takes back after the claim is gone, too.
+    // The kubelet also unprepares a claim after its deletion.
     node.server().forget("a");
     assert_eq!(driver.unprepare("a", "u-1").await, "");
     assert_eq!(driver.unprepare("a", "u-1").await, "");

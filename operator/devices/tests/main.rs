@@ -1,6 +1,6 @@
-//! Black-box tests: the driver's process, a kubelet played by its own gRPC calls, an API server played over HTTP.
+//! Black-box tests: the driver's process, with gRPC calls of a fake kubelet and a fake API server over HTTP.
 
-// Helpers outside test functions unwrap too.
+// Helpers outside test functions also unwrap.
 #![allow(clippy::unwrap_used)]
 
 mod capabilities;

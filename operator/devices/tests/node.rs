@@ -1,4 +1,4 @@
-//! A node: the folders of a kubelet, and the driver as a process that may be ended and started again.
+//! A fake node: the folders of a kubelet, and the driver as a process that the test can stop and start again.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -20,14 +20,14 @@ use crate::server::Server;
 /// The driver's binary.
 pub const DRIVER: &str = env!("CARGO_BIN_EXE_sluice-devices");
 
-/// Folders that outlive the driver.
+/// Folders that remain when the driver stops.
 pub struct Node {
     folder: TempDir,
     server: Server,
 }
 
 impl Node {
-    /// A node that `server` knows as `one`.
+    /// Creates a node that `server` serves as `one`.
     pub fn new(server: &Server) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(
@@ -40,27 +40,27 @@ impl Node {
         Node { folder, server: server.clone() }
     }
 
-    /// The server that it asks.
+    /// Returns the fake API server of the node.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// A path below the node's folder.
+    /// Returns a path in the node's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The CDI specification of a claim.
+    /// Returns the path of a claim's CDI specification.
     pub fn spec(&self, uid: &str) -> PathBuf {
         self.path(&format!("cdi/sluice.dev-claim-{uid}.json"))
     }
 
-    /// Socket of the registration.
+    /// Returns the path of the registration socket.
     pub fn registration(&self) -> PathBuf {
         self.path("kubelet/plugins_registry/sluice.dev-reg.sock")
     }
 
-    /// Socket of the claims.
+    /// Returns the path of the socket for claims.
     pub fn dra(&self) -> PathBuf {
         self.path("kubelet/plugins/sluice.dev/dra.sock")
     }
@@ -71,7 +71,7 @@ impl Node {
         self.start_by(Command::new(DRIVER), group, args)
     }
 
-    /// As [`Node::start`], by a command that starts the driver with the arguments that it is given, and with that group.
+    /// As [`Node::start`], but runs the driver by `command`, which gets the driver's arguments, and with `group`.
     pub fn start_by(&self, mut command: Command, group: u32, args: &[&str]) -> Running {
         command.args(["--node-name", "one", "--http", "127.0.0.1:0", "--group", &group.to_string()]);
         command.arg("--kubelet-folder").arg(self.path("kubelet"));
@@ -84,7 +84,7 @@ impl Node {
     }
 }
 
-/// The address in the line that says that the driver has started. All other lines go to the test's own output.
+/// Returns the address in the log line of the driver's start. Copies later lines to the test's output.
 fn http_address(mut lines: impl Iterator<Item = std::io::Result<String>> + Send + 'static) -> String {
     let mut said = Vec::new();
     let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
@@ -96,7 +96,7 @@ fn http_address(mut lines: impl Iterator<Item = std::io::Result<String>> + Send 
     address.unwrap_or_else(|| panic!("the driver does not start: {said:#?}"))
 }
 
-/// A driver that runs; killed when it goes out of scope.
+/// A running driver; killed on drop.
 pub struct Running {
     child: Child,
     http: String,
@@ -112,7 +112,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Asks the driver to end, and waits.
+    /// Asks the driver to stop and waits for its exit.
     pub fn stop(mut self) -> std::process::ExitStatus {
         let pid = i32::try_from(self.child.id()).unwrap();
         rustix::process::kill_process(
@@ -123,18 +123,18 @@ impl Running {
         self.child.wait().unwrap()
     }
 
-    /// The registration service.
+    /// Connects to the registration service.
     pub async fn registrar(&self) -> PluginClient {
         caller(&self.registration).await
     }
 
-    /// The kubelet says whether it has taken the driver.
+    /// Reports to the driver whether the kubelet has registered it.
     pub async fn registered(&self, plugin_registered: bool) {
         let status = RegistrationStatus { plugin_registered, error: "why not".into() };
         self.registrar().await.notify(status).await.unwrap();
     }
 
-    /// Prepares claims as (name, UID) of namespace `team`.
+    /// Prepares claims of the namespace `team`, given as (name, UID).
     pub async fn prepare(&self, claims: &[(&str, &str)]) -> NodePrepareResourcesResponse {
         caller(&self.dra).await.prepare(asked(claims)).await.unwrap()
     }
@@ -144,13 +144,13 @@ impl Running {
         self.prepare(&[(name, uid)]).await.claims.remove(uid).expect("an answer for the claim")
     }
 
-    /// Takes one claim back; the error, empty if there was none.
+    /// Unprepares one claim. Returns the error, which is empty on success.
     pub async fn unprepare(&self, name: &str, uid: &str) -> String {
         let mut answer = caller(&self.dra).await.unprepare(asked(&[(name, uid)])).await.unwrap();
         answer.claims.remove(uid).expect("an answer for the claim").error
     }
 
-    /// Status and text of a page.
+    /// Returns the status and the text of a page.
     pub async fn get(&self, path: &str) -> (u16, String) {
         let mut stream = tokio::net::TcpStream::connect(&self.http).await.unwrap();
         stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
@@ -174,7 +174,7 @@ fn asked(claims: &[(&str, &str)]) -> Claims {
     Claims { claims: claims.iter().map(claim).collect() }
 }
 
-/// Looks again and again until `what` holds.
+/// Retries until `holds` returns true; `what` describes the condition.
 pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let looks = async {
         while !holds().await {

@@ -1,4 +1,4 @@
-//! The part of an API server that the driver asks: one node, claims, slices and a watch on these.
+//! A fake API server with the parts that the driver uses: one node, claims, slices and a watch on slices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -14,20 +14,20 @@ use tokio::sync::{broadcast, watch};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::BroadcastStream;
 
-/// A server; it ends with the test's runtime.
+/// A fake API server; it stops with the test's runtime.
 #[derive(Clone)]
 pub struct Server {
-    /// Where it listens.
+    /// Base URL of the server.
     pub url: String,
     state: Arc<ServerState>,
 }
 
 struct ServerState {
     claims: Mutex<BTreeMap<String, Value>>,
-    /// Names of claims, in the order in which they were read.
+    /// Names of the claims that were read, in order.
     reads: watch::Sender<Vec<String>>,
     slices: watch::Sender<BTreeMap<String, Value>>,
-    /// All that ever happened to slices: its length is the resource version.
+    /// All events of slices. Their number is the resource version.
     log: Mutex<Vec<Value>>,
     events: broadcast::Sender<Value>,
 }
@@ -55,7 +55,7 @@ impl Server {
         Server { url, state }
     }
 
-    /// Adds a claim of namespace `team` with devices of the node `one`, as (request, device).
+    /// Adds a claim of the namespace `team` with devices of the node `one`, given as (request, device).
     pub fn allocate(&self, name: &str, uid: &str, devices: &[(&str, &str)], config: Value) {
         let result = |(request, device): &(&str, &str)| json!({"request": request, "driver": "sluice.dev", "pool": "one", "device": device});
         let results: Vec<_> = devices.iter().map(result).collect();
@@ -72,7 +72,7 @@ impl Server {
         self.state.claims.lock().unwrap().remove(name).expect("a claim of that name");
     }
 
-    /// Waits until the claim has been read so many times more.
+    /// Waits until the claim has been read `times` more times.
     pub async fn read(&self, name: &str, times: usize) {
         let mut reads = self.state.reads.subscribe();
         let count = |reads: &[String]| reads.iter().filter(|one| *one == name).count();
@@ -84,7 +84,7 @@ impl Server {
             .unwrap();
     }
 
-    /// Waits until the slices are as `wanted`, and returns them.
+    /// Waits until `wanted` accepts the slices, and returns them.
     pub async fn slices(
         &self,
         wanted: impl FnMut(&BTreeMap<String, Value>) -> bool,
@@ -94,7 +94,7 @@ impl Server {
         found.await.expect("the slices do not become what they should be").unwrap().clone()
     }
 
-    /// Puts a slice in, or takes it out, as somebody else would.
+    /// Writes or removes a slice, as another client would.
     pub fn overwrite_slice(&self, name: &str, slice: Option<Value>) {
         self.state.put(name, slice);
     }
@@ -122,13 +122,13 @@ impl ServerState {
         });
         event["object"]["metadata"]["resourceVersion"] = version;
         log.push(event.clone());
-        // Nobody may be watching.
+        // Sending fails if no client watches.
         let _ = self.events.send(event);
     }
 }
 
 impl ServerState {
-    /// What happened after `version`, and whatever happens.
+    /// Streams the events after `version`: first past ones, then new ones.
     fn follow(&self, version: usize) -> Response {
         let log = self.log.lock().unwrap();
         let past: Vec<_> = log[version..].iter().cloned().map(Ok).collect();

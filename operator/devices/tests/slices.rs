@@ -1,4 +1,4 @@
-//! The node's ResourceSlice.
+//! Tests how the driver keeps the node's ResourceSlice.
 
 use serde_json::json;
 

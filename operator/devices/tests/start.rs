@@ -1,4 +1,4 @@
-//! How the driver makes itself known, and how it ends.
+//! Tests how the driver registers, and how it stops.
 
 use sluice_devices::proto::DRA_VERSION;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -16,20 +16,20 @@ async fn kubelet_gets_driver_name_and_endpoint() {
     assert_eq!(info.supported_versions, [DRA_VERSION]);
 }
 
-/// A frame of HTTP/2.
+/// Encodes an HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
-/// A literal header field with an indexed name or a new one (RFC 7541, 6.2.1), without Huffman code.
+/// Encodes a literal header field with an indexed or a new name (RFC 7541, 6.2.1), without Huffman coding.
 fn field(name: Result<u8, &str>, value: &str) -> Vec<u8> {
     let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     let name = name.map_or_else(|name| [vec![0x40], text(name)].concat(), |index| vec![0x40 | index]);
     [name, text(value)].concat()
 }
 
-/// `GetInfo` as the kubelet sends it: the authority is the path of the socket.
+/// Returns the bytes of a kubelet's `GetInfo` call, whose authority is the path of the socket.
 fn kubelet_request_bytes() -> Vec<u8> {
     const POST: u8 = 0x83;
     const HTTP: u8 = 0x86;
@@ -90,7 +90,7 @@ async fn a_driver_that_ends_takes_its_sockets_with_it_and_leaves_its_slice() {
     let driver = node.start(&[]);
     driver.registered(true).await;
     server.slices(|slices| slices.len() == 1).await;
-    // As the kubelet does, which must not hold the end up.
+    // The kubelet keeps its connection open, which must not delay the stop.
     let connection = driver.registrar().await;
     let status = tokio::task::spawn_blocking(|| driver.stop()).await.unwrap();
     assert!(status.success(), "{status}");

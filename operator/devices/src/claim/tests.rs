@@ -1,4 +1,4 @@
-//! Claims as the API server has them, and what becomes of them.
+//! Tests which devices claims from the API server get.
 
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! What is on disk after which call, and after a crash between any two.
+//! Tests which files exist after each call, and after a crash between two calls.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -18,7 +18,7 @@ struct Node {
 impl Node {
     fn new() -> Node {
         let folder = tempfile::tempdir().unwrap();
-        // One's own group, which everybody may give.
+        // The test's own group, which needs no privilege to set.
         let group = fs::metadata(folder.path()).unwrap().gid();
         Node { folder, group }
     }
