@@ -1,4 +1,4 @@
-//! Shares and caps of tenants that run: a GPU is dealt out anew while it serves, and no token changes.
+//! Shares and caps of running tenants: the memory of a GPU is assigned again while it serves, and no token changes.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +20,10 @@ const THIRD: u64 = GPU / 3 / CHUNK * CHUNK;
 const CHUNK: u64 = 64 << 10;
 /// Words of a record of the ledger, and of its header.
 const PAGE_WORDS: usize = 512;
-/// A tenant that would not wait shows it within this time.
+/// Time within which a tenant that does not wait would show it.
 const WHILE: Duration = Duration::from_secs(2);
 
-/// Shares of all lives, as the ledger file has them at one moment.
+/// Returns the shares of all instances in the ledger file at one moment.
 fn shares(world: &TestEnv) -> Vec<(u64, u64)> {
     let file = world.path("run/gpu.default.box-one-0/ledger");
     let read = || {
@@ -33,7 +33,7 @@ fn shares(world: &TestEnv) -> Vec<(u64, u64)> {
         let records = words.chunks_exact(PAGE_WORDS).skip(1);
         records.map(|record| (record[0], record[2])).collect::<Vec<_>>()
     };
-    // It may change while it is read: what two reads in a row say was so between them.
+    // The file may change during a read: two equal reads in a row are consistent.
     let mut before = read();
     loop {
         let now = read();
@@ -48,8 +48,8 @@ fn instance_of(state: &State) -> u64 {
     tenant_index(state).instance
 }
 
-/// Looks at the ledger while `on`: shares of these lives sum to no more than the GPU. Returns how often they changed while
-/// requests were `open`.
+/// Audits the ledger while `on`: the shares of these instances sum to at most the GPU. Returns the number of
+/// changes while requests were `open`.
 async fn audited(world: &TestEnv, lives: &[u64], on: &AtomicBool, open: impl Fn() -> bool) -> u32 {
     let (mut changes, mut before) = (0, None);
     while on.load(Ordering::Relaxed) {
@@ -63,7 +63,7 @@ async fn audited(world: &TestEnv, lives: &[u64], on: &AtomicBool, open: impl Fn(
     changes
 }
 
-/// Looks at the ledger while `on`: the most that anybody else than these lives is granted at once.
+/// Audits the ledger while `on`. Returns the most bytes that other instances were granted at once.
 async fn most_of_others(world: &TestEnv, lives: &[u64], on: &AtomicBool) -> u64 {
     let mut most = 0;
     while on.load(Ordering::Relaxed) {
@@ -74,7 +74,7 @@ async fn most_of_others(world: &TestEnv, lives: &[u64], on: &AtomicBool) -> u64 
     most
 }
 
-/// The tenant of `folder` as of another process than `before`, whether or not it serves.
+/// Returns the tenant of `folder` as of another process than `before`, serving or not.
 async fn next_instance(folder: &Path, before: u32) -> Tenant {
     let file = folder.join("sidecar.json");
     let record = eventually("another sidecar listens", async || {
@@ -85,7 +85,7 @@ async fn next_instance(folder: &Path, before: u32) -> Tenant {
     Tenant { address: record.serve.to_string(), record, folder: folder.to_owned() }
 }
 
-/// Ends the third tenant, which nobody starts again before `sluice up` goes on; the others grow into what it had.
+/// Ends the third tenant, which is not restarted before `sluice up` continues; the others grow into its memory.
 async fn third_leaves(trio: &ThreeTenants<'_>, dealer: &mut ShareDriver) {
     dealer.assign_shares(&trio.tenants, &[share(HALF), share(HALF), share(0)]).await;
     trio.up.signal(Signal::STOP);
@@ -154,7 +154,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
         reported_events(&states)
     );
 
-    // One leaves, and the others have its part; the next that comes waits, and can be told to end.
+    // One tenant ends, and the others get its memory; its successor waits, and can be ended.
     third_leaves(&trio, &mut dealer).await;
     let (folder, pid) = (trio.tenants[2].folder.clone(), trio.tenants[2].record.pid);
     trio.up.signal(Signal::CONT);

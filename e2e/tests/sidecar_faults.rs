@@ -1,4 +1,4 @@
-//! A sidecar that is killed: its streams end, its engine ends, and both come back.
+//! A sidecar is killed: its streams end, its engine ends, and both are restarted.
 
 use std::time::{Duration, Instant};
 

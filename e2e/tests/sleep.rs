@@ -1,4 +1,4 @@
-//! Tenants that sleep: their memory serves others, their conversations go on.
+//! Sleeping tenants: other tenants use their memory, and their conversations continue.
 
 use std::time::Duration;
 
@@ -43,7 +43,8 @@ async fn sleeping_tenant_lends_all_and_wakes_on_request() {
     hibernated(&sleeper).await;
     let floor = tenant_index(&sleeper.state().await).floor_bytes;
 
-    // More KV than the worker's own: it grows into what the sleeper does not need, beyond its floor.
+    // More KV than the worker's own memory: it grows into memory that the sleeping tenant does not need, beyond its
+    // minimum.
     let load: Vec<_> = (0..16)
         .map(|seed| {
             let worker = worker.clone();
@@ -66,7 +67,7 @@ async fn sleeping_tenant_lends_all_and_wakes_on_request() {
     for request in load {
         answers.push(request.await.unwrap().unwrap());
     }
-    // Its memory was taken back under these requests: alone it says the same.
+    // Its memory was reclaimed during these requests: alone it gives the same answers.
     for (seed, answer) in (0..).zip(answers) {
         assert_eq!(worker.complete(&greedy(&prompt(seed, 100), 60)).await.unwrap(), answer, "request {seed}");
     }

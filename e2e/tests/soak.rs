@@ -1,6 +1,6 @@
-//! Two, three and eight tenants on one GPU under random load: processes are killed and stand still, links are slow, loans
-//! expire, tenants sleep, rules change. Everything follows from a seed, which is printed. `cargo xtask soak` runs it for
-//! minutes.
+//! Two, three and eight tenants on one GPU under random load: processes are killed and stopped, links are slow,
+//! loans expire, tenants sleep, directives change. Everything is derived from a seed, which is printed. `cargo
+//! xtask soak` runs it for minutes.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::soak::{Conditions, SoakReport, log_event, run};
 
 /// A loan may have to wait for the end of its time to live.
 const HOME: u32 = 60;
-/// Most seeds that are tried until everything was met: a short soak of one may leave something out by chance.
+/// Maximum number of seeds until everything has occurred: a short soak of one seed may miss something by chance.
 const ROUNDS: u64 = 3;
 
 /// A number of the environment.
@@ -34,7 +34,7 @@ async fn tenants_under_random_load_and_troubles_answer_as_if_alone() {
     let length = Duration::from_secs(given("SLUICE_SOAK_SECONDS").unwrap_or(12));
     log_event(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
     let (sizes, mut all) = (sizes(), SoakStats::default());
-    // Two, three and eight tenants differ in mode and in how long loans last, so that together they meet everything.
+    // Two, three and eight tenants differ in mode and in loan time, so that together they cover everything.
     let meets_all = [2, 3, 8].iter().all(|size| sizes.contains(size));
     for seed in (0..ROUNDS).map(|round| seed.wrapping_add(round)) {
         for tenants in sizes.iter().copied() {
@@ -112,7 +112,7 @@ async fn fault_free_soak_is_clean_and_trades_memory() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_earmark_is_noticed() {
     let report = run(&Plan::quiet(1), Conditions { fault: Some("lost-earmark"), home_seconds: 10 }).await;
-    // Bytes that nobody counts are missed at the end. Until then everybody serves in what it has.
+    // Uncounted bytes are missing at the end. Until then every tenant serves with its own memory.
     let (missed, stuck) = (
         report.findings.iter().any(|finding| matches!(finding, Finding::Accounting(_))),
         report.findings.iter().any(|finding| matches!(finding, Finding::Stuck(_))),

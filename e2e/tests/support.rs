@@ -1,4 +1,4 @@
-//! What all tests share: a world for the tenants of one test, clients, models, and a look into `/proc`.
+//! Shared helpers of the tests: an environment for the tenants of one test, clients, models, and `/proc`.
 
 pub mod answer;
 pub mod env;

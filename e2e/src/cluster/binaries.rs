@@ -57,7 +57,7 @@ impl Binaries {
 /// Prints the name of the test and why it skips something, past the output capture of the test harness. Prints each
 /// reason once per test.
 ///
-/// The name of the test is the name of the thread: the harness names its threads so, and so does the node for its own threads.
+/// The name of the test is the name of the thread: the harness names its threads so, and so do the node helpers.
 pub fn skipped(why: &str) {
     static WARNED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let line = match std::thread::current().name() {

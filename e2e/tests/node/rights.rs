@@ -1,8 +1,8 @@
-//! Rights of the product's service accounts: what the chart grants is what the API server saw used, and nothing else.
+//! Rights of the product's service accounts: the chart grants exactly the rights that the API server has seen used.
 //!
-//! All tests with an installed product share one API server and its audit log. The last of them to end compares, whichever
-//! that is. Where only some of them end, there is nothing to compare: this binary says so at its end, and in CI it fails, unless
-//! it was told to leave tests out.
+//! All tests with an installed product share one API server and its audit log. The last one of them to finish
+//! compares. If some of them do not finish there is no comparison: this binary prints that at its end, and in CI it
+//! fails unless its arguments leave tests out.
 
 mod granted;
 
@@ -61,7 +61,7 @@ impl fmt::Display for Right {
     }
 }
 
-/// What is granted and not used by any test: account, verb, resource, and why it is granted all the same.
+/// Rights that are granted and used by no test: account, verb, resource, and the reason for the grant.
 const EXCEPTIONS: [(&str, &str, &str, &str); 12] = [
     ("sluice-devices", "delete", "resource.k8s.io/resourceslices", FOREIGN),
     ("sluice-operator", "create", "/configmaps", APPLY),

@@ -155,11 +155,11 @@ fn send(behaviour: &mut Behaviour, name: &str, range: &str) -> Response {
     }
 }
 
-/// A body that begins with `bytes`, and then breaks off or stands still.
+/// Returns a body that begins with `bytes`, and then breaks off or stalls.
 fn first(bytes: &[u8], breaks: bool) -> Body {
     let bytes = bytes.to_vec();
     let then = async move {
-        // What was sent is on its way first: hyper flushes a body that waits.
+        // The bytes must be sent first: hyper flushes a body that is pending.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

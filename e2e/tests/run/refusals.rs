@@ -1,4 +1,4 @@
-//! What `sluice run` refuses, with figures, before anything large is downloaded.
+//! Refusals of `sluice run`, with numbers, before any large download.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! A folder for the tenants of one test, and `sluice up` in it. Nothing outside the folder is touched, and at the end
-//! nothing of it is left.
+//! A folder for the tenants of one test, and `sluice up` in it. The tests change nothing outside the folder, and at
+//! the end it is empty.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ impl TestEnv {
         self.up_of(&model::bin_folder(), yaml, arguments)
     }
 
-    /// As [`World::up_text`], with the sidecar and the engine in `binaries`.
+    /// Same as [`TestEnv::up_text`], with the sidecar and the engine in `binaries`.
     pub fn up_of(&self, binaries: &Path, yaml: &str, arguments: &[&str]) -> Up<'_> {
         self.write("up.yaml", yaml);
         let mut command = self.sluice(binaries);
@@ -85,19 +85,19 @@ impl TestEnv {
         command
     }
 
-    /// The output of `command` goes to [`World::stdout`] and [`World::stderr`].
+    /// Redirects the output of `command` to [`TestEnv::stdout`] and [`TestEnv::stderr`].
     pub fn record(&self, command: &mut Command) {
         let file = |name| std::fs::File::create(self.path(name)).unwrap();
         command.stdout(file("stdout")).stderr(file("stderr"));
     }
 
-    /// A folder of binaries whose sidecar has options that the product's has not: those of the example `faulty-sidecar`.
+    /// Returns a folder of binaries whose sidecar has additional options: those of the example `faulty-sidecar`.
     pub fn special_binaries(&self, options: &str) -> PathBuf {
         let sidecar = model::binary("examples/faulty-sidecar");
         self.binaries_with(&format!("exec '{}' {options} \"$@\"", sidecar.display()))
     }
 
-    /// A folder of binaries whose sidecar has a log that is read for one byte and then by no process.
+    /// Returns a folder of binaries with a sidecar whose log is read for one byte and then by no process.
     pub fn unread_binaries(&self) -> PathBuf {
         let sidecar = model::binary("sluice-sidecar");
         // Writes fail once `head` has ended.
@@ -120,22 +120,22 @@ impl TestEnv {
         folder
     }
 
-    /// What `sluice up` and all below it have said on stdout so far.
+    /// Returns the stdout of `sluice up` and its child processes so far.
     pub fn stdout(&self) -> String {
         std::fs::read_to_string(self.path("stdout")).unwrap()
     }
 
-    /// What they have said on stderr so far.
+    /// Returns their stderr so far.
     pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.path("stderr")).unwrap()).into_owned()
     }
 
-    /// Everything that this world has started and that still runs.
+    /// Returns all running processes that this environment has started.
     pub fn processes(&self) -> Vec<u32> {
         processes::of_world(&self.path("run"))
     }
 
-    /// Waits until no process is left; then no socket and no file may be.
+    /// Waits until no process remains; then no socket and no file may remain.
     pub async fn assert_no_leftovers(&self) {
         eventually("all processes end", async || self.processes().is_empty().then_some(())).await;
         assert_eq!(names(&self.path("run")), [""; 0], "in the runtime folder");
@@ -148,7 +148,7 @@ impl TestEnv {
 
 impl Drop for TestEnv {
     fn drop(&mut self) {
-        // A test that failed leaves its tenants behind; nobody else will end them.
+        // A failed test leaves its tenants running; no other test ends them.
         self.processes().into_iter().for_each(processes::kill);
         if std::thread::panicking() {
             // A test that started nothing here has no such file.
@@ -211,13 +211,13 @@ impl Up<'_> {
         Outcome { code: status.code(), stdout: self.world.stdout(), stderr: self.world.stderr() }
     }
 
-    /// Asks it to end with SIGTERM; it must do so with status 0 and leave nothing.
+    /// Sends SIGTERM; it must exit with status 0 and leave nothing.
     pub async fn end_cleanly(self) {
         self.signal(Signal::TERM);
         self.ended_cleanly().await;
     }
 
-    /// Was asked to end; it must do so with status 0 and leave nothing.
+    /// Waits for the end after a signal; the status must be 0 and nothing may remain.
     pub async fn ended_cleanly(self) {
         let world = self.world;
         let outcome = self.ended().await;
@@ -233,6 +233,6 @@ pub struct Outcome {
     pub code: Option<i32>,
     /// Its stdout.
     pub stdout: String,
-    /// Its stderr and that of all below it.
+    /// Its stderr and that of its child processes.
     pub stderr: String,
 }

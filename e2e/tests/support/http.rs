@@ -1,4 +1,4 @@
-//! Clients: well-behaved ones by a library, others by hand over a socket.
+//! Clients: well-behaved ones use a library, others write to a socket.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use tokio::net::TcpStream;
 use super::answer::Answer;
 use super::wait::WAIT_LIMIT;
 
-/// A client whose requests all end within [`PATIENCE`] of silence.
+/// A client whose requests all end after [`WAIT_LIMIT`] of silence.
 pub static CLIENT: LazyLock<Client> = LazyLock::new(|| {
-    // Plain HTTP only, and yet the library wants to know what it would encrypt with.
+    // The library needs a TLS provider even for plain HTTP.
     let _ = rustls::crypto::ring::default_provider().install_default();
     // A connection for each request: one kept alive belongs to the runtime of the test that opened it.
     Client::builder().read_timeout(WAIT_LIMIT).pool_max_idle_per_host(0).build().unwrap()
 });
 
-/// Why there is no answer.
+/// Reason for a missing answer.
 #[derive(Debug)]
 #[expect(dead_code, reason = "a test that fails prints what it got")]
 pub enum Failure {
     /// It was refused.
     Status(StatusCode, Value, Option<String>),
-    /// The stream says what went wrong.
+    /// The stream has an error event.
     Event(Value),
     /// The connection ended or broke.
     Broken(String),
@@ -43,7 +43,7 @@ impl From<reqwest::Error> for Failure {
 pub struct Stream {
     response: Response,
     unread: Vec<u8>,
-    /// What has come so far.
+    /// The answer received so far.
     pub answer: Answer,
 }
 
@@ -129,7 +129,7 @@ pub async fn get_status(url: &str) -> Option<StatusCode> {
     Some(CLIENT.get(url).send().await.ok()?.status())
 }
 
-/// A client that says what it likes.
+/// A client that sends arbitrary bytes.
 #[derive(Debug)]
 pub struct Raw(pub TcpStream);
 
@@ -139,7 +139,7 @@ impl Raw {
         Raw(TcpStream::connect(address).await.unwrap())
     }
 
-    /// Writes; whether the peer takes it is not asked.
+    /// Writes bytes; ignores errors.
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         let _ = self.0.write_all(bytes).await;
     }

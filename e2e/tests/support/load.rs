@@ -1,4 +1,5 @@
-//! A load that needs about three times the KV that a small device has, and books that must balance all the while.
+//! A load that needs about three times the KV of a small device, and checks that the accounting is consistent
+//! throughout.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +21,7 @@ pub fn request(seed: u32) -> Value {
     greedy(&prompt(seed, 30), 200)
 }
 
-/// Answers one at a time, so that nothing is ever short.
+/// Returns the answers to one request at a time, without memory pressure.
 pub async fn alone(tenant: &Tenant) -> Vec<Answer> {
     let mut answers = Vec::new();
     for seed in 0..LOAD {
@@ -29,19 +30,19 @@ pub async fn alone(tenant: &Tenant) -> Vec<Answer> {
     answers
 }
 
-/// What was seen over all polls.
+/// Observations over all polls.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// Polls.
     pub polls: u32,
-    /// Most layers that had given their memory away.
+    /// Maximum of layers that had given up their memory.
     pub most_alpha: u16,
     /// Most requests in a batch.
     pub most_running: u32,
 }
 
 impl Observed {
-    /// One poll: the books must balance.
+    /// Checks one poll: the accounting must be consistent.
     pub fn check(&mut self, state: &State) {
         assert!(state.memory.balances(), "the capacity equation: {:?}", state.memory);
         let kv = &state.kv;

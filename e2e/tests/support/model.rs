@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// A built binary of the product: in `SLUICE_BIN_DIR`, else beside this test in the target folder.
+/// Returns a built binary of the product: in `SLUICE_BIN_DIR`, else in the target folder of this test.
 pub fn binary(name: &str) -> PathBuf {
     let path = bin_folder().join(name);
     assert!(
@@ -17,7 +17,7 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// Where the binaries lie.
+/// Returns the folder of the binaries.
 pub fn bin_folder() -> PathBuf {
     let beside = || std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
     let given = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty());
@@ -35,7 +35,7 @@ pub fn generate(folder: &Path, options: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A prompt and what the reference implementation answers.
+/// A prompt and the answer of the reference implementation.
 #[derive(Clone, Debug)]
 pub struct Golden {
     /// Token ids of the prompt.
@@ -58,7 +58,7 @@ pub struct Stories {
 }
 
 impl Stories {
-    /// The model, or a loud line that says what is skipped.
+    /// Returns the model. Without it, prints that `test` is skipped and returns `None`.
     pub fn find(test: &str) -> Option<Stories> {
         let root = std::env::var_os("SLUICE_SHARED").filter(|root| !root.is_empty());
         let root =
@@ -67,7 +67,7 @@ impl Stories {
         if folder.join("golden.json").is_file() {
             return Some(Stories::read(folder.canonicalize().unwrap()));
         }
-        // Not by `eprintln!`: the test harness would swallow it.
+        // Not `eprintln!`: the test harness captures it.
         let mut stderr = std::io::stderr();
         writeln!(stderr, "SKIPPED {test}: {} is absent; set SLUICE_SHARED", folder.display()).unwrap();
         None

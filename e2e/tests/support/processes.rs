@@ -1,11 +1,11 @@
-//! Processes: whose they are, whether they live, and signals to them.
+//! Processes: their environment, state and signals.
 
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Processes whose environment names `folder` as their runtime folder: everything that a world has started. One that has
-/// ended and was not reaped is none.
+/// Returns the processes whose environment names `folder` as runtime folder: all that a test environment has
+/// started. Zombies are excluded.
 pub fn of_world(folder: &Path) -> Vec<u32> {
     let mark = format!("SLUICE_RUNTIME_DIR={}\0", folder.display());
     let pids = std::fs::read_dir("/proc")
@@ -15,7 +15,7 @@ pub fn of_world(folder: &Path) -> Vec<u32> {
 }
 
 fn has_environment(pid: u32, mark: &str) -> bool {
-    // Gone meanwhile, or of another user: not ours.
+    // The read fails for a process that has exited or belongs to another user: neither is ours.
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     environment.windows(mark.len()).any(|window| window == mark.as_bytes())
 }
@@ -25,12 +25,12 @@ pub fn alive(pid: u32) -> bool {
     stat(pid).is_some_and(|fields| fields[0] != "Z" && fields[0] != "X")
 }
 
-/// The process that started it.
+/// Returns the parent process.
 pub fn parent(pid: u32) -> u32 {
     stat(pid).unwrap_or_else(|| panic!("process {pid} has gone"))[1].parse().unwrap()
 }
 
-/// The process that started it; `None` when it has gone.
+/// Returns the parent process; `None` when the process has exited.
 pub fn parent_of(pid: u32) -> Option<u32> {
     stat(pid)?[1].parse().ok()
 }
@@ -40,7 +40,7 @@ pub fn name(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// What it was started with: its program and its arguments.
+/// Returns the program and its arguments.
 pub fn command_line(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ")
@@ -60,13 +60,13 @@ fn stat(pid: u32) -> Option<Vec<String>> {
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Sends a signal to a process that is there.
+/// Sends a signal to a running process.
 pub fn signal(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal)
         .unwrap_or_else(|e| panic!("{signal:?} to {pid}: {e}"));
 }
 
-/// Kills a process that may have gone.
+/// Kills a process that may have exited.
 pub fn kill(pid: u32) {
     let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
 }

@@ -1,4 +1,5 @@
-//! Deals out a GPU by hand: from its first deal on the directives of `sluice up` are refused, because their epoch is older.
+//! Assigns shares of a GPU from the test. From its first directive on, those of `sluice up` are refused because
+//! their epoch is older.
 
 use reqwest::{Method, StatusCode};
 use sluice_wire::config::SidecarRecord;
@@ -7,15 +8,15 @@ use sluice_wire::directive::{Directive, Fence};
 use super::Tenant;
 use super::http::CLIENT;
 
-/// Whoever deals.
+/// Source of the test's directives.
 #[derive(Debug)]
 pub struct ShareDriver {
-    /// What `sluice up` had said to each.
+    /// Last directive of `sluice up` to each tenant.
     base: Vec<Directive>,
     fence: Fence,
 }
 
-/// What a tenant is dealt.
+/// Share of a tenant.
 #[derive(Clone, Copy, Debug)]
 pub struct TenantShare {
     /// Bytes of its share.
@@ -30,7 +31,7 @@ pub fn share(share_bytes: u64) -> TenantShare {
 }
 
 impl ShareDriver {
-    /// Of these tenants, who were told of each other.
+    /// Creates a driver for tenants that have received the records of their peers.
     pub async fn of(tenants: &[Tenant]) -> ShareDriver {
         let mut base = Vec::new();
         for tenant in tenants {
@@ -42,7 +43,7 @@ impl ShareDriver {
         ShareDriver { base, fence: Fence { epoch, sequence: 0 } }
     }
 
-    /// Tells each its part, and where the others are now.
+    /// Sends each tenant its share and the current records of the others.
     pub async fn assign_shares(&mut self, tenants: &[Tenant], parts: &[TenantShare]) {
         self.fence.sequence += 1;
         for ((tenant, base), part) in tenants.iter().zip(&self.base).zip(parts) {

@@ -1,5 +1,5 @@
-//! One sidecar with its engine, started from a configuration of its own, as the operator starts it: for what `sluice up`
-//! has no field for.
+//! One sidecar with its engine, started from its own configuration, as the operator starts it: for fields that
+//! `sluice up` does not have.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,10 +16,10 @@ use super::{TestEnv, model};
 
 /// Unit of memory.
 pub const CHUNK: u64 = 64 << 10;
-/// Device memory in which nothing is ever short.
+/// Device memory without pressure.
 const ROOMY: u64 = 64 << 20;
 
-/// A tenant over `model` that paces nothing; everything that is handed over is poisoned.
+/// Returns a tenant over `model` without pacing; all memory that changes its owner is poisoned.
 pub fn config(world: &TestEnv, model: &Path, policy: &str) -> SidecarConfig {
     let free = "127.0.0.1:0";
     let value = json!({
@@ -39,7 +39,7 @@ pub fn config(world: &TestEnv, model: &Path, policy: &str) -> SidecarConfig {
 pub struct Sidecar<'a> {
     child: Child,
     world: &'a TestEnv,
-    /// Whom it serves.
+    /// Its tenant.
     pub tenant: Tenant,
 }
 
@@ -82,7 +82,8 @@ impl<'a> Sidecar<'a> {
         Sidecar { child, world, tenant }
     }
 
-    /// `config` with device memory for all of the model, its activations and `kv_bytes` of KV, as a roomy one finds out.
+    /// Returns `config` with device memory for the whole model, its activations and `kv_bytes` of KV, measured with
+    /// a large device.
     pub async fn fitting(world: &TestEnv, config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
         let mut roomy = config.clone();
         (roomy.gpu.memory_bytes, roomy.policy) = (ROOMY, "Recompute".into());
@@ -95,13 +96,13 @@ impl<'a> Sidecar<'a> {
         config
     }
 
-    /// What it says of itself to Prometheus.
+    /// Returns its Prometheus metrics.
     pub async fn metrics(&self) -> Metrics {
         let response = CLIENT.get(self.tenant.url("/metrics")).send().await.unwrap();
         Metrics(response.text().await.unwrap())
     }
 
-    /// Puts another policy in force; `number` rises with every order.
+    /// Sets another policy; `number` increases with every directive.
     pub async fn order(&self, number: u64, policy: &str, most_remapped_percent: u32) {
         let directive = json!({
             "version": 1, "epoch": 1, "sequence": number, "policy": policy,
@@ -119,12 +120,12 @@ impl<'a> Sidecar<'a> {
         assert_eq!(status, StatusCode::OK, "{policy}: {text}");
     }
 
-    /// Asks it to end with SIGTERM; it must do so with status 0 and leave nothing but what it was told.
+    /// Sends SIGTERM; it must exit with status 0 and leave only its configuration.
     pub async fn end_cleanly(mut self) {
         super::processes::signal(self.child.id(), Signal::TERM);
         let status = eventually("the sidecar ends", async || self.child.try_wait().unwrap()).await;
         assert_eq!(status.code(), Some(0), "{}", self.world.stderr());
-        // Whoever makes the folder removes it; here that is this test.
+        // The creator of the folder removes it; here that is this test.
         let folder: PathBuf = self.world.path("run").join("default.tenant");
         std::fs::remove_dir_all(folder).unwrap();
         self.world.assert_no_leftovers().await;

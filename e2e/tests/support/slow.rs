@@ -1,4 +1,4 @@
-//! A tenant whose steps take long without keeping a processor busy: two layers stream over a slow link in each.
+//! A tenant with long steps that need little CPU: each step streams two layers over a slow link.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const FORCED: [&str; 2] = ["--force-remap", "1:1"];
 /// Least time of a step that follows from it.
 pub const STEP: Duration = Duration::from_millis(30);
 
-/// Starts it. `spec` adds to the tenant's `spec`.
+/// Starts the tenant. `spec` adds to its `spec`.
 pub async fn start<'a>(world: &'a TestEnv, spec: &str) -> (Up<'a>, Tenant) {
     let model = world.model("slow", MODEL);
     let mut yaml =
@@ -22,7 +22,7 @@ pub async fn start<'a>(world: &'a TestEnv, spec: &str) -> (Up<'a>, Tenant) {
     (up, tenant)
 }
 
-/// A request and what it is answered while nothing disturbs it.
+/// Returns a request and its answer without a disturbance.
 pub async fn undisturbed(tenant: &Tenant, seed: u32, tokens: usize) -> (serde_json::Value, Answer) {
     let body = greedy(&prompt(seed, 24), tokens);
     let begun = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Tenants of one GPU under a load, and under troubles, that follow from a seed; and everything that must hold meanwhile
-//! and afterwards.
+//! Tenants of one GPU under a load and faults that are derived from a seed, and the checks during and after the
+//! run.
 
 pub mod byte_audit;
 pub mod directive_source;
@@ -36,75 +36,75 @@ use plan::Plan;
 use stats::{Counter, SoakStats};
 use tenant::SoakTenant;
 
-/// Between two looks at something that is waited for.
+/// Poll interval.
 pub const PAUSE: Duration = Duration::from_millis(20);
 /// Open requests of one tenant; more wait with their clients.
 const MOST_OPEN: usize = 24;
 
-/// Memory of a tenant that has a GPU of its own: never short.
+/// Memory of a tenant with its own GPU: no pressure.
 const AMPLE: &str = "256Mi";
 
 /// The tenants on their GPU.
 #[derive(Debug)]
 pub struct SoakRun {
-    /// Where they run.
+    /// Environment of the run.
     pub run: Arc<TestEnv>,
     /// Process id of their parent.
     pub up: u32,
-    /// They.
+    /// The tenants.
     pub tenants: Vec<Arc<SoakTenant>>,
     /// Bytes of the GPU.
     pub capacity_bytes: u64,
     /// Whether memory changes hands.
     pub trades: bool,
-    /// How long loans may take to come home, seconds.
+    /// Limit for the return of loans, seconds.
     pub home_seconds: u32,
-    /// What each sidecar has in memory when it has just started.
+    /// Memory files of a newly started sidecar.
     pub memfds: Vec<String>,
-    /// How long loans last unless they are renewed, milliseconds.
+    /// Loan time without renewal, milliseconds.
     pub loan_ms: u64,
-    /// Processes that stand still by plan.
+    /// Number of processes that are stopped by plan.
     pub stopped: AtomicU32,
-    /// What happened.
+    /// Counted events.
     pub stats: Counter,
     /// Most bytes that were lent at one time.
     pub most_lent: AtomicU64,
-    /// What is wrong.
+    /// Problems found.
     pub findings: Findings,
 }
 
-/// What differs from run to run of one plan.
+/// Conditions that differ between runs of one plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions<'a> {
     /// A fault of every sidecar.
     pub fault: Option<&'a str>,
-    /// How long loans may take to come home, seconds.
+    /// Limit for the return of loans, seconds.
     pub home_seconds: u32,
 }
 
-/// What a run has shown.
+/// Results of a run.
 #[derive(Debug)]
 pub struct SoakReport {
-    /// What is wrong.
+    /// Problems found.
     pub findings: Vec<Finding>,
-    /// Requests, and how often one was cut off with its sidecar and asked again.
+    /// Number of requests, and how often one was cut off with its sidecar and sent again.
     pub requests: (usize, u32),
-    /// What happened.
+    /// Counted events.
     pub stats: SoakStats,
-    /// Memory, as the kernel counts it.
+    /// Memory as counted by the kernel.
     pub observed: AuditStats,
     /// Most bytes that were lent at one time.
     pub most_lent: u64,
 }
 
-/// What a state says of neighbours; one without any has lent and borrowed nothing.
+/// Returns the part of a state about peers; without peers it is the default, with no loans.
 pub fn place(state: &State) -> Cow<'_, SharingState> {
     state.neighbourhood.as_ref().map_or_else(Cow::default, Cow::Borrowed)
 }
 
-/// Says something even if the test passes.
+/// Prints a line even if the test passes.
 pub fn log_event(text: std::fmt::Arguments<'_>) {
-    // Not by `eprintln!`: the test harness would swallow it.
+    // Not `eprintln!`: the test harness captures it.
     let mut stderr = std::io::stderr();
     writeln!(stderr, "{text}").unwrap();
 }
@@ -165,7 +165,7 @@ async fn perform(
     if well {
         up.end_cleanly().await;
     } else {
-        // Journals are whole only when their writers have ended.
+        // Journals are complete only after their writers have exited.
         up.signal(Signal::TERM);
         watchdog::within(10, async || stage.run.processes().is_empty()).await;
     }
@@ -190,7 +190,7 @@ async fn perform(
     }
 }
 
-/// The plan, and a look at what it leaves. Returns how often a request was cut off.
+/// Runs the plan and checks the result. Returns how often a request was cut off.
 async fn work(stage: &Arc<SoakRun>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
     let (cut, (), ()) = tokio::join!(
         ask_all(stage, plan, expected, begun),
@@ -219,7 +219,7 @@ fn name(tenant: usize) -> String {
     format!("tenant-{tenant}")
 }
 
-/// What every tenant answers to each of its questions, one after the other, on a GPU of its own.
+/// Returns the answers of every tenant to each of its requests, one after another, on its own GPU.
 async fn alone(models: &TestEnv, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answer>> {
     let mut yaml = Yaml::pool(AMPLE);
     (yaml.policy, yaml.gpus) = ("Recompute", folders.len() as u32);
@@ -272,7 +272,7 @@ fn start<'a>(world: &'a TestEnv, plan: &Plan, folders: &[PathBuf], fault: Option
     }
 }
 
-/// Every visit in its time; returns how often one was cut off.
+/// Sends every request at its time; returns how often one was cut off.
 async fn ask_all(stage: &SoakRun, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
     let doors: Vec<_> = stage.tenants.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
     let mut visits = JoinSet::new();

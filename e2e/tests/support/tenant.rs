@@ -1,4 +1,4 @@
-//! A tenant that serves: how to ask it, and what it says of itself.
+//! A serving tenant: requests to it, and its state.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::wait::eventually;
 /// Where it is.
 #[derive(Clone, Debug)]
 pub struct Tenant {
-    /// `host:port` of the API, as the ready line says.
+    /// `host:port` of the API, from the ready line.
     pub address: String,
     /// Its record, as of the ready line.
     pub record: SidecarRecord,
@@ -46,7 +46,7 @@ impl Tenant {
         Stream::open(&self.url("/v1/completions"), body).await.unwrap()
     }
 
-    /// Asks without a stream.
+    /// Sends a request without a stream.
     pub async fn complete(&self, body: &Value) -> Result<Answer, Failure> {
         let response = http::post(&self.url("/v1/completions"), body, None).await?;
         let text = response.bytes().await?;
@@ -61,7 +61,7 @@ impl Tenant {
         }
     }
 
-    /// The state, by the admin port; `None` while it does not answer.
+    /// Returns the state by the admin port; `None` while it does not answer.
     pub async fn try_state(&self) -> Option<State> {
         let token = std::fs::read_to_string(&self.record.token_file).ok()?;
         let url = format!("http://{}/v1/state", self.record.admin);
@@ -74,7 +74,7 @@ impl Tenant {
         self.try_state().await.expect("the admin port answers")
     }
 
-    /// Waits until the state is as wanted.
+    /// Waits until the state matches.
     pub async fn until(&self, what: &str, wanted: impl Fn(&State) -> bool) -> State {
         eventually(what, async || self.try_state().await.filter(&wanted)).await
     }
@@ -95,7 +95,7 @@ pub fn greedy(prompt: &[u32], max_tokens: usize) -> Value {
     json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "logprobs": 0, "ignore_eos": true})
 }
 
-/// A prompt of `tokens` ids, another one for every `seed`.
+/// Returns a prompt of `tokens` ids, different for every `seed`.
 pub fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
     (0..tokens).map(|at| (at * 37 + seed * 101 + at * at * 3) % 250).collect()
 }

@@ -1,4 +1,5 @@
-//! Three tenants on one GPU that has room for their weights and little else: under load each needs what the others have.
+//! Three tenants on a GPU with memory for their weights and little more: under load each needs memory of the
+//! others.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,33 +23,33 @@ pub const LOAD: u32 = 12;
 const PROMPT: u32 = 100;
 const TOKENS: usize = 48;
 const PAUSE: Duration = Duration::from_millis(5);
-/// After a death all loans have come home within this time.
+/// Limit for the return of all loans after a crash.
 pub const RETURN_AFTER_CRASHES: Duration = Duration::from_secs(30);
 
-/// The tenants, in one world.
+/// The tenants, in one environment.
 #[derive(Debug)]
 pub struct ThreeTenants<'a> {
-    /// Their parent.
+    /// Their parent process.
     pub up: Up<'a>,
-    /// Themselves.
+    /// The tenants.
     pub tenants: [Tenant; 3],
 }
 
-/// What became of the requests of a load, in their order.
+/// Results of the requests of a load, in order.
 pub type Answers = Vec<Result<Answer, Failure>>;
 
 impl<'a> ThreeTenants<'a> {
-    /// Starts them by turns under `policy`.
+    /// Starts them with time slices under `policy`.
     pub async fn start(world: &'a TestEnv, policy: &'static str) -> ThreeTenants<'a> {
         ThreeTenants::start_of(&model::bin_folder(), world, policy).await
     }
 
-    /// As [`Trio::start`], with the sidecar and the engine in `binaries`.
+    /// Same as [`ThreeTenants::start`], with the sidecar and the engine in `binaries`.
     pub async fn start_of(binaries: &Path, world: &'a TestEnv, policy: &'static str) -> ThreeTenants<'a> {
         ThreeTenants::start_with(binaries, world, policy, "").await
     }
 
-    /// As [`Trio::start_of`], with `more` in the `spec` of each.
+    /// Same as [`ThreeTenants::start_of`], with `more` in the `spec` of each.
     pub async fn start_with(
         binaries: &Path,
         world: &'a TestEnv,
@@ -77,7 +78,7 @@ impl<'a> ThreeTenants<'a> {
         [a, b, c]
     }
 
-    /// What each tenant answers to its load while the others have none, and what was seen meanwhile.
+    /// Returns the answers of each tenant to its load while the others are idle, and the observations.
     pub async fn alone(&self) -> Vec<(Vec<Answer>, Observed)> {
         let mut all = Vec::new();
         for index in 0..self.tenants.len() {
@@ -87,7 +88,7 @@ impl<'a> ThreeTenants<'a> {
         all
     }
 
-    /// Answers of the tenants `busy` to a load that all get at once, and what was seen of all three meanwhile.
+    /// Returns the answers of the tenants `busy` to a simultaneous load, and the observations of all three.
     pub async fn watched(&self, busy: &[usize]) -> (Vec<Answers>, Observed) {
         let on = AtomicBool::new(true);
         let load = async {
@@ -102,7 +103,7 @@ impl<'a> ThreeTenants<'a> {
         tokio::join!(load, Observed::watch(&self.tenants, &on))
     }
 
-    /// The first that is as wanted, with its state.
+    /// Returns the first matching tenant, with its state.
     pub async fn find_tenant(&self, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
         eventually(what, async || {
             self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
@@ -110,13 +111,13 @@ impl<'a> ThreeTenants<'a> {
         .await
     }
 
-    /// The neighbours of a tenant.
+    /// Returns the peers of a tenant.
     pub fn others(&self, tenant: usize) -> Vec<&Tenant> {
         let others = self.tenants.iter().enumerate().filter(|(index, _)| *index != tenant);
         others.map(|(_, other)| other).collect()
     }
 
-    /// Waits until nobody owes anybody: budgets are shares, and nobody holds more.
+    /// Waits until all loans are returned: budgets are shares, and no tenant holds more.
     pub async fn are_all_loans_returned(&self, limit: Duration) {
         let home = |state: &State| {
             let place = tenant_index(state);
@@ -169,14 +170,14 @@ pub async fn ended(load: Vec<JoinHandle<Result<Answer, Failure>>>) -> Answers {
     answers
 }
 
-/// Every answer came, and is what it was while the others were idle.
+/// Checks that every answer arrived and equals the one while the others were idle.
 pub fn same(index: usize, answers: Answers, expected: &[Answer]) {
     let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
     let differ: Vec<_> = (0..answers.len()).filter(|at| answers[*at] != expected[*at]).collect();
     assert_eq!(differ, [0; 0], "tenant {index}: requests with other answers");
 }
 
-/// What a failure shows of states.
+/// Describes states for a failure message.
 pub fn reported_events(states: &[State]) -> Vec<String> {
     let told = |s: &State| {
         format!(
@@ -191,7 +192,7 @@ pub fn reported_events(states: &[State]) -> Vec<String> {
     states.iter().map(told).collect()
 }
 
-/// The neighbourhood in a state.
+/// Returns the part of a state about peers.
 pub fn tenant_index(state: &State) -> &SharingState {
     state.neighbourhood.as_ref().expect("it shares its GPU")
 }
@@ -202,7 +203,7 @@ pub fn events(state: &State, reason: &str) -> u64 {
     all.find(|event| event.reason == reason).map_or(0, |event| event.count)
 }
 
-/// What was seen over all polls, for each tenant.
+/// Observations over all polls, per tenant.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// Polls.
@@ -214,7 +215,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Polls while `on`. Whoever does not answer (it was killed) is passed over.
+    /// Polls while `on`. Skips a tenant that does not answer because it was killed.
     pub async fn watch(tenants: &[Tenant; 3], on: &AtomicBool) -> Observed {
         let mut seen = Observed::default();
         while on.load(Ordering::Relaxed) {
@@ -228,7 +229,7 @@ impl Observed {
         seen
     }
 
-    /// One look at tenant `index`: its books must balance.
+    /// Checks one poll of tenant `index`: its accounting must be consistent.
     pub fn check(&mut self, index: usize, state: &State) {
         let place = tenant_index(state);
         assert!(place.balances(), "{}: {place:?}", state.tenant.name);

@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-/// Longest that anything may take on a busy machine with debug builds.
+/// Upper limit for any wait on a busy machine with debug builds.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Waits until `get` has something.
+/// Waits until `get` returns a value.
 pub async fn eventually<T>(what: &str, get: impl AsyncFnMut() -> Option<T>) -> T {
     within(WAIT_LIMIT, what, get).await
 }
 
-/// Waits until `get` has something, at most for `limit`.
+/// Waits until `get` returns a value, at most `limit`.
 pub async fn within<T>(limit: Duration, what: &str, mut get: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {

@@ -38,8 +38,8 @@ impl Yaml {
         }
     }
 
-    /// Adds a tenant. `model` goes on after the source in `spec.model`, `spec` in `spec`, both in flow style, such as
-    /// `", maxModelLen: 64"` and `"drainSeconds: 1, limits: {maxStreams: 2}"`.
+    /// Adds a tenant. `model` follows the source in `spec.model`, `spec` is appended to `spec`, both in flow style,
+    /// such as `", maxModelLen: 64"` and `"drainSeconds: 1, limits: {maxStreams: 2}"`.
     pub fn tenant(mut self, name: &str, folder: &Path, model: &str, spec: &str) -> Yaml {
         let comma = if spec.is_empty() { "" } else { ", " };
         write!(

@@ -1,4 +1,4 @@
-//! An audit from outside: how much of the GPU's memory is there, by what the kernel says of the files that hold it.
+//! An outside audit of the GPU's memory, by the kernel's data about the files that hold it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -11,34 +11,34 @@ use std::time::{Duration, Instant};
 use super::finding::{Finding, Findings};
 use crate::support::processes;
 
-/// Between two looks.
+/// Interval of samples.
 const EVERY: Duration = Duration::from_millis(2);
 /// Between two searches for new processes.
 const SEARCH: Duration = Duration::from_millis(40);
-/// A look that never saw the same twice is none.
+/// Maximum attempts to get two equal samples in a row.
 const TRIES: u32 = 20;
 /// Bytes of a block of `stat`.
 const BLOCK: u64 = 512;
-/// How `/proc` shows the chunks of a tenant.
+/// Name of a tenant's chunks in `/proc`.
 const NAME: &str = "/memfd:sluice-chunks (deleted)";
 
-/// Looks until it is stopped.
+/// A thread that samples until it is stopped.
 #[derive(Debug)]
 pub struct ByteAudit {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<AuditStats>>,
 }
 
-/// What it saw.
+/// Results of the audit.
 #[derive(Clone, Debug, Default)]
 pub struct AuditStats {
-    /// Looks that saw one moment.
+    /// Consistent samples.
     pub samples: u64,
-    /// Looks in which something changed all the while.
+    /// Samples that changed at every attempt.
     pub blurred: u64,
     /// Most bytes at one moment.
     pub most_bytes: u64,
-    /// Every file of chunks that there was.
+    /// Inodes of all chunk files.
     pub inodes: BTreeSet<u64>,
 }
 
@@ -100,7 +100,7 @@ fn report(look: &Sample, files: &Files, bytes: u64, capacity_bytes: u64) -> Stri
     format!("{bytes} of {capacity_bytes} bytes are there: {look:?}, held by {files:?}")
 }
 
-/// All files at one moment: two looks that agree. Otherwise bytes on their way could be seen at both ends.
+/// Samples all files at one moment: two equal samples in a row. Otherwise moving bytes could be counted twice.
 fn moment(files: &mut Files) -> Option<Sample> {
     let mut before = look(files);
     for _ in 0..TRIES {
@@ -113,11 +113,11 @@ fn moment(files: &mut Files) -> Option<Sample> {
     None
 }
 
-/// Forgets files that are closed.
+/// Samples the files and drops closed ones.
 fn look(files: &mut Files) -> Sample {
     let mut look = Sample::new();
     files.retain(|file, inode| {
-        // By its path each time: an open descriptor of our own would keep the memory of the dead.
+        // By path: an open descriptor of our own would keep the memory of exited processes.
         let stat = std::fs::metadata(file).ok().filter(|stat| stat.ino() == *inode);
         look.extend(stat.as_ref().map(|stat| (*inode, stat.blocks() * BLOCK)));
         stat.is_some()
@@ -131,7 +131,7 @@ fn chunk_files(pid: u32) -> Files {
     chunks.filter_map(|(file, _)| std::fs::metadata(&file).ok().map(|stat| (file, stat.ino()))).collect()
 }
 
-/// What a process has open: where, and what it is.
+/// Returns the open files of a process: path and name.
 pub fn open_files(pid: u32) -> Vec<(PathBuf, String)> {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Vec::new() };
     let file = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -147,7 +147,7 @@ pub fn chunk_bytes(pid: u32) -> u64 {
     look(&mut chunk_files(pid)).values().sum()
 }
 
-/// Who still has one of these files open, of all processes that we may look at.
+/// Returns the visible processes that still have one of these files open.
 pub fn holders(inodes: &BTreeSet<u64>) -> Vec<u32> {
     let pids = std::fs::read_dir("/proc")
         .unwrap()

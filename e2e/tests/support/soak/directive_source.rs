@@ -1,5 +1,5 @@
-//! Whoever gives the directives: from the first decree of the plan on it is not `sluice up` any more, whose directives are
-//! refused from then on because its epoch is older.
+//! The source of directives. From the first directive of the plan on, those of `sluice up` are refused because its
+//! epoch is older.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,26 +16,26 @@ use super::load::SLOW_CLIENT;
 use super::plan::directive::{PlannedDirective, Wrong};
 use super::tenant::SoakTenant;
 
-/// An answer is waited for so long: one that stands still gets it later.
+/// Limit for an answer: a stopped sidecar gets the directive later.
 const WAIT_LIMIT: Duration = Duration::from_secs(2);
 
-/// What is in force.
+/// The directive in force.
 struct DirectiveSource {
     stage: Arc<SoakRun>,
-    /// What `sluice up` had said to each.
+    /// Last directive of `sluice up` to each tenant.
     base: Vec<Directive>,
     change: PlannedDirective,
     fence: Fence,
-    /// Who the tenants were when the last round began.
+    /// Records of the tenants at the start of the last round.
     records: Vec<SidecarRecord>,
-    /// Which life of each was told what.
+    /// Instance of each tenant, and the fence that it received last.
     sent: Vec<Option<(u32, Fence)>>,
 }
 
-/// Gives directives, and all of them again when somebody has another port. Ends never.
+/// Sends directives, and sends all again when a tenant has another port. Never returns.
 pub async fn lead(stage: &Arc<SoakRun>, decrees: &[PlannedDirective], begun: Instant) {
     let mut reign: Option<DirectiveSource> = None;
-    // Who has no neighbours has no directive.
+    // A tenant without peers has no directive.
     for decree in decrees.iter().filter(|_| stage.trades) {
         while Instant::now() < begun + decree.at {
             if let Some(reign) = &mut reign {
@@ -76,7 +76,7 @@ impl DirectiveSource {
         self.send_next().await;
     }
 
-    /// Tells everybody who does not know it yet.
+    /// Sends the directive to every tenant that does not have it yet.
     async fn send_next(&mut self) {
         let Some(records) = self.stage.tenants.iter().map(|m| Some(m.now()?.record)).collect() else {
             return;
@@ -103,7 +103,7 @@ impl DirectiveSource {
                     self.sent[tenant] = news;
                     self.add_finding(tenant, &format!("{status}: {text}"));
                 }
-                // It has gone, stands still, or loads: it is told again.
+                // It has exited, is stopped, or loads: the directive is sent again.
                 _ => {}
             }
         }
@@ -132,7 +132,7 @@ impl DirectiveSource {
         directive
     }
 
-    /// What a tenant is dealt: shares move from one to another and sum to what they were.
+    /// Returns the share of a tenant: shares move between tenants, and their sum is constant.
     fn share(&self, tenant: usize) -> u64 {
         let base = |tenant: usize| self.base[tenant].tenant.share_bytes.expect("it was dealt a share");
         let (from, to, permille) = self.change.moved;
@@ -145,7 +145,7 @@ impl DirectiveSource {
         }
     }
 
-    /// Tells a tenant what it must refuse, and sees that what was in force is.
+    /// Sends a tenant a directive that it must refuse, and checks that the one in force stays.
     async fn try_wrong(&mut self, tenant: usize, wrong: Wrong) {
         let (Some(record), Some((_, fence))) = (self.records.get(tenant), self.sent[tenant]) else { return };
         let mut directive = self.directive(tenant);
@@ -165,7 +165,7 @@ impl DirectiveSource {
     }
 }
 
-/// Makes a directive that must be refused, and says how.
+/// Makes a directive invalid and returns the expected status.
 fn corrupt(directive: &mut Directive, wrong: Wrong) -> StatusCode {
     directive.sequence += 1_000_000;
     match wrong {
@@ -186,13 +186,13 @@ fn corrupt(directive: &mut Directive, wrong: Wrong) -> StatusCode {
     StatusCode::UNPROCESSABLE_ENTITY
 }
 
-/// Status and text of the answer; `None` = there was none in time.
+/// Returns status and text of the answer; `None` = no answer in time.
 async fn send_directive(record: &SidecarRecord, directive: &Directive) -> Option<(StatusCode, String)> {
     let body = serde_json::to_vec(directive).unwrap();
     tokio::time::timeout(WAIT_LIMIT, ask(record, Method::PUT, body)).await.ok().flatten()
 }
 
-/// The directive that a tenant has; asked until there is one.
+/// Returns the directive of a tenant; polls until it has one.
 async fn in_force(member: &SoakTenant) -> Directive {
     loop {
         let record = member.locate().await.record;

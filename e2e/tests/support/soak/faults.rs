@@ -1,4 +1,4 @@
-//! Does to the tenants of a soak what its plan says.
+//! Injects the planned faults into the tenants of a soak.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use super::plan::fault::{FaultKind, FaultTarget, PlannedFault, Side};
 use super::stats::SoakStats;
 use super::tenant::SoakTenant;
 
-/// A loan is waited for so long; then somebody else is hit.
+/// Limit for a loan to appear; then another tenant is the target.
 const NO_TARGET: Duration = Duration::from_millis(4_000);
 
-/// All of it, from `begun` on. Ends when all tenants are back.
+/// Injects all faults, from `begun` on. Returns when all tenants have recovered.
 pub async fn inject(stage: &Arc<SoakRun>, troubles: &[PlannedFault], begun: Instant) {
     let mut under_way = JoinSet::new();
     for trouble in troubles.iter().cloned() {
@@ -30,7 +30,7 @@ pub async fn inject(stage: &Arc<SoakRun>, troubles: &[PlannedFault], begun: Inst
     under_way.join_all().await;
 }
 
-/// Whom it hits, by what is known at this moment.
+/// Selects the target by the current loans.
 async fn target(stage: &SoakRun, whom: FaultTarget) -> usize {
     type Bytes = fn(&SoakTenant) -> u64;
     let (bytes, other): (Bytes, usize) = match whom {
@@ -50,7 +50,8 @@ async fn target(stage: &SoakRun, whom: FaultTarget) -> usize {
     other
 }
 
-/// Hits one process. Ends when it, or its successor, works again; whether it was there to be hit.
+/// Injects a fault into one process. Returns when it, or its successor, works again; `false` if the process did not
+/// run.
 pub async fn kill_or_stop(stage: &SoakRun, tenant: usize, side: Side, deed: FaultKind) -> bool {
     let member = &stage.tenants[tenant];
     let Some(pid) = member.process(&stage.run, stage.up, side) else {
@@ -84,7 +85,7 @@ async fn stop(stage: &SoakRun, pid: u32, length: Duration) {
     stage.stopped.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// It may have gone meanwhile.
+/// The process may have exited.
 fn send(pid: u32, signal: Signal) {
     let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), signal);
 }

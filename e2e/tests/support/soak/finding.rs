@@ -1,28 +1,28 @@
-//! What a soak complains about.
+//! Findings of a soak.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Something that must not be.
+/// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// An answer that is not what the tenant answers alone.
+    /// An answer that differs from the tenant's answer alone.
     Answer(String),
-    /// A request failed although its sidecar was well.
+    /// A request failed although its sidecar was not killed.
     Failed(String),
-    /// Nothing goes on although there is work.
+    /// No progress although there is work.
     Stuck(String),
-    /// Memory that is lent stays away, or budgets and shares disagree.
+    /// Lent memory is not returned, or budgets and shares disagree.
     Accounting(String),
-    /// More memory is there than the GPU has.
+    /// More memory is allocated than the GPU has.
     AboveCapacity(String),
-    /// A process ended that nobody had killed.
+    /// A process exited that the plan had not killed.
     Ended(String),
-    /// Something is left that nobody needs.
+    /// Unused resources remain.
     Leak(String),
     /// A journal does not replay.
     Journal(String),
-    /// A directive was refused that is right, or taken that is wrong.
+    /// A valid directive was refused, or an invalid one accepted.
     Directive(String),
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Findings of all who look.
+/// Findings of all checks.
 #[derive(Clone, Debug, Default)]
 pub struct Findings(Arc<Mutex<Vec<Finding>>>);
 

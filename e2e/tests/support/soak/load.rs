@@ -1,4 +1,4 @@
-//! Clients of a soak: each asks until it has an answer, and says what was wrong with it.
+//! Clients of a soak: each repeats its request until it has an answer, and reports a wrong one.
 
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
@@ -12,9 +12,9 @@ use super::tenant::SoakTenant;
 use crate::support::Answer;
 use crate::support::http::{CLIENT, Stream};
 
-/// A client that waits as long as it must: who waits too long is seen by the watchdog.
+/// A client without a timeout: the watchdog detects stuck requests.
 pub static SLOW_CLIENT: LazyLock<Client> = LazyLock::new(|| {
-    // It installs what any client needs.
+    // It installs the TLS provider for all clients.
     LazyLock::force(&CLIENT);
     Client::builder().pool_max_idle_per_host(0).build().unwrap()
 });
@@ -23,13 +23,13 @@ pub static SLOW_CLIENT: LazyLock<Client> = LazyLock::new(|| {
 enum Attempt {
     /// With an answer.
     Whole(Answer),
-    /// The client went away, with so much of it.
+    /// The client disconnected after this part of the answer.
     Disconnected(Answer),
-    /// It failed, with so much of it.
+    /// It failed after this part of the answer.
     Failed(Answer, String),
 }
 
-/// Asks until there is an answer, and compares it with the one that is `expected`. Returns how often it was cut off.
+/// Repeats a request until it has an answer, and compares it with `expected`. Returns how often it was cut off.
 pub async fn visit(
     member: &SoakTenant,
     visit: &Visit,
@@ -75,7 +75,7 @@ fn differ(member: &SoakTenant, visit: &Visit, answer: &Answer, expected: &Answer
     }
 }
 
-/// What came before it was cut off is right, too.
+/// The part of an answer before a cut must be right, too.
 fn starts(member: &SoakTenant, visit: &Visit, answer: &Answer, expected: &Answer, findings: &Findings) {
     let same = expected.tokens.starts_with(&answer.tokens) && expected.text.starts_with(&answer.text);
     if !same {

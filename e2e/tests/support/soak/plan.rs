@@ -1,4 +1,4 @@
-//! What will happen in a soak: a function of the seed, the number of tenants and the length, so that it can be replayed.
+//! The events of a soak: a function of the seed, the number of tenants and the length, so that it can be replayed.
 
 pub mod directive;
 pub mod fault;
@@ -16,9 +16,9 @@ use self::sleep::PlannedSleep;
 use super::rng::Rng;
 use crate::support::tenant::prompt;
 
-/// Requests of one tenant that differ; each has one right answer.
+/// Different requests per tenant; each has one right answer.
 const REQUESTS: usize = 10;
-/// Milliseconds between two requests that come at once.
+/// Milliseconds between two requests of a burst.
 const BURST_GAP: u64 = 15;
 /// Longer than most tenants stay awake without a request, milliseconds.
 const LONG_IDLE: (u64, u64) = (2_300, 4_500);
@@ -26,53 +26,53 @@ const LONG_IDLE: (u64, u64) = (2_300, 4_500);
 /// Everything that is decided before the start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where it comes from.
+    /// Seed of the plan.
     pub seed: u64,
     /// The GPU and how it is shared.
     pub gpu: Gpu,
     /// Priority of each tenant.
     pub priorities: Vec<u64>,
-    /// For each tenant, what it is asked.
+    /// Requests of each tenant.
     pub questions: Vec<Vec<PlannedRequest>>,
-    /// Who asks what and when, in order.
+    /// Times at which requests are sent, in order.
     pub visits: Vec<Visit>,
-    /// How each tenant rests.
+    /// Sleep settings of each tenant.
     pub rests: Vec<SleepConfig>,
-    /// What happens to whom and when, in order.
+    /// Faults, in order.
     pub troubles: Vec<PlannedFault>,
-    /// Who is told to sleep and when, in order.
+    /// Orders to sleep, in order.
     pub naps: Vec<PlannedSleep>,
-    /// Which rules come when, in order.
+    /// Directives, in order.
     pub decrees: Vec<PlannedDirective>,
 }
 
 /// One request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedRequest {
-    /// Prompts of one seed begin alike.
+    /// Prompt number; prompts with the same number have the same prefix.
     pub prompt: u32,
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub prompt_tokens: u32,
     /// Tokens of the answer.
     pub tokens: usize,
     /// Temperature in percent, and its seed; `None` = greedy.
     pub sampled: Option<(u64, u64)>,
-    /// Among the requests of its tenant.
+    /// Priority among the requests of its tenant.
     pub priority: u64,
 }
 
-/// A question is asked.
+/// A request at its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visit {
     /// After the start.
     pub at: Duration,
-    /// Whom.
+    /// Index of the tenant.
     pub tenant: usize,
-    /// Which of its questions.
+    /// Index of the request.
     pub question: usize,
-    /// Whether the answer comes token by token.
+    /// Whether the answer is streamed.
     pub streams: bool,
-    /// The client goes away after so many tokens.
+    /// Number of tokens after which the client disconnects.
     pub leaves_after: Option<usize>,
 }
 
@@ -88,11 +88,11 @@ impl PlannedRequest {
         }
     }
 
-    /// As sent to the tenant `name`. It shows its tokens and runs to its limit.
+    /// Returns the request body for the tenant `name`. It asks for tokens and runs to its limit.
     pub fn body(&self, name: &str) -> Value {
         let (temperature, seed) = self.sampled.unwrap_or((0, 0));
         json!({
-            // Refused by whoever has taken over the port of a tenant that was killed.
+            // A tenant that took over the port of a killed one refuses another tenant's name.
             "model": name,
             "prompt": prompt(self.prompt, self.prompt_tokens),
             "max_tokens": self.tokens,
@@ -117,7 +117,7 @@ impl Plan {
         let mut questions = || (0..REQUESTS).map(|_| PlannedRequest::draw(&mut dice)).collect();
         let questions = (0..tenants).map(|_| questions()).collect();
         let visits = visits(&mut Rng::of(seed, "visits"), tenants, length);
-        // What does not happen to two tenants happens to three or eight.
+        // Draws depend on the number of tenants, so that runs of one seed cover different events.
         let dice = |what: &str| Rng::of(seed, &format!("{what} of {tenants}"));
         let troubles = fault::planned_faults(&mut dice("troubles"), tenants, &gpu, length);
         let naps = sleep::planned_sleeps(&mut dice("naps"), tenants, length);
@@ -125,7 +125,7 @@ impl Plan {
         Plan { seed, gpu, priorities, questions, visits, rests, troubles, naps, decrees }
     }
 
-    /// A plan in which nothing goes wrong and memory is sure to change hands: two tenants that are busy in turn.
+    /// Returns a plan without faults in which memory certainly moves: two tenants that are busy alternately.
     pub fn quiet(seed: u64) -> Plan {
         let mut plan = Plan::new(seed, 2, Duration::from_secs(3));
         plan.gpu = Gpu { link: "2Gi", sharing: SHARINGS[0], remap: REMAPS[0], loan_ms: None, ..plan.gpu };
@@ -149,7 +149,7 @@ impl Plan {
     }
 }
 
-/// Bursts: a tenant is idle, then has more to do than its own memory has room for.
+/// Draws bursts: a tenant is idle, then has more work than its own memory holds.
 fn visits(dice: &mut Rng, tenants: usize, length: Duration) -> Vec<Visit> {
     let mut visits = Vec::new();
     let length = length.as_millis() as u64;

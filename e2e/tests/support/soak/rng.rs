@@ -1,11 +1,11 @@
-//! Chance that can be repeated: SplitMix64.
+//! Reproducible random numbers: SplitMix64.
 
 /// Draws that follow from a seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The draws of `seed` for one thing: more of one kind leave those of others as they are.
+    /// Returns the stream of `seed` for one purpose: additional draws of one stream do not affect the others.
     pub fn of(seed: u64, what: &str) -> Rng {
         let mut dice = Rng(seed);
         for byte in what.bytes() {
@@ -26,7 +26,7 @@ impl Rng {
         from + self.next() % (to - from)
     }
 
-    /// True in so many of a hundred cases.
+    /// Returns true with this probability in percent.
     pub fn percent(&mut self, of_hundred: u64) -> bool {
         self.between(0, 100) < of_hundred
     }

@@ -1,4 +1,4 @@
-//! Tells tenants to sleep and wakes them, as the plan says.
+//! Orders tenants to sleep and wakes them by plan.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,22 +15,22 @@ use super::plan::sleep::{Moment, PlannedSleep};
 use super::tenant::SoakTenant;
 use super::{SoakRun, faults};
 
-/// Looks until an order must have been carried out, 100 ms apart: 50 s.
+/// Polls until an order must have been carried out, 100 ms apart: 50 s.
 const POLLS: u32 = 500;
 
-/// What became of an order.
+/// Result of an order.
 enum SleepResult {
     /// It was carried out.
     Done,
-    /// Another one came between, or the tenant is not that far.
+    /// Another order interrupted it, or the tenant was not ready.
     NotNow,
-    /// Whoever should have carried it out was killed.
+    /// The process that should carry it out was killed.
     Killed,
     /// None of these.
     Failed(String),
 }
 
-/// All naps. Ends when everybody was told to wake up.
+/// Runs all sleeps. Returns when every tenant has been ordered to wake.
 pub async fn put_to_sleep(stage: &Arc<SoakRun>, naps: &[PlannedSleep], begun: Instant) {
     let mut under_way = JoinSet::new();
     for nap in naps.iter().cloned() {
@@ -58,7 +58,7 @@ async fn take(stage: &SoakRun, nap: &PlannedSleep) {
         SleepResult::NotNow => tally.interrupted_sleeps += 1,
         SleepResult::Killed | SleepResult::Failed(_) => {}
     });
-    // The order to sleep may have been heard last.
+    // The order to sleep may have arrived last.
     let again = order(member, "/wake_up").await;
     for end in [fell, rose, again] {
         if let SleepResult::Failed(why) = end {
@@ -105,7 +105,7 @@ async fn post(member: &SoakTenant, path: &str) -> Result<(StatusCode, String), S
     Ok((status, response.text().await.map_err(told)?))
 }
 
-/// Counted are looks: a machine that stood still is not a tenant that did.
+/// Counts polls, not time: after a stall of the machine the tenant needs time.
 async fn time_limit() {
     for _ in 0..POLLS {
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -1,4 +1,4 @@
-//! How much of everything really happened: a soak that exercised nothing must be seen.
+//! Counts of events: a soak that exercised nothing must be detected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
@@ -16,44 +16,44 @@ pub struct SoakStats {
     pub engines_killed: u64,
     /// Sidecars killed.
     pub sidecars_killed: u64,
-    /// Processes that stood still for less than a loan lasts.
+    /// Processes stopped for less than a loan.
     pub short_stops: u64,
-    /// Processes that stood still for longer.
+    /// Processes stopped for longer.
     pub long_stops: u64,
-    /// Troubles whose target was not there at that moment.
+    /// Faults whose target did not exist.
     pub missed: u64,
-    /// Kills within a nap, planned for when it falls asleep, sleeps, and rises.
+    /// Kills during a sleep, planned for suspending, sleeping, and waking.
     pub sleep_kills: [u64; 3],
     /// Orders to sleep that were carried out: level 1, level 2.
     pub ordered_sleeps: [u64; 2],
-    /// Naps that were broken off by the order to wake.
+    /// Sleeps that were interrupted by the order to wake.
     pub interrupted_sleeps: u64,
-    /// Times that a tenant was seen asleep which nobody had told to.
+    /// Times that a tenant was seen asleep without an order.
     pub idle_sleeps: u64,
-    /// Times that a tenant was seen awake again in the same life.
+    /// Times that a tenant was seen awake again in the same instance.
     pub wakes: u64,
-    /// Transactions in which somebody lent.
+    /// Lending transactions.
     pub lends: u64,
     /// Loans accepted.
     pub grants: u64,
     /// Waits for revoked loans.
     pub revokes: u64,
-    /// Loans whose time was seen to have run out.
+    /// Expired loans that were seen.
     pub expiries: u64,
-    /// Turns.
+    /// Time slices.
     pub turns: u64,
-    /// Copies of KV to host memory and back.
+    /// Copies of KV to and from host memory.
     pub swaps: u64,
     /// Requests preempted.
     pub preemptions: u64,
-    /// Directives that were taken.
+    /// Accepted directives.
     pub directives: u64,
-    /// Directives that were refused, as they had to be.
+    /// Directives that were refused as expected.
     pub refusals: u64,
 }
 
 impl SoakStats {
-    /// Where stops are counted.
+    /// Returns the counter of stops of this kind.
     pub fn stops(&mut self, outlasts_a_loan: bool) -> &mut u64 {
         if outlasts_a_loan { &mut self.long_stops } else { &mut self.short_stops }
     }
@@ -68,14 +68,14 @@ impl SoakStats {
         }
     }
 
-    /// Names of what a soak must show and did not.
+    /// Returns the names of required events that did not occur.
     pub fn lacks(&self) -> Vec<&'static str> {
         let lists = [
             ("kills in naps", self.sleep_kills.iter().sum()),
             ("told naps", self.ordered_sleeps.iter().sum()),
         ];
         let mut all: Vec<_> = lists.to_vec();
-        // Whether a target is there, or a nap is broken off, is a matter of moments; the rest may well not be needed.
+        // Whether a target exists, or a sleep is interrupted, depends on timing; preemptions may be unnecessary.
         let optional = ["missed", "broken_naps", "preemptions"];
         let mut copy = *self;
         let plain = copy.plain().into_iter().map(|(name, count)| (name, *count));
@@ -113,13 +113,13 @@ pub struct Counter(Mutex<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     tally: SoakStats,
-    /// Of each sidecar, as it was seen last.
+    /// Counters of each sidecar at its last poll.
     instances: BTreeMap<u32, InstanceCounters>,
     /// Loans that ran out.
     expired: BTreeSet<u64>,
 }
 
-/// What a life has counted so far.
+/// Counters of an instance so far.
 #[derive(Clone, Copy, Debug, Default)]
 struct InstanceCounters {
     asleep: bool,
@@ -137,11 +137,11 @@ impl Counter {
         what(&mut self.inner().tally);
     }
 
-    /// Counts what a state of the sidecar `pid` shows. `told`: the tenant was told to sleep.
+    /// Counts the events in a state of the sidecar `pid`. `told`: the tenant was ordered to sleep.
     pub fn see(&self, pid: u32, state: &State, told: bool) {
         let (inner, mut life) = (&mut *self.inner(), InstanceCounters::of(state));
         let before = inner.instances.get(&pid).copied().unwrap_or_default();
-        // One that lost its engine in its sleep still sleeps.
+        // A tenant that lost its engine during its sleep still sleeps.
         life.asleep = match state.phase {
             Phase::Hibernated => true,
             Phase::Active | Phase::Idle => false,

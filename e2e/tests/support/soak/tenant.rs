@@ -1,4 +1,4 @@
-//! A tenant of a soak, life after life.
+//! A tenant of a soak across restarts.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use sluice_wire::config::SidecarRecord;
 use super::plan::fault::Side;
 use crate::support::{Tenant, TestEnv, processes};
 
-/// Its processes come and go; its name stays.
+/// A tenant; its processes restart, and its name stays.
 #[derive(Debug)]
 pub struct SoakTenant {
     /// Its name.
@@ -19,20 +19,20 @@ pub struct SoakTenant {
     kills: Mutex<Kills>,
     /// Requests that are open.
     pub open: AtomicU32,
-    /// Rises with every token that came, and changes with every step that ran.
+    /// Increases with every received token and changes with every step.
     pub beats: AtomicU64,
     steps: AtomicU64,
-    /// How often its engine was killed in this life of its sidecar.
+    /// Kills of its engine in this instance of its sidecar.
     pub engine_kills: AtomicU32,
-    /// Orders to sleep that nobody has taken back yet.
+    /// Orders to sleep that have not been revoked.
     pub sleep_requested: AtomicU32,
-    /// Bytes that it had borrowed when it was seen last.
+    /// Bytes borrowed at the last poll.
     pub borrowed: AtomicU64,
-    /// Bytes that it had lent.
+    /// Bytes lent at the last poll.
     pub lent: AtomicU64,
 }
 
-/// How often its sidecar was killed, and up to which kill it has come back.
+/// Number of kills of its sidecar, and the last one from which it has recovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kills {
     /// All.
@@ -65,14 +65,14 @@ impl SoakTenant {
         }
     }
 
-    /// Where its sidecar is now; `None` while there is none.
+    /// Returns its current sidecar; `None` while there is none.
     pub fn now(&self) -> Option<Tenant> {
         let record = std::fs::read(self.folder.join("sidecar.json")).ok()?;
         let record: SidecarRecord = serde_json::from_slice(&record).unwrap();
         Some(Tenant { address: record.serve.to_string(), record, folder: self.folder.clone() })
     }
 
-    /// Its state, while it has one.
+    /// Returns its state, if it has one.
     pub async fn state(&self) -> Option<State> {
         self.now()?.try_state().await
     }
@@ -82,7 +82,7 @@ impl SoakTenant {
         *self.kills.lock().unwrap()
     }
 
-    /// Its sidecar is about to be killed; returns which kill this is.
+    /// Records that its sidecar is about to be killed; returns the number of the kill.
     pub fn loses_sidecar(&self) -> u32 {
         let mut kills = self.kills.lock().unwrap();
         kills.done += 1;
@@ -90,7 +90,7 @@ impl SoakTenant {
         kills.done
     }
 
-    /// It has run so many steps in this life.
+    /// Records the number of steps of this instance.
     pub fn is_serving(&self, steps: u64) {
         if self.steps.swap(steps, Ordering::Relaxed) != steps {
             self.beats.fetch_add(1, Ordering::Relaxed);
@@ -104,7 +104,7 @@ impl SoakTenant {
             (tenant.readiness().await == Some(200)).then_some(())
         };
         while self.kills().recovered < kill {
-            // Another kill may take the successor as well: then its own waiter says when it is over.
+            // Another kill may hit the successor as well: then its own waiter reports the end.
             if successor().await.is_some() {
                 let mut kills = self.kills.lock().unwrap();
                 kills.recovered = kills.recovered.max(kill);
@@ -114,7 +114,7 @@ impl SoakTenant {
         }
     }
 
-    /// Waits until there is an address to ask at.
+    /// Waits until its sidecar has an address.
     pub async fn locate(&self) -> Tenant {
         loop {
             if let Some(tenant) = self.now() {
@@ -124,7 +124,7 @@ impl SoakTenant {
         }
     }
 
-    /// One of its processes, below `up`.
+    /// Returns one of its processes, a descendant of `up`.
     pub fn process(&self, world: &TestEnv, up: u32, side: Side) -> Option<u32> {
         let all = world.processes();
         let below =
@@ -137,7 +137,7 @@ impl SoakTenant {
     }
 }
 
-/// Whether the process was told to work in `folder`.
+/// Whether the process has its configuration in `folder`.
 fn is_of(pid: u32, folder: &Path) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let config = folder.join("config.json");

@@ -1,4 +1,4 @@
-//! What is checked when a soak's load is over and all is quiet.
+//! Checks after the load of a soak, when the tenants are idle.
 
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::watchdog::{self, brief, within};
 use super::{SoakRun, place};
 use crate::support::model::binary;
 
-/// States of all, once all have one.
+/// Returns the states of all tenants, once all have one.
 async fn states(stage: &SoakRun) -> Option<Vec<State>> {
     let mut states = Vec::new();
     for member in &stage.tenants {
@@ -21,7 +21,7 @@ async fn states(stage: &SoakRun) -> Option<Vec<State>> {
     Some(states)
 }
 
-/// Nobody owes anybody, nobody works, and what the kernel counts is what the books say.
+/// Waits until all loans are returned, no tenant works, and the kernel's count agrees with the accounting.
 pub async fn are_all_idle(stage: &SoakRun) {
     let home = within(stage.home_seconds, async || {
         states(stage).await.is_some_and(|states| states.iter().all(is_loan_returned))
@@ -42,7 +42,8 @@ pub async fn are_all_idle(stage: &SoakRun) {
         let told = watchdog::report_stuck(stage).await;
         stage.findings.add(Finding::Accounting(format!("there are {bytes:?} bytes\n{told}")));
     }
-    // A tenant that falls asleep by itself at this moment holds what it copies away, and by the next look another one may.
+    // A tenant that falls asleep at this moment holds memory during its copies, and another one may do so at the
+    // next poll.
     let idle = |states: &Vec<State>| states.iter().all(|state| state.kv.blocks_used == 0);
     let mut last = None;
     within(10, async || {
@@ -65,10 +66,10 @@ fn bytes_there(member: &SoakTenant) -> Option<u64> {
     member.now().map(|tenant| chunk_bytes(tenant.record.pid))
 }
 
-/// Never a byte more than the books say. Chunks that came back after the start have no pages before they are used, and the
-/// end of a slab's last chunk never has: so much may be missing.
+/// Never a byte more than the accounting has. Chunks restored after the start have no pages before they are used,
+/// and the end of a slab's last chunk never has: that much may be missing.
 fn is_counted(state: &State, member: &SoakTenant) -> bool {
-    // Who shares with nobody is counted by nobody.
+    // A tenant that shares with no other is not counted.
     if state.neighbourhood.is_none() {
         return true;
     }
@@ -111,7 +112,7 @@ fn of_tenant(stage: &SoakRun, state: &State, member: &SoakTenant) {
     }
 }
 
-/// Files in memory that a process has open.
+/// Returns the memory files that a process has open.
 pub fn memfds(pid: u32) -> Vec<String> {
     let mut names: Vec<_> = open_files(pid).into_iter().map(|(_, name)| name).collect();
     names.retain(|name| name.starts_with("/memfd:"));
@@ -138,7 +139,7 @@ pub fn ends(stage: &SoakRun) {
 pub fn journals(stage: &SoakRun) {
     for journal in watchdog::journals(&stage.run.path("journals")) {
         let output = Command::new(binary("sluice-sidecar")).arg("--replay").arg(&journal).output().unwrap();
-        // One whose writer was killed before its first line says nothing.
+        // A journal whose writer was killed before its first line is empty.
         if !output.status.success() && std::fs::metadata(&journal).unwrap().len() > 0 {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             stage.findings.add(Finding::Journal(format!("{}: {said}", journal.display())));

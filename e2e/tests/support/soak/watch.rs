@@ -1,4 +1,4 @@
-//! Looks at all states again and again.
+//! Polls all states.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use super::finding::Finding;
 use super::{SoakRun, place, watchdog};
 
-/// A state is waited for so long: one that stands still tells none.
+/// Limit for a state: a stopped sidecar reports none.
 const WAIT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Budgets must be what shares and loans make of them. Ends never.
+/// Budgets must agree with shares and loans. Never returns.
 pub async fn poll(stage: &Arc<SoakRun>) {
     let mut looks = JoinSet::new();
     for tenant in 0..stage.tenants.len() {
@@ -34,7 +34,7 @@ async fn poll_tenant(stage: Arc<SoakRun>, tenant: usize) {
         stage.stats.see(tenant.record.pid, &state, member.sleep_requested.load(Ordering::Relaxed) > 0);
         let lent = stage.tenants.iter().map(|member| member.lent.load(Ordering::Relaxed)).sum();
         stage.most_lent.fetch_max(lent, Ordering::Relaxed);
-        // What each owner has is not asked: the device is ahead of the books while memory moves.
+        // The memory of each owner is not checked: the device is ahead of the accounting while memory moves.
         let right = place.balances() && state.neighbourhood.is_some() == stage.trades;
         if !right && !std::mem::replace(&mut wrong, true) {
             stage.findings.add(Finding::Accounting(watchdog::brief(&state)));

@@ -1,4 +1,4 @@
-//! Sees that every tenant with work gets on with it, and tells who waits for what when one does not.
+//! Detects a tenant that has work and makes no progress, and reports the waits.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -8,14 +8,14 @@ use super::SoakRun;
 use super::finding::Finding;
 use crate::support::processes;
 
-/// Between two looks. Counted are looks, not the time between them: a machine that stood still is not a tenant that did.
+/// Poll interval. Polls are counted, not time: after a stall of the machine the tenants need time.
 const TICK: Duration = Duration::from_millis(100);
-/// Looks without a token and without a step after which a tenant with open requests is stuck: 30 s.
+/// Polls without a token and without a step after which a tenant with open requests is stuck: 30 s.
 const STUCK: u32 = 300;
-/// Lines of a journal that are told.
+/// Lines of a journal in the report.
 const LINES: usize = 12;
 
-/// Ends only when a tenant is stuck, with all that can be said about it.
+/// Returns only when a tenant is stuck, with all available information.
 pub async fn watch(stage: &SoakRun) -> Finding {
     let mut still = vec![(0, 0); stage.tenants.len()];
     loop {
@@ -24,7 +24,7 @@ pub async fn watch(stage: &SoakRun) -> Finding {
             let now = member.beats.load(Ordering::Relaxed);
             let idle = member.open.load(Ordering::Relaxed) == 0
                 || member.sleep_requested.load(Ordering::Relaxed) > 0;
-            // Who stands still by plan may hold what others wait for.
+            // A process that is stopped by plan may hold resources of others.
             let looks = u32::from(stage.stopped.load(Ordering::Relaxed) == 0);
             *ticks = if idle || now != *beats { 0 } else { *ticks + looks };
             *beats = now;
@@ -37,7 +37,7 @@ pub async fn watch(stage: &SoakRun) -> Finding {
     }
 }
 
-/// Waits until `done` holds, so many looks at most; whether it does.
+/// Waits until `done` holds, for a limited number of polls; returns whether it does.
 pub async fn within(seconds: u32, mut done: impl AsyncFnMut() -> bool) -> bool {
     for _ in 0..seconds * 10 {
         if done().await {
@@ -48,7 +48,7 @@ pub async fn within(seconds: u32, mut done: impl AsyncFnMut() -> bool) -> bool {
     done().await
 }
 
-/// States, threads and the last lines of the journals.
+/// Returns states, threads and the last lines of the journals.
 pub async fn report_stuck(stage: &SoakRun) -> String {
     let mut text = String::new();
     for member in &stage.tenants {
@@ -71,7 +71,7 @@ pub async fn report_stuck(stage: &SoakRun) -> String {
     text
 }
 
-/// What a state says about waiting.
+/// Returns the part of a state about waiting.
 pub fn brief(state: &sluice_wire::State) -> String {
     let (place, events) = (&state.neighbourhood, &state.figures.remap_events_total);
     format!(
@@ -100,7 +100,7 @@ fn threads(pid: u32) -> Vec<String> {
     tasks.filter_map(thread).collect()
 }
 
-/// Files of journals, those of former lives included.
+/// Returns the journal files, including those of former instances.
 pub fn journals(folder: &Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();

@@ -1,4 +1,4 @@
-//! Directives of a soak: the rules of sharing change under load.
+//! Directives of a soak: the sharing rules change under load.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use sluice_wire::directive::VictimRule;
 
 use super::super::rng::Rng;
 
-/// After the start, before the first one, milliseconds: `sluice up` leads until then.
+/// Time before the first directive, milliseconds: until then `sluice up` sends directives.
 const QUIET_PERIOD: u64 = 1_500;
 
 /// A directive for all.
@@ -14,21 +14,22 @@ const QUIET_PERIOD: u64 = 1_500;
 pub struct PlannedDirective {
     /// After the start.
     pub at: Duration,
-    /// Whom to ask first.
+    /// Rule for the victim.
     pub victim: VictimRule,
-    /// Who came back so short a time ago is not asked, milliseconds.
+    /// Minimum residence time of a victim, milliseconds.
     pub min_residence_ms: u32,
-    /// In which a borrower gives back, milliseconds.
+    /// Limit for a borrower to return a loan, milliseconds.
     pub revoke_bound_ms: u32,
-    /// Of each tenant.
+    /// Priority of each tenant.
     pub priorities: Vec<i32>,
-    /// Each hibernates after so many seconds; `None` = never.
+    /// Idle seconds until each hibernates; `None` = never.
     pub hibernate_after: Vec<Option<u32>>,
-    /// So much of the share of the first, permille, is the second's.
+    /// Part of the first tenant's share, permille, that moves to the second.
     pub moved: (usize, usize, u64),
-    /// Percent of the layers that each may have remapped; no less than at the start, so that floors stay within shares.
+    /// Cap of each tenant on remapped layers, percent; at least the initial cap, so that minimums stay within
+    /// shares.
     pub caps: Vec<u32>,
-    /// Before it, somebody is told what must be refused.
+    /// Tenant that gets an invalid directive before this one.
     pub wrong: Option<(usize, Wrong)>,
 }
 
@@ -37,7 +38,7 @@ pub struct PlannedDirective {
 pub enum Wrong {
     /// Another mode of sharing, while the tenant runs.
     Mode,
-    /// A policy that there is not.
+    /// An unknown policy.
     Policy,
     /// One that is older than the one in force.
     Replayed,
@@ -52,7 +53,7 @@ pub(super) fn planned_directives(dice: &mut Rng, tenants: usize, length: Duratio
             return decrees;
         }
         let mut decree = PlannedDirective::draw(dice, tenants, at);
-        // Every second one is preceded by one, so that no soak is without.
+        // Every second directive has one, so that every soak does.
         decree.wrong = decree.wrong.filter(|_| decrees.len() % 2 == 1);
         decrees.push(decree);
     }

@@ -1,17 +1,17 @@
-//! What goes wrong in a soak: processes are killed, or stand still.
+//! Faults of a soak: processes are killed or stopped.
 
 use std::time::Duration;
 
 use super::super::rng::Rng;
 use super::gpu::Gpu;
 
-/// After the start, before the first trouble, milliseconds.
+/// Time before the first fault, milliseconds.
 const QUIET_PERIOD: u64 = 1_000;
-/// A stop that outlasts a loan of a user's length comes no sooner after another one, milliseconds.
+/// Minimum interval between stops that outlast a loan of default length, milliseconds.
 const RARE: u64 = 25_000;
-/// A load that is shorter, milliseconds, has no such stop.
+/// Minimum load with such a stop, milliseconds.
 const WORTH: u64 = 30_000;
-/// Loans are short, milliseconds: stops that outlast them may come at any time.
+/// Maximum length of a short loan, milliseconds: stops that outlast it may occur at any time.
 const SHORT_LOAN: u64 = 2_000;
 
 /// One of a tenant's processes.
@@ -23,14 +23,14 @@ pub enum Side {
     Engine,
 }
 
-/// Who is hit.
+/// Target of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultTarget {
     /// This one.
     Tenant(usize),
-    /// Whoever has borrowed most at that moment; nobody soon: this one.
+    /// The tenant that has borrowed most; if none has soon: this one.
     Borrower(usize),
-    /// Whoever has lent most at that moment; nobody soon: this one.
+    /// The tenant that has lent most; if none has soon: this one.
     Lender(usize),
 }
 
@@ -39,30 +39,30 @@ pub enum FaultTarget {
 pub enum FaultKind {
     /// It is killed.
     Kill,
-    /// It stands still so long.
+    /// It is stopped for this time.
     Stop(Duration),
 }
 
-/// Something bad happens.
+/// A planned fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedFault {
     /// After the start.
     pub at: Duration,
-    /// To whom.
+    /// Tenant.
     pub target: FaultTarget,
-    /// To which of its processes.
+    /// Process.
     pub side: Side,
-    /// What.
+    /// Kind of fault.
     pub kind: FaultKind,
 }
 
-/// Draws troubles of one plan.
+/// Draws the faults of one plan.
 struct Draw<'a> {
     dice: &'a mut Rng,
     tenants: usize,
     loan_ms: u64,
     length_ms: u64,
-    /// No stop outlasts a loan before.
+    /// Earliest time of a stop that outlasts a loan.
     long_from: u64,
 }
 
@@ -87,7 +87,7 @@ pub(super) fn planned_faults(
 }
 
 impl Draw<'_> {
-    /// Happens in every soak: both sides of a loan outlast it, each process is killed.
+    /// Returns the faults of every soak: both sides of a loan outlast it, and each process is killed.
     fn sure(&mut self) -> Vec<PlannedFault> {
         let outlasts = self.long(QUIET_PERIOD);
         let shorter = if self.loan_ms <= SHORT_LOAN { outlasts } else { self.short() };
@@ -132,7 +132,7 @@ impl Draw<'_> {
         FaultKind::Stop(Duration::from_millis(self.dice.between(50, 900)))
     }
 
-    /// Longer than a revocation may take, and, where there is time for it, than a loan lasts.
+    /// Returns a stop longer than the revocation limit and, if there is time, than a loan.
     fn long(&mut self, at: u64) -> FaultKind {
         let loan = self.loan_ms;
         let worth = loan <= SHORT_LOAN || (self.length_ms >= WORTH && at >= self.long_from);

@@ -1,4 +1,4 @@
-//! The GPU of a soak, how it is shared, and how its tenants rest.
+//! The GPU of a soak, its sharing mode, and the sleep settings of its tenants.
 
 use super::super::rng::Rng;
 
@@ -11,20 +11,20 @@ pub struct Gpu {
     pub memory_mib: u64,
     /// Bandwidth of the link.
     pub link: &'static str,
-    /// How time is shared.
+    /// Sharing mode.
     pub sharing: &'static str,
-    /// Victims.
+    /// Victim rule.
     pub remap: &'static str,
-    /// Loans last so long unless they are renewed, milliseconds; `None` = as long as a user's.
+    /// Loan time without renewal, milliseconds; `None` = the default.
     pub loan_ms: Option<u64>,
 }
 
-/// How a tenant rests.
+/// Sleep settings of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SleepConfig {
-    /// Room for its KV in host memory.
+    /// Host memory for KV.
     pub host_kv: &'static str,
-    /// Without a request for so long it gives up all its memory, seconds.
+    /// Idle time until hibernation, seconds.
     pub hibernates_after: u32,
 }
 
@@ -33,7 +33,8 @@ const LARGE: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermedi
 /// 2.9 MiB of weights; a sequence of 256 tokens has 0.5 MiB of KV.
 const SMALL: &str = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --intermediate 320";
 
-/// Two, three and eight tenants get three of these under every seed, so nothing is traded by at most one of them.
+/// For every seed, two, three and eight tenants get three different modes, so that at most one of them trades
+/// nothing.
 pub const SHARINGS: [&str; 7] = [
     "{mode: Temporal, temporal: {order: RoundRobin}}",
     "{mode: Spatial}",
@@ -53,17 +54,17 @@ pub const REMAPS: [&str; 6] = [
     "{victim: FixedOrder, minResidenceMilliseconds: 50}",
 ];
 
-/// As above: at most one of the three has loans that outlast every stop.
+/// Likewise, at most one of the three has loans that outlast every stop.
 const LOANS_MS: [Option<u64>; 4] = [Some(300), Some(1_000), Some(500), None];
 const HOST_KV: [&str; 3] = ["512Ki", "2Mi", "16Mi"];
-/// The least is 2.
+/// The minimum is 2.
 const HIBERNATES_AFTER: [u32; 4] = [2, 2, 3, 600];
 
 impl Gpu {
     pub(super) fn draw(seed: u64, tenants: usize) -> Gpu {
         let mut dice = Rng::of(seed, "gpu");
         let small = tenants > 3;
-        // The slowest take a second for the weights of one tenant.
+        // The slowest link takes a second for the weights of one tenant.
         let links = if small { ["1Gi", "64Mi", "16Mi", "8Mi"] } else { ["2Gi", "512Mi", "64Mi", "16Mi"] };
         Gpu {
             model: if small { SMALL } else { LARGE },
@@ -75,7 +76,7 @@ impl Gpu {
         }
     }
 
-    /// How many GPUs of how many MiB: a slice for each of those that share nothing.
+    /// Returns the number of GPUs and their MiB: a slice for each tenant if they share nothing.
     pub fn slices(&self, tenants: usize) -> (u32, u64) {
         match self.trades() {
             true => (1, self.memory_mib),
@@ -93,13 +94,13 @@ impl Gpu {
         !self.sharing.contains("Isolated")
     }
 
-    /// How long loans last, milliseconds.
+    /// Loan time, milliseconds.
     pub fn loan_ms(&self) -> u64 {
         self.loan_ms.unwrap_or(10_000)
     }
 }
 
-/// Numbers of tenants that differ by less than there are things get different ones.
+/// Numbers of tenants that differ by less than the number of items get different items.
 fn turned<T: Copy>(of: &[T], dice: &mut Rng, tenants: usize) -> T {
     of[(dice.between(0, of.len() as u64) as usize + tenants) % of.len()]
 }

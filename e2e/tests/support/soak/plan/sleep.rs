@@ -1,4 +1,4 @@
-//! Naps that tenants are told to take, and what happens to them meanwhile.
+//! Ordered sleeps of tenants, and faults during them.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use super::fault::Side;
 /// After the start, before the first one, milliseconds.
 const QUIET_PERIOD: u64 = 800;
 
-/// A tenant is told to sleep, and woken.
+/// A tenant is ordered to sleep, and woken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedSleep {
     /// After the start.
     pub at: Duration,
-    /// Who.
+    /// Tenant.
     pub tenant: usize,
     /// 1 keeps KV, 2 keeps none.
     pub level: u8,
-    /// Between the order to sleep and the one to wake: it may be short enough to break the nap off.
+    /// Time between the orders to sleep and to wake; it may be short enough to interrupt falling asleep.
     pub lasts: Duration,
-    /// One of its processes is killed in it.
+    /// Kill of one of its processes during the sleep.
     pub fault: Option<SleepFault>,
 }
 
-/// A kill in a nap.
+/// A kill during a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SleepFault {
-    /// After what.
+    /// Event before the kill.
     pub moment: Moment,
-    /// How long after it.
+    /// Delay after the event.
     pub after: Duration,
-    /// Of whom.
+    /// Process.
     pub side: Side,
 }
 
-/// A moment of a nap.
+/// An event of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// It was told to sleep.
+    /// The order to sleep.
     Suspending,
     /// It sleeps.
     Asleep,
-    /// It was told to wake up.
+    /// The order to wake.
     Waking,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn planned_sleeps(dice: &mut Rng, tenants: usize, length: Duration) -
             return naps;
         }
         let mut nap = PlannedSleep::draw(dice, tenants, at);
-        // Every third has one, so that no soak is without.
+        // Every third sleep has one, so that every soak does.
         nap.fault = nap.fault.filter(|_| naps.len() % 3 == 1);
         naps.push(nap);
     }
