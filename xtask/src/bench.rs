@@ -42,7 +42,7 @@ enum Commands {
     Wake(wake::WakeArgs),
 }
 
-/// Runs one benchmark; `false` says that a limit was not kept and the table says which.
+/// Runs one benchmark; `false` if a limit was not kept. The printed table names it.
 pub fn run(workspace: &Workspace, args: &BenchArgs) -> Result<bool> {
     match &args.command {
         Commands::Budgets(args) => budgets::run(workspace, args),

@@ -9,7 +9,7 @@ const README_HEAD: &str = include_str!("../../charts/sluice/README.md.in");
 const RIGHTS: &str = include_str!("../../operator/manager/rbac.yaml");
 const PRIORITY: &str = include_str!("../../crds/admission/tenant-priority.yaml");
 
-/// Files beside the schema.
+/// Generated files other than the schema.
 pub fn values() -> Vec<(&'static str, String)> {
     let schema: Value = serde_json::from_str(SCHEMA).expect("values.schema.json is JSON");
     let mut yaml = "# Generated from values.schema.json; do not edit.\n".to_owned();

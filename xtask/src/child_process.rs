@@ -1,4 +1,4 @@
-//! Child processes that end with us, signals that are waited for, and a folder that goes.
+//! Child processes that end with this process, signal handling, and a temporary folder.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -58,13 +58,13 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Takes over SIGINT, SIGTERM and SIGHUP, that of a terminal that goes. The first one is seen by [`Stop::check`], a
-    /// second one ends the process at once.
+    /// Handles SIGINT, SIGTERM and SIGHUP (a closed terminal). [`Stop::check`] reports the first one; a second one
+    /// ends the process at once.
     pub fn on_signals() -> Result<Stop> {
         let stop = Stop::default();
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             let number = usize::try_from(signal).context("signals")?;
-            // In the order in which they are carried out: whoever sees that one came can read which.
+            // Handlers run in this order: the signal is stored before the flag is set.
             flag::register_conditional_shutdown(signal, status(signal), Arc::clone(&stop.received_at))
                 .context("signals")?;
             flag::register_usize(signal, Arc::clone(&stop.signal), number).context("signals")?;
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(Interrupted::status_of(&anyhow::anyhow!("interrupted")), None);
     }
 
-    /// Waits for a signal, says so, and with `LINGER` set is slow to end; as `main` would end it.
+    /// Waits for a signal, prints a line, and with `LINGER` set exits slowly; as `main` would end it.
     #[test]
     #[ignore = "the process that the next test signals"]
     fn a_process_that_waits_for_a_signal() {
@@ -271,7 +271,8 @@ mod tests {
 
     const LINGER: &str = "SLUICE_TEST_LINGER";
 
-    /// That process, each of `signals` sent when it has said the word beside it; returns its exit status.
+    /// Starts that process and sends each of `signals` after it has printed the word of the pair; returns its exit
+    /// status.
     fn signalled(signals: &[(&str, Signal)]) -> Option<i32> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([

@@ -21,7 +21,7 @@ pub struct Client {
     outputs: PathBuf,
 }
 
-/// What a client felt, and what it was told.
+/// A client's measurements, and the response it got.
 #[derive(Clone, Debug)]
 pub struct ClientReport {
     /// Of `sluice bench --json`.
@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-/// Runs all at the same time, with `meanwhile` again and again until the last has ended.
+/// Runs all at the same time, with `meanwhile` repeatedly until the last has ended.
 ///
 /// # Errors
 /// Of the first that failed.
@@ -75,8 +75,8 @@ pub fn run_all(
     })
 }
 
-/// What is done meanwhile: `look` now and then, and little in between. A look that fails is one fewer, since a busy machine
-/// answers late; whoever has died fails the clients.
+/// Returns the work during a load: `look` at intervals, with little work in between. A failed poll is skipped,
+/// since a busy machine answers late; a tenant that has exited fails the clients.
 pub fn looking(stop: &Stop, mut look: impl FnMut() -> Result<()>) -> impl FnMut() -> Result<()> {
     let mut looked: Option<Instant> = None;
     move || {

@@ -31,7 +31,7 @@ pub const BROWSER: [Need; 1] = [Need {
     package: "chromium",
 }];
 
-/// Sees to what of `needs` is missing: installs it if that is `allowed`, else an error says what `user` needs.
+/// Installs the missing packages of `needs` if that is `allowed`; otherwise the error lists what `user` needs.
 pub fn provide(needs: &[Need], user: &str, allowed: bool) -> Result<()> {
     let packages = missing(needs);
     if packages.is_empty() {

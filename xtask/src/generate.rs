@@ -1,6 +1,7 @@
-//! Generated files: who writes them, and whether what is committed is what they would write.
+//! Generated files: their generators, and whether the committed files are up to date.
 //!
-//! To add a generator, add a row to [`GENERATORS`]. Most own one folder: a file there that they do not write is stale.
+//! To add a generator, add a row to [`GENERATORS`]. Most own one folder: a file there that they do not write is
+//! stale.
 
 use std::fs;
 

@@ -25,10 +25,11 @@ struct Image {
     mode: u32,
 }
 
-/// Anybody may read a program that keeps nothing to itself.
+/// Mode of a program without secrets: readable for every user.
 pub const READABLE: u32 = 0o755;
-/// The kernel lets nobody look into a process whose program its user may not read, from the first instruction on: a sidecar has
-/// keys, and shares its pod and its uid with an engine that may be anybody's. The program is root's, who runs nothing here.
+/// The kernel denies access to a process whose program its user may not read, from the first instruction on: a
+/// sidecar has keys, and shares its pod and its uid with an engine that may be third-party. The program belongs to
+/// root, which runs no process here.
 const SHUT: u32 = 0o711;
 
 /// All of them; one each, so that a pod has nothing that it does not run.
@@ -42,7 +43,7 @@ const IMAGES: [Image; 4] = [
 /// What the names of the images begin with.
 const REPOSITORY: &str = "sluice.dev";
 
-/// Whoever runs in an image, where the pod names nobody.
+/// User in an image if the pod does not set one.
 const USER: u32 = 65_532;
 
 /// Options of `cargo xtask image`.
@@ -64,7 +65,7 @@ pub struct ImageArgs {
     tag: String,
 }
 
-/// Makes the archives and says where they are.
+/// Makes the archives and prints their paths.
 pub fn run(workspace: &Workspace, args: &ImageArgs) -> Result<()> {
     let images = chosen(&args.names)?;
     let from = match &args.from {

@@ -13,7 +13,7 @@ use cargo_metadata::camino::Utf8Path;
 use find::{Found, VERSION};
 use nvrtc::Nvrtc;
 
-/// Every CUDA source; its PTX lies beside it.
+/// Every CUDA source; its PTX is in the same folder.
 const SOURCES: [&str; 1] = ["sidecar/probe/cuda/probe.cu"];
 
 /// The oldest architecture of the product. A driver compiles its PTX for every later one.
@@ -28,7 +28,7 @@ pub fn run(root: &Utf8Path, check: bool) -> Result<bool> {
     with(root, check, &find::find()?)
 }
 
-/// The check as a stage of `cargo xtask test`: where there is no NVRTC it says so and passes.
+/// Runs the check as a stage of `cargo xtask test`: without NVRTC it prints that and passes.
 pub fn stage(root: &Utf8Path) -> Result<bool> {
     match find::find() {
         Ok(found) => with(root, true, &found),

@@ -1,4 +1,4 @@
-//! `cargo xtask kube`: the binaries of Kubernetes that tests start, of one pinned version, on whatever network there is.
+//! `cargo xtask kube`: the Kubernetes binaries that tests start, of one pinned version, from any available source.
 //!
 //! To add a binary or change a version, see [`recipe`].
 
@@ -47,7 +47,7 @@ pub struct KubeArgs {
     install: bool,
 }
 
-/// Gets the binaries and says where they are.
+/// Gets the binaries and prints their folder.
 pub fn run(root: &Utf8Path, args: &KubeArgs) -> Result<()> {
     let folder = provide(root, args.tier, args.install)?;
     if args.print {
@@ -87,8 +87,8 @@ fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
     Ok(place.folder)
 }
 
-/// The binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for everybody else. Where
-/// they cannot be had it says so, and in CI (`CI=true`), which may also install packages, it fails.
+/// Gets the binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for other users.
+/// If they are unavailable it prints that, and in CI (`CI=true`), which may also install packages, it fails.
 /// `api_alone` leaves the node out.
 pub fn stage(root: &Utf8Path, api_alone: bool) -> Result<Option<Utf8PathBuf>> {
     let ci = variable("CI").as_deref() == Some("true");
@@ -133,7 +133,7 @@ fn missing(folder: &Utf8Path, tier: Tier) -> Vec<&'static Binary> {
     BINARIES.iter().filter(|binary| binary.tier <= tier && !folder.join(binary.name).is_file()).collect()
 }
 
-/// Gets one binary from the first source that has it; an error tells what each of them said.
+/// Gets one binary from the first source that has it; the error lists the failure of each source.
 fn obtain(place: &CacheDir, binary: &Binary, network: &mut fetch::Network) -> Result<()> {
     let mut refusals = String::new();
     for source in binary.sources {

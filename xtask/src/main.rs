@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Carries out one task; `false` says that it found something to complain about and has printed it.
+/// Runs one task; `false` if it printed findings.
 fn run(task: &Task) -> anyhow::Result<bool> {
     let workspace = Workspace::open()?;
     match task {

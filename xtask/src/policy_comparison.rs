@@ -1,7 +1,7 @@
-//! One load, several policies: a tenant whose KV is too short for its load, the same for each policy.
+//! One load, several policies: a tenant with too little KV for its load, the same for each policy.
 //!
-//! The device is sized from what the model needs and the link from how fast the model computes here, so that the load
-//! exhausts KV and r = T_T / T_c is as wished on any machine.
+//! The device is sized from the needs of the model and the link from the speed of the model here, so that the load
+//! exhausts KV and r = T_T / T_c has the intended value on any machine.
 
 mod calibration;
 mod outcome;

@@ -9,9 +9,9 @@ const LEGEND: &str = "\
 Fields are in the order of their paths; `[]` is an item of a list. The column *default* says what holds where a field
 is left out. A **required** field has no default.\n";
 
-/// With what a text begins the sentence that says what holds where a field is left out.
+/// Start of the sentence about an omitted field.
 const DEFAULT: &str = "Default";
-/// With what it begins the one that says when a field must be there.
+/// Start of the sentence about the condition for a required field.
 const REQUIRED_WHEN: &str = "Required when ";
 
 /// Both pages: file name and content, as committed in `docs/reference`.
@@ -61,7 +61,7 @@ fn row(page: &mut String, path: &str, field: &Value, required: bool) {
     writeln!(page, "| `{path}` | {} | {default} | {meaning} |", kind(field)).expect("a String takes all");
 }
 
-/// What the last sentence of a field's text says of leaving the field out.
+/// The statement of a field's last sentence about its omission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stated<'a> {
     /// The value that holds then.
@@ -74,7 +74,8 @@ enum Stated<'a> {
     Nothing,
 }
 
-/// A field's text without the sentence that has a column of its own, and what that sentence says.
+/// Splits a field's text into the part without the sentence that has its own column, and the statement of that
+/// sentence.
 fn split(described: &str) -> (&str, Stated<'_>) {
     let last = |start: &str| {
         let at = described.rfind(start)?;

@@ -1,6 +1,6 @@
-//! Three tenants of one GPU whose KV is too short for their bursts, the same for each rule by which they share it.
+//! Three tenants of one GPU with too little KV for their bursts, the same for each sharing rule.
 //!
-//! The device is sized from what the model needs, the link and the objectives from how fast the model computes here.
+//! The device is sized from the needs of the model, the link and the objectives from the speed of the model here.
 
 pub mod delays;
 mod load;
@@ -27,7 +27,7 @@ pub const MODEL: &[&str] = &[
     "512", "--max-positions", "512",
 ];
 
-/// Requests whose KV a tenant's share has room for.
+/// Number of requests whose KV fits into a tenant's share.
 const SHARE_REQUESTS: u32 = 2;
 
 /// A rule by which the tenants share their GPU.
@@ -37,17 +37,18 @@ pub struct VictimPolicy {
     pub name: &'static str,
     /// The pool's policy.
     pub policy: &'static str,
-    /// Which neighbour is asked first.
+    /// Victim rule.
     victim: &'static str,
 }
 
 /// Fixed partitions: what does not fit is preempted and computed again.
 pub const FIXED: VictimPolicy =
     VictimPolicy { name: "Recompute", policy: "Recompute", victim: "MostRecentlyUsed" };
-/// Idle weights become KV; who ran last is asked first, because under round robin it runs again last.
+/// Idle weights become KV; the tenant that ran last is the first victim, because under round robin it runs again
+/// last.
 pub const MRU: VictimPolicy =
     VictimPolicy { name: "Oneiros, MRU", policy: "Oneiros", victim: "MostRecentlyUsed" };
-/// The same with the neighbour asked first that runs next.
+/// The same with the tenant that runs next as first victim.
 pub const LRU: VictimPolicy =
     VictimPolicy { name: "Oneiros, LRU", policy: "Oneiros", victim: "LeastRecentlyUsed" };
 

@@ -21,7 +21,7 @@ pub struct BenchEnv {
     bins: PathBuf,
     scratch: Scratch,
     model: PathBuf,
-    /// Whether we were told to end.
+    /// Signal state of this process.
     pub stop: Stop,
 }
 
@@ -153,8 +153,8 @@ impl Setup<'_> {
 pub struct Tenant<'a>(Up<'a>);
 
 impl Tenant<'_> {
-    /// Starts a tenant and waits until it serves on a free port. `name` tells it from others of this world that run at
-    /// the same time.
+    /// Starts a tenant and waits until it serves on a free port. `name` distinguishes it from others of this
+    /// environment that run at the same time.
     pub fn start<'a>(world: &'a BenchEnv, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
         let threads = setup.threads.map(|threads| ["--threads".to_owned(), threads.to_string()]);
         let page = setup.page.then(|| ["--page".to_owned(), "0".to_owned()]);
@@ -172,7 +172,7 @@ impl Tenant<'_> {
         self.0.page()
     }
 
-    /// A folder that goes with it.
+    /// Folder that is removed with it.
     pub fn files(&self) -> &Path {
         self.0.files()
     }
@@ -202,7 +202,7 @@ impl Tenant<'_> {
         Ok(total_ns)
     }
 
-    /// What `sluice top --once --json` tells of it.
+    /// Returns the output of `sluice top --once --json` for it.
     pub fn state(&self) -> Result<Value> {
         self.0.states()?.into_iter().next().context("sluice top shows no tenant")
     }

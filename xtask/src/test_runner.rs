@@ -135,7 +135,7 @@ pub fn binaries(target: &Utf8Path, cross: Option<&str>) -> Utf8PathBuf {
     target.join(cross.unwrap_or("")).join("debug")
 }
 
-/// Runs one stage and says how it went and how long it took.
+/// Runs one stage and prints its result and duration.
 fn stage(name: &str, work: impl FnOnce() -> Result<bool>) -> Result<bool> {
     println!("== {name}");
     let start = Instant::now();
@@ -151,7 +151,7 @@ mod tests {
 
     use super::{binaries, shared_folder};
 
-    /// The folder of this crate, which has no `shared` beside it.
+    /// The folder of this crate, which has no sibling `shared`.
     fn root() -> &'static Utf8Path {
         Utf8Path::new(env!("CARGO_MANIFEST_DIR"))
     }

@@ -48,7 +48,7 @@ pub struct Member {
 /// A direct normal or build dependency, as declared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dependency {
-    /// Name of the package, whatever the crate calls it.
+    /// Name of the package; the crate may have another name.
     pub name: String,
     /// The name that the manifest gives it.
     pub key: String,
@@ -184,7 +184,7 @@ fn read_texts(root: &Utf8Path, files: &[String]) -> Result<BTreeMap<String, Stri
     Ok(texts)
 }
 
-/// The file's text; `None` if it is binary or too large to have been written by hand.
+/// Returns the file's text; `None` if it is binary or too large to be written manually.
 fn read_text(path: &Path) -> Result<Option<String>> {
     if fs::metadata(path)?.len() > LARGEST_TEXT_BYTES {
         return Ok(None);

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal};
 
 /// For each thing that is waited for.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Starts a process, as cargo starts compilers. This one holds the pipe `HELD` open as long as it lives.
+/// Starts a process, as cargo starts compilers. This one holds the pipe `HELD` open until it exits.
 const CARGO: &str = "#!/bin/sh\nsleep 60 >\"$HELD\" &\nwait\n";
 
 #[test]

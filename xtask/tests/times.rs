@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-/// So long ago everything was built.
+/// Age of all build outputs.
 const AGO: Duration = Duration::from_secs(3600);
 
 /// A repository with three files and the script, and a folder that is built into.

@@ -12,7 +12,7 @@ use sluice_wire::directive::{Directive, Fence};
 
 /// Timeout of one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Timeout of `/sleep` and `/wake_up`. The sidecar itself gives up after 60 s and reports it.
+/// Limit for falling asleep or waking. The sidecar gives up after 60 s and reports it.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// HTTP client for admin ports. Each request carries the token of its sidecar.
@@ -28,7 +28,7 @@ pub enum DirectiveRejected {
     /// The directive is not newer than the one in force.
     #[error("{problem}")]
     Stale {
-        /// Message of the sidecar.
+        /// The sidecar's message.
         problem: String,
         /// Fence of the directive that remains in force.
         in_force: Fence,
@@ -39,7 +39,7 @@ pub enum DirectiveRejected {
 }
 
 impl AdminClient {
-    /// Creates a client. It sends no request.
+    /// Creates a client without connections.
     ///
     /// # Errors
     /// The HTTP client cannot be created.
@@ -124,7 +124,7 @@ impl AdminClient {
         let answer = sent.map_err(reqwest::Error::without_url)?;
         let status = answer.status();
         let body = answer.bytes().await.map_err(reqwest::Error::without_url)?;
-        // An unreadable document is ignored, because the caller has the status.
+        // Any body: the status is returned.
         Ok((status, serde_json::from_slice(&body).unwrap_or_default()))
     }
 }

@@ -21,7 +21,7 @@ pub use client::RequestRecord;
 pub use load::{Arrivals, BenchRequest, Lengths};
 pub use report::{BenchReport, Distribution};
 
-/// Interval of progress lines when no progress bar is visible.
+/// Interval of progress lines without a terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -164,7 +164,7 @@ async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Req
     Ok(records.into_iter().map(|(_, record)| record).collect())
 }
 
-/// Prints progress lines at intervals when no bar is visible. Ends only with the run.
+/// Prints progress at intervals when there is no terminal. Only the end of the run ends it.
 async fn report_progress(bar: &ProgressBar, every: Duration, mut say: impl FnMut(String)) -> Infallible {
     if !bar.is_hidden() {
         return std::future::pending().await;

@@ -73,7 +73,7 @@ pub struct OverviewScope {
 pub struct TenantWithEvents {
     /// The tenant.
     pub tenant: ModelTenant,
-    /// Events about the tenant, oldest first, or why they cannot be read.
+    /// Its events, oldest first; or why they cannot be read.
     pub events: Result<Vec<EventSummary>, String>,
 }
 

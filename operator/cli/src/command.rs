@@ -30,7 +30,7 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 /// Name of the program as a kubectl plugin.
 pub const KUBECTL_PLUGIN: &str = "kubectl sluice";
 
-/// Run LLM tenants whose device memory flows to the one that needs it, watch them, measure them.
+/// Run LLM tenants whose device memory flows to the tenant that needs it, watch them, measure them.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version = VERSION.as_str(), arg_required_else_help = true)]
 pub struct Cli {
@@ -211,8 +211,8 @@ fn execute(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// Runs `future` on this thread. The kernel sends a sidecar its parent-death signal when the *thread* that started it
-/// ends, so that thread must exist as long as the process.
+/// One thread: a sidecar gets its parent-death signal when the *thread* that started it ends, so that thread must
+/// run as long as the process.
 fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }

@@ -82,7 +82,8 @@ impl DemoArgs {
 /// Runs the day under both rules and prints the difference.
 ///
 /// # Errors
-/// No model, too little memory, a tenant that cannot be served, a request that failed, an interruption before the end,
+/// No model, too little memory, a tenant that cannot be served, a request that failed, an interruption before the
+/// end,
 /// or an answer that differs between the rules.
 pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;

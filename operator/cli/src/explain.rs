@@ -34,7 +34,7 @@ pub struct ExplainArgs {
 /// Prints the explanation.
 ///
 /// # Errors
-/// There is no such tenant, or neither the cluster nor a sidecar can be asked about it.
+/// There is no such tenant, or no sidecar or operator can be asked about it.
 pub async fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let lines = if args.cluster.is_cluster() {
         explain_in_cluster(&args).await?
@@ -77,7 +77,7 @@ fn is_tenant(report: &TenantReport, namespace: &str, name: &str) -> bool {
     }
 }
 
-/// Describes a tenant's slot on a GPU, from its own state and those of its peers. Empty if it has none.
+/// Returns the report of a tenant's slot on a GPU, and the observations of its peers there; empty without a slot.
 fn slot_lines(tenants: &[TenantReport], namespace: &str, name: &str, now_unix_ms: u64) -> Vec<String> {
     let (own, others): (Vec<_>, Vec<_>) =
         tenants.iter().partition(|report| is_tenant(report, namespace, name));
@@ -101,8 +101,8 @@ fn report_lines(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -
     lines
 }
 
-/// Describes the observations of peers about the tenant `title`, NAMESPACE/NAME, as the holder of the time slice, and
-/// about their own hung engines.
+/// Returns the peers' observations of the tenant `title`, NAMESPACE/NAME, as holder of the time slice, and of their
+/// own hung engines.
 fn peer_observations<'a>(
     neighbours: impl Iterator<Item = &'a State>,
     title: &str,

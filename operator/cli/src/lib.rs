@@ -40,7 +40,7 @@ pub const EX_CONFIG: u8 = 78;
 /// Prints a line on stdout.
 ///
 /// # Errors
-/// The line cannot be written. A closed pipe, as after `head`, is not an error: its reader wants no more lines.
+/// It cannot be written. A closed pipe, such as that of `head`, is no error.
 fn print(line: impl Display) -> anyhow::Result<()> {
     match writeln!(std::io::stdout(), "{line}") {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

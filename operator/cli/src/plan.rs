@@ -88,7 +88,7 @@ pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
         }
     };
     let outcome = print_plan(&mut tell, &after, before.as_ref());
-    // A failed write matters more than a plan that does not fit.
+    // A plan that could not be printed is worse than one that does not fit.
     printed.and(outcome)
 }
 
@@ -130,7 +130,7 @@ fn print_plan(
     }
 }
 
-/// Renders the plan of a pool, compared with the earlier one.
+/// Renders the plan of a pool, compared with its previous state.
 fn render_pool(pool: &PoolInputs<'_>, before: Option<&PoolInputs<'_>>) -> RenderedPool {
     let Some(before) = before else {
         let seen = pool.observed();

@@ -1,8 +1,8 @@
 //! The per-user runtime folder, where running sidecars are found.
 //!
 //! `<runtime>/<namespace>.<name>/` holds one tenant's configuration, socket, token and record,
-//! `<runtime>/gpu.<namespace>.<name>/` the shared files of the tenants of one GPU. A lock on the folder shows that a
-//! process runs the tenant; the folder is removed when that process ends.
+//! `<runtime>/gpu.<namespace>.<name>/` the files that the tenants of one GPU share. A lock on the folder marks it
+//! as in use; its owner removes it at exit.
 
 use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -21,8 +21,8 @@ const LOCK_FILE: &str = "lock";
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// Opens `path`, or `$XDG_RUNTIME_DIR/sluice`, or a folder of this user in the system's temporary one. Creates it
-    /// if absent.
+    /// Opens `path`, or `$XDG_RUNTIME_DIR/sluice`, or a folder of this user under the system's temporary one.
+    /// Creates it if absent.
     ///
     /// # Errors
     /// The folder cannot be created or belongs to another user.
@@ -36,7 +36,7 @@ impl RuntimeDir {
         Ok(RuntimeDir(path))
     }
 
-    /// Locks the folder of one tenant.
+    /// Claims the folder of one tenant.
     ///
     /// # Errors
     /// Another process runs that tenant.
@@ -45,8 +45,8 @@ impl RuntimeDir {
         self.lock_dir(&format!("{namespace}.{name}"), &busy)
     }
 
-    /// Locks the shared folder of the tenants of the GPU `namespace`/`name`, and empties it: its files belong to an
-    /// earlier run.
+    /// Claims the folder that the tenants of the GPU `namespace`/`name` share, and empties it: its files belong to
+    /// an earlier run.
     ///
     /// # Errors
     /// Another process runs tenants on that GPU.
@@ -172,7 +172,7 @@ fn create_private_dir(path: &Path) -> anyhow::Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// The locked folder of one tenant or one GPU. It is removed on drop.
+/// The folder of one tenant or one GPU. Dropping this value removes it.
 #[derive(Debug)]
 pub struct LockedDir {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! Finds other binaries of the product: in `$SLUICE_BIN_DIR`, then in the folder of this one, then on PATH.
+//! Other binaries of the product: searched in `$SLUICE_BIN_DIR`, then in the folder of this one, then on PATH.
 
 use std::path::{Path, PathBuf};
 

@@ -26,7 +26,7 @@ use view::RenderContext;
 
 /// Interval of reading the sidecars of this machine.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval of reading a cluster, whose operator reads its sidecars twice a minute.
+/// Refresh interval of a cluster, whose operator reads its sidecars twice a minute.
 const CLUSTER_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Width of `--once`, columns: enough for every column of the table.
 const ONCE_COLUMNS: usize = 110;

@@ -69,7 +69,7 @@ pub struct UpArgs {
     pub poison: bool,
 }
 
-/// Runs until a signal stops it.
+/// Runs until it is stopped.
 ///
 /// # Errors
 /// A file cannot be read, an object is wrong or needs an unsupported feature, a sibling binary is missing, or a tenant

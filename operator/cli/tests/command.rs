@@ -132,7 +132,7 @@ fn a_benchmark_of_nothing_is_a_wrong_argument_and_does_not_wait_for_ever() {
     }
 }
 
-/// The commands whose output is their product and that need no server.
+/// The commands whose output is their product, as far as they work without a running tenant.
 const PRODUCTS: [&[&str]; 4] =
     [&["plan", "-f", "pool.yaml"], &["top", "--once"], &["top", "--once", "--json"], &["completion", "bash"]];
 

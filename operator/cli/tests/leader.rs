@@ -70,7 +70,7 @@ async fn connection(mut stream: TcpStream, asked: RequestLog) {
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "sluice-operator"},
         "spec": {"holderIdentity": "sluice-operator-1"},
     });
-    // This connection ends here. Without the header, a client may send its next request on it.
+    // This connection ends here. Without the header, without the header a client may send its next request on it.
     stream.write_all(http("connection: close\r\n", &lease.to_string()).as_bytes()).await.unwrap();
 }
 

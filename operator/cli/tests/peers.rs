@@ -107,7 +107,7 @@ fn up(world: &TestEnv) -> Child {
     start(world.sluice(&["up", "-f", "local.yaml", "--port", "0"]))
 }
 
-/// Stops `sluice up` in order; returns its output.
+/// Ends it in order; returns its output since then.
 fn finish_up(up: Child, world: &TestEnv) -> ProcessOutput {
     signal(&up, Signal::TERM);
     let outcome = ProcessOutput::from_output(up.wait_with_output().unwrap());

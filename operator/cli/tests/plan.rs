@@ -28,7 +28,7 @@ fn tenant(name: &str, source: &str, more: &str) -> String {
 const FILE: &str = "{type: File, file: {path: models/here}}";
 const HUB: &str = "{type: HuggingFace, huggingFace: {repo: a/b}}";
 
-/// An environment whose sidecar reports the sizes of models, and records its arguments.
+/// Creates an environment whose sidecar returns the requested sizes and records the requests.
 fn test_env() -> TestEnv {
     let world = TestEnv::new();
     world.script("sluice-sidecar", &format!("echo \"$*\" >> asked\necho '{REPORT}'\n"));

@@ -33,7 +33,7 @@ pub fn admin(name: &'static str) -> SocketAddr {
     serve(axum::Router::new().route("/v1/state", get(answer)))
 }
 
-/// Creates the files of a running tenant.
+/// A tenant that appears to run.
 pub fn tenant(world: &TestEnv, name: &str, admin: SocketAddr, token: &str) -> LockedDir {
     let folder = RuntimeDir::open(Some(&world.path("run"))).unwrap().claim("default", name).unwrap();
     let token_file = folder.path().join("token");
@@ -52,7 +52,7 @@ pub fn tenant(world: &TestEnv, name: &str, admin: SocketAddr, token: &str) -> Lo
     folder
 }
 
-/// Returns an address without a listener.
+/// Returns a port without a listener.
 fn unused_address() -> SocketAddr {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }

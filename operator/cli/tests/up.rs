@@ -374,7 +374,7 @@ fn unread_output_does_not_block() {
     let world = test_env(&sidecar_at(probes).replace("exec sleep 600", "sleep 0.5\nkill -9 $$"));
     let mut up = start(&world);
     drop((up.stdout.take(), up.stderr.take()));
-    // Ready, killed and started again; the lines about it have no reader.
+    // Ready, killed and started again, each with a line that is not read.
     started_pids(&world, 3);
     assert!(up.try_wait().unwrap().is_none(), "it goes on");
     signal(&up, Signal::TERM);

@@ -230,8 +230,8 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
     Some(Reason::new(Level::Bad, "holder", text))
 }
 
-/// Sums the grants by lender and borrower. Both ends report a grant; the larger value counts, so that a tenant that
-/// does not answer is not missed.
+/// Sums grants by lender and borrower. Either end reports them; the larger report counts, so that a missing one
+/// does no harm.
 fn loans(reports: &[TenantReport]) -> Vec<Loan> {
     let mut told: Vec<(Loan, bool)> = Vec::new();
     for state in states(reports) {

@@ -56,8 +56,8 @@ fn six_states_have_the_committed_structure_at_both_widths_and_in_both_colours() 
     }
 }
 
-/// Nothing is wider than the screen, nothing is loaded from elsewhere, all of it is small, and text is readable on its
-/// ground.
+/// Checks that no element is wider than the screen, no resource is from another host, the page is small, and text
+/// has enough contrast.
 fn looks_right(sight: &PageView, what: &str) {
     sight.is_narrow_and_small(what);
     let faint = sight.value(FAINT);

@@ -103,7 +103,7 @@ impl Budget {
 pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
     let wanted = if args.only.is_empty() { Budget::value_variants() } else { &args.only };
-    // Before anything of ours runs: its load tells how quiet the machine was.
+    // Before the benchmarks start: the load shows how quiet the machine was.
     let machine = machine::describe();
     build(workspace, wanted, &stop)?;
     let bench = Bench { workspace, stop, pairs: args.pairs.into() };

@@ -1,4 +1,5 @@
-//! What a figure was measured on: processor, cores, memory, kernel, tree. Never who the machine is.
+//! Description of the machine behind a figure: processor, cores, memory, kernel, tree. It contains nothing that
+//! identifies the machine.
 
 use std::process::Command;
 
@@ -31,7 +32,7 @@ const FEATURES: [&str; 20] = [
     "i8mm",
 ];
 
-/// The machine at this moment; its load tells how quiet it was.
+/// Returns the machine at this moment; its load shows how quiet it was.
 pub fn describe() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let load = read("/proc/loadavg");

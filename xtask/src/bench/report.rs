@@ -1,4 +1,4 @@
-//! What a benchmark says at its end: verdicts as lines, and a file for programs.
+//! The output of a benchmark: verdicts as lines, and a file for programs.
 
 use std::path::Path;
 

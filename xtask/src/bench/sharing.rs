@@ -1,5 +1,5 @@
-//! `cargo xtask bench neighbours`: three tenants of one GPU under the rules by which they may share it, and what it costs one
-//! of them to come back from hibernation.
+//! `cargo xtask bench neighbours`: three tenants of one GPU under each sharing rule, and the cost of waking from
+//! hibernation.
 
 mod table;
 mod verdict;
@@ -26,8 +26,8 @@ const NAPS: u32 = 7;
 const RATIO: f64 = 7.5;
 /// The load of a run.
 const SIZE: Size = Size::FULL;
-/// Loads, and the rules that are compared under each; the first is what the others are measured against. Whom to ask first
-/// matters where it is known who runs next.
+/// Loads, and the rules compared under each; the first is the baseline. The victim rule matters where the next
+/// tenant to run is known.
 const LOADS: [(Shape, &[VictimPolicy]); 2] =
     [(Shape::Alternating, &[FIXED, MRU, LRU]), (Shape::Skewed, &[FIXED, MRU])];
 
@@ -98,7 +98,7 @@ pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
     Ok(passed)
 }
 
-/// All loads and rules once, then all of them again: what the machine does meanwhile hits all alike.
+/// Runs all loads and rules once, then all of them again, so that changes of the machine affect all alike.
 fn measure(world: &BenchEnv, setting: &Setting, repetitions: u32) -> Result<Vec<Runs>> {
     let mut all: Vec<Runs> = LOADS.into_iter().map(Runs::new).collect();
     let count = repetitions as usize * all.iter().map(|runs| runs.rules.len()).sum::<usize>();

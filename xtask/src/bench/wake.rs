@@ -18,7 +18,7 @@ use crate::workspace::Workspace;
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
 const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
-/// The first token may take so much longer than the bound (DESIGN 6).
+/// Maximum ratio of the first token's time to the bound (DESIGN 6).
 const LIMIT: f64 = 1.15;
 const MIB: u64 = 1 << 20;
 /// Memory of the GPU for the generated model: three times the weights, so that all layers stay resident.
@@ -116,7 +116,7 @@ impl Samples {
         middle(&self.awake) / shape.layers
     }
 
-    /// The bare copy of so many bytes, milliseconds.
+    /// Returns the time of a bare copy of `bytes`, milliseconds.
     fn copy(&self, bytes: f64) -> f64 {
         bytes / self.link_bytes_per_s * 1e3
     }
@@ -183,7 +183,7 @@ impl Host {
 }
 
 impl Wakes {
-    /// Has a tenant sleep and wake so many times at each ratio.
+    /// Makes a tenant sleep and wake `repetitions` times at each ratio.
     pub(super) fn measure(world: &BenchEnv, repetitions: u32) -> Result<Wakes> {
         eprintln!("measuring the model while it is awake");
         let host = Host::of(world)?;
@@ -329,7 +329,7 @@ impl Visit {
         Ok(Visit { serve, admin: text("admin")?.parse()?, token: token.trim().to_owned(), asked: 0 })
     }
 
-    /// One token after a prompt that nobody has asked before. Milliseconds.
+    /// Returns the time of one token after a new prompt, milliseconds.
     fn ask(&mut self) -> Result<f64> {
         self.asked += 1;
         let mut word = self.asked.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -344,8 +344,8 @@ impl Visit {
         Ok(milliseconds(begun))
     }
 
-    /// The same of a tenant that was told to sleep, from the order to wake on, which is on its way while the request is;
-    /// and the time until that order was carried out.
+    /// The same for a tenant that was ordered to sleep, from the order to wake on, with the request sent during the
+    /// wake-up. Also returns the time until that order was carried out.
     fn ask_while_waking(&mut self) -> Result<(f64, f64)> {
         let (admin, token) = (self.admin, self.token.clone());
         let begun = Instant::now();
@@ -371,7 +371,7 @@ fn milliseconds(begun: Instant) -> f64 {
 mod tests {
     use super::*;
 
-    /// With so many bytes per second; a prompt takes 40 ms.
+    /// Returns samples with this bandwidth; a prompt takes 40 ms.
     fn samples(link_bytes_per_s: f64) -> Samples {
         let (awake, woken) = (vec![40.0, 39.0, 44.0], vec![50.0]);
         Samples { ratio: 1.0, link_bytes_per_s, awake, woken, mapped: vec![5.0], copied_bytes: 4500.0 }

@@ -25,7 +25,7 @@ pub fn find() -> Result<Utf8PathBuf> {
     Ok(program)
 }
 
-/// Has cargo build it from the registry. Cargo holds a lock on `home` meanwhile, so that two runs build it once.
+/// Builds it from the registry with cargo. Cargo locks `home` during the build, so that two runs build it once.
 fn install(home: &Utf8Path) -> Result<()> {
     println!("building mdbook {VERSION} into {home}; this takes minutes, once");
     let arguments = ["install", "mdbook", "--version", VERSION, "--locked", "--root", home.as_str()];

@@ -14,7 +14,7 @@ pub const VERSION: &str = "12.0.140";
 /// Names a folder that has `libnvrtc.so.*` and `libnvrtc-builtins.so.*`, instead of the wheel.
 const FOLDER: &str = "SLUICE_NVRTC";
 
-/// Where NVRTC lies, and whether it is [`VERSION`] itself, so that its PTX can be compared.
+/// Folder of NVRTC, and whether it is [`VERSION`] itself, so that its PTX can be compared.
 pub struct Found {
     /// The folder of the two libraries.
     pub folder: Utf8PathBuf,
@@ -22,7 +22,7 @@ pub struct Found {
     pub pinned: bool,
 }
 
-/// Finds NVRTC, downloading it if need be; an error says why there is none.
+/// Finds NVRTC, downloading it if necessary; the error has the reason.
 pub fn find() -> Result<Found> {
     if let Some(folder) = variable(FOLDER) {
         return Ok(Found { folder: folder.into(), pinned: false });
@@ -36,7 +36,7 @@ pub fn find() -> Result<Found> {
     Ok(Found { folder, pinned: true })
 }
 
-/// Downloads and unpacks the wheel beside `home`, then puts it there in one rename.
+/// Downloads and unpacks the wheel next to `home`, then moves it there in one rename.
 fn download(home: &Utf8PathBuf) -> Result<()> {
     let draft = Utf8PathBuf::from(format!("{home}.{}", std::process::id()));
     let wheel = format!("nvidia-cuda-nvrtc-cu12=={VERSION}");
@@ -45,7 +45,7 @@ fn download(home: &Utf8PathBuf) -> Result<()> {
     let result = python(&[&pip[..], &[draft.as_str(), &wheel]].concat())
         .and_then(|()| unpack(&draft))
         .and_then(|()| match fs::rename(&draft, home) {
-            // Somebody else was faster.
+            // Another run was faster.
             Err(_) if home.is_dir() => Ok(()),
             other => other.context("renaming the unpacked wheel"),
         });

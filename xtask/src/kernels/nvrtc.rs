@@ -59,7 +59,7 @@ impl Nvrtc {
     /// Compiles `source` for `architecture`: PTX for `compute_*`, machine code for `sm_*`.
     ///
     /// # Errors
-    /// What the compiler says of the source.
+    /// The compiler's messages.
     pub fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>> {
         let program = self.create(name, source)?;
         let result = self.compile_program(program, architecture);

@@ -1,4 +1,4 @@
-//! Building a binary from Go modules, with whatever Go there is.
+//! Builds a binary from Go modules, with any installed Go.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use super::recipe::{GO_WHEEL, Package};
 use super::{CacheDir, install, wheel};
 use crate::cache::{self, variable};
 
-/// Where Go lies that is not on the PATH.
+/// Usual paths of Go outside the PATH.
 const USUAL: [&str; 3] = ["/usr/local/go/bin/go", "/usr/lib/go/bin/go", "/snap/bin/go"];
 /// From here on a Go fetches the version that a module asks for by itself.
 const OLDEST: (u32, u32) = (1, 21);
@@ -43,7 +43,8 @@ fn build(place: &CacheDir, name: &str, package: &Package, go: &Utf8Path) -> Resu
         .args(["build", "-trimpath", "-tags", package.tags])
         .args(["-ldflags", &format!("-s -w {}", package.stamp), "-o", draft.as_str(), package.path])
         .env("CGO_ENABLED", "0")
-        // Exactly the versions and digests of the module, by the Go that it asks for, whatever the user's settings say.
+        // Uses exactly the versions and digests of the module and the Go version that it requires, independent of
+        // the user's settings.
         .env("GOFLAGS", "-mod=readonly")
         .env("GOWORK", "off")
         .env("GOTOOLCHAIN", "auto")
@@ -60,7 +61,7 @@ fn build(place: &CacheDir, name: &str, package: &Package, go: &Utf8Path) -> Resu
     install::install(&draft, &place.folder, name)
 }
 
-/// Waits for the end of a build, and says now and then that it goes on.
+/// Waits for the end of a build, and prints its progress at intervals.
 fn wait(name: &str, mut child: Child) -> Result<()> {
     let (start, mut said) = (Instant::now(), Instant::now());
     loop {

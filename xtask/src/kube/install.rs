@@ -8,7 +8,7 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// Holds the folder for this run, until the value goes; waits for another run that has it.
+/// Locks the folder until the value is dropped; waits for another run that holds it.
 pub fn lock(folder: &Utf8Path) -> Result<File> {
     let path = Utf8PathBuf::from(format!("{folder}.lock"));
     let file = File::create(&path).with_context(|| format!("creating {path}"))?;
@@ -22,7 +22,7 @@ pub fn lock(folder: &Utf8Path) -> Result<File> {
     Ok(file)
 }
 
-/// A path beside the binary's for a draft of it. Whatever an earlier run left there goes.
+/// Returns a path next to the binary's for a draft of it. Removes the draft of an earlier run.
 pub fn draft(folder: &Utf8Path, name: &str) -> Result<Utf8PathBuf> {
     let path = folder.join(format!(".{name}.draft"));
     match fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path)) {

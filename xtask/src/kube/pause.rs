@@ -9,7 +9,7 @@ use cargo_metadata::camino::Utf8Path;
 use super::{CacheDir, install};
 use crate::image;
 
-/// What containerd is told to use, as upstream calls it.
+/// Image name in containerd's configuration, as upstream names it.
 const NAME: &str = "registry.k8s.io/pause:3.10.1";
 const SLEEP: [&str; 2] = ["/usr/bin/sleep", "/bin/sleep"];
 

@@ -59,7 +59,7 @@ pub enum Source {
     Pause,
 }
 
-/// A download, and the digest that the project publishes beside it. `{arch}` stands for `amd64` or `arm64`.
+/// A download, and the digest that the project publishes with it. `{arch}` stands for `amd64` or `arm64`.
 pub struct Official {
     /// Address.
     pub url: &'static str,
@@ -208,7 +208,7 @@ pub const BINARIES: [Binary; 13] = [
 /// Name of the folder in the cache: another one for other versions or another processor.
 pub fn folder_name(root: &Utf8Path) -> Result<String> {
     let mut digest = ring::digest::Context::new(&ring::digest::SHA256);
-    // Versions, flags and addresses: whatever is got in another way is another thing.
+    // Versions, flags and addresses: a changed source is a different binary.
     digest.update(include_bytes!("recipe.rs"));
     for module in modules() {
         let path = root.join(MODULES).join(module).join("go.sum");

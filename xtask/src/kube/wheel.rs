@@ -64,7 +64,7 @@ pub fn remove(folder: &Utf8Path) -> Result<()> {
     }
 }
 
-/// Runs python3; an error is the last line of what it says.
+/// Runs python3; the error is the last line of its output.
 pub fn python(arguments: &[&str]) -> Result<()> {
     let output = Command::new("python3").args(arguments).stdin(Stdio::null()).output();
     let output = output.context("python3 does not start")?;

@@ -41,7 +41,7 @@ pub fn calibrate(world: &BenchEnv, load: Load) -> Result<Calibration> {
     Calibration::from_state(&tenant.state()?, chunk_bytes, ttft_ms)
 }
 
-/// Small beside a layer, so that little is lost to rounding, and few enough chunks to map each by itself.
+/// Small compared with a layer, so that little is lost to rounding, and few enough chunks to map each separately.
 fn chunk_bytes(weights_bytes: u64) -> u64 {
     match weights_bytes / MIB {
         0..128 => MIB / 16,

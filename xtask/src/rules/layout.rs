@@ -1,4 +1,4 @@
-//! Module files are `foo.rs` beside `foo/`: a file that is open shows its name.
+//! Module files are `foo.rs` next to `foo/`: an editor tab shows the name of the module.
 
 use crate::lint_violation::LintViolation;
 

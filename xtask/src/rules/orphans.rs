@@ -1,4 +1,4 @@
-//! A source file that no module names is dead, and the compiler says nothing about it.
+//! A source file that no module names is unused, and the compiler does not report it.
 
 mod declared;
 

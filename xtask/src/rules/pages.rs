@@ -11,7 +11,7 @@ pub const SUMMARY: &str = "docs/SUMMARY.md";
 /// Widest line, in characters. Rows of tables cannot be wrapped and may be wider.
 const WIDEST_LINE_CHARS: usize = 120;
 
-/// Pages beside those of `docs/` that are held to the width.
+/// Pages outside `docs/` whose width is checked.
 const ROOT_PAGES: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
 
 /// Findings for lines that are too wide.

@@ -1,8 +1,8 @@
-//! What lives in the pod never reaches kube, through whatever chain of normal and build dependencies.
+//! Crates of the pod never reach kube, through any chain of normal and build dependencies.
 //!
-//! Cargo.lock holds every edge of every platform and of every feature that any member asks for. So if no path in it
+//! Cargo.lock holds every edge of every platform and of every feature that any member requests. So if no path in it
 //! leads to kube, there is none. If one does, it may exist only because a sibling's features were counted in; the
-//! caller then asks `cargo tree` for that crate alone, and [`path_in_tree`] reads the answer.
+//! caller then runs `cargo tree` for that crate alone, and [`path_in_tree`] reads the output.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,7 +29,7 @@ pub fn parse_lock(lock: &str) -> Graph {
     graph
 }
 
-/// `graph` with the dev-dependencies of the members taken out: the lock file does not tell them apart.
+/// Returns `graph` without the dev-dependencies of the members: the lock file does not distinguish them.
 pub fn without_dev_edges(mut graph: Graph, members: &[Member]) -> Graph {
     for member in members {
         let counted = member.dependencies.iter().map(|edge| edge.name.clone()).collect();

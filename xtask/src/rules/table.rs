@@ -26,7 +26,7 @@ pub const GUARDED: [&str; 7] = ["cudarc", "k8s-openapi", "kube", "reqwest", "rus
 /// Features of the crate `kube` that need no client.
 pub const KUBE_WITHOUT_CLIENT: [&str; 3] = ["admission", "derive", "jsonpatch"];
 
-/// Whoever lives in the pod: through the whole tree of dependencies they never reach kube.
+/// Crates of the pod: their whole tree of dependencies never contains kube.
 pub const NEVER_REACH_KUBE: [&str; 9] = [
     "sluice-policy",
     "sluice-ports",
@@ -88,7 +88,8 @@ pub const TABLE: [Row; 19] = [
         never: &["tokio", "kube"],
         ..BLANK
     },
-    // rustix: the sidecar supervises its engine by pidfd and sends signals. reqwest: it asks its neighbours.
+    // rustix: the sidecar supervises its engine by pidfd and sends signals. reqwest: it sends requests to its
+    // peers.
     Row {
         name: "sluice-agent",
         may: &[

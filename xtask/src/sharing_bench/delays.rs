@@ -1,4 +1,4 @@
-//! How long neighbours made each other wait, as the sidecars measured it.
+//! Delays that peers caused each other, as the sidecars measured them.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub const KINDS: [(&str, &str); 5] = [
 /// One of each of [`KINDS`].
 pub type Delays = [Delay; KINDS.len()];
 
-/// Reads the states of all tenants. What nobody has measured has no samples.
+/// Reads the states of all tenants. A delay that no sidecar has measured has no samples.
 pub fn read(states: &[Value]) -> Delays {
     KINDS.map(|(_, path)| Delay::over(states.iter().filter_map(|state| state.pointer(path))))
 }

@@ -1,4 +1,4 @@
-//! Who gets how many requests, and when.
+//! Requests of each tenant, and their times.
 
 use anyhow::Result;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::tenant::{BenchEnv, Up};
 /// How much is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Size {
-    /// Times that the turn of bursts goes round the tenants.
+    /// Number of times that bursts cycle through the tenants.
     cycles: u32,
     /// Requests of a burst.
     requests: u32,
@@ -40,7 +40,7 @@ impl Size {
 /// How the load is spread over the tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// Bursts go round the tenants, each when its predecessor has ended; the others have nothing to do meanwhile.
+    /// Bursts cycle through the tenants, each after its predecessor has ended; the other tenants are idle.
     Alternating,
     /// The first tenant gets burst after burst, each of the others now and then one request.
     Skewed,
@@ -57,7 +57,7 @@ pub struct Stream {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Arrivals {
-    /// So many are always open.
+    /// This number is always open.
     Open(u32),
     /// A fixed gap, milliseconds.
     Every(u64),

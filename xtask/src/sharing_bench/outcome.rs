@@ -44,17 +44,17 @@ pub struct Outcome {
     pub preempted: u64,
     /// Tokens computed again after a preemption.
     pub recomputed: u64,
-    /// Chunks that neighbours lent, all loans together.
+    /// Chunks that peers lent, over all loans.
     pub chunks_lent: u64,
     /// Most chunks that were lent at a time, as far as was seen.
     pub chunks_lent_most: u64,
-    /// Most weight layers that had left for neighbours at a time, as far as was seen.
+    /// Maximum of weight layers lent to peers at a time, over all polls.
     pub layers_lent: u64,
     /// Most requests in a tenant's batch at a time, as far as was seen.
     pub running: u64,
     /// Bytes copied to the device, loading included.
     pub copied_bytes: u64,
-    /// How long neighbours made each other wait.
+    /// Delays that peers caused each other.
     pub delays: Delays,
     /// Every request's text, round by round.
     pub outputs: Vec<Vec<u8>>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// Longest silence: of whoever computes first, and of connections that nobody takes.
+/// Longest silence: of a response that is computed first, and of a connection that is not accepted.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What `GET path` answers.

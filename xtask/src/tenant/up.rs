@@ -26,8 +26,8 @@ pub struct Up<'a> {
 }
 
 impl Up<'_> {
-    /// Starts the tenants of `yaml`, which are `tenants`, and waits until all serve: on `port` and the next ones, 0 = on
-    /// free ones. `name` tells it from others of this world that run at the same time.
+    /// Starts the tenants of `yaml`, which are `tenants`, and waits until all serve: on `port` and the next ones, 0
+    /// = on free ones. `name` distinguishes it from others of this environment that run at the same time.
     pub fn start<'a>(
         world: &'a BenchEnv,
         name: &str,
@@ -71,12 +71,12 @@ impl Up<'_> {
         &self.runtime
     }
 
-    /// A folder that goes with it.
+    /// Folder that is removed with it.
     pub fn files(&self) -> &Path {
         &self.files
     }
 
-    /// What `sluice top --once --json` tells, in the order of the tenants' names.
+    /// Returns the output of `sluice top --once --json`, in the order of the tenants' names.
     pub fn states(&self) -> Result<Vec<Value>> {
         let mut top = self.world.command("sluice");
         top.env("SLUICE_RUNTIME_DIR", &self.runtime).args(["top", "--once", "--json"]);
@@ -104,7 +104,7 @@ impl Drop for Up<'_> {
 fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
-        // A receiver that has gone does not end the reading: a full pipe would stop the writer.
+        // A dropped receiver does not end the reading: a full pipe would stop the writer.
         BufReader::new(pipe).lines().map_while(Result::ok).for_each(|line| drop(sender.send(line)));
     });
     receiver

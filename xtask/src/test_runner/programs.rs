@@ -1,7 +1,8 @@
-//! Programs of tests: built, then run, one of them beside others.
+//! Test programs: built, then run, one of them in parallel with others.
 //!
-//! `cargo test` runs one program after another. That of the node spends most of its time waiting for kubelets and probes, so it
-//! runs while the others are built, and beside those that only compute. What looks at the clock runs alone after it.
+//! `cargo test` runs one program after another. The one of the node spends most of its time waiting for kubelets
+//! and probes, so it runs while the others are built, and in parallel with those that only compute. Programs that
+//! check times run alone after it.
 
 use std::io::BufReader;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +19,7 @@ use crate::process;
 const END_TO_END: &str = "sluice-e2e";
 /// Its tests on a node.
 const NODE: &str = "node";
-/// Packages whose tests hold the product to times.
+/// Packages whose tests check times.
 const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
 /// Options with which a test program prints the time of each test.
 const TIMED: [&str; 3] = ["-Z", "unstable-options", "--report-time"];
@@ -147,7 +148,7 @@ type Run = (Vec<String>, Times, Vec<Program>);
 
 fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<Run>> {
     let work = || {
-        // Of this thread, and so of whatever it starts.
+        // The nice value of this thread, which its child processes inherit.
         rustix::process::nice(NICE).context("nice")?;
         let Some(programs) = built(tests())? else { return Ok(None) };
         let others = programs.into_iter().filter(|program| !program.is_of_node());
@@ -179,7 +180,8 @@ fn failing(programs: &[Program], environment: &Command, times: &mut Times) -> Re
     Ok(failed)
 }
 
-/// One that runs beside others. What it prints is in a file until it has ended, and is shown then. Dropped, it is ended.
+/// A program that runs in parallel with others. Its output is written to a file and shown after its end. Dropping
+/// this value ends it.
 struct BackgroundProgram {
     title: String,
     child: Child,

@@ -135,7 +135,7 @@ fn a_request_that_cannot_be_is_refused_by_its_field() {
         (1, "Renew/ttl_ms", json!(0)),
         (2, "Revoke/bytes", json!(1)),
         (2, "Revoke/why", json!("Mood")),
-        // A value that no version has ever sent.
+        // A value that no sidecar sends.
         (2, "Revoke/why", json!("LenderLeaves")),
         (2, "Revoke/lender/index", json!(-1)),
         (3, "Cancel/nonce", json!(0)),

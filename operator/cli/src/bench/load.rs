@@ -60,7 +60,7 @@ impl FromStr for Arrivals {
     }
 }
 
-/// Error message for a value that is neither a pair nor a file.
+/// Message for a text that has neither form.
 const LENGTHS_SYNTAX: &str =
     "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no file is called so";
 

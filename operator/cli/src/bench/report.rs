@@ -44,7 +44,7 @@ pub struct BenchReport {
     pub failed: usize,
     /// Failures by message.
     pub errors: BTreeMap<String, usize>,
-    /// Error message of the request that failed first.
+    /// Message of the first failed request.
     pub first_error: Option<String>,
     /// From the first request to the last answer, seconds.
     pub duration_s: f64,

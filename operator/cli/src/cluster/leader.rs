@@ -87,7 +87,7 @@ impl LeaderClient {
         let stream = forwarded.take_stream(PORT).context("the forwarded port has no stream")?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
-            // The forwarding ends with the connection; the next request reports a broken connection.
+            // The forwarding ends with the connection; the next request reports why it broke.
             let _ = connection.await;
             forwarded.abort();
         });

@@ -17,13 +17,13 @@ pub const NAMESPACE: &str = "sluice-demo";
 
 /// Most threads of an engine: the models of a demo are too small for more.
 const MAX_THREADS: u32 = 8;
-/// The link gets this fraction of the copy rate of one thread, which bounds the share of one core that copies use.
+/// The link has this part of the bandwidth of one copying thread: copies take at most this part of one core.
 const LINK_DIVISOR: u64 = 4;
 /// Number of requests whose KV fits into a tenant's share.
 const REQUESTS_PER_SHARE: u64 = 2;
 /// Number of requests of a burst.
 const BURST_REQUESTS: std::ops::RangeInclusive<u64> = 4..=8;
-/// Largest part of its layers that a peer lends, percent: the default of a `GpuPool`.
+/// Maximum part of its layers that a peer lends, percent: the default of a `GpuPool`.
 const LENDABLE_PERCENT: u64 = 60;
 /// Least promised time between tokens, milliseconds: about reading speed.
 const MIN_TBT_MS: u64 = 50;
@@ -95,7 +95,7 @@ impl LatencySlo {
         Duration::from_millis(self.ttft_ms)
     }
 
-    /// Derives targets from the first tokens and step time of a warm-up with as many requests as fit into a share.
+    /// Derives the objective from the first tokens and the step of a warm-up that fills a share with requests.
     pub fn from_warm_up(ttft_ms: f64, step_ns: u64, requests: u64) -> LatencySlo {
         // Prompts are computed one after the other. Twice that time lets a burst that is served at once meet the
         // target.

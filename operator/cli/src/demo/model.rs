@@ -13,8 +13,8 @@ use crate::models::cache::user_cache;
 use crate::up::output::eprint_note;
 use crate::{Misconfigured, child, sibling_binaries};
 
-/// Name and shape of the generated model: 32 layers of 1.6 MB. It is small enough to be generated in a second, and has
-/// enough layers for a peer to lend many.
+/// Name and shape of the generated model: 32 layers of 1.6 MB. Few enough bytes to be generated in a second, enough
+/// layers for a peer to lend many.
 const SYNTHETIC_NAME: &str = "llama-32x256";
 #[rustfmt::skip]
 const SYNTHETIC_SHAPE: &[&str] = &[
@@ -92,7 +92,7 @@ async fn create_synthetic() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// A folder that is removed on drop, unless it was renamed.
+/// A folder that is removed with this value, unless it was renamed.
 struct TempFolder(PathBuf);
 
 impl Drop for TempFolder {

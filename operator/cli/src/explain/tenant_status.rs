@@ -8,7 +8,7 @@ use sluice_types::tenant::SlotStatus;
 use crate::cluster::EventSummary;
 use sluice_page::text::formatting::age;
 
-/// Most events that are shown.
+/// Maximum number of events shown.
 const MAX_EVENTS: usize = 10;
 
 /// Returns whether the tenant is ready, each condition, advice, and its slots.

@@ -20,7 +20,7 @@ pub type SlotTemplates = BTreeMap<SlotKey, SlotTemplate>;
 pub struct SlotTemplate {
     /// Its GPU.
     pub gpu: String,
-    /// Template of its pod; `None` = the model is unknown.
+    /// The template of its pod; `None` = the model is unknown.
     pub template: Option<PodTemplateSpec>,
 }
 
@@ -70,7 +70,7 @@ pub fn slot_change(before: &SlotTemplates, key: &SlotKey, now: &SlotTemplate) ->
     }
 }
 
-/// Returns what the operator would observe once `plan` is carried out and every tenant serves.
+/// Returns the observed state after `plan` is carried out and every tenant serves.
 pub fn observed_after(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>) -> ObservedPool {
     let mut seen = ObservedPool::default();
     for (at, planned) in plan.gpus.iter().enumerate() {

@@ -47,11 +47,11 @@ pub struct PoolInputs<'a> {
 }
 
 impl PlanInputs {
-    /// Loads objects of files. Those without a namespace get `namespace`, that of a cluster, else `default`.
+    /// Reads objects of files; those without a namespace are in `namespace`, that of a cluster, else in `default`.
     ///
     /// # Errors
-    /// All mistakes of the files. A pool or group that is missing from the files is not a mistake: with a cluster it
-    /// may exist there, and otherwise the plan reports it.
+    /// All errors of the files. A missing pool or group is no error with a cluster, and without one it is none
+    /// either: the plan reports it.
     pub fn from_files(paths: &[PathBuf], namespace: Option<&str>) -> Result<PlanInputs, LoadErrors> {
         let loaded =
             manifests::load_files(&Loader::new().in_namespace(namespace.unwrap_or(DEFAULT_NAMESPACE)), paths);
@@ -160,7 +160,7 @@ impl PlanInputs {
         PoolInputs { key: key.clone(), pool: self.pools.get(key), tenants, inputs: self }
     }
 
-    /// Returns the keys of the tenants whose sizes are unknown.
+    /// Keys of the tenants with unknown sizes.
     pub fn unknown_sizes(&self) -> Vec<ObjectKey> {
         let told = |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
         let unknown =
@@ -185,8 +185,8 @@ fn set_namespace(metadata: &mut ObjectMeta, namespace: &str) -> ObjectKey {
     (namespace, metadata.name.clone().unwrap_or_default())
 }
 
-/// Returns the folder of a `File` source. In a cluster the model would be on a volume, so the tenant is planned that
-/// way; the same applies to a file of keys.
+/// Returns the folder of a `File` source. In a cluster the model would be on a volume, so the tenant is planned
+/// with one; the same applies to a file of keys.
 fn local_model(tenant: &mut ModelTenant, folder: &Path) -> Option<PathBuf> {
     tenant.spec.access.api_keys_file = None;
     let source = &mut tenant.spec.model.source;

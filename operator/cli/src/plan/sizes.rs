@@ -1,4 +1,4 @@
-//! Reads sizes of models in local folders through `sluice-sidecar inspect`. In a cluster a Job reports them.
+//! Sizes of models in local folders, from `sluice-sidecar inspect`, which a Job runs in a cluster.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
     bail!("--model {tenant}={}: no tenant is called `{tenant}`; {there}", folder.display());
 }
 
-/// Reads the sizes of every tenant with a folder and unknown sizes. `named` are folders of tenants of that name in
-/// every namespace.
+/// Reads the sizes of every tenant that has a folder and unknown sizes; `named` are folders of tenants of that name
+/// in every namespace.
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     for key in scene.unknown_sizes() {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);

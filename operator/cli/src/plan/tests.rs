@@ -19,7 +19,7 @@ const MODEL: Geometry = Geometry {
     staging_bytes: 0,
 };
 
-/// A pool of this number of GPUs of 40 MiB, with further lines of its group and of itself.
+/// Returns a pool of `count` GPUs of 40 MiB, with further lines of its group and of itself.
 fn pool(count: u32, of_group: &str, of_spec: &str) -> String {
     format!(
         "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: local}}\nspec:\n  deviceClassName: host.sluice.dev\n  \
@@ -70,8 +70,8 @@ fn slot_lists_gpu_floor_and_share() {
     let (lines, error) =
         rendered(&inputs(&(pool(1, "", "") + &tenant("chat", "") + &tenant("code", ""))), None);
     assert_eq!(error, None);
-    // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB. In addition
-    // to its weights, each tenant gets half of the remaining 22 MiB. 9 MiB of weights, 64 MiB for 2048 streams and as
+    // Five layers and a global part of 1 MiB each stay, KV of 256 tokens takes 2 MiB and activations 1 MiB; each
+    // also has half of the 22 MiB that are left after its weights. 9 MiB of weights, 64 MiB for 2048 streams and as
     // much for the sidecar, and 5 %.
     assert_eq!(
         lines,
@@ -95,7 +95,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
         &lines,
         "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: its floors leave too little device memory, 5242880 bytes are missing",
     );
-    // The pool takes 11 lines, each tenant 8. A problem with an absent field is reported at its parent.
+    // The pool takes 11 lines, each tenant 8; an omitted field is reported at the field around it.
     assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
     assert_line(&lines, "tenants.yaml:49: ModelTenant/e spec.model.maxModelLen: or this");
     assert_line(&lines, "tenants.yaml:47: ModelTenant/e spec.memory.maxRemappedPercent: or this");

@@ -135,7 +135,7 @@ pub fn plan(
     })
 }
 
-/// Returns the longest context of each model, tokens, regardless of memory.
+/// Returns the longest context of each model, tokens, independent of the memory.
 fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>, MemoryPlanError> {
     let context = |model: &ModelSize| {
         let most = model.geometry.max_model_len;

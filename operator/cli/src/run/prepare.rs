@@ -1,4 +1,4 @@
-//! Turns names of the command line into models in folders and a memory plan. All checks happen before weights are
+//! Turns names on the command line into models in folders and a memory plan. All refusals occur before weights are
 //! downloaded.
 
 use std::path::PathBuf;

@@ -24,7 +24,7 @@ pub enum CellOwner {
     Staging,
     /// Reserved for a loan to a peer.
     Earmarked,
-    /// Without an owner.
+    /// No owner.
     Free,
 }
 

@@ -1,5 +1,5 @@
-//! Translates a sidecar's rejection of its configuration into the terms of the YAML: object, field and line instead of
-//! fields of the generated configuration.
+//! Translates a sidecar's refusal for the author of the YAML: object, field and line instead of fields of a
+//! generated configuration.
 
 use sluice_types::load::{Object, Path, SpannedObject};
 use sluice_types::pool::Policy;
@@ -127,7 +127,7 @@ impl FieldLocator {
     }
 }
 
-/// Returns the origin of a field of a sidecar's configuration; `None` = it is generated.
+/// Returns the origin of a field of a sidecar's configuration; `None` = it has none in the YAML.
 fn origin(field: &str) -> Option<FieldOrigin> {
     FIELD_ORIGINS.iter().find(|(name, _)| *name == field).map(|(_, origin)| *origin)
 }

@@ -1,7 +1,6 @@
-//! Sends the tenants of a shared GPU directives about each other, and again when one of them has another port or
-//! reports a floor above its share, because peers do not transfer their own shares by themselves. A manually applied
-//! directive of this run's epoch is overwritten with a higher sequence; one of a newer epoch belongs to another
-//! operator and wins.
+//! Sends directives to the tenants of a shared GPU: at the start, and when one has another port or reports a
+//! minimum above its share. A manually applied directive with this run's epoch is overwritten with a higher
+//! sequence; one with a newer epoch belongs to another operator and wins.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -34,7 +33,7 @@ pub struct RecordSender {
 impl RecordSender {
     /// Reports that the tenant's sidecar listens.
     pub fn send(&self, record: &SidecarRecord) {
-        // A pusher that has ended was stopped on purpose.
+        // The pusher only ends when it is stopped.
         let _ = self.events.send((self.member, record.clone()));
     }
 }
@@ -49,9 +48,9 @@ type FloorPoll = BoxFuture<'static, Vec<(usize, u64)>>;
 enum PushOutcome {
     /// The directive is in force, or will never be.
     Done,
-    /// Another operator manages this GPU.
+    /// Another operator assigns the shares of this GPU.
     Deposed,
-    /// A directive of this sequence is in force, so the next one needs a higher sequence.
+    /// A directive with this sequence is in force; the next one must exceed it.
     Behind(u64),
 }
 
@@ -64,7 +63,7 @@ pub struct DirectivePusher {
     admin: AdminClient,
     events: mpsc::UnboundedReceiver<(usize, SidecarRecord)>,
     records: Vec<Option<SidecarRecord>>,
-    /// Whether each member has not reported its floor since its start.
+    /// Tenants that have not reported their minimum since their start.
     floors_unknown: Vec<bool>,
     last_fence: Fence,
 }
@@ -96,10 +95,10 @@ impl DirectivePusher {
         )
     }
 
-    /// Sends directives until the tenants are ordered to drain.
+    /// Sends directives until the tenants drain.
     ///
     /// # Errors
-    /// The GPU is too small for the floors of its tenants.
+    /// The GPU is too small for the minimums of its tenants.
     pub async fn run(mut self, mut orders: watch::Receiver<ProcessCommand>) -> anyhow::Result<()> {
         let mut round: PushRound = pending().boxed();
         let mut look: FloorPoll = pending().boxed();
@@ -127,7 +126,7 @@ impl DirectivePusher {
     /// Handles the result of a round.
     fn on_round_done(&mut self, taken: PushOutcome) -> Result<PushRound, Misconfigured> {
         match taken {
-            // Only now: a tenant with another operator is not checked against the shares of this one.
+            // Checked last: tenants of another operator do not depend on this run's shares.
             PushOutcome::Done => self.check_capacity()?,
             PushOutcome::Deposed => {}
             PushOutcome::Behind(sequence) => {
@@ -205,7 +204,7 @@ impl DirectivePusher {
 
 /// Reads the floor of `member`, once it is known.
 async fn fetch_floor(admin: &AdminClient, member: usize, record: &SidecarRecord) -> Option<(usize, u64)> {
-    // A member that has ended or does not answer is asked again.
+    // A sidecar that has exited or does not answer is polled again.
     let state = admin.state(record).await.ok()?;
     let floor = state.neighbourhood?.floor_bytes;
     (floor > 0).then_some((member, floor))

@@ -164,9 +164,9 @@ async fn supervise(
         ended = running.join_next() => failure = ended,
         ended = wait_for_failure(&mut telling) => failure = Some(ended),
     }
-    // From here on Ctrl-C ends the run, even if it had another meaning before.
+    // From here on Ctrl-C ends the run.
     signals.restore_interrupt()?;
-    // All remaining tenants receive it; a closed channel has the same effect.
+    // Every running supervisor receives it; a closed channel would mean the same.
     let _ = order.send(ProcessCommand::Drain);
     let drained = tokio::select! {
         rest = last_failure(&mut running) => { failure = failure.or(rest); true }

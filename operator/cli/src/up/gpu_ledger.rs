@@ -15,7 +15,7 @@ const TOKEN_BYTES: usize = 32;
 /// Random bytes of a claim's name: no two runs share one.
 const CLAIM_NAME_BYTES: usize = 16;
 
-/// Claims the GPU's folder and records it in the configurations of its tenants, which are among `configs`.
+/// Claims the GPU's folder and adds it to the configurations of its tenants, which are among `configs`.
 ///
 /// # Errors
 /// Another run has the GPU, or the folder cannot be written.
@@ -41,7 +41,7 @@ pub fn claim_gpu(
 fn make_tokens(path: &Path, gpu: &SharedGpu) -> io::Result<()> {
     let line = |index| Ok(format!("{} {}\n", random_hex::<TOKEN_BYTES>()?, gpu.title(index)));
     let lines: String = (0..gpu.gpu_tenants.len()).map(line).collect::<io::Result<_>>()?;
-    // `create_new`: a secret must never be written into a file of another user.
+    // `create_new`: never write a secret into a file that another process has created.
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(lines.as_bytes())
 }

@@ -1,12 +1,12 @@
-//! Output of `sluice up` and progress of other commands. Failed writes are ignored: a closed pipe must not stop the
-//! tenants, as a `println!` would.
+//! Output of `sluice up`, and progress of other commands. A closed pipe must not end the tenants, as it would with
+//! `println!`.
 
 use std::fmt::Display;
 use std::io::Write;
 
 /// Prints a line on stdout, for scripts.
 pub fn print_line(line: impl Display) {
-    // A closed pipe is ignored.
+    // A closed pipe is no error.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 

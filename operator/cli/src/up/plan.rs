@@ -85,7 +85,7 @@ pub fn parse_force_remap(text: &str) -> Result<(u16, u8), String> {
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
 
-/// Returns one configuration for each tenant that is to run, in the order of the files. `weigh` returns the bytes of a
+/// Returns one configuration for each tenant to run, in the order of the files. `weigh` returns the bytes of a
 /// tenant's weights.
 ///
 /// # Errors
@@ -119,7 +119,7 @@ pub fn unsupported_fields(objects: &[SourceObject]) -> UnsupportedFields {
     all
 }
 
-/// Returns fields about peers for tenants without peers.
+/// Warns about fields for peers of a tenant that has none.
 fn shared_gpu_warnings(objects: &[SourceObject], seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
     let sharing = seated.iter().filter(|seated| seated.config.neighbourhood.is_some());
     let name = |seated: &AssignedTenant<'_>, object: &Object| match object {

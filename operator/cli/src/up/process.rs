@@ -30,7 +30,7 @@ const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Interval of liveness probes and their timeout, as in the kubelet.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of consecutive failed probes that count as a hang.
+/// Number of failed probes in a row that count as a hang.
 const LIVENESS_FAILURE_THRESHOLD: u32 = 6;
 
 /// Commands to all tenants, in this order.
@@ -49,13 +49,13 @@ pub enum ProcessCommand {
 pub struct TenantProcess {
     /// The sidecar's binary.
     pub sidecar: PathBuf,
-    /// Configuration of the sidecar.
+    /// Its configuration.
     pub config: SidecarConfig,
     /// Its folder.
     pub folder: LockedDir,
     /// Origin of its configuration.
     pub locator: Option<FieldLocator>,
-    /// Sender of its address to its peers; `None` = it has none.
+    /// Reports its address to its peers; `None` = it has none.
     pub record_sender: Option<RecordSender>,
     /// Receiver of its readiness.
     pub ready_sink: ReadySink,
@@ -68,10 +68,10 @@ impl TenantProcess {
         format!("{}/{}", self.config.namespace, self.config.name)
     }
 
-    /// Runs the sidecar until ordered to stop.
+    /// Runs the sidecar until it is stopped.
     ///
     /// # Errors
-    /// The sidecar cannot be started the first time, or reports that a retry cannot succeed.
+    /// A sidecar that cannot be started the first time, or whose exit status rules out another start.
     pub async fn supervise(self, mut orders: watch::Receiver<ProcessCommand>) -> anyhow::Result<()> {
         let file = self.folder.path().join("config.json");
         std::fs::write(&file, serde_json::to_vec_pretty(&self.config)?)
@@ -223,8 +223,8 @@ impl TenantProcess {
                 eprint_note(format_args!("{title}: the sidecar did not end within {limit:?}; killing it"));
             }
         }
-        // Kills its process group, which includes its children without a group of their own. The child is not reaped
-        // yet, so the number is still its own.
+        // Its process group: all of its child processes without their own group end with it. Not reaped yet, so the
+        // pid is not reused.
         if let Some(pid) = pid {
             kill_process_group(pid, Signal::KILL).ok();
         }
@@ -233,7 +233,7 @@ impl TenantProcess {
     }
 }
 
-/// Waits for `order`, or a later command.
+/// Waits for `order`, or a later one.
 pub async fn wait_for_command(orders: &mut watch::Receiver<ProcessCommand>, order: ProcessCommand) {
     // A dropped sender has the same effect.
     let _ = orders.wait_for(|now| *now >= order).await;

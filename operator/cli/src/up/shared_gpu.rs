@@ -1,4 +1,4 @@
-//! A GPU with more than one tenant: their shares, and their directives. Pure.
+//! A GPU with more than one tenant: shares, and directives about the peers. Pure.
 
 use sluice_plan::directives::{tenant_rule, victim_rule};
 use sluice_plan::spec_convert::{sharing, to_u32};
@@ -35,15 +35,15 @@ pub struct GpuTenant {
     pub config_index: usize,
     /// Its name.
     pub name: String,
-    /// Memory that it may hold without a loan, bytes.
+    /// Memory that it can hold without a loan, bytes.
     pub share_bytes: u64,
-    /// Memory that it can never lend, as reported by its sidecar, bytes; 0 = not known yet.
+    /// Memory that it can never lend, as its sidecar reports, bytes; 0 = not known yet.
     pub floor_bytes: u64,
     weights_bytes: u64,
     tenant_rule: TenantRule,
 }
 
-/// Assigns device and host memory to the tenants of each GPU that has more than one, and returns these GPUs. `weigh`
+/// Assigns the tenants of each shared GPU their shares of device and host memory; returns these GPUs. `weigh`
 /// returns the bytes of a tenant's weights.
 pub fn assign_shares(
     seated: &mut [AssignedTenant<'_>],
@@ -125,7 +125,7 @@ impl SharedGpu {
         }
     }
 
-    /// Assigns its memory again, by the known floors. Returns whether a share has changed.
+    /// Assigns its memory again, by the known minimums; true = a share has changed.
     pub fn reassign_shares(&mut self) -> bool {
         let part =
             |one: &GpuTenant| ShareInput { weights_bytes: one.weights_bytes, floor_bytes: one.floor_bytes };
@@ -157,14 +157,14 @@ impl SharedGpu {
         format!("{}/{}", self.namespace, self.gpu_tenants[member].name)
     }
 
-    /// Returns the directive of `member`. `records` are those of all members, in order.
+    /// Returns the directive for `member`. `records` are those of all members, in their order.
     pub fn directive(&self, member: usize, records: &[SidecarRecord], fence: Fence) -> Directive {
         let others = self.gpu_tenants.iter().zip(records).enumerate().filter(|(index, _)| *index != member);
         let mut others: Vec<_> = others.map(|(_, (other, record))| (other, record)).collect();
         // By name, the order of the victim rule `FixedOrder`.
         others.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         let neighbours = others.iter().map(|(other, record)| self.peer_info(other, record)).collect();
-        // Idleness is not reported here, so the rule reduces to its priorities: the lowest gives first.
+        // No idleness is known here, so the rule reduces to: low priorities give first.
         others.sort_by_key(|(other, _)| other.tenant_rule.priority);
         Directive {
             version: directive::VERSION,

@@ -142,7 +142,7 @@ pub fn shared_gpu_fields(located: &SpannedObject) -> Vec<LoadError> {
         Object::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
         Object::Tenant(tenant) => {
             let asked = tenant.spec.priority != DEFAULT_PRIORITY;
-            // The directive carries it, and only a tenant with peers has a directive.
+            // The directive has it, which only a tenant with peers gets.
             let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;
             let fields = [
                 ("spec.priority", asked, SHARED_TENANT_ONLY),

@@ -1,4 +1,4 @@
-//! Estimates the memory of a model's weights before the model is loaded.
+//! Estimates the memory of a model's weights before it is loaded.
 
 use std::fs::File;
 use std::io::Read;
@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// Creates a folder of files, each with one tensor of this number of weights.
+    /// Returns a folder of files, each with one tensor of this number of weights.
     fn model(config: &str, files: &[(&str, Dtype, usize)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (name, dtype, count) in files {

@@ -11,7 +11,7 @@ use super::formatting::{age, bytes, duration, move_text, moved_bytes, moved_memo
 use super::{hangs, missed_tokens};
 use crate::shortages::Shortage;
 
-/// Most moves that are shown.
+/// Maximum number of moves shown.
 const SHOWN_MOVES: usize = 5;
 
 /// How much a reason matters.

@@ -71,8 +71,8 @@ pub fn age(ms: u64) -> String {
 /// moved.
 const LOAN_REASONS: [&str; 4] = ["borrow", "lend", "repay", "cede"];
 
-/// Returns the moves in which memory changed its owner, oldest first. The other moves are decisions, such as a plan for
-/// each request's KV, and numerous enough to hide these.
+/// Returns the moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for
+/// each request's KV, and their number would hide these.
 pub fn moved_memory(state: &State) -> impl DoubleEndedIterator<Item = &Move> {
     state.moves.iter().filter(|moved| moved.bytes > 0 || LOAN_REASONS.contains(&moved.reason.as_str()))
 }
@@ -99,7 +99,7 @@ pub fn move_text(moved: &Move) -> String {
     }
 }
 
-/// Formats the size of a move; empty if it was not reported.
+/// Returns the amount moved; empty if the sidecar did not report it.
 pub fn moved_bytes(moved: &Move) -> String {
     if moved.bytes == 0 { String::new() } else { bytes(moved.bytes) }
 }

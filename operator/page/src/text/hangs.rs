@@ -98,7 +98,7 @@ pub fn overtaken_text(state: &State) -> Option<String> {
         .then(|| format!("lost the turn to neighbours {total} {times} since the start, past its deadline"))
 }
 
-/// Describes a peer's observation of the tenant `title`, NAMESPACE/NAME, as the holder of the time slice.
+/// Returns a peer's account of the tenant `title`, NAMESPACE/NAME, as holder of the time slice.
 pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<String> {
     let own = turn(neighbour)?;
     let by = self::title(neighbour);

@@ -1,4 +1,4 @@
-//! What elasticity costs while it is switched on and has nothing to do: `Oneiros` beside `Recompute`, both with ample KV.
+//! Cost of elasticity that is enabled and idle: `Oneiros` compared with `Recompute`, both with ample KV.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -10,8 +10,9 @@ use crate::tenant::{BenchEnv, Tenant, metric};
 
 /// Most of a step's time, percent.
 const LIMIT_PERCENT: f64 = 1.0;
-/// What is timed: a batch, whose steps wait for arithmetic more than for memory. Where the kernel happens to put a process's
-/// pages makes one that reads all its weights for a single token faster or slower for life, by ten times the limit.
+/// The timed batch. Its steps wait for arithmetic more than for memory: the placement of a process's pages by the
+/// kernel makes a step that reads all its weights for a single token faster or slower for the whole run, by ten
+/// times the limit.
 const TIMED: Burst = Burst { requests: 8, prompt_tokens: 16, tokens: 64 };
 /// What is counted: one sequence, so that its steps are as many on both sides, whenever a request happens to arrive.
 const COUNTED: Burst = Burst { requests: 1, prompt_tokens: 32, tokens: 96 };
@@ -20,7 +21,7 @@ const WARM_UP: usize = 2;
 /// Times that both tenants are started anew, two in each block. What luck remains lasts for a life of a process: pairs of
 /// one life say nothing about it.
 pub const ROUNDS: usize = 24;
-/// Rounds of a block: one for each order of starting, since whoever was started last tends to be the faster one.
+/// Rounds of a block: one for each start order, since the tenant that starts last tends to be faster.
 const BLOCK: usize = 2;
 
 /// 24 layers of 1.5 MiB: a step of the batch takes milliseconds.
@@ -63,12 +64,12 @@ struct Round {
     elastic: Counts,
 }
 
-/// Whether `Recompute` comes first: in the order ABBA, so that neither a drift nor a rhythm of two favours anybody.
+/// Whether `Recompute` is first: in the order ABBA, so that neither a drift nor a period of two favours one tenant.
 fn fixed_first(index: usize) -> bool {
     matches!(index % 4, 0 | 3)
 }
 
-/// Both tenants are started, take turns, and end.
+/// Starts both tenants, measures them alternately, and ends them.
 fn round(world: &BenchEnv, index: usize, pairs: usize) -> Result<Round> {
     let fixed_first = fixed_first(index);
     let (first, second) = if fixed_first { ("Recompute", "Oneiros") } else { ("Oneiros", "Recompute") };
@@ -129,8 +130,9 @@ impl Gaps {
     }
 }
 
-/// The lower bound of the overhead is held to the limit; how wide the interval is tells how quiet the machine was. Pairs
-/// of a round share its luck, and both rounds of a block the order of starting, so the interval is that of the blocks.
+/// Compares the lower bound of the overhead with the limit; the width of the interval shows how quiet the machine
+/// was. Pairs of a round share their page placement, and both rounds of a block the start order, so the interval is
+/// over blocks.
 fn overhead(rounds: &[Vec<Sample>]) -> Result<Verdict> {
     let samples = rounds.concat();
     let fixed_ms = |(fixed, _): &Sample| fixed.step_ms;
@@ -168,7 +170,7 @@ fn overhead(rounds: &[Vec<Sample>]) -> Result<Verdict> {
     })))
 }
 
-/// What disturbs a machine only ever adds time, and elasticity has its price in every step: the faster samples tell it best.
+/// Disturbances only add time, and elasticity has its cost in every step: the faster samples show it best.
 fn lower_quartile(samples: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<_> = samples.collect();
     sorted.sort_by(f64::total_cmp);
@@ -299,8 +301,9 @@ mod tests {
         (cost(fixed_ms), cost(elastic_ms))
     }
 
-    /// 24 rounds of three pairs, `Oneiros` slower by `percent`; the machine drifts, pairs are noisy, whoever was started
-    /// last is faster by `last` ms, and in every other block one of the two is slower by `luck` ms for no reason.
+    /// Returns 24 rounds of three pairs, `Oneiros` slower by `percent`. The machine drifts, pairs are noisy, the
+    /// tenant that was started last is faster by `last` ms, and in every other block one of the two is slower by
+    /// `luck` ms.
     fn rounds(percent: f64, last: f64, luck: f64) -> Vec<Vec<Sample>> {
         let at = |round: usize, pair: usize| {
             let (drift, noise) =

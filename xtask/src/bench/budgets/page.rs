@@ -17,7 +17,7 @@ use crate::tenant::{BenchEnv, Tenant};
 /// Most of a core that the page may take from a sidecar, percent.
 const LIMIT_PERCENT: f64 = 1.0;
 const VIEWERS: usize = 5;
-/// Pairs of lives of the tenant.
+/// Pairs of runs of the tenant.
 const PAIRS: usize = 6;
 /// How long each life is measured.
 const WATCH: Duration = Duration::from_secs(15);
@@ -34,7 +34,7 @@ struct PageRun {
     burst: f64,
 }
 
-/// Pairs of lives, one with viewers and one without a page, in the order ABBA.
+/// Measures pairs of runs, one with viewers and one without a page, in the order ABBA.
 pub fn measure(world: &BenchEnv) -> Result<Vec<Verdict>> {
     let mut pairs = Vec::new();
     for index in 0..PAIRS {

@@ -1,4 +1,4 @@
-//! Resident memory of a sidecar beside weights, KV and tokenizer, no stream open.
+//! Resident memory of a sidecar except weights, KV and tokenizer, without an open stream.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ const CHUNKS: &str = "/memfd:sluice-chunks";
 /// The master copy may be larger than its slabs by a page each; no other mapping is taken for it.
 const SLACK_KIB: u64 = 1024;
 
-/// 24 layers of 3.1 MiB: large enough to be told from the rest.
+/// 24 layers of 3.1 MiB: large enough to be distinguished from the rest.
 #[rustfmt::skip]
 pub const MODEL: &[&str] = &[
     "--layers", "24", "--hidden", "384", "--heads", "6", "--kv-heads", "3", "--intermediate", "1024",

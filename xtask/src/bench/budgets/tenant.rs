@@ -20,7 +20,8 @@ pub fn start_with<'a>(world: &'a BenchEnv, name: &str, policy: &str, page: bool)
     Tenant::start(world, name, &setup)
 }
 
-/// All cores but one, which is left to the sidecar and its client: who competes for it must not be what is measured.
+/// Returns all cores but one, which is left to the sidecar and its client: their competition with the engine must
+/// not be measured.
 fn engine_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get().saturating_sub(1).max(1))
 }

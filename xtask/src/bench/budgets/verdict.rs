@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub struct Verdict {
     /// What was measured.
     pub name: String,
-    /// The value; `None` = it could not be measured, and `detail` says why.
+    /// The value; `None` = not measured, with the reason in `detail`.
     pub value: Option<f64>,
     /// Of value and limit.
     pub unit: String,

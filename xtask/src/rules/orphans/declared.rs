@@ -12,7 +12,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The root of a target, or a file named by `#[path]`: its modules lie beside it.
+    /// The root of a target, or a file named by `#[path]`: its modules are in the same folder.
     pub fn root(file: String) -> Self {
         let children = parent(&file).to_owned();
         Self { file, children }

@@ -1,4 +1,4 @@
-//! Trees with and without a file that nobody names.
+//! Trees with and without a file that no module names.
 
 use std::collections::BTreeMap;
 

@@ -52,7 +52,7 @@ impl LineAssembler {
         match rest.trim_end().strip_suffix(MULTILINE_FENCE) {
             Some(last) => {
                 let text = begun + last;
-                // A fenced text is a prompt, even if it begins like a command. The fences are not part of it.
+                // A prompt with any beginning; the lines of the fences themselves are no part of it.
                 Assembled::Complete(format!("{MULTILINE_FENCE}{}", text.trim_matches('\n')))
             }
             None => {

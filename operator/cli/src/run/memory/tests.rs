@@ -1,4 +1,4 @@
-//! Plans against sums that are made by hand.
+//! Plans compared with manual calculations.
 
 use super::*;
 

@@ -51,7 +51,7 @@ fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Spa
     })
 }
 
-/// Returns the holder of the time slice and the number of waiting tenants. A late holder is reported among the reasons.
+/// Returns the holder of the time slice and the number of waiters; a late holder is shown among the reasons.
 fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     let turns = || states(&gpu.reports).filter_map(hangs::turn);
     let waiting = turns().map(|turn| turn.waiting).max()?;

@@ -109,7 +109,7 @@ impl<'a> Row<'a> {
         (self.gpu.view.key.clone(), self.tenant.title.clone())
     }
 
-    /// Returns the state that its sidecar reported; `None` = none.
+    /// State from its sidecar; `None` = no report.
     pub fn state(&self) -> Option<&'a State> {
         states(&self.gpu.reports).find(|state| title(state) == self.tenant.title)
     }

@@ -110,7 +110,7 @@ fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fr
     present.map(|(owner, held)| vec![view.owner(owner, owner.letter()), format!(" {}", bytes(held)).into()])
 }
 
-/// Renders its budget and its time slices, if it has peers.
+/// Returns its memory limits and its time slices, if it has peers.
 fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     let Some(own) = &state.neighbourhood else { return Vec::new() };
     let rows = [("budget", gpu::budget_fragments(own)), ("turn", gpu::turn_fragments(own))];
@@ -152,7 +152,7 @@ fn kv(state: &State) -> Vec<String> {
     if kv.host_blocks_limit > 0 {
         phrases.push(format!("host {} of {}", kv.host_blocks_used, kv.host_blocks_limit));
     }
-    // For an idle tenant, the few remaining blocks outside its prefix cache may all count as scattered.
+    // The few blocks of an idle tenant outside its prefix cache may all count as scattered.
     if kv.blocks_used > 0 {
         phrases.push(format!("fragmented {}", percent(Some(kv.fragmentation_permille))));
     }

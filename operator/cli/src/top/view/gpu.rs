@@ -1,4 +1,4 @@
-//! Renders the tenants of one GPU together: their budgets, loans and time slices.
+//! Tenants of one GPU together: memory limits, loans, and the time slice.
 
 use ratatui::style::Color;
 use ratatui::text::{Line, Span};
@@ -47,7 +47,7 @@ impl<'a> GpuTenants<'a> {
         self.peer_states().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Returns the bytes of its memory. A tenant reports its usable memory, which is the whole GPU or its part.
+    /// Bytes of its memory: a tenant reports its limit, which is all of it or its part.
     fn memory(&self) -> u64 {
         let largest = self.tenants.iter().map(|(_, state)| state.memory.capacity_bytes).max();
         largest.unwrap_or(0).max(self.sum(|own| own.budget_bytes))
@@ -72,8 +72,8 @@ impl<'a> GpuTenants<'a> {
         wrap_fragments("GPU ", phrases, 3, width)
     }
 
-    /// Names the holder of the time slice, whether it is past its deadline, and the number of waiting tenants; `None` =
-    /// there are no time slices.
+    /// Returns the holder of the time slice, whether it is past its deadline, and the number of waiters; `None` =
+    /// no time slices.
     fn turn(&self, view: &RenderContext) -> Option<Fragment> {
         let turns = || self.tenants.iter().filter_map(|(_, state)| hangs::turn(state));
         let waiting = turns().map(|turn| turn.waiting).max()?;
@@ -116,7 +116,7 @@ pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize)
     wrap_fragments(INDENT, phrases, 3, width)
 }
 
-/// Describes the loans to and from each peer, one phrase per peer.
+/// Returns the loans to and from peers, one phrase per peer.
 fn loan_fragments(own: &SharingState) -> Vec<String> {
     let mut sums: Vec<(Direction, &str, u64)> = Vec::new();
     for grant in &own.grants {

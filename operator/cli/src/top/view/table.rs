@@ -51,8 +51,8 @@ pub fn table(view: &RenderContext, width: usize) -> Vec<Line<'static>> {
     lines
 }
 
-/// Returns the columns that fit next to a name of `longest`. The name is cut before a column of the first six is
-/// omitted.
+/// Returns the columns that fit with a name of `longest`, which is cut before a column of the first six is left
+/// out.
 fn fit_columns(width: usize, longest: usize) -> (&'static [Column], usize) {
     let beside = |count: usize| 3 + PHASE_WIDTH + COLUMNS[..count].iter().map(|c| c.width + 1).sum::<usize>();
     let whole = (6..=COLUMNS.len()).rev().find(|count| beside(*count) + longest <= width);

@@ -92,7 +92,7 @@ const SHARED_GPU_FIELDS: &[(bool, &str, &str)] = &[
     (true, "spec.priority", "priority: 101"),
     (true, "spec.idle.afterSeconds", "idle: {afterSeconds: 1}"),
 ];
-/// Fields that a local tenant uses, or that the loader allows only together with a rejected one.
+/// Fields that affect a local tenant, or that the loader allows only together with a refused one.
 const SUPPORTED_FIELDS: &[&str] = &[
     "spec.engine.hangTimeoutSeconds",
     "spec.deviceClassName",

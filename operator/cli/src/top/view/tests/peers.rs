@@ -150,7 +150,7 @@ fn tenants_without_peer_info_are_grouped_by_gpu() {
     assert!(shown[2].starts_with("  default/chat   DOES NOT BALANCE   30 MiB   "), "{shown:#?}");
 }
 
-/// The peers of `code`, which does not answer, and holds the time slice past its deadline.
+/// Returns the peers of `code`, which does not answer, and holds the time slice past its deadline.
 fn peers_with_stopped_holder() -> [SidecarPoll; 3] {
     let mut sightings = peers();
     sightings[1].state = Err("timed out".into());
