@@ -7,8 +7,8 @@ use rustix::process::Signal;
 use crate::support::wait::within;
 use crate::support::{TestEnv, WAIT_LIMIT, eventually, processes, slow};
 
-/// The design's limit for the engine's end is 100 ms. What fails is ten times that, so that a busy machine fails nothing;
-/// the time itself is printed.
+/// The design's limit for the engine's end is 100 ms. What fails is ten times that, so that a busy machine fails
+/// nothing; the time itself is printed.
 const ENGINE_END: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]

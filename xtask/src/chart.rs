@@ -1,4 +1,5 @@
-//! The generated files of the Helm chart: default values and their table from the schema, CRDs and policies as templates.
+//! The generated files of the Helm chart: default values and their table from the schema, CRDs and policies as
+//! templates.
 
 use std::fmt::Write;
 

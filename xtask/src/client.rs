@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-/// Runs all at the same time, with `meanwhile` repeatedly until the last has ended.
+/// Runs all at the same time, and calls the background function repeatedly until the last has ended.
 ///
 /// # Errors
 /// Of the first that failed.

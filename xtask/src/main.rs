@@ -65,7 +65,7 @@ enum Task {
     /// The site is made by mdBook of one version: the one on the PATH, or one that cargo builds once into the cache
     /// folder (SLUICE_CACHE, or ~/.cache/sluice).
     Docs,
-    /// Compile the CUDA sources to the PTX that is committed beside them, by NVRTC; no GPU is needed.
+    /// Compile the CUDA sources to the PTX that is committed next to them, by NVRTC; no GPU is needed.
     ///
     /// NVRTC is the wheel of one pinned version, downloaded once by pip into the cache folder (SLUICE_CACHE, or
     /// ~/.cache/sluice), or the libraries in the folder that SLUICE_NVRTC names.
@@ -90,12 +90,13 @@ enum Task {
     Demo(demo::DemoArgs),
     /// Try to break it: tenants of one GPU under random load, random kills and slow links.
     ///
-    /// The seed is printed first; the same seed, length and number of tenants give the same requests and the same kills.
+    /// The seed is printed first; the same seed, length and number of tenants give the same requests and the same
+    /// kills.
     Soak(soak::SoakArgs),
     /// Run everything a change must pass: check, build all binaries, run all tests.
     ///
     /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
-    /// SLUICE_SHARED (default: the folder `shared` beside the workspace, if it exists), and Kubernetes through
+    /// SLUICE_SHARED (default: the folder `shared` next to the workspace, if it exists), and Kubernetes through
     /// SLUICE_KUBE_BIN (default: what `cargo xtask kube` gets). The first stage that fails ends the run.
     Test {
         /// Run what takes minutes: the rules without clippy, the tests of crates, and those on an API server. Leave out

@@ -70,7 +70,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    /// Measures the model in `world`, and sizes a GPU with a link on which a layer's copy takes `ratio` times its compute.
+    /// Measures the model in `world`, and sizes a GPU with a link on which a layer's copy takes `ratio` times its
+    /// compute.
     pub fn measure(world: &BenchEnv, size: Size, ratio: f64) -> Result<Setting> {
         let calibration = policy_comparison::calibrate(world, size.burst())?;
         Ok(Setting::of(calibration, size.burst(), ratio))

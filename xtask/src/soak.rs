@@ -1,8 +1,8 @@
-//! `cargo xtask soak`: tenants of one GPU under random load, kills, stops, naps, directives and slow links, for as long as
-//! wished.
+//! `cargo xtask soak`: tenants of one GPU under random load, kills, stops, naps, directives and slow links, for as
+//! long as wished.
 //!
-//! The soak itself is a test (`e2e/tests/soak.rs`), which runs shortly among all others; this builds what it needs and
-//! gives it a length, numbers of tenants and a seed.
+//! The soak itself is a test (`e2e/tests/soak.rs`), which runs shortly among all others; this builds what it needs
+//! and gives it a length, numbers of tenants and a seed.
 
 use std::process::Command;
 

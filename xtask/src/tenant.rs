@@ -50,7 +50,8 @@ impl BenchEnv {
         BenchEnv::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
     }
 
-    /// The same with the binaries in the folder `bins`, else with ones that are built first. `folder` is what `--model` names.
+    /// The same with the binaries in the folder `bins`, else with ones that are built first. `folder` is what
+    /// `--model` names.
     pub fn prepare(
         workspace: &Workspace,
         stop: &Stop,

@@ -1,6 +1,6 @@
-//! The configuration of a sidecar: one JSON file, written by `sluice up` or by the operator, read at start.
+//! Configuration of a sidecar: one JSON file, written by `sluice up` or by the operator, read at start.
 //!
-//! Unknown fields are refused: a sidecar never half-understands its orders.
+//! Unknown fields are refused: a sidecar never runs with a partly understood configuration.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -58,8 +58,8 @@ pub struct SidecarConfig {
     /// The engine.
     #[serde(default)]
     pub engine: EngineConfig,
-    /// Without a request for so long, seconds, the tenant gives up its memory until the next one; a directive may say
-    /// otherwise. `None` = never.
+    /// Idle time, seconds, after which the tenant gives up its memory until its next request; a directive may
+    /// override it. `None` = never.
     #[serde(default)]
     pub hibernate_after_seconds: Option<u32>,
     /// Time for open streams at shutdown, seconds.
@@ -68,8 +68,8 @@ pub struct SidecarConfig {
     /// Records the event queue here.
     #[serde(default)]
     pub journal: Option<PathBuf>,
-    /// Numbers of the policy that are not its defaults, by name (`sluice-sim tunables` lists them). Not written when
-    /// empty: older sidecars know none.
+    /// Numbers of the policy that are not its defaults, by name (`sluice-sim tunables` lists them). Not written
+    /// when empty: older sidecars know none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tunables: BTreeMap<String, u64>,
     /// Tests and experiments.
@@ -98,8 +98,8 @@ pub struct GpuConfig {
     pub host_memory_bytes: Option<u64>,
 }
 
-/// A tenant's place on a GPU that it shares. Who its neighbours are, and by which rule it lends and borrows, a
-/// directive says; until one has come, every tenant keeps to its share.
+/// A tenant's part of a GPU that it shares. A directive names its peers and the rules of lending and borrowing;
+/// before the first directive, every tenant keeps to its share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LedgerConfig {
@@ -107,7 +107,7 @@ pub struct LedgerConfig {
     pub folder: PathBuf,
     /// Names the claim on the GPU: another claim is another neighbourhood.
     pub claim: String,
-    /// Memory that the tenant may hold without a loan, bytes; the shares of a GPU sum to at most its memory.
+    /// Memory that the tenant can hold without a loan, bytes; the shares of a GPU sum to at most its memory.
     pub share_bytes: u64,
     /// Among the tenants of the GPU; higher is more important.
     #[serde(default)]
@@ -126,7 +126,8 @@ pub struct MemoryConfig {
     /// KV that it may hold at most. `None` = no limit.
     #[serde(default)]
     pub kv_limit_bytes: Option<u64>,
-    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its KV
+    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its
+    /// KV
     /// again.
     #[serde(default)]
     pub host_kv_bytes: u64,
@@ -147,7 +148,7 @@ pub struct SloConfig {
     pub allowed_miss_permille: u32,
     /// Window of the share, seconds.
     pub window_seconds: u32,
-    /// Longest total time that one request may be paused, seconds; 0 = requests are never paused.
+    /// Longest total pause of one request, seconds; 0 = no pauses.
     pub max_pause_seconds: u32,
 }
 
@@ -197,31 +198,31 @@ impl Default for LimitsConfig {
     }
 }
 
-/// Addresses. Port 0 takes a free port; the sidecar's record says which.
+/// Addresses. Port 0 takes a free port; the sidecar's record has the actual one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenConfig {
     /// OpenAI API.
     pub serve: SocketAddr,
-    /// Admin: state, directive, grants. Without `admin_tls`, a client needs a token; the one in the runtime folder
-    /// grants access to all endpoints.
+    /// Admin: state, directive, grants. Without `admin_tls` it accepts tokens: the one in the runtime folder opens
+    /// everything.
     pub admin: SocketAddr,
     /// Probes and a copy of the metrics.
     pub probes: SocketAddr,
     /// Whether `GET /drain` on the probes' port drains, for a pod's preStop hooks.
     #[serde(default)]
     pub drain_hook: bool,
-    /// Value that a hook has to send in [`DRAIN_HEADER`]; `None` = every client that reaches the port may end the
-    /// tenant's process. Omitted when there is none, because older sidecars do not know the field.
+    /// Value of [`DRAIN_HEADER`] that a hook has to send; `None` = every client of the port can end the tenant's
+    /// process. Not written when there is none: older sidecars do not know the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain_key: Option<String>,
     /// Mutual TLS on the admin port; `None` = tokens. With it, tokens open nothing.
     #[serde(default)]
     pub admin_tls: Option<AdminTls>,
-    /// File with the tokens of the peers on one GPU, which grant access to grants and state. A line is `TOKEN` or
-    /// `TOKEN NAMESPACE/NAME`: a token that is bound to a tenant cannot be used to act as another one. Requests to
-    /// peers carry the tenant's own token, else the first unbound one. `None` = no peer has a token. Not used with
-    /// `admin_tls`.
+    /// File with the tokens of the peers of one GPU, which give them access to grants and state. A line is `TOKEN`
+    /// or `TOKEN NAMESPACE/NAME`: a token that is bound to a tenant is valid for that tenant only. The sidecar
+    /// sends its peers the token bound to its own tenant, else the first unbound one. `None` = no peer has a token.
+    /// Not used with `admin_tls`.
     #[serde(default)]
     pub neighbour_token_file: Option<PathBuf>,
 }
@@ -244,9 +245,10 @@ pub struct AdminTls {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Authorities whose certificates peers may show; more than one while one takes over from another.
+    /// Authorities of the certificates that peers may present; more than one during the replacement of an
+    /// authority.
     pub client_ca: PathBuf,
-    /// Claim of the GPU, as the neighbours' certificates name it: letters, digits, `-`, `_` and `.`.
+    /// Claim of the GPU, as in the peers' certificates: letters, digits, `-`, `_` and `.`.
     pub claim: String,
 }
 
@@ -258,7 +260,7 @@ pub fn admin_host(namespace: &str, name: &str) -> String {
     format!("{name}.{namespace}.sidecar.sluice")
 }
 
-/// Returns namespace and name of the tenant whose [`admin_host`] this is; `None` = no tenant's. Namespaces have no
+/// Returns the tenant, namespace and name, of this [`admin_host`]; `None` = it has another form. Namespaces have no
 /// dots.
 pub fn tenant_of_host(host: &str) -> Option<(&str, &str)> {
     let (name, namespace) = host.strip_suffix(".sidecar.sluice")?.rsplit_once('.')?;
@@ -279,8 +281,8 @@ pub struct EngineConfig {
     pub spawn: Option<PathBuf>,
     /// Threads; 0 = all cores.
     pub threads: u32,
-    /// Least time without progress after which the engine counts as hung, seconds; `None` = the usual one. Not written
-    /// then: older sidecars know none.
+    /// Least time without progress after which the engine counts as hung, seconds; `None` = the usual one. Not
+    /// written then: older sidecars know none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hang_timeout_seconds: Option<u32>,
 }

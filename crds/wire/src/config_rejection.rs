@@ -1,5 +1,5 @@
-//! Why a sidecar rejects its configuration, for the program that wrote it: the fields of that configuration are not
-//! those that a user wrote.
+//! Why a sidecar refuses its configuration, for the process that started it: the fields of the configuration are
+//! not those that a user wrote.
 
 use serde::{Deserialize, Serialize};
 

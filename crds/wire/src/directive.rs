@@ -1,13 +1,13 @@
-//! The document of `PUT /v1/directive`: the rule by which a tenant shares a GPU with its peers, from the program that
-//! placed them.
+//! Payload of `PUT /v1/directive`: the sharing rules of a tenant and its peers, sent by the component that placed
+//! them.
 //!
 //! **Order.** A directive carries a [`Fence`]: the epoch of the leader that wrote it and a sequence within it. A
-//! sidecar takes only a higher pair than the one it has, so that a replayed or a late one, or one of a leader that was
-//! deposed, changes nothing.
+//! sidecar accepts only a higher pair than the one it has, so that a replayed or a late one, or one of a deposed
+//! leader, changes nothing.
 //!
-//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. All fields of the first version must
-//! be there; those that are added later have a default, which means what it was without them. A sidecar keeps a
-//! directive as it was received, so that a later version of it reads fields that this one ignored.
+//! **Versions.** As in [`message`](crate::message), with [`VERSION`] as major. All fields of the first version are
+//! required; later fields have a default with the earlier meaning. A sidecar stores a directive as it was received,
+//! so that a later version of it reads fields that this one ignored.
 
 mod check;
 
@@ -22,7 +22,7 @@ use crate::message::{self, ReadError};
 /// Major of the message.
 pub const VERSION: u32 = 1;
 
-/// How one tenant gets on with its neighbours.
+/// Sharing rules of one tenant and its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directive {
     /// Major of this message, [`VERSION`].
@@ -40,16 +40,16 @@ pub struct Directive {
     pub gpu_uuid: Option<String>,
     /// How the GPU is shared.
     pub sharing: Sharing,
-    /// Whom to ask for memory first, among equals in activity and priority.
+    /// Victim rule among peers of equal activity and priority.
     pub victim: VictimRule,
-    /// Who came back so short a time ago is not asked, milliseconds.
+    /// Time after the return of its layers in which a tenant is not asked for memory, milliseconds.
     pub min_residence_ms: u32,
     /// Time in which a borrower gives back what is revoked, milliseconds.
     pub revoke_bound_ms: u32,
     /// The other tenants of the GPU; never the one that this is for.
     pub neighbours: Vec<PeerInfo>,
-    /// Names of neighbours in the order in which to ask them while their live state cannot be had, from the idleness
-    /// that was reported last. Those that are missing come last. [`VictimRule::FixedOrder`] does not look at it.
+    /// Names of peers in the order of requests while their live state is unavailable, from the last reported
+    /// idleness. Missing ones are last. [`VictimRule::FixedOrder`] ignores it.
     pub fallback_order: Vec<String>,
 }
 
@@ -83,13 +83,14 @@ pub struct TenantRule {
     pub priority: i32,
     /// Share of the layers that may be remapped, percent.
     pub max_remapped_percent: u32,
-    /// Memory that it may hold without a loan, bytes; `None` = what it was granted last, because the writer does not
-    /// know it yet. It gets more once peers release capacity, and never less than its floor.
+    /// Memory that it can hold without a loan, bytes; `None` = the last granted share, when the writer does not
+    /// know one yet. A larger share takes effect once others have freed memory for it. It is never less than the
+    /// tenant's minimum.
     #[serde(default)]
     pub share_bytes: Option<u64>,
-    /// Without a request for so long it gives up all device memory by itself, seconds; `None` = never.
+    /// Idle time after which it gives up all device memory by itself, seconds; `None` = never.
     pub hibernate_after_seconds: Option<u32>,
-    /// Without a request for so long it counts as idle, seconds.
+    /// Time without a request after which it counts as idle, seconds.
     pub idle_after_seconds: u32,
 }
 
@@ -98,12 +99,11 @@ pub struct TenantRule {
 pub enum Sharing {
     /// One tenant at a time runs steps.
     Temporal {
-        /// Who is next.
+        /// Order of the wait queue.
         order: TurnOrder,
-        /// A turn is not given up sooner while there is work, milliseconds.
+        /// Minimum time slice while there is work, milliseconds.
         min_quantum_ms: u32,
-        /// Most length of a time slice, milliseconds: it ends at the last step boundary before this if another tenant
-        /// waits.
+        /// Maximum time slice while another tenant waits, milliseconds; it ends at the last step boundary before.
         max_quantum_ms: u32,
     },
     /// All run at once.
@@ -112,7 +112,7 @@ pub enum Sharing {
     Isolated,
 }
 
-/// Who gets the turn next.
+/// Order of the wait queue for time slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TurnOrder {
     /// The tenant that has waited longest.
@@ -121,15 +121,15 @@ pub enum TurnOrder {
     Priority,
 }
 
-/// Whom to ask for memory first.
+/// Order in which peers are asked for memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VictimRule {
-    /// Who ran last: under turns it is needed again last.
+    /// The tenant that ran last: with time slices it runs again last.
     MostRecentlyUsed,
-    /// Who has not run for longest.
+    /// The tenant that has not run for longest.
     LeastRecentlyUsed,
-    /// As the neighbours stand in [`Directive::neighbours`], whether or not their live state can be had. Who writes
-    /// directives sorts them by name, as `GpuPool` promises.
+    /// The order of [`Directive::neighbours`], with or without their live state. The writer of directives sorts
+    /// them by name, as `GpuPool` promises.
     FixedOrder,
 }
 
@@ -138,7 +138,7 @@ pub enum VictimRule {
 pub struct PeerInfo {
     /// Its namespace.
     pub namespace: String,
-    /// Its name; no two neighbours share one.
+    /// Its name; unique among peers.
     pub name: String,
     /// Uid of its pod; `None` = no cluster.
     pub pod_uid: Option<String>,
@@ -148,7 +148,7 @@ pub struct PeerInfo {
     pub admin: SocketAddr,
     /// Its priority.
     pub priority: i32,
-    /// Memory that it may hold without a loan, bytes.
+    /// Memory that it can hold without a loan, bytes.
     pub share_bytes: u64,
     /// What it can never lend while it is not hibernated, bytes.
     pub floor_bytes: u64,

@@ -1,6 +1,7 @@
 //! What a download reports while it runs, and the record that it leaves in a folder that is whole.
 //!
-//! `sluice-sidecar fetch --progress` writes [`DownloadReport`]s to standard output, one JSON object a line. `sluice run` shows
+//! `sluice-sidecar fetch --progress` writes [`DownloadReport`]s to standard output, one JSON object a line. `sluice
+//! run` shows
 //! them, and `sluice models` reads the [`CompletionMarker`].
 
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What an inspection says of a model: its sizes, or why it has none.
+//! Result of a model's inspection: its sizes, or why it has none.
 //!
 //! `sluice-sidecar inspect` writes it, to standard output and into its pod's termination message, and the operator
 //! places tenants by it.
@@ -43,8 +43,7 @@ pub struct Geometry {
     pub thread_bytes: u64,
     /// Staging buffers.
     pub staging_bytes: u64,
-    /// Files of the model as stored, the size of a download; `None` = nothing is downloaded, or the files were not
-    /// inspected.
+    /// Size of the model's stored files, which a download transfers; `None` = no download, or not inspected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download_bytes: Option<u64>,
 }

@@ -1,10 +1,11 @@
-//! What `POST /v1/grants` carries: what one neighbour asks of another about the memory of their GPU, and the answer.
+//! Messages of `POST /v1/grants`: requests of one peer to another about the memory of their GPU, and the answers.
 //!
-//! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are advice about the
-//! ledger file: that alone says whose bytes are whose, so a lost or repeated message costs time and never memory.
+//! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are hints about the
+//! ledger ledger file: only the ledger decides the owner of a byte, so a lost or repeated message costs time and never
+//! memory.
 //!
-//! **Versions.** As [`crate::message`] says, with [`VERSION`] as major. Neighbours are updated one after the
-//! other: a sidecar that refuses a newer message loses a loan until it is updated itself, nothing else.
+//! **Versions.** As in [`crate::message`], with [`VERSION`] as major. Peers are updated one after another:
+//! a sidecar that refuses a newer message loses a loan until it is updated itself, nothing else.
 
 mod check;
 
@@ -52,39 +53,39 @@ pub struct Participant {
 pub enum GrantRequest {
     /// Of a possible lender: memory, please. Answers: `Granted`, `Refused`.
     Ask {
-        /// Who asks.
+        /// The borrower.
         borrower: Participant,
         /// Name of the grant to come.
         nonce: u64,
-        /// At most so much, bytes; whole chunks.
+        /// Maximum amount, bytes; whole chunks.
         bytes: u64,
-        /// For so long, unless it is renewed, milliseconds.
+        /// Loan time unless it is renewed, milliseconds.
         ttl_ms: u64,
     },
     /// Of the lender: for longer, please. Answers: `Renewed`, `Refused`.
     Renew {
-        /// Who asks.
+        /// The borrower.
         borrower: Participant,
         /// The grants.
         nonces: Vec<u64>,
-        /// For so long from now on, milliseconds.
+        /// Loan time from now on, milliseconds.
         ttl_ms: u64,
     },
     /// Of the borrower: give it back. Answers: `Returning`, `Returned`, `Refused` with `UnknownGrant`.
     Revoke {
-        /// Who asks.
+        /// The lender.
         lender: Participant,
         /// The grant.
         nonce: u64,
-        /// So much of it, bytes; whole chunks.
+        /// Amount, bytes; whole chunks.
         bytes: u64,
         /// Why.
         why: RevokeReason,
     },
-    /// Of a possible lender: an `Ask` whose answer did not come in time is void; what was earmarked for it goes back.
-    /// Answers: `Cancelled`, also for a grant that never was.
+    /// To a possible lender: an `Ask` without an answer in time is void; the lender releases the earmarked memory.
+    /// Answers: `Cancelled`, also for an unknown grant.
     Cancel {
-        /// Who asked.
+        /// The borrower.
         borrower: Participant,
         /// The grant.
         nonce: u64,
@@ -94,7 +95,7 @@ pub enum GrantRequest {
 /// Why a lender takes memory back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RevokeReason {
-    /// It has work, or the turn, and needs its layers.
+    /// The lender has work, or the time slice, and needs its layers.
     LenderActive,
     /// Another needs what its floor promises.
     FloorNeeded,
@@ -107,18 +108,18 @@ pub enum GrantAnswer {
     Granted {
         /// The grant.
         nonce: u64,
-        /// So much, at most what was asked, bytes; whole chunks.
+        /// Amount, at most the requested one, bytes; whole chunks.
         bytes: u64,
-        /// For so long, milliseconds.
+        /// Loan time, milliseconds.
         ttl_ms: u64,
-        /// The lender, in whose record the earmark stands.
+        /// The lender, whose record has the earmark.
         lender: Participant,
     },
     /// No, and nothing has changed.
     Refused {
         /// Why.
         reason: RefusalReason,
-        /// The same request gets the same answer before this time has passed, milliseconds; none = unknown.
+        /// Time in which the same answer holds, milliseconds; none = unknown.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         after_ms: Option<u64>,
     },
@@ -126,23 +127,23 @@ pub enum GrantAnswer {
     Renewed {
         /// The grants.
         nonces: Vec<u64>,
-        /// For so long from now on, milliseconds.
+        /// Loan time from now on, milliseconds.
         ttl_ms: u64,
     },
     /// The borrower is giving it back; the ledger file will show it.
     Returning {
         /// The grant.
         nonce: u64,
-        /// So much of it, bytes; whole chunks.
+        /// Amount, bytes; whole chunks.
         bytes: u64,
-        /// At the latest after so long, milliseconds.
+        /// Time limit, milliseconds.
         within_ms: u64,
     },
     /// The bytes have left the borrower and are earmarked for the lender in the ledger file.
     Returned {
         /// The grant.
         nonce: u64,
-        /// So much of it, bytes; whole chunks.
+        /// Amount, bytes; whole chunks.
         bytes: u64,
     },
     /// The grant is void.
@@ -152,12 +153,12 @@ pub enum GrantAnswer {
     },
 }
 
-/// Why a neighbour says no.
+/// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// It is active: its priority is higher, it needs what it has itself, or nothing but its layers could go.
     Active,
-    /// Its layers came back too short a time ago; `after_ms` says for how long that holds.
+    /// Its layers were restored too recently; `after_ms` has the remaining time.
     MinResidence,
     /// As many of its layers are away as may be, and nothing else is free.
     AtCap,
@@ -167,7 +168,7 @@ pub enum RefusalReason {
     Nothing,
     /// Memory is not traded on this GPU.
     NotTraded,
-    /// The asker is not among its neighbours.
+    /// The sender is not among its peers.
     UnknownNeighbour,
     /// It does not know that grant.
     UnknownGrant,
@@ -176,7 +177,7 @@ pub enum RefusalReason {
 }
 
 impl GrantRequest {
-    /// In whose name it is said.
+    /// Participant that sends the message.
     pub fn sender(&self) -> &Participant {
         match self {
             GrantRequest::Ask { borrower, .. }
@@ -191,10 +192,10 @@ impl GrantRequest {
         encode(&GrantMessage { version: VERSION, request: self.clone() })
     }
 
-    /// Reads a message. The version is looked at first.
+    /// Reads a message. Checks the version first.
     ///
     /// # Errors
-    /// No JSON, a newer major, or the first field that is not as it must be on a GPU whose chunks have `chunk_bytes`.
+    /// No JSON, a newer major, or the first field that is invalid on a GPU whose chunks have `chunk_bytes`.
     pub fn from_json(text: &[u8], chunk_bytes: u64) -> Result<GrantRequest, ReadError> {
         let GrantMessage { request, .. } = message::read(text, VERSION)?;
         request.check(chunk_bytes)?;
@@ -203,7 +204,7 @@ impl GrantRequest {
 }
 
 impl GrantAnswer {
-    /// Refuses, with no known time after which a retry may succeed.
+    /// Returns a refusal for an unknown time.
     pub const fn refused(reason: RefusalReason) -> GrantAnswer {
         GrantAnswer::Refused { reason, after_ms: None }
     }
@@ -213,11 +214,11 @@ impl GrantAnswer {
         encode(&GrantReply { version: VERSION, answer: self.clone() })
     }
 
-    /// Reads the answer to `request`. The version is looked at first.
+    /// Reads the answer to `request`. Checks the version first.
     ///
     /// # Errors
-    /// No JSON, a newer major, the first field that is not as it must be on a GPU whose chunks have `chunk_bytes`, or
-    /// an answer to something else.
+    /// No JSON, a newer major, the first field that is invalid on a GPU whose chunks have `chunk_bytes`, or
+    /// an answer to another request.
     pub fn from_json(
         text: &[u8],
         request: &GrantRequest,

@@ -1,9 +1,8 @@
-//! Types that cross a process boundary as JSON: a sidecar's configuration, its directive, requests between peers, a
-//! sidecar's report of its state, the sizes of a model, the progress of a download, and the overview of the operator's
-//! leader.
+//! JSON messages between processes: a sidecar's configuration, the directive about its peers, the messages of
+//! peers, a sidecar's report of its state, the sizes of a model, and the progress of its download.
 //!
-//! Plain data and serde, and the rule by which both sides of that boundary restart failed processes. Names end with
-//! their unit: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
+//! Plain data and serde, and the restart delays that both sides of that boundary share. Names end with their unit:
+//! `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,9 +1,10 @@
-//! How versioned messages are read, all alike.
+//! Reading of versioned messages.
 //!
-//! A message carries the major of its version in the field `version`. Within a major, fields are only added: a reader
-//! ignores those that it does not know and takes the default for those that it misses. What goes or changes its
-//! meaning, or a new value of an enumeration, is a new major; an older reader refuses it for being newer, whatever its
-//! shape. A writer that may meet older readers writes the oldest major that says what it has to say.
+//! A message has its major version in the field `version`. Within a major, fields are only added: a reader ignores
+//! unknown fields and uses the default of missing ones. A removed field, a changed meaning, or a new value of an
+//! enumeration is a new major; an older reader refuses it, whichever
+//! shape it has. A writer that may meet older
+//! readers writes the oldest major that can express the message.
 //!
 //! Files that users write are not messages: there an unknown field is a typing error, and is refused
 //! ([`config`](crate::config)).
@@ -59,7 +60,7 @@ impl ReadError {
     }
 }
 
-/// Reads a message whose newest known major is `known`. The version is looked at first.
+/// Reads a message whose newest known major is `known`. Checks the version first.
 pub(crate) fn read<T: DeserializeOwned>(text: &[u8], known: u32) -> Result<T, ReadError> {
     #[derive(Deserialize)]
     struct Header {

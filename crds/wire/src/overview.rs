@@ -1,8 +1,8 @@
-//! The answer of `GET /v1/overview` on the operator's read API: what its leader knows of every GPU, or with
+//! The answer of `GET /v1/overview` on the operator's read API: the leader's view of every GPU, or with
 //! `?namespace=NAME` of those of one namespace, and with `&tenant=NAME` of those that have a slot of one tenant.
 //!
-//! The API listens only on the loopback address of the leader's pod, so the permission to forward ports there is the
-//! permission to read. Versions are those of [`state`](crate::state): within a major version, fields are only added.
+//! The API listens only on the loopback address of the leader's pod: the right to forward a port there is the right
+//! to read. Versions are those of [`state`](crate::state): within a major, fields are only added.
 
 use serde::{Deserialize, Serialize};
 
@@ -46,7 +46,7 @@ impl Overview {
     }
 }
 
-/// One GPU, as one of its sidecars reported it last.
+/// One GPU, as last reported by one of its sidecars.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuOverview {

@@ -1,5 +1,5 @@
-//! How long a supervisor waits before it starts again what died: the same everywhere, so that a chain of them (`sluice
-//! up`, sidecar, engine) comes back in a known time.
+//! Delays of a supervisor before a restart: the same everywhere, so that a chain of supervisors (`sluice up`,
+//! sidecar, engine) recovers in a known time.
 
 use std::time::Duration;
 

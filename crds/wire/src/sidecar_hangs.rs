@@ -1,4 +1,5 @@
-//! Sidecars of a tenant that hung and were killed. The killer counts them in a file, since a stopped process reports
+//! Sidecars of a tenant that hung and were killed. The killer counts them in a file, since a stopped process
+//! reports
 //! nothing, and the next sidecar reports the file in its state.
 
 use std::io::{Error, ErrorKind, Read, Write};
@@ -30,10 +31,10 @@ impl SidecarHangs {
     /// The clock may have been set back since the kill.
     const MAX_AHEAD_MS: u64 = 60_000;
 
-    /// What the file in `folder` says; `None` = there is no file.
+    /// Reads the file in `folder`; `None` = there is no file.
     ///
     /// # Errors
-    /// The file cannot be read, is larger than 4096 bytes, is not JSON of this kind, or says what cannot be.
+    /// The file cannot be read, is larger than 4096 bytes, is not JSON of this kind, or has impossible values.
     pub fn read(folder: &Path) -> std::io::Result<Option<SidecarHangs>> {
         let path = folder.join(Self::FILE);
         let found = match std::fs::symlink_metadata(&path) {

@@ -1,8 +1,8 @@
 //! The answer of `GET /v1/state`: everything a sidecar knows about its tenant at one moment.
 //!
-//! **Versions.** [`VERSION`] is a major. Within it fields are only added: a reader ignores those it does not know and
-//! takes the default for those it misses. A field that goes or changes its meaning, or a new value of an enumeration,
-//! is a new major, which an older reader refuses ([`State::from_json`]).
+//! **Versions.** [`VERSION`] is a major. Within it fields are only added: a reader ignores unknown fields and uses
+//! the default of missing ones. A removed field, a changed meaning, or a new value of an enumeration is a new
+//! major, which an older reader refuses ([`State::from_json`]).
 
 mod figures;
 mod gpu;
@@ -35,7 +35,7 @@ pub struct State {
     pub version: u32,
     /// When this was taken, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// Who this is.
+    /// Identity of the tenant.
     pub tenant: Tenant,
     /// What it is doing.
     pub phase: Phase,
@@ -69,9 +69,9 @@ pub struct State {
     pub sidecar_hangs: Option<SidecarHangs>,
     /// The last memory events, oldest first; at most [`MAX_MOVES`].
     pub moves: Vec<Move>,
-    /// What it holds among its neighbours; `None` = alone on its GPU, or a writer from before there were any.
+    /// Its memory and time slices among its peers; `None` = alone on its GPU, or an old writer without peers.
     pub neighbourhood: Option<SharingState>,
-    /// When it was last of use: by this, neighbours choose whom to ask.
+    /// Its last use: peers select victims by this.
     pub activity: Activity,
 }
 
@@ -113,7 +113,7 @@ impl State {
     }
 }
 
-/// Who a state is about.
+/// Identity of a state's tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tenant {
@@ -133,10 +133,9 @@ pub enum Phase {
     /// Weights are on their way, or the first engine is.
     #[default]
     Loading,
-    /// Has requests, or has not been without them long enough to count as idle; [`State::idle_since_unix_ms`]
-    /// distinguishes the two.
+    /// Has requests, or has not been idle long enough; [`State::idle_since_unix_ms`] distinguishes these.
     Active,
-    /// Has had none for as long as its directive says.
+    /// Has had no request for the idle time of its directive.
     Idle,
     /// Holds no chunk; KV of held requests and the prefix cache lie in host memory, requests are held.
     Hibernated,
@@ -146,7 +145,7 @@ pub enum Phase {
     EngineLost,
     /// Ends its open streams and takes no new request.
     Draining,
-    /// Cannot serve; [`EngineState::failure`] says why.
+    /// Cannot serve; the reason is [`EngineState::failure`].
     Failed,
 }
 
@@ -243,7 +242,8 @@ pub struct TokenCounts {
     /// Of these, tokens that never came: the client left after the objective had passed, or the server failed the
     /// answer. They are missed, and no percentile has a time of them.
     pub given_up: u64,
-    /// Of these, missed ones that were awaited while the tenant slept by order ([`State::sleep_ordered`]). A token may
+    /// Of these, missed ones that were awaited while the tenant slept by order ([`State::sleep_ordered`]). A token
+    /// may
     /// be one of `given_up` as well.
     pub asleep: u64,
 }
@@ -296,6 +296,6 @@ pub struct EngineHang {
     pub waited_ms: u64,
     /// The deadline, milliseconds without progress.
     pub limit_ms: u64,
-    /// The process still lives: SIGKILL could not be sent, or has not ended it yet.
+    /// The process still runs: SIGKILL could not be sent, or has not ended it yet.
     pub alive: bool,
 }

@@ -12,7 +12,8 @@ use crate::support::{TestEnv, eventually, processes};
 
 const TINY: &str = "--layers 4 --hidden 64 --intermediate 128 --vocab 300";
 
-/// Tokens of the answer of the slow model, at temperature 0, at 5 ms each: by `usage` of the same request without a stream.
+/// Tokens of the answer of the slow model, at temperature 0, at 5 ms each: by `usage` of the same request without a
+/// stream.
 const LONG: usize = 1483;
 
 fn chat(world: &TestEnv, models: &[&str]) -> std::process::Command {

@@ -31,7 +31,8 @@ impl Pty {
         let name = ptsname(&outside, Vec::new()).unwrap();
         let inside = || File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
         command.env("TERM", "xterm").stdin(inside()).stdout(inside()).stderr(inside());
-        // SAFETY: between fork and exec only system calls are made, which are async-signal-safe; descriptor 0 is open until exec.
+        // SAFETY: between fork and exec only system calls are made, which are async-signal-safe; descriptor 0 is
+        // open until exec.
         unsafe {
             command.pre_exec(|| {
                 rustix::process::setsid()?;

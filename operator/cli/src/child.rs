@@ -23,7 +23,8 @@ pub fn kill_on_parent_exit(command: &mut Command) {
     }
 }
 
-/// Limits the log of a sidecar's program to warnings and errors, unless SLUICE_LOG, or else RUST_LOG, sets another
+/// Limits the log of a sidecar's program to warnings and errors, unless SLUICE_LOG, or else RUST_LOG, sets
+/// another
 /// level.
 pub fn set_warn_log_level(command: &mut Command) {
     if std::env::var_os("SLUICE_LOG").is_none() {

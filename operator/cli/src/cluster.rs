@@ -92,7 +92,8 @@ pub struct EventSummary {
     pub note: String,
 }
 
-/// Parses `NAME`, `NAMESPACE/NAME` or `tenant/NAME` (also `modeltenant/` and `mt/`, as in kubectl) into namespace and
+/// Parses `NAME`, `NAMESPACE/NAME` or `tenant/NAME` (also `modeltenant/` and `mt/`, as in kubectl) into
+/// namespace and
 /// name.
 ///
 /// # Errors

@@ -43,13 +43,16 @@ enum Command {
     /// Show how three models share one GPU made of host memory under bursts of load, with lending and with fixed
     /// partitions.
     ///
-    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and what it means.
-    /// It needs no model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or that an
+    /// Measures the machine, opens a live page, plays a day under both rules, and ends with a table and what it
+    /// means.
+    /// It needs no model and no GPU. Exit status 1 says that it was interrupted, that a request failed, or
+    /// that an
     /// answer differed between the rules.
     Demo(DemoArgs),
     /// Serve models by their names: download them, pick the memory, serve them all on one port, chat.
     ///
-    /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again will
+    /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again
+    /// will
     /// not help: no such model, an architecture that is not served, too little memory.
     Run(RunArgs),
     /// List the models that `sluice run` has downloaded, or remove some.
@@ -70,12 +73,14 @@ enum Command {
     Explain(ExplainArgs),
     /// Put a tenant of this machine to sleep: it gives up all of its device memory until `sluice wake`.
     ///
-    /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant; they
+    /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant;
+    /// they
     /// wait, at most `limits.holdSeconds`.
     Sleep(SleepArgs),
     /// Wake a tenant of this machine that sleeps.
     ///
-    /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that it
+    /// Waits until the tenant is awake. Its layers may still be on their way then: each step waits for those that
+    /// it
     /// needs.
     Wake(TenantArgs),
     /// Drive any OpenAI-compatible endpoint and report what its clients felt.
@@ -83,7 +88,8 @@ enum Command {
     /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
     GpuProbe {
         /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the
-        /// questions and end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-` for
+        /// questions and end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-`
+        /// for
         /// stdout).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,
@@ -142,8 +148,8 @@ pub fn main(name: &'static str) -> ExitCode {
     }
 }
 
-/// Ends the process as clap does, with help or an error. On a terminal, the lines of an error are wrapped between
-/// words, because clap wraps only help.
+/// Ends the process as clap does, with help or an error. An error on a terminal has lines that break between words;
+/// clap breaks those of help alone.
 fn exit_with_usage_error(error: &clap::Error) -> ! {
     match terminal::columns_of(&std::io::stderr()) {
         Some(columns) if error.use_stderr() => {

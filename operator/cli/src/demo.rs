@@ -1,7 +1,9 @@
 //! `sluice demo`: three tenants on one GPU made of host memory, with bursts that rotate among them, first with lending
-//! and then with fixed partitions.
+//! and then with fixed
+//! partitions.
 //!
-//! It needs no source tree, no GPU and no model. The tenants run as under `sluice up --page`, so the page shows them.
+//! It needs no source tree, no GPU and no model. The tenants run as under `sluice up --page`, so the page shows
+//! them.
 
 mod comparison;
 mod config;
@@ -44,7 +46,8 @@ const MANIFEST_NAME: &str = "the demo's tenants";
 /// Options of `sluice demo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DemoArgs {
-    /// A model folder in Hugging Face layout for all three tenants. Default: a small one with random weights, made once
+    /// A model folder in Hugging Face layout for all three tenants. Default: a small one with random weights, made
+    /// once
     /// in the user's cache folder.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,

@@ -24,8 +24,8 @@ const CONNECT_TRIES: &str = "3";
 pub enum ModelLocation<'a> {
     /// A folder of this machine.
     Folder(&'a Path),
-    /// A repository of a hub, of which only beginnings of files are downloaded, and a callback that shows retried
-    /// failures.
+    /// A repository of a hub, of which only beginnings of files are downloaded, and what shows failures that are
+    /// tried again.
     Hub(&'a HubModel, &'a dyn Fn(&Retry)),
 }
 

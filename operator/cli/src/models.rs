@@ -38,7 +38,8 @@ pub struct CacheArgs {
 pub enum ModelsCommand {
     /// Remove models from the cache.
     ///
-    /// A name without @REVISION means all revisions. A model that a running `sluice run` uses stays, and makes the exit
+    /// A name without @REVISION means all revisions. A model that a running `sluice run` uses stays, and makes the
+    /// exit
     /// status 1.
     Rm {
         /// ORG/NAME[@REVISION] as `sluice models` prints it, or a URL.

@@ -1,8 +1,9 @@
 //! `sluice plan`: shows what the operator would decide about the objects of files, before they are applied.
 //!
-//! The decisions are the operator's own ([`sluice_plan`]). Its inputs differ: sizes of models are read from local
-//! folders ([`sizes`]), or everything from the statuses of a cluster. Given an earlier version of the files or a
-//! cluster, it also shows whose pods a change replaces.
+//! The decisions are the operator's own ([`sluice_plan`]). What it learns from a cluster comes from elsewhere:
+//! sizes of models from local folders ([`sizes`]), or everything from the statuses of a cluster that is looked at.
+//! With something to compare to, an earlier version of the files or that cluster, it also lists the tenants whose
+//! pods a change replaces.
 
 mod change;
 mod inputs;
@@ -32,8 +33,8 @@ pub struct PlanArgs {
     /// The files as they are now: shows whose pods the change replaces. May be given more than once.
     #[arg(long, value_name = "FILE")]
     pub before: Vec<PathBuf>,
-    /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be given
-    /// more than once.
+    /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be
+    /// given more than once.
     #[arg(long = "model", value_name = "TENANT=FOLDER", value_parser = parse_model)]
     pub models: Vec<(String, PathBuf)>,
     /// Where else objects and sizes are.
@@ -51,8 +52,8 @@ fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 /// Prints the plan.
 ///
 /// # Errors
-/// A file cannot be read or is wrong, a model belongs to no tenant, a cluster does not answer, or a slot would have no
-/// GPU.
+/// A file that cannot be read or is wrong, a model of no tenant, a cluster that does not answer, or a slot that
+/// would have no GPU.
 pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     if args.cluster.is_cluster() && !args.before.is_empty() {
         bail!(

@@ -1,4 +1,5 @@
-//! `sluice run`: serves models by their names. It downloads missing files, plans the memory, serves on one port, and
+//! `sluice run`: serves models by their names. It downloads missing files, plans the memory, serves on one port,
+//! and
 //! chats.
 //!
 //! The models are tenants of one GPU made of host memory, as in `sluice up`: `--print-yaml` prints the file.
@@ -69,7 +70,8 @@ pub struct RunArgs {
     /// How memory is found when KV runs short, as `spec.policy` of a GpuPool.
     #[arg(long, default_value = "Unified", value_parser = parse_policy)]
     pub policy: Policy,
-    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no hub
+    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no
+    /// hub
     /// that a URL names.
     #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: String,
@@ -91,7 +93,8 @@ fn parse_policy(text: &str) -> Result<Policy, String> {
 /// Runs until a signal stops it, or the chat ends.
 ///
 /// # Errors
-/// A MODEL is invalid or unavailable, memory or disk space is too small, a port is taken, or a model cannot be served.
+/// A MODEL is invalid or unavailable, memory or disk space is too small, a port is taken, or a model cannot
+/// be served.
 pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     // Before the download, so that a taken port is reported at once.

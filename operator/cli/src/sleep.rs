@@ -53,8 +53,8 @@ impl LocalTenant {
         Ok(LocalTenant { admin: AdminClient::new()?, title: sidecar.title, record })
     }
 
-    /// Returns the bytes of device memory that the tenant uses; `None` = the sidecar does not know, because it does not
-    /// own the memory of its engine.
+    /// Returns the bytes of device memory that the tenant uses; `None` = the sidecar does not know, because it
+    /// does not own the memory of its engine.
     async fn used_bytes(&self) -> anyhow::Result<Option<u64>> {
         let state = self.admin.state(&self.record).await.with_context(|| self.title.clone())?;
         Ok(used_bytes(&state))

@@ -9,8 +9,8 @@ use unicode_width::UnicodeWidthChar;
 /// Columns of a terminal of unknown width.
 pub const DEFAULT_COLUMNS: usize = 80;
 
-/// Returns the columns of the terminal on standard output; `None` = it is no terminal, or the width is unknown. Queried
-/// each time, because a terminal may be resized.
+/// Columns of the terminal that standard output is; `None` = it is none, or does not say. Asked each time: a
+/// terminal may be made wider or narrower.
 pub fn columns() -> Option<usize> {
     columns_of(&std::io::stdout())
 }
@@ -21,7 +21,8 @@ pub fn columns_of(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Wraps `text` at spaces into lines of at most `columns` columns. A longer word stays whole. Terminal styles (`ESC [
+/// Wraps `text` at spaces into lines of at most `columns` columns. A longer word stays whole. Terminal styles
+/// (`ESC [
 /// ... m`) take no column.
 pub fn wrap(text: &str, columns: usize) -> String {
     let mut wrapped = String::new();

@@ -1,8 +1,8 @@
 //! `sluice top`: where the memory of running tenants is, and their figures.
 //!
-//! Sidecars of this machine are found in the runtime folder and read over their admin ports; in a cluster the
-//! operator's leader reports its last readings. The live screen shows the data of the page; `--once` prints text
-//! ([`view`]).
+//! Sidecars of this machine are found in the runtime folder and asked over their admin ports; in a cluster the
+//! operator's leader returns its last readings of them. The live screen shows what the page shows; `--once` prints
+//! text ([`view`]).
 
 mod live;
 pub mod memory_map;
@@ -37,7 +37,8 @@ pub struct TopArgs {
     /// Print one picture as text and end. So it does where standard output is no terminal.
     #[arg(long)]
     pub once: bool,
-    /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer is
+    /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer
+    /// is
     /// named on stderr, left out, and makes the exit status 1.
     #[arg(long)]
     pub json: bool,

@@ -1,5 +1,5 @@
-//! Files with several mistakes, as `sluice up` and `sluice plan` reject them. The files and messages are those of the
-//! loader's own test.
+//! Files with several mistakes, as `sluice up` and `sluice plan` reject them. The files and messages
+//! are those of the loader's own test.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! The path to the operator's leader: Lease, forwarded port, overview. An API server of this process speaks the
-//! websocket of `pods/portforward`: two channels per port, the first frame of each with its number.
+//! The path to the operator's leader: Lease, forwarded port, overview. An API server of this process
+//! speaks the websocket of `pods/portforward`: two channels per port, the first frame of each with its number.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

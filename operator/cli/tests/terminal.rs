@@ -67,9 +67,9 @@ impl PtyProcess {
         }
     }
 
-    /// Waits until `text` is on the screen. Unchanged cells are not drawn again, so if the text does not appear, the
-    /// terminal is resized, which redraws the whole screen. The resize follows the keys, because crossterm delays a key
-    /// that arrives together with a resize.
+    /// Waits until `text` is on the screen. Unchanged cells are not drawn again, so if the text does not
+    /// appear, the terminal is resized, which redraws the whole screen. The resize follows the keys, because
+    /// crossterm delays a key that arrives together with a resize.
     fn wait_for_text(&mut self, text: &str) {
         let end = Instant::now() + TEST_TIMEOUT;
         let wanted = strip_escapes(text);

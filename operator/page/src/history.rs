@@ -194,7 +194,7 @@ impl History {
         }
     }
 
-    /// All from `since` on that is still kept, and up to where that goes.
+    /// Returns all stored entries from `since` on, and the new cursor.
     pub fn since(&self, key: &str, since: Cursor) -> (HistoryDelta, Cursor) {
         // The cursor of an earlier GPU of this name is of no use.
         let from = if since.samples > self.total_samples { 0 } else { since.samples };
@@ -211,7 +211,8 @@ impl History {
 pub struct HistoryDelta {
     /// Of which GPU.
     key: String,
-    /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as a
+    /// When the first sample was, milliseconds since the Unix epoch, and how long after the one before each was, as
+    /// a
     /// column.
     start_unix_ms: u64,
     after_ms: RunLengthSeries,
@@ -234,7 +235,8 @@ struct TenantSeries {
     kv_used: RunLengthSeries,
 }
 
-/// Values one after another, `None` = not known. Written as a list in which a string is how often the value before it
+/// Values one after another, `None` = not known. Written as a list in which a string is how often the value before
+/// it
 /// repeats.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RunLengthSeries(Vec<(Option<u64>, u32)>);
@@ -285,7 +287,7 @@ impl HistoryDelta {
         part
     }
 
-    /// Whether it says nothing.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.after_ms.0.is_empty() && self.moves.is_empty()
     }

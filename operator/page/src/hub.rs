@@ -1,4 +1,5 @@
-//! State that all viewers of one page share: the last reading of each GPU, the histories, and notifications of updates.
+//! What all viewers of one page share: the last reading of each GPU, the histories, and the news that an update is
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,13 +19,13 @@ use crate::view::{GpuView, Reading};
 const MAX_WHOLE_GPUS: usize = 4;
 /// Most viewers at one time.
 const MAX_VIEWERS: usize = 32;
-/// Interval of freeing the colours of removed tenants, milliseconds.
+/// Interval at which colours of removed tenants become free, milliseconds.
 const FREE_COLOURS_EVERY_MS: u64 = 60_000;
 
 /// Settings of a page.
 #[derive(Clone, Debug)]
 pub struct HubConfig {
-    /// Name of the server, for users.
+    /// Program that serves it, for the user.
     pub source: String,
     /// Time between two updates.
     pub interval: Duration,
@@ -110,8 +111,8 @@ impl Hub {
         Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits: seats })
     }
 
-    /// Adds the data of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. GPUs that it omits are
-    /// removed.
+    /// Takes the current view of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Removes the
+    /// omitted ones.
     pub fn update(&self, now_unix_ms: u64, give: impl FnOnce(&mut Update<'_>)) {
         let number = *self.updates.borrow() + 1;
         {
@@ -136,7 +137,7 @@ impl Hub {
         self.settings.interval
     }
 
-    /// Adds a viewer who asks for the GPU `key`; `None` = the limit of viewers is reached.
+    /// Returns a slot for a viewer of the GPU `key`; `None` = all slots are taken.
     pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
         let seat = self.viewer_permits.clone().try_acquire_owned().ok()?;
         if let Some(key) = &key {
@@ -230,16 +231,16 @@ impl Summary {
     }
 }
 
-/// One viewer: what it has been sent already. An update that comes while the viewer does not read is skipped, so a
-/// viewer that stops costs this value and what the connection buffers.
+/// One viewer and the data it has. An update that arrives while the viewer does not read is skipped, so a
+/// stopped viewer costs this value and the buffers of its connection.
 #[derive(Debug)]
 pub struct Viewer {
     hub: Arc<Hub>,
     updates: watch::Receiver<u64>,
     key: Option<String>,
-    /// Number of the update whose list it has; `None` = none.
+    /// Number of the update of its list; `None` = none.
     list_at: Option<u64>,
-    /// By GPU: the update whose detail it has, and up to where it has the history.
+    /// By GPU: the update of its detail, and the end of its history.
     cursors: BTreeMap<String, (u64, Cursor)>,
     _permit: OwnedSemaphorePermit,
 }
@@ -271,7 +272,8 @@ impl Viewer {
         Some(self.messages(number))
     }
 
-    /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there yet:
+    /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there
+    /// yet:
     /// waits for it.
     pub async fn snapshot(&mut self) -> Option<Vec<Message>> {
         loop {

@@ -26,7 +26,7 @@ impl Palette {
         own
     }
 
-    /// Frees the colours of the tenants that no longer exist.
+    /// Frees the colours of removed tenants.
     pub fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
         self.0.retain(|title, _| is_there(title));
     }

@@ -38,7 +38,7 @@ pub const EVENTS: &str = "/v1/page/events";
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-/// Between two comments in a stream that has nothing else to say: a viewer that is gone is noticed by them.
+/// Interval of comments in an idle stream, which detect a closed connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// How long an answer waits for an update beyond the time between two of them.
@@ -81,7 +81,8 @@ fn open_viewer(hub: &Arc<Hub>, wanted: ViewQuery) -> Result<Viewer, (StatusCode,
     hub.viewer(wanted.gpu).ok_or(full)
 }
 
-/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs the
+/// `GET /v1/page`: the messages that a new viewer is sent first, as one array of `[KIND, MESSAGE]`. Of many GPUs
+/// the
 /// one that is asked for comes with the next update.
 async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) -> Response {
     let mut viewer = match open_viewer(&hub, wanted) {
@@ -121,8 +122,8 @@ fn event_stream(viewer: Viewer) -> impl Stream<Item = Result<Event, Infallible>>
     })
 }
 
-/// Answers those alone who ask for this machine by name or by address: a page of another origin whose name was turned
-/// to this address in a browser (DNS rebinding) reads nothing.
+/// Answers only requests for this machine by name or by address: a page of another origin whose name resolves
+/// to this address (DNS rebinding) reads nothing.
 pub fn local_only<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     router.layer(from_fn(async |request: Request, next: Next| {
         if is_local(request.headers().get(header::HOST)) {

@@ -1,4 +1,5 @@
-//! How often the KV of each tenant ran short in the window of a page, from the counters that its sidecar keeps since
+//! How often the KV of each tenant ran short in the window of a page, from the counters that its sidecar keeps
+//! since
 //! its start.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -9,7 +10,7 @@ use crate::history::SPAN_MS;
 
 /// Time between two readings that are kept, milliseconds.
 const STEP_MS: u64 = 60_000;
-/// A shorter window says little, milliseconds.
+/// Minimum window for a figure, milliseconds.
 const MIN_WINDOW_MS: u64 = 60_000;
 
 /// How often KV ran short in a window that ends now.
@@ -56,7 +57,7 @@ impl Shortages {
         }
     }
 
-    /// What the last reading says of a tenant; `None` = it did not answer, or is known for less than a minute.
+    /// Returns the last reading of a tenant; `None` = it did not answer, or is known for less than a minute.
     pub fn get(&self, title: &str) -> Option<Shortage> {
         self.recent.get(title).copied()
     }

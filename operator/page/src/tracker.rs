@@ -31,7 +31,7 @@ impl Tracker {
         &self.history
     }
 
-    /// Takes a reading and says what is shown of it at `now_unix_ms`. A reading of the time of the last one is no
+    /// Takes a reading and returns its view at `now_unix_ms`. A reading with the time of the last one is no
     /// sample, and rates stay.
     pub fn record(&mut self, reading: &Reading<'_>, now_unix_ms: u64, palette: &mut Palette) -> GpuView {
         let new_at = reading.read_unix_ms.filter(|at| self.read_unix_ms != Some(*at));

@@ -57,7 +57,7 @@ pub struct GpuView {
     pub reasons: Vec<Reason>,
     /// Its tenants, by title.
     pub tenants: Vec<TenantView>,
-    /// Who lends memory to whom.
+    /// Loans between tenants.
     pub loans: Vec<Loan>,
 }
 
@@ -87,7 +87,8 @@ pub struct TenantView {
     pub level: Level,
     /// The headline of `explain`, then its reasons.
     pub reasons: Vec<Reason>,
-    /// Which of the reasons a view of many tenants shows: what is wrong, where an objective is missed, what it comes
+    /// Which of the reasons a view of many tenants shows: what is wrong, where an objective is missed, what it
+    /// comes
     /// from, and what wakes a tenant that sleeps by hand.
     pub shown_reasons: Vec<usize>,
     /// Device memory by owner, bytes; the names are those of [`OWNERS`].
@@ -208,7 +209,7 @@ impl GpuView {
     }
 }
 
-/// The states of those who answered.
+/// Returns the states of the tenants that answered.
 pub fn states(reports: &[TenantReport]) -> impl Iterator<Item = &State> {
     reports.iter().filter_map(|report| match report {
         TenantReport::State(state) => Some(&**state),
@@ -221,7 +222,7 @@ pub fn title(state: &State) -> String {
     format!("{}/{}", state.tenant.namespace, state.tenant.name)
 }
 
-/// The holder of the turn, where it is past its deadline: it may not answer itself.
+/// Returns the holder of the time slice, if it is past its deadline: it may not answer itself.
 fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
     let turns = states(reports).filter_map(hangs::turn).filter(|turn| turn.holder_overdue_ms > 0);
     let turn = turns.max_by_key(|turn| turn.holder_overdue_ms)?;
@@ -311,7 +312,8 @@ impl TenantView {
     }
 }
 
-/// An objective has a place of its own in every view, so its reason is not shown again. What wakes a tenant is shown as
+/// An objective has a place of its own in every view, so its reason is not shown again. What wakes a tenant is
+/// shown as
 /// long as it sleeps by hand.
 fn shown_reasons(reasons: &[Reason], missed: bool) -> Vec<usize> {
     let is_shown = |reason: &Reason| match reason.kind {

@@ -55,7 +55,7 @@ enum Budget {
     GatewayLatency,
     /// 10,000 paced streams: lateness and memory
     GatewayStreams,
-    /// Resident memory of a sidecar beside weights, KV and tokenizer
+    /// Resident memory of a sidecar apart from weights, KV and tokenizer
     ResidentMemory,
     /// Elasticity switched on with nothing to do, against the same without
     IdleElasticity,

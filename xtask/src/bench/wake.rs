@@ -1,5 +1,5 @@
-//! `cargo xtask bench wake`: the first token of a tenant that had given up all its memory, against what copying its weights
-//! behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
+//! `cargo xtask bench wake`: the first token of a tenant that had given up all its memory, against what copying its
+//! weights behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -51,8 +51,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// From the state of a tenant that has copied each of its weights once. Its chunks hold more than the weights: what was
-    /// copied is exact.
+    /// From the state of a tenant that has copied each of its weights once. Its chunks hold more than the weights:
+    /// what was copied is exact.
     fn read(state: &Value) -> Result<Shape> {
         let layers = state["layers"].as_array().map_or(0, Vec::len) as f64;
         ensure!(layers > 0.0, "the state tells of no layer");

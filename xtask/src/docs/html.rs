@@ -1,4 +1,5 @@
-//! Built pages: their links, each of which leads to a file of the site and its anchor to an element there, and a change of all.
+//! Built pages: their links, each of which leads to a file of the site and its anchor to an element there, and a
+//! change of all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,7 +1,7 @@
 //! The source of the site: pages and the files that they link to, at the places that they have in the tree.
 //!
-//! Pages link to files outside of `docs/`, as readers on a code host expect. mdBook knows one folder of sources, so that
-//! folder holds copies of just these files: links then lead to the same places on the site as in the tree.
+//! Pages link to files outside of `docs/`, as readers on a code host expect. mdBook knows one folder of sources, so
+//! that folder holds copies of just these files: links then lead to the same places on the site as in the tree.
 
 use std::collections::BTreeMap;
 use std::fs;

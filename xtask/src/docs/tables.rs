@@ -1,9 +1,11 @@
 //! Tables of built pages: where names in them may break, and to which column a cell belongs.
 //!
-//! A browser alone breaks a long name in the middle of a word, or not at all. `docs/site.css` has it break nowhere but at
-//! the marks that are made here. On a narrow screen it shows the cells of a row below each other, each with its label.
+//! A browser alone breaks a long name in the middle of a word, or not at all. `docs/site.css` has it break nowhere
+//! but at the marks that are made here. On a narrow screen it shows the cells of a row below each other, each with
+//! its label.
 
-/// `page` (HTML) with a `<wbr>` behind the `.`, `_`, `/`, `,` and blanks of code in cells, and a `data-label` on each cell.
+/// `page` (HTML) with a `<wbr>` behind the `.`, `_`, `/`, `,` and blanks of code in cells, and a `data-label` on
+/// each cell.
 pub fn prepare(page: &str) -> String {
     inside(page, "<table", "</table>", |table| {
         let marked = inside(table, "<td", "</td>", |cell| inside(cell, "<code>", "</code>", mark));

@@ -21,7 +21,7 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// Returns the image `name` that runs the command `entrypoint` as user nobody.
+/// Returns the image `name` that runs the command `entrypoint` as an unprivileged user.
 pub fn archive(name: &str, entrypoint: &[&str], layers: &[Packed]) -> Result<Archive> {
     let mut blobs = Blobs::default();
     let config = blobs.add(CONFIG, config(entrypoint, layers).to_string().into_bytes());

@@ -28,7 +28,8 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the libraries of `folder`: `libnvrtc.so.*`, and first `libnvrtc-builtins.so.*`, which NVRTC looks up by name.
+    /// Loads the libraries of `folder`: `libnvrtc.so.*`, and first `libnvrtc-builtins.so.*`, which NVRTC looks up
+    /// by name.
     pub fn load(folder: &Utf8Path) -> Result<Self> {
         open(folder, "libnvrtc-builtins.so")?;
         Ok(Self { library: open(folder, "libnvrtc.so")? })

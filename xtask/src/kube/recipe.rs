@@ -1,7 +1,7 @@
 //! Which binaries there are, in which versions, and where each can come from.
 //!
-//! A version stands here and in the modules of [`MODULES`], which a build from Go takes it from; a test holds both to its
-//! own list.
+//! A version stands here and in the modules of [`MODULES`], which a build from Go takes it from; a test holds both
+//! to its own list.
 
 use std::fmt::{self, Display, Formatter};
 

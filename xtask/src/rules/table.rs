@@ -108,8 +108,8 @@ pub const TABLE: [Row; 19] = [
         never: &["kube"],
         ..BLANK
     },
-    // rustix: the engine waits on futexes and for the death of its sidecar. wire: its supervisor counts sidecars that hang in a
-    // file that the next sidecar reads. libc (no edge): leave to use AMX.
+    // rustix: the engine waits on futexes and for the death of its sidecar. wire: its supervisor counts sidecars
+    // that hang in a file that the next sidecar reads. libc (no edge): leave to use AMX.
     Row {
         name: "sluice-kernels",
         may: &["sluice-link", "sluice-memory", "sluice-wire", "cudarc", "rustix"],

@@ -142,8 +142,8 @@ fn report(failed: &[String], times: &Times) {
     failed.iter().for_each(|title| println!("FAILED: {title}"));
 }
 
-/// Builds the other programs and runs those that only compute, with what the node's leave of the machine: titles of those that
-/// failed, and the programs that are to run alone.
+/// Builds the other programs and runs those that only compute, with what the node's leave of the machine: titles of
+/// those that failed, and the programs that are to run alone.
 type Run = (Vec<String>, Times, Vec<Program>);
 
 fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<Run>> {

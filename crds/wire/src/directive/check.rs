@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use super::{Directive, PeerInfo, Sharing, TenantRule};
 use crate::message::Invalid;
 
-/// Most neighbours.
+/// Maximum number of peers.
 pub const MAX_PEERS: usize = 64;
 /// Longest name, namespace, uid, or name of a policy, bytes.
 pub const MAX_NAME_LENGTH: usize = 63;

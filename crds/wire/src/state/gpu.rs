@@ -11,7 +11,7 @@ use crate::message::{self, ReadError};
 pub struct GpuState {
     /// Major of this message, [`VERSION`].
     pub version: u32,
-    /// The sidecar that was asked first, then its neighbours in the order of its directive.
+    /// The queried sidecar, then its peers in the order of its directive.
     pub tenants: Vec<TenantReport>,
 }
 
@@ -34,7 +34,7 @@ impl GpuState {
 /// What is known of one tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum TenantReport {
-    /// Its state, as its sidecar reports it.
+    /// Its state, as it reports it.
     State(Box<State>),
     /// It gave none in time.
     Unreachable {

@@ -1,4 +1,4 @@
-//! Device memory in a state: who owns it, what the KV cache holds, what moved last.
+//! Device memory in a state: its owners, the contents of the KV cache, and recent moves.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,9 +42,9 @@ pub struct OwnerBytes {
     pub activation_bytes: u64,
     /// Staging of copies.
     pub staging_bytes: u64,
-    /// Promised to a neighbour, not handed over yet.
+    /// Promised to a peer, not handed over yet.
     pub earmarked_bytes: u64,
-    /// Free memory, without an owner.
+    /// No owner.
     pub free_bytes: u64,
 }
 
@@ -91,7 +91,7 @@ pub struct KvState {
     pub utilisation_permille: u32,
     /// Blocks in the host tier: KV of requests that wait, and prefix cache.
     pub host_blocks_used: u64,
-    /// Blocks that the host tier has room for.
+    /// Capacity of the host tier, blocks.
     pub host_blocks_limit: u64,
 }
 

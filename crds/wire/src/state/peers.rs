@@ -1,21 +1,22 @@
-//! Neighbours in a state: what a tenant may hold and has lent, its turn, and when it was last of use.
+//! Peers in a state: a tenant's memory and loans, its time slice, and its last use.
 
 use serde::{Deserialize, Serialize};
 
 use super::Percentiles;
 
-/// A tenant among the neighbours of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
-/// `held_bytes` exceeds it by no more than `in_transit_bytes`: the ledger is ahead of the scheduler by what is moving.
+/// A tenant among the peers of its GPU. `budget_bytes` = `share_bytes` + `borrowed_bytes` - `lent_bytes`, and
+/// `held_bytes` exceeds it by no more than `in_transit_bytes`: the ledger is ahead of the scheduler by the moving
+/// bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SharingState {
     /// Nonce of this life of the tenant in the ledger file; 0 = not in it yet.
     pub instance: u64,
-    /// Memory that it may hold without a loan, bytes: what the ledger grants, or, while a smaller share is in force,
-    /// the part of the larger one that is not released yet.
+    /// Memory that it can hold without a loan, bytes: the share in the ledger or, while a smaller share is in
+    /// force, the part of it that is not released yet.
     pub share_bytes: u64,
-    /// What it was dealt, or needs at least where that is more, bytes. While `share_bytes` is less, others have not
-    /// made room yet; while it is more, memory is on its way out.
+    /// Its assigned share, or its minimum if that is more, bytes. While `share_bytes` is less, others have not
+    /// freed memory yet; while it is more, memory is being released.
     pub wanted_share_bytes: u64,
     /// What it can never lend while it is not hibernated, bytes.
     pub floor_bytes: u64,
@@ -27,22 +28,22 @@ pub struct SharingState {
     pub held_bytes: u64,
     /// Bytes that come to exist or go at this moment.
     pub in_transit_bytes: u64,
-    /// Bytes of its share that are wanted here and that neighbours still hold: lent by a former life of this tenant. A
-    /// tenant that lacks its floor is `Loading` until it has it.
+    /// Bytes of its share that it needs and that peers still hold: lent by a former instance of this tenant. A
+    /// tenant that lacks its minimum is `Loading` until it has it.
     pub awaited_bytes: u64,
-    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor or
-    /// its place loads as soon as it has it.
+    /// What it waits for, in words; `None` = nothing. A tenant that is `Loading` and waits for its share, its floor
+    /// or its place loads as soon as it has it.
     pub waits_for: Option<String>,
-    /// Lent to neighbours, bytes.
+    /// Lent to peers, bytes.
     pub lent_bytes: u64,
-    /// Borrowed from neighbours, bytes.
+    /// Borrowed from peers, bytes.
     pub borrowed_bytes: u64,
     /// The grants behind both, oldest first.
     pub grants: Vec<GrantState>,
-    /// Its turn; `None` = the GPU has none: all run at once.
+    /// Its time slice; `None` = the GPU has none: all tenants run concurrently.
     pub turn: Option<TurnState>,
-    /// Time from a step that lacks KV to the step that has it from peers, since the start: the search, the loan and its
-    /// mapping. Searches in which no peer lent memory are excluded.
+    /// Time from a step that lacks KV to the step that has it from peers, since the start: the search, the loan and
+    /// its mapping. Excludes searches without a lender.
     pub grant: Percentiles,
     /// From the decision to revoke what is lent until all of it is here again, since the start.
     pub revoke: Percentiles,
@@ -51,7 +52,8 @@ pub struct SharingState {
 }
 
 impl SharingState {
-    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit. Never
+    /// Whether the budget is what share and grants make of it, and no more is held, but for what is in transit.
+    /// Never
     /// true by wrap-around.
     pub fn balances(&self) -> bool {
         let has = self.share_bytes.checked_add(self.borrowed_bytes);
@@ -86,7 +88,7 @@ pub enum Direction {
     Taken,
 }
 
-/// A tenant's part in the turns of a GPU that is shared in time.
+/// A tenant's part in the time slices of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TurnState {
@@ -96,33 +98,34 @@ pub struct TurnState {
     pub epoch: u64,
     /// Tickets in the line, its own included.
     pub waiting: u32,
-    /// How long it has held the turn, all times together, ns.
+    /// Total time in which it held the time slice, ns.
     pub held_ns_total: u64,
-    /// How often it was given the turn.
+    /// Number of its time slices.
     pub turns_total: u64,
-    /// From the release of the turn by another tenant, or from this one's ticket where that was drawn later, to having
-    /// the turn, since the start.
+    /// Time from the release of the time slice by another tenant, or from this one's ticket if that was drawn
+    /// later, to holding the time slice, since the start.
     pub handover: Percentiles,
-    /// From the wish for the turn to having it, since the start.
+    /// Time from the request for the time slice to holding it, since the start.
     pub wait: Percentiles,
-    /// Tenant that holds the turn now, `namespace/name`; `None` = the turn is free.
+    /// Tenant that holds the time slice now, `namespace/name`; `None` = the time slice is free.
     pub holder: Option<String>,
     /// How long the holder is past its deadline, milliseconds; 0 = it is not.
     pub holder_overdue_ms: u64,
-    /// Turns that this tenant took from a holder that was past its deadline, since the start.
+    /// Time slices that this tenant took over from a holder past its deadline, since the start.
     pub takeovers_total: u64,
     /// The last of them.
     pub last_takeover: Option<Takeover>,
-    /// Turns that another tenant took from this one, since the start.
+    /// Time slices that another tenant took over from this one, since the start.
     pub overtaken_total: u64,
-    /// Tenants that were before this one in the queue for the turn and that it skipped because they did not run, since
-    /// the start.
+    /// Tenants that were before this one in the wait queue and that it skipped because they did not run, since
+    /// the
+    /// start.
     pub skips_total: u64,
     /// The last of them.
     pub last_skip: Option<Skip>,
 }
 
-/// A tenant that was first in the queue for the turn, did not take it, and was skipped.
+/// A tenant that was first in the wait queue, did not take its time slice, and was skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Skip {
@@ -132,7 +135,7 @@ pub struct Skip {
     pub at_unix_ms: u64,
 }
 
-/// A turn that was taken from a holder that was past its deadline.
+/// A time slice that was taken over from a holder past its deadline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Takeover {
@@ -148,16 +151,16 @@ pub struct Takeover {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Activity {
-    /// Since when it is inactive (no turn where turns are taken, else no request), milliseconds since the Unix epoch;
-    /// `None` = active.
+    /// Start of its inactivity (no time slice if the GPU has them, else no request), milliseconds since the Unix
+    /// epoch; `None` = active.
     pub inactive_since_unix_ms: Option<u64>,
     /// When it last ran a step, milliseconds since the Unix epoch; `None` = never.
     pub last_used_unix_ms: Option<u64>,
-    /// Expected time until its next request, from earlier idle periods, milliseconds; 0 = it has requests, `None` = too
-    /// few idle periods were observed.
+    /// Expected time until its next request, by its past idle periods, milliseconds; 0 = it has requests, `None` =
+    /// too few to estimate.
     pub next_use_in_ms: Option<u64>,
     /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
     pub resident_since_unix_ms: Option<u64>,
-    /// Weight layers that have left for neighbours: the last ones, so that it wakes front first.
+    /// Weight layers lent to peers: the last ones, so that it wakes front first.
     pub absent_layers: u16,
 }

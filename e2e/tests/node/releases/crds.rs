@@ -50,8 +50,8 @@ impl PodInstances<'_> {
         assert_eq!(self.edited(101), Value::Null, "the field comes later");
     }
 
-    /// The rule is for what comes now. A tenant that broke it before there was a rule can be changed elsewhere, and the operator
-    /// can tell its status: what an update leaves alone is not judged anew.
+    /// The rule is for new objects. An existing tenant that breaks it can change in other fields, and the operator
+    /// can write its status: unchanged fields are not validated again.
     pub(super) async fn the_upgrade_brought_the_rule_and_a_field_and_shut_nobody_out(&self) {
         let refused = async || {
             let output = self.product.try_apply(&[rule_breaker("late")], &["--dry-run=server"]);
@@ -65,7 +65,7 @@ impl PodInstances<'_> {
         self.product.kubectl(&["delete", "modeltenant", EARLY]);
     }
 
-    /// Changes one field of the tenant of before and states the new one: what there is of that afterwards.
+    /// Changes one field of the existing tenant and sets the new one. Returns the value of the new field.
     fn edited(&self, priority: u32) -> Value {
         let spec = json!({"priority": priority, "podPriorityClassName": "urgent"});
         self.product.change("modeltenant", EARLY, &spec);

@@ -137,7 +137,7 @@ impl Counter {
         what(&mut self.inner().tally);
     }
 
-    /// Counts the events in a state of the sidecar `pid`. `told`: the tenant was ordered to sleep.
+    /// Counts the events in a state of the sidecar `pid`. The flag is true if the tenant was ordered to sleep.
     pub fn see(&self, pid: u32, state: &State, told: bool) {
         let (inner, mut life) = (&mut *self.inner(), InstanceCounters::of(state));
         let before = inner.instances.get(&pid).copied().unwrap_or_default();

@@ -24,8 +24,8 @@ pub fn disturbance(outcome: &RunStats) -> Option<String> {
     (halves > MAX_SPREAD_PERCENT).then(|| format!("the speeds of its two halves differ by {halves:.0} %"))
 }
 
-/// Returns the uncertainty of a figure, percent. Other programs may have slowed down one run and not the other, and the
-/// two halves of a run had the same load, so their difference is noise.
+/// By how much a run may be off, percent: what other programs took of it may slow one run and not the other, and
+/// its two halves had the same load.
 pub fn noise_percent(outcome: &RunStats, figure: fn(&Figures) -> f64) -> f64 {
     let others = f64::from(outcome.other_cpu_permille.unwrap_or(0).min(999));
     half_spread_percent(outcome, figure).max(others / (1000.0 - others) * 100.0)

@@ -41,7 +41,8 @@ fn usable_cores() -> usize {
 }
 
 /// Measures the copy rate of one thread, as the transfers of a sidecar copy. Disturbance only slows a copy, so the best
-/// one counts.
+/// one
+/// counts.
 fn measure_copy_rate() -> u64 {
     let (from, mut to) = (vec![1_u8; COPY_BYTES], vec![2_u8; COPY_BYTES]);
     let (begun, mut best) = (Instant::now(), Duration::MAX);
@@ -75,8 +76,8 @@ impl CpuUsage {
         CpuUsage(CpuTicks::now())
     }
 
-    /// Returns the share of this process's cores that other programs used since the start, permille. `None` = unknown:
-    /// the kernel does not report it, or a quota gives this process less than its cores.
+    /// Returns the share of this process's cores that other programs used since the start, permille.
+    /// `None` = unknown: the kernel does not report it, or a quota gives this process less than its cores.
     pub fn other_cpu_permille(&self) -> Option<u32> {
         self.0.as_ref()?.other_cpu_permille(&CpuTicks::now()?)
     }
@@ -111,7 +112,8 @@ impl CpuTicks {
 }
 
 /// Sums all ticks and busy ticks of the cores that `mine` selects, by the lines `cpuN` of `/proc/stat`; `None` = there
-/// are none.
+/// are none
+///.
 fn core_ticks(stat: &str, mine: impl Fn(usize) -> bool) -> Option<(u64, u64)> {
     let line = |line: &str| {
         let (core, ticks) = line.strip_prefix("cpu")?.split_once(' ')?;

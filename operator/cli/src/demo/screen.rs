@@ -68,7 +68,8 @@ fn terminal_columns() -> Option<usize> {
     std::io::stdout().is_terminal().then(|| terminal::columns().unwrap_or(terminal::DEFAULT_COLUMNS))
 }
 
-/// Fits the line into `columns`. A line that wraps cannot be rewritten, nor can one that fills the row: a terminal may
+/// Fits the line into `columns`. A line that wraps cannot be rewritten, nor can one that
+/// fills the row: a terminal may
 /// then move to the next row.
 fn fit_line(memory_bytes: u64, states: &[State], columns: usize) -> String {
     let cells = (columns.saturating_sub(TEXT_COLUMNS) as u64).clamp(MIN_BAR_CELLS, BAR_CELLS);

@@ -1,5 +1,5 @@
-//! The load of a day: one tenant after the other gets a burst. A burst begins once the previous one is answered; the
-//! other tenants are idle.
+//! The load of a day: one tenant after the other gets a burst. A burst begins once the previous one is answered;
+//! the other tenants are idle.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -53,8 +53,8 @@ pub struct RunningTenants {
 }
 
 impl RunningTenants {
-    /// Returns the state of each tenant; `None` = it does not answer in time, as on a busy machine. If a tenant exited,
-    /// its requests fail.
+    /// The state of each tenant; `None` = it does not answer in time, as on a busy machine. A tenant that has died
+    /// fails its requests.
     async fn states(&self) -> Vec<Option<State>> {
         let ask = |folder: &PathBuf| {
             let record = runtime_dir::read_record(folder).ok().flatten();

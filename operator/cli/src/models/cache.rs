@@ -1,4 +1,5 @@
-//! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`. A `sluice run` locks each model that it
+//! The folder of downloaded models: `<root>/<host>/<org>/<name>/<revision>`. A `sluice
+//! run` locks each model that it
 //! uses.
 
 use std::fs::{File, OpenOptions};
@@ -20,7 +21,8 @@ const USE_FILE: &str = ".sluice-use";
 /// Prefix of a folder that is being removed. No folder of a model begins with a dot.
 const REMOVED_PREFIX: &str = ".removed-";
 
-/// Returns the user's cache folder, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment has no
+/// Returns the user's cache folder, `$XDG_CACHE_HOME/sluice` or `~/.cache/sluice`; `None` = the environment
+/// has no
 /// home.
 pub fn user_cache() -> Option<PathBuf> {
     let named = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -35,8 +37,8 @@ pub struct ModelCache {
 }
 
 impl ModelCache {
-    /// Opens the cache in `folder`; `None` = `$XDG_CACHE_HOME/sluice/models`, or the same in `~/.cache`. Creates
-    /// nothing.
+    /// The cache in `folder`; `None` = `$XDG_CACHE_HOME/sluice/models`, or the same below `~/.cache`. Nothing is
+    /// created.
     ///
     /// # Errors
     /// No folder is named, and the environment has no home.
@@ -234,7 +236,8 @@ impl CachedModel {
 }
 
 /// Tries to lock the file. Returns whether no other process holds the lock. A process that makes the same check holds
-/// it for an instant, which does not count.
+/// it
+/// for an instant, which does not count.
 fn try_lock_exclusive(lock: &File) -> std::io::Result<bool> {
     for attempt in 0..20 {
         if attempt > 0 {

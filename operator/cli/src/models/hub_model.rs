@@ -20,8 +20,8 @@ pub struct HubModel {
     pub repo: String,
     /// Branch, tag or commit.
     pub revision: String,
-    /// Whether the user's hub token is sent: only to the default hub or that of `--endpoint`, not to one that a URL
-    /// names.
+    /// Whether the user's hub token is sent: only to the default hub or that of `--endpoint`, not to
+    /// one that a URL names.
     pub sends_token: bool,
 }
 

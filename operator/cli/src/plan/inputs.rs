@@ -107,7 +107,8 @@ impl PlanInputs {
         Ok(scene)
     }
 
-    /// Replaces objects by those of files, as if these had been applied. The statuses from the cluster are kept.
+    /// This with the objects of files in place of its own, as if they had been applied: what the cluster knows of
+    /// them stays.
     pub fn overlay(mut self, files: PlanInputs) -> PlanInputs {
         for (key, mut pool) in files.pools {
             if let Some(there) = self.pools.get(&key) {
@@ -265,8 +266,8 @@ fn claims(pool: &GpuPool) -> Vec<ObservedClaim> {
     pool.status.iter().flat_map(|status| &status.gpus).filter_map(claim).collect()
 }
 
-/// Returns the slots that the status of a tenant names, with their GPUs. The epoch of the claim does not affect
-/// placement.
+/// The slots that the status of a tenant names with their GPUs. The epoch of the claim is of no matter to where
+/// they are.
 fn slots(tenant: &ModelTenant) -> Vec<ObservedSlot> {
     let slot = |slot: &SlotStatus| {
         let claim = format!("{}-e1", slot.gpu.as_ref()?);

@@ -203,8 +203,8 @@ impl Chat {
         }
     }
 
-    /// Streams the answer to the output. An answer that Ctrl-C stopped stays in the conversation up to that point; a
-    /// failed prompt does not.
+    /// Writes the answer piece by piece. An answer that Ctrl-C stopped stays in the conversation as far as it was
+    /// written; a prompt that failed does not.
     ///
     /// # Errors
     /// Standard output is broken. The inner error is why there is no answer.
@@ -245,7 +245,8 @@ impl Chat {
 }
 
 /// Suggests what to do about an answer that stopped at its limit of `max_tokens`, or of the context if none was set.
-/// The proposed limit leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the
+/// The
+/// proposed limit leaves a quarter of the context to the prompt: a request whose prompt and limit exceed the
 /// context is refused.
 fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     let ChatModel { context_tokens, has_template, .. } = *model;

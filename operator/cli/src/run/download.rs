@@ -177,7 +177,8 @@ impl DownloadProgress {
         bar.set_length(total_bytes);
         bar.set_position(present_bytes);
         if self.last_printed.replace(Some(Instant::now())).is_none() {
-            // The bar records the position before it measures: bytes of an earlier start do not count for the speed.
+            // The bar takes note of the position before it measures: bytes of an earlier start are no speed of this
+            // one.
             bar.tick();
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(200));

@@ -26,7 +26,8 @@ fn mem_available(meminfo: &str) -> Option<u64> {
 }
 
 /// Returns the memory that the version 2 control group and its ancestors leave of their limits, bytes; `None` = there
-/// is no limit. `root` is the folder of all groups, `groups` the text of `/proc/self/cgroup`.
+/// is no
+/// limit. `root` is the folder of all groups, `groups` the text of `/proc/self/cgroup`.
 fn cgroup_available_bytes(root: &Path, groups: &str) -> Option<u64> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let folder = root.join(path);

@@ -150,8 +150,8 @@ fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>
     models.iter().map(context).collect()
 }
 
-/// Returns candidates, largest first: fewer sequences, then shorter contexts unless the user named one. With
-/// `--memory`, KV gets the remainder of it.
+/// Candidates, the largest first: fewer sequences, then shorter contexts unless the user named one. With `--memory`
+/// KV is what is left of it.
 fn candidates(longest: &[u32], wishes: &MemoryOptions) -> Vec<(Vec<u32>, u64)> {
     let fixed = wishes.memory_bytes.is_some();
     let mut rungs: Vec<_> =

@@ -19,8 +19,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Largest request body, bytes: the limit of a sidecar.
 const MAX_BODY_BYTES: usize = 4 << 20;
-/// Most memory of all buffered bodies, KiB; further requests wait. A body is buffered from its first byte until its
-/// model begins to answer.
+/// Most memory of all buffered bodies, KiB; further requests wait. A body is buffered from its first byte
+/// until its model begins to answer.
 const MAX_BUFFERED_KIB: usize = 64 * MAX_BODY_KIB;
 const MAX_BODY_KIB: usize = MAX_BODY_BYTES >> 10;
 /// A body that takes longer to arrive is rejected.

@@ -83,8 +83,8 @@ pub struct DashboardServer {
 }
 
 impl DashboardServer {
-    /// Serves the page of the tenants `configs` at `wanted`, and prints where. `source` is the command that the page
-    /// names. If [`DEFAULT_ADDRESS`] is taken, it serves at a free port.
+    /// Serves the page of the tenants `configs` at `wanted`, and prints where. `source` is the command that the
+    /// page names. If [`DEFAULT_ADDRESS`] is taken, it serves at a free port.
     ///
     /// # Errors
     /// Another address is taken, or is not one of this machine.

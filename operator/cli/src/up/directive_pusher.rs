@@ -180,8 +180,8 @@ impl DirectivePusher {
         look.boxed()
     }
 
-    /// Records floors. Returns whether a new round is needed: the shares change, or the GPU is too small for the
-    /// floors. A tenant keeps its floor across restarts.
+    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant
+    /// keeps the one that it had before it died.
     fn record_floors(&mut self, floors: &[(usize, u64)]) -> bool {
         let gpu = Arc::make_mut(&mut self.gpu);
         for (member, floor) in floors {

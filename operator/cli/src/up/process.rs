@@ -137,8 +137,8 @@ impl TenantProcess {
         command.spawn().with_context(|| self.sidecar.display().to_string())
     }
 
-    /// Waits for the exit, announces when the tenant serves, and kills a sidecar that hangs. Its engine's supervisor
-    /// does so sooner, unless that also hangs; the kernel kills the engine with the sidecar.
+    /// Waits for the exit, announces when the tenant serves, and kills a sidecar that hangs. Its engine's
+    /// supervisor does so sooner, unless that also hangs; the kernel kills the engine with the sidecar.
     async fn wait_for_exit(&self, child: &mut Child) -> anyhow::Result<ExitStatus> {
         // Sidecars are local, so a proxy from the environment must not be used.
         let http = reqwest::Client::builder().no_proxy().build()?;

@@ -10,8 +10,9 @@ use safetensors::tensor::Metadata;
 /// Longest header that is read, the limit of the library that reads whole files.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Returns the bytes of the weights in `folder` once loaded as `dtype` (`None` = as configured, or as stored). Returns
-/// 0 for an unreadable folder, and counts a damaged file by its length: its sidecar reports a better error.
+/// Returns the bytes of the weights in `folder` once loaded as `dtype` (`None` = as configured, or as
+/// stored). Returns 0 for an unreadable folder, and counts a damaged file by its length: its sidecar reports a
+/// better error.
 pub fn weights_bytes(folder: &Path, dtype: Option<&str>) -> u64 {
     let files: Vec<_> = files(folder).into_iter().map(|file| stored_weights(&file).ok_or(file)).collect();
     let wanted =

@@ -20,11 +20,11 @@ pub struct LoggedMove {
     changed_at: u64,
     /// When the last of them was, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// Whose they are.
+    /// Tenant of the moves.
     pub title: Arc<str>,
     /// The label of the policy's `Reason`.
     pub reason: String,
-    /// What the last of them was, for people; empty = the sidecar says no more than how many there were.
+    /// Description of the last move for the user; empty = the sidecar only reports their number.
     pub detail: String,
     /// How many they are.
     pub count: u32,
@@ -97,8 +97,8 @@ impl MoveLog {
         (self.logged.iter().filter(|one| one.changed_at > since).cloned().collect(), self.changes)
     }
 
-    /// A state repeats its last moves. Those that are new are added, one for each reason. Those that are known and have
-    /// another size by now get it: a sidecar counts the bytes of a loan once they have moved.
+    /// A state repeats its last moves. Those that are new are added, one for each reason. Those that are known and
+    /// have another size by now get it: a sidecar counts the bytes of a loan once they have moved.
     pub fn add(&mut self, state: &State, oldest_unix_ms: u64) {
         let name: Arc<str> = title(state).into();
         let mut known = self.entries.remove(&name).unwrap_or_default();
@@ -173,7 +173,7 @@ impl MoveLog {
     }
 }
 
-/// What a move did, for people; empty where its sidecar says no more than how many there were.
+/// Returns the description of a move for the user; empty if its sidecar only reports the number of moves.
 fn detail(moved: &Move) -> String {
     if move_count(&moved.detail).is_some() { String::new() } else { move_text(moved) }
 }

@@ -1,5 +1,4 @@
-//! What a sidecar's state says about a tenant, for people: what it does, whether its objectives are met, and what of
-//! its memory has gone where.
+//! Explains a sidecar's state to the user: the tenant's activity, its objectives, and the location of its memory.
 
 use serde::Serialize;
 use sluice_wire::State;
@@ -53,8 +52,8 @@ pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
     lines
 }
 
-/// What lies between the headline and the moves, the most important first. `shortage` is what is known of the last
-/// minutes; `None` = nothing, and the counters since the start stand for it.
+/// Returns the part between the headline and the moves, the most important reason first. `shortage` covers the last
+/// minutes; `None` = unknown, and the counters since the start are used.
 pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> Vec<Reason> {
     let mut all = hang_reasons(state, now_unix_ms);
     all.extend(missed_tokens::sleep_reason(state));
@@ -110,7 +109,7 @@ pub fn headline(state: &State, now_unix_ms: u64) -> String {
     )
 }
 
-/// What hangs or hung: its own engine, or a holder of the turn.
+/// Returns current and past hangs: of its own engine, or of a holder of the time slice.
 fn hang_reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
     let hang = state.engine.last_hang.as_ref();
     let level = match hang {
@@ -130,7 +129,7 @@ fn hang_reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
     own.chain(turn).collect()
 }
 
-/// Whose turn a tenant with requests waits for, and what turns cost it.
+/// Returns the holder of the time slice that a tenant with requests waits for, and its waiting times.
 fn turn_reasons(state: &State) -> Vec<Reason> {
     let Some(turn) = hangs::turn(state) else { return Vec::new() };
     let busy = state.queue.waiting + state.queue.running > 0;

@@ -3,7 +3,8 @@
 use sluice_wire::State;
 use sluice_wire::state::{Move, Percentiles, Phase};
 
-/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a unit
+/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a
+/// unit
 /// there is one decimal, unless the number is whole.
 pub fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
@@ -67,7 +68,8 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory has
+/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory
+/// has
 /// moved.
 const LOAN_REASONS: [&str; 4] = ["borrow", "lend", "repay", "cede"];
 

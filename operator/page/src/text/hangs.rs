@@ -8,7 +8,7 @@ use super::formatting::age;
 /// An engine that makes no progress for this long is reported before it counts as hung, milliseconds.
 const SILENT_MS: u64 = 1_000;
 
-/// Its turns, where it takes turns with neighbours.
+/// Its time slice state, if its GPU has time slices.
 pub fn turn(state: &State) -> Option<&TurnState> {
     state.neighbourhood.as_ref()?.turn.as_ref()
 }
@@ -17,7 +17,7 @@ fn title(state: &State) -> String {
     format!("{}/{}", state.tenant.namespace, state.tenant.name)
 }
 
-/// Whether its engine exceeded a deadline and still lives.
+/// Whether its engine exceeded a deadline and still runs.
 pub fn is_engine_hung(state: &State) -> bool {
     state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
 }
@@ -52,7 +52,7 @@ pub fn sidecar_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
     ))
 }
 
-/// The last tenant that it skipped in the queue for the turn.
+/// The last tenant that it skipped in the wait queue.
 pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
     let turn = turn(state)?;
     let skip = turn.last_skip.as_ref().filter(|skip| is_recent(skip.at_unix_ms, now_unix_ms))?;
@@ -67,7 +67,8 @@ pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
     ))
 }
 
-/// Another tenant that holds the turn, and how long it is past its deadline, milliseconds; `None` = the turn is free or
+/// Another holder of the time slice, and its time past the deadline, milliseconds; `None` = the time slice is free
+/// or
 /// its own.
 pub fn other_holder(state: &State) -> Option<(&str, u64)> {
     let turn = turn(state).filter(|turn| !turn.holds)?;
@@ -75,7 +76,7 @@ pub fn other_holder(state: &State) -> Option<(&str, u64)> {
     Some((holder, turn.holder_overdue_ms))
 }
 
-/// The last turn that it took from a holder that was past its deadline.
+/// The last time slice that it took over from a holder past its deadline.
 pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
     let turn = turn(state)?;
     let taken = turn.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms))?;
@@ -90,7 +91,7 @@ pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
     ))
 }
 
-/// How often others took the turn from it.
+/// Number of takeovers of its time slice by others.
 pub fn overtaken_text(state: &State) -> Option<String> {
     let total = turn(state)?.overtaken_total;
     let times = if total == 1 { "time" } else { "times" };
@@ -120,7 +121,7 @@ pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<
     Some(format!("{by} {}", skip_text(neighbour, now_unix_ms)?))
 }
 
-/// What makes a neighbour a culprit: its engine makes no progress, or its sidecar or engine hung a moment ago.
+/// Why a peer is a culprit: its engine makes no progress, or its sidecar or engine hung recently.
 pub fn hung_peer_text(neighbour: &State, now_unix_ms: u64) -> Option<String> {
     turn(neighbour)?;
     let by = title(neighbour);

@@ -11,7 +11,7 @@ pub fn is_manually_suspended(state: &State) -> bool {
     state.phase == Phase::Hibernated && state.sleep_ordered
 }
 
-/// What wakes a tenant that was put to sleep by hand. It matters while requests wait for that.
+/// How to wake a tenant that was put to sleep by a user. Shown while requests wait.
 pub fn sleep_reason(state: &State) -> Option<Reason> {
     let level = if state.queue.waiting > 0 { Level::Watch } else { Level::Fine };
     let text = || {
@@ -27,8 +27,8 @@ pub fn sleep_reason(state: &State) -> Option<Reason> {
     is_manually_suspended(state).then(|| Reason::new(level, "sleep", text()))
 }
 
-/// Tokens of the windows of both objectives that never came, and those that were missed in a sleep by hand. They matter
-/// where the objective is missed.
+/// Missing tokens of the windows of both objectives, and those missed during a sleep that a user ordered. Shown if
+/// the objective is missed.
 pub fn token_reasons(state: &State) -> Vec<Reason> {
     let slo = &state.slo;
     let level = |attained: Option<u32>| match attained {

@@ -18,8 +18,8 @@ const TIMED: Burst = Burst { requests: 8, prompt_tokens: 16, tokens: 64 };
 const COUNTED: Burst = Burst { requests: 1, prompt_tokens: 32, tokens: 96 };
 /// Pairs of a round before anything is timed: caches, and the prompts' places in the prefix cache.
 const WARM_UP: usize = 2;
-/// Times that both tenants are started anew, two in each block. What luck remains lasts for a life of a process: pairs of
-/// one life say nothing about it.
+/// Times that both tenants are started anew, two in each block. What luck remains lasts for a life of a process:
+/// pairs of one life say nothing about it.
 pub const ROUNDS: usize = 24;
 /// Rounds of a block: one for each start order, since the tenant that starts last tends to be faster.
 const BLOCK: usize = 2;

@@ -78,9 +78,9 @@ impl Verdict {
         [budget.into(), self.name.clone(), value, limit, self.word()]
     }
 
-    /// Reads a line that an example prints. With `--json`, an object with `name`, `value`, `unit`, `limit`, `passed` and
-    /// perhaps `at_least`; else text as in `latency, p99   12.5 us  limit 200 us  PASS` or `latency: 12.5 us (limit 200)
-    /// PASS`; what follows is a note. `None` for any other line.
+    /// Reads a line that an example prints. With `--json`, an object with `name`, `value`, `unit`, `limit`,
+    /// `passed` and perhaps `at_least`; else text as in `latency, p99   12.5 us  limit 200 us  PASS` or `latency:
+    /// 12.5 us (limit 200) PASS`; what follows is a note. `None` for any other line.
     pub fn read(line: &str) -> Result<Option<Verdict>> {
         if line.starts_with('{') {
             return Verdict::read_json(line).map(Some).with_context(|| format!("an example printed {line}"));

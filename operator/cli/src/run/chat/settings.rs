@@ -7,8 +7,8 @@ use serde_json::{Number, Value};
 
 /// Longest answer of a model without a chat template, tokens: such a model seldom ends by itself.
 const COMPLETION_TOKENS: u32 = 256;
-/// Default if neither the user nor the model's author sets one. A small model answers nonsense at the API's default of
-/// 1.0.
+/// Where neither the user nor the model's author names another one. A small model answers nonsense at the 1.0 of
+/// the API.
 const TEMPERATURE: f64 = 0.7;
 /// Default, as for the temperature. Excludes the least likely tokens.
 const TOP_P: f64 = 0.95;

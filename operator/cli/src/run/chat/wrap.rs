@@ -20,7 +20,8 @@ pub struct Wrapper {
 
 impl Wrapper {
     /// Returns the output for the next `piece` of an answer on a terminal of `columns` columns, without control
-    /// characters of the piece.
+    /// characters of the piece
+    ///.
     pub fn wrap(&mut self, piece: &str, columns: Option<usize>) -> String {
         let mut text = String::new();
         // A line that fills the last column stands between two lines.
@@ -77,7 +78,8 @@ impl Wrapper {
         }
     }
 
-    /// Moves the last word of the line, which does not fit, to the next line. A word as long as the line stays.
+    /// Moves the last word of the line, which does not fit, to the next line. A word as
+    /// long as the line stays.
     fn move_word(&mut self, text: &mut String) {
         let (word, columns) = (std::mem::take(&mut self.word), self.word_columns);
         let moves = 0 < columns && columns < self.column;

@@ -196,7 +196,8 @@ impl TopModel {
         (self.now_unix_ms.saturating_sub(self.span_ms()), self.now_unix_ms)
     }
 
-    /// Returns a tenant's displayed name: without its namespace if all have the same, with its GPU if it is on several.
+    /// Returns a tenant's displayed name: without its namespace if all have the same, with its GPU if it is on
+    /// several.
     pub fn display_name(&self) -> impl Fn(&Row<'_>) -> String {
         let mut slots: BTreeMap<String, usize> = BTreeMap::new();
         let tenants = self.gpus.values().flat_map(|gpu| &gpu.view.tenants);

@@ -13,7 +13,8 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// Truncates the text to `most` columns, with an ellipsis. Control characters become spaces.
+/// Truncates the text to `most` columns, with an ellipsis. Control characters become
+/// spaces.
 pub fn truncate(text: &str, most: usize) -> String {
     let text = text.replace(char::is_control, " ");
     if width(&text) <= most {
@@ -64,8 +65,8 @@ pub fn truncate_line(line: Line<'static>, most: usize) -> Line<'static> {
     Line { spans, ..line }
 }
 
-/// Joins the phrases that fit into one line, `gap` columns apart, in order. A phrase that does not fit is skipped; the
-/// first one is always included.
+/// Joins the phrases that fit into one line, `gap` columns apart, in order. A phrase that does not fit is
+/// skipped; the first one is always included.
 pub fn join_fitting(
     phrases: impl IntoIterator<Item = Vec<Span<'static>>>,
     gap: usize,
@@ -96,8 +97,8 @@ pub fn wrapped(text: &str, indent: usize, most: usize, style: Style) -> Vec<Line
         .collect()
 }
 
-/// Splits the time from `from` to `to` (milliseconds) into `count` equal parts, and returns `join` of the values in
-/// each; `None` = a part has none.
+/// Values of equal parts of the time from `from` to `to` (milliseconds), `count` of them: `join` of those in a
+/// part, `None` where there is none.
 pub fn time_buckets(
     values: impl Iterator<Item = (u64, Option<u64>)>,
     (from, to): (u64, u64),

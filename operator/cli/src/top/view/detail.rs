@@ -38,7 +38,8 @@ pub fn detail(view: &RenderContext, sighting: &SidecarPoll, width: usize) -> Vec
     lines
 }
 
-/// Renders memory by owner, layers, counters and percentiles, below the objectives, which include the shares of tokens
+/// Renders memory by owner, layers, counters and percentiles, below the objectives, which include the shares of
+/// tokens
 /// in time.
 pub fn figures(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>> {
     rows(view, state, percentile_texts(state, "", ""), width)
