@@ -119,7 +119,7 @@ impl AdminClient {
     ) -> anyhow::Result<(StatusCode, Value)> {
         let request = self.0.put(format!("http://{}/v1/directive", record.admin));
         let request = with_token(request, record)?.header(CONTENT_TYPE, "application/json");
-        // The error context that the caller adds names the tenant, because an address does not identify it.
+        // The caller names the tenant in its message.
         let sent = request.body(serde_json::to_vec(directive)?).send().await;
         let answer = sent.map_err(reqwest::Error::without_url)?;
         let status = answer.status();

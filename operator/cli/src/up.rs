@@ -1,7 +1,8 @@
 //! `sluice up`: runs the tenants of a YAML file as local processes, without a cluster.
 //!
-//! Each tenant is one sidecar process, which starts and supervises its engine. This process supervises the sidecars: it
-//! restarts those that exit, reports on stdout when a tenant serves, and stops all of them when it ends.
+//! Each tenant is one sidecar process, which starts and supervises its engine. This process supervises the
+//! sidecars: it restarts a sidecar that has exited, prints a line on stdout when a tenant serves, and removes all
+//! files at its end.
 
 mod config_error;
 mod dashboard;

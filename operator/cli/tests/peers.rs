@@ -26,7 +26,7 @@ fn yaml() -> String {
     format!("{}{}", pool("24Mi"), TENANTS.map(tenant).concat())
 }
 
-/// A sidecar whose address the test has written for this instance of its tenant.
+/// A sidecar that reports the address that the test has written for this instance of its tenant.
 const LISTENING_SIDECAR: &str =
     "folder=$(dirname \"$2\"); name=${folder##*.}; touch lives.$name; life=$(wc -l < lives.$name)
 cp \"$2\" told.tmp.$name; mv told.tmp.$name told.$name
@@ -72,7 +72,7 @@ impl FakeAdmins {
         address
     }
 
-    /// Starts admin ports for the first instances of all tenants.
+    /// Addresses of the first instance of every sidecar.
     fn listen_all(&self, world: &TestEnv) -> [SocketAddr; 3] {
         TENANTS.map(|name| self.listen(world, name, 0, accept))
     }
@@ -253,7 +253,7 @@ fn gpu_of_another_run_is_rejected_and_first_run_continues() {
     finish_up(first, &world);
 }
 
-/// Returns the folder of the product's binaries, or prints a line that the test is skipped.
+/// Returns the folder of the product's binaries. Without it, prints the skipped test.
 fn binaries(test: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let folder = folder.filter(|folder| folder.join("sluice-sidecar").is_file());

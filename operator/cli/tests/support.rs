@@ -104,7 +104,7 @@ impl TestEnv {
         command
     }
 
-    /// Lists the entries of the runtime folder.
+    /// Names of the entries of the runtime folder.
     pub fn runtime_dir_entries(&self) -> Vec<PathBuf> {
         std::fs::read_dir(self.path("run")).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
@@ -157,7 +157,7 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-/// Serves `router` on a free port until this process ends.
+/// Serves `router` on a free port until this process exits.
 pub fn serve(router: axum::Router) -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();

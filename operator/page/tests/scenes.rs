@@ -163,7 +163,7 @@ fn lending(at: u64, second: u64) -> Vec<State> {
     vec![chat, code, summary]
 }
 
-/// `code` holds the turn with an engine that hangs; the others wait for it.
+/// `code` holds the time slice with a hung engine; the others wait for it.
 fn late_holder(at: u64, second: u64) -> Vec<State> {
     let mut states =
         ["chat", "code", "summary"].map(|name| busy(tenant(name, at, 10), second.min(880), 60, 990));

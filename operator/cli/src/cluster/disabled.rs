@@ -1,4 +1,4 @@
-//! Replaces the cluster client in a build without the feature `cluster`: every attempt to connect fails.
+//! Replaces the client of a cluster in a build without the feature `cluster`: every use is an error that names it.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Reads pools, tenants and Events from the API server.
+//! Reads a tenant from the API server.
 
 use anyhow::{Context, bail};
 use k8s_openapi::api::events::v1::Event;

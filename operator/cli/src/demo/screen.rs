@@ -58,7 +58,7 @@ impl LiveOutput {
 }
 
 fn rewrite_line(line: &str) {
-    // A failed write is ignored. The escape sequence erases the rest of a longer line.
+    // A failed write is ignored. The rest of a longer previous line is erased.
     let mut stdout = std::io::stdout();
     let _ = write!(stdout, "\r{line}\x1b[K").and_then(|()| stdout.flush());
 }

@@ -82,7 +82,7 @@ impl RunningTenants {
         Ok(LatencySlo::from_warm_up(figures.ttft_p99_ms, step_ns, setting.requests))
     }
 
-    /// Runs a day under `promise` and returns its statistics.
+    /// Plays a day under `promise` and returns its results.
     ///
     /// # Errors
     /// A request failed.

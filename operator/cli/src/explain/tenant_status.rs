@@ -75,7 +75,7 @@ fn find_condition(conditions: &[Condition], kind: ConditionType) -> Option<&Cond
     conditions.iter().find(|condition| condition.type_ == kind.as_str())
 }
 
-/// Returns advice for the reason of the summary; `None` = nothing is wrong, or the message suffices.
+/// Returns advice on the reason of the summary; `None` = no problem, or the message is sufficient.
 fn advice(conditions: &[Condition]) -> Option<&'static str> {
     let ready = find_condition(conditions, ConditionType::Ready).filter(|ready| ready.status != "True")?;
     let reason = Reason::ALL.iter().find(|reason| reason.as_str() == ready.reason)?;

@@ -267,7 +267,7 @@ fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     format!("(The answer stopped at max_tokens, {tokens}. {helps})")
 }
 
-/// Prints `text` for the user, wrapped between words on a terminal.
+/// Prints `text` to the user; on a terminal its lines break between words.
 fn print_wrapped(text: &str) {
     match terminal::columns_of(&std::io::stderr()) {
         Some(columns) => eprint_hint(terminal::wrap(text, columns)),

@@ -28,7 +28,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Interval of reading a sidecar that starts.
 const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Interval of liveness probes and their timeout, as in the kubelet.
+/// Interval and timeout of liveness probes, as in the kubelet.
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of failed probes in a row that count as a hang.
 const LIVENESS_FAILURE_THRESHOLD: u32 = 6;
@@ -163,7 +163,7 @@ impl TenantProcess {
         Ok(child.wait().await?)
     }
 
-    /// Waits until the sidecar has missed enough consecutive liveness probes.
+    /// Waits until the sidecar's liveness probe has failed for a while.
     async fn wait_for_hang(&self, http: &reqwest::Client) {
         let record = self.wait_until_listening().await;
         let mut failures = 0;
@@ -235,6 +235,6 @@ impl TenantProcess {
 
 /// Waits for `order`, or a later one.
 pub async fn wait_for_command(orders: &mut watch::Receiver<ProcessCommand>, order: ProcessCommand) {
-    // A dropped sender has the same effect.
+    // A closed channel means the same.
     let _ = orders.wait_for(|now| *now >= order).await;
 }

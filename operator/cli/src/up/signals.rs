@@ -39,7 +39,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Waits for one of the signals and returns its name.
+    /// Waits for one of them and returns its name.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             () = Self::recv_or_pending(&mut self.interrupt) => "interrupted",

@@ -1,8 +1,9 @@
-//! Fields that the YAML allows and `sluice up` does not support. Every field is served, rejected or warned about. Pure.
+//! Fields that the YAML allows and `sluice up` does not support. Every field is served, rejected or warned
+//! about. Pure.
 //!
-//! A field is rejected if ignoring it would change how the tenant is served. A warning suffices for a field that only a
-//! cluster or a device acts on, and for one that only matters between tenants of one GPU if each has its own. A
-//! field with its default value is accepted, written or not: both mean the same object.
+//! A field is refused if ignoring it would change how the tenant is served. A warning is enough for a field that
+//! only affects a cluster or a device, and for one that only matters between tenants of one GPU where each has its
+//! own. A field with its default value is ignored, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, Object, Path, SpannedObject};
 use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};

@@ -86,7 +86,7 @@ fn concurrent_start_and_removal_leave_model_locked_or_complete() {
     std::thread::scope(|scope| {
         let run = scope.spawn(|| holds(&cache));
         while !run.is_finished() {
-            // The model is in use or removed: both are valid.
+            // It is in use, or already removed: both are fine.
             cache.models().unwrap().iter().for_each(|model| drop(cache.remove(model)));
         }
         run.join().unwrap();

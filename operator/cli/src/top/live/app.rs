@@ -13,12 +13,12 @@ pub enum ActiveView {
     Tenant,
 }
 
-/// Choices of the user. The selection follows a tenant rather than a row, because rows change.
+/// The choices of the user. The selection follows a tenant, not a row: tenants are added and removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppState {
     /// The open view.
     pub view: ActiveView,
-    /// Whether the help covers the view.
+    /// Whether the help is open.
     pub is_help_open: bool,
     /// Whether new readings are ignored.
     pub is_paused: bool,
@@ -32,7 +32,7 @@ pub struct AppState {
 }
 
 impl AppState {
-    /// Returns the index of the selected row in `rows`; 0 if the tenant no longer exists.
+    /// The selected row of `rows`; 0 if the tenant was removed.
     pub fn index(&self, rows: &[Row<'_>]) -> usize {
         rows.iter().position(|row| Some(row.key()) == self.selected).unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! The keys of the live screen: one table defines their effects and the list of the help.
+//! The keys of the live screen: one table for their actions and the help.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
