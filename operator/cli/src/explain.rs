@@ -1,9 +1,9 @@
 //! `sluice explain`: why a tenant does not run, is slow, or has less memory than it could have.
 //!
-//! In a cluster it reads the ModelTenant, its Events and the overview of the operator's leader; without the leader
-//! it reports that and explains from the rest. For processes of this machine it asks their sidecar. The text is
-//! built apart from the reading: [`tenant_status`] from conditions, [`sluice_page::text`] from a
-//! sidecar's state.
+//! In a cluster it reads the ModelTenant and its Events, and the view of the operator's leader; without the leader
+//! it prints a notice and explains the rest. For processes of this machine it queries their sidecar. The text is
+//! built separately from its source: [`tenant_status`] from conditions, [`sluice_page::text`] from a sidecar's
+//! state.
 
 pub mod tenant_status;
 

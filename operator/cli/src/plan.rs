@@ -1,9 +1,8 @@
-//! `sluice plan`: shows what the operator would decide about the objects of files, before they are applied.
+//! `sluice plan`: shows the decisions that the operator would make about the objects of files, before they are applied.
 //!
-//! The decisions are the operator's own ([`sluice_plan`]). What it learns from a cluster comes from elsewhere:
-//! sizes of models from local folders ([`sizes`]), or everything from the statuses of a cluster that is looked at.
-//! With something to compare to, an earlier version of the files or that cluster, it also lists the tenants whose
-//! pods a change replaces.
+//! The decisions are the operator's own ([`sluice_plan`]). Its inputs differ: sizes of models are from local
+//! folders ([`sizes`]), or all statuses are from a cluster. Compared with an earlier version of the files or that
+//! cluster, it also lists the tenants whose pods a change replaces.
 
 mod change;
 mod inputs;
