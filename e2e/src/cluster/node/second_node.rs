@@ -57,6 +57,7 @@ impl<'a> SecondNode<'a> {
         second
     }
 
+    /// Name of the node.
     pub fn name(&self) -> &'static str {
         self.own.dirs.name()
     }
