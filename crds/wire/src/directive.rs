@@ -5,7 +5,7 @@
 //! sidecar accepts only a higher pair than the one it has, so that a replayed or a late one, or one of a deposed
 //! leader, changes nothing.
 //!
-//! **Versions.** As in [`message`](crate::message), with [`VERSION`] as major. All fields of the first version are
+//! **Versions.** As in [`crate::message`], with [`VERSION`] as major. All fields of the first version are
 //! required; later fields have a default with the earlier meaning. A sidecar stores a directive as it was received,
 //! so that a later version of it reads fields that this one ignored.
 

@@ -3,7 +3,7 @@
 //! 1. **dereference**: collects the observed state from the caches, without requests to the API server.
 //! 2. **validate** and 3. **build**: `sluice-plan` computes the desired state.
 //! 4. **apply**: sends missing, changed or drifted objects, deletes obsolete ones, updates certificates, and sends
-//! directives.
+//!    directives.
 //! 5. **status**: reports the result.
 
 mod apply;

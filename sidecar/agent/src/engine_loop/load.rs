@@ -7,6 +7,7 @@ mod sizes;
 mod startup_inbox;
 mod weights;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
@@ -21,7 +22,7 @@ use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_memory::gpu_ledger::LedgerFaults;
-use sluice_memory::{HostMemory, HostOptions, Quota, UnsharedQuota};
+use sluice_memory::{HostMemory, HostOptions, HostWeights, Quota, UnsharedQuota};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
 use sluice_policy::tunables::Tuned;
@@ -43,7 +44,7 @@ use weights::read_weights;
 
 use super::EngineLoop;
 use super::backend::{self, ControlPageGate, EngineCompute, EngineHandle};
-use super::engine_acceptor::{EngineAcceptor, EngineLease, LEASE_TIMEOUT};
+use super::engine_acceptor::{Attached, EngineAcceptor, EngineLease, LEASE_TIMEOUT};
 use super::engine_watch::EngineWatch;
 use super::idle_sleep::IdleSleep;
 use super::max_map_count;
@@ -177,77 +178,60 @@ impl TenantLoader {
     pub fn finish(self) -> Result<EngineLoop, LoadError> {
         let loaded = self.loaded.clone();
         let (config, spec) = (&loaded.config, &loaded.spec);
-        let scheduling = scheduler_config(&loaded)?;
         let mut rule = ShareSource::new(config, self.directives.as_deref())?;
         let layout = slab_layout(spec);
         let setup = engine_setup(&loaded);
         setup.check().map_err(LinkError::from)?;
-        let control = Arc::new(ControlPage::create(spec.layers).map_err(LinkError::from)?);
-        let tables = TableWriter::create(TableShape::of(&setup)).map_err(LinkError::from)?;
-        let tables = Arc::new(Mutex::new(tables));
+        let (control, tables) = shared_pages(spec, &setup)?;
         let master = read_weights(&loaded, &layout, &self.closed)?;
-        let wake = self.inbox.clone();
         let mut anteroom = StartupInbox::new(self.messages, first_state(&loaded));
-        let told = JoinStatus::default();
-        let mut entry =
-            LedgerJoin { loaded: &loaded, source: &mut rule, startup_inbox: &mut anteroom, status: told };
+        let (source, startup_inbox, status) = (&mut rule, &mut anteroom, JoinStatus::default());
+        let mut entry = LedgerJoin { loaded: &loaded, source, startup_inbox, status };
         let place = entry.join()?;
         let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
-        let (gate, notify) =
-            (Arc::new(ControlPageGate(control.clone())), Arc::new(move || wake.send(Message::Wake)));
         let peer = EngineHandle::default();
-        let memory = HostMemory::new(options, Arc::new(master), gate, Box::new(peer.clone()), notify)?;
+        let (memory, pool) = create_memory(options, master, (&control, &peer), self.inbox.clone())?;
         memory.set_faults(loaded.faults.memory.clone());
-        let pool = memory.pool_fd().try_clone_to_owned();
-        let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
-        let (page, seat) = (control.clone(), EngineLease::new(LEASE_TIMEOUT));
-        let life = peers::liveness_fd(place.as_ref())?;
-        let own_inbox = inbox.clone();
-        let door = EngineAcceptor {
-            listener,
-            setup,
-            pool,
-            control,
-            tables: tables.clone(),
-            liveness: life,
-            inbox,
-            closed,
-            lease: seat,
-        };
-        spawn_acceptor(door)?;
+        let (page, lease, own_inbox) = (control.clone(), EngineLease::new(LEASE_TIMEOUT), inbox.clone());
+        let (liveness, shared) = (peers::liveness_fd(place.as_ref())?, tables.clone());
+        let acceptor =
+            EngineAcceptor { listener, setup, pool, control, tables, liveness, inbox, closed, lease };
+        spawn_acceptor(acceptor)?;
         let manager = entry.manager(&layout, place.as_ref())?;
         let (first, left) = anteroom.into_handoff();
         let first = first.expect("a memory manager begins with an engine");
         let terms = peers::loan_terms(loaded.faults.loan);
-        let core = Scheduler::new(peers::with_membership(scheduling, place.as_ref(), &terms), manager);
+        let core = Scheduler::new(
+            peers::with_membership(scheduler_config(&loaded)?, place.as_ref(), &terms),
+            manager,
+        );
         let clock = Clock::start();
-        let compute = EngineCompute::new(tables, peer);
+        let compute = EngineCompute::new(shared, peer);
         let journal = config.journal.as_deref().map(open_journal).transpose()?;
         let desk = place.as_ref().map(|place| Arc::new(place.pending_replies(config)));
         let at_desk = place.as_ref().zip(desk.as_ref());
         let port = peers::peer_port(self.peers.as_ref(), at_desk, (&own_inbox, clock), terms)?;
         let around = Ports { peers: port, planner: Box::new(start_planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
-        let mut watch = EngineWatch::new(page.clone(), min_hang_timeout(config));
-        watch.on_attached(first.process.clone(), first.supervisor.clone());
+        let watch = watch_engine(page.clone(), config, &first);
         backend::on_attached(&mut driver, first);
-        let mut diary = StateRecorder::new(tenant(config), config.policy.clone());
-        diary.on_engine_attached(SystemTime::now());
+        let recorder = attached_recorder(config);
+        let share_control = ShareController::new(rule, share_grant(config, place.as_ref()));
         let mut room = EngineLoop {
             driver,
             inbox: left.messages,
             status: self.status,
             streams: Default::default(),
             metrics: self.metrics,
-            recorder: diary,
+            recorder,
             clock,
             hold_limit: Duration::from_secs(u64::from(config.limits.hold_seconds)),
             engine_lost_at: None,
             engine_watch: watch,
             control_page: page,
             replies: desk,
-            share_control: ShareController::new(rule, share_grant(config, place.as_ref())),
+            share_control,
             membership: place,
             overtaken_slices: 0,
             idle_sleep: IdleSleep::new(config.hibernate_after_seconds, self.directives),
@@ -257,6 +241,45 @@ impl TenantLoader {
         left.buffered.into_iter().for_each(|message| room.on_message(message));
         Ok(room)
     }
+}
+
+/// Creates the memory of the engine, and duplicates the descriptor of its pool.
+fn create_memory(
+    options: HostOptions,
+    master: HostWeights,
+    (control, engine): (&Arc<ControlPage>, &EngineHandle),
+    inbox: MessageSender,
+) -> Result<(HostMemory, OwnedFd), LoadError> {
+    let gate = Arc::new(ControlPageGate(control.clone()));
+    let notify = Arc::new(move || inbox.send(Message::Wake));
+    let memory = HostMemory::new(options, Arc::new(master), gate, Box::new(engine.clone()), notify)?;
+    let pool = memory.pool_fd().try_clone_to_owned();
+    let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
+    Ok((memory, pool))
+}
+
+/// Returns the record of a tenant whose first engine has attached.
+fn attached_recorder(config: &SidecarConfig) -> StateRecorder {
+    let mut recorder = StateRecorder::new(tenant(config), config.policy.clone());
+    recorder.on_engine_attached(SystemTime::now());
+    recorder
+}
+
+/// Watches the first engine for hangs.
+fn watch_engine(page: Arc<ControlPage>, config: &SidecarConfig, first: &Attached) -> EngineWatch {
+    let mut watch = EngineWatch::new(page, min_hang_timeout(config));
+    watch.on_attached(first.process.clone(), first.supervisor.clone());
+    watch
+}
+
+/// Creates the pages that the sidecar shares with its engine: the control page and the KV tables.
+fn shared_pages(
+    spec: &ModelSpec,
+    setup: &EngineSetup,
+) -> Result<(Arc<ControlPage>, Arc<Mutex<TableWriter>>), LoadError> {
+    let control = ControlPage::create(spec.layers).map_err(LinkError::from)?;
+    let tables = TableWriter::create(TableShape::of(setup)).map_err(LinkError::from)?;
+    Ok((Arc::new(control), Arc::new(Mutex::new(tables))))
 }
 
 /// Returns the state of a tenant before its weights are loaded.
