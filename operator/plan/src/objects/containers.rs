@@ -32,7 +32,7 @@ const HUNG_GRACE_SECONDS: i64 = 3;
 /// Environment variable of a native engine: the address where its supervisor answers liveness probes.
 const ENGINE_LIVENESS_ENV: &str = "SLUICE_ENGINE_LIVE";
 /// Period and timeout of the liveness probe of an engine's supervisor, seconds. The supervisor answers from one loop
-/// that needs microseconds of CPU; six failures in a row do not come from a slow node.
+/// that needs microseconds of CPU; a slow node alone does not cause six failures in a row.
 const ENGINE_LIVENESS_SECONDS: (i32, i32) = (10, 5);
 /// Maximum time until a sidecar's socket listens, seconds. It listens before it loads weights.
 const START_SECONDS: i32 = 60;

@@ -71,8 +71,8 @@ pub fn reject_if_terminating(planned: &mut TenantPlan<'_>, pool: &GpuPool, index
     let goes = pool.metadata.deletion_timestamp.is_some();
     if goes && index.slots(name(planned.tenant)).is_empty() {
         let message = format!("spec.poolRef: GpuPool `{}` is being deleted", name(pool));
-        // Before a result about the model: its message comes from the condition, whose reason is that of the first
-        // rejection.
+        // Precedes a rejection about the model: that one's message is read from the condition, whose reason is that of
+        // the first rejection.
         planned.rejections.insert(0, ConditionResult::not_met(Reason::PoolTerminating, message));
     }
 }
