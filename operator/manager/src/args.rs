@@ -1,4 +1,4 @@
-//! The command line. Every flag has an environment variable, so that a chart sets either.
+//! Defines the command line. Every flag has an environment variable, so that a chart sets either.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -62,11 +62,13 @@ pub struct Args {
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span `reconcile` for
-    /// each look at a pool, and below it the steps and the requests to the API server. Default: no traces.
+    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span
+    /// `reconcile` for each look at a pool, and below it the steps and the requests to the API server. Default: no
+    /// traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Address of the read API, which serves the states of all tenants. A person who may forward ports to the pod may read them.
+    /// Address of the read API, which serves the states of all tenants. A person who may forward ports to the pod may
+    /// read them.
     #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
     pub read_listen: SocketAddr,
     /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.
@@ -96,13 +98,13 @@ pub enum LogFormat {
 }
 
 impl Args {
-    /// The name of this replica.
+    /// Returns the name of this replica.
     pub fn identity(&self) -> String {
         let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         self.identity.clone().unwrap_or_else(|| host().trim().to_owned())
     }
 
-    /// Time between two readings of a GPU; `None` = none is read.
+    /// Returns the time between two readings of a GPU; `None` = no sidecar is read.
     pub fn poll_interval(&self) -> Option<Duration> {
         (!self.no_polling).then(|| Duration::from_secs(self.poll_seconds))
     }

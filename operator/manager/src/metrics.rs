@@ -18,7 +18,7 @@ use sluice_types::ModelTenant;
 use crate::cache::ClusterCache;
 use crate::queue::Queue;
 
-/// What is counted. Clones share their values.
+/// The metrics. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     reconciles: Family<ReconcileLabels, Counter>,
@@ -132,19 +132,19 @@ impl Metrics {
         registry
     }
 
-    /// A look at a pool is over.
+    /// Records that a reconciliation took `took`, and whether it succeeded.
     pub fn observe_reconcile(&self, took: Duration, fine: bool) {
         let result = if fine { "ok" } else { "failed" };
         self.reconciles.get_or_create(&ReconcileLabels { result }).inc();
         self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
-    /// A request that may change something is sent.
+    /// Counts a request that may change something.
     pub fn count_write(&self, kind: &'static str, verb: &'static str) {
         self.writes.get_or_create(&WriteLabels { kind, verb }).inc();
     }
 
-    /// This replica leads, or does not.
+    /// Sets whether this replica leads.
     pub fn set_leader(&self, leads: bool) {
         self.leader.set(i64::from(leads));
     }
@@ -154,17 +154,17 @@ impl Metrics {
         self.undelivered_directives.set(i64::try_from(sidecars).unwrap_or(i64::MAX));
     }
 
-    /// Everything has been looked at once.
+    /// Sets the time from the start until every pool was reconciled once.
     pub fn set_initial_sync(&self, since_start: Duration) {
         self.initial_sync_seconds.set(since_start.as_secs_f64());
     }
 
-    /// Everything has been looked at once, and every GPU's sidecars have been read once.
+    /// Sets the time from the start until every pool was reconciled once and every GPU's sidecars were read once.
     pub fn set_initial_observation(&self, since_start: Duration) {
         self.initial_observation_seconds.set(since_start.as_secs_f64());
     }
 
-    /// All figures, as text.
+    /// Returns all metrics as text.
     pub fn render(&self, world: &ClusterCache, queue: &Queue) -> String {
         self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
         for (kind, count) in world.object_counts() {

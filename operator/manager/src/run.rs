@@ -1,4 +1,4 @@
-//! From the start to the end of the process.
+//! Runs the process from its start to its exit.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -35,22 +35,22 @@ use crate::sidecars::leader_conflict::{ConflictAction, LeaderConflict};
 use crate::sidecars::{SidecarEvent, SidecarRegistry};
 use crate::telemetry::Telemetry;
 
-/// Pools that are looked at at a time.
+/// Maximum pools that are reconciled at the same time.
 const WORKERS: usize = 4;
-/// Longest time that a sidecar gets to answer.
+/// Time limit for a sidecar's answer.
 const SIDECAR_TIMEOUT: Duration = Duration::from_secs(5);
 /// States that arrive within this time are reported together.
 const READ_DEBOUNCE: Duration = Duration::from_secs(1);
-/// Time between two looks at the operator's own certificate, and after a failure.
+/// Time between two checks of the operator's own certificate, and after a failure.
 const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 const CERTIFICATE_RETRY: Duration = Duration::from_secs(5);
-/// Time between two looks at whether every GPU has been read.
+/// Time between two checks whether every GPU has been read.
 const UNREAD_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest time between two such looks: one GPU whose sidecars never answer is waited for as long as it is there.
+/// Maximum time between two such checks. A GPU whose sidecars never answer is checked as long as it exists.
 const UNREAD_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// Runs the operator until SIGTERM or the loss of leadership.
 pub fn run(args: Args) -> ExitCode {
-    // One provider in the tree: without it the first TLS connection panics.
+    // The process has one crypto provider: without it the first TLS connection panics.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = runtime.context("no runtime").and_then(|runtime| {
@@ -194,7 +194,7 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
         ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
         _ = terminate.recv() => Ok(()),
     };
-    // Nothing is written any more when the Lease is given back.
+    // All writes have ended before the Lease is released.
     workers.shutdown().await;
     metrics.set_leader(false);
     if ended.is_ok() {
@@ -216,7 +216,7 @@ async fn watch_api_keys(operator: Arc<Reconciler>, feed: WatchContext) {
     operator.watch_api_keys().await;
 }
 
-/// Keeps the certificate that sidecars are called with.
+/// Renews the certificate with which the operator calls sidecars.
 async fn renew_certificate(
     operator: Arc<Reconciler>,
     certificate: watch::Sender<Option<Arc<rustls::ClientConfig>>>,
@@ -268,7 +268,7 @@ async fn handle_sidecar_events(
                     return fence;
                 }
             }
-            // The operator's end is open as long as it exists.
+            // The channel stays open as long as the operator exists.
             None => std::future::pending().await,
         }
     }
@@ -290,7 +290,7 @@ async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, 
     false
 }
 
-/// Reconciles everything once, and then all changes.
+/// Reconciles every pool once, and then after each change.
 async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Instant) {
     wait_for_cache_sync(&feed).await;
     let units = feed.cache.pool_keys();
@@ -321,7 +321,7 @@ async fn report_startup(operator: &Reconciler, began: Instant) {
     tracing::info!(took = ?began.elapsed(), "every GPU has been read once");
 }
 
-/// Waits until every watch has listed everything: half a view would be half a plan.
+/// Waits until every watch has listed everything: a plan from an incomplete list would be wrong.
 async fn wait_for_cache_sync(feed: &WatchContext) {
     loop {
         let ready = feed.ready.notified();

@@ -1,4 +1,4 @@
-//! Health and metrics; and, on the loopback address alone, what the leader knows of every GPU.
+//! Serves health and metrics, and, on the loopback address only, the leader's state of every GPU.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,20 +23,21 @@ use crate::metrics::Metrics;
 use crate::queue::Queue;
 use crate::reconcile::Reconciler;
 
-/// What the answers are made of.
+/// State that the handlers read.
 #[derive(Clone)]
 pub struct HttpState {
-    /// Figures.
+    /// Metrics of the operator.
     pub metrics: Metrics,
-    /// What is watched.
+    /// Caches of the watched objects.
     pub cache: Arc<ClusterCache>,
-    /// What waits.
+    /// Queue of pools.
     pub queue: Arc<Queue>,
     /// Watches that have not listed everything yet.
     pub pending: Arc<AtomicUsize>,
 }
 
-/// `/healthz`, `/readyz` and `/metrics`. A replica that waits for the Lease is ready too: it could take over.
+/// Routes `/healthz`, `/readyz` and `/metrics`. A replica that waits for the Lease is ready too, because it can take
+/// over.
 pub fn router(served: HttpState) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
@@ -60,14 +61,14 @@ async fn metrics(State(served): State<HttpState>) -> impl IntoResponse {
 /// The operator, once this replica leads.
 pub type LeaderFlag = Arc<OnceLock<Arc<Reconciler>>>;
 
-/// `GET /v1/overview`: all GPUs, those of a namespace, or those with a slot of a tenant. A replica that does not lead
-/// answers 503. The same server has the dashboard of `hub`.
+/// Routes `GET /v1/overview`: all GPUs, those of a namespace, or those with a slot of a tenant. A replica that does
+/// not lead answers 503. The same server has the dashboard of `hub`.
 pub fn read_router(leads: LeaderFlag, hub: Arc<Hub>) -> Router {
     let read = Router::new().route(overview::PATH, get(get_overview)).with_state(leads);
     serve::local_only(read.merge(serve::routes(hub)))
 }
 
-/// What is asked for.
+/// Filter of the overview.
 #[derive(Debug, Default, Deserialize)]
 struct OverviewQuery {
     namespace: Option<String>,

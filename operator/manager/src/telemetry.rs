@@ -21,15 +21,16 @@ const SERVICE_NAME: &str = "sluice-operator";
 /// Path of OTLP's traces below an endpoint (OpenTelemetry specification, "OTLP exporter").
 const TRACES_PATH: &str = "v1/traces";
 
-/// What has been started, to be ended.
+/// The trace provider, which must be shut down.
 #[derive(Debug)]
 pub struct Telemetry(Option<SdkTracerProvider>);
 
 impl Telemetry {
-    /// Starts logging, and traces where they are asked for. Not within a runtime: the exporter has threads of its own.
+    /// Starts logging, and traces if the arguments have an endpoint. Must not be called within a runtime: the
+    /// exporter has its own threads.
     ///
     /// # Errors
-    /// The filter or the endpoint cannot be read.
+    /// The filter or the endpoint is invalid.
     pub fn start(args: &Args) -> anyhow::Result<Telemetry> {
         let provider =
             args.otlp_endpoint.as_deref().map(|endpoint| tracer_provider(args, endpoint)).transpose()?;
@@ -38,7 +39,7 @@ impl Telemetry {
         Ok(Telemetry(provider))
     }
 
-    /// Sends what has not been sent. Blocks for the exporter's patience at most; not within a runtime.
+    /// Sends all remaining spans. Blocks at most for the exporter's timeout; must not be called within a runtime.
     pub fn shutdown(self) {
         let ended = self.0.map_or(Ok(()), |provider| provider.shutdown());
         if let Err(error) = ended {
@@ -53,7 +54,7 @@ type WithSpans = tracing_subscriber::layer::Layered<Option<SpanLayer>, Registry>
 
 fn log_layer(args: &Args) -> anyhow::Result<LogLayer> {
     let filter = EnvFilter::try_new(&args.log)?;
-    // By default a line that cannot be written is a panic.
+    // By default, a failed write of a log line panics.
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     Ok(match args.log_format {
         LogFormat::Text => lines.with_ansi(false).with_filter(filter).boxed(),
@@ -61,7 +62,7 @@ fn log_layer(args: &Args) -> anyhow::Result<LogLayer> {
     })
 }
 
-/// Our own spans, and kube's of its requests. The exporter's own requests are in neither.
+/// Includes the operator's own spans and those of kube's requests, but not the exporter's own requests.
 fn span_layer(tracer: SdkTracer) -> SpanLayer {
     let ours = Targets::new().with_target("sluice_operator", LevelFilter::INFO);
     let all = ours.with_target("kube_client", LevelFilter::DEBUG);
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes one request; gives its path and its body.
+    /// Accepts one request; returns its path and its content.
     fn collector() -> (std::net::SocketAddr, std::thread::JoinHandle<(String, Vec<u8>)>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -126,7 +127,7 @@ mod tests {
 
     #[test]
     fn only_own_spans_are_exported_with_resource() {
-        // One provider in the tree; another test may have installed it.
+        // The process has one crypto provider; another test may have installed it.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let (address, taken) = collector();
         let endpoint = format!("http://{address}/");

@@ -1,4 +1,4 @@
-//! What others than the operator do in a cluster: an inspection, the scheduler, the Deployment controller, a kubelet.
+//! Fakes of the other components of a cluster: an inspection, the scheduler, the Deployment controller, a kubelet.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::batch::v1::Job;
@@ -12,7 +12,7 @@ use sluice_types::ModelTenant;
 
 use super::test_namespace::TestNamespace;
 
-/// The report of an inspection that found a model of `layers` layers of 1 MiB.
+/// Returns the report of an inspection that found a model of `layers` layers of 1 MiB.
 pub fn geometry_report(layers: u32) -> Value {
     let mib = 1 << 20;
     json!({"version": 1, "geometry": {"global_bytes": mib, "layer_bytes": mib, "layers": layers,
@@ -21,7 +21,7 @@ pub fn geometry_report(layers: u32) -> Value {
 }
 
 impl TestNamespace {
-    /// The Job controller has made a pod for a tenant's inspection.
+    /// Creates a pod for a tenant's inspection, as the Job controller does.
     pub async fn start_inspection(&self, tenant: &str) -> Pod {
         let (name, api) = (format!("{tenant}-inspect"), self.api::<Job>());
         let job = eventually(&name, async || api.get_opt(&name).await.unwrap()).await;
@@ -31,7 +31,7 @@ impl TestNamespace {
         self.create::<Pod>(&serde_json::from_value(pod).unwrap()).await
     }
 
-    /// A tenant's inspection has ended with these last words.
+    /// Ends a tenant's inspection with this termination message.
     pub async fn finish_inspection(&self, tenant: &str, report: &Value) {
         let pod = self.start_inspection(tenant).await;
         let ended = json!({"exitCode": 0, "reason": "Completed", "message": report.to_string()});
@@ -41,7 +41,7 @@ impl TestNamespace {
         self.set_status::<Pod>(&pod.name_any(), status).await;
     }
 
-    /// An inspection has found a model of `layers` layers of 1 MiB.
+    /// Ends an inspection that found a model of `layers` layers of 1 MiB.
     pub async fn inspect_ok(&self, tenant: &str, layers: i32) {
         let mib = 1 << 20;
         let model = json!({"weightsBytes": i64::from(layers) * mib + mib, "layers": layers, "kvBytesPerToken": 1024,
@@ -50,7 +50,7 @@ impl TestNamespace {
         self.set_status::<ModelTenant>(tenant, json!({"model": model})).await;
     }
 
-    /// A node that is ready.
+    /// Creates a ready node.
     pub async fn node(&self, name: &str) -> String {
         let name = format!("{}-{name}", self.namespace);
         let node = json!({"metadata": {"name": name}});
@@ -80,7 +80,7 @@ impl TestNamespace {
         self.nodes().delete(name, &DeleteParams::default()).await.unwrap();
     }
 
-    /// The scheduler has found a device for a claim.
+    /// Allocates a device to a claim, as the scheduler does.
     pub async fn allocate(&self, claim: &str, node: &str) {
         let result = |request: &str| json!({"request": request, "driver": "sluice.dev", "pool": node, "device": request});
         let terms = json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]);
@@ -89,7 +89,7 @@ impl TestNamespace {
         self.set_status::<ResourceClaim>(claim, json!({"allocation": allocation})).await;
     }
 
-    /// The Deployment controller has made a pod of a slot's Deployment, as it is now.
+    /// Creates a pod from a slot's current Deployment, as the Deployment controller does.
     pub async fn pod(&self, slot: &str, name: &str) -> Pod {
         let deployment = self.api::<Deployment>().get(slot).await.unwrap();
         let template = deployment.spec.unwrap().template;
@@ -98,13 +98,13 @@ impl TestNamespace {
         self.create(&serde_json::from_value(pod).unwrap()).await
     }
 
-    /// A kubelet has started it, and it is ready.
+    /// Starts a pod and sets it to ready, as a kubelet does.
     pub async fn start_pod(&self, pod: &str, node: &str) {
         self.bind_pod(pod, node).await;
         self.set_pod_ready(pod, "True").await;
     }
 
-    /// The scheduler has given it a node.
+    /// Assigns a node to a pod, as the scheduler does.
     pub async fn bind_pod(&self, pod: &str, node: &str) {
         let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": {"kind": "Node", "name": node}});
         let pods = self.api::<Pod>();
@@ -117,7 +117,7 @@ impl TestNamespace {
         self.set_pod_address(pod, "10.0.0.9", ready).await;
     }
 
-    /// It has this address.
+    /// Sets the address of a pod and whether it is ready.
     pub async fn set_pod_address(&self, pod: &str, address: &str, ready: &str) {
         let conditions =
             json!([{"type": "Ready", "status": ready}, {"type": "PodScheduled", "status": "True"}]);
@@ -125,19 +125,19 @@ impl TestNamespace {
             .await;
     }
 
-    /// The scheduler has found no node.
+    /// Marks a pod as unschedulable, as the scheduler does.
     pub async fn mark_unschedulable(&self, pod: &str, message: &str) {
         let scheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
         self.set_status::<Pod>(pod, json!({"conditions": scheduled})).await;
     }
 
-    /// A kubelet has ended a pod for good.
+    /// Ends a pod permanently, as a kubelet does.
     pub async fn terminate_pod(&self, pod: &str) {
         let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
         self.api::<Pod>().delete(pod, &now).await.unwrap();
     }
 
-    /// Brings a tenant of one slot to where it serves.
+    /// Brings a tenant of one slot to the state in which it serves.
     pub async fn serve_tenant(&self, tenant: &str, node: &str) {
         self.inspect_ok(tenant, 8).await;
         let slot = format!("{tenant}-0");
@@ -150,7 +150,7 @@ impl TestNamespace {
         self.condition(tenant, "Ready", "True", "AsExpected").await;
     }
 
-    /// Waits until no operator has written anything for a while: nothing is left to do.
+    /// Waits until no operator has written anything for a while.
     pub async fn wait_until_idle(&self) -> usize {
         let (mut count, mut since) = (self.writes().len(), std::time::Instant::now());
         eventually("calm", async || {

@@ -1,4 +1,4 @@
-//! Two replicas: one leads, and the other takes over.
+//! Tests two replicas: one leads, and the other takes over.
 
 use k8s_openapi::api::coordination::v1::Lease;
 use serde_json::json;
@@ -80,7 +80,7 @@ async fn terminated_leader_releases_lease() {
     eventually("a leader", async || stage.leader().await).await;
     assert!(operator.terminate());
     assert_eq!(stage.leader().await, None);
-    // The next one need not wait for a minute.
+    // The next replica need not wait for a minute.
     let _next = stage.operator("b", &[]);
     eventually("the next leader", async || (stage.leader().await? == "b").then_some(())).await;
 }

@@ -1,4 +1,4 @@
-//! The leader and the words of a sidecar: whom it follows, and how it is.
+//! Tests how the leader handles the reports of a sidecar: the leader that it follows, and its state.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,13 +20,13 @@ use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use super::stub::{StubSidecar, now};
 use super::test_namespace::{OperatorProcess, TestNamespace};
 
-/// Epoch and sequence.
+/// Epoch and sequence of a directive.
 type FencePair = (u64, u64);
-/// Pairs that came, in their order.
+/// Received pairs, in order.
 type ReceivedPairs = Arc<Mutex<Vec<FencePair>>>;
 
-/// An operator whose only sidecar accepts the directives that `judge` accepts (true = it takes this pair, or has it).
-/// Its states are the result of `says`; `None` = none.
+/// Starts an operator whose only sidecar accepts the directives that `judge` accepts (true = it accepts this pair, or
+/// has it). The sidecar reports the result of `says` as its state; `None` = it does not answer.
 async fn operator_with_sidecar(
     stage: &TestNamespace,
     flags: &[&str],
@@ -72,14 +72,14 @@ fn answer((takes, (epoch, sequence)): (bool, FencePair)) -> Response {
     (status, Json(json!({"current": {"epoch": epoch, "sequence": sequence}}))).into_response()
 }
 
-/// The state of the tenant `t`, as far as it is read.
+/// Returns the state of the tenant `t` with the fields that the operator reads.
 fn tenant_state(stage: &TestNamespace) -> State {
     let mut state = State::default();
     (state.tenant.namespace, state.tenant.name) = (stage.namespace.clone(), "t".to_owned());
     state
 }
 
-/// The state of a GPU with no other tenant.
+/// Returns the state of a GPU with no other tenant.
 fn single_tenant_gpu(state: &State) -> GpuState {
     GpuState { tenants: vec![TenantReport::State(Box::new(state.clone()))], ..GpuState::default() }
 }

@@ -1,6 +1,6 @@
-//! `sluice-operator` as a process against a real API server, under exactly the rights of `rbac.yaml`. What controllers, the
-//! scheduler, kubelets and drivers do is written by the tests.
-// Helpers outside test functions unwrap too.
+//! Tests `sluice-operator` as a process against a real API server, with exactly the rights of `rbac.yaml`. The tests
+//! write the changes of controllers, the scheduler, kubelets and drivers.
+// Helpers outside test functions also unwrap.
 #![allow(clippy::unwrap_used)]
 
 mod fakes;
@@ -10,7 +10,7 @@ mod placement;
 mod pods;
 mod serving;
 mod test_namespace;
-// Sidecars over real TLS; not everything of them is needed here.
+// Sidecars over real TLS; these tests do not use all of the module.
 #[allow(dead_code)]
 #[path = "modules/stub.rs"]
 mod stub;

@@ -1,4 +1,4 @@
-//! Slots come, go and move.
+//! Tests that slots are placed, moved and removed.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::Service;
@@ -17,7 +17,7 @@ async fn tenant_scales_up_down_and_to_zero() {
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.update_spec::<ModelTenant>("t", json!({"replicas": 2})).await;
     stage.deployments(&[("t-0", "p-chat-0-e1"), ("t-1", "p-chat-1-e1")]).await;
-    // Each slot has its certificate before its pod wants it.
+    // Each slot has its certificate before its pod needs it.
     assert_eq!(stage.secrets().await, ["sluice-authority", "sluice-t-0", "sluice-t-1"]);
     // Two slots of a tenant never share a GPU.
     stage.update_spec::<ModelTenant>("t", json!({"replicas": 3})).await;
@@ -52,7 +52,8 @@ async fn placement_survives_operator_restart_and_peer_changes() {
         stage.tenant(tenant, json!({})).await;
         stage.inspect_ok(tenant, 8).await;
     }
-    // The GPU with the most memory left is taken, so the third is with one of the first two.
+    // The scheduler prefers the GPU with the most free memory, so the third slot shares a GPU with one of the first
+    // two.
     let placed = async || {
         use kube::ResourceExt;
         let all = stage.api::<Deployment>().list(&kube::api::ListParams::default()).await.unwrap().items;
@@ -96,7 +97,7 @@ async fn a_lost_node_moves_all_slots_of_its_gpu_to_another_claim() {
     stage.claims(&["p-chat-0-e2"]).await;
     let other = stage.node("b").await;
     stage.allocate("p-chat-0-e2", &other).await;
-    // A node that is gone altogether is lost too, whatever it said last.
+    // A deleted node is lost too, whatever its last status was.
     stage.condition("t", "DevicesAllocated", "True", "AsExpected").await;
     stage.delete_node(&other).await;
     stage.deployments(&[("t-0", "p-chat-0-e3"), ("u-0", "p-chat-0-e3")]).await;
@@ -115,7 +116,7 @@ async fn cordon_moves_no_slot_and_drain_moves_all() {
     stage.cordon(&node).await;
     stage.wait_until_idle().await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    // Evicted, made anew, and its claim keeps it from every other node.
+    // The pod is evicted and created again, and its claim excludes every other node.
     stage.terminate_pod("t-0-pod").await;
     stage.pod("t-0", "t-0-next").await;
     stage.mark_unschedulable("t-0-next", "0/2 nodes are available: cannot allocate all claims").await;
@@ -147,7 +148,7 @@ async fn mode_change_waits_for_empty_gpu_or_moves_all_slots() {
     stage.deployments(&[("t-0", "p-chat-0-e2")]).await;
     stage.claims(&["p-chat-0-e2"]).await;
     pool("Degraded", "False").await;
-    // And when it is empty it is changed without anybody noticing.
+    // Once the GPU has no slot, the update is applied and stops no pod.
     stage
         .update_spec::<GpuPool>(
             "p",

@@ -1,4 +1,4 @@
-//! What becomes of pods: what drivers refuse, downloads that end, what others take of a node.
+//! Tests conditions of pods: driver errors, ended downloads, and other pods' use of a node.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use sluice_types::{GpuPool, ModelTenant};
 
 use super::test_namespace::TestNamespace;
 
-/// The slot of the tenant `t` as far as its claim; the node on which that is.
+/// Places a slot of the tenant `t` up to its allocated claim; returns the claim's node.
 async fn place_slot(stage: &TestNamespace, spec: Value) -> String {
     stage.pool(json!({})).await;
     stage.tenant("t", spec).await;
@@ -23,7 +23,7 @@ async fn place_slot(stage: &TestNamespace, spec: Value) -> String {
     node
 }
 
-/// A slot whose model is downloaded, as far as its pod.
+/// Places a slot whose model is downloaded, up to its pod.
 async fn downloaded_slot(stage: &TestNamespace) -> Pod {
     let source =
         json!({"type": "HuggingFace", "huggingFace": {"repo": "a/b"}, "persistentVolumeClaim": null});
@@ -83,7 +83,7 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
-/// The event with which a controller says that it cannot make a pod.
+/// Returns a controller's event that it cannot create a pod.
 fn create_failure_event(stage: &TestNamespace, kind: &str, name: &str, message: &str) -> Event {
     let object = json!({"kind": kind, "name": name, "namespace": stage.namespace, "uid": "u"});
     let event = json!({"metadata": {"name": format!("{name}.1")}, "involvedObject": object, "type": "Warning",
@@ -96,7 +96,7 @@ async fn terminated_pod_is_ignored_and_successor_reports_reason() {
     let Some(stage) = TestNamespace::try_new("ended").await else { return };
     let operator = stage.operator("one", &["--status-seconds", "1"]);
     let node = place_slot(&stage, json!({})).await;
-    // The name of the one that has ended comes first.
+    // The ended pod's name sorts first.
     stage.pod("t-0", "t-0-a").await;
     stage.start_pod("t-0-a", &node).await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
@@ -118,7 +118,7 @@ async fn terminated_pod_is_ignored_and_successor_reports_reason() {
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
-/// Between two tries the kubelet reports one that runs: what the last one said stays in the status.
+/// Between two restarts the kubelet reports a running container; the status keeps the message of the last exit.
 #[tokio::test]
 async fn restarting_container_reports_last_failure() {
     let Some(stage) = TestNamespace::try_new("again").await else { return };
@@ -133,7 +133,7 @@ async fn restarting_container_reports_last_failure() {
     let steps = [
         (&backs_off, "PodFailing", failing),
         (&runs, "PodNotReady", starting),
-        // The last one: the API server lets no container come back from it here.
+        // This case is last: the API server does not let an ended container run again here.
         (&ended, "PodNotReady", starting),
     ];
     for (state, reason, message) in steps {
@@ -300,7 +300,7 @@ async fn only_pods_with_changed_api_keys_are_annotated() {
     let keys = |text: &str| json!({"metadata": {"name": "keys"}, "stringData": {"keys": text}});
     let secrets = stage.api::<Secret>();
     stage.create::<Secret>(&serde_json::from_value(keys("one\ntwo")).unwrap()).await;
-    // Times of objects have whole seconds: a pod of the same second may lack what is in the Secret.
+    // Creation times have whole seconds: a pod of the same second may lack the Secret's contents.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let operator = stage.operator("one", &[]);
     stage.pool(json!({"gpus": [{"name": "chat", "count": 2}]})).await;
@@ -339,7 +339,7 @@ async fn foreign_pod_requests_reduce_slot_capacity() {
     stage.tenant("t", json!({})).await;
     let node = stage.node("a").await;
     stage.serve_tenant("t", &node).await;
-    // Of the 8 GiB that the node lends.
+    // The node offers 8 GiB.
     let container = json!({"name": "c", "image": "i", "resources": {"requests": {"memory": "7900Mi"}}});
     let large = json!({"metadata": {"name": "large"}, "spec": {"containers": [container]}});
     stage.create::<Pod>(&serde_json::from_value(large).unwrap()).await;

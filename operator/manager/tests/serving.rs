@@ -1,4 +1,4 @@
-//! A tenant, from its first sight until it serves and after.
+//! Tests a tenant from its creation until it serves, and after that.
 
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Secret, Service};
@@ -18,7 +18,7 @@ async fn tenant_startup_reports_each_step() {
     let tenant = stage.tenant("t", json!({})).await;
     let refused = stage.condition("t", "Accepted", "False", "PoolNotFound").await;
     assert_eq!(refused.message, "spec.poolRef: no GpuPool `p` in this namespace");
-    // All conditions are there at first sight.
+    // The first status has all conditions.
     let status = stage.api::<ModelTenant>().get("t").await.unwrap().status.unwrap();
     let kinds: Vec<_> = status.conditions.iter().map(|condition| condition.type_.as_str()).collect();
     let all = ["Accepted", "Placed", "DevicesAllocated", "WeightsLoaded", "Serving", "Degraded", "Ready"];
@@ -57,7 +57,7 @@ async fn tenant_startup_reports_each_step() {
     let told = (slot.gpu.as_deref(), slot.node.as_deref(), slot.pod.as_deref());
     assert_eq!(told, (Some("p-chat-0"), Some(node.as_str()), Some("t-0-pod")));
 
-    // Children belong to whom they serve, and go with it.
+    // Children are owned by their tenant or pool, and are deleted with it.
     let owner = |references: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference]| {
         (references[0].uid.clone(), references[0].controller)
     };
@@ -89,7 +89,7 @@ async fn unreadable_model_is_reported_and_retried() {
     let accepted = stage.condition("t", "Accepted", "False", "ModelUnreadable").await;
     assert_eq!(accepted.message, "spec.model: no folder /model");
     stage.condition("t", "Placed", "False", "InspectionFailed").await;
-    // The Job and its pod go after a while; the verdict stays, and another Job looks again.
+    // The Job and its pod are deleted after a while; the result stays, and another Job inspects again.
     stage.delete::<k8s_openapi::api::batch::v1::Job>("t-inspect").await;
     stage.terminate_pod("t-inspect-pod").await;
     stage.finish_inspection("t", &geometry_report(8)).await;
@@ -107,7 +107,7 @@ async fn steady_state_and_restart_write_nothing() {
     let node = stage.node("a").await;
     stage.serve_tenant("t", &node).await;
     let before = stage.wait_until_idle().await;
-    // The same once more, as `kubectl apply` sends it.
+    // The same spec again, as `kubectl apply` sends it.
     stage.update_spec::<ModelTenant>("t", json!({"replicas": 1})).await;
     operator.kill();
     let again = stage.operator("one", &[]);
@@ -145,7 +145,7 @@ async fn changed_or_deleted_children_are_restored() {
 
     stage.delete::<Service>("t").await;
     eventually("the Service again", async || services.get_opt("t").await.unwrap()).await;
-    // What is none of ours stays, and is no reason to write for ever.
+    // Foreign fields stay, and are no reason for endless writes.
     let mine = json!({"metadata": {"annotations": {"example.org/mine": "1"}}});
     services.patch("t", &edit, &Patch::Merge(mine)).await.unwrap();
     let before = stage.wait_until_idle().await;

@@ -1,4 +1,4 @@
-//! A namespace of an API server, with an operator that looks after it alone.
+//! A namespace of an API server, with operators that watch only this namespace.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use sluice_e2e::cluster::{self, audit, eventually};
 use sluice_types::{GpuPool, ModelTenant};
 
-/// The rights, as they are shipped.
+/// The shipped access rights.
 const RBAC: &str = include_str!("../rbac.yaml");
 
 /// A namespace and its operators.
@@ -59,13 +59,13 @@ impl OperatorProcess {
         &self.identity
     }
 
-    /// SIGKILL: nothing is given back.
+    /// Sends SIGKILL: the operator does not release its Lease.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM; waits until it has ended, and says whether that went well.
+    /// Sends SIGTERM and waits for the exit. Returns whether the exit status is success.
     pub fn terminate(mut self) -> bool {
         let status = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
         assert!(status.success());
@@ -76,12 +76,12 @@ impl OperatorProcess {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Address of health and metrics, once it serves them.
+    /// Returns the address of health and metrics, once the operator serves them.
     pub async fn address(&self) -> String {
         self.listen_address("health and metrics").await
     }
 
-    /// Address at which it serves `what`, once it does.
+    /// Returns the address of `what`, once the operator serves it.
     pub async fn listen_address(&self, what: &str) -> String {
         let said = format!("serves {what}");
         eventually(&said, async || {
@@ -93,7 +93,7 @@ impl OperatorProcess {
         .await
     }
 
-    /// The sum of a figure over all of its labels.
+    /// Returns the sum of a metric over all of its labels.
     pub async fn metric_sum(&self, name: &str) -> usize {
         let url = format!("http://{}/metrics", self.address().await);
         let text = reqwest::get(url).await.unwrap().text().await.unwrap();
@@ -101,7 +101,7 @@ impl OperatorProcess {
         own.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
     }
 
-    /// A figure of its metrics, as it is written; `None` = it has none of that name.
+    /// Returns the text of a metric; `None` = no metric has that name.
     pub async fn metric(&self, name: &str) -> Option<String> {
         let url = format!("http://{}/metrics", self.address().await);
         let text = reqwest::get(url).await.ok()?.text().await.ok()?;
@@ -111,7 +111,7 @@ impl OperatorProcess {
 }
 
 impl TestNamespace {
-    /// `None` = there is no API server to test on.
+    /// Creates a namespace; `None` = no API server is available for tests.
     pub async fn try_new(name: &str) -> Option<TestNamespace> {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = cluster::api().await?;
@@ -123,7 +123,7 @@ impl TestNamespace {
         Some(stage)
     }
 
-    /// Gives the operator's user exactly what `rbac.yaml` says.
+    /// Grants the operator's user exactly the rights in `rbac.yaml`.
     async fn grant(&self) {
         let documents: Vec<Value> =
             RBAC.split("\n---\n").map(|text| serde_yaml::from_str(text).unwrap()).collect();
@@ -148,7 +148,7 @@ impl TestNamespace {
         self.create(&binding).await;
     }
 
-    /// Starts an operator with further flags.
+    /// Starts an operator with additional flags.
     pub fn operator(&self, identity: &str, flags: &[&str]) -> OperatorProcess {
         let life = std::fs::read_dir(self.folder.path()).unwrap().count();
         let path = self.folder.path().join(format!("{identity}-{life}.log"));
@@ -211,7 +211,7 @@ impl TestNamespace {
         self.api::<K>().delete(name, &DeleteParams::background()).await.unwrap();
     }
 
-    /// A pool of host-backed GPUs of 96 MiB.
+    /// Creates a pool of host-backed GPUs of 96 MiB.
     pub async fn pool(&self, spec: Value) -> GpuPool {
         let mut whole = json!({"deviceClassName": "host.sluice.dev", "device": {"host": {"memory": "96Mi"}},
             "gpus": [{"name": "chat", "count": 2}], "hostMemoryPerGPU": "2Gi"});
@@ -227,7 +227,7 @@ impl TestNamespace {
         self.create(&object("ModelTenant", name, whole)).await
     }
 
-    /// As a user changes a spec.
+    /// Changes a spec as a user does.
     pub async fn update_spec<K>(&self, name: &str, spec: Value)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -251,7 +251,7 @@ impl TestNamespace {
         self.api::<K>().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Waits until a tenant's condition has this truth and this reason.
+    /// Waits until a tenant's condition has this status and this reason.
     pub async fn condition(&self, tenant: &str, kind: &str, truth: &str, reason: &str) -> Condition {
         let api = self.api::<ModelTenant>();
         let what = format!("{tenant}: {kind}={truth}, {reason}");
@@ -263,7 +263,7 @@ impl TestNamespace {
         .await
     }
 
-    /// Waits until the Deployments are those of `expected`, each with its claim.
+    /// Waits until exactly the `expected` Deployments exist, each with its claim.
     pub async fn deployments(&self, expected: &[(&str, &str)]) {
         let api = self.api::<Deployment>();
         let what = format!("Deployments {expected:?}");
@@ -283,7 +283,7 @@ impl TestNamespace {
         .await;
     }
 
-    /// Waits until the claims are these.
+    /// Waits until exactly these claims exist.
     pub async fn claims(&self, expected: &[&str]) {
         let api = self.api::<ResourceClaim>();
         eventually(&format!("claims {expected:?}"), async || {
@@ -309,7 +309,7 @@ impl TestNamespace {
         lease.spec?.holder_identity.filter(|holder| !holder.is_empty())
     }
 
-    /// What the operators have written so far, Leases aside: verb, resource and name.
+    /// Returns the operators' writes so far, without Leases: verb, resource and name.
     pub fn writes(&self) -> Vec<String> {
         let log = self.server.audit_log().unwrap();
         let own = log
@@ -321,7 +321,7 @@ impl TestNamespace {
         concerning.map(audit_line).collect()
     }
 
-    /// How often the operators have asked for the Secret `name`, and for its metadata alone.
+    /// Returns how often the operators read the Secret `name`, in full or only its metadata.
     pub fn secret_read_count(&self, name: &str) -> usize {
         let log = self.server.audit_log().unwrap();
         let of = |record: &&audit::Record| {
@@ -334,7 +334,7 @@ impl TestNamespace {
         log.iter().filter(of).count()
     }
 
-    /// Requests that the operators were refused.
+    /// Returns the operators' requests that the API server rejected as forbidden.
     pub fn forbidden_requests(&self) -> Vec<String> {
         let log = self.server.audit_log().unwrap();
         let own = log.iter().filter(|record| record.user.username == self.user);
@@ -352,7 +352,7 @@ fn object<K: DeserializeOwned>(kind: &str, name: &str, spec: Value) -> K {
     serde_json::from_value(whole).unwrap()
 }
 
-/// Puts the fields of `from` into `into`, at any depth.
+/// Merges the fields of `from` into `into`, at any depth.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {

@@ -1,4 +1,4 @@
-//! Traces of a running operator, as a collector gets them.
+//! Tests the traces of a running operator, as a collector receives them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use sluice_e2e::cluster::eventually;
 
 use super::test_namespace::TestNamespace;
 
-/// OTLP's `ExportTraceServiceRequest`, as much of it as is looked at (opentelemetry-proto, trace/v1).
+/// The parts of OTLP's `ExportTraceServiceRequest` that the test reads (opentelemetry-proto, trace/v1).
 #[derive(Clone, PartialEq, Message)]
 struct Export {
     #[prost(message, repeated, tag = "1")]
@@ -45,7 +45,7 @@ struct Span {
 
 type Spans = Arc<Mutex<Vec<Span>>>;
 
-/// A collector: its address, and what it has got.
+/// Starts a collector. Returns its address and the received spans.
 async fn collector() -> (String, Spans) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Certificates, made by rcgen and read by x509-parser.
+//! Issues certificates by rcgen and parses them by x509-parser.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -9,22 +9,22 @@ use x509_parser::prelude::{FromDer as _, GeneralName, X509Certificate};
 
 /// Seconds of a day.
 pub const DAY_SECONDS: i64 = 86_400;
-/// Days for which a certificate of a slot or of the operator is good.
+/// Validity of a certificate of a slot or of the operator, days.
 pub const LEAF_VALIDITY_DAYS: i64 = 30;
-/// Days for which an authority is good.
+/// Validity of an authority, days.
 pub const CA_VALIDITY_DAYS: i64 = 365;
-/// How much a clock of a node may be behind, seconds.
+/// Maximum lag of a node's clock, seconds.
 const CLOCK_SKEW_SECONDS: i64 = 300;
-/// Beginning of a role's URI, as sidecars read it.
+/// Prefix of a role's URI, as sidecars parse it.
 const ROLE_URI_PREFIX: &str = "spiffe://sluice/role/";
 
-/// Why a certificate could not be made or read.
+/// Why a certificate could not be issued or parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// It could not be made.
+    /// The certificate could not be issued.
     #[error("a certificate could not be made: {0}")]
     Make(#[from] rcgen::Error),
-    /// It cannot be read.
+    /// The certificate cannot be parsed.
     #[error("it is no certificate: {0}")]
     Read(String),
 }
@@ -44,17 +44,18 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// What a certificate must say.
+/// The names that a certificate must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertNames {
-    /// Its only DNS name; `None` = it is no server's.
+    /// Its only DNS name; `None` = the holder is not a server.
     pub dns: Option<String>,
     /// Its only URI: the role.
     pub uri: String,
 }
 
 impl CertNames {
-    /// Names of a slot's sidecar: the host of its tenant, and the role of a peer on the GPU of that claim.
+    /// Returns the names of a slot's sidecar: the host of its tenant, and the role of a peer on the GPU of that
+    /// claim.
     pub fn slot(namespace: &str, name: &str, claim: &str) -> CertNames {
         CertNames {
             dns: Some(admin_host(namespace, name)),
@@ -62,13 +63,13 @@ impl CertNames {
         }
     }
 
-    /// Names of the operator, which is no server.
+    /// Returns the names of the operator, which is not a server.
     pub fn operator() -> CertNames {
         CertNames { dns: None, uri: format!("{ROLE_URI_PREFIX}operator") }
     }
 }
 
-/// What a certificate says.
+/// A parsed certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParsedCert {
     /// Its names; `None` = not exactly one URI, more than one DNS name, or names of other kinds.
@@ -77,18 +78,18 @@ pub struct ParsedCert {
     pub issuer: String,
     /// Its own common name.
     pub subject: String,
-    /// Since when it is good, seconds since 1970.
+    /// Start of its validity, seconds since 1970.
     pub not_before: i64,
-    /// Until when it is good, seconds since 1970.
+    /// End of its validity, seconds since 1970.
     pub not_after: i64,
     /// Its public key, DER.
     pub public_key: Vec<u8>,
 }
 
-/// Reads the first certificate of a PEM text.
+/// Parses the first certificate of a PEM text.
 ///
 /// # Errors
-/// It holds none.
+/// The text contains no valid certificate.
 pub fn parse_cert(pem: &str) -> Result<ParsedCert, IssueError> {
     let unread = |error: String| IssueError::Read(error);
     let (_, block) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).map_err(|e| unread(e.to_string()))?;
@@ -123,16 +124,16 @@ fn names(cert: &X509Certificate<'_>) -> Option<CertNames> {
     Some(CertNames { dns, uri: uri? })
 }
 
-/// Whether `key` (PEM) is that of a certificate with this public key.
+/// Whether `key` (PEM) belongs to a certificate with this public key.
 pub fn is_key_pair(key: &str, public_key: &[u8]) -> bool {
     use rcgen::PublicKeyData as _;
     KeyPair::from_pem(key).is_ok_and(|key| key.subject_public_key_info() == public_key)
 }
 
-/// A new authority. Its name has the time, so that two of them differ.
+/// Issues a new authority. Its name contains the time, so that two authorities differ.
 ///
 /// # Errors
-/// No key could be made.
+/// The key or the certificate cannot be generated.
 pub fn issue_ca(now: i64) -> Result<Identity, IssueError> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.distinguished_name = common_name(format!("sluice authority {now}"));
@@ -144,10 +145,10 @@ pub fn issue_ca(now: i64) -> Result<Identity, IssueError> {
     Ok(Identity { cert: cert.pem(), key: key.serialize_pem() })
 }
 
-/// A certificate with a key of its own, signed by `authority`.
+/// Issues a certificate with its own key, signed by `authority`.
 ///
 /// # Errors
-/// The authority cannot be read, or no key be made.
+/// The authority cannot be parsed, or the key or the certificate cannot be generated.
 pub fn issue_leaf(authority: &Identity, names: &CertNames, now: i64) -> Result<Identity, IssueError> {
     let issuer = Issuer::from_ca_cert_pem(&authority.cert, KeyPair::from_pem(&authority.key)?)?;
     let mut params = CertificateParams::new(names.dns.iter().cloned().collect::<Vec<_>>())?;
@@ -156,7 +157,7 @@ pub fn issue_leaf(authority: &Identity, names: &CertNames, now: i64) -> Result<I
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    // A sidecar is a server, and a client of its neighbours.
+    // A sidecar is a server, and a client of its peers.
     params.extended_key_usages.extend(names.dns.as_ref().map(|_| ExtendedKeyUsagePurpose::ServerAuth));
     set_validity(&mut params, now - CLOCK_SKEW_SECONDS, now + LEAF_VALIDITY_DAYS * DAY_SECONDS);
     let key = KeyPair::generate()?;
@@ -170,7 +171,7 @@ fn common_name(name: String) -> DistinguishedName {
     all
 }
 
-/// Seconds since 1970, as the library has them.
+/// Sets the validity, given in seconds since 1970.
 fn set_validity(params: &mut CertificateParams, from: i64, until: i64) {
     let since = |seconds: i64| std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
     let moment = |seconds: i64| date_time_ymd(1970, 1, 1) + since(seconds);

@@ -7,27 +7,27 @@ use super::issue::{
     CertNames, DAY_SECONDS, Identity, IssueError, LEAF_VALIDITY_DAYS, is_key_pair, issue_leaf, parse_cert,
 };
 
-/// Days before its end at which a certificate is made anew: after 20 of 30.
+/// Days before its end at which a certificate is renewed: after 20 of 30.
 pub const RENEW_BEFORE_DAYS: i64 = 10;
 
-/// Keys of a Secret of the type `kubernetes.io/tls`, and of the bundle.
+/// Key of the certificate in a Secret of the type `kubernetes.io/tls`.
 pub const TLS_CERT_KEY: &str = "tls.crt";
-/// The key.
+/// Key of the private key.
 pub const TLS_PRIVATE_KEY_KEY: &str = "tls.key";
-/// The bundle of authorities.
+/// Key of the bundle of authorities.
 pub const CA_BUNDLE_KEY: &str = "ca.crt";
 
-/// A certificate, its key and whom its owner trusts.
+/// A certificate, its key and the authorities that its owner trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// The certificate and its key.
     pub identity: Identity,
-    /// Authorities, PEM.
+    /// Trusted authorities, PEM.
     pub bundle: String,
 }
 
 impl Credentials {
-    /// What a Secret holds; `None` = not all of it.
+    /// Returns the credentials in a Secret; `None` = the Secret lacks some of them.
     pub fn from_secret(data: &BTreeMap<String, Vec<u8>>) -> Option<Credentials> {
         let text = |key: &str| String::from_utf8(data.get(key)?.clone()).ok();
         let identity = Identity { cert: text(TLS_CERT_KEY)?, key: text(TLS_PRIVATE_KEY_KEY)? };
@@ -35,18 +35,19 @@ impl Credentials {
     }
 }
 
-/// What is to be done about credentials.
+/// The action that credentials need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RenewalAction {
-    /// Nothing before that moment, seconds since 1970.
+    /// No action before this time, seconds since 1970.
     RenewAt(i64),
-    /// Another bundle; the certificate stays.
+    /// The bundle is replaced; the certificate stays.
     UpdateBundle,
-    /// A new certificate, for that reason.
+    /// A new certificate is issued, for this reason.
     Renew(&'static str),
 }
 
-/// What is to be done about `held` so that it names `names` and is good among `authorities`.
+/// Returns the action for `held`, so that its certificate has `names`, is signed by the signing authority and is
+/// valid at `now`.
 pub fn renewal_action(
     held: Option<&Credentials>,
     names: &CertNames,
@@ -77,10 +78,10 @@ pub fn renewal_action(
     }
 }
 
-/// What is to be held instead; `None` = `held` is as it must be.
+/// Returns the credentials that replace `held`; `None` = `held` is up to date.
 ///
 /// # Errors
-/// No certificate could be made.
+/// The certificate could not be issued.
 pub fn renew_if_due(
     held: Option<&Credentials>,
     names: &CertNames,

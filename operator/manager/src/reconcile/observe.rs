@@ -12,12 +12,12 @@ use sluice_wire::geometry::{Geometry, GeometryError};
 use super::Reconciler;
 use crate::cache::{ClaimEntry, DeviceId, NamespacedName, PoolKey};
 
-/// What an inspection said.
+/// Result of an inspection.
 type InspectionResult = Result<Geometry, GeometryError>;
 
-/// A unit as it is seen.
+/// The observed objects of a pool.
 pub struct ObservedPoolObjects {
-    /// The pool, if there is one.
+    /// The pool; `None` = no pool of that name exists.
     pub pool: Option<Arc<GpuPool>>,
     /// Its tenants, without those that are being deleted.
     pub tenants: Vec<Arc<ModelTenant>>,

@@ -1,6 +1,7 @@
-//! What was rendered before, by kinds, names and digests alone: of what has not changed nothing is rendered again.
+//! Caches kinds, names and digests of rendered objects, so that unchanged objects are not rendered again.
 //!
-//! A look at a pool of thousands of tenants after a change of one would else render and hash all of them.
+//! Without the cache, a reconciliation after a change of one tenant would render and hash the objects of thousands of
+//! tenants.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -11,15 +12,15 @@ use sluice_types::GpuPool;
 use super::{OwnKind, Reconciler, lock};
 use crate::cache::NamespacedName;
 
-/// What was rendered of a tenant or of a GPU.
+/// The rendered objects of a tenant or of a GPU.
 #[derive(Debug)]
 pub(super) struct RenderedObjects {
-    /// Digest of all that it was rendered of.
+    /// Digest of all inputs.
     digest: u64,
     children: Box<[(ChildKind, Box<str>, u64)]>,
 }
 
-/// Digest of what a tenant's objects are rendered of: the specs, by uid and generation, and what the plan adds to them.
+/// Returns the digest of the inputs of a tenant's objects: the specs, by uid and generation, and the plan's values.
 pub(super) fn tenant_digest(pool: &GpuPool, planned: &TenantPlan<'_>, placed: &[PlacedSlot<'_>]) -> u64 {
     let of = |one: &PlacedSlot<'_>| {
         format!("{:?}", (one.index, one.gpu, one.epoch, one.model, one.demand, one.share_bytes))
@@ -29,7 +30,7 @@ pub(super) fn tenant_digest(pool: &GpuPool, planned: &TenantPlan<'_>, placed: &[
     digest(pool, &(&metadata.uid, metadata.generation, slots))
 }
 
-/// Digest of what a GPU's objects are rendered of.
+/// Returns the digest of the inputs of a GPU's objects.
 pub(super) fn gpu_digest(pool: &GpuPool, planned: &GpuPlan) -> u64 {
     digest(pool, &format!("{planned:?}"))
 }
@@ -42,7 +43,8 @@ fn digest(pool: &GpuPool, more: &impl Hash) -> u64 {
 }
 
 impl Reconciler {
-    /// Kinds and names of what was rendered of the same as now, if all of it is there as it should be.
+    /// Returns kinds and names of the objects that were rendered from the same inputs, if all of them are applied and
+    /// unchanged.
     pub(super) fn cached_children(
         &self,
         key: &(OwnKind, NamespacedName),
@@ -58,7 +60,7 @@ impl Reconciler {
         all.then(|| known.children.iter().map(|(kind, name, _)| (*kind, name.as_ref().to_owned())).collect())
     }
 
-    /// Keeps what was rendered.
+    /// Records the rendered objects.
     pub(super) fn record_render<'a>(
         &self,
         key: (OwnKind, NamespacedName),
@@ -68,7 +70,7 @@ impl Reconciler {
         let short = |child: &Child| (child.kind, child.name.as_str().into(), child.digest);
         let most = 2 * (self.cache.tenants.len() + self.cache.claims.len()) + 1000;
         let mut drawn = lock(&self.reconcile_cache.rendered);
-        // Those of tenants that are gone are as many as there ever were.
+        // No event removes the entries of deleted tenants.
         if drawn.len() > most {
             drawn.clear();
         }

@@ -25,9 +25,9 @@ use sluice_types::{API_VERSION, GpuPool};
 use super::{OwnKind, ReconcileError, Reconciler, lock};
 use crate::cache::{NamespacedName, PoolKey};
 
-/// Time between two looks at a unit that has had a fault or a hang.
+/// Time between two reconciliations of a pool that has had a fault or a hang.
 const FAULT_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
-/// Statuses that are written at a time.
+/// Maximum concurrent status writes.
 const MAX_CONCURRENT_WRITES: usize = 16;
 
 /// Whether only the status differs in the answer to a status write. An object that another client changed is left to
@@ -138,7 +138,7 @@ impl Reconciler {
         true
     }
 
-    /// Writes a status. `None` = its object is gone.
+    /// Writes a status. `None` = the object no longer exists.
     async fn patch_status<K, S>(
         &self,
         object: &K,

@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsConnector;
 
-/// Requests that are under way at the same time.
+/// Maximum concurrent requests.
 pub const MAX_CONCURRENT_REQUESTS: usize = 64;
-/// Most bytes of an answer: states of 64 tenants with their last moves.
+/// Maximum size of an answer, bytes: states of 64 tenants with their last moves.
 const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// A sidecar's admin port.
@@ -27,9 +27,9 @@ const MAX_BODY_BYTES: usize = 16 << 20;
 pub struct SidecarAddress {
     /// Namespace of its tenant.
     pub namespace: String,
-    /// Name of its tenant: its certificate must have it.
+    /// Name of its tenant, which its certificate must have.
     pub name: String,
-    /// Where it listens.
+    /// Address of the admin API.
     pub admin_addr: SocketAddr,
 }
 
@@ -39,38 +39,38 @@ impl std::fmt::Display for SidecarAddress {
     }
 }
 
-/// Why there is no answer.
+/// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// There are no credentials yet.
     #[error("the operator has no certificate yet")]
     NoCredentials,
-    /// The tenant's name is none of a host.
+    /// The tenant's name is not a valid host name.
     #[error("{0} is no name of a host")]
     Name(String),
-    /// No connection, or not with the right certificates.
+    /// The connection failed, or one side rejected the other's certificate.
     #[error("{address}: {error}")]
     Connect {
-        /// Who was asked.
+        /// The called sidecar.
         address: SidecarAddress,
-        /// What happened.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
     /// The connection broke.
     #[error("{address}: {problem}")]
     Protocol {
-        /// Who was asked.
+        /// The called sidecar.
         address: SidecarAddress,
-        /// What happened.
+        /// Cause.
         problem: String,
     },
-    /// No answer in time.
+    /// The sidecar did not answer in time.
     #[error("{address}: no answer within {} s", timeout.as_secs_f32())]
     Timeout {
-        /// Who was asked.
+        /// The called sidecar.
         address: SidecarAddress,
-        /// How long was waited.
+        /// Time limit.
         timeout: Duration,
     },
 }
@@ -78,28 +78,28 @@ pub enum CallError {
 /// An answer.
 #[derive(Clone, Debug)]
 pub struct HttpAnswer {
-    /// Its status.
+    /// HTTP status.
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
-    /// Its body.
+    /// Bytes of the answer.
     pub body: Vec<u8>,
 }
 
 impl HttpAnswer {
-    /// The beginning of its words, for people.
+    /// Returns the start of the text, for log lines and messages.
     pub fn summary(&self) -> String {
         String::from_utf8_lossy(&self.body).chars().take(300).collect()
     }
 }
 
-/// The way to sidecars.
+/// The client for requests to sidecars.
 #[derive(Clone, Debug)]
 pub struct Transport {
     credentials: watch::Receiver<Option<Arc<ClientConfig>>>,
     permits: Arc<Semaphore>,
     timeout: Duration,
-    /// Where all sidecars listen; `None` = where their addresses say.
+    /// Port of all sidecars; `None` = the ports in their addresses.
     port: Option<u16>,
 }
 
@@ -115,13 +115,13 @@ impl Transport {
         }
     }
 
-    /// The same to another port than addresses have.
+    /// Replaces the port of all addresses.
     #[must_use]
     pub fn with_port(self, port: u16) -> Transport {
         Transport { port: Some(port), ..self }
     }
 
-    /// Waits until there is a certificate to ask with.
+    /// Waits until the operator has a client certificate.
     pub async fn wait_for_credentials(&self) {
         // The sender is dropped only when the process ends.
         let _ = self.credentials.clone().wait_for(Option::is_some).await;
@@ -130,7 +130,7 @@ impl Transport {
     /// Sends a request and reads the answer.
     ///
     /// # Errors
-    /// There is none.
+    /// The sidecar did not answer.
     pub async fn call(
         &self,
         address: &SidecarAddress,
@@ -180,7 +180,7 @@ async fn send_request(
             axum::body::to_bytes(Body::new(body), MAX_BODY_BYTES).await.map_err(|error| error.to_string())?;
         Ok(HttpAnswer { status: parts.status, headers: parts.headers, body: body.to_vec() })
     };
-    // The connection's end comes with the answer's, or before it with the reason.
+    // The connection ends with the answer, or before it with the error.
     let (answer, _ended) = tokio::join!(answer, connection);
     answer.map_err(broken)
 }

@@ -110,7 +110,7 @@ pub(super) async fn poll_forever(
         let came = asked.next(&way, &all).await;
         wait = asked.retry_delay(&came).unwrap_or_else(|| spread.around(every));
         if board.record(&key, came, &all, unix_ms(SystemTime::now())) {
-            // The receiver is gone when the operator ends.
+            // The receiver is dropped when the operator ends.
             let _ = notices.send(SidecarEvent::Read(key.clone()));
         }
     }
@@ -204,18 +204,18 @@ fn last(
     all
 }
 
-/// Random delays, so that a thousand GPUs are not read at once.
+/// Random delays, so that a thousand GPUs are not read at the same time.
 #[derive(Default)]
 struct Jitter(RandomState);
 
 impl Jitter {
-    /// Up to `most`.
+    /// Returns a random delay of at most `most`.
     fn within(&self, most: Duration) -> Duration {
         let permille = self.0.hash_one(tokio::time::Instant::now()) % 1001;
         most * u32::try_from(permille).unwrap_or(0) / 1000
     }
 
-    /// `middle`, and up to [`JITTER_PERMILLE`] more or less.
+    /// Returns `middle`, plus or minus up to [`JITTER_PERMILLE`].
     fn around(&self, middle: Duration) -> Duration {
         let jitter = middle * u32::try_from(JITTER_PERMILLE).unwrap_or(0) / 1000;
         middle - jitter + self.within(2 * jitter)

@@ -29,11 +29,11 @@ pub struct GpuKey {
 /// A GPU and its sidecars.
 #[derive(Clone, Debug)]
 pub struct GpuSidecars {
-    /// Which.
+    /// Name of the GPU.
     pub key: GpuKey,
     /// Node that it is on.
     pub node: Option<String>,
-    /// Its sidecars; those without an address are not among them.
+    /// Its sidecars, without those that have no address.
     pub targets: Vec<DirectiveTarget>,
 }
 
@@ -51,11 +51,11 @@ pub struct DirectiveTarget {
 /// The last report of a GPU's sidecars.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuReading {
-    /// When, milliseconds since the Unix epoch; `None` = never.
+    /// Time of the reading, milliseconds since 1970; `None` = never.
     pub read_unix_ms: Option<u64>,
     /// Why the last reading failed; `None` = it did not.
     pub problem: Option<String>,
-    /// All sidecars were asked, and none has answered since.
+    /// All sidecars were polled, and none has answered since.
     pub is_unreachable: bool,
     /// States of all its tenants.
     pub tenants: Vec<TenantReport>,
@@ -83,11 +83,11 @@ impl GpuReading {
 /// An event of a sidecar or a GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SidecarEvent {
-    /// A GPU's reading is another one now.
+    /// A GPU's reading has changed.
     Read(GpuKey),
-    /// A sidecar has its directive (`None`), or cannot be given it, and why. It is tried again.
+    /// A sidecar has accepted its directive (`None`), or the reason why it has not. The push is repeated.
     DirectiveStatus(SidecarAddress, Option<String>),
-    /// A sidecar of a GPU has been without its directive for a while, or has it at last.
+    /// A sidecar of a GPU has been without its directive for a while, or has accepted it after that.
     Stuck(GpuKey),
     /// A sidecar reports that it follows a newer leader. The push is repeated until it is accepted.
     Deposed(SidecarAddress, Fence),
@@ -161,10 +161,10 @@ struct PushTask {
     _task: AbortOnDrop,
 }
 
-/// What was read of one GPU last.
+/// The last reading of one GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuRead<'a> {
-    /// Which GPU.
+    /// Name of the GPU.
     pub key: &'a GpuKey,
     /// Node that it is on; `None` = not known yet.
     pub node: Option<&'a str>,
@@ -176,7 +176,7 @@ pub struct GpuRead<'a> {
 #[derive(Debug)]
 pub struct SidecarRegistry {
     way: Transport,
-    /// Time between two readings of a GPU; `None` = none is read.
+    /// Time between two readings of a GPU; `None` = no GPU is read.
     poll_interval: Option<Duration>,
     fences: Arc<FenceCounter>,
     events: EventSender,
@@ -205,7 +205,7 @@ impl SidecarRegistry {
         }
     }
 
-    /// The same with another time between two readings of a GPU; `None` = none is read.
+    /// Returns the registry with another time between two readings of a GPU; `None` = no GPU is read.
     #[must_use]
     pub fn with_poll_interval(self, every: Option<Duration>) -> SidecarRegistry {
         SidecarRegistry { poll_interval: every, ..self }
@@ -336,22 +336,22 @@ impl SidecarRegistry {
         self.push_tasks.values().filter(of_pool).filter_map(why).collect()
     }
 
-    /// How many of all sidecars have been without their directive for a while.
+    /// Returns the number of sidecars that have been without their directive for a while.
     pub fn undelivered_count(&self) -> usize {
         self.push_tasks.values().filter(|told| error_message(&told.last_error).is_some()).count()
     }
 
-    /// What was read of a GPU last.
+    /// Returns the last reading of a GPU.
     pub fn reading(&self, key: &GpuKey) -> Option<GpuReading> {
         self.readings.with(|all| all.get(key).map(|(_, reading)| reading.clone()))
     }
 
-    /// Something of what was read of a GPU last.
+    /// Returns a value computed from the last reading of a GPU, without cloning the reading.
     pub fn with_reading<T>(&self, key: &GpuKey, of: impl FnOnce(&GpuReading) -> T) -> Option<T> {
         self.readings.with(|all| all.get(key).map(|(_, reading)| of(reading)))
     }
 
-    /// Goes through what was read last of a pool's GPUs, by their names.
+    /// Calls `see` with the last reading of each GPU of a pool, by name.
     pub fn for_each_reading(&self, namespace: &str, pool: &str, mut see: impl FnMut(&str, &GpuReading)) {
         let (namespace, pool) = (namespace.to_owned(), pool.to_owned());
         let first = GpuKey { namespace, pool, name: String::new() };
@@ -388,7 +388,7 @@ impl SidecarRegistry {
         });
     }
 
-    /// GPUs with sidecars that were never read: a new leader has seen all once there are none.
+    /// Returns the number of GPUs with sidecars that were never read. At 0 a new leader has read all of them.
     pub fn unread_count(&self) -> usize {
         let followed = self.gpus.iter().filter(|(_, gpu)| !gpu.sidecars.borrow().is_empty());
         let followed: Vec<&GpuKey> = followed.map(|(key, _)| key).collect();

@@ -1,4 +1,4 @@
-//! The operator's end of mutual TLS.
+//! Configures the operator's side of mutual TLS.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::credentials::renewal::Credentials;
 /// Why credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A PEM text does not hold what it must.
+    /// A PEM text does not contain the expected items.
     #[error("the operator's certificate: {0}")]
     Pem(#[from] pem::Error),
-    /// They do not fit together.
+    /// The certificate and its key do not match, or TLS rejects them.
     #[error("the operator's certificate: {0}")]
     Tls(#[from] rustls::Error),
 }
 
-/// A client that shows `credentials` and trusts the authorities in them.
+/// Returns the configuration of a client that presents `credentials` and trusts their authorities.
 ///
 /// # Errors
-/// They cannot be used.
+/// The credentials cannot be used.
 pub fn client_config(credentials: &Credentials) -> Result<Arc<ClientConfig>, TlsError> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(credentials.bundle.as_bytes()) {

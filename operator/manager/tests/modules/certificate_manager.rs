@@ -1,4 +1,4 @@
-//! Secrets by name.
+//! Tests the management of Secrets by name.
 
 use http::Method;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -55,7 +55,7 @@ async fn slot_secret_is_created_once_and_cached() {
     assert_eq!(keeper.ensure_slot_secret(&slot(), now()).await.unwrap(), until);
     assert_eq!(server.requests(), [], "nothing is due");
 
-    // Another replica finds what the first one left.
+    // Another replica finds the authorities that the first one created.
     let other = CertificateManager::new(server.client(), "sluice-system");
     assert_eq!(other.ensure_slot_secret(&slot(), now()).await.unwrap(), until);
     assert!(server.requests().iter().all(|(method, _)| method == Method::GET));
@@ -118,7 +118,7 @@ async fn rotation_updates_every_secret_once_with_two_leaders() {
     keeper.ensure_slot_secret(&slot(), now()).await.unwrap();
     let first = secret_text(&server, SLOT_SECRET_PATH, "tls.crt");
     let rotate = now() + ROTATE_DAYS * DAY_SECONDS;
-    // As an old leaf would be renewed first, look at the bundles of both steps alone.
+    // An old leaf would be renewed first, so only the bundles of both steps are compared.
     let again = keeper.ensure_slot_secret(&slot(), rotate - 3600).await.unwrap();
     assert!(again <= rotate, "somebody comes back when the authority turns");
     let again = keeper.ensure_slot_secret(&slot(), rotate).await.unwrap();

@@ -32,7 +32,7 @@ async fn can_connect(server: &Credentials, client: &Credentials, name: &str) -> 
         let mut said = [0; 3];
         stream.read_exact(&mut said).await
     };
-    // With TLS 1.3 a client learns only by the first read that it was refused.
+    // With TLS 1.3, a client detects a rejection only by its first read.
     let said = said.await.is_ok();
     said && accepted.await.unwrap().is_ok()
 }
@@ -113,7 +113,7 @@ fn ca_rotation_steps_are_an_hour_apart() {
     let promoted = announced.rotated(rotate + ROTATION_OVERLAP_SECONDS).unwrap().unwrap();
     assert_eq!(Some(&promoted.signing), announced.next.as_ref());
     assert_eq!((promoted.next.as_ref(), promoted.previous.as_ref()), (None, Some(&first.signing.cert)));
-    // However late a step is taken, the next one waits its time.
+    // However late a rotation step is, the next one waits for the full overlap.
     let late = rotate + 5 * ROTATION_OVERLAP_SECONDS;
     let done = CaBundle { rotated_at: late, ..promoted.clone() };
     assert_eq!(done.rotated(late + ROTATION_OVERLAP_SECONDS - 1).unwrap(), None);

@@ -1,4 +1,4 @@
-//! An API server that keeps objects in memory and does with them what the operator asks.
+//! A fake API server that keeps objects in memory and executes the operator's requests.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
 
-/// Objects by path, and what was asked: method and path.
+/// Objects by path, and the requests as method and path.
 #[derive(Default)]
 pub struct ServerState {
     pub objects: BTreeMap<String, Value>,

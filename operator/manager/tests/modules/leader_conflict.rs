@@ -1,4 +1,4 @@
-//! Sidecars that follow a newer leader, against the Lease.
+//! Tests sidecars that follow a newer leader, against the Lease.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn election(server: &FakeApiServer, identity: &str) -> LeaderElection {
     LeaderElection::new(Api::namespaced(server.client(), "sluice-system"), "sluice-operator", identity, 15)
 }
 
-/// The leader of a Lease that was made only now.
+/// Returns the leader of a newly created Lease.
 async fn leader(server: &FakeApiServer) -> LeaderElection {
     let mut holder = election(server, "one");
     assert_eq!(holder.acquire(std::future::pending()).await, Some(1));
@@ -136,7 +136,7 @@ async fn leader_without_lease_is_deposed() {
     assert_eq!((fences.epoch(), server.object(LEASE)), (1, lease));
 }
 
-/// Does with the words of sidecars what a leader does, until something is as it must be.
+/// Handles the events of sidecars as a leader does, until a condition holds.
 async fn handle_events_until(
     contest: &mut LeaderConflict<'_>,
     news: &mut mpsc::UnboundedReceiver<SidecarEvent>,
@@ -156,7 +156,7 @@ async fn handle_events_until(
     tokio::time::timeout(TEST_TIMEOUT, heard).await.expect("in time");
 }
 
-/// As a sidecar that follows the leader of an epoch and takes what is newer.
+/// Answers as a sidecar that follows the leader of an epoch and accepts newer directives.
 fn follower_script(mut last: Fence) -> impl FnMut(&StubRequest) -> Response {
     move |came| {
         if !came.line.starts_with("PUT") {

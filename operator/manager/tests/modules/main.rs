@@ -1,5 +1,5 @@
-//! Modules of the operator against stubs: an API server in memory, sidecars over real TLS.
-// Helpers outside test functions unwrap too.
+//! Tests modules of the operator against stubs: an API server in memory, sidecars over real TLS.
+// Helpers outside test functions also unwrap.
 #![allow(clippy::unwrap_used)]
 
 mod certificate_manager;

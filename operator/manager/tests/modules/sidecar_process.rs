@@ -1,4 +1,4 @@
-//! A real sidecar with a certificate that the operator made: who may tell it what.
+//! Tests which clients a real sidecar accepts, with a certificate that the operator issued.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// A sidecar of `ns/story` with its engine; both end with it.
+/// A sidecar of `ns/story` with its engine; both are stopped on drop.
 struct SidecarProcess {
     child: Child,
     folder: tempfile::TempDir,
@@ -87,7 +87,7 @@ impl SidecarProcess {
     }
 }
 
-/// As a kubelet puts a Secret into a pod.
+/// Writes a Secret to files, as a kubelet does for a pod.
 fn write_secret(folder: &Path, held: &Credentials) {
     let files = [("tls.crt", &held.identity.cert), ("tls.key", &held.identity.key), ("ca.crt", &held.bundle)];
     files.into_iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());

@@ -396,7 +396,7 @@ async fn gpu_with_loading_tenant_is_polled_again_soon() {
     let mut sidecars = SidecarRegistry::new(world.transport.clone(), 7, sender);
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&stub], &directive())]);
     wait_for_event(&mut news, |news| *news == SidecarEvent::Read(gpu_key())).await;
-    // In its time it would be 27 s at least, more than `until` waits.
+    // At the normal interval this would take at least 27 s, more than `until` waits.
     wait_for_event(&mut news, |news| *news == SidecarEvent::Read(gpu_key())).await;
     let reading = sidecars.reading(&gpu_key()).unwrap();
     let TenantReport::State(state) = &reading.tenants[0] else { panic!("a state") };
@@ -428,12 +428,13 @@ async fn waiting_push_holds_no_connection_permit() {
         admin_addr: ([127, 0, 0, 1], 1).into(),
     };
     let call = world.transport.call(&address, http::Method::GET, "/", http::HeaderMap::new(), Vec::new());
-    // There is one for each of a thousand GPUs, and a TLS connection takes ten times that.
+    // One such future exists for each of a thousand GPUs, and a TLS connection takes ten times as much.
     let size = std::mem::size_of_val(&call);
     assert!(size < 1024, "{size} bytes");
 }
 
-/// Waits for the next word that a GPU's sidecar is without its directive, or has it, and answers who is and why.
+/// Waits for the next event that a sidecar is without its directive or has accepted it; returns the sidecar and the
+/// reason.
 async fn next_undelivered(
     news: &mut mpsc::UnboundedReceiver<SidecarEvent>,
     sidecars: &SidecarRegistry,

@@ -1,4 +1,4 @@
-//! Sidecars' admin ports: real mutual TLS, answers of the test's choice.
+//! Stubs of sidecars' admin ports: real mutual TLS, with answers that the test chooses.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use sluice_operator::sidecars::tls::client_config;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-/// A moment at which all certificates of a test are good: now.
+/// Returns the current time, at which all certificates of a test are valid.
 pub fn now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     since.as_secs() as i64
@@ -37,7 +37,7 @@ pub fn operator_client_config(authorities: &CaBundle) -> Arc<ClientConfig> {
     client_config(&credentials(authorities, &CertNames::operator())).unwrap()
 }
 
-/// As a sidecar does it: a certificate of a known authority is required.
+/// Returns a sidecar's server configuration, which requires a client certificate of a known authority.
 pub fn server_config(held: &Credentials) -> Arc<ServerConfig> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(held.bundle.as_bytes()) {
@@ -52,7 +52,7 @@ pub fn server_config(held: &Credentials) -> Arc<ServerConfig> {
     Arc::new(config.with_client_cert_verifier(verifier).with_single_cert(chain, key).unwrap())
 }
 
-/// A request that came, and where from.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct StubRequest {
     pub line: String,
@@ -62,14 +62,14 @@ pub struct StubRequest {
 
 type ResponseScript = Arc<Mutex<Box<dyn FnMut(&StubRequest) -> Response + Send>>>;
 
-/// A sidecar.
+/// A stub of a sidecar.
 pub struct StubSidecar {
     pub address: SidecarAddress,
     pub requests: Arc<Mutex<VecDeque<StubRequest>>>,
 }
 
 impl StubSidecar {
-    /// The sidecar of `ns/name`, which answers as `script` says.
+    /// Starts the sidecar of `ns/name`, which answers with the results of `script`.
     pub async fn start(
         authorities: &CaBundle,
         name: &str,
@@ -78,7 +78,7 @@ impl StubSidecar {
         StubSidecar::start_in_namespace(authorities, "ns", name, script).await
     }
 
-    /// The sidecar of `namespace/name`, which answers as `script` says.
+    /// Starts the sidecar of `namespace/name`, which answers with the results of `script`.
     pub async fn start_in_namespace(
         authorities: &CaBundle,
         namespace: &str,
@@ -114,7 +114,7 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router) {
             let Ok(stream) = acceptor.accept(socket).await else { return };
             let connection =
                 hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-            // A client that has heard enough is gone.
+            // A client may close the connection early.
             let _ = connection.await;
         });
     }
