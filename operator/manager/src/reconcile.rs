@@ -94,7 +94,7 @@ pub enum ReconcileError {
         /// Its answer.
         error: Box<kube::Error>,
     },
-    /// Objects of tenants could not be applied; each tenant's status says why.
+    /// Objects of tenants could not be applied; the status of each tenant has the reason.
     #[error("{count} tenants have objects that could not be applied; the first: {first}")]
     ApplyFailed {
         /// Number of tenants.
