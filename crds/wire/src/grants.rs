@@ -1,7 +1,7 @@
 //! Messages of `POST /v1/grants`: requests of one peer to another about the memory of their GPU, and the answers.
 //!
 //! A grant is named by its borrower and a nonce that the borrower never uses again. Messages are hints about the
-//! ledger ledger file: only the ledger decides the owner of a byte, so a lost or repeated message costs time and never
+//! ledger file: only the ledger decides the owner of a byte, so a lost or repeated message costs time and never
 //! memory.
 //!
 //! **Versions.** As in [`crate::message`], with [`VERSION`] as major. Peers are updated one after another:
