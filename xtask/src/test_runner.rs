@@ -36,20 +36,20 @@ pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
         kubernetes = kube::stage(root, !full)?;
         Ok(true)
     };
+    let find_browser = || {
+        browser = has_browser();
+        Ok(true)
+    };
+    let make_images = || {
+        images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+        Ok(true)
+    };
     let passed = stage("check", || check::check(workspace, false, !full))?
         && (!full || stage("kernels", || kernels::stage(root))?)
         && stage("kubernetes", get_kubernetes)?
-        && (!full
-            || stage("browser", || {
-                browser = has_browser();
-                Ok(true)
-            })?)
+        && (!full || stage("browser", find_browser)?)
         && stage("build", build)?
-        && (!full
-            || stage("images", || {
-                images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
-                Ok(true)
-            })?)
+        && (!full || stage("images", make_images)?)
         && stage("tests", || {
             let given = TestInputs {
                 shared: shared.as_deref(),

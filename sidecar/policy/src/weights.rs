@@ -272,7 +272,7 @@ impl Weights {
         self.slots.finish_step()
     }
 
-    /// The engine is lost: what slots contain is unknown, every moving layer is copied anew.
+    /// The engine is lost: what slots contain is unknown, every moving layer is copied again.
     pub fn on_engine_lost(&mut self) {
         self.slots.reset();
     }
@@ -293,7 +293,7 @@ impl Weights {
             self.layers[l] = match (home, content) {
                 (LayerHome::Slot(slot), content) => {
                     // A copy that was read before cannot hold back the next one in its slot: its reader is done.
-                    // Unless the layer has the slot to itself, it is copied anew.
+                    // Unless the layer has the slot to itself, it is copied again.
                     let alone = slot.index() + usize::from(layout.beta) >= layout.moving.len();
                     if let Some(generation) = content.filter(|g| alone || *g > self.leased[l]) {
                         contents[slot.index()] = Some((layer, generation));

@@ -16,7 +16,10 @@ fn check_subject(hash: &str, subject: &str) -> Option<LintViolation> {
     let finding = |problem: String, remedy: &str| Some(LintViolation::new(RULE, hash, 1, problem, remedy));
     let chars = subject.chars().count();
     if chars > LONGEST_SUBJECT_CHARS {
-        return finding(format!("the subject has {chars} characters"), "use at most 72");
+        return finding(
+            format!("the subject has {chars} characters"),
+            &format!("use at most {LONGEST_SUBJECT_CHARS}"),
+        );
     }
     let Some((area, rest)) = subject.split_once(": ") else {
         return finding(format!("the subject `{subject}` names no area"), "write `area: imperative`");

@@ -6,6 +6,7 @@
 
 use std::io::BufReader;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8PathBuf;
@@ -23,6 +24,8 @@ const NODE: &str = "node";
 const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
 /// Options with which a test program prints the time of each test.
 const TIMED: [&str; 3] = ["-Z", "unstable-options", "--report-time"];
+/// Time after the end of a program in which its output must end: a process that it left behind would keep it open.
+const OUTPUT_GRACE: Duration = Duration::from_secs(30);
 /// How far others give way to the node's tests.
 const NICE: i32 = 10;
 
@@ -142,10 +145,10 @@ fn report(failed: &[String], times: &Times) {
     failed.iter().for_each(|title| println!("FAILED: {title}"));
 }
 
-/// Builds the other programs and runs those that only compute, with what the node's leave of the machine: titles of
-/// those that failed, and the programs that are to run alone.
+/// Titles of programs that failed, times of tests, and the programs that are to run alone.
 type Run = (Vec<String>, Times, Vec<Program>);
 
+/// Builds the other programs and runs those that only compute, while the node's tests run.
 fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<Run>> {
     let work = || {
         // The nice value of this thread, which its child processes inherit.
@@ -174,8 +177,17 @@ fn failing(programs: &[Program], environment: &Command, times: &mut Times) -> Re
             .spawn()
             .with_context(|| program.path.clone())?;
         let printed = child.stdout.take().context("the program has no output")?;
-        times.copy(&program.title(), BufReader::new(printed))?;
-        failed.extend((!child.wait()?.success()).then(|| program.title()));
+        let (title, (sender, copied)) = (program.title(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            let mut times = Times::default();
+            let copied = times.copy(&title, BufReader::new(printed)).map(|()| times);
+            // Nothing reads the result once the time below is over.
+            let _ = sender.send(copied);
+        });
+        let status = child.wait()?;
+        let copied = copied.recv_timeout(OUTPUT_GRACE);
+        times.extend(copied.with_context(|| format!("{} left a process behind", program.title()))??);
+        failed.extend((!status.success()).then(|| program.title()));
     }
     Ok(failed)
 }
@@ -224,7 +236,7 @@ fn examples_pass(mut command: Command) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
 

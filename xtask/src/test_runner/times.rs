@@ -15,6 +15,11 @@ const SHORTEST_S: f64 = 1.0;
 pub struct Times(Vec<(f64, String)>);
 
 impl Times {
+    /// Adds the times of another program.
+    pub fn extend(&mut self, other: Times) {
+        self.0.extend(other.0);
+    }
+
     /// Copies what a program of tests prints to stdout, and notes the time of each test.
     pub fn copy(&mut self, title: &str, mut printed: impl BufRead) -> Result<()> {
         let mut out = std::io::stdout().lock();

@@ -244,7 +244,7 @@ fn the_states_of_a_gpu_are_read_and_refused_by_their_version_like_one() {
 fn a_budget_is_share_and_grants() {
     assert!(neighbourhood().balances());
     let held_bytes = neighbourhood().budget_bytes + neighbourhood().in_transit_bytes;
-    assert!(SharingState { held_bytes, ..neighbourhood() }.balances(), "what is moving is told");
+    assert!(SharingState { held_bytes, ..neighbourhood() }.balances(), "bytes in transit are reported");
     assert!(!SharingState { held_bytes: held_bytes + 1, ..neighbourhood() }.balances());
     assert!(!SharingState { budget_bytes: 1, ..neighbourhood() }.balances());
     assert!(!SharingState { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
@@ -307,7 +307,10 @@ fn the_capacity_equation_is_checked() {
     assert!(memory().balances());
     let one_less = MemoryState { overhead_bytes: 1, ..memory() };
     assert!(!one_less.balances());
-    assert!(MemoryState { in_transit_bytes: 1, ..one_less.clone() }.balances(), "what is moving is told");
+    assert!(
+        MemoryState { in_transit_bytes: 1, ..one_less.clone() }.balances(),
+        "bytes in transit are reported"
+    );
     assert!(!MemoryState { overhead_bytes: 2, in_transit_bytes: 1, ..one_less }.balances());
     let mut overflowing = memory();
     overflowing.owners.free_bytes = u64::MAX;

@@ -180,7 +180,7 @@ impl DirectivePusher {
         look.boxed()
     }
 
-    /// True if there is to be a round: the GPU is dealt out anew by these floors, or too small for them. A tenant
+    /// True if there is to be a round: the GPU is dealt out again by these floors, or too small for them. A tenant
     /// keeps the one that it had before it died.
     fn record_floors(&mut self, floors: &[(usize, u64)]) -> bool {
         let gpu = Arc::make_mut(&mut self.gpu);

@@ -109,7 +109,7 @@ impl Ownership {
 
     /// Neither own chunks nor a slot: its memory is lent, and no step can run before it is restored.
     pub fn is_absent(&self, layer: LayerId) -> bool {
-        self.slot_of[layer.index()].is_none() && self.layers[layer.index()].is_empty()
+        self.home(layer) == LayerHome::Absent
     }
 
     /// Where the layer's weights are.

@@ -57,14 +57,10 @@ impl MemoryManager {
             self.chunks.create(chunks);
             self.change.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
-            self.recreate_later(chunks.len() as u32);
+            // Peers still hold the chunks.
+            self.loans.recreation.on_refused(chunks.len() as u32, self.counters.boundaries());
         } else {
             self.on_transfer_failed();
         }
-    }
-
-    /// Peers still hold the chunks.
-    fn recreate_later(&mut self, refused: u32) {
-        self.loans.recreation.on_refused(refused, self.counters.boundaries());
     }
 }
