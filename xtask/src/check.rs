@@ -1,4 +1,4 @@
-//! `cargo xtask check`: all rules over the whole tree, then rustfmt, clippy and rustdoc.
+//! `cargo xtask check`: all rules over the whole tree, then rustfmt, cargo-deny, clippy and rustdoc.
 
 use std::process::Command;
 
@@ -8,10 +8,10 @@ use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
 use crate::rules::{clauses, commits, edges, layout, links, manifest, orphans, pages, reach, tidy, words};
 use crate::workspace::{Member, Workspace};
-use crate::{docs, generate, process};
+use crate::{deny, docs, generate, process};
 
 /// Prints every finding; `true` if there is none. With `fix`, first writes what a tool can write; `quick` leaves
-/// clippy and rustdoc out.
+/// cargo-deny, clippy and rustdoc out.
 pub fn check(workspace: &Workspace, fix: bool, quick: bool) -> Result<bool> {
     if fix {
         generate::write_all(&workspace.root)?;
@@ -21,9 +21,10 @@ pub fn check(workspace: &Workspace, fix: bool, quick: bool) -> Result<bool> {
     let workspace = reread.as_ref().unwrap_or(workspace);
     let rules = report(workspace, findings(workspace));
     let format = process::passes(process::cargo(&workspace.root, &["fmt", "--all", "--check"]))?;
+    let dependencies = quick || deny::check(&workspace.root)?;
     let clippy = quick || process::passes(process::cargo(&workspace.root, &CLIPPY))?;
     let documentation = quick || process::passes(documentation(workspace))?;
-    Ok(rules && format && clippy && documentation)
+    Ok(rules && format && dependencies && clippy && documentation)
 }
 
 /// `cargo doc` of all crates with their private items, where every link must lead somewhere.

@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 
 /// Builds the site into `target/site/html`; `true` if all of its links lead somewhere.
 pub fn run(workspace: &Workspace) -> Result<bool> {
-    let program = mdbook::find()?;
+    let program = mdbook::MDBOOK.find()?;
     let site = workspace.target.join("site");
     let source = site.join("source");
     let book = site.join("html");

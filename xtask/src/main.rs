@@ -5,12 +5,14 @@
 
 mod bench;
 mod cache;
+mod cargo_tool;
 mod chart;
 mod check;
 mod child_process;
 mod client;
 mod debian;
 mod demo;
+mod deny;
 mod docs;
 mod generate;
 mod image;
@@ -46,15 +48,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Hold the tree to its rules: edges, orphan sources, tidiness, words, generated files, rustfmt, clippy, rustdoc.
+    /// Hold the tree to its rules: edges, orphan sources, tidiness, words, generated files, rustfmt, dependencies,
+    /// clippy, rustdoc.
     ///
     /// Every finding is printed as FILE:LINE, the rule that was broken and what to do about it. The exit status is
-    /// 1 if there was any.
+    /// 1 if there was any. cargo-deny holds the dependencies to deny.toml: it is of one pinned version, on the PATH or
+    /// built once into the cache folder (SLUICE_CACHE, or ~/.cache/sluice).
     Check {
         /// First write the generated files and let rustfmt format the tree.
         #[arg(long)]
         fix: bool,
-        /// Leave clippy and rustdoc out, which must compile the whole workspace.
+        /// Leave out cargo-deny, which is built once, and clippy and rustdoc, which compile the whole workspace.
         #[arg(long)]
         quick: bool,
     },
