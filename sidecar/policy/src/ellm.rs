@@ -1,6 +1,6 @@
-//! eLLM's decisions: which requests a step admits (Algorithm 1), in which direction chunks move between activations and
-//! KV (its balloon), how much of the CPU buffer prefill may use (Algorithm 2) and how much is mapped ahead (5.1). All
-//! counts are chunks unless a name says otherwise.
+//! eLLM's decisions: whether a prompt's KV goes to the CPU buffer (Algorithm 1), in which direction chunks move between
+//! activations and KV (its balloon), how much of the CPU buffer prefill may use (Algorithm 2) and how much is mapped
+//! ahead (5.1). All counts are chunks unless a name says otherwise. The simulator has Algorithm 1 as printed.
 //!
 //! Where the paper leaves the algorithms open, this module reads them as follows: `P_T`, called "total", is what this
 //! step can take (free chunks of both owners); when both pools are short no chunk moves; `min(B x alpha, B)` is a typo
@@ -10,7 +10,7 @@ pub mod admission;
 pub mod balloon;
 pub mod buffer;
 
-pub use admission::{Admission, Need, Phase, Supply, admit};
+pub use admission::{Need, Supply};
 pub use balloon::{Balloon, balloon};
 pub use buffer::{BufferController, Violations};
 

@@ -20,8 +20,6 @@ use alloc::vec::Vec;
 
 use crate::ids::{LayerId, SlotId};
 
-pub mod prefill;
-
 /// Maximum number of slots that moving layers share (Oneiros uses one or two).
 pub const MAX_BETA: u8 = 2;
 

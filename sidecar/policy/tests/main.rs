@@ -35,6 +35,7 @@ mod leaves {
     mod ewma;
     mod geometry;
     mod golden;
+    mod oneiros;
     mod ownership;
     mod reason;
     mod remap;
@@ -56,12 +57,9 @@ mod peers {
     mod world;
 }
 
-/// Tests of Pie's swapping, its worked example and its controller.
+/// Tests of Pie's controller.
 mod pie {
-    mod clock;
     mod expansion;
-    mod golden;
-    mod mapping;
 }
 
 /// Tests of the planner, with oracles.

@@ -15,6 +15,8 @@ pub mod gpu;
 pub mod gpu_ledger;
 pub mod machine;
 pub mod memory;
+pub mod paper;
+pub mod planner;
 pub mod profiles;
 pub mod rng;
 pub mod serve;

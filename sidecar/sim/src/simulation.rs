@@ -10,7 +10,7 @@ use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_ports::peers::{NoPeers, PeerPort};
-use sluice_ports::planner::{Planner, TimedPlanner};
+use sluice_ports::planner::Planner;
 use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Scheduler, SchedulerOutput};
@@ -18,6 +18,7 @@ use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Sch
 use crate::compute::SimCompute;
 use crate::device::{Device, Profile, SharedDevice};
 use crate::memory::SimMemory;
+use crate::planner::TimedPlanner;
 
 /// Virtual time of a plan, nanoseconds: the limit for 16 requests and 80 layers.
 pub const PLAN_NS: u64 = 1_000_000;

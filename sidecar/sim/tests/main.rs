@@ -5,6 +5,7 @@ mod conformance;
 mod deadlines;
 mod debts;
 mod decisions;
+mod ellm;
 mod engine_crashes;
 mod engine_down;
 mod experiments;
@@ -18,6 +19,12 @@ mod link_order;
 mod lost_messages;
 mod next_use;
 mod pauses;
+/// Pie's swapping of whole layers, and its worked example.
+mod pie {
+    mod clock;
+    mod golden;
+    mod mapping;
+}
 mod plan_admission;
 mod plans;
 mod policies;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use sluice_policy::closed_form::prefill::Waking;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
@@ -10,14 +9,16 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
-use sluice_policy::step_model::prefill::chunk_by_chunk_ns;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Membership, Request, Sharing};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
+use self::closed_form::{Waking, chunk_by_chunk_ns};
 use crate::support::{LIMIT, VOCAB, setup};
+
+mod closed_form;
 
 const STEP_TOKENS: u32 = 64;
 const MODEL_TOKENS: u32 = 400;

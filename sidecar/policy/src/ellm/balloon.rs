@@ -18,17 +18,6 @@ pub enum Balloon {
     },
 }
 
-impl Balloon {
-    /// Returns I of Algorithm 1: positive for activations to KV, negative for KV to activations, 0 if no chunk moves.
-    pub fn inflation(self) -> i64 {
-        match self {
-            Balloon::Inflate(chunks) => i64::from(chunks),
-            Balloon::Deflate(chunks) => -i64::from(chunks),
-            Balloon::Level | Balloon::Short { .. } => 0,
-        }
-    }
-}
-
 /// Decides for free pools (`free_kv` = P_kv, `free_activation` = P_act) and a batch's needs (M_kv, M_act), chunks. The
 /// printed conditions compare each pool with its own need; this function also checks that the giving pool covers the
 /// amount.

@@ -3,7 +3,7 @@
 
 use super::MemoryManager;
 use super::kv_placement::{MIN_MOVING_LAYERS, buffers};
-use crate::ellm::{Admission, Need, Supply, Violations};
+use crate::ellm::{Need, Supply, Violations};
 use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;
@@ -48,9 +48,7 @@ impl MemoryManager {
             threshold: self.next_blocks() + to_go * seat,
             buffer: logical.saturating_sub(used).min(places),
         };
-        let need = Need { kv: columns, activation: columns * seat };
-        let batch = Admission { buffer_left: supply.buffer, ..Admission::default() };
-        batch.takes_by_offload(supply, need)
+        supply.fits_by_offload(Need { kv: columns, activation: columns * seat })
     }
 
     /// Blocks of the next tokens of the running requests and of one more.

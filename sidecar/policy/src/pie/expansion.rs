@@ -10,7 +10,8 @@
 
 use alloc::vec::Vec;
 
-use crate::closed_form::pie::BUFFERS;
+/// Slots on each side of the link that send and receive swaps (Pie 3.3).
+pub const BUFFERS: u16 = 2;
 
 /// Tunables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,11 +124,6 @@ impl Expansion {
     /// Returns the number of layers that may be offloaded.
     pub const fn queue(&self) -> u16 {
         self.queue
-    }
-
-    /// Returns the tokens per second of the last trial of this length, thousandths.
-    pub fn record_milli(&self, queue: u16) -> Option<u64> {
-        self.records.get(usize::from(queue)).copied().filter(|&record| record > 0)
     }
 
     /// Records a token. At the end of a trial, returns the change of the queue, if any.

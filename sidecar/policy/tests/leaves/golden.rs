@@ -1,11 +1,11 @@
 //! The golden table of remapping: the largest number of layers that can be freed without a stall, by simulation (step
 //! model and tick simulator) and by closed form, and further individual values.
 
-use sluice_policy::closed_form::{Alike, weight_bound_r_permille};
+use sluice_policy::closed_form::Alike;
 use sluice_policy::remap::uniform;
 use sluice_policy::step_model::{Layout, SlotRule, Times, stall_under_ns};
 
-use super::ticks;
+use super::{oneiros, ticks};
 
 /// Ticks of T_c, so that r is in tenths.
 const T_C: u64 = 10;
@@ -125,16 +125,16 @@ fn two_slots_at_r_1_free_one_less_when_a_whole_model_never_moves() {
 #[test]
 fn at_the_papers_r_3_and_40_layers_eq_4_gives_9_and_eq_5_gives_11() {
     let model = alike(40, 30);
-    assert_eq!((model.eq4_largest_alpha(), model.eq5_largest_alpha()), (9, 11));
-    assert!(model.eq4_holds(9) && !model.eq4_holds(10) && model.eq5_holds(11) && !model.eq5_holds(12));
-    assert_eq!(model.one_slot_largest_alpha(), 9);
+    let largest = [oneiros::eq4_holds, oneiros::eq5_holds].map(|holds| oneiros::largest(model, holds));
+    assert_eq!(largest, [9, 11]);
+    assert_eq!([model.one_slot_largest_alpha(), model.two_slots_largest_alpha()], [9, 11]);
 }
 
 #[test]
 fn eq_4_is_one_too_high_at_exactly_three_cells() {
-    let differing = every_row().filter(|&(n, r, one, _)| alike(n, r).eq4_largest_alpha() != one);
-    let differing: Vec<_> =
-        differing.map(|(n, r, one, _)| (n, r, alike(n, r).eq4_largest_alpha() - one)).collect();
+    let by_eq4 = |n, r| oneiros::largest(alike(n, r), oneiros::eq4_holds);
+    let differing = every_row().filter(|&(n, r, one, _)| by_eq4(n, r) != one);
+    let differing: Vec<_> = differing.map(|(n, r, one, _)| (n, r, by_eq4(n, r) - one)).collect();
     assert_eq!(differing, [(32, 35, 1), (80, 35, 1), (80, 75, 1)]);
 }
 
@@ -157,7 +157,7 @@ fn at_40_layers_and_r_7_5_three_layers_are_free_and_the_fourth_costs_six_percent
 #[test]
 fn the_link_condition_alone_accepts_five_moving_layers_that_stall_with_one_slot() {
     let model = alike(40, 75);
-    assert!(model.link_keeps_up(5));
+    assert!(oneiros::link_keeps_up(model, 5));
     assert_eq!(model.one_slot_ns(4), 25);
     assert_eq!(stall(40, 75, 4, 1), 25);
 }
@@ -176,11 +176,4 @@ fn at_r_70_one_freed_layer_of_forty_makes_a_token_3_6_times_as_long() {
     let token = 40 * T_C + stall(40, 700, 1, 1);
     assert_eq!(token, 1420);
     assert_eq!((token * 10 + 20 * T_C) / (40 * T_C), 36, "tenths, rounded");
-}
-
-#[test]
-fn weight_bound_r_is_7_5_on_gh200_and_70_over_pcie_5() {
-    let terabyte = 1_000_000_000_000;
-    assert_eq!(weight_bound_r_permille(4 * terabyte, 800, 427_000_000_000) / 10, 749);
-    assert_eq!(weight_bound_r_permille(48 * terabyte / 10, 800, 55_000_000_000) / 100, 698);
 }

@@ -1,11 +1,12 @@
 //! Tests the step model against the tick simulator and its closed forms, and at constant addresses.
 
 use proptest::prelude::*;
-use sluice_policy::closed_form::{Alike, one_slot_unlike_ns};
+use sluice_policy::closed_form::Alike;
 use sluice_policy::ids::{LayerId, SlotId};
 use sluice_policy::remap::{uniform, uniform_widened};
 use sluice_policy::step_model::{Layout, MAX_LAYER_NS, SlotRule, Times, stall_per_token_ns, stall_under_ns};
 
+use super::oneiros::{one_slot_at_least_ns, one_slot_unlike_ns};
 use super::ticks;
 
 fn ids(moving: &[u16]) -> Vec<LayerId> {
@@ -84,7 +85,7 @@ fn the_continuous_forms_bound_the_step_model_from_below_and_the_integer_form_is_
             for alpha in 1..=n - 2 {
                 let one = uniform_stall(n, c, t, alpha, 1, SlotRule::Constant);
                 assert_eq!(one, model.one_slot_ns(alpha), "n = {n}, r = {t}/{c}, alpha = {alpha}");
-                assert!(one >= model.one_slot_at_least_ns(alpha));
+                assert!(one >= one_slot_at_least_ns(model, alpha));
                 let two = uniform_stall(n, c, t, alpha, 2, SlotRule::Constant);
                 assert!(two >= model.two_slots_at_least_ns(alpha));
             }

@@ -2,12 +2,13 @@
 
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
-use sluice_policy::ellm::{BufferController, Need, Phase, Supply, Violations, admit, balloon, premap_chunks};
+use sluice_policy::ellm::{BufferController, Need, Supply, Violations, balloon, premap_chunks};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ChunkId, FrameId};
 use sluice_policy::params::Params;
 
 use super::{ComparisonRow, ExperimentReport, Figure, Series};
+use crate::paper::ellm::{Phase, admit, inflation};
 
 const CHUNK_BYTES: u64 = 2 << 20;
 const TPOT: Violations = Violations { ttft: false, tpot: true };
@@ -55,9 +56,9 @@ fn admissions() -> Vec<ComparisonRow> {
 fn balloons() -> Vec<ComparisonRow> {
     let most_bytes = Params::default().premap_bytes;
     vec![
-        ComparisonRow::equal("KV short by 5: inflate", &5, &balloon(10, 20, 15, 5).inflation()),
-        ComparisonRow::equal("activations short by 5: deflate", &-5, &balloon(20, 10, 5, 15).inflation()),
-        ComparisonRow::equal("both short: nothing moves", &0, &balloon(10, 10, 15, 15).inflation()),
+        ComparisonRow::equal("KV short by 5: inflate", &5, &inflation(balloon(10, 20, 15, 5))),
+        ComparisonRow::equal("activations short by 5: deflate", &-5, &inflation(balloon(20, 10, 5, 15))),
+        ComparisonRow::equal("both short: nothing moves", &0, &inflation(balloon(10, 10, 15, 15))),
         ComparisonRow::equal(
             "pre-mapping below 50 MB, chunks of 2 MiB",
             &23,

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::closed_form::pie::{
+use super::{ComparisonRow, DeviationReason, ExperimentReport, Figure, PaperValue, Series};
+use crate::paper::pie::closed_form::{
     device_slots, expansion_permille, longest_queue, longest_queue_at_layer_starts,
 };
-use sluice_policy::pie::mapping::{Mapping, Side, Swap};
-use sluice_policy::pie::swapping::due;
-
-use super::{ComparisonRow, DeviationReason, ExperimentReport, Figure, PaperValue, Series};
+use crate::paper::pie::mapping::{Mapping, Side, Swap};
+use crate::paper::pie::swapping::due;
 
 /// Number of layers, r in tenths, and the longest queue with swaps issued as soon as possible and at layer starts.
 const LONGEST: [(u16, u64, u16, u16); 6] =

@@ -7,7 +7,6 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::Peer;
-use sluice_ports::planner::TimedPlanner;
 use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Driver, Membership, Scheduler};
@@ -18,6 +17,7 @@ use crate::compute::SimCompute;
 use crate::device::{Detail, Device, SharedDevice};
 use crate::gpu_ledger::Quota;
 use crate::memory::SimMemory;
+use crate::planner::TimedPlanner;
 use crate::simulation::PLAN_NS;
 
 impl SimTenant {

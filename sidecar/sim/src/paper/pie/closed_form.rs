@@ -7,8 +7,7 @@
 //! Sources: Pie 3.3 and Fig. 4 (n = 9, r = 2, F = 4, 1.28); the closed forms are our own, checked by simulation in the
 //! tests.
 
-/// Slots on each side that send and receive swaps.
-pub const BUFFERS: u16 = 2;
+use sluice_policy::pie::expansion::BUFFERS;
 
 /// Returns the longest queue without a stall when each swap starts as soon as the previous one ends: `floor((n - 1) /
 /// r)`.

@@ -5,8 +5,7 @@
 //!
 //! Source: Pie 3.2, Fig. 3.
 
-use alloc::collections::BTreeSet;
-use alloc::vec::Vec;
+use std::collections::BTreeSet;
 
 /// A side of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Simulates Pie's swapping: layers compute for one unit of ten ticks; swaps take r units, one in each direction at a
 //! time.
 
-use sluice_policy::closed_form::pie::device_slots;
-use sluice_policy::pie::mapping::{Mapping, Side, Swap};
-use sluice_policy::pie::swapping::due;
+use sluice_sim::paper::pie::closed_form::device_slots;
+use sluice_sim::paper::pie::mapping::{Mapping, Side, Swap};
+use sluice_sim::paper::pie::swapping::due;
 
 /// Ticks of one layer's compute. r is given in tenths, so a swap takes r ticks.
 pub const UNIT: u64 = 10;

@@ -1,8 +1,8 @@
 //! Tests the mapping table under any order of successful and failed swaps.
 
 use proptest::prelude::*;
-use sluice_policy::pie::mapping::{Entry, Mapping, Operation, Side, Swap};
-use sluice_policy::pie::swapping::due;
+use sluice_sim::paper::pie::mapping::{Entry, Mapping, Operation, Side, Swap};
+use sluice_sim::paper::pie::swapping::due;
 
 /// Checks that every slot has at most one owner and every layer resides on one side.
 fn check(mapping: &Mapping) {

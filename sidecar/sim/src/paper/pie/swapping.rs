@@ -2,11 +2,9 @@
 //!
 //! The hottest layer is computed next, the coldest last: among those on the device that is the layer just computed.
 //! Called when a layer's compute starts, as in the paper, or also when a swap ends, which hides more
-//! ([`crate::closed_form::pie`]). The result is a queue: the layer offloaded first is restored first.
+//! ([`super::closed_form`]). The result is a queue: the layer offloaded first is restored first.
 //!
 //! Source: Pie 3.3, Fig. 4.
-
-use alloc::vec::Vec;
 
 use super::mapping::{Entry, Mapping, Operation, Side, Swap};
 

@@ -1,9 +1,9 @@
 //! Tests Pie's worked example and the longest queues without a stall.
 
-use sluice_policy::closed_form::pie::{
+use sluice_sim::paper::pie::closed_form::{
     device_slots, expansion_permille, longest_queue, longest_queue_at_layer_starts, settled_queue,
 };
-use sluice_policy::pie::mapping::Side;
+use sluice_sim::paper::pie::mapping::Side;
 
 use super::clock::{Clock, Issue, UNIT, settled_stall};
 
