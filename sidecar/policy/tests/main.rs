@@ -70,4 +70,5 @@ mod planner {
     mod oracles;
     mod orbitflow;
     mod pause;
+    mod step_time;
 }

@@ -98,7 +98,7 @@ pub fn late_tokens(step_ns: u64, tbt_ns: u64, deposit: u32, window: u16) -> u64 
 }
 
 /// Returns the best batch found within a budget of node expansions for all batches together. `time_ns` models the time
-/// of a step, as in [`search::plan_with`].
+/// of a step, as in [`search::plan`].
 ///
 /// Batches are searched in the order of their best possible score, until no remaining batch can be better. Each may
 /// spend the rest of the budget: split equally, a budget hardly larger than the number of batches would change nothing.
@@ -122,7 +122,7 @@ pub fn plan(
         let problem = problem(outlook, paused, admitted);
         let found = match outlook.alike {
             true => search::alike(&problem, time_ns),
-            false => search::spend(&problem, &mut left, time_ns),
+            false => search::plan(&problem, &mut left, time_ns),
         };
         match found {
             Ok(placement) => {
@@ -174,7 +174,6 @@ pub fn problem(outlook: &BatchContext, paused: usize, admitted: usize) -> Proble
         compute_ns: outlook.compute_ns.iter().map(|ns| ns + added_ns).collect(),
         link: outlook.link,
         write_bytes: outlook.write_bytes,
-        window: 1,
         objects: outlook.other_requests.iter().cloned().chain(requests).collect(),
     }
 }

@@ -42,11 +42,6 @@ impl Object {
         let choices = absent.iter().map(|absent| kv_choice(link, layers, layer_bytes, absent)).collect();
         Object { choices }
     }
-
-    /// Returns an object of `bytes` bytes that cannot be offloaded.
-    pub fn fixed(bytes: u64) -> Object {
-        Object { choices: [Choice { resident_bytes: bytes, ..Choice::default() }].into() }
-    }
 }
 
 fn kv_choice(link: &Link, layers: u16, layer_bytes: u64, absent: &[u16]) -> Choice {
@@ -73,8 +68,6 @@ pub struct Problem {
     pub link: Link,
     /// Bytes written back in each step.
     pub write_bytes: u64,
-    /// Steps whose mean time counts, starting with an empty buffer: the paper uses 1. At least 1.
-    pub window: u16,
     /// The objects.
     pub objects: Vec<Object>,
 }

@@ -17,7 +17,6 @@ use super::initial;
 use super::problem::{Choice, Object, Problem};
 use super::relax::Relaxation;
 use super::search_order::SearchOrder;
-use super::steps;
 
 /// Default budget of a plan, in trades tried and tree nodes expanded: 16 requests with 80 layers stay within a
 /// millisecond (`planner_speed`).
@@ -36,13 +35,6 @@ pub struct Plan {
     pub expansions: u32,
     /// Whether the whole tree was searched or pruned, so that no plan is better in time, then bytes.
     pub optimal: bool,
-}
-
-impl Plan {
-    /// Returns how much faster another plan could be, permille of this plan's time, rounded up.
-    pub fn gap_permille(&self) -> u64 {
-        gap_permille(self.cost.time_ns, self.bound_ns)
-    }
 }
 
 /// Returns the gap between a time and its lower bound, permille of the time, rounded up.
@@ -69,32 +61,13 @@ pub enum NoPlan {
     OutOfBudget,
 }
 
-/// Returns the best placement of all objects that a budget of node expansions finds.
+/// Returns the best placement of all objects that a budget of node expansions finds, and deducts the expansions from
+/// it. `time_ns` models the time of a step. Bounds hold for any model in which a step takes at least its compute and at
+/// least the work of its transfers.
 ///
 /// # Errors
 /// If none was found.
-pub fn plan(problem: &Problem, budget: u32) -> Result<Plan, NoPlan> {
-    plan_with(problem, budget, steps::mean_ns)
-}
-
-/// Searches like [`plan`] with another model of a step's time. Bounds hold for any model in which a step takes at least
-/// its compute and at least the work of its transfers.
-///
-/// # Errors
-/// If none was found.
-pub fn plan_with(
-    problem: &Problem,
-    budget: u32,
-    time_ns: impl Fn(&Problem, &[u16]) -> u64,
-) -> Result<Plan, NoPlan> {
-    spend(problem, &mut { budget }, time_ns)
-}
-
-/// Searches like [`plan_with`] and deducts the expansions from a budget shared with other searches.
-///
-/// # Errors
-/// If none was found.
-pub(super) fn spend(
+pub fn plan(
     problem: &Problem,
     budget: &mut u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64,

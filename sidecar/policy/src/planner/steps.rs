@@ -12,7 +12,6 @@
 use alloc::vec::Vec;
 
 use super::link::{Link, done_within, ends_at};
-use super::problem::Problem;
 
 /// One offloaded layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -190,14 +189,4 @@ impl<'a> Steps<'a> {
         let waiting = self.lanes.iter().enumerate().filter(|(_, lane)| lane.held < lane.most);
         waiting.min_by_key(|(_, lane)| lane.due).map(|(index, _)| index)
     }
-}
-
-/// Returns the mean step time over the problem's window with these choices, nanoseconds, rounded up.
-pub fn mean_ns(problem: &Problem, chosen: &[u16]) -> u64 {
-    assert!(problem.window > 0, "a window has steps");
-    let streams =
-        problem.choices_of(chosen).map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
-    let mut steps = Steps::new(&problem.link, &problem.compute_ns, streams);
-    let total_ns: u64 = (0..problem.window).map(|_| steps.step(problem.write_bytes).total_ns).sum();
-    total_ns.div_ceil(u64::from(problem.window))
 }

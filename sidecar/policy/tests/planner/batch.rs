@@ -129,7 +129,6 @@ fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
         compute_ns: vec![1_000; LAYERS.into()],
         link,
         write_bytes: 0,
-        window: 1,
         objects,
     };
     let (two, one) = (problem(vec![object(10); 2]), problem(vec![object(20)]));

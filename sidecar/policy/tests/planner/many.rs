@@ -5,7 +5,8 @@ use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::spread;
 use sluice_policy::planner::problem::{Object, Problem};
 use sluice_policy::planner::search::{DEFAULT_EXPANSIONS, Plan, plan};
-use sluice_policy::planner::steps;
+
+use super::step_time::{gap_permille, step_ns};
 
 const LAYERS: u16 = 32;
 
@@ -22,13 +23,12 @@ fn one_long(requests: u64) -> Problem {
         compute_ns: vec![20_000; LAYERS.into()],
         link,
         write_bytes: 0,
-        window: 1,
         objects,
     }
 }
 
 fn found(problem: &Problem, budget: u32) -> Plan {
-    let found = plan(problem, budget).expect("a placement fits");
+    let found = plan(problem, &mut { budget }, step_ns).expect("a placement fits");
     assert!(found.expansions <= budget);
     assert!(problem.bytes_of(&found.chosen) <= problem.capacity_bytes);
     assert!(found.bound_ns <= found.cost.time_ns);
@@ -46,7 +46,7 @@ fn with_more_requests_than_expansions_the_answer_is_better_than_equal_shares() {
             traded.cost,
             equal.cost
         );
-        assert!(traded.gap_permille() < equal.gap_permille(), "{requests} requests");
+        assert!(gap_permille(&traded) < gap_permille(&equal), "{requests} requests");
     }
 }
 
@@ -89,9 +89,10 @@ fn batch_of(requests: u64) -> BatchContext {
 fn with_more_batches_than_expansions_the_most_promising_one_is_searched() {
     for requests in [17, 24, 40] {
         let outlook = batch_of(requests);
-        let of = |budget| batch::plan(&outlook, budget, steps::mean_ns).expect("one fits");
+        let of = |budget| batch::plan(&outlook, budget, step_ns).expect("one fits");
         let best = of(DEFAULT_EXPANSIONS);
-        let alone = plan(&batch::problem(&outlook, best.paused, best.admitted), DEFAULT_EXPANSIONS);
+        let problem = batch::problem(&outlook, best.paused, best.admitted);
+        let alone = plan(&problem, &mut { DEFAULT_EXPANSIONS }, step_ns);
         assert_eq!(Ok(best.placement), alone, "{requests} requests: as if there were no other batch");
         assert!(of(0).merit > best.merit);
     }

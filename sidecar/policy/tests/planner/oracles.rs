@@ -8,8 +8,9 @@ use proptest::prelude::*;
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::{by_distance, distances, spread};
 use sluice_policy::planner::problem::{Choice, Object, Problem};
-use sluice_policy::planner::search::{Cost, NoPlan, plan, plan_with};
-use sluice_policy::planner::steps::mean_ns;
+use sluice_policy::planner::search::{Cost, NoPlan, plan};
+
+use super::step_time::{gap_permille, step_ns};
 
 const NO_LIMIT: u32 = u32::MAX;
 
@@ -36,8 +37,8 @@ fn sets(layers: u16) -> Vec<Vec<u16>> {
 /// Two to four requests, one slowly moving object with two slots of its own, and too little memory for all.
 fn problems() -> impl Strategy<Value = Problem> {
     let requests = prop::collection::vec(prop_oneof![Just(3_u64), 1..60_u64], 2..=4);
-    (links(), 3..9_u16, requests, 1..200_u64, 200..1100_u64, 0..30_u64, 1..=2_u16).prop_map(
-        |(link, layers, blocks, compute, permille, write_bytes, window)| {
+    (links(), 3..9_u16, requests, 1..200_u64, 200..1100_u64, 0..30_u64).prop_map(
+        |(link, layers, blocks, compute, permille, write_bytes)| {
             let mut objects: Vec<Object> =
                 blocks.iter().map(|&bytes| Object::kv(&link, layers, bytes, &sets(layers))).collect();
             objects.push(weights(&link, layers));
@@ -47,7 +48,6 @@ fn problems() -> impl Strategy<Value = Problem> {
                 compute_ns: (0..u64::from(layers)).map(|layer| compute * 50 + layer).collect(),
                 link,
                 write_bytes,
-                window,
                 objects,
             }
         },
@@ -76,7 +76,7 @@ fn combinations(problem: &Problem) -> Vec<Vec<u16>> {
 
 fn cost(problem: &Problem, chosen: &[u16]) -> Cost {
     let link_bytes = problem.choices_of(chosen).map(|choice| choice.link_bytes).sum();
-    Cost { time_ns: mean_ns(problem, chosen), link_bytes }
+    Cost { time_ns: step_ns(problem, chosen), link_bytes }
 }
 
 /// Returns the cheapest of all placements that fit.
@@ -133,7 +133,7 @@ proptest! {
 
     #[test]
     fn a_search_with_budget_enough_finds_the_best_of_all_placements(problem in problems()) {
-        let found = plan(&problem, NO_LIMIT);
+        let found = plan(&problem, &mut { NO_LIMIT }, step_ns);
         let Some(best) = exhaustive(&problem) else {
             prop_assert_eq!(found, Err(NoPlan::Proven));
             return Ok(());
@@ -142,13 +142,13 @@ proptest! {
         prop_assert!(problem.bytes_of(&found.chosen) <= problem.capacity_bytes);
         prop_assert_eq!(cost(&problem, &found.chosen), found.cost);
         prop_assert_eq!(found.cost, best);
-        prop_assert!(found.optimal && found.gap_permille() == 0);
+        prop_assert!(found.optimal && gap_permille(&found) == 0);
     }
 
     #[test]
     fn a_search_with_any_budget_proves_no_more_than_is_true(problem in problems(), budget in 0..12_u32) {
         let best = exhaustive(&problem);
-        match plan(&problem, budget) {
+        match plan(&problem, &mut { budget }, step_ns) {
             Err(NoPlan::Proven) => prop_assert_eq!(best, None),
             Err(NoPlan::OutOfBudget) => {}
             Ok(found) => {
@@ -163,7 +163,7 @@ proptest! {
 
     #[test]
     fn under_the_relaxation_it_agrees_with_an_integer_program(problem in problems()) {
-        let found = plan_with(&problem, NO_LIMIT, relaxed_ns);
+        let found = plan(&problem, &mut { NO_LIMIT }, relaxed_ns);
         let Some(work_ns) = integer_program(&problem) else {
             prop_assert_eq!(found, Err(NoPlan::Proven));
             return Ok(());
@@ -175,7 +175,7 @@ proptest! {
     #[test]
     fn a_step_takes_its_compute_and_its_transfers_at_least(problem in problems()) {
         for chosen in combinations(&problem).iter().step_by(7) {
-            prop_assert!(mean_ns(&problem, chosen) >= relaxed_ns(&problem, chosen));
+            prop_assert!(step_ns(&problem, chosen) >= relaxed_ns(&problem, chosen));
         }
     }
 }
@@ -189,15 +189,14 @@ fn of_objects_that_are_alike_one_order_is_searched() {
         compute_ns: vec![9_000; 8],
         link,
         write_bytes: 0,
-        window: 1,
         objects: vec![alike(), alike(), alike()],
     };
     let leaves = Cell::new(0_usize);
     let counted = |problem: &Problem, chosen: &[u16]| {
         leaves.set(leaves.get() + 1);
-        mean_ns(problem, chosen)
+        step_ns(problem, chosen)
     };
-    let found = plan_with(&problem, NO_LIMIT, counted).expect("a placement fits");
+    let found = plan(&problem, &mut { NO_LIMIT }, counted).expect("a placement fits");
     assert_eq!(Some(found.cost), exhaustive(&problem));
     assert!(leaves.get() * 6 < combinations(&problem).len() * 2, "{} leaves", leaves.get());
 }

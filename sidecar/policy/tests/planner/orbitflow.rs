@@ -24,7 +24,6 @@ fn figure(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
         compute_ns: vec![3 * UNIT_NS; LAYERS.into()],
         link,
         write_bytes: 0,
-        window: 1,
         objects: vec![object(0), object(1)],
     }
 }

@@ -37,7 +37,6 @@ fn problem(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
         compute_ns: vec![3 * UNIT_NS; LAYERS.into()],
         link,
         write_bytes: 0,
-        window: 1,
         objects: blocks.into_iter().zip(away).map(object).collect(),
     }
 }
