@@ -260,11 +260,6 @@ impl HostMemory {
         self.kv_copy_stats
     }
 
-    /// Copies `bytes` from a chunk, for checks and dumps.
-    pub fn read(&self, chunk: ChunkId, offset: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
-        self.pool.read(chunk, offset, bytes)
-    }
-
     /// Handles the events of worker threads and starts operations that became ready.
     fn process_events(&mut self) {
         while let Ok(event) = self.events.try_recv() {

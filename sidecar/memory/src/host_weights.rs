@@ -103,9 +103,4 @@ impl HostWeights {
     pub fn slab(&self, slab: Slab) -> Option<&[u8]> {
         self.slabs.get(slab.index()).map(Region::bytes)
     }
-
-    /// Returns the bytes of host memory used.
-    pub fn total_bytes(&self) -> u64 {
-        self.slabs.iter().map(|slab| slab.bytes().len() as u64).sum()
-    }
 }

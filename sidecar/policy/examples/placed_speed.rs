@@ -128,7 +128,7 @@ impl Bench {
             for action in std::mem::take(&mut self.out) {
                 let bytes = match &action.work {
                     Work::Fill(_) => 64 << 20,
-                    Work::Fetch(fetch) => fetch.blocks.count() as u64 * BLOCK_BYTES,
+                    Work::Fetch(fetch) => fetch.blocks.len() as u64 * BLOCK_BYTES,
                     work => work.swaps().len() as u64 * BLOCK_BYTES,
                 };
                 let outcome = Outcome::Done { bytes, duration_ns: (bytes / 400).max(1) };

@@ -2,7 +2,7 @@
 //! recalibrates its profile with one, without a weight in the text).
 
 /// Bits after the binary point.
-pub const FRACTION_BITS: u32 = 24;
+const FRACTION_BITS: u32 = 24;
 
 /// Default weight of a new sample, permille.
 pub const DEFAULT_WEIGHT_PERMILLE: u32 = 125;
@@ -39,11 +39,6 @@ impl Ewma {
     /// Returns the average, rounded to the nearest unit; `None` before the first sample.
     pub fn value(&self) -> Option<u64> {
         self.scaled.map(|scaled| ((scaled + (1 << (FRACTION_BITS - 1))) >> FRACTION_BITS) as u64)
-    }
-
-    /// Returns the average x 2^[`FRACTION_BITS`]; `None` before the first sample.
-    pub fn scaled(&self) -> Option<u128> {
-        self.scaled
     }
 }
 

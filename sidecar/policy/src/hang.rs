@@ -79,11 +79,6 @@ impl HangLimits {
         }
     }
 
-    /// Returns the shortest limit, nanoseconds.
-    pub fn floor_ns(&self) -> u64 {
-        self.floor_ns
-    }
-
     /// Records a new engine: its first step has the limit of unknown work.
     pub fn attached(&mut self) {
         self.fresh = true;

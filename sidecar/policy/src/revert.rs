@@ -62,11 +62,6 @@ impl Hysteresis {
         self.fitting = u16::MAX;
     }
 
-    /// Returns the number of calm boundaries so far.
-    pub const fn calm_steps(&self) -> u32 {
-        self.calm_steps
-    }
-
     fn fitting_now(&self, pressure: &Pressure) -> u16 {
         assert!(pressure.layer_bytes > 0, "a layer has bytes");
         let reserve = (u128::from(pressure.used_bytes) * u128::from(self.reserve_permille)).div_ceil(1000);

@@ -107,11 +107,6 @@ impl<M: Memory, C: Compute> Driver<M, C> {
         &mut self.compute
     }
 
-    /// Ends the recording and returns the scheduler and its backend.
-    pub fn into_parts(self) -> (Scheduler, M, C) {
-        (self.scheduler, self.memory, self.compute)
-    }
-
     fn collect(&mut self, now: Nanos) {
         while let Some(completion) = self.memory.poll(now) {
             self.queue.push_back(Event::Memory(completion));

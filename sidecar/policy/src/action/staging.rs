@@ -74,11 +74,6 @@ impl FetchBlocks {
             .get()
             .map_or_else(|| self.table.away(self.layer, self.slots).next().is_some(), |list| !list.is_empty())
     }
-
-    /// Returns the number of blocks, without building the list.
-    pub fn count(&self) -> usize {
-        self.list.get().map_or_else(|| self.table.away(self.layer, self.slots).count(), Vec::len)
-    }
 }
 
 impl From<Vec<BlockSwap>> for FetchBlocks {

@@ -156,12 +156,6 @@ impl Ownership {
             .chain(owned(&self.staging, Owner::Staging))
     }
 
-    /// The first `count` positions that no chunk backs.
-    pub fn unbacked_frames(&self, count: u32) -> Vec<FrameId> {
-        let frames = self.frames.iter().enumerate().filter(|(_, chunk)| chunk.is_none());
-        frames.map(|(f, _)| FrameId(f as u32)).take(count as usize).collect()
-    }
-
     /// Backs the first free positions with these chunks. Chunks beyond the last position are left out.
     pub fn back_frames(&mut self, chunks: impl IntoIterator<Item = ChunkId>) {
         let unbacked = self.frames.iter_mut().filter(|chunk| chunk.is_none());

@@ -41,9 +41,7 @@ fn tenant() -> (Ownership, ChunkTable) {
 fn inflated(holdings: &Ownership, count: usize) -> Ownership {
     let mut next = holdings.clone();
     let idle = next.activation.split_off(next.activation.len() - count);
-    for (frame, chunk) in next.unbacked_frames(count as u32).into_iter().zip(idle) {
-        next.frames[frame.index()] = Some(chunk);
-    }
+    next.back_frames(idle);
     next
 }
 
