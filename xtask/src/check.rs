@@ -6,7 +6,9 @@ use anyhow::Result;
 
 use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
-use crate::rules::{clauses, commits, edges, layout, links, manifest, orphans, pages, reach, tidy, words};
+use crate::rules::{
+    circles, clauses, commits, edges, layout, links, manifest, orphans, pages, reach, tidy, words,
+};
 use crate::workspace::{Member, Workspace};
 use crate::{deny, docs, generate, process};
 
@@ -54,9 +56,9 @@ fn findings(workspace: &Workspace) -> Vec<LintViolation> {
     let mut findings = edges::check(&workspace.members, &TABLE, |member| workspace.text(&member.manifest));
     findings.extend(reaching_kube(workspace));
     findings.extend(workspace.members.iter().flat_map(|member| in_member(workspace, member)));
-    findings.extend(orphans::check(&workspace.members, &workspace.files, |file| {
-        workspace.texts.get(file).map(String::as_str)
-    }));
+    let text = |file: &str| workspace.texts.get(file).map(String::as_str);
+    findings.extend(orphans::check(&workspace.members, &workspace.files, text));
+    findings.extend(circles::check(&workspace.members, text));
     findings.extend(workspace.files.iter().filter_map(|file| layout::check(file)));
     findings.extend(workspace.texts.iter().flat_map(|(file, text)| in_text(workspace, file, text)));
     findings.extend(pages::unlisted(&workspace.files, workspace.text(pages::SUMMARY)));

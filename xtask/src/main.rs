@@ -48,8 +48,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Hold the tree to its rules: edges, orphan sources, tidiness, words, generated files, rustfmt, dependencies,
-    /// clippy, rustdoc.
+    /// Hold the tree to its rules: edges, orphan sources, circles, tidiness, words, generated files, rustfmt,
+    /// dependencies, clippy, rustdoc.
     ///
     /// Every finding is printed as FILE:LINE, the rule that was broken and what to do about it. The exit status is
     /// 1 if there was any. cargo-deny holds the dependencies to deny.toml: it is of one pinned version, on the PATH or

@@ -1,5 +1,6 @@
 //! The rules of the tree, one module each. All of them are pure: text and structs in, findings out.
 
+pub mod circles;
 pub mod clauses;
 pub mod commits;
 pub mod edges;

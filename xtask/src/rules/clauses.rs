@@ -2,7 +2,8 @@
 
 use super::table::TABLE;
 use crate::lint_violation::LintViolation;
-use crate::rust_text::{blank, line_of, test_ranges, whole_words};
+use crate::rust_text::test_code::test_ranges;
+use crate::rust_text::{blank, line_of, whole_words};
 use crate::workspace::Member;
 
 const RULE: &str = "clause";

@@ -1,6 +1,6 @@
 //! Comments and the insides of literals turned into spaces, every byte offset and line kept.
 
-use super::is_word;
+use super::tokens::is_word;
 
 /// `source` with comments and the contents of string and character literals blanked.
 ///

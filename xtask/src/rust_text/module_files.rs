@@ -1,32 +1,64 @@
-//! The files that one source file names: `mod x;`, `#[path = ".."] mod x;`, `include!("..")`.
+//! The files that a target compiles: `mod x;`, `#[path = ".."] mod x;`, `include!("..")`.
 
-use crate::rust_text::{blank, is_word};
+use std::collections::BTreeSet;
+
+use super::blank;
+use super::tokens::{Token, tokens};
+
+/// Names of modules from the root of a target to one module, which is empty for the root.
+pub type ModulePath = Vec<String>;
 
 /// A file that is compiled, and where its child modules are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// Path relative to the workspace root.
     pub file: String,
+    /// Its module, from the root of the target.
+    pub module: ModulePath,
     /// Folder of `x.rs` for a `mod x;` in it.
     children: String,
 }
 
 impl Source {
-    /// The root of a target, or a file named by `#[path]`: its modules are in the same folder.
-    pub fn root(file: String) -> Self {
+    /// The root of a target.
+    fn root(file: String) -> Self {
+        Self::with_modules_next_to_it(file, ModulePath::new())
+    }
+
+    /// A file that holds its modules in its own folder: a root, or one named by `#[path]`.
+    fn with_modules_next_to_it(file: String, module: ModulePath) -> Self {
         let children = parent(&file).to_owned();
-        Self { file, children }
+        Self { file, module, children }
     }
 
     /// An ordinary module: the modules of `a/b.rs` lie in `a/b/`.
-    fn module(file: String) -> Self {
+    fn ordinary(file: String, module: ModulePath) -> Self {
         let children = file.strip_suffix(".rs").unwrap_or(&file).to_owned();
-        Self { file, children }
+        Self { file, module, children }
     }
 }
 
+/// All files that `roots` reach by `mod` declarations and `include!`. `text` gives the text of a file, or `None` if
+/// there is no such file.
+pub fn reached<'a>(
+    roots: impl Iterator<Item = String>,
+    text: impl Fn(&str) -> Option<&'a str>,
+) -> Vec<Source> {
+    let mut waiting: Vec<Source> = roots.map(Source::root).collect();
+    let mut seen = BTreeSet::new();
+    let mut reached = Vec::new();
+    while let Some(source) = waiting.pop() {
+        let Some(content) = text(&source.file) else { continue };
+        if seen.insert(source.file.clone()) {
+            waiting.extend(declared(&source, content));
+            reached.push(source);
+        }
+    }
+    reached
+}
+
 /// Every file that `source`, with text `text`, may name. Some of them need not exist.
-pub fn declared(source: &Source, text: &str) -> Vec<Source> {
+fn declared(source: &Source, text: &str) -> Vec<Source> {
     let blanked = blank(text);
     let mut reader =
         Reader { source, text, inline: Vec::new(), depth: 0, paths: Vec::new(), found: Vec::new() };
@@ -37,33 +69,22 @@ pub fn declared(source: &Source, text: &str) -> Vec<Source> {
     reader.found
 }
 
-/// A word or a single other byte of blanked source, as a byte range.
-type Token = std::ops::Range<usize>;
-
-fn tokens(blanked: &str) -> Vec<Token> {
-    let bytes = blanked.as_bytes();
-    let mut tokens = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() {
-        let length = bytes[at..].iter().take_while(|&&byte| is_word(byte)).count();
-        let end = at + length.max(1);
-        if !bytes[at].is_ascii_whitespace() {
-            tokens.push(at..end);
-        }
-        at = end;
-    }
-    tokens
-}
-
 struct Reader<'a> {
     source: &'a Source,
     text: &'a str,
-    /// Inline modules around the present place: folder name, and the depth of braces inside it.
-    inline: Vec<(String, usize)>,
+    /// Inline modules around the present place, the innermost last.
+    inline: Vec<InlineModule>,
     depth: usize,
     /// Values of `path = ".."` in the attributes of the item that comes next.
     paths: Vec<String>,
     found: Vec<Source>,
+}
+
+struct InlineModule {
+    name: String,
+    folder: String,
+    /// Depth of braces inside it.
+    depth: usize,
 }
 
 impl Reader<'_> {
@@ -90,22 +111,26 @@ impl Reader<'_> {
 
     fn module_file(&mut self, name: &str) {
         let folder = self.folder();
-        self.found.push(Source::module(join(&folder, &format!("{name}.rs"))));
-        self.found.push(Source::root(join(&folder, &format!("{name}/mod.rs"))));
+        let inline = self.inline.iter().map(|module| &module.name);
+        let module: ModulePath =
+            self.source.module.iter().chain(inline).cloned().chain([name.to_owned()]).collect();
+        self.found.push(Source::ordinary(join(&folder, &format!("{name}.rs")), module.clone()));
+        let at = |file| Source::with_modules_next_to_it(file, module.clone());
+        self.found.push(at(join(&folder, &format!("{name}/mod.rs"))));
         // Outside inline modules a path starts at the file's own folder, inside at the folder of the module.
         let base = if self.inline.is_empty() { parent(&self.source.file).to_owned() } else { folder };
         let paths = std::mem::take(&mut self.paths);
-        self.found.extend(paths.iter().map(|path| Source::root(join(&base, path))));
+        self.found.extend(paths.iter().map(|path| at(join(&base, path))));
     }
 
     fn inline_module(&mut self, name: &str) {
         let folder = self.paths.pop().unwrap_or_else(|| name.to_owned());
         self.paths.clear();
-        self.inline.push((folder, self.depth + 1));
+        self.inline.push(InlineModule { name: name.to_owned(), folder, depth: self.depth + 1 });
     }
 
     fn close(&mut self) {
-        if self.inline.last().is_some_and(|(_, depth)| *depth == self.depth) {
+        if self.inline.last().is_some_and(|module| module.depth == self.depth) {
             self.inline.pop();
         }
         self.depth = self.depth.saturating_sub(1);
@@ -114,12 +139,14 @@ impl Reader<'_> {
 
     fn include(&mut self, quote: &Token) {
         if let Some(path) = self.literal(quote) {
-            self.found.push(Source::root(join(parent(&self.source.file), &path)));
+            let file = join(parent(&self.source.file), &path);
+            self.found.push(Source::with_modules_next_to_it(file, self.source.module.clone()));
         }
     }
 
     fn folder(&self) -> String {
-        self.inline.iter().fold(self.source.children.clone(), |folder, (name, _)| join(&folder, name))
+        let inner = self.inline.iter().map(|module| &module.folder);
+        inner.fold(self.source.children.clone(), |folder, name| join(&folder, name))
     }
 }
 
