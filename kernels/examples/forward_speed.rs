@@ -68,15 +68,15 @@ impl Bench {
         let model = Model::new(spec.clone(), CHUNK_BYTES, threads).expect("the shape is sound");
         let (layout, layers) = (slab_layout(spec), u32::from(spec.layers));
         let per_sequence = MAX_TOKENS / 16 * layers;
-        let kv_blocks = per_sequence * MAX_SEQUENCES as u32;
-        let per_chunk = CHUNK_BYTES / spec.block_bytes();
+        let layer_blocks = per_sequence * MAX_SEQUENCES as u32;
+        let per_chunk = CHUNK_BYTES / spec.layer_block_bytes();
         let shape = StepShape { tokens: MAX_TOKENS, sequences: 1, logit_rows: MAX_SEQUENCES as u32 };
         let activation_limit_bytes = model.activation_cost().bytes(shape);
         let parts = RangeParts {
             global: numbers(spec.dtype, layout.global.bytes),
             layers: (0..layers).map(|_| numbers(spec.dtype, layout.layer.bytes).cast_const()).collect(),
-            kv: zeros(u64::from(kv_blocks).div_ceil(per_chunk) * CHUNK_BYTES),
-            kv_blocks,
+            kv: zeros(u64::from(layer_blocks).div_ceil(per_chunk) * CHUNK_BYTES),
+            layer_blocks,
             activations: zeros(activation_limit_bytes),
             activation_limit_bytes,
         };
@@ -91,11 +91,11 @@ impl Bench {
     fn step_s(&mut self, sequences: usize, start: u32, prompt: usize) -> f64 {
         let vocab = self.model.spec().vocab;
         let ids: Vec<u32> = (0..prompt.max(1) as u32).map(|n| n * 37 % vocab).collect();
-        let columns = MAX_TOKENS as usize / 16;
+        let kv_blocks = MAX_TOKENS as usize / 16;
         let sequence = |table, start, tokens: usize| Sequence {
             start,
             tokens: &ids[..tokens],
-            blocks: BlockTable::by_layer(table, columns),
+            layer_blocks: BlockTable::by_layer(table, kv_blocks),
             logit_rows: 1,
         };
         let (prompts, decodes) = self.tables.split_at(usize::from(prompt > 0));

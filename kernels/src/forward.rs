@@ -3,7 +3,7 @@
 //! serves the whole step.
 //!
 //! The engine owns no memory. Weights are read in place at the offsets of [`sluice_link::slab::slab_layout`]. K and V
-//! reside in a flat arena of layer-blocks. Intermediate values reside in the activation arena, whose size is a monotone
+//! reside in a flat arena of layer blocks. Intermediate values reside in the activation arena, whose size is a monotone
 //! function of the step's shape ([`Model::activation_cost`]).
 //!
 //! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and the weights alone,
@@ -36,7 +36,7 @@ use crate::rope;
 use crate::simd::Isa;
 use step::Step;
 
-/// Tokens of a layer-block.
+/// Tokens of a layer block.
 pub const BLOCK_TOKENS: usize = 16;
 
 /// The work of the surrounding process between layers.
@@ -73,7 +73,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Prepares a model. `chunk_bytes` is the size of a device chunk (a layer-block never straddles two chunks),
+    /// Prepares a model. `chunk_bytes` is the size of a device chunk (a layer block never straddles two chunks),
     /// `threads` the number of compute threads (at least 1).
     pub fn new(spec: ModelSpec, chunk_bytes: u64, threads: usize) -> Result<Self, ModelError> {
         Model::with_isa(spec, chunk_bytes, threads, Isa::best())

@@ -11,7 +11,7 @@ use crate::specs::{DTYPES, llama, opt};
 fn exactly_the_stated_bytes_are_enough_and_one_less_is_refused() {
     for spec in DTYPES.into_iter().flat_map(|dtype| [llama(dtype), opt(dtype)]) {
         let mut memory = Memory::new(&spec, &checkpoint(&spec), 9);
-        let blocks: Vec<u32> = (0..9).collect();
+        let layer_blocks: Vec<u32> = (0..9).collect();
         for (count, rows, threads, chunk) in [
             (1, 1, 1, 8),
             (1, 0, 2, 1),
@@ -23,7 +23,8 @@ fn exactly_the_stated_bytes_are_enough_and_one_less_is_refused() {
         ] {
             let model = memory.model(threads).in_chunks_of(chunk);
             let tokens = tokens(count, 1, &spec);
-            let part = TestSequence { start: 0, tokens: &tokens, blocks: &blocks, columns: 3, rows };
+            let part =
+                TestSequence { start: 0, tokens: &tokens, layer_blocks: &layer_blocks, kv_blocks: 3, rows };
             let shape = StepShape { tokens: count as u32, sequences: 1, logit_rows: rows as u32 };
             let needed_bytes = model.activation_cost().bytes(shape);
             let refused = memory.run_within(&model, std::slice::from_ref(&part), needed_bytes - 1);

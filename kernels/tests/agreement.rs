@@ -42,11 +42,12 @@ fn assert_agrees(spec: &ModelSpec) {
 fn assert_agrees_on(spec: &ModelSpec, isa: Isa) {
     let checkpoint = checkpoint(spec);
     let tokens = tokens(TOKENS, 1, spec);
-    let columns = TOKENS.div_ceil(16);
-    let blocks: Vec<u32> = (0..(columns * usize::from(spec.layers)) as u32).collect();
-    let mut memory = Memory::new(spec, &checkpoint, blocks.len() as u32);
+    let kv_blocks = TOKENS.div_ceil(16);
+    let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).collect();
+    let mut memory = Memory::new(spec, &checkpoint, layer_blocks.len() as u32);
     let model = Model::with_isa(spec.clone(), memory.chunk_bytes, 2, isa).unwrap();
-    let part = TestSequence { start: 0, tokens: &tokens, blocks: &blocks, columns, rows: TOKENS };
+    let part =
+        TestSequence { start: 0, tokens: &tokens, layer_blocks: &layer_blocks, kv_blocks, rows: TOKENS };
     let found = memory.run(&model, &[part]).unwrap();
     let expected = Reference { spec, checkpoint: &checkpoint }.logits(&tokens);
     // In half precision, a K or V between two cache values may be rounded to the other one.

@@ -110,14 +110,15 @@ fn greedy_output_is_varied() {
 
 fn greedy(spec: &ModelSpec, count: usize) -> Vec<u32> {
     let checkpoint = Checkpoint::read(written(spec, 1, 1).path());
-    let columns = (count + 1).div_ceil(16);
-    let blocks: Vec<u32> = (0..(columns * usize::from(spec.layers)) as u32).collect();
-    let mut memory = Memory::new(spec, &checkpoint, blocks.len() as u32);
+    let kv_blocks = (count + 1).div_ceil(16);
+    let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).collect();
+    let mut memory = Memory::new(spec, &checkpoint, layer_blocks.len() as u32);
     let model = memory.model(1);
     let mut tokens = vec![0];
     while tokens.len() <= count {
         let start = tokens.len() - 1;
-        let part = TestSequence { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
+        let part =
+            TestSequence { start, tokens: &tokens[start..], layer_blocks: &layer_blocks, kv_blocks, rows: 1 };
         let rows = memory.run(&model, &[part]).unwrap();
         let best = (0..rows[0].len()).max_by(|a, b| rows[0][*a].total_cmp(&rows[0][*b])).unwrap();
         tokens.push(best as u32);

@@ -65,14 +65,15 @@ fn stories260k_generates_golden_tokens() {
 
 fn greedy(checkpoint: &Checkpoint, prompt: &[u32], count: usize) -> Vec<u32> {
     let spec = spec();
-    let columns = (prompt.len() + count).div_ceil(16);
-    let blocks: Vec<u32> = (0..(columns * usize::from(spec.layers)) as u32).rev().collect();
-    let mut memory = Memory::new(&spec, checkpoint, blocks.len() as u32);
+    let kv_blocks = (prompt.len() + count).div_ceil(16);
+    let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).rev().collect();
+    let mut memory = Memory::new(&spec, checkpoint, layer_blocks.len() as u32);
     let model = memory.model(2);
     let mut tokens = prompt.to_vec();
     let mut start = 0;
     while tokens.len() < prompt.len() + count {
-        let part = TestSequence { start, tokens: &tokens[start..], blocks: &blocks, columns, rows: 1 };
+        let part =
+            TestSequence { start, tokens: &tokens[start..], layer_blocks: &layer_blocks, kv_blocks, rows: 1 };
         let rows = memory.run(&model, &[part]).unwrap();
         start = tokens.len();
         tokens.push(largest(&rows[0]));

@@ -13,7 +13,7 @@ use crate::specs::{DTYPES, llama, opt};
 
 /// Lengths of the sequences of a scenario: below, at and above block boundaries.
 const LENGTHS: [usize; 5] = [5, 16, 33, 50, 79];
-const COLUMNS: usize = 5;
+const KV_BLOCKS: usize = 5;
 
 /// The results of a sequence: by position, bits of its logits and of each layer's K and V.
 #[derive(Clone, PartialEq)]
@@ -49,8 +49,8 @@ struct Plan {
 
 fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Trace> {
     let layers = usize::from(memory.spec.layers);
-    let per_sequence = layers * COLUMNS;
-    let mut ids: Vec<u32> = (0..memory.blocks).collect();
+    let per_sequence = layers * KV_BLOCKS;
+    let mut ids: Vec<u32> = (0..memory.layer_blocks).collect();
     plan.rng.shuffle(&mut ids);
     let tables: Vec<&[u32]> = ids.chunks(per_sequence).take(sequences.len()).collect();
     let mut done = vec![0; sequences.len()];
@@ -70,8 +70,8 @@ fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Tra
             .map(|(&s, &end)| TestSequence {
                 start: done[s],
                 tokens: &sequences[s][done[s]..end],
-                blocks: tables[s],
-                columns: COLUMNS,
+                layer_blocks: tables[s],
+                kv_blocks: KV_BLOCKS,
                 rows: end - done[s],
             })
             .collect();
@@ -87,7 +87,7 @@ fn trace(memory: &mut Memory, mut plan: Plan, sequences: &[Vec<u32>]) -> Vec<Tra
     }
     let kv = |s: usize| {
         let at = |position: usize, layer: usize| {
-            memory.kv_bits(tables[s][layer * COLUMNS + position / 16], position % 16)
+            memory.kv_bits(tables[s][layer * KV_BLOCKS + position / 16], position % 16)
         };
         (0..sequences[s].len())
             .map(|p| (0..layers).flat_map(|layer| at(p, layer)).collect())
@@ -105,7 +105,7 @@ fn plain(spec: &ModelSpec, checkpoint: &Checkpoint, sequences: &[Vec<u32>], isa:
 }
 
 fn fresh(spec: &ModelSpec, checkpoint: &Checkpoint) -> Memory {
-    Memory::new(spec, checkpoint, (LENGTHS.len() * COLUMNS * usize::from(spec.layers)) as u32 + 7)
+    Memory::new(spec, checkpoint, (LENGTHS.len() * KV_BLOCKS * usize::from(spec.layers)) as u32 + 7)
 }
 
 fn scenario(spec: &ModelSpec) -> Vec<Vec<u32>> {
@@ -171,16 +171,16 @@ fn chunked_prefill_has_same_bits() {
             let mut memory = fresh(&spec, &checkpoint);
             let model = memory.model(threads).in_chunks_of(chunk);
             assert!(tokens > chunk as usize, "one step is several chunks");
-            let ids: Vec<u32> = (0..memory.blocks).collect();
-            let tables = ids.chunks(usize::from(spec.layers) * COLUMNS);
+            let ids: Vec<u32> = (0..memory.layer_blocks).collect();
+            let tables = ids.chunks(usize::from(spec.layers) * KV_BLOCKS);
             let parts: Vec<_> = sequences
                 .iter()
                 .zip(tables)
-                .map(|(tokens, blocks)| TestSequence {
+                .map(|(tokens, layer_blocks)| TestSequence {
                     start: 0,
                     tokens,
-                    blocks,
-                    columns: COLUMNS,
+                    layer_blocks,
+                    kv_blocks: KV_BLOCKS,
                     rows: tokens.len(),
                 })
                 .collect();
@@ -246,12 +246,12 @@ fn a_step_writes_no_position_before_its_start() {
     let mut memory = fresh(&spec, &checkpoint(&spec));
     let model = memory.model(2);
     let tokens = tokens(40, 1, &spec);
-    let blocks: Vec<u32> = (0..(COLUMNS * 3) as u32).collect();
+    let layer_blocks: Vec<u32> = (0..(KV_BLOCKS * 3) as u32).collect();
     let part = |start: usize, end: usize| TestSequence {
         start,
         tokens: &tokens[start..end],
-        blocks: &blocks,
-        columns: COLUMNS,
+        layer_blocks: &layer_blocks,
+        kv_blocks: KV_BLOCKS,
         rows: 0,
     };
     memory.run(&model, &[part(0, 20)]).unwrap();
@@ -259,9 +259,9 @@ fn a_step_writes_no_position_before_its_start() {
     memory.run(&model, &[part(20, 40)]).unwrap();
     let after = memory.kv.as_slice().to_vec();
     memory.kv.as_mut_slice().copy_from_slice(&before);
-    let committed: Vec<_> = (0..20).map(|p| memory.kv_bits(blocks[p / 16], p % 16)).collect();
+    let committed: Vec<_> = (0..20).map(|p| memory.kv_bits(layer_blocks[p / 16], p % 16)).collect();
     memory.kv.as_mut_slice().copy_from_slice(&after);
-    assert_eq!(committed, (0..20).map(|p| memory.kv_bits(blocks[p / 16], p % 16)).collect::<Vec<_>>());
+    assert_eq!(committed, (0..20).map(|p| memory.kv_bits(layer_blocks[p / 16], p % 16)).collect::<Vec<_>>());
     let changed = before.iter().zip(&after).filter(|(before, after)| before != after).count();
     let written = 20 * 2 * (spec.kv_heads * spec.head_dim) as usize * 2 * usize::from(spec.layers);
     assert!(changed > 0 && changed <= written, "{changed} bytes changed, {written} were due");

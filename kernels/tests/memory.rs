@@ -43,33 +43,34 @@ pub struct Memory {
     pub layers: Vec<Bytes>,
     pub kv: Bytes,
     pub chunk_bytes: u64,
-    pub blocks: u32,
+    pub layer_blocks: u32,
 }
 
-/// One sequence's part of a step, with its blocks as `[layers][columns]`.
+/// One sequence's part of a step, with its blocks as `[layers][kv_blocks]`.
 #[derive(Clone)]
 pub struct TestSequence<'a> {
     pub start: usize,
     pub tokens: &'a [u32],
-    pub blocks: &'a [u32],
-    pub columns: usize,
+    pub layer_blocks: &'a [u32],
+    pub kv_blocks: usize,
     pub rows: usize,
 }
 
 impl Memory {
-    /// Creates a KV arena of at least `blocks` poisoned blocks; the chunks have unused space after their last block.
-    pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, blocks: u32) -> Memory {
-        let block_bytes = spec.block_bytes();
-        let chunk_bytes = (3 * block_bytes + 64).next_multiple_of(4096);
-        let per_chunk = chunk_bytes / block_bytes;
-        let chunks = u64::from(blocks).div_ceil(per_chunk);
+    /// Creates a KV arena of at least `layer_blocks` poisoned blocks; the chunks have unused space after their last
+    /// block.
+    pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32) -> Memory {
+        let layer_block_bytes = spec.layer_block_bytes();
+        let chunk_bytes = (3 * layer_block_bytes + 64).next_multiple_of(4096);
+        let per_chunk = chunk_bytes / layer_block_bytes;
+        let chunks = u64::from(layer_blocks).div_ceil(per_chunk);
         Memory {
             spec: spec.clone(),
             global: checkpoint.global_slab(spec),
             layers: (0..usize::from(spec.layers)).map(|layer| checkpoint.layer_slab(spec, layer)).collect(),
             kv: Bytes::poisoned((chunks * chunk_bytes) as usize),
             chunk_bytes,
-            blocks,
+            layer_blocks,
         }
     }
 
@@ -103,7 +104,7 @@ impl Memory {
                 global: self.global.base(),
                 layers: self.layers.iter_mut().map(|layer| layer.base().cast_const()).collect(),
                 kv: self.kv.base(),
-                kv_blocks: self.blocks,
+                layer_blocks: self.layer_blocks,
                 activations: activations.base(),
                 activation_limit_bytes: limit_bytes,
             })
@@ -132,9 +133,9 @@ impl Memory {
     }
 
     fn element(&self, id: u32, index: usize) -> u32 {
-        let per_chunk = self.chunk_bytes / self.spec.block_bytes();
+        let per_chunk = self.chunk_bytes / self.spec.layer_block_bytes();
         let (chunk, within) = (u64::from(id) / per_chunk, u64::from(id) % per_chunk);
-        let start = (chunk * self.chunk_bytes + within * self.spec.block_bytes()) as usize;
+        let start = (chunk * self.chunk_bytes + within * self.spec.layer_block_bytes()) as usize;
         let bytes = self.spec.dtype.bytes();
         let at = &self.kv.as_slice()[start + index * bytes..][..bytes];
         if bytes == 4 {
@@ -149,7 +150,7 @@ fn sequence<'a>(part: &TestSequence<'a>) -> Sequence<'a> {
     Sequence {
         start: part.start as u32,
         tokens: part.tokens,
-        blocks: BlockTable::by_layer(part.blocks, part.columns),
+        layer_blocks: BlockTable::by_layer(part.layer_blocks, part.kv_blocks),
         logit_rows: part.rows,
     }
 }

@@ -17,7 +17,7 @@ fn refused(change: impl Fn(&mut TestSequence<'_>)) -> SequenceError {
     let mut memory = Memory::new(&spec, &checkpoint(&spec), 6);
     let tokens = tokens(20, 1, &spec);
     let mut part =
-        TestSequence { start: 0, tokens: &tokens, blocks: &[0, 1, 2, 3, 4, 5], columns: 2, rows: 1 };
+        TestSequence { start: 0, tokens: &tokens, layer_blocks: &[0, 1, 2, 3, 4, 5], kv_blocks: 2, rows: 1 };
     let model = memory.model(2);
     change(&mut part);
     let error = memory.run(&model, &[part]).unwrap_err();
@@ -35,16 +35,17 @@ fn tokens_beyond_the_vocabulary_are_refused() {
 }
 
 #[test]
-fn blocks_beyond_the_arena_are_refused() {
-    let error = refused(|part| part.blocks = &[0, 1, 2, 6, 4, 5]);
-    let expected = SequenceError::BlockOutOfRange { layer: 1, column: 1, block: 6, blocks: 6 };
+fn layer_blocks_beyond_the_arena_are_refused() {
+    let error = refused(|part| part.layer_blocks = &[0, 1, 2, 6, 4, 5]);
+    let expected =
+        SequenceError::LayerBlockOutOfRange { layer: 1, kv_block: 1, layer_block: 6, layer_blocks: 6 };
     assert_eq!(error, expected);
 }
 
 #[test]
-fn a_block_table_that_ends_early_is_refused() {
-    let error = refused(|part| part.blocks = &[0, 1, 2, 3, 4]);
-    assert_eq!(error, SequenceError::BlockMissing { layer: 2, column: 1 });
+fn a_layer_block_table_that_ends_early_is_refused() {
+    let error = refused(|part| part.layer_blocks = &[0, 1, 2, 3, 4]);
+    assert_eq!(error, SequenceError::LayerBlockMissing { layer: 2, kv_block: 1 });
 }
 
 #[test]
@@ -74,9 +75,12 @@ fn shapes_that_cannot_be_computed_are_refused() {
     assert!(matches!(shape(&|spec| spec.head_dim = 7), ModelError::Shape(_)));
     assert!(matches!(shape(&|spec| spec.kv_heads = 4), ModelError::Shape(_)));
     assert!(matches!(shape(&|spec| spec.layers = 0), ModelError::Shape(_)));
-    let block_bytes = spec.block_bytes();
-    let error = refused(spec, block_bytes - 1);
-    assert_eq!(error, ModelError::BlockExceedsChunk { block_bytes, chunk_bytes: block_bytes - 1 });
+    let layer_block_bytes = spec.layer_block_bytes();
+    let error = refused(spec, layer_block_bytes - 1);
+    assert_eq!(
+        error,
+        ModelError::LayerBlockExceedsChunk { layer_block_bytes, chunk_bytes: layer_block_bytes - 1 }
+    );
 }
 
 /// Records calls and stops before a layer.
@@ -108,14 +112,14 @@ fn a_hook_ends_the_step_before_its_layer_is_read() {
         // Layer 2 is unmapped, like a layer without a slot.
         layers: layers.take(2).chain([std::ptr::without_provenance(64)]).collect(),
         kv: memory.kv.as_mut_slice().as_mut_ptr(),
-        kv_blocks: 3,
+        layer_blocks: 3,
         activations: activations.as_mut_slice().as_mut_ptr(),
         activation_limit_bytes: cost,
     };
     // SAFETY: everything but layer 2 exists until the end of the test, and the hook aborts the step before layer 2.
     let mut ranges = unsafe { Ranges::new(parts) };
-    let blocks = BlockTable::by_column(&[0, 1, 2], 3);
-    let sequence = Sequence { start: 0, tokens: &[1, 2, 3], blocks, logit_rows: 0 };
+    let layer_blocks = BlockTable::by_kv_block(&[0, 1, 2], 3);
+    let sequence = Sequence { start: 0, tokens: &[1, 2, 3], layer_blocks, logit_rows: 0 };
     let mut hooks = StopHook(2, Vec::new());
     let result = model.run(&mut ranges, &Batch { sequences: &[sequence] }, &mut hooks);
     assert_eq!(result.err(), Some(ForwardError::Aborted { layer: 2 }));

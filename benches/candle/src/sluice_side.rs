@@ -61,9 +61,9 @@ impl Sluice {
             memory.push(slab(spec, &layout.layer, layer, &tensors)?);
         }
         let per_sequence = LONGEST / BLOCK_TOKENS * layers;
-        let kv_blocks = (per_sequence * SEQUENCES) as u32;
+        let layer_blocks = (per_sequence * SEQUENCES) as u32;
         memory.push(Bytes::zeros(
-            u64::from(kv_blocks).div_ceil(CHUNK_BYTES / spec.block_bytes()) * CHUNK_BYTES,
+            u64::from(layer_blocks).div_ceil(CHUNK_BYTES / spec.layer_block_bytes()) * CHUNK_BYTES,
         ));
         let shape = StepShape {
             tokens: LONGEST as u32,
@@ -76,7 +76,7 @@ impl Sluice {
             global: memory[0].as_mut_slice().as_ptr(),
             layers: memory[1..=layers].iter_mut().map(|layer| layer.as_mut_slice().as_ptr()).collect(),
             kv: memory[layers + 1].as_mut_slice().as_mut_ptr(),
-            kv_blocks,
+            layer_blocks,
             activations: memory[layers + 2].as_mut_slice().as_mut_ptr(),
             activation_limit_bytes,
         };
@@ -125,7 +125,7 @@ impl Sluice {
             .map(|table| Sequence {
                 start: start as u32,
                 tokens,
-                blocks: BlockTable::by_layer(table, LONGEST / BLOCK_TOKENS),
+                layer_blocks: BlockTable::by_layer(table, LONGEST / BLOCK_TOKENS),
                 logit_rows: 1,
             })
             .collect();

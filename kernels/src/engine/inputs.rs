@@ -33,8 +33,8 @@ struct SequenceInput {
     index: usize,
     start: u32,
     tokens: Range<usize>,
-    blocks: Range<usize>,
-    columns: usize,
+    layer_blocks: Range<usize>,
+    kv_blocks: usize,
     params: Option<SamplingParams>,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct ExpectedGenerations {
 #[derive(Default)]
 pub(super) struct StepInputs {
     tokens: Vec<u32>,
-    blocks: Vec<u32>,
+    layer_blocks: Vec<u32>,
     /// The sequences that run, in the order of the step.
     spans: Vec<SequenceInput>,
     rows: Vec<bool>,
@@ -75,7 +75,7 @@ impl StepInputs {
         memory.check_activations(order.activation_limit_bytes)?;
         self.read_generations(order, tables.shape().layers)?;
         self.tokens.clear();
-        self.blocks.clear();
+        self.layer_blocks.clear();
         self.spans.clear();
         self.refused.clear();
         self.rows.clear();
@@ -85,12 +85,12 @@ impl StepInputs {
             if self.rows.get_mut(row.index()).is_some_and(|seen| std::mem::replace(seen, true)) {
                 return Err(StepError::RowTwice(row.0));
             }
-            let (tokens, blocks) = (self.tokens.len(), self.blocks.len());
+            let (tokens, layer_blocks) = (self.tokens.len(), self.layer_blocks.len());
             match self.read_sequence(order, index, tables, memory, vocab) {
                 Ok(span) => self.spans.push(span),
                 Err(unfit) => {
                     self.tokens.truncate(tokens);
-                    self.blocks.truncate(blocks);
+                    self.layer_blocks.truncate(layer_blocks);
                     self.refused.push(refused(row, &unfit));
                 }
             }
@@ -136,20 +136,22 @@ impl StepInputs {
     ) -> Result<SequenceInput, InputError> {
         let parity = order.parity;
         let SequenceOrder { row, start, count, sample } = &order.sequences[index];
-        let (tokens_at, blocks_at) = (self.tokens.len(), self.blocks.len());
+        let (tokens_at, layer_blocks_at) = (self.tokens.len(), self.layer_blocks.len());
         tables.history(parity, *row, *start, *count, &mut self.tokens)?;
         // `history` checked the sum against the table, so it cannot overflow.
-        let columns = (start + count).div_ceil(BLOCK_TOKENS);
-        tables.blocks(parity, *row, columns, &mut self.blocks)?;
-        self.blocks[blocks_at..].iter().try_for_each(|block| memory.check_block(*block))?;
+        let kv_blocks = (start + count).div_ceil(BLOCK_TOKENS);
+        tables.layer_blocks(parity, *row, kv_blocks, &mut self.layer_blocks)?;
+        self.layer_blocks[layer_blocks_at..]
+            .iter()
+            .try_for_each(|layer_block| memory.check_layer_block(*layer_block))?;
         let params = sample.as_ref().map(|order| params(&order.sampling));
         params.as_ref().map_or(Ok(()), |params| params.check(vocab as usize))?;
         Ok(SequenceInput {
             index,
             start: *start,
             tokens: tokens_at..self.tokens.len(),
-            blocks: blocks_at..self.blocks.len(),
-            columns: columns as usize,
+            layer_blocks: layer_blocks_at..self.layer_blocks.len(),
+            kv_blocks: kv_blocks as usize,
             params,
         })
     }
@@ -159,7 +161,7 @@ impl StepInputs {
         let sequence = |span: &SequenceInput| Sequence {
             start: span.start,
             tokens: &self.tokens[span.tokens.clone()],
-            blocks: BlockTable::by_layer(&self.blocks[span.blocks.clone()], span.columns),
+            layer_blocks: BlockTable::by_layer(&self.layer_blocks[span.layer_blocks.clone()], span.kv_blocks),
             logit_rows: usize::from(span.params.is_some()),
         };
         self.spans.iter().map(sequence).collect()

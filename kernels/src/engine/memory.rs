@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use sluice_link::message::EngineSetup;
-use sluice_link::vocabulary::{Address, FrameId, LayerId, Reback};
+use sluice_link::vocabulary::{Address, KvChunkId, LayerId, Reback};
 use sluice_memory::mapping::{Mapping, MappingError, Range, RangeSizes};
 use thiserror::Error;
 
@@ -18,13 +18,13 @@ pub(super) enum UnmappedAddress {
     /// The slab of a layer.
     #[error("layer {0} is not fully backed")]
     Layer(u16),
-    /// A layer-block.
-    #[error("block {block} lies in frame {frame}, which is not backed")]
-    Block {
+    /// A layer block.
+    #[error("block {layer_block} lies in KV chunk {kv_chunk}, which is not backed")]
+    LayerBlock {
         /// Id of the block.
-        block: u32,
-        /// Frame of the block.
-        frame: u32,
+        layer_block: u32,
+        /// KV chunk of the block.
+        kv_chunk: u32,
     },
     /// The activation range.
     #[error("{limit_bytes} bytes of activations are claimed, {backed_bytes} are backed")]
@@ -43,8 +43,8 @@ pub(super) struct EngineMemory {
     layers: u16,
     global_bytes: u64,
     layer_bytes: u64,
-    kv_frames: u32,
-    blocks_per_chunk: u32,
+    kv_chunks: u32,
+    layer_blocks_per_chunk: u32,
     /// Computed after each change of backing, so that a step does not check every chunk.
     weights: Result<(), UnmappedAddress>,
     activation_bytes: u64,
@@ -57,7 +57,7 @@ impl EngineMemory {
         let sizes = RangeSizes {
             global_chunks: setup.global_chunks(),
             layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
-            kv_frames: setup.kv_frames,
+            kv_chunks: setup.kv_chunks,
             activation_chunks: setup.activation_chunks,
             staging_chunks: setup.staging_chunks,
         };
@@ -67,8 +67,8 @@ impl EngineMemory {
             layers: setup.spec.layers,
             global_bytes: layout.global.bytes,
             layer_bytes: layout.layer.bytes,
-            kv_frames: setup.kv_frames,
-            blocks_per_chunk: setup.blocks_per_chunk(),
+            kv_chunks: setup.kv_chunks,
+            layer_blocks_per_chunk: setup.layer_blocks_per_chunk(),
             weights: Err(UnmappedAddress::Global),
             activation_bytes: 0,
         })
@@ -81,7 +81,7 @@ impl EngineMemory {
             global: self.mapping.address(Range::Global),
             layers: layers.map(<*mut u8>::cast_const).collect(),
             kv: self.mapping.address(Range::Kv),
-            kv_blocks: self.kv_frames * self.blocks_per_chunk,
+            layer_blocks: self.kv_chunks * self.layer_blocks_per_chunk,
             activations: self.mapping.address(Range::Activation),
             activation_limit_bytes: 0,
         };
@@ -133,12 +133,12 @@ impl EngineMemory {
         }
     }
 
-    /// Whether `block` is backed.
-    pub(super) fn check_block(&self, block: u32) -> Result<(), UnmappedAddress> {
-        let frame = block / self.blocks_per_chunk;
-        match self.mapping.chunk_at(Address::Kv(FrameId(frame))) {
-            Some(_) if frame < self.kv_frames => Ok(()),
-            _ => Err(UnmappedAddress::Block { block, frame }),
+    /// Whether `layer_block` is backed.
+    pub(super) fn check_layer_block(&self, layer_block: u32) -> Result<(), UnmappedAddress> {
+        let kv_chunk = layer_block / self.layer_blocks_per_chunk;
+        match self.mapping.chunk_at(Address::Kv(KvChunkId(kv_chunk))) {
+            Some(_) if kv_chunk < self.kv_chunks => Ok(()),
+            _ => Err(UnmappedAddress::LayerBlock { layer_block, kv_chunk }),
         }
     }
 

@@ -18,9 +18,9 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 /// Computes a model's steps for a sidecar that owns all memory.
 ///
 /// Connects to the sidecar's socket (waiting while it is absent), maps the memory that it is handed and runs the steps
-/// that it is given. A supervisor restarts the worker when it dies; SIGTERM takes effect once the sidecar has said goodbye
-/// or is gone, so that open streams end in order. `SLUICE_LOG` sets what is logged (default: warn), `SLUICE_LOG_NAME`
-/// what each line begins with.
+/// that it is given. A supervisor restarts the worker when it dies; SIGTERM takes effect once the sidecar has said
+/// goodbye or is gone, so that open streams end in order. `SLUICE_LOG` sets what is logged (default: warn),
+/// `SLUICE_LOG_NAME` what each line begins with.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluice-engine", version = VERSION.as_str(), about, long_about)]
 pub(super) struct Options {

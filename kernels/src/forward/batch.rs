@@ -1,4 +1,4 @@
-//! The work of a step: sequences, their tokens and the layer-blocks that hold their K and V.
+//! The work of a step: sequences, their tokens and the layer blocks that hold their K and V.
 
 use sluice_link::vocabulary::StepShape;
 
@@ -28,35 +28,35 @@ pub struct Sequence<'a> {
     /// Tokens at positions `start..start + tokens.len()`; at least one.
     pub tokens: &'a [u32],
     /// Layer-blocks of positions `0..start + tokens.len()`.
-    pub blocks: BlockTable<'a>,
+    pub layer_blocks: BlockTable<'a>,
     /// Number of trailing tokens that get logits, from 0 to `tokens.len()`.
     pub logit_rows: usize,
 }
 
-/// Ids of a sequence's layer-blocks: column `c` holds positions `16 c .. 16 c + 16`.
+/// Ids of a sequence's layer blocks: KV block `c` holds positions `16 c .. 16 c + 16`.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockTable<'a> {
-    /// Id of (layer, column) at index `layer * layer_stride + column * column_stride`.
+    /// Id of (layer, KV block) at index `layer * layer_stride + kv_block * kv_block_stride`.
     pub ids: &'a [u32],
-    /// Distance between two layers of one column.
+    /// Distance between two layers of one KV block.
     pub layer_stride: usize,
-    /// Distance between two columns of one layer.
-    pub column_stride: usize,
+    /// Distance between two KV blocks of one layer.
+    pub kv_block_stride: usize,
 }
 
 impl<'a> BlockTable<'a> {
-    /// Creates a table of `ids` that lists each layer's columns one after another (`[layers][columns]`).
-    pub fn by_layer(ids: &'a [u32], columns: usize) -> Self {
-        BlockTable { ids, layer_stride: columns, column_stride: 1 }
+    /// Creates a table of `ids` that lists each layer's KV blocks one after another (`[layers][kv_blocks]`).
+    pub fn by_layer(ids: &'a [u32], kv_blocks: usize) -> Self {
+        BlockTable { ids, layer_stride: kv_blocks, kv_block_stride: 1 }
     }
 
-    /// Creates a table of `ids` that lists each column's layers one after another (`[columns][layers]`).
-    pub fn by_column(ids: &'a [u32], layers: usize) -> Self {
-        BlockTable { ids, layer_stride: 1, column_stride: layers }
+    /// Creates a table of `ids` that lists each KV block's layers one after another (`[kv_blocks][layers]`).
+    pub fn by_kv_block(ids: &'a [u32], layers: usize) -> Self {
+        BlockTable { ids, layer_stride: 1, kv_block_stride: layers }
     }
 
-    /// Returns the block of `column` in `layer`; `None` past the end of the table.
-    pub fn id(&self, layer: usize, column: usize) -> Option<u32> {
-        self.ids.get(layer * self.layer_stride + column * self.column_stride).copied()
+    /// Returns the block of `kv_block` in `layer`; `None` past the end of the table.
+    pub fn id(&self, layer: usize, kv_block: usize) -> Option<u32> {
+        self.ids.get(layer * self.layer_stride + kv_block * self.kv_block_stride).copied()
     }
 }

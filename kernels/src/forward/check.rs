@@ -17,9 +17,9 @@ pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError
     if let Some((_, message)) = rules.iter().find(|(holds, _)| !holds) {
         return Err(ModelError::Shape(message));
     }
-    let block_bytes = spec.block_bytes();
-    if block_bytes > chunk_bytes {
-        return Err(ModelError::BlockExceedsChunk { block_bytes, chunk_bytes });
+    let layer_block_bytes = spec.layer_block_bytes();
+    if layer_block_bytes > chunk_bytes {
+        return Err(ModelError::LayerBlockExceedsChunk { layer_block_bytes, chunk_bytes });
     }
     Ok(())
 }
@@ -41,7 +41,7 @@ pub(super) fn batch(spec: &ModelSpec, parts: &RangeParts, batch: &Batch<'_>) -> 
     }
     for (index, sequence) in batch.sequences.iter().enumerate() {
         tokens(spec, sequence)
-            .and_then(|()| blocks(layers, parts.kv_blocks, sequence))
+            .and_then(|()| layer_blocks(layers, parts.layer_blocks, sequence))
             .map_err(|problem| ForwardError::Sequence { sequence: index, problem })?;
     }
     Ok(())
@@ -67,14 +67,19 @@ fn tokens(spec: &ModelSpec, part: &Sequence<'_>) -> Result<(), SequenceError> {
     }
 }
 
-fn blocks(layers: usize, blocks: u32, part: &Sequence<'_>) -> Result<(), SequenceError> {
-    let columns = (part.start as usize + part.tokens.len()).div_ceil(BLOCK_TOKENS);
+fn layer_blocks(layers: usize, layer_blocks: u32, part: &Sequence<'_>) -> Result<(), SequenceError> {
+    let kv_blocks = (part.start as usize + part.tokens.len()).div_ceil(BLOCK_TOKENS);
     for layer in 0..layers {
-        for column in 0..columns {
-            match part.blocks.id(layer, column) {
-                None => return Err(SequenceError::BlockMissing { layer, column }),
-                Some(block) if block >= blocks => {
-                    return Err(SequenceError::BlockOutOfRange { layer, column, block, blocks });
+        for kv_block in 0..kv_blocks {
+            match part.layer_blocks.id(layer, kv_block) {
+                None => return Err(SequenceError::LayerBlockMissing { layer, kv_block }),
+                Some(layer_block) if layer_block >= layer_blocks => {
+                    return Err(SequenceError::LayerBlockOutOfRange {
+                        layer,
+                        kv_block,
+                        layer_block,
+                        layer_blocks,
+                    });
                 }
                 Some(_) => {}
             }

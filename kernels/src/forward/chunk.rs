@@ -121,7 +121,7 @@ mod tests {
         let sequence = |(at, length): (usize, &usize)| Sequence {
             start: 100 * at as u32,
             tokens: &tokens[..*length],
-            blocks: BlockTable::by_layer(&[], 0),
+            layer_blocks: BlockTable::by_layer(&[], 0),
             logit_rows: 0,
         };
         let sequences: Vec<_> = lengths.iter().enumerate().map(sequence).collect();

@@ -8,11 +8,11 @@ pub enum ModelError {
     /// A size is zero, too large or does not divide another.
     #[error("model shape: {0}")]
     Shape(&'static str),
-    /// A layer-block is larger than a chunk.
-    #[error("a layer-block of {block_bytes} bytes does not fit a chunk of {chunk_bytes} bytes")]
-    BlockExceedsChunk {
-        /// Bytes of a layer-block.
-        block_bytes: u64,
+    /// A layer block is larger than a chunk.
+    #[error("a layer-block of {layer_block_bytes} bytes does not fit a chunk of {chunk_bytes} bytes")]
+    LayerBlockExceedsChunk {
+        /// Bytes of a layer block.
+        layer_block_bytes: u64,
         /// Bytes of a chunk.
         chunk_bytes: u64,
     },
@@ -97,23 +97,23 @@ pub enum SequenceError {
         tokens: usize,
     },
     /// The block table is shorter than the sequence.
-    #[error("no block for layer {layer}, column {column}")]
-    BlockMissing {
+    #[error("no block for layer {layer}, KV block {kv_block}")]
+    LayerBlockMissing {
         /// Layer.
         layer: usize,
-        /// Column.
-        column: usize,
+        /// KV block.
+        kv_block: usize,
     },
     /// A block id beyond the end of the KV arena.
-    #[error("block {block} of layer {layer}, column {column} is not below {blocks}")]
-    BlockOutOfRange {
+    #[error("block {layer_block} of layer {layer}, KV block {kv_block} is not below {layer_blocks}")]
+    LayerBlockOutOfRange {
         /// Layer.
         layer: usize,
-        /// Column.
-        column: usize,
+        /// KV block.
+        kv_block: usize,
         /// Block id.
-        block: u32,
+        layer_block: u32,
         /// Blocks in the arena.
-        blocks: u32,
+        layer_blocks: u32,
     },
 }

@@ -143,15 +143,15 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
     fn write_head(&self, layer: usize, piece: TokenRange, head: usize) {
         let head_dim = self.step.arena.head_dim();
         let (start, end) = (piece.start, piece.start + piece.tokens);
-        for column in start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS) {
-            let first = start.max(column * BLOCK_TOKENS);
-            let last = end.min((column + 1) * BLOCK_TOKENS);
+        for kv_block in start / BLOCK_TOKENS..end.div_ceil(BLOCK_TOKENS) {
+            let first = start.max(kv_block * BLOCK_TOKENS);
+            let last = end.min((kv_block + 1) * BLOCK_TOKENS);
             let row = piece.row + first - start;
-            let id = self.block_id(piece, layer, column);
+            let id = self.layer_block_id(piece, layer, kv_block);
             let write = WriteKv {
-                block_keys: self.step.arena.keys(id, head),
-                block_values: self.step.arena.values(id, head),
-                places: first % BLOCK_TOKENS..last - column * BLOCK_TOKENS,
+                layer_block_keys: self.step.arena.keys(id, head),
+                layer_block_values: self.step.arena.values(id, head),
+                places: first % BLOCK_TOKENS..last - kv_block * BLOCK_TOKENS,
                 keys: at(self.keys(), row).wrapping_add(head * head_dim),
                 values: at(self.values(), row).wrapping_add(head * head_dim),
                 stride: self.keys().1,
@@ -182,7 +182,7 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         let start = task.range.start;
         let attention = Attention {
             arena: &self.step.arena,
-            block: |column| self.block_id(task.range, layer, column),
+            layer_block: |kv_block| self.layer_block_id(task.range, layer, kv_block),
             kv_head: task.kv_head,
             tokens: start + task.tokens.start..start + task.tokens.end,
             heads: task.heads.len(),
@@ -194,8 +194,8 @@ impl<'s, 'a, E: Element> LayerPass<'s, 'a, E> {
         unsafe { self.step.model.isa.run(attention) }
     }
 
-    fn block_id(&self, piece: TokenRange, layer: usize, column: usize) -> u32 {
-        let blocks = &self.step.batch.sequences[piece.sequence].blocks;
-        blocks.id(layer, column).expect("the block table was checked")
+    fn layer_block_id(&self, piece: TokenRange, layer: usize, kv_block: usize) -> u32 {
+        let layer_blocks = &self.step.batch.sequences[piece.sequence].layer_blocks;
+        layer_blocks.id(layer, kv_block).expect("the block table was checked")
     }
 }

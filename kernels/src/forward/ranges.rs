@@ -7,10 +7,11 @@ pub struct RangeParts {
     pub global: *const u8,
     /// Slab of each layer, first layer first.
     pub layers: Vec<*const u8>,
-    /// KV arena. Block `b` is at `kv + (b / blocks_per_chunk) * chunk_bytes + (b % blocks_per_chunk) * block_bytes`.
+    /// KV arena. Block `b` is at `kv + (b / layer_blocks_per_chunk) * chunk_bytes + (b % layer_blocks_per_chunk) *
+    /// layer_block_bytes`.
     pub kv: *mut u8,
     /// Blocks in the arena. Every block id is below this number.
-    pub kv_blocks: u32,
+    pub layer_blocks: u32,
     /// Activation arena.
     pub activations: *mut u8,
     /// Backed bytes of the activation arena.

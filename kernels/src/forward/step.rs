@@ -75,7 +75,7 @@ unsafe impl<E: Element> Sync for Step<'_, E> {}
 
 impl<'a, E: Element> Step<'a, E> {
     pub fn new(model: &'a Model, parts: &'a RangeParts, batch: &'a Batch<'a>, layout: Layout) -> Self {
-        let arena = KvArena::new(&model.spec, parts.kv, parts.kv_blocks, model.chunk_bytes);
+        let arena = KvArena::new(&model.spec, parts.kv, parts.layer_blocks, model.chunk_bytes);
         let chunks = chunks(&model.spec, batch, model.chunk_tokens as usize);
         Step { model, parts, batch, layout, arena, chunks }
     }

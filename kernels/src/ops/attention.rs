@@ -1,4 +1,4 @@
-//! Causal attention of a few queries over a sequence's layer-blocks, with an online softmax (Milakov and Gimelshein
+//! Causal attention of a few queries over a sequence's layer blocks, with an online softmax (Milakov and Gimelshein
 //! 2018, arXiv 1805.02867) whose tiles are the blocks.
 //!
 //! A tile is 16 *absolute* positions, so the order of every sum depends only on the query's position: not on its chunk,
@@ -25,8 +25,8 @@ pub const MAX_QUERIES: usize = 32;
 pub struct Attention<'a, E, B> {
     /// Blocks of the layer.
     pub arena: &'a KvArena<E>,
-    /// Returns the id of a column's block.
-    pub block: B,
+    /// Returns the id of a KV block's block.
+    pub layer_block: B,
     /// The shared K and V head.
     pub kv_head: usize,
     /// Positions of the tokens.
@@ -65,8 +65,8 @@ impl<E: Element, B: Fn(usize) -> u32> Kernel for Attention<'_, E, B> {
         let mut softmax = Softmax { largest: [f32::NEG_INFINITY; MAX_QUERIES], sum: [0.0; MAX_QUERIES] };
         unsafe {
             self.each_result::<V>(queries, |_, _| V::splat(0.0));
-            for column in 0..=(self.tokens.end - 1) / BLOCK_TOKENS {
-                self.column::<V>(column, &mut softmax);
+            for kv_block in 0..=(self.tokens.end - 1) / BLOCK_TOKENS {
+                self.kv_block::<V>(kv_block, &mut softmax);
             }
             self.each_result::<V>(queries, |query, sum| sum.div(V::splat(softmax.sum[query])));
         }
@@ -75,9 +75,9 @@ impl<E: Element, B: Fn(usize) -> u32> Kernel for Attention<'_, E, B> {
 
 impl<E: Element, B: Fn(usize) -> u32> Attention<'_, E, B> {
     #[inline(always)]
-    unsafe fn column<V: Lanes>(&self, column: usize, softmax: &mut Softmax) {
-        let first = column * BLOCK_TOKENS;
-        let id = (self.block)(column);
+    unsafe fn kv_block<V: Lanes>(&self, kv_block: usize, softmax: &mut Softmax) {
+        let first = kv_block * BLOCK_TOKENS;
+        let id = (self.layer_block)(kv_block);
         let (keys, values) = (self.arena.keys(id, self.kv_head), self.arena.values(id, self.kv_head));
         // Tokens before `begin` see no position of the block; tokens from `whole` on see all of it.
         let begin = self.tokens.start.max(first);

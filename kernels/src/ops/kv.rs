@@ -1,4 +1,4 @@
-//! The KV arena: layer-blocks of 16 tokens, and the layout of K and V within a block.
+//! The KV arena: layer blocks of 16 tokens, and the layout of K and V within a block.
 //!
 //! A block holds K as `[kv_heads][head_dim][16]`, then V as `[kv_heads][16][head_dim]`, both in the model's dtype. K is
 //! transposed so that the scores of a block's 16 positions are one vector. Thus no lanes are folded, and an unwritten
@@ -19,37 +19,37 @@ use crate::simd::{Element, Kernel, Lanes};
 pub struct KvArena<E> {
     base: *mut u8,
     chunk_bytes: usize,
-    block_bytes: usize,
-    blocks: u32,
+    layer_block_bytes: usize,
+    layer_blocks: u32,
     kv_heads: usize,
     head_dim: usize,
     element: PhantomData<E>,
 }
 
 impl<E: Element> KvArena<E> {
-    /// Creates an arena of `blocks` blocks at `base`, in chunks of `chunk_bytes`.
-    pub fn new(spec: &ModelSpec, base: *mut u8, blocks: u32, chunk_bytes: u64) -> Self {
+    /// Creates an arena of `layer_blocks` blocks at `base`, in chunks of `chunk_bytes`.
+    pub fn new(spec: &ModelSpec, base: *mut u8, layer_blocks: u32, chunk_bytes: u64) -> Self {
         KvArena {
             base,
             chunk_bytes: chunk_bytes as usize,
-            block_bytes: spec.block_bytes() as usize,
-            blocks,
+            layer_block_bytes: spec.layer_block_bytes() as usize,
+            layer_blocks,
             kv_heads: spec.kv_heads as usize,
             head_dim: spec.head_dim as usize,
             element: PhantomData,
         }
     }
 
-    fn block(&self, id: u32) -> *mut E {
-        assert!(id < self.blocks, "block {id} was checked to be below {}", self.blocks);
-        let per_chunk = self.chunk_bytes / self.block_bytes;
+    fn layer_block(&self, id: u32) -> *mut E {
+        assert!(id < self.layer_blocks, "block {id} was checked to be below {}", self.layer_blocks);
+        let per_chunk = self.chunk_bytes / self.layer_block_bytes;
         let (chunk, within) = (id as usize / per_chunk, id as usize % per_chunk);
-        self.base.wrapping_add(chunk * self.chunk_bytes + within * self.block_bytes).cast()
+        self.base.wrapping_add(chunk * self.chunk_bytes + within * self.layer_block_bytes).cast()
     }
 
     /// Returns K of one head: `[head_dim][16]`.
     pub fn keys(&self, id: u32, head: usize) -> *mut E {
-        self.block(id).wrapping_add(head * self.head_dim * BLOCK_TOKENS)
+        self.layer_block(id).wrapping_add(head * self.head_dim * BLOCK_TOKENS)
     }
 
     /// Returns V of one head: `[16][head_dim]`.
@@ -68,9 +68,9 @@ impl<E: Element> KvArena<E> {
 /// `keys` and `values` point to the head in the first token's row; all tokens are in one block.
 pub struct WriteKv<E> {
     /// K of the head in the block.
-    pub block_keys: *mut E,
+    pub layer_block_keys: *mut E,
     /// V of the head in the block.
-    pub block_values: *mut E,
+    pub layer_block_values: *mut E,
     /// Positions within the block.
     pub places: Range<usize>,
     /// Computed K.
@@ -93,8 +93,8 @@ impl<E: Element> Kernel for WriteKv<E> {
                 let (keys, values) =
                     (self.keys.add(token * self.stride), self.values.add(token * self.stride));
                 for dim in 0..self.head_dim {
-                    *self.block_keys.add(dim * BLOCK_TOKENS + place) = E::narrow(*keys.add(dim));
-                    *self.block_values.add(place * self.head_dim + dim) = E::narrow(*values.add(dim));
+                    *self.layer_block_keys.add(dim * BLOCK_TOKENS + place) = E::narrow(*keys.add(dim));
+                    *self.layer_block_values.add(place * self.head_dim + dim) = E::narrow(*values.add(dim));
                 }
             }
         }

@@ -137,11 +137,11 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
         let refused = sidecar.run(&mut link, &step).expect_err(word);
         assert!(refused.contains(word), "{word}: {refused}");
     }
-    let kv_full = Reback::Map(Address::Kv(FrameId(0)), ChunkId(0));
+    let kv_full = Reback::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
     let unmap = Reback::Unmap(Address::Global(0), ChunkId(0));
     for bad in [
         kv_full,
-        Reback::Map(Address::Kv(FrameId(99)), ChunkId(0)),
+        Reback::Map(Address::Kv(KvChunkId(99)), ChunkId(0)),
         Reback::Map(Address::Staging(0), ChunkId(sidecar.chunk_layout.end)),
         Reback::Unmap(Address::Staging(0), ChunkId(0)),
         Reback::Unmap(Address::Layer(LayerId(9), 0), ChunkId(0)),
@@ -160,9 +160,9 @@ const OTHER_ROW: RowId = RowId(1);
 
 fn add_other_row(step: &mut Step, layers: u16) {
     let layers = u32::from(layers);
-    let blocks = (0..layers).map(|layer| BlockId(5 * layers + layer)).collect();
+    let layer_blocks = (0..layers).map(|layer| LayerBlockId(5 * layers + layer)).collect();
     step.updates.push(TableUpdate::Reset { row: OTHER_ROW, tokens: Vec::new() });
-    step.updates.push(TableUpdate::Column { row: OTHER_ROW, column: 0, blocks });
+    step.updates.push(TableUpdate::KvBlock { row: OTHER_ROW, kv_block: 0, layer_blocks });
     let beside = SequenceStep { row: OTHER_ROW, ..step.sequences[0].clone() };
     step.sequences.push(beside);
 }
@@ -179,7 +179,7 @@ const INVALID_SEQUENCES: [SequenceMutation; 6] = [
     ("token 300 at index 0 is not below", |step, index| step.sequences[index].tokens[0] = 300),
     ("token 4294967295 at index 2", |step, index| step.sequences[index].tokens[2] = u32::MAX),
     ("which is not backed", |step, index| put_block(step, index, 24 * 1000)),
-    ("has no block in layer 0, column 1", |step, index| step.sequences[index].start = 64),
+    ("has no block in layer 0, KV block 1", |step, index| step.sequences[index].start = 64),
     ("top_p", |step, index| sampled_by(step, index, Sampling { top_p: 0.0, ..Sampling::default() })),
     ("logit_bias names token 300", |step, index| {
         sampled_by(step, index, Sampling { logit_bias: vec![(300, 1.0)], ..Sampling::default() });
@@ -260,14 +260,14 @@ fn row_without_candidate_fails_alone_and_others_get_tokens() {
     assert_eq!(done.failed, [FailedSequence { row: OTHER_ROW, failure: SequenceFailure::NoCandidate }]);
 }
 
-/// Sets another block for the first column of the sequence at `index`.
+/// Sets another block for the first KV block of the sequence at `index`.
 fn put_block(step: &mut Step, index: usize, id: u32) {
     let of = step.sequences[index].row;
-    let column = step.updates.iter_mut().find_map(|update| match update {
-        TableUpdate::Column { row, blocks, .. } if *row == of => Some(blocks),
+    let kv_block = step.updates.iter_mut().find_map(|update| match update {
+        TableUpdate::KvBlock { row, layer_blocks, .. } if *row == of => Some(layer_blocks),
         _ => None,
     });
-    column.unwrap()[0] = BlockId(id);
+    kv_block.unwrap()[0] = LayerBlockId(id);
 }
 
 #[test]

@@ -20,13 +20,13 @@ const HELD_BACK: Duration = Duration::from_millis(200);
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// A sidecar whose first column is on the device only for layer 0; layers 1 and 2 keep theirs in host memory.
+/// A sidecar whose first KV block is on the device only for layer 0; layers 1 and 2 keep theirs in host memory.
 struct OffloadedKv {
     sidecar: MiniSidecar,
     link: EngineLink,
     _engine: Engine,
     host: Vec<Vec<u32>>,
-    /// The tokens after the first column, and the token that the engine samples then.
+    /// The tokens after the first KV block, and the token that the engine samples then.
     feed: Vec<u32>,
     expected: Vec<Sampled>,
 }
@@ -45,29 +45,30 @@ impl OffloadedKv {
         let expected = sidecar.run(&mut link, &step).unwrap().sampled;
         let mut away =
             OffloadedKv { sidecar, link, _engine: engine, host: Vec::new(), feed: feed.to_vec(), expected };
-        away.host = [1, 2].map(|layer| away.read_and_invalidate(BlockId(2 - layer))).into();
+        away.host = [1, 2].map(|layer| away.read_and_invalidate(LayerBlockId(2 - layer))).into();
         away
     }
 
-    /// Returns the last block of the arena, which no column uses.
-    fn buffer(&self) -> BlockId {
-        BlockId(self.sidecar.setup.kv_frames * self.blocks_per_chunk() - 1)
+    /// Returns the last block of the arena, which no KV block uses.
+    fn buffer(&self) -> LayerBlockId {
+        LayerBlockId(self.sidecar.setup.kv_chunks * self.layer_blocks_per_chunk() - 1)
     }
 
-    fn blocks_per_chunk(&self) -> u32 {
-        (65_536 / self.sidecar.setup.spec.block_bytes()) as u32
+    fn layer_blocks_per_chunk(&self) -> u32 {
+        (65_536 / self.sidecar.setup.spec.layer_block_bytes()) as u32
     }
 
-    fn words(&self, block: BlockId) -> &[AtomicU32] {
-        let (per, bytes) = (self.blocks_per_chunk(), self.sidecar.setup.spec.block_bytes() as usize);
-        let chunk = self.sidecar.chunk_layout.kv + block.0 / per;
-        let start = chunk as usize * 65_536 + (block.0 % per) as usize * bytes;
+    fn words(&self, layer_block: LayerBlockId) -> &[AtomicU32] {
+        let (per, bytes) =
+            (self.layer_blocks_per_chunk(), self.sidecar.setup.spec.layer_block_bytes() as usize);
+        let chunk = self.sidecar.chunk_layout.kv + layer_block.0 / per;
+        let start = chunk as usize * 65_536 + (layer_block.0 % per) as usize * bytes;
         self.sidecar.pool.words(start / 4, bytes / 4).unwrap()
     }
 
     /// Returns the content of a block and overwrites it.
-    fn read_and_invalidate(&self, block: BlockId) -> Vec<u32> {
-        self.words(block).iter().map(|word| word.swap(u32::MAX, Ordering::Relaxed)).collect()
+    fn read_and_invalidate(&self, layer_block: LayerBlockId) -> Vec<u32> {
+        self.words(layer_block).iter().map(|word| word.swap(u32::MAX, Ordering::Relaxed)).collect()
     }
 
     fn fetch(&self, layer: u16, generation: u64) {
@@ -77,11 +78,12 @@ impl OffloadedKv {
         self.sidecar.control.publish_kv_ready(LayerId(layer), Generation(generation)).unwrap();
     }
 
-    /// Returns the step after the first column; layers 1 and 2 find the column in the buffer as generations 5 and 6.
+    /// Returns the step after the first KV block; layers 1 and 2 find the KV block in the buffer as generations 5 and
+    /// 6.
     fn step(&mut self) -> Step {
         let mut step = self.sidecar.step(16, &self.feed.clone());
-        let blocks = vec![BlockId(2), self.buffer(), self.buffer()];
-        step.updates.push(TableUpdate::Column { row: RowId(0), column: 0, blocks });
+        let layer_blocks = vec![LayerBlockId(2), self.buffer(), self.buffer()];
+        step.updates.push(TableUpdate::KvBlock { row: RowId(0), kv_block: 0, layer_blocks });
         step.kv_generations = vec![(LayerId(1), Generation(5)), (LayerId(2), Generation(6))];
         step
     }

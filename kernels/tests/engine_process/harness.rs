@@ -90,18 +90,18 @@ fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
         spec: spec.clone(),
         chunk_bytes: 65_536,
         capacity_chunks: 0,
-        kv_frames: 24,
+        kv_chunks: 24,
         activation_chunks: 96,
         staging_chunks: 1,
         max_rows: 8,
-        max_columns: 16,
+        max_kv_blocks: 16,
         max_history: 256,
         chunk_tokens: 32,
         threads: 1,
         faults,
     };
     let layers = u32::from(spec.layers) * setup.layer_chunks();
-    setup.capacity_chunks = setup.global_chunks() + layers + setup.kv_frames + setup.activation_chunks;
+    setup.capacity_chunks = setup.global_chunks() + layers + setup.kv_chunks + setup.activation_chunks;
     setup
 }
 
@@ -111,7 +111,7 @@ impl MiniSidecar {
         let setup = setup(spec, faults);
         let layers = setup.global_chunks();
         let kv = layers + u32::from(spec.layers) * setup.layer_chunks();
-        let activations = kv + setup.kv_frames;
+        let activations = kv + setup.kv_chunks;
         let places = ChunkLayout { layers, kv, activations, end: activations + setup.activation_chunks };
         let folder = tempfile::tempdir().unwrap();
         let sidecar = MiniSidecar {
@@ -173,10 +173,10 @@ impl MiniSidecar {
     }
 
     fn map_rest(&self) -> Vec<Reback> {
-        let kv = |at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(self.chunk_layout.kv + at));
+        let kv = |at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(self.chunk_layout.kv + at));
         let activation =
             |at| Reback::Map(Address::Activation(at), ChunkId(self.chunk_layout.activations + at));
-        (0..self.setup.kv_frames).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
+        (0..self.setup.kv_chunks).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
     }
 
     /// Waits for the next engine and performs the handshake.
@@ -208,7 +208,7 @@ impl MiniSidecar {
         if start == 0 {
             updates.push(TableUpdate::Reset { row: RowId(0), tokens: Vec::new() });
         }
-        updates.extend(fresh.map(|column| self.column(column)));
+        updates.extend(fresh.map(|kv_block| self.kv_block(kv_block)));
         let sampling = Arc::new(Sampling { logprobs: Some(20), ..Sampling::default() });
         let sample = Some(SampleRequest { sampling, prompt_tokens: 0 });
         Step {
@@ -223,11 +223,11 @@ impl MiniSidecar {
         }
     }
 
-    /// Returns the blocks of a column, in an order that is neither that of layers nor of columns.
-    fn column(&self, column: u32) -> TableUpdate {
+    /// Returns the blocks of a KV block, in an order that is neither that of layers nor of KV blocks.
+    fn kv_block(&self, kv_block: u32) -> TableUpdate {
         let layers = u32::from(self.setup.spec.layers);
-        let blocks = (0..layers).rev().map(|layer| BlockId(column * layers + layer)).collect();
-        TableUpdate::Column { row: RowId(0), column, blocks }
+        let layer_blocks = (0..layers).rev().map(|layer| LayerBlockId(kv_block * layers + layer)).collect();
+        TableUpdate::KvBlock { row: RowId(0), kv_block, layer_blocks }
     }
 
     /// Runs a step and returns its result.

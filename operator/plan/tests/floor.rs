@@ -86,7 +86,7 @@ fn declared(case: &Case) -> Option<u64> {
     let rows = |bytes: u64| StepShape { tokens: 1, sequences: 1, logit_rows: bytes as u32 };
     let name = case.policy.as_str();
     let max_model_tokens = case.length.unwrap_or(model.max_model_len);
-    let blocks = u64::from(Inside::columns_for(max_model_tokens)) * u64::from(model.layers);
+    let blocks = u64::from(Inside::kv_blocks_for(max_model_tokens)) * u64::from(model.layers);
     let one_sequence = blocks.div_ceil((case.chunk / case.block).max(1)) * case.chunk;
     let params = Params {
         policy: PolicyName::ALL.into_iter().find(|policy| policy.name() == name)?,
@@ -103,7 +103,7 @@ fn declared(case: &Case) -> Option<u64> {
         capacity_chunks: CAPACITY_CHUNKS,
         global_bytes: model.global_bytes,
         slab_bytes: vec![model.layer_bytes; model.layers as usize],
-        block_bytes: case.block,
+        layer_block_bytes: case.block,
         activation: COST,
         staging_chunks: 0,
     };

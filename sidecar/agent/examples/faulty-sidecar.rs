@@ -56,7 +56,7 @@ impl Faulty {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,
             Some(Fault::EarlyEarmark) => faults.memory.early_earmark = EARLY,
-            Some(Fault::SpoiltBlock) => faults.memory.corrupt_block = Some(CORRUPTED_BLOCK),
+            Some(Fault::SpoiltBlock) => faults.memory.corrupt_layer_block = Some(CORRUPTED_BLOCK),
         }
         faults
     }

@@ -173,7 +173,7 @@ fn geometry(spec: &ModelSpec) -> Geometry {
         global_bytes: layout.global.bytes,
         layer_bytes: layout.layer.bytes,
         layers: u32::from(spec.layers),
-        kv_bytes_per_token: spec.block_bytes() / u64::from(BLOCK_TOKENS) * u64::from(spec.layers),
+        kv_bytes_per_token: spec.layer_block_bytes() / u64::from(BLOCK_TOKENS) * u64::from(spec.layers),
         max_model_len: spec.max_positions,
         activation_bytes: cost(0).bytes(smallest),
         step_activation_bytes: cost(0).bytes(largest),

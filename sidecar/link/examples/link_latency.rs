@@ -57,10 +57,10 @@ fn engine(path: &Path) -> Outcome<()> {
     let mut link = SidecarLink::connect(path)?;
     let welcome = link.exchange_hello("latency")?;
     link.send_ready(welcome.setup.layout().digest(), ActivationCost::default())?;
-    let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
+    let (mut tokens, mut layer_blocks) = (Vec::new(), Vec::new());
     while let EngineRequest::Step(order) = link.recv()? {
         tokens.clear();
-        blocks.clear();
+        layer_blocks.clear();
         let mut sampled = Vec::with_capacity(order.sequences.len());
         for sequence in &order.sequences {
             let end = sequence.start + sequence.count;
@@ -71,7 +71,12 @@ fn engine(path: &Path) -> Outcome<()> {
                 sequence.count,
                 &mut tokens,
             )?;
-            welcome.tables.blocks(order.parity, sequence.row, end.div_ceil(BLOCK_TOKENS), &mut blocks)?;
+            welcome.tables.layer_blocks(
+                order.parity,
+                sequence.row,
+                end.div_ceil(BLOCK_TOKENS),
+                &mut layer_blocks,
+            )?;
             sampled.push(Sampled { row: sequence.row, token: 1, logprobs: None });
         }
         let times = vec![1_000_000; usize::from(LAYERS)];
@@ -106,13 +111,13 @@ fn setup() -> EngineSetup {
         spec,
         chunk_bytes: 1 << 21,
         capacity_chunks: 1,
-        kv_frames: 1024,
+        kv_chunks: 1024,
         activation_chunks: 64,
         staging_chunks: 1,
         max_rows: 64,
-        // As the sidecar sizes tables for a context of this many tokens: one column more than they fill. A power of two
+        // As the sidecar sizes tables for a context of this many tokens: one KV block more than they fill. A power of two
         // would map all layers of a row to the same few cache sets.
-        max_columns: MAX_TOKENS / BLOCK_TOKENS + 1,
+        max_kv_blocks: MAX_TOKENS / BLOCK_TOKENS + 1,
         max_history: MAX_TOKENS,
         chunk_tokens: 32,
         threads: 1,
@@ -217,10 +222,10 @@ fn step(round: u32, rows: u32) -> Step {
         tokens: vec![round % 1000],
         sample: Some(SampleRequest { sampling: Arc::clone(&sampling), prompt_tokens: 512 }),
     };
-    let column = |row, column: u32| {
-        let first = (row * 64 + column) * u32::from(LAYERS);
-        let blocks = (first..first + u32::from(LAYERS)).map(BlockId).collect();
-        TableUpdate::Column { row: RowId(row), column, blocks }
+    let kv_block = |row, kv_block: u32| {
+        let first = (row * 64 + kv_block) * u32::from(LAYERS);
+        let layer_blocks = (first..first + u32::from(LAYERS)).map(LayerBlockId).collect();
+        TableUpdate::KvBlock { row: RowId(row), kv_block, layer_blocks }
     };
     let new = if round == 0 { 0..64 } else { start / 16..start / 16 + u32::from(start.is_multiple_of(16)) };
     Step {
@@ -228,7 +233,7 @@ fn step(round: u32, rows: u32) -> Step {
         attempt: 0,
         epoch: 0,
         sequences: (0..rows).map(sequence).collect(),
-        updates: (0..rows).flat_map(|row| new.clone().map(move |at| column(row, at))).collect(),
+        updates: (0..rows).flat_map(|row| new.clone().map(move |at| kv_block(row, at))).collect(),
         generations: Vec::new(),
         kv_generations: Vec::new(),
         activation_limit_bytes: 0,

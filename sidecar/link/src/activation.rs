@@ -21,7 +21,7 @@ pub const fn padded(words: u32) -> usize {
     (words as usize).next_multiple_of(LANES)
 }
 
-/// Returns the f32 words of scratch that a product over `k` columns needs per thread.
+/// Returns the f32 words of scratch that a product over `k` KV blocks needs per thread.
 pub const fn scratch_words(k: usize) -> usize {
     PANEL_ROWS * k.next_multiple_of(LANES)
 }

@@ -28,7 +28,9 @@ pub mod watch;
 pub mod vocabulary {
     pub use sluice_policy::action::{Address, Reback};
     pub use sluice_policy::geometry::{ActivationCost, BLOCK_TOKENS, StepShape};
-    pub use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
+    pub use sluice_policy::ids::{
+        ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, RowId, StepId,
+    };
     pub use sluice_ports::compute::{FailedSequence, SampleRequest, Sampled, SequenceFailure, StepDone};
     pub use sluice_ports::sampling::{Sampling, SharedSampling, TokenLogprobs};
 }

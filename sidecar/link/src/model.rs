@@ -94,8 +94,8 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// Returns the bytes of one layer-block: K and V of 16 tokens in one layer.
-    pub fn block_bytes(&self) -> u64 {
+    /// Returns the bytes of one layer block: K and V of 16 tokens in one layer.
+    pub fn layer_block_bytes(&self) -> u64 {
         2 * 16 * u64::from(self.kv_heads) * u64::from(self.head_dim) * self.dtype.bytes() as u64
     }
 }

@@ -1,8 +1,8 @@
 //! Block tables and token histories in sealed shared memory, in two halves: a step reads one half while the sidecar
 //! prepares the next step in the other.
 //!
-//! A half is `[rows][layers][max_columns]` block ids, then `[rows][max_history]` tokens, all u32. A block id is stored
-//! plus one, so that untouched (zero) memory means "no block" and uses no memory.
+//! A half is `[rows][layers][max_kv_blocks]` block ids, then `[rows][max_history]` tokens, all u32. A block id is
+//! stored plus one, so that untouched (zero) memory means "no block" and uses no memory.
 
 mod writer;
 
@@ -24,8 +24,8 @@ pub struct TableShape {
     pub rows: u32,
     /// Layers of the model.
     pub layers: u16,
-    /// Block columns of a row.
-    pub max_columns: u32,
+    /// Block KV blocks of a row.
+    pub max_kv_blocks: u32,
     /// Tokens of a row's history.
     pub max_history: u32,
 }
@@ -36,17 +36,17 @@ impl TableShape {
         TableShape {
             rows: setup.max_rows,
             layers: setup.spec.layers,
-            max_columns: setup.max_columns,
+            max_kv_blocks: setup.max_kv_blocks,
             max_history: setup.max_history,
         }
     }
 
-    fn row_blocks(&self) -> usize {
-        usize::from(self.layers) * self.max_columns as usize
+    fn row_layer_blocks(&self) -> usize {
+        usize::from(self.layers) * self.max_kv_blocks as usize
     }
 
     fn half_words(&self) -> usize {
-        self.rows as usize * (self.row_blocks() + self.max_history as usize)
+        self.rows as usize * (self.row_layer_blocks() + self.max_history as usize)
     }
 
     fn bytes(&self) -> usize {
@@ -54,14 +54,14 @@ impl TableShape {
     }
 
     /// Returns the word index of the first block of (row, layer) in a half.
-    fn blocks_at(&self, parity: u8, row: RowId, layer: usize) -> usize {
-        let row = row.index() * self.row_blocks();
-        usize::from(parity) * self.half_words() + row + layer * self.max_columns as usize
+    fn layer_blocks_at(&self, parity: u8, row: RowId, layer: usize) -> usize {
+        let row = row.index() * self.row_layer_blocks();
+        usize::from(parity) * self.half_words() + row + layer * self.max_kv_blocks as usize
     }
 
     /// Returns the word index of a row's first token in a half.
     fn history_at(&self, parity: u8, row: RowId) -> usize {
-        let tables = self.rows as usize * self.row_blocks();
+        let tables = self.rows as usize * self.row_layer_blocks();
         usize::from(parity) * self.half_words() + tables + row.index() * self.max_history as usize
     }
 
@@ -69,8 +69,8 @@ impl TableShape {
         check("row", row.0.into(), self.rows.into())
     }
 
-    fn check_columns(&self, end: u64) -> Result<(), TableError> {
-        check("column end", end, u64::from(self.max_columns) + 1)
+    fn check_kv_blocks(&self, end: u64) -> Result<(), TableError> {
+        check("column end", end, u64::from(self.max_kv_blocks) + 1)
     }
 
     fn check_history(&self, end: u64) -> Result<(), TableError> {
@@ -95,7 +95,7 @@ pub enum TableError {
         /// First invalid value.
         limit: u64,
     },
-    /// A column update with the wrong number of blocks.
+    /// A KV block update with the wrong number of blocks.
     #[error("a column of {got} blocks for a model of {layers} layers")]
     Layers {
         /// Blocks given.
@@ -104,14 +104,14 @@ pub enum TableError {
         layers: u16,
     },
     /// The place holds no block.
-    #[error("row {row} has no block in layer {layer}, column {column}")]
+    #[error("row {row} has no block in layer {layer}, KV block {kv_block}")]
     NoBlock {
         /// Row.
         row: u32,
         /// Layer.
         layer: usize,
-        /// Column.
-        column: usize,
+        /// KV block.
+        kv_block: usize,
     },
     /// The shared memory failed.
     #[error(transparent)]
@@ -153,33 +153,39 @@ impl TableReader {
         Ok(())
     }
 
-    /// Appends the row's blocks of columns `0..columns` to `out`, layer by layer (`[layers][columns]`). After an error,
-    /// the appended part of `out` is undefined.
+    /// Appends the row's blocks of KV blocks `0..kv_blocks` to `out`, layer by layer (`[layers][kv_blocks]`). After an
+    /// error, the appended part of `out` is undefined.
     ///
     /// A step reads tens of thousands of words before its first layer. So the copy has no branch per word, and the
     /// search for a missing block runs over the copy, in vector registers.
-    pub fn blocks(&self, parity: u8, row: RowId, columns: u32, out: &mut Vec<u32>) -> Result<(), TableError> {
+    pub fn layer_blocks(
+        &self,
+        parity: u8,
+        row: RowId,
+        kv_blocks: u32,
+        out: &mut Vec<u32>,
+    ) -> Result<(), TableError> {
         check("parity", parity.into(), 2)?;
         self.shape.check_row(row)?;
-        self.shape.check_columns(columns.into())?;
-        let (layers, columns) = (usize::from(self.shape.layers), columns as usize);
+        self.shape.check_kv_blocks(kv_blocks.into())?;
+        let (layers, kv_blocks) = (usize::from(self.shape.layers), kv_blocks as usize);
         let begun = out.len();
-        out.reserve(layers * columns);
+        out.reserve(layers * kv_blocks);
         for layer in 0..layers {
-            let words = self.words(self.shape.blocks_at(parity, row, layer), columns);
+            let words = self.words(self.shape.layer_blocks_at(parity, row, layer), kv_blocks);
             out.extend(words.iter().map(|word| word.load(Ordering::Relaxed).wrapping_sub(1)));
         }
         let (row, missing) = (row.0, first_missing(&out[begun..]));
-        let place = |at: usize| TableError::NoBlock { row, layer: at / columns, column: at % columns };
+        let place = |at: usize| TableError::NoBlock { row, layer: at / kv_blocks, kv_block: at % kv_blocks };
         missing.map_or(Ok(()), |at| Err(place(at)))
     }
 
-    /// Returns all block words of a row as stored (id plus one, 0 = none), `[layers][max_columns]`; for tools and
+    /// Returns all block words of a row as stored (id plus one, 0 = none), `[layers][max_kv_blocks]`; for tools and
     /// tests.
-    pub fn raw_blocks(&self, parity: u8, row: RowId) -> Result<Vec<u32>, TableError> {
+    pub fn raw_layer_blocks(&self, parity: u8, row: RowId) -> Result<Vec<u32>, TableError> {
         check("parity", parity.into(), 2)?;
         self.shape.check_row(row)?;
-        let words = self.words(self.shape.blocks_at(parity, row, 0), self.shape.row_blocks());
+        let words = self.words(self.shape.layer_blocks_at(parity, row, 0), self.shape.row_layer_blocks());
         Ok(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
     }
 
@@ -191,9 +197,9 @@ impl TableReader {
 }
 
 /// Returns the index of the first block that was stored as "no block".
-fn first_missing(blocks: &[u32]) -> Option<usize> {
+fn first_missing(layer_blocks: &[u32]) -> Option<usize> {
     const MISSING: u32 = 0u32.wrapping_sub(1);
     // The compiler vectorizes a full scan but not a search with an early exit.
-    let any = blocks.iter().fold(false, |any, block| any | (*block == MISSING));
-    if any { blocks.iter().position(|block| *block == MISSING) } else { None }
+    let any = layer_blocks.iter().fold(false, |any, layer_block| any | (*layer_block == MISSING));
+    if any { layer_blocks.iter().position(|layer_block| *layer_block == MISSING) } else { None }
 }

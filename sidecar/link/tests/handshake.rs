@@ -95,13 +95,13 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     client.send_applied(ActionId(5)).unwrap();
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), EngineEvent::Applied { id: ActionId(5) });
 
-    let blocks = vec![BlockId(1), BlockId(2), BlockId(3)];
+    let layer_blocks = vec![LayerBlockId(1), LayerBlockId(2), LayerBlockId(3)];
     let step = Step {
         id: StepId(9),
         attempt: 2,
         epoch: 0,
         sequences: vec![SequenceStep { row: RowId(1), start: 0, tokens: vec![4, 5, 6], sample: None }],
-        updates: vec![TableUpdate::Column { row: RowId(1), column: 0, blocks }],
+        updates: vec![TableUpdate::KvBlock { row: RowId(1), kv_block: 0, layer_blocks }],
         generations: vec![(LayerId(2), Generation(11))],
         kv_generations: vec![(LayerId(1), Generation(12))],
         activation_limit_bytes: 77,
@@ -109,11 +109,11 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     let EngineRequest::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
     assert_eq!((&order.generations, &order.kv_generations), (&step.generations, &step.kv_generations));
-    let (mut tokens, mut blocks) = (Vec::new(), Vec::new());
+    let (mut tokens, mut layer_blocks) = (Vec::new(), Vec::new());
     let sequence = &order.sequences[0];
     welcome.tables.history(order.parity, sequence.row, 0, sequence.count, &mut tokens).unwrap();
-    welcome.tables.blocks(order.parity, sequence.row, 1, &mut blocks).unwrap();
-    assert_eq!((tokens, blocks), (vec![4, 5, 6], vec![1, 2, 3]));
+    welcome.tables.layer_blocks(order.parity, sequence.row, 1, &mut layer_blocks).unwrap();
+    assert_eq!((tokens, layer_blocks), (vec![4, 5, 6], vec![1, 2, 3]));
     client.send_step_refused(&order, "no".to_owned()).unwrap();
     let refused = EngineEvent::StepRefused { id: StepId(9), attempt: 2, message: "no".to_owned() };
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), refused);
@@ -155,7 +155,7 @@ fn pidfds_of_peer_and_supervisor_are_exchanged() {
 #[test]
 fn long_mapping_has_one_answer() {
     let (_sidecar, mut link, mut client, _welcome) = attached();
-    let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
+    let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
     let (sent, sender) = (ops.clone(), link.sender.clone());
     let sending = std::thread::spawn(move || sender.send_reback(ActionId(1), &sent).unwrap());
     assert_eq!(

@@ -88,7 +88,7 @@ proptest! {
 
 #[test]
 fn large_message_is_split_into_parts() {
-    let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
+    let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
     let message = Message::Reback { id: ActionId(7), ops, more: false };
     let packets = packets(&message);
     assert!(packets.len() > 1, "60,000 changes do not fit one packet");
@@ -99,7 +99,7 @@ fn large_message_is_split_into_parts() {
 #[test]
 fn parts_out_of_order_missing_or_mixed_are_refused() {
     let big = |id| {
-        let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(at))).collect();
+        let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
         packets(&Message::Reback { id: ActionId(id), ops, more: false })
     };
     let (one, other) = (big(1), packets(&Message::Bye));
@@ -149,9 +149,9 @@ fn setups_that_overflow_or_reserve_without_bound_are_refused() {
         ("norm_eps", |s| s.spec.norm_eps = f32::NAN),
         ("chunk_bytes", |s| s.chunk_bytes = 65_537),
         ("block_bytes", |s| (s.spec.kv_heads, s.spec.heads, s.spec.head_dim) = (64, 64, 128)),
-        ("reserved bytes", |s| s.kv_frames = u32::MAX - 3),
+        ("reserved bytes", |s| s.kv_chunks = u32::MAX - 3),
         ("max_rows", |s| s.max_rows = 0),
-        ("max_columns", |s| s.max_columns = 7),
+        ("max_columns", |s| s.max_kv_blocks = 7),
         ("max_history", |s| s.max_history = u32::MAX),
     ];
     for (field, change) in changes {

@@ -37,11 +37,11 @@ pub fn small_setup() -> EngineSetup {
         spec: small_spec(),
         chunk_bytes: 65_536,
         capacity_chunks: 16,
-        kv_frames: 16,
+        kv_chunks: 16,
         activation_chunks: 16,
         staging_chunks: 1,
         max_rows: 4,
-        max_columns: 8,
+        max_kv_blocks: 8,
         max_history: 128,
         chunk_tokens: 32,
         threads: 1,
@@ -136,7 +136,7 @@ pub fn reback() -> impl Strategy<Value = Reback> {
     let address = prop_oneof![
         any::<u32>().prop_map(Address::Global),
         (any::<u16>(), any::<u32>()).prop_map(|(layer, at)| Address::Layer(LayerId(layer), at)),
-        any::<u32>().prop_map(|frame| Address::Kv(FrameId(frame))),
+        any::<u32>().prop_map(|kv_chunk| Address::Kv(KvChunkId(kv_chunk))),
         any::<u32>().prop_map(Address::Activation),
         any::<u32>().prop_map(Address::Staging),
     ];

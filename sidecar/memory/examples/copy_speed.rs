@@ -102,7 +102,7 @@ impl Bench {
             capacity_chunks: chunks.len() as u32,
             global_bytes: 0,
             slab_bytes: vec![slab_bytes],
-            block_bytes: chunk_bytes,
+            layer_block_bytes: chunk_bytes,
             activation: ActivationCost::default(),
             staging_chunks: 0,
         };

@@ -16,7 +16,7 @@ pub struct Faults {
     pub flip_slot_byte: bool,
     /// Invert every byte of the block with this number that is copied from the host tier from now on (1 = the
     /// next).
-    pub corrupt_block: Option<u64>,
+    pub corrupt_layer_block: Option<u64>,
     /// Copies do not wait for their reader.
     pub skip_after_wait: bool,
     /// Number of further `Create` actions that find no memory.
@@ -48,11 +48,11 @@ impl SharedFaults {
     }
 
     /// Counts blocks from the host tier. Returns the index of the one to corrupt.
-    pub(crate) fn corrupt_index(&self, blocks: usize) -> Option<usize> {
+    pub(crate) fn corrupt_index(&self, layer_blocks: usize) -> Option<usize> {
         let mut faults = self.lock();
-        let number = faults.corrupt_block.filter(|number| *number > 0)?;
-        let past = number.saturating_sub(blocks as u64);
-        faults.corrupt_block = Some(past).filter(|past| *past > 0);
+        let number = faults.corrupt_layer_block.filter(|number| *number > 0)?;
+        let past = number.saturating_sub(layer_blocks as u64);
+        faults.corrupt_layer_block = Some(past).filter(|past| *past > 0);
         (past == 0).then_some(number as usize - 1)
     }
 

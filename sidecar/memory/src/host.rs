@@ -4,8 +4,8 @@
 //! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
 //! the queue refers to one of their chunks or host blocks.
 
-mod block_reservations;
 mod copy_queue;
+mod layer_block_reservations;
 mod serial_queue;
 mod serial_worker;
 mod table;
@@ -31,8 +31,8 @@ use crate::pool::{ChunkPool, PoolError};
 use crate::quota::Quota;
 use crate::tier::HostTier;
 use crate::transfers::{CompletionSink, Event, LayerGate, Notify, PacedLinks, TransferResources, Transfers};
-use block_reservations::BlockReservations;
 use copy_queue::CopyQueue;
+use layer_block_reservations::LayerBlockReservations;
 use serial_queue::SerialQueue;
 use serial_worker::{ChunkAllocator, SerialWorker};
 use table::MappingTable;
@@ -121,7 +121,7 @@ pub struct HostMemory {
     transfers: Transfers,
     links: PacedLinks,
     tier: Arc<HostTier>,
-    reservations: BlockReservations,
+    reservations: LayerBlockReservations,
     kv_copy_stats: KvCopyStats,
     pool: Arc<ChunkPool>,
     geometry: Geometry,
@@ -152,7 +152,7 @@ impl HostMemory {
         let both = options.link_bytes_per_s;
         let links = PacedLinks::new(both, options.to_host_bytes_per_s.or(both));
         let faults = SharedFaults::default();
-        let tier = new_host_tier(host_kv_bytes, geometry.block_bytes, links.clone(), faults.clone())?;
+        let tier = new_host_tier(host_kv_bytes, geometry.layer_block_bytes, links.clone(), faults.clone())?;
         let pool = Arc::new(ChunkPool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
         let (sender, events) = channel();
         let outbox = CompletionSink { events: sender, notify };
@@ -174,7 +174,7 @@ impl HostMemory {
             transfers: Transfers::new(parts, copy_threads),
             links,
             tier,
-            reservations: BlockReservations::default(),
+            reservations: LayerBlockReservations::default(),
             kv_copy_stats: KvCopyStats::default(),
             table: MappingTable::new(&ranges, geometry.capacity_chunks),
             pool,
@@ -308,12 +308,12 @@ impl Memory for HostMemory {
 
 fn new_host_tier(
     bytes: u64,
-    block_bytes: u64,
+    layer_block_bytes: u64,
     links: PacedLinks,
     faults: SharedFaults,
 ) -> Result<Arc<HostTier>, HostError> {
-    let bytes = bytes - bytes % block_bytes;
-    let tier = HostTier::new(bytes, block_bytes, links, faults);
+    let bytes = bytes - bytes % layer_block_bytes;
+    let tier = HostTier::new(bytes, layer_block_bytes, links, faults);
     tier.map(Arc::new).map_err(|source| HostError::Tier { bytes, source })
 }
 

@@ -37,7 +37,7 @@ struct PendingWrite {
 
 /// State of a host block.
 #[derive(Clone, Copy, Debug, Default)]
-struct Block {
+struct LayerBlock {
     /// `None` = no readable contents.
     generation: Option<Generation>,
     /// Order that writes the block now or later.
@@ -51,10 +51,10 @@ struct Block {
 #[derive(Debug)]
 pub(crate) struct HostTier {
     region: Region,
-    block_bytes: usize,
+    layer_block_bytes: usize,
     links: PacedLinks,
     faults: SharedFaults,
-    blocks: Mutex<Vec<Block>>,
+    layer_blocks: Mutex<Vec<LayerBlock>>,
     /// Signals that a copy from the tier has ended.
     reader_done: Condvar,
     stopping: AtomicBool,
@@ -64,18 +64,18 @@ impl HostTier {
     /// Creates a tier of `bytes` bytes, a multiple of the block size.
     pub(crate) fn new(
         bytes: u64,
-        block_bytes: u64,
+        layer_block_bytes: u64,
         links: PacedLinks,
         faults: SharedFaults,
     ) -> Result<HostTier, Errno> {
         let region = Region::new(bytes)?;
-        let blocks = vec![Block::default(); region.bytes().len() / block_bytes as usize];
+        let layer_blocks = vec![LayerBlock::default(); region.bytes().len() / layer_block_bytes as usize];
         Ok(HostTier {
             region,
-            block_bytes: block_bytes as usize,
+            layer_block_bytes: layer_block_bytes as usize,
             links,
             faults,
-            blocks: Mutex::new(blocks),
+            layer_blocks: Mutex::new(layer_blocks),
             reader_done: Condvar::new(),
             stopping: AtomicBool::new(false),
         })
@@ -84,9 +84,9 @@ impl HostTier {
     /// Stops all copies immediately, regardless of the link's pace, because the memory is about to be
     /// dropped.
     pub(crate) fn stop(&self) {
-        let blocks = self.lock();
+        let layer_blocks = self.lock();
         self.stopping.store(true, Ordering::Relaxed);
-        drop(blocks);
+        drop(layer_blocks);
         self.reader_done.notify_all();
         self.links.close();
     }
@@ -95,33 +95,33 @@ impl HostTier {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn contains(&self, block: HostBlockId) -> bool {
-        block.index() < self.lock().len()
+    pub(crate) fn contains(&self, layer_block: HostBlockId) -> bool {
+        layer_block.index() < self.lock().len()
     }
 
     /// Whether no order has reserved one of these blocks, except orders that copy from `buffer`.
     pub(crate) fn has_no_pending_write(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
-        let blocks = self.lock();
-        let mut promises = copies.iter().filter_map(|copy| blocks[copy.host.index()].pending_write);
+        let layer_blocks = self.lock();
+        let mut promises = copies.iter().filter_map(|copy| layer_blocks[copy.host.index()].pending_write);
         promises.all(|promise| promise.buffer.is_some() && promise.buffer == buffer)
     }
 
     /// Reserves all of these blocks for one order, which runs in [`HostTier::copy_out`] and may copy from a
     /// buffer. Returns false if another order has reserved one of them.
     pub(crate) fn reserve_write(&self, copies: &[TierCopy], buffer: Option<u8>) -> bool {
-        let mut blocks = self.lock();
-        let free = copies.iter().all(|copy| blocks[copy.host.index()].pending_write.is_none());
+        let mut layer_blocks = self.lock();
+        let free = copies.iter().all(|copy| layer_blocks[copy.host.index()].pending_write.is_none());
         if free {
             let promised = Some(PendingWrite { buffer });
-            copies.iter().for_each(|copy| blocks[copy.host.index()].pending_write = promised);
+            copies.iter().for_each(|copy| layer_blocks[copy.host.index()].pending_write = promised);
         }
         free
     }
 
     /// Cancels the reservation of an order that will not run; the blocks keep their contents.
     pub(crate) fn cancel_write(&self, copies: &[TierCopy]) {
-        let mut blocks = self.lock();
-        copies.iter().for_each(|copy| blocks[copy.host.index()].pending_write = None);
+        let mut layer_blocks = self.lock();
+        copies.iter().for_each(|copy| layer_blocks[copy.host.index()].pending_write = None);
     }
 
     /// Copies blocks to the host that this order has reserved. They lose their generation before the first
@@ -138,12 +138,12 @@ impl HostTier {
             }),
             false => Outcome::Failed(Failure::CopyFailed),
         };
-        let mut blocks = self.lock();
+        let mut layer_blocks = self.lock();
         for copy in copies {
-            let block = &mut blocks[copy.host.index()];
-            block.pending_write = None;
+            let layer_block = &mut layer_blocks[copy.host.index()];
+            layer_block.pending_write = None;
             if matches!(outcome, Outcome::Done { .. }) {
-                block.generation = Some(copy.generation);
+                layer_block.generation = Some(copy.generation);
             }
         }
         outcome
@@ -152,12 +152,12 @@ impl HostTier {
     /// Waits until the blocks have no readers and clears their generations. Returns false if the tier is
     /// stopping.
     fn begin_write(&self, copies: &[TierCopy]) -> bool {
-        let is_read = |blocks: &mut Vec<Block>| {
-            !self.is_stopping() && copies.iter().any(|copy| blocks[copy.host.index()].readers > 0)
+        let is_read = |layer_blocks: &mut Vec<LayerBlock>| {
+            !self.is_stopping() && copies.iter().any(|copy| layer_blocks[copy.host.index()].readers > 0)
         };
-        let blocks = self.reader_done.wait_while(self.lock(), is_read);
-        let mut blocks = blocks.expect("no copy panics with the tier locked");
-        copies.iter().for_each(|copy| blocks[copy.host.index()].generation = None);
+        let layer_blocks = self.reader_done.wait_while(self.lock(), is_read);
+        let mut layer_blocks = layer_blocks.expect("no copy panics with the tier locked");
+        copies.iter().for_each(|copy| layer_blocks[copy.host.index()].generation = None);
         !self.is_stopping()
     }
 
@@ -173,18 +173,18 @@ impl HostTier {
             pool.write(chunk, offset + piece.start as u64, bytes)
         });
         if let Some(at) = self.faults.corrupt_index(copies.len()) {
-            self.invert_block(pool, copies[at].device);
+            self.invert_layer_block(pool, copies[at].device);
         }
-        let mut blocks = self.lock();
-        copies.iter().for_each(|copy| blocks[copy.host.index()].readers -= 1);
-        drop(blocks);
+        let mut layer_blocks = self.lock();
+        copies.iter().for_each(|copy| layer_blocks[copy.host.index()].readers -= 1);
+        drop(layer_blocks);
         self.reader_done.notify_all();
         outcome
     }
 
     /// Inverts the bytes that were copied (an injected fault).
-    fn invert_block(&self, pool: &ChunkPool, (chunk, offset): (ChunkId, u64)) {
-        let mut bytes = vec![0; self.block_bytes];
+    fn invert_layer_block(&self, pool: &ChunkPool, (chunk, offset): (ChunkId, u64)) {
+        let mut bytes = vec![0; self.layer_block_bytes];
         let read = pool.read(chunk, offset, &mut bytes);
         bytes.iter_mut().for_each(|byte| *byte = !*byte);
         let written = read.and_then(|()| pool.write(chunk, offset, &bytes));
@@ -192,10 +192,11 @@ impl HostTier {
     }
 
     fn begin_read(&self, copies: &[TierCopy]) -> bool {
-        let mut blocks = self.lock();
-        let there = copies.iter().all(|copy| blocks[copy.host.index()].generation == Some(copy.generation));
+        let mut layer_blocks = self.lock();
+        let there =
+            copies.iter().all(|copy| layer_blocks[copy.host.index()].generation == Some(copy.generation));
         if there {
-            copies.iter().for_each(|copy| blocks[copy.host.index()].readers += 1);
+            copies.iter().for_each(|copy| layer_blocks[copy.host.index()].readers += 1);
         }
         there
     }
@@ -208,14 +209,14 @@ impl HostTier {
         copy: impl Fn(&TierCopy, Range<usize>) -> Result<(), PoolError>,
     ) -> Outcome {
         let begun = Instant::now();
-        let (fails, bytes) = (self.faults.should_fail_copy(), copies.len() * self.block_bytes);
+        let (fails, bytes) = (self.faults.should_fail_copy(), copies.len() * self.layer_block_bytes);
         let mut transfer = link.begin(rank);
         let passed = transfer.transfer(bytes, true, |piece| {
-            split_at_blocks(piece, self.block_bytes).try_for_each(|(at, part)| {
+            split_at_blocks(piece, self.layer_block_bytes).try_for_each(|(at, part)| {
                 if part.start == 0 {
                     self.faults.delay();
                 }
-                let whole = part.end == self.block_bytes;
+                let whole = part.end == self.layer_block_bytes;
                 let copied = copy(&copies[at], part).is_ok();
                 if copied && !(fails && whole) && !self.is_stopping() {
                     Ok(())
@@ -237,9 +238,9 @@ impl HostTier {
     ///
     /// # Safety
     /// The block is not written during the slice's lifetime.
-    unsafe fn bytes(&self, block: HostBlockId, part: &Range<usize>) -> &[u8] {
+    unsafe fn bytes(&self, layer_block: HostBlockId, part: &Range<usize>) -> &[u8] {
         // SAFETY: the range is within the region; the caller excludes writes.
-        unsafe { std::slice::from_raw_parts(self.block_ptr(block, part), part.len()) }
+        unsafe { std::slice::from_raw_parts(self.layer_block_ptr(layer_block, part), part.len()) }
     }
 
     /// Returns part of a block.
@@ -247,28 +248,31 @@ impl HostTier {
     /// # Safety
     /// The block is not accessed in any other way during the slice's lifetime.
     #[expect(clippy::mut_from_ref, reason = "the tier hands out disjoint blocks")]
-    unsafe fn bytes_mut(&self, block: HostBlockId, part: &Range<usize>) -> &mut [u8] {
+    unsafe fn bytes_mut(&self, layer_block: HostBlockId, part: &Range<usize>) -> &mut [u8] {
         // SAFETY: the range is within the region; the caller excludes other accesses.
-        unsafe { std::slice::from_raw_parts_mut(self.block_ptr(block, part), part.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.layer_block_ptr(layer_block, part), part.len()) }
     }
 
     /// Returns the address of a part of a block.
-    fn block_ptr(&self, block: HostBlockId, part: &Range<usize>) -> *mut u8 {
-        assert!(part.end <= self.block_bytes, "a part lies within its block");
-        self.region.at(block.index() * self.block_bytes + part.start, part.len())
+    fn layer_block_ptr(&self, layer_block: HostBlockId, part: &Range<usize>) -> *mut u8 {
+        assert!(part.end <= self.layer_block_bytes, "a part lies within its block");
+        self.region.at(layer_block.index() * self.layer_block_bytes + part.start, part.len())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Block>> {
-        self.blocks.lock().expect("no copy panics with the tier locked")
+    fn lock(&self) -> MutexGuard<'_, Vec<LayerBlock>> {
+        self.layer_blocks.lock().expect("no copy panics with the tier locked")
     }
 }
 
 /// Splits `range` of consecutive blocks into the number of each block and the part of it.
-fn split_at_blocks(range: Range<usize>, block_bytes: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+fn split_at_blocks(
+    range: Range<usize>,
+    layer_block_bytes: usize,
+) -> impl Iterator<Item = (usize, Range<usize>)> {
     let Range { mut start, end } = range;
     std::iter::from_fn(move || {
-        let (at, from) = (start / block_bytes, start % block_bytes);
-        let to = block_bytes.min(from + (end - start));
+        let (at, from) = (start / layer_block_bytes, start % layer_block_bytes);
+        let to = layer_block_bytes.min(from + (end - start));
         start += to - from;
         (to > from).then_some((at, from..to))
     })
@@ -279,7 +283,7 @@ mod tests {
     use super::split_at_blocks;
 
     #[test]
-    fn a_piece_of_a_transfer_is_cut_where_blocks_end() {
+    fn a_piece_of_a_transfer_is_cut_where_layer_blocks_end() {
         let cut = |range| split_at_blocks(range, 10).collect::<Vec<_>>();
         assert_eq!(cut(0..10), [(0, 0..10)]);
         assert_eq!(cut(7..23), [(0, 7..10), (1, 0..10), (2, 0..3)]);

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use sluice_memory::{Faults, HostOptions, KvCopyStats};
-use sluice_policy::action::{Address, BlockSwap, Fetch, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Address, Fetch, Fill, FillTarget, LayerBlockSwap, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
+use sluice_policy::ids::{ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId};
 
 use super::harness::{Harness, chunks, geometry, reback};
 
@@ -17,7 +17,7 @@ const RATE: u64 = 512 << 10;
 const A: LayerId = LayerId(0);
 const B: LayerId = LayerId(1);
 
-/// Maps frames 0 to 5 to the chunks of the same number, and swaps blocks 0 and 1 out to host blocks 0 and 1
+/// Maps KV chunks 0 to 5 to the chunks of the same number, and swaps blocks 0 and 1 out to host blocks 0 and 1
 /// with generations 1 and 2.
 fn world(change: impl Fn(&mut HostOptions)) -> Harness {
     let mut world = Harness::with(&geometry(CHUNK, 8, 2, 2 * CHUNK), |options| {
@@ -25,26 +25,26 @@ fn world(change: impl Fn(&mut HostOptions)) -> Harness {
         change(options);
     });
     world.succeed(Work::Create(chunks(0..8)));
-    let map = |chunk| Reback::Map(Address::Kv(FrameId(chunk)), ChunkId(chunk));
+    let map = |chunk| Reback::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
     world.succeed(reback((0..6).map(map).collect(), vec![]));
-    world.write_block(BlockId(0), 10);
-    world.write_block(BlockId(1), 11);
+    world.write_layer_block(LayerBlockId(0), 10);
+    world.write_layer_block(LayerBlockId(1), 11);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
     world
 }
 
-fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
-    let (block, chunk) = (BlockId(block), ChunkId(block / 8));
-    BlockSwap { block, chunk, host: HostBlockId(host), generation: Generation(generation) }
+fn swap(layer_block: u32, host: u32, generation: u64) -> LayerBlockSwap {
+    let (layer_block, chunk) = (LayerBlockId(layer_block), ChunkId(layer_block / 8));
+    LayerBlockSwap { layer_block, chunk, host: HostBlockId(host), generation: Generation(generation) }
 }
 
-fn swap_from_tuple((block, host, generation): (u32, u32, u64)) -> BlockSwap {
-    swap(block, host, generation)
+fn swap_from_tuple((layer_block, host, generation): (u32, u32, u64)) -> LayerBlockSwap {
+    swap(layer_block, host, generation)
 }
 
-fn fetch(layer: LayerId, buffer: u8, generation: u64, blocks: &[BlockSwap]) -> Work {
+fn fetch(layer: LayerId, buffer: u8, generation: u64, layer_blocks: &[LayerBlockSwap]) -> Work {
     let generation = Generation(generation);
-    Work::Fetch(Fetch { layer, buffer, generation, after: None, blocks: blocks.to_vec().into() })
+    Work::Fetch(Fetch { layer, buffer, generation, after: None, layer_blocks: layer_blocks.to_vec().into() })
 }
 
 fn duration(outcome: Outcome) -> Duration {
@@ -68,7 +68,7 @@ fn fetch_during_slab_fill(due: Option<Nanos>) -> (Duration, bool) {
     let taken = duration(world.wait(fetched));
     let ahead = world.outcome(slab).is_none();
     world.wait(slab);
-    assert_eq!([8, 9].map(|block| world.block(BlockId(block))), [Some(10), Some(11)]);
+    assert_eq!([8, 9].map(|layer_block| world.layer_block(LayerBlockId(layer_block))), [Some(10), Some(11)]);
     (taken, ahead)
 }
 
@@ -90,7 +90,7 @@ fn slab_ends_last(needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(RATE));
     world.hold_engine(true);
-    world.submit_work(reback(vec![Reback::Map(Address::Kv(FrameId(6)), ChunkId(5))], vec![]));
+    world.submit_work(reback(vec![Reback::Map(Address::Kv(KvChunkId(6)), ChunkId(5))], vec![]));
     while world.advance() {}
     let home = [(8, 0, 1), (9, 1, 2)].map(|one| world.submit_work(Work::SwapIn(vec![swap_from_tuple(one)])));
     world.submit_with_deadline(behind, reback(vec![], vec![]));
@@ -140,13 +140,13 @@ fn earliest_deadline_slab_gets_next_thread() {
 fn measured_time_excludes_reader_wait() {
     let mut world = world(|_| ());
     let after = Some((B, Generation(1)));
-    let (generation, blocks) = (Generation(1), vec![swap(8, 0, 1)]);
+    let (generation, layer_blocks) = (Generation(1), vec![swap(8, 0, 1)]);
     let order = world.submit_work(Work::Fetch(Fetch {
         layer: A,
         buffer: 0,
         generation,
         after,
-        blocks: blocks.into(),
+        layer_blocks: layer_blocks.into(),
     }));
     let wait = Duration::from_secs(1);
     std::thread::sleep(wait);
@@ -160,10 +160,16 @@ fn skipping_reader_wait_overwrites_buffer_early() {
     let mut world = world(|_| ());
     world.memory.set_faults(Faults { skip_after_wait: true, ..Faults::default() });
     world.succeed(fetch(A, 0, 1, &[swap(8, 0, 1)]));
-    let (generation, blocks) = (Generation(2), vec![swap(8, 1, 2)]);
+    let (generation, layer_blocks) = (Generation(2), vec![swap(8, 1, 2)]);
     let after = Some((A, Generation(1)));
-    world.succeed(Work::Fetch(Fetch { layer: B, buffer: 0, generation, after, blocks: blocks.into() }));
-    assert_eq!(world.block(BlockId(8)), Some(11), "nobody has said that layer 0 was read");
+    world.succeed(Work::Fetch(Fetch {
+        layer: B,
+        buffer: 0,
+        generation,
+        after,
+        layer_blocks: layer_blocks.into(),
+    }));
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(11), "nobody has said that layer 0 was read");
 }
 
 #[test]
@@ -174,7 +180,7 @@ fn failed_fetch_publishes_nothing_and_can_be_retried() {
     assert_eq!(world.run(work.clone()), Outcome::Failed(Failure::CopyFailed));
     assert_eq!(world.page.kv_ready(A), Generation(0));
     world.succeed(work);
-    assert_eq!((world.page.kv_ready(A), world.block(BlockId(9))), (Generation(1), Some(11)));
+    assert_eq!((world.page.kv_ready(A), world.layer_block(LayerBlockId(9))), (Generation(1), Some(11)));
     assert_eq!(world.memory.kv_copy_stats(), KvCopyStats { fetched_bytes: 2 * BLOCK, written_back_bytes: 0 });
 }
 
@@ -190,7 +196,7 @@ fn failed_write_back_leaves_host_block_without_generation() {
     }
     world.succeed(Work::WriteBack(vec![swap(0, 0, 5)]));
     world.succeed(fetch(A, 0, 1, &[swap(8, 0, 5)]));
-    assert_eq!(world.block(BlockId(8)), Some(10));
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(10));
     assert_eq!(world.memory.kv_copy_stats().written_back_bytes, BLOCK);
 }
 
@@ -207,7 +213,7 @@ fn use_of_host_block_under_write_back_is_refused() {
         fetch(A, 0, 1, &[swap(8, 0, 1)]),
         Work::SwapIn(vec![swap(0, 1, 2)]),
         fetch(A, 0, 1, &[swap(0, 1, 2)]),
-        reback(vec![Reback::Unmap(Address::Kv(FrameId(0)), ChunkId(0))], vec![]),
+        reback(vec![Reback::Unmap(Address::Kv(KvChunkId(0)), ChunkId(0))], vec![]),
     ];
     for work in wrong {
         let shown = format!("{work:?}");
@@ -220,7 +226,7 @@ fn use_of_host_block_under_write_back_is_refused() {
     world.memory.set_to_host_bandwidth(None);
     assert!(matches!(world.wait(slow), Outcome::Done { .. }), "the new pace holds for it too");
     world.succeed(fetch(A, 0, 2, &[swap(9, 0, 3)]));
-    assert_eq!(world.block(BlockId(9)), Some(10));
+    assert_eq!(world.layer_block(LayerBlockId(9)), Some(10));
 }
 
 /// A running fetch keeps its host block until it ends; a writer of the block waits.
@@ -235,7 +241,7 @@ fn a_write_back_waits_for_the_fetch_that_reads_its_host_block() {
     let fetched = matches!(world.outcome(reads), Some(Outcome::Done { .. }));
     // If the write-back had started first, the fetch would have been refused.
     assert!(!fetched || order[order.len() - 2..] == [reads, writes], "{order:?}");
-    let found = world.block(BlockId(9));
+    let found = world.layer_block(LayerBlockId(9));
     assert!(found == Some(10) || !fetched, "{found:?}");
 }
 

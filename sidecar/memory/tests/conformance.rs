@@ -2,7 +2,7 @@
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 use sluice_ports::conformance::{self, Backend, SlabChunk};
 
 use super::harness::Harness;
@@ -11,7 +11,7 @@ impl Backend for Harness {
     type Memory = sluice_memory::HostMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
-        let host_kv_bytes = u64::from(host_blocks) * geometry.block_bytes;
+        let host_kv_bytes = u64::from(host_blocks) * geometry.layer_block_bytes;
         Harness::with(geometry, |options| options.host_kv_bytes = host_kv_bytes)
     }
 
@@ -51,12 +51,12 @@ impl Backend for Harness {
         Harness::contents(self, address)
     }
 
-    fn write_block(&mut self, block: BlockId, tag: u32) {
-        Harness::write_block(self, block, tag);
+    fn write_layer_block(&mut self, layer_block: LayerBlockId, tag: u32) {
+        Harness::write_layer_block(self, layer_block, tag);
     }
 
-    fn block(&mut self, block: BlockId) -> Option<u32> {
-        Harness::block(self, block)
+    fn layer_block(&mut self, layer_block: LayerBlockId) -> Option<u32> {
+        Harness::layer_block(self, layer_block)
     }
 }
 
@@ -78,13 +78,13 @@ rules!(
     mapped_chunk_cannot_be_released,
     a_reback_waits_for_the_engine,
     operations_take_effect_in_order,
-    a_moved_block_keeps_its_contents,
+    a_moved_layer_block_keeps_its_contents,
     fill_copies_slab_chunks_in_order,
     ready_is_published_with_the_completion,
     fill_waits_for_its_reader,
     fills_of_one_slot_run_in_the_order_submitted,
     drop_fills_drops_waiting_fills,
-    swapped_out_blocks_swap_in_to_other_chunks,
+    swapped_out_layer_blocks_swap_in_to_other_chunks,
     swap_in_with_stale_generation_is_refused,
     rewritten_host_block_has_only_new_generation,
     inconsistent_swap_is_refused,
@@ -97,9 +97,9 @@ rules!(
     drop_fills_drops_fetches_but_not_write_backs,
     fetches_into_one_buffer_run_in_the_order_submitted,
     fetch_target_memory_cannot_be_reused,
-    written_back_block_is_fetched_by_generation,
-    spill_waits_for_step_and_blocks_fetch_into_its_buffer,
-    fetch_after_spill_reads_spilled_blocks,
+    written_back_layer_block_is_fetched_by_generation,
+    spill_waits_for_step_and_layer_blocks_fetch_into_its_buffer,
+    fetch_after_spill_reads_spilled_layer_blocks,
     inconsistent_spill_is_refused_and_memory_kept,
     drop_fills_drops_spills_and_keeps_host_blocks,
 );

@@ -3,13 +3,13 @@
 use sluice_memory::AuditError;
 use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, LayerId};
+use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId};
 use sluice_ports::conformance::SlabChunk;
 
 use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
-const FRAME: Address = Address::Kv(FrameId(0));
-const OTHER: Address = Address::Kv(FrameId(1));
+const KV_CHUNK: Address = Address::Kv(KvChunkId(0));
+const OTHER: Address = Address::Kv(KvChunkId(1));
 const C0: ChunkId = ChunkId(0);
 
 fn world(poison: bool) -> Harness {
@@ -23,12 +23,12 @@ fn world(poison: bool) -> Harness {
 fn handed_over_chunk_is_poisoned_before_mapping() {
     for poison in [false, true] {
         let mut world = world(poison);
-        world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
-        world.write_block(BlockId(0), 3);
-        world.succeed(reback(vec![Reback::Unmap(FRAME, C0), Reback::Map(OTHER, C0)], vec![C0]));
+        world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
+        world.write_layer_block(LayerBlockId(0), 3);
+        world.succeed(reback(vec![Reback::Unmap(KV_CHUNK, C0), Reback::Map(OTHER, C0)], vec![C0]));
         let bytes = world.read(OTHER).unwrap();
         assert_eq!(bytes.iter().all(|byte| *byte == 0xFF), poison);
-        assert_eq!(world.block(BlockId(8)), (!poison).then_some(3), "kept without the option");
+        assert_eq!(world.layer_block(LayerBlockId(8)), (!poison).then_some(3), "kept without the option");
     }
 }
 
@@ -39,27 +39,27 @@ fn chunk_mapped_at_two_addresses_is_poisoned_once() {
     for later in [false, true] {
         let mut world = world(true);
         world.succeed(reback(vec![Reback::Map(activation, C0)], vec![]));
-        let (map, unmap) = (Reback::Map(FRAME, C0), Reback::Unmap(activation, C0));
+        let (map, unmap) = (Reback::Map(KV_CHUNK, C0), Reback::Unmap(activation, C0));
         let ops = if later { vec![map] } else { vec![map, unmap] };
         world.succeed(reback(ops, vec![C0]));
-        assert_eq!(poisoned(&world, FRAME), Some(true));
+        assert_eq!(poisoned(&world, KV_CHUNK), Some(true));
         assert_eq!(poisoned(&world, activation), later.then_some(true));
         // The new owner's data remains when the old address is unmapped.
-        world.write_block(BlockId(0), 3);
+        world.write_layer_block(LayerBlockId(0), 3);
         if later {
             world.succeed(reback(vec![unmap], vec![]));
         }
-        assert_eq!((world.block(BlockId(0)), poisoned(&world, activation)), (Some(3), None));
+        assert_eq!((world.layer_block(LayerBlockId(0)), poisoned(&world, activation)), (Some(3), None));
     }
 }
 
 #[test]
 fn a_refused_transaction_poisons_nothing() {
     let mut world = world(true);
-    world.succeed(reback(vec![Reback::Map(FRAME, C0)], vec![]));
-    world.write_block(BlockId(0), 3);
+    world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
+    world.write_layer_block(LayerBlockId(0), 3);
     let refused = world.run(reback(vec![Reback::Unmap(OTHER, C0)], vec![C0]));
-    assert_eq!((refused, world.block(BlockId(0))), (Outcome::Failed(Failure::Refused), Some(3)));
+    assert_eq!((refused, world.layer_block(LayerBlockId(0))), (Outcome::Failed(Failure::Refused), Some(3)));
 }
 
 #[test]
@@ -88,9 +88,9 @@ fn fill_waits_for_transaction_with_same_chunks() {
 fn transaction_refused_by_engine_is_rolled_back() {
     let mut world = world(false);
     world.hold_engine(true);
-    let order = world.submit_work(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    let order = world.submit_work(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
     world.settle();
-    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0)]);
+    assert_eq!(world.memory.snapshot(), [Reback::Map(KV_CHUNK, C0)]);
     assert!(world.memory.on_acknowledge(order, false));
     assert_eq!(world.wait(order), Outcome::Failed(Failure::Refused));
     assert_eq!(world.memory.snapshot(), []);
@@ -100,7 +100,7 @@ fn transaction_refused_by_engine_is_rolled_back() {
 fn engine_loss_completes_unacknowledged_reback() {
     let mut world = world(false);
     world.hold_engine(true);
-    let first = world.submit_work(reback(vec![Reback::Map(FRAME, C0)], vec![]));
+    let first = world.submit_work(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
     let second = world.submit_work(reback(vec![Reback::Map(OTHER, ChunkId(1))], vec![]));
     world.settle();
     assert_eq!(world.outcome(first), None);
@@ -110,17 +110,17 @@ fn engine_loss_completes_unacknowledged_reback() {
         assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
     }
     assert!(!world.memory.on_acknowledge(first, true), "an answer that comes late is nobody's");
-    assert_eq!(world.memory.snapshot(), [Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))]);
+    assert_eq!(world.memory.snapshot(), [Reback::Map(KV_CHUNK, C0), Reback::Map(OTHER, ChunkId(1))]);
 }
 
 #[test]
 fn audit_reports_first_difference() {
     let mut world = world(false);
-    world.succeed(reback(vec![Reback::Map(FRAME, C0), Reback::Map(OTHER, ChunkId(1))], vec![]));
+    world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0), Reback::Map(OTHER, ChunkId(1))], vec![]));
     let audit = |entries: &[(Address, ChunkId)]| world.memory.audit(entries.iter().copied());
-    assert_eq!(audit(&[(FRAME, C0), (OTHER, ChunkId(1))]), Ok(()));
+    assert_eq!(audit(&[(KV_CHUNK, C0), (OTHER, ChunkId(1))]), Ok(()));
     let missing = AuditError { address: OTHER, backing: Some(ChunkId(1)), expected: None };
-    assert_eq!(audit(&[(FRAME, C0)]), Err(missing));
+    assert_eq!(audit(&[(KV_CHUNK, C0)]), Err(missing));
     let wrong = AuditError { address: OTHER, backing: Some(ChunkId(1)), expected: Some(C0) };
-    assert_eq!(audit(&[(FRAME, C0), (OTHER, C0)]), Err(wrong));
+    assert_eq!(audit(&[(KV_CHUNK, C0), (OTHER, C0)]), Err(wrong));
 }

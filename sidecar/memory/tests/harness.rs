@@ -12,7 +12,7 @@ use sluice_memory::{
 use sluice_policy::action::{Action, Address, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, Nanos};
 use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 use sluice_ports::conformance::SlabChunk;
@@ -27,7 +27,7 @@ pub fn geometry(chunk_bytes: u64, capacity_chunks: u32, layers: usize, slab_byte
         capacity_chunks,
         global_bytes: chunk_bytes / 2,
         slab_bytes: vec![slab_bytes; layers],
-        block_bytes: chunk_bytes / 8,
+        layer_block_bytes: chunk_bytes / 8,
         activation: ActivationCost::default(),
         staging_chunks: 1,
     }
@@ -38,7 +38,7 @@ pub fn ranges(geometry: &Geometry) -> RangeSizes {
     RangeSizes {
         global_chunks: geometry.chunks_for(geometry.global_bytes),
         layer_chunks: layers.map(|l| geometry.slab_chunks(l)).collect(),
-        kv_frames: geometry.capacity_chunks,
+        kv_chunks: geometry.capacity_chunks,
         activation_chunks: 2,
         staging_chunks: geometry.staging_chunks,
     }
@@ -316,36 +316,36 @@ impl Harness {
         decode(&self.geometry, &self.read(address)?)
     }
 
-    pub fn write_block(&self, block: BlockId, tag: u32) {
-        let mut bytes = vec![0; self.geometry.block_bytes as usize];
+    pub fn write_layer_block(&self, layer_block: LayerBlockId, tag: u32) {
+        let mut bytes = vec![0; self.geometry.layer_block_bytes as usize];
         fill_words(&mut bytes, tag | 1 << 31);
-        self.write_bytes(block, bytes);
+        self.write_bytes(layer_block, bytes);
     }
 
     /// Writes these bytes to the front of a block as the engine.
-    pub fn write_bytes(&self, block: BlockId, bytes: Vec<u8>) {
-        let (frame, offset) = self.block_location(block);
+    pub fn write_bytes(&self, layer_block: LayerBlockId, bytes: Vec<u8>) {
+        let (kv_chunk, offset) = self.layer_block_location(layer_block);
         let (written, done) = channel();
-        self.commands.send(Command::Write(frame, offset, bytes, written)).unwrap();
+        self.commands.send(Command::Write(kv_chunk, offset, bytes, written)).unwrap();
         done.recv().unwrap();
     }
 
     /// Returns all bytes of a block as the engine reads them.
-    pub fn block_bytes(&self, block: BlockId) -> Option<Vec<u8>> {
-        let (frame, offset) = self.block_location(block);
-        let bytes = self.read(frame)?;
-        Some(bytes[offset..offset + self.geometry.block_bytes as usize].to_vec())
+    pub fn layer_block_bytes(&self, layer_block: LayerBlockId) -> Option<Vec<u8>> {
+        let (kv_chunk, offset) = self.layer_block_location(layer_block);
+        let bytes = self.read(kv_chunk)?;
+        Some(bytes[offset..offset + self.geometry.layer_block_bytes as usize].to_vec())
     }
 
-    pub fn block(&self, block: BlockId) -> Option<u32> {
-        let word = uniform(&self.block_bytes(block)?)?;
+    pub fn layer_block(&self, layer_block: LayerBlockId) -> Option<u32> {
+        let word = uniform(&self.layer_block_bytes(layer_block)?)?;
         (word >> 31 == 1 && word != u32::MAX).then_some(word & !(1 << 31))
     }
 
-    fn block_location(&self, block: BlockId) -> (Address, usize) {
-        let per_chunk = self.geometry.blocks_per_chunk();
-        let offset = u64::from(block.0 % per_chunk) * self.geometry.block_bytes;
-        (Address::Kv(FrameId(block.0 / per_chunk)), offset as usize)
+    fn layer_block_location(&self, layer_block: LayerBlockId) -> (Address, usize) {
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
+        let offset = u64::from(layer_block.0 % per_chunk) * self.geometry.layer_block_bytes;
+        (Address::Kv(KvChunkId(layer_block.0 / per_chunk)), offset as usize)
     }
 
     pub fn submit_work(&mut self, work: Work) -> ActionId {

@@ -2,19 +2,19 @@
 
 use sluice_memory::{ChunkPool, Mapping, MappingError, Range, RangeSizes};
 use sluice_policy::action::{Address, Reback};
-use sluice_policy::ids::{ChunkId, FrameId, LayerId};
+use sluice_policy::ids::{ChunkId, KvChunkId, LayerId};
 
 use super::harness::read;
 
 const CHUNK: u64 = 64 << 10;
-const FRAME: Address = Address::Kv(FrameId(1));
+const KV_CHUNK: Address = Address::Kv(KvChunkId(1));
 const LAYER: Address = Address::Layer(LayerId(1), 0);
 
 fn sizes() -> RangeSizes {
     RangeSizes {
         global_chunks: 1,
         layer_chunks: vec![2, 3],
-        kv_frames: 4,
+        kv_chunks: 4,
         activation_chunks: 1,
         staging_chunks: 1,
     }
@@ -56,21 +56,21 @@ fn ranges_keep_their_addresses_and_a_guard_follows_each() {
         assert_eq!(pair[1] - pair[0], (chunks[at] + 1) * CHUNK, "{:?} and its guard", all[at]);
     }
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
     assert_eq!(starts, all.map(|range| mapping.address(range) as u64));
-    assert_eq!(mapping.position_ptr(FRAME).unwrap() as u64, starts[3] + CHUNK);
+    assert_eq!(mapping.position_ptr(KV_CHUNK).unwrap() as u64, starts[3] + CHUNK);
 }
 
 #[test]
 fn unbacked_address_is_prot_none() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    let at = mapping.position_ptr(FRAME).unwrap();
+    let at = mapping.position_ptr(KV_CHUNK).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
-    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(2))).unwrap();
     let (start, end, permissions) = mapped_area(at);
     assert_eq!((start, end, permissions.as_str()), (at as usize, at as usize + CHUNK as usize, "rw-s"));
-    mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
 }
 
@@ -78,33 +78,33 @@ fn unbacked_address_is_prot_none() {
 fn inconsistent_change_is_refused_without_effect() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
     let mut refused = |op| mapping.apply(pool.fd(), &op).unwrap_err();
     let outside = Address::Layer(LayerId(0), 2);
     assert!(matches!(
-        refused(Reback::Map(FRAME, ChunkId(1))),
+        refused(Reback::Map(KV_CHUNK, ChunkId(1))),
         MappingError::Occupied { found: ChunkId(0), .. }
     ));
     assert!(matches!(
-        refused(Reback::Unmap(FRAME, ChunkId(1))),
+        refused(Reback::Unmap(KV_CHUNK, ChunkId(1))),
         MappingError::NotMapped { found: Some(_), .. }
     ));
     assert!(matches!(refused(Reback::Unmap(LAYER, ChunkId(0))), MappingError::NotMapped { found: None, .. }));
     assert!(matches!(refused(Reback::Map(outside, ChunkId(1))), MappingError::OutOfRange { .. }));
     assert!(matches!(refused(Reback::Map(LAYER, ChunkId(4))), MappingError::BeyondPool { .. }));
-    assert_eq!((mapping.chunk_at(FRAME), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
+    assert_eq!((mapping.chunk_at(KV_CHUNK), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
 }
 
 #[test]
 fn refused_transaction_is_rolled_back() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
     let ops =
-        [Reback::Unmap(FRAME, ChunkId(0)), Reback::Map(LAYER, ChunkId(0)), Reback::Map(LAYER, ChunkId(1))];
+        [Reback::Unmap(KV_CHUNK, ChunkId(0)), Reback::Map(LAYER, ChunkId(0)), Reback::Map(LAYER, ChunkId(1))];
     assert!(mapping.apply_all(pool.fd(), &ops).is_err());
-    assert_eq!((mapping.chunk_at(FRAME), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
-    assert_eq!(mapped_area(mapping.position_ptr(FRAME).unwrap()).2, "rw-s");
+    assert_eq!((mapping.chunk_at(KV_CHUNK), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
+    assert_eq!(mapped_area(mapping.position_ptr(KV_CHUNK).unwrap()).2, "rw-s");
 }
 
 #[test]
@@ -113,11 +113,11 @@ fn failed_rollback_is_reported_with_cause() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&pool, 4 * CHUNK).unwrap();
-    mapping.apply(pool.as_fd(), &Reback::Map(FRAME, ChunkId(3))).unwrap();
+    mapping.apply(pool.as_fd(), &Reback::Map(KV_CHUNK, ChunkId(3))).unwrap();
     // The sidecar's seals forbid this: the rollback cannot map the chunk again, because the file ends before
     // it.
     rustix::fs::ftruncate(&pool, CHUNK).unwrap();
-    let ops = [Reback::Unmap(FRAME, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
+    let ops = [Reback::Unmap(KV_CHUNK, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
     let Err(MappingError::RollbackFailed { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
         panic!("it can be neither made nor taken back")
     };
@@ -153,8 +153,8 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     assert_eq!(mapping.chunk_at(layer(0)), None);
     // The last chunk is beyond the pool: the first two are unmapped again, also those of a run within a
     // transaction.
-    let frames = (0..3).map(|at| Reback::Map(Address::Kv(FrameId(at)), ChunkId(2 + at)));
-    let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(frames).collect();
+    let kv_chunks = (0..3).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(2 + at)));
+    let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(kv_chunks).collect();
     let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
     assert!(matches!(beyond, MappingError::BeyondPool { chunk: ChunkId(4), .. }), "{beyond}");
     assert_eq!((mapping.chunk_at(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
@@ -164,7 +164,7 @@ fn contiguous_chunks_map_together_or_not_at_all() {
 fn one_chunk_shows_the_same_bytes_at_every_address() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    let addresses = [LAYER, Address::Layer(LayerId(0), 1), FRAME, Address::Staging(0)];
+    let addresses = [LAYER, Address::Layer(LayerId(0), 1), KV_CHUNK, Address::Staging(0)];
     for address in addresses {
         mapping.apply(pool.fd(), &Reback::Map(address, ChunkId(3))).unwrap();
     }
@@ -187,7 +187,7 @@ fn drop_unmaps_reservation() {
         bytes.max().unwrap()
     };
     const TERABYTE: u64 = 1 << 40;
-    let mapping = Mapping::reserve(2 << 20, RangeSizes { kv_frames: 1 << 19, ..sizes() }).unwrap();
+    let mapping = Mapping::reserve(2 << 20, RangeSizes { kv_chunks: 1 << 19, ..sizes() }).unwrap();
     assert!(largest() >= TERABYTE);
     drop(mapping);
     assert!(largest() < TERABYTE);
@@ -211,9 +211,9 @@ fn shared_chunk_ends_exclusive_prefix() {
     };
     assert_eq!(prefixes(&mapping), [3, 3]);
     // An inflation that defers the unmapping of the old address.
-    mapping.apply(pool.fd(), &Reback::Map(FRAME, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 2]);
-    mapping.apply(pool.fd(), &Reback::Unmap(FRAME, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &Reback::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 3]);
     mapping.apply(pool.fd(), &Reback::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
     assert_eq!(prefixes(&mapping), [0, 0], "from the front");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_memory::{EngineConnection, Faults, HostError, HostMemory, HostOptions};
-use sluice_policy::action::{Address, BlockSwap, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Address, Fill, FillTarget, LayerBlockSwap, Reback, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId};
 
 use super::harness::{ControlPage, Harness, chunks, geometry, master, options, reback};
 
@@ -19,24 +19,24 @@ fn small() -> Geometry {
     geometry(CHUNK, 8, 2, 2 * CHUNK)
 }
 
-/// Maps frames 0, 1, .. to the chunks of the same number.
+/// Maps KV chunks 0, 1, .. to the chunks of the same number.
 fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
     let mut world = Harness::with(geometry, |options| {
-        options.host_kv_bytes = 64 * geometry.block_bytes;
+        options.host_kv_bytes = 64 * geometry.layer_block_bytes;
         change(options);
     });
     let all = geometry.capacity_chunks;
     world.succeed(Work::Create(chunks(0..all)));
-    let map = |chunk| Reback::Map(Address::Kv(FrameId(chunk)), ChunkId(chunk));
+    let map = |chunk| Reback::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
     world.succeed(reback((0..all).map(map).collect(), vec![]));
     world
 }
 
-/// A swap of a block of the frames above.
-fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
-    BlockSwap {
-        block: BlockId(block),
-        chunk: ChunkId(block / 8),
+/// A swap of a block of the KV chunks above.
+fn swap(layer_block: u32, host: u32, generation: u64) -> LayerBlockSwap {
+    LayerBlockSwap {
+        layer_block: LayerBlockId(layer_block),
+        chunk: ChunkId(layer_block / 8),
         host: HostBlockId(host),
         generation: Generation(generation),
     }
@@ -54,33 +54,36 @@ fn random_bytes(seed: u64, bytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn swapped_blocks_are_bit_identical_over_paced_link() {
+fn swapped_layer_blocks_are_bit_identical_over_paced_link() {
     // The block size is not a multiple of the pieces of a limited link.
     let mut geometry = geometry(2 << 20, 4, 1, 2 << 20);
-    geometry.block_bytes = 640 << 10;
+    geometry.layer_block_bytes = 640 << 10;
     for link_bytes_per_s in [None, Some(64 << 20)] {
         let mut world = world(&geometry, |options| options.link_bytes_per_s = link_bytes_per_s);
-        let place = |block: u32, host, generation| BlockSwap {
-            chunk: ChunkId(block / 3),
-            ..swap(block, host, generation)
+        let place = |layer_block: u32, host, generation| LayerBlockSwap {
+            chunk: ChunkId(layer_block / 3),
+            ..swap(layer_block, host, generation)
         };
-        for block in 0..3 {
-            world.write_bytes(BlockId(block), random_bytes(u64::from(block) << 32, geometry.block_bytes));
+        for layer_block in 0..3 {
+            world.write_bytes(
+                LayerBlockId(layer_block),
+                random_bytes(u64::from(layer_block) << 32, geometry.layer_block_bytes),
+            );
         }
         world.succeed(Work::SwapOut(vec![place(0, 9, 1), place(1, 0, 2), place(2, 63, 3)]));
         world.succeed(Work::SwapIn(vec![place(5, 9, 1), place(9, 63, 3), place(4, 0, 2)]));
-        for (block, seed) in [(5, 0), (4, 1), (9, 2)] {
-            let found = world.block_bytes(BlockId(block)).unwrap();
+        for (layer_block, seed) in [(5, 0), (4, 1), (9, 2)] {
+            let found = world.layer_block_bytes(LayerBlockId(layer_block)).unwrap();
             assert!(
-                found == random_bytes(seed << 32, geometry.block_bytes),
-                "block {block}, {link_bytes_per_s:?}"
+                found == random_bytes(seed << 32, geometry.layer_block_bytes),
+                "block {layer_block}, {link_bytes_per_s:?}"
             );
         }
     }
 }
 
 #[test]
-fn tier_capacity_is_rounded_down_to_blocks() {
+fn tier_capacity_is_rounded_down_to_layer_blocks() {
     let mut world = world(&small(), |options| options.host_kv_bytes = 3 * BLOCK - 1);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
     assert_eq!(world.run(Work::SwapOut(vec![swap(2, 2, 3)])), Outcome::Failed(Failure::Refused));
@@ -90,10 +93,10 @@ fn tier_capacity_is_rounded_down_to_blocks() {
 fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
     let rate = 128 << 10;
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(rate));
-    let taken = |blocks: u64| Duration::from_secs_f64((blocks * BLOCK) as f64 / rate as f64);
+    let taken = |layer_blocks: u64| Duration::from_secs_f64((layer_blocks * BLOCK) as f64 / rate as f64);
     // The copy of a slab's chunk, which occupies the link for two seconds.
-    let (frame, layer) = (Address::Kv(FrameId(6)), Address::Layer(LayerId(0), 0));
-    world.succeed(reback(vec![Reback::Map(layer, ChunkId(6)), Reback::Unmap(frame, ChunkId(6))], vec![]));
+    let (kv_chunk, layer) = (Address::Kv(KvChunkId(6)), Address::Layer(LayerId(0), 0));
+    world.succeed(reback(vec![Reback::Map(layer, ChunkId(6)), Reback::Unmap(kv_chunk, ChunkId(6))], vec![]));
     let begun = Instant::now();
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) };
@@ -114,8 +117,8 @@ fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
 #[test]
 fn failed_swap_out_leaves_host_block_without_generation() {
     let mut world = world(&small(), |_| ());
-    world.write_block(BlockId(0), 10);
-    world.write_block(BlockId(1), 11);
+    world.write_layer_block(LayerBlockId(0), 10);
+    world.write_layer_block(LayerBlockId(1), 11);
     let out = |generation| Work::SwapOut(vec![swap(0, 0, generation), swap(1, 1, generation + 1)]);
     world.succeed(out(1));
     world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
@@ -126,24 +129,24 @@ fn failed_swap_out_leaves_host_block_without_generation() {
     }
     world.succeed(out(5));
     world.succeed(Work::SwapIn(vec![swap(8, 1, 6)]));
-    assert_eq!(world.block(BlockId(8)), Some(11));
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(11));
 }
 
 #[test]
 fn failed_swap_in_can_be_retried() {
     let mut world = world(&small(), |_| ());
-    world.write_block(BlockId(0), 10);
+    world.write_layer_block(LayerBlockId(0), 10);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1)]));
     world.memory.set_faults(Faults { fail_copy: Some(1), ..Faults::default() });
     assert_eq!(world.run(Work::SwapIn(vec![swap(8, 0, 1)])), Outcome::Failed(Failure::CopyFailed));
     world.succeed(Work::SwapIn(vec![swap(8, 0, 1)]));
-    assert_eq!(world.block(BlockId(8)), Some(10));
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(10));
 }
 
 #[test]
 fn fill_waits_for_swap_out_of_same_chunk() {
     let mut world = world(&small(), |_| ());
-    world.write_block(BlockId(0), 10);
+    world.write_layer_block(LayerBlockId(0), 10);
     world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(50), ..Faults::default() });
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(0..2) };
@@ -153,15 +156,15 @@ fn fill_waits_for_swap_out_of_same_chunk() {
     let order: Vec<_> = world.completions().iter().map(|c| c.id).collect();
     assert_eq!(order[order.len() - 2..], [out, fill]);
     world.succeed(Work::SwapIn(vec![swap(30, 0, 1)]));
-    assert_eq!(world.block(BlockId(30)), Some(10), "what was there before the fill");
+    assert_eq!(world.layer_block(LayerBlockId(30)), Some(10), "what was there before the fill");
 }
 
 #[test]
 fn swaps_continue_after_engine_exit() {
     let mut world = world(&small(), |_| ());
-    world.write_block(BlockId(0), 10);
+    world.write_layer_block(LayerBlockId(0), 10);
     world.hold_engine(true);
-    let mapped = Reback::Unmap(Address::Kv(FrameId(7)), ChunkId(7));
+    let mapped = Reback::Unmap(Address::Kv(KvChunkId(7)), ChunkId(7));
     let orders =
         [reback(vec![mapped], vec![]), Work::SwapOut(vec![swap(0, 0, 1)]), Work::SwapIn(vec![swap(8, 0, 1)])];
     let ids = orders.map(|work| world.submit_work(work));
@@ -170,7 +173,7 @@ fn swaps_continue_after_engine_exit() {
     for id in ids {
         assert!(matches!(world.wait(id), Outcome::Done { .. }), "{id:?}");
     }
-    assert_eq!(world.block(BlockId(8)), Some(10));
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(10));
 }
 
 /// Returns the bytes of anonymous memory of this process.
@@ -215,10 +218,10 @@ fn oversized_tier_is_refused_at_start() {
 }
 
 #[test]
-fn drop_stops_swap_at_next_block() {
+fn drop_stops_swap_at_next_layer_block() {
     // One second per block, one minute for all.
     let mut world = world(&small(), |options| options.link_bytes_per_s = Some(BLOCK));
-    world.submit_work(Work::SwapOut((0..60).map(|block| swap(block, block, 1)).collect()));
+    world.submit_work(Work::SwapOut((0..60).map(|layer_block| swap(layer_block, layer_block, 1)).collect()));
     let notify = world.notify.clone();
     let begun = Instant::now();
     drop(world);

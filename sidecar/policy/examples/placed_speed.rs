@@ -21,11 +21,11 @@ use sluice_policy::reclaim::PolicyName;
 const LIMIT_NS: u64 = 20_000;
 const LAYERS: usize = 80;
 const BLOCK_BYTES: u64 = 64 << 10;
-/// Columns of a sequence at its start and at its end.
-const COLUMNS: [u32; 2] = [12, 24];
+/// KV blocks of a sequence at its start and at its end.
+const KV_BLOCKS: [u32; 2] = [12, 24];
 const TOKENS: u32 = 16;
 /// The tokens of the sequences.
-const WORDS: [u32; (COLUMNS[1] * TOKENS) as usize] = [1; (COLUMNS[1] * TOKENS) as usize];
+const WORDS: [u32; (KV_BLOCKS[1] * TOKENS) as usize] = [1; (KV_BLOCKS[1] * TOKENS) as usize];
 /// Numbers of warm-up steps and of measured steps.
 const STEPS: [usize; 2] = [400, 1600];
 const NOW: Nanos = Nanos(0);
@@ -43,8 +43,8 @@ impl Sequence {
             return 1;
         }
         // The first sequences end at different steps.
-        let stagger = COLUMNS[1] - COLUMNS[0];
-        (COLUMNS[0] + self.id.0 as u32 * 5 % stagger) * TOKENS + self.id.0 as u32 * 3 % TOKENS
+        let stagger = KV_BLOCKS[1] - KV_BLOCKS[0];
+        (KV_BLOCKS[0] + self.id.0 as u32 * 5 % stagger) * TOKENS + self.id.0 as u32 * 3 % TOKENS
     }
 }
 
@@ -60,13 +60,13 @@ struct Bench {
 }
 
 fn manager(policy: PolicyName, sequences: u32) -> MemoryManager {
-    let kv_bytes = u64::from(sequences * COLUMNS[1]) * LAYERS as u64 * BLOCK_BYTES;
+    let kv_bytes = u64::from(sequences * KV_BLOCKS[1]) * LAYERS as u64 * BLOCK_BYTES;
     let geometry = Geometry {
         chunk_bytes: 2 << 20,
         capacity_chunks: (80 * 32 + 600) + (kv_bytes * 2 / 3 / (2 << 20)) as u32,
         global_bytes: 512 << 20,
         slab_bytes: vec![64 << 20; LAYERS],
-        block_bytes: BLOCK_BYTES,
+        layer_block_bytes: BLOCK_BYTES,
         activation: ActivationCost {
             fixed_bytes: 64 << 20,
             stream_per_token_bytes: 64 << 10,
@@ -128,7 +128,7 @@ impl Bench {
             for action in std::mem::take(&mut self.out) {
                 let bytes = match &action.work {
                     Work::Fill(_) => 64 << 20,
-                    Work::Fetch(fetch) => fetch.blocks.len() as u64 * BLOCK_BYTES,
+                    Work::Fetch(fetch) => fetch.layer_blocks.len() as u64 * BLOCK_BYTES,
                     work => work.swaps().len() as u64 * BLOCK_BYTES,
                 };
                 let outcome = Outcome::Done { bytes, duration_ns: (bytes / 400).max(1) };
@@ -176,11 +176,11 @@ impl Bench {
 
     fn need(&self) -> StepNeed {
         let needs = self.batch().map(|at| &self.sequences[at]).filter_map(|sequence| {
-            let columns = Geometry::columns_for(sequence.length + sequence.next_tokens());
-            let missing = columns.saturating_sub(self.manager.columns(sequence.id));
+            let kv_blocks = Geometry::kv_blocks_for(sequence.length + sequence.next_tokens());
+            let missing = kv_blocks.saturating_sub(self.manager.kv_blocks(sequence.id));
             (missing > 0).then_some((sequence.id, missing))
         });
-        StepNeed { columns: needs.collect(), shape: self.times.shape }
+        StepNeed { kv_blocks: needs.collect(), shape: self.times.shape }
     }
 
     fn end_step(&mut self) -> Duration {
@@ -192,7 +192,7 @@ impl Bench {
             sequence.length += tokens;
         }
         self.manager.finish(NOW, &self.times, &mut self.out);
-        let over = |at: &usize| self.sequences[*at].length >= COLUMNS[1] * TOKENS;
+        let over = |at: &usize| self.sequences[*at].length >= KV_BLOCKS[1] * TOKENS;
         let ended: Vec<_> = (0..self.sequences.len()).filter(over).collect();
         ended.into_iter().for_each(|at| self.begin(at));
         let spent = start.elapsed();

@@ -47,17 +47,17 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
         ..RequestState::default()
     };
     let running: Vec<_> = (0..REQUESTS).map(standing).collect();
-    let columns: u64 = running.iter().map(|one| u64::from(one.full + one.tails)).sum();
-    let block_bytes = 16 * TOKEN_BYTES;
+    let kv_blocks: u64 = running.iter().map(|one| u64::from(one.full + one.tails)).sum();
+    let layer_block_bytes = 16 * TOKEN_BYTES;
     PlanRequest {
         id: 1,
         layers: LAYERS,
-        block_bytes,
+        layer_block_bytes,
         running,
         waiting: (REQUESTS..REQUESTS + WAITING).map(standing).collect(),
-        capacity_bytes: columns * block_bytes * u64::from(LAYERS) * room_permille / 1000,
+        capacity_bytes: kv_blocks * layer_block_bytes * u64::from(LAYERS) * room_permille / 1000,
         compute_ns: vec![COMPUTE_NS; LAYERS.into()],
-        column_ns: 5,
+        kv_block_ns: 5,
         overhead_ns: 500_000,
         link: Link::fluid(LINK.in_bytes_per_s),
         window: 32,

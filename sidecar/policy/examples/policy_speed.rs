@@ -26,7 +26,7 @@ fn manager(forced: Option<ForcedRemap>) -> MemoryManager {
         capacity_chunks: 80 * 32 + 8192 + 600,
         global_bytes: 512 << 20,
         slab_bytes: vec![64 << 20; LAYERS],
-        block_bytes: 64 << 10,
+        layer_block_bytes: 64 << 10,
         activation: ActivationCost {
             fixed_bytes: 64 << 20,
             stream_per_token_bytes: 64 << 10,
@@ -56,14 +56,14 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     settle(&mut manager, &mut out);
     assert!(manager.is_loaded(), "loaded");
     let requests: Vec<RequestId> = (0..u64::from(sequences)).map(RequestId).collect();
-    // Lengths differ, so that columns fill up in different steps.
+    // Lengths differ, so that KV blocks fill up in different steps.
     requests.iter().for_each(|id| {
         manager.open(*id, id.0, &[1]);
     });
     let mut lengths: Vec<u32> = (0..sequences).map(|i| i * 7 % 16).collect();
     for (id, length) in requests.iter().zip(&lengths) {
-        let need = StepNeed { columns: vec![(*id, 1)], shape: StepShape::default() };
-        assert_eq!(manager.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a column");
+        let need = StepNeed { kv_blocks: vec![(*id, 1)], shape: StepShape::default() };
+        assert_eq!(manager.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a KV block");
         manager.commit(*id, &vec![1; *length as usize]);
     }
     let shape = StepShape { tokens: sequences, sequences, logit_rows: sequences };
@@ -101,10 +101,10 @@ fn one_step(
     let start = Instant::now();
     manager.boundary(NOW, out);
     let needs = requests.iter().zip(lengths.iter()).filter_map(|(id, length)| {
-        let missing = Geometry::columns_for(length + 1).saturating_sub(manager.columns(*id));
+        let missing = Geometry::kv_blocks_for(length + 1).saturating_sub(manager.kv_blocks(*id));
         (missing > 0).then_some((*id, missing))
     });
-    let need = StepNeed { columns: needs.collect(), shape: times.shape };
+    let need = StepNeed { kv_blocks: needs.collect(), shape: times.shape };
     assert_eq!(manager.prepare(NOW, &need, out), Prepared::Ready, "the arena is large enough");
     let lease = manager.begin(NOW, out);
     let decided = start.elapsed();

@@ -3,14 +3,16 @@
 
 use alloc::vec::Vec;
 
-use crate::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, SlotId};
+use crate::ids::{
+    ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId,
+};
 use crate::peers::Peer;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 
 pub mod staging;
 
-use staging::FetchBlocks;
+use staging::FetchLayerBlocks;
 
 /// A chunk-sized position in one of the engine's constant virtual ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,8 +21,8 @@ pub enum Address {
     Global(u32),
     /// Position in the range of one layer's slab.
     Layer(LayerId, u32),
-    /// A frame of the KV arena.
-    Kv(FrameId),
+    /// A KV chunk.
+    Kv(KvChunkId),
     /// Position in the activation range.
     Activation(u32),
     /// Position in the staging range.
@@ -97,22 +99,22 @@ pub struct Fill {
 
 /// Moves one live block. The block tables hide the move from the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockMove {
+pub struct LayerBlockMove {
     /// The source block.
-    pub from: BlockId,
+    pub from: LayerBlockId,
     /// The chunk that backs it.
     pub from_chunk: ChunkId,
     /// The destination block, not read yet.
-    pub to: BlockId,
+    pub to: LayerBlockId,
     /// The chunk that backs it.
     pub to_chunk: ChunkId,
 }
 
 /// Copies one layer block between the device and the host tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BlockSwap {
+pub struct LayerBlockSwap {
     /// The block on the device.
-    pub block: BlockId,
+    pub layer_block: LayerBlockId,
     /// The chunk that backs it.
     pub chunk: ChunkId,
     /// The block in host memory.
@@ -136,7 +138,7 @@ pub struct Fetch {
     pub after: Option<(LayerId, Generation)>,
     /// Host blocks and the buffer blocks that receive them. If a host block does not have its generation, the whole
     /// fetch is refused. If empty, only the word changes.
-    pub blocks: FetchBlocks,
+    pub layer_blocks: FetchLayerBlocks,
 }
 
 /// Copies KV of one layer from a buffer to the host tier after a step has written it (eLLM 4.4.2). Afterwards another
@@ -152,7 +154,7 @@ pub struct Spill {
     pub after: Generation,
     /// Buffer blocks and the host blocks that receive them. The host blocks lose their generations at the start and get
     /// the new ones once the last byte of all has arrived.
-    pub blocks: Vec<BlockSwap>,
+    pub layer_blocks: Vec<LayerBlockSwap>,
 }
 
 /// Bytes in transfer between two peers, as the ledger file records them.
@@ -193,19 +195,19 @@ pub enum Work {
     Reback(Transaction),
     /// Copies a slab to the device.
     Fill(Fill),
-    /// Moves blocks between frames, at a step boundary.
-    MoveBlocks(Vec<BlockMove>),
+    /// Moves blocks between KV chunks, at a step boundary.
+    MoveLayerBlocks(Vec<LayerBlockMove>),
     /// Copies layer blocks to the host tier, at a step boundary. Each host block has its generation only once its last
     /// byte has arrived. The device's copies stay.
-    SwapOut(Vec<BlockSwap>),
+    SwapOut(Vec<LayerBlockSwap>),
     /// Copies layer blocks from the host tier, at a step boundary. Refused as a whole, without changes, if a host block
     /// does not have the required generation. The host's copies stay.
-    SwapIn(Vec<BlockSwap>),
+    SwapIn(Vec<LayerBlockSwap>),
     /// Copies KV of one layer into a buffer, in parallel with steps. Counts as a fill.
     Fetch(Fetch),
     /// Like `SwapOut`, but in parallel with steps: no step writes these blocks, and they are neither moved nor unmapped
     /// during the copy.
-    WriteBack(Vec<BlockSwap>),
+    WriteBack(Vec<LayerBlockSwap>),
     /// Copies KV of one layer out of a buffer, after the step that writes it. Counts as a fetch.
     Spill(Spill),
     /// Drops every queued fill, fetch and spill that has not started. Each dropped one completes as `Dropped`, a
@@ -215,11 +217,11 @@ pub enum Work {
 
 impl Work {
     /// Returns the layer blocks that it copies between the device and the host tier.
-    pub fn swaps(&self) -> &[BlockSwap] {
+    pub fn swaps(&self) -> &[LayerBlockSwap] {
         match self {
             Work::SwapOut(swaps) | Work::SwapIn(swaps) | Work::WriteBack(swaps) => swaps,
-            Work::Fetch(fetch) => &fetch.blocks,
-            Work::Spill(spill) => &spill.blocks,
+            Work::Fetch(fetch) => &fetch.layer_blocks,
+            Work::Spill(spill) => &spill.layer_blocks,
             _ => &[],
         }
     }
@@ -237,7 +239,7 @@ impl Work {
                 };
                 transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
             }
-            Work::MoveBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
+            Work::MoveLayerBlocks(moves) => moves.iter().flat_map(|m| [m.from_chunk, m.to_chunk]).collect(),
             Work::Fill(fill) => fill.chunks.clone(),
             Work::SwapOut(_) | Work::SwapIn(_) | Work::WriteBack(_) | Work::Fetch(_) | Work::Spill(_) => {
                 self.swaps().iter().map(|swap| swap.chunk).collect()

@@ -22,11 +22,11 @@ pub enum TransitionTarget {
     /// This many activation chunks. KV gives or takes the difference.
     Activation(u32),
     /// This many free chunks more for KV.
-    Frames(u32),
-    /// Frames of KV and layers without chunks.
+    KvChunks(u32),
+    /// KV chunks and layers without chunks.
     Vacate {
-        /// Frames of KV.
-        frames: u32,
+        /// KV chunks.
+        kv_chunks: u32,
         /// Layers, counted from the last one that has chunks of its own.
         layers: u16,
     },
@@ -116,7 +116,7 @@ impl ChangeState {
     }
 
     /// Notes that blocks move for the transition after `step` steps.
-    pub fn moves_blocks(&mut self, step: u64) {
+    pub fn moves_layer_blocks(&mut self, step: u64) {
         self.moved_at_step = Some(step);
     }
 
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_change_without_room_waits_and_does_not_count_as_a_failure_of_the_backend() {
-        let mut change = decided(TransitionTarget::Frames(1), Reason::FreeChunks);
+        let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
         change.give_up(100);
         assert_eq!(change.transition(), None);
         assert_eq!([115, 116].map(|boundary| change.may_retry(boundary)), [false, true]);
@@ -270,10 +270,10 @@ mod tests {
     }
 
     #[test]
-    fn a_transition_that_moved_blocks_waits_for_the_next_step_while_requests_are_served() {
-        let mut change = decided(TransitionTarget::Frames(1), Reason::FreeChunks);
+    fn a_transition_that_moved_layer_blocks_waits_for_the_next_step_while_requests_are_served() {
+        let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
         assert!(change.is_due(5, true), "nothing has moved");
-        change.moves_blocks(5);
+        change.moves_layer_blocks(5);
         assert_eq!(
             [(5, true), (5, false), (6, true)].map(|(s, on)| change.is_due(s, on)),
             [false, true, true]
@@ -282,14 +282,14 @@ mod tests {
 
     #[test]
     fn activations_and_debts_do_not_wait_for_the_next_step() {
-        let vacate = TransitionTarget::Vacate { frames: 1, layers: 0 };
+        let vacate = TransitionTarget::Vacate { kv_chunks: 1, layers: 0 };
         for (target, reason, due) in [
             (TransitionTarget::Activation(1), Reason::Inflate, true),
             (vacate.clone(), Reason::Repay, true),
             (vacate, Reason::Lend, false),
         ] {
             let mut change = decided(target, reason);
-            change.moves_blocks(5);
+            change.moves_layer_blocks(5);
             assert_eq!(change.is_due(5, true), due, "{reason:?}");
         }
         assert!(!state().is_due(5, false), "nothing is decided");
@@ -326,7 +326,7 @@ mod tests {
     fn a_digest_covers_the_next_try_failures_moves_and_remaps() {
         let mut change = state();
         assert_eq!(change.digest_words(), [0, 0, u64::MAX, u64::MAX]);
-        change.moves_blocks(8);
+        change.moves_layer_blocks(8);
         change.applied(Some(Reason::Wake), 9);
         change.failed(10);
         assert_eq!(change.digest_words(), [42, 1, 8, 9]);
@@ -336,10 +336,10 @@ mod tests {
     fn copies_are_in_the_way_only_where_weights_move() {
         let moving = [
             TransitionTarget::Layout(Layout::resident()),
-            TransitionTarget::Vacate { frames: 0, layers: 1 },
-            TransitionTarget::Vacate { frames: 1, layers: 0 },
+            TransitionTarget::Vacate { kv_chunks: 0, layers: 1 },
+            TransitionTarget::Vacate { kv_chunks: 1, layers: 0 },
             TransitionTarget::Activation(1),
-            TransitionTarget::Frames(1),
+            TransitionTarget::KvChunks(1),
         ];
         assert_eq!(moving.map(|target| target.moves_weights()), [true, true, false, false, false]);
     }

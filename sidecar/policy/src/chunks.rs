@@ -13,7 +13,7 @@ pub use plan::FixedParts;
 use crate::action::Address;
 use crate::chunk_table::{ChunkTable, Owner, Ownership, State};
 use crate::geometry::Geometry;
-use crate::ids::{ChunkId, FrameId, LayerId};
+use crate::ids::{ChunkId, KvChunkId, LayerId};
 use crate::peers::Peer;
 
 /// Refusals of a single chunk in a row after which the device counts as full.
@@ -42,16 +42,16 @@ pub struct Chunks {
 pub struct Applied {
     /// Chunks with another owner than before.
     pub moved_chunks: u32,
-    /// Frames of KV, in order, that have a chunk now and had none (`true`), or had one and have none (`false`).
-    pub frames: Vec<(FrameId, bool)>,
+    /// KV chunks, in order, that have a chunk now and had none (`true`), or had one and have none (`false`).
+    pub kv_chunks: Vec<(KvChunkId, bool)>,
 }
 
 impl Chunks {
-    /// Creates a tenant without any chunk, whose KV has addresses for `frames` chunks.
-    pub fn new(geometry: &Geometry, frames: u32) -> Chunks {
+    /// Creates a tenant without any chunk, whose KV has addresses for `kv_chunks` chunks.
+    pub fn new(geometry: &Geometry, kv_chunks: u32) -> Chunks {
         Chunks {
             table: ChunkTable::new(geometry.capacity_chunks, geometry.chunk_bytes),
-            ownership: Ownership::new(geometry, frames),
+            ownership: Ownership::new(geometry, kv_chunks),
             absent_layers: geometry.layers(),
             create_piece: u32::MAX,
             create_tries: 0,
@@ -141,17 +141,17 @@ impl Chunks {
         self.table.set_contents(holder, state);
     }
 
-    /// Sets whether a frame of KV drains: then it takes no new blocks.
+    /// Sets whether a KV chunk drains: then it takes no new blocks.
     ///
     /// # Panics
     /// If no chunk backs it.
-    pub fn set_draining(&mut self, frame: FrameId, draining: bool) {
-        self.table.set_draining(self.backing(frame), draining);
+    pub fn set_draining(&mut self, kv_chunk: KvChunkId, draining: bool) {
+        self.table.set_draining(self.backing(kv_chunk), draining);
     }
 
-    /// Returns the chunk of a frame of KV.
-    fn backing(&self, frame: FrameId) -> ChunkId {
-        self.ownership.frames[frame.index()].expect("a backed frame has a chunk")
+    /// Returns the chunk of a KV chunk.
+    fn backing(&self, kv_chunk: KvChunkId) -> ChunkId {
+        self.ownership.kv_chunks[kv_chunk.index()].expect("a backed KV chunk has a chunk")
     }
 
     /// Puts `next` in force.
@@ -163,12 +163,12 @@ impl Chunks {
         for (chunk, from, to) in &changes {
             self.table.hand_over(*chunk, *from, *to);
         }
-        let frames = self.ownership.frames.iter().zip(&next.frames).enumerate();
-        let frames = frames.filter(|(_, (old, new))| old.is_some() != new.is_some());
-        let frames = frames.map(|(f, (_, new))| (FrameId(f as u32), new.is_some())).collect();
+        let kv_chunks = self.ownership.kv_chunks.iter().zip(&next.kv_chunks).enumerate();
+        let kv_chunks = kv_chunks.filter(|(_, (old, new))| old.is_some() != new.is_some());
+        let kv_chunks = kv_chunks.map(|(f, (_, new))| (KvChunkId(f as u32), new.is_some())).collect();
         self.ownership = next;
         self.absent_layers = self.ownership.absent_layers();
-        Applied { moved_chunks: changes.len() as u32, frames }
+        Applied { moved_chunks: changes.len() as u32, kv_chunks }
     }
 
     /// Checks that both directions agree; panics with a message when they do not.
@@ -222,7 +222,7 @@ mod tests {
             capacity_chunks: 16,
             global_bytes: 128,
             slab_bytes: vec![128; 4],
-            block_bytes: 16,
+            layer_block_bytes: 16,
             activation: crate::geometry::ActivationCost::default(),
             staging_chunks: 0,
         }
@@ -302,26 +302,26 @@ mod tests {
     }
 
     #[test]
-    fn a_change_tells_the_chunks_that_moved_and_the_frames_that_gained_or_lost_one() {
+    fn a_change_tells_the_chunks_that_moved_and_the_kv_chunks_that_gained_or_lost_one() {
         let mut chunks = loaded();
         let mut next = chunks.ownership().clone();
-        next.frames[0] = None;
-        next.frames[4] = next.activation.pop();
+        next.kv_chunks[0] = None;
+        next.kv_chunks[4] = next.activation.pop();
         let applied = chunks.apply(next);
         assert_eq!(
             applied,
-            Applied { moved_chunks: 2, frames: vec![(FrameId(0), false), (FrameId(4), true)] }
+            Applied { moved_chunks: 2, kv_chunks: vec![(KvChunkId(0), false), (KvChunkId(4), true)] }
         );
         chunks.check();
     }
 
     #[test]
-    fn a_frame_that_drains_says_so_in_its_chunk_until_the_chunk_has_another_owner() {
+    fn a_kv_chunk_that_drains_says_so_in_its_chunk_until_the_chunk_has_another_owner() {
         let mut chunks = loaded();
-        chunks.set_draining(FrameId(1), true);
+        chunks.set_draining(KvChunkId(1), true);
         assert_eq!(chunks.table().state(ChunkId(14)), State::Draining);
         let mut next = chunks.ownership().clone();
-        next.activation.extend(next.frames[1].take());
+        next.activation.extend(next.kv_chunks[1].take());
         chunks.apply(next);
         assert_eq!(chunks.table().state(ChunkId(14)), State::Idle);
         chunks.check();

@@ -9,9 +9,9 @@ use crate::layer_set::MOST_LAYERS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConfigError {
     /// A layer block does not fit into a chunk.
-    BlockLargerThanChunk {
+    LayerBlockLargerThanChunk {
         /// Bytes of a layer block.
-        block_bytes: u64,
+        layer_block_bytes: u64,
         /// Bytes of a chunk.
         chunk_bytes: u64,
     },
@@ -58,8 +58,11 @@ pub enum ConfigError {
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::BlockLargerThanChunk { block_bytes, chunk_bytes } => {
-                write!(f, "a KV block has {block_bytes} bytes, more than a chunk of {chunk_bytes} bytes")
+            ConfigError::LayerBlockLargerThanChunk { layer_block_bytes, chunk_bytes } => {
+                write!(
+                    f,
+                    "a KV block has {layer_block_bytes} bytes, more than a chunk of {chunk_bytes} bytes"
+                )
             }
             ConfigError::ZeroSize { what } => write!(f, "{what} must not be zero"),
             ConfigError::TooManyLayers { layers } => {

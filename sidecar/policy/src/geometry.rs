@@ -80,7 +80,7 @@ pub struct Geometry {
     /// Bytes of each layer's slab, front first.
     pub slab_bytes: Vec<u64>,
     /// Bytes of one layer block (16 tokens, K and V, one layer).
-    pub block_bytes: u64,
+    pub layer_block_bytes: u64,
     /// Activation bytes by step shape.
     pub activation: ActivationCost,
     /// Chunks kept for staging copies.
@@ -104,22 +104,22 @@ impl Geometry {
     }
 
     /// Returns the layer blocks in a chunk. A block never spans two chunks; the rest of the chunk is unused.
-    pub fn blocks_per_chunk(&self) -> u32 {
-        (self.chunk_bytes / self.block_bytes) as u32
+    pub fn layer_blocks_per_chunk(&self) -> u32 {
+        (self.chunk_bytes / self.layer_block_bytes) as u32
     }
 
-    /// Returns the bytes of a block column: one layer block of every layer.
-    pub fn column_bytes(&self) -> u64 {
-        u64::from(self.layers()) * self.block_bytes
+    /// Returns the bytes of a KV block: one layer block of every layer.
+    pub fn kv_block_bytes(&self) -> u64 {
+        u64::from(self.layers()) * self.layer_block_bytes
     }
 
-    /// Returns the chunks that hold `columns` block columns if every frame is full.
-    pub fn kv_chunks_for(&self, columns: u32) -> u32 {
-        (columns * u32::from(self.layers())).div_ceil(self.blocks_per_chunk())
+    /// Returns the chunks that hold `kv_blocks` KV blocks if every KV chunk is full.
+    pub fn kv_chunks_for(&self, kv_blocks: u32) -> u32 {
+        (kv_blocks * u32::from(self.layers())).div_ceil(self.layer_blocks_per_chunk())
     }
 
-    /// Returns the block columns that hold `tokens` tokens.
-    pub const fn columns_for(tokens: u32) -> u32 {
+    /// Returns the KV blocks that hold `tokens` tokens.
+    pub const fn kv_blocks_for(tokens: u32) -> u32 {
         tokens.div_ceil(BLOCK_TOKENS)
     }
 }

@@ -21,14 +21,14 @@ id!(/// A transformer layer, front first.
     LayerId(u16));
 id!(/// A slot: the chunks of one slab, which the moving layers share in sequence.
     SlotId(u8));
-id!(/// A chunk-sized position of the KV arena's virtual range. A frame is backed by one chunk or by none.
-    FrameId(u32));
-id!(/// A layer block: 16 tokens of one layer's KV. `block = frame * blocks_per_chunk + position in the frame`.
-    BlockId(u32));
-id!(/// A block of the host tier: space for one layer block in host memory, `0..host_kv_bytes / block_bytes`.
+id!(/// A chunk-sized position of the KV arena's virtual range. A KV chunk is backed by one chunk or by none.
+    KvChunkId(u32));
+id!(/// A layer block: 16 tokens of one layer's KV. Its id is `kv_chunk * layer_blocks_per_chunk + position in the chunk`.
+    LayerBlockId(u32));
+id!(/// A block of the host tier: space for one layer block in host memory, `0..host_kv_bytes / layer_block_bytes`.
     HostBlockId(u32));
-id!(/// A block column: the layer blocks of the same 16 tokens in all layers.
-    ColumnId(u32));
+id!(/// A KV block, what vLLM calls a block: the layer blocks of the same 16 tokens in all layers.
+    KvBlockId(u32));
 id!(/// The contents of a slot or layer at one time. Never reused: a copy or a step that names an old generation can
     /// never read one layer's weights as another's.
     Generation(u64));

@@ -1,75 +1,75 @@
-//! Tracks the KV of requests: frames, columns and the prefix cache. The memory manager decides which frames have
-//! chunks.
+//! Tracks the KV of requests: KV chunks, KV blocks and the prefix cache. The memory manager decides which KV chunks
+//! have chunks.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{BlockId, ColumnId, RequestId};
+use crate::ids::{KvBlockId, LayerBlockId, RequestId};
 use crate::layer_set::LayerSet;
 use crate::memory_manager::TableChange;
 use crate::slots::Generations;
 
+pub mod blocks;
 mod check;
-pub mod columns;
+pub mod chunk_pool;
 pub mod compact;
-pub mod frames;
 mod host_kv_pool;
 pub mod layer_offload;
-mod missing_blocks;
+mod missing_layer_blocks;
 mod prefix;
 mod swap;
 
-use columns::{Columns, Tokens};
-use frames::Frames;
+use blocks::{KvBlocks, Tokens};
+use chunk_pool::KvChunkPool;
 use host_kv_pool::HostKvPool;
 use layer_offload::LayerOffload;
-use missing_blocks::MissingBlocks;
+use missing_layer_blocks::MissingLayerBlocks;
 pub use swap::Swap;
 
 /// KV of one request.
 #[derive(Clone, Debug)]
 struct Sequence {
     salt: u64,
-    columns: Vec<ColumnId>,
-    /// Full columns with known tokens.
+    kv_blocks: Vec<KvBlockId>,
+    /// Full KV blocks with known tokens.
     full: u32,
-    /// Columns already checked for write-back.
+    /// KV blocks already checked for write-back.
     written: u32,
     /// Whether it is suspended: it does not run, and its KV is kept.
     suspended: bool,
-    /// Committed tokens after the last full column.
+    /// Committed tokens after the last full KV block.
     tail: Vec<u32>,
-    /// Name and hash of the last full column (0 and the salt's hash before the first). `None` if the chain is broken,
-    /// so that no later column may be shared.
+    /// Name and hash of the last full KV block (0 and the salt's hash before the first). `None` if the chain is broken,
+    /// so that no later KV block may be shared.
     chain: Option<(u64, u64)>,
 }
 
 /// Statistics of KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvCounts {
-    /// Frames with a chunk.
-    pub frames: u32,
-    /// Frames that accept no new blocks.
-    pub draining_frames: u32,
-    /// Blocks of all backed frames.
-    pub total_blocks: u32,
+    /// KV chunks with a chunk.
+    pub kv_chunks: u32,
+    /// KV chunks that accept no new blocks.
+    pub draining_kv_chunks: u32,
+    /// Blocks of all backed KV chunks.
+    pub total_layer_blocks: u32,
     /// Blocks that may be allocated.
-    pub free_blocks: u32,
-    /// Blocks held by columns or reserved for moves.
-    pub used_blocks: u32,
-    /// Columns that a request references.
-    pub used_columns: u32,
-    /// Columns on the device kept only as cache.
-    pub idle_columns: u32,
-    /// Columns in the prefix index, used or not, on the device or in the host tier.
-    pub shareable_columns: u32,
-    /// Columns in the host tier.
-    pub host_columns: u32,
-    /// Capacity of the host tier, columns.
-    pub host_limit_columns: u32,
-    /// Free blocks in frames that are not empty, permille of all free blocks.
+    pub free_layer_blocks: u32,
+    /// Blocks held by KV blocks or reserved for moves.
+    pub used_layer_blocks: u32,
+    /// KV blocks that a request references.
+    pub used_kv_blocks: u32,
+    /// KV blocks on the device kept only as cache.
+    pub idle_kv_blocks: u32,
+    /// KV blocks in the prefix index, used or not, on the device or in the host tier.
+    pub shareable_kv_blocks: u32,
+    /// KV blocks in the host tier.
+    pub host_kv_blocks: u32,
+    /// Capacity of the host tier, KV blocks.
+    pub host_limit_kv_blocks: u32,
+    /// Free blocks in KV chunks that are not empty, permille of all free blocks.
     pub fragmentation_permille: u32,
 }
 
@@ -78,25 +78,25 @@ pub struct KvCounts {
 pub struct Kv {
     layers: u32,
     caching: bool,
-    frames: Frames,
-    columns: Columns,
-    /// Shareable columns by hash.
-    index: BTreeMap<u64, ColumnId>,
-    /// Shareable columns on the device without references, least recently used first. A child is always older than its
-    /// parent.
-    idle: BTreeMap<u64, ColumnId>,
+    chunk_pool: KvChunkPool,
+    kv_blocks: KvBlocks,
+    /// Shareable KV blocks by hash.
+    index: BTreeMap<u64, KvBlockId>,
+    /// Shareable KV blocks on the device without references, least recently used first. A child is always older than
+    /// its parent.
+    idle: BTreeMap<u64, KvBlockId>,
     /// The host tier.
     host_pool: HostKvPool,
-    /// Columns that running requests need on the device and that are not completely there.
-    missing_blocks: MissingBlocks,
-    /// Columns being copied to or from the host tier between steps.
-    moving_columns: Vec<ColumnId>,
-    /// Columns being loaded from the host tier in parallel with steps; no step reads them yet.
-    loading_swaps: BTreeSet<ColumnId>,
+    /// KV blocks that running requests need on the device and that are not completely there.
+    missing_layer_blocks: MissingLayerBlocks,
+    /// KV blocks being copied to or from the host tier between steps.
+    moving_kv_blocks: Vec<KvBlockId>,
+    /// KV blocks being loaded from the host tier in parallel with steps; no step reads them yet.
+    loading_swaps: BTreeSet<KvBlockId>,
     /// KV that is offloaded while its requests run.
     layer_offload: LayerOffload,
     sequences: BTreeMap<RequestId, Sequence>,
-    /// Columns whose current blocks the engine does not know.
+    /// KV blocks whose current blocks the engine does not know.
     dirty: BTreeSet<(RequestId, u32)>,
     next_name: u64,
     next_stamp: u64,
@@ -105,19 +105,25 @@ pub struct Kv {
 }
 
 impl Kv {
-    /// Returns KV with an arena of `frames` positions, for a model of `layers` layers, and a host tier of
-    /// `host_columns` columns.
-    pub fn new(layers: u16, frames: u32, blocks_per_chunk: u32, host_columns: u32, caching: bool) -> Kv {
+    /// Returns KV with an arena of `kv_chunks` positions, for a model of `layers` layers, and a host tier of
+    /// `host_kv_blocks` KV blocks.
+    pub fn new(
+        layers: u16,
+        kv_chunks: u32,
+        layer_blocks_per_chunk: u32,
+        host_kv_blocks: u32,
+        caching: bool,
+    ) -> Kv {
         Kv {
             layers: u32::from(layers),
             caching,
-            frames: Frames::new(frames, blocks_per_chunk),
-            columns: Columns::new(layers),
+            chunk_pool: KvChunkPool::new(kv_chunks, layer_blocks_per_chunk),
+            kv_blocks: KvBlocks::new(layers),
             index: BTreeMap::new(),
             idle: BTreeMap::new(),
-            host_pool: HostKvPool::new(host_columns),
-            missing_blocks: MissingBlocks::default(),
-            moving_columns: Vec::new(),
+            host_pool: HostKvPool::new(host_kv_blocks),
+            missing_layer_blocks: MissingLayerBlocks::default(),
+            moving_kv_blocks: Vec::new(),
             loading_swaps: BTreeSet::new(),
             layer_offload: LayerOffload::default(),
             sequences: BTreeMap::new(),
@@ -130,60 +136,60 @@ impl Kv {
     }
 
     /// Returns the arena.
-    pub fn frames(&self) -> &Frames {
-        &self.frames
+    pub fn chunk_pool(&self) -> &KvChunkPool {
+        &self.chunk_pool
     }
 
     /// Returns the arena for changes of its chunks.
-    pub fn frames_mut(&mut self) -> &mut Frames {
-        &mut self.frames
+    pub fn chunk_pool_mut(&mut self) -> &mut KvChunkPool {
+        &mut self.chunk_pool
     }
 
-    /// Returns the number of layers, which is the number of blocks of a column.
+    /// Returns the number of layers, which is the number of blocks of a KV block.
     pub fn layers(&self) -> u32 {
         self.layers
     }
 
-    /// Returns the columns that a request holds.
-    pub fn columns(&self, request: RequestId) -> u32 {
-        self.sequences.get(&request).map_or(0, |s| s.columns.len() as u32)
+    /// Returns the KV blocks that a request holds.
+    pub fn kv_blocks(&self, request: RequestId) -> u32 {
+        self.sequences.get(&request).map_or(0, |s| s.kv_blocks.len() as u32)
     }
 
-    /// Returns the device blocks that evicting all unreferenced columns would free.
-    pub fn evictable_blocks(&self) -> u32 {
+    /// Returns the device blocks that evicting all unreferenced KV blocks would free.
+    pub fn evictable_layer_blocks(&self) -> u32 {
         self.idle.len() as u32 * self.layers
     }
 
-    /// Allocates new columns to the requests. The caller ensures enough free blocks, and enough host places for
+    /// Allocates new KV blocks to the requests. The caller ensures enough free blocks, and enough host places for
     /// offloaded prefills.
     pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {
-        let mut blocks = Vec::new();
+        let mut layer_blocks = Vec::new();
         for (request, count) in needs {
             if self.is_spilling_prefill(*request) {
                 self.allocate_out(*request, *count, generations);
                 continue;
             }
             for _ in 0..*count {
-                let id = self.columns.add();
-                blocks.clear();
-                self.frames.take(self.layers, id, &mut blocks);
-                self.columns.set_blocks(id, &blocks);
+                let id = self.kv_blocks.add();
+                layer_blocks.clear();
+                self.chunk_pool.take(self.layers, id, &mut layer_blocks);
+                self.kv_blocks.set_layer_blocks(id, &layer_blocks);
                 self.append(*request, id);
             }
         }
     }
 
-    fn append(&mut self, request: RequestId, id: ColumnId) {
-        let sequence = self.sequences.get_mut(&request).expect("columns go to an open request");
-        let at = sequence.columns.len() as u32;
-        sequence.columns.push(id);
+    fn append(&mut self, request: RequestId, id: KvBlockId) {
+        let sequence = self.sequences.get_mut(&request).expect("KV blocks go to an open request");
+        let at = sequence.kv_blocks.len() as u32;
+        sequence.kv_blocks.push(id);
         self.dirty.insert((request, at));
         self.history.word(request.0 << 32 ^ u64::from(id.0));
-        self.history.word(u64::from(self.columns.blocks(id)[0].0));
+        self.history.word(u64::from(self.kv_blocks.layer_blocks(id)[0].0));
     }
 
-    /// Closes a request. Shareable columns stay as cache up to the first column that is partly in buffers and loses its
-    /// last user: that one is evicted, and later columns could not be found without it.
+    /// Closes a request. Shareable KV blocks stay as cache up to the first KV block that is partly in buffers and loses
+    /// its last user: that one is evicted, and later KV blocks could not be found without it.
     pub fn close(&mut self, request: RequestId) {
         let Some(sequence) = self.sequences.remove(&request) else { return };
         self.history.word(!request.0);
@@ -192,139 +198,140 @@ impl Kv {
         stale.iter().for_each(|entry| {
             self.dirty.remove(entry);
         });
-        let parted = |id: &ColumnId| self.columns.has_blocks(*id) && !self.columns.is_whole(*id);
-        let going = |id: &ColumnId| self.columns.get(*id).refs == 1 && parted(id);
-        let kept = sequence.columns.iter().position(going).unwrap_or(sequence.columns.len());
+        let parted = |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.kv_blocks.is_whole(*id);
+        let going = |id: &KvBlockId| self.kv_blocks.get(*id).refs == 1 && parted(id);
+        let kept = sequence.kv_blocks.iter().position(going).unwrap_or(sequence.kv_blocks.len());
         // Children first, so that the prefix cache evicts them before their parents.
-        for (at, id) in sequence.columns.into_iter().enumerate().rev() {
+        for (at, id) in sequence.kv_blocks.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
     }
 
-    /// Drops one reference; an unreferenced column is evicted.
-    fn discard(&mut self, id: ColumnId) {
-        let column = self.columns.get_mut(id);
-        column.refs -= 1;
-        self.missing_blocks.recheck(id);
-        let column = self.columns.get(id);
-        match (column.refs, &column.content) {
-            (0, Some(_)) => self.evict_column(id),
+    /// Drops one reference; an unreferenced KV block is evicted.
+    fn discard(&mut self, id: KvBlockId) {
+        let kv_block = self.kv_blocks.get_mut(id);
+        kv_block.refs -= 1;
+        self.missing_layer_blocks.recheck(id);
+        let kv_block = self.kv_blocks.get(id);
+        match (kv_block.refs, &kv_block.content) {
+            (0, Some(_)) => self.evict_kv_block(id),
             (0, None) => self.free(id),
             _ => {}
         }
     }
 
-    /// Drops one reference; an unreferenced shareable column becomes cache.
-    fn release_reference(&mut self, id: ColumnId) {
-        let column = self.columns.get_mut(id);
-        column.refs -= 1;
-        if column.refs > 0 {
+    /// Drops one reference; an unreferenced shareable KV block becomes cache.
+    fn release_reference(&mut self, id: KvBlockId) {
+        let kv_block = self.kv_blocks.get_mut(id);
+        kv_block.refs -= 1;
+        if kv_block.refs > 0 {
             return;
         }
-        self.missing_blocks.recheck(id);
-        let column = self.columns.get(id);
-        let Some(parent) = column.content.as_ref().map(|content| content.parent) else {
+        self.missing_layer_blocks.recheck(id);
+        let kv_block = self.kv_blocks.get(id);
+        let Some(parent) = kv_block.content.as_ref().map(|content| content.parent) else {
             return self.free(id);
         };
-        if !self.columns.has_blocks(id) {
+        if !self.kv_blocks.has_layer_blocks(id) {
             let stamp = self.stamp(id);
             return self.host_pool.keep(stamp, parent, id);
         }
-        if !self.columns.is_whole(id) {
-            return self.evict_column(id);
+        if !self.kv_blocks.is_whole(id) {
+            return self.evict_kv_block(id);
         }
         self.release_host_place(id);
         let stamp = self.stamp(id);
         self.idle.insert(stamp, id);
     }
 
-    fn stamp(&mut self, id: ColumnId) -> u64 {
+    fn stamp(&mut self, id: KvBlockId) -> u64 {
         let stamp = self.next_stamp;
         self.next_stamp += 1;
-        self.columns.get_mut(id).stamp = stamp;
+        self.kv_blocks.get_mut(id).stamp = stamp;
         stamp
     }
 
-    /// Frees the column's place in the host tier, and its staging slot.
-    fn release_host_place(&mut self, id: ColumnId) {
+    /// Frees the KV block's place in the host tier, and its staging slot.
+    fn release_host_place(&mut self, id: KvBlockId) {
         let (seat, stowed) =
-            (self.columns.set_staging_slot(id, None), self.columns.get_mut(id).host_location.take());
-        self.missing_blocks.recheck(id);
-        self.columns.get_mut(id).hosted_layers = LayerSet::NONE;
+            (self.kv_blocks.set_staging_slot(id, None), self.kv_blocks.get_mut(id).host_location.take());
+        self.missing_layer_blocks.recheck(id);
+        self.kv_blocks.get_mut(id).hosted_layers = LayerSet::NONE;
         if let Some(stowed) = stowed {
             self.pin_place(seat, stowed.place);
         }
     }
 
-    fn free(&mut self, id: ColumnId) {
+    fn free(&mut self, id: KvBlockId) {
         self.release_host_place(id);
-        self.frames.give(&self.columns.take_blocks(id));
-        self.columns.remove(id);
+        self.chunk_pool.give(&self.kv_blocks.take_layer_blocks(id));
+        self.kv_blocks.remove(id);
     }
 
-    /// Evicts the least recently used unreferenced column on the device, with all its descendants in the host tier.
+    /// Evicts the least recently used unreferenced KV block on the device, with all its descendants in the host tier.
     /// Returns whether there was one.
     pub fn evict(&mut self) -> bool {
         let Some((_, id)) = self.idle.pop_first() else { return false };
-        self.evict_column(id);
+        self.evict_kv_block(id);
         true
     }
 
-    /// Evicts an unreferenced column. Its descendants in the host tier could never be found again and are evicted too.
-    fn evict_column(&mut self, id: ColumnId) {
+    /// Evicts an unreferenced KV block. Its descendants in the host tier could never be found again and are evicted
+    /// too.
+    fn evict_kv_block(&mut self, id: KvBlockId) {
         let mut orphans = alloc::vec![id];
         while let Some(id) = orphans.pop() {
-            let name = self.unpublish(id).expect("an idle column is shareable");
+            let name = self.unpublish(id).expect("an idle KV block is shareable");
             self.free(id);
-            orphans.extend(self.host_pool.take_children(name, &self.columns));
+            orphans.extend(self.host_pool.take_children(name, &self.kv_blocks));
         }
     }
 
-    /// Removes the column from the prefix index. Returns its name.
-    fn unpublish(&mut self, id: ColumnId) -> Option<u64> {
-        let content = self.columns.get_mut(id).content.take()?;
+    /// Removes the KV block from the prefix index. Returns its name.
+    fn unpublish(&mut self, id: KvBlockId) -> Option<u64> {
+        let content = self.kv_blocks.get_mut(id).content.take()?;
         self.index.remove(&content.hash);
         self.history.word(content.name);
         Some(content.name)
     }
 
-    /// Returns every column of an open request whose blocks are new or moved since the last call.
+    /// Returns every KV block of an open request whose blocks are new or moved since the last call.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
         let dirty = core::mem::take(&mut self.dirty);
-        let changes = dirty.into_iter().filter_map(|(request, column)| {
-            let id = *self.sequences.get(&request)?.columns.get(column as usize)?;
-            Some(TableChange { request, column, blocks: self.table_blocks(id) })
+        let changes = dirty.into_iter().filter_map(|(request, kv_block)| {
+            let id = *self.sequences.get(&request)?.kv_blocks.get(kv_block as usize)?;
+            Some(TableChange { request, kv_block, layer_blocks: self.table_layer_blocks(id) })
         });
         changes.collect()
     }
 
-    /// Returns the blocks from which steps read a column: its own, or those of a buffer.
-    fn table_blocks(&self, id: ColumnId) -> Vec<BlockId> {
-        let mut blocks = self.columns.blocks(id).to_vec();
-        if let Some(seat) = self.columns.get(id).staging_slot() {
-            self.layer_offload.fill_table_blocks(seat, &mut blocks);
+    /// Returns the blocks from which steps read a KV block: its own, or those of a buffer.
+    fn table_layer_blocks(&self, id: KvBlockId) -> Vec<LayerBlockId> {
+        let mut layer_blocks = self.kv_blocks.layer_blocks(id).to_vec();
+        if let Some(seat) = self.kv_blocks.get(id).staging_slot() {
+            self.layer_offload.fill_table_layer_blocks(seat, &mut layer_blocks);
         }
-        blocks
+        layer_blocks
     }
 
     /// Returns the statistics.
     pub fn counts(&self) -> KvCounts {
-        let free = self.frames.free_blocks();
-        let whole =
-            self.frames.empty() * self.frames.total_blocks().checked_div(self.frames.backed()).unwrap_or(0);
+        let free = self.chunk_pool.free_layer_blocks();
+        let whole = self.chunk_pool.empty()
+            * self.chunk_pool.total_layer_blocks().checked_div(self.chunk_pool.backed()).unwrap_or(0);
         let scattered = u64::from(free - whole) * 1000;
-        let live = self.columns.iter().count() as u32;
+        let live = self.kv_blocks.iter().count() as u32;
         KvCounts {
-            frames: self.frames.backed(),
-            draining_frames: self.frames.draining().len() as u32,
-            total_blocks: self.frames.total_blocks(),
-            free_blocks: free,
-            used_blocks: self.frames.used_blocks(),
-            used_columns: live - self.idle.len() as u32 - self.host_pool.idle(),
-            idle_columns: self.idle.len() as u32,
-            shareable_columns: self.index.len() as u32,
-            host_columns: self.host_pool.used(),
-            host_limit_columns: self.host_pool.columns(),
+            kv_chunks: self.chunk_pool.backed(),
+            draining_kv_chunks: self.chunk_pool.draining().len() as u32,
+            total_layer_blocks: self.chunk_pool.total_layer_blocks(),
+            free_layer_blocks: free,
+            used_layer_blocks: self.chunk_pool.used_layer_blocks(),
+            used_kv_blocks: live - self.idle.len() as u32 - self.host_pool.idle(),
+            idle_kv_blocks: self.idle.len() as u32,
+            shareable_kv_blocks: self.index.len() as u32,
+            host_kv_blocks: self.host_pool.used(),
+            host_limit_kv_blocks: self.host_pool.kv_blocks(),
             fragmentation_permille: scattered.checked_div(u64::from(free)).unwrap_or(0) as u32,
         }
     }
@@ -340,7 +347,7 @@ impl Kv {
     }
 }
 
-/// Returns the number of full columns in `tokens` tokens.
-const fn full_columns(tokens: usize) -> usize {
+/// Returns the number of full KV blocks in `tokens` tokens.
+const fn full_kv_blocks(tokens: usize) -> usize {
     tokens / BLOCK_TOKENS as usize
 }

@@ -1,5 +1,5 @@
-//! Sets of layers as bits: every step queries all layers of about a thousand columns, and bits reduce such a query to a
-//! few words.
+//! Sets of layers as bits: every step queries all layers of about a thousand KV blocks, and bits reduce such a query to
+//! a few words.
 
 use core::fmt;
 use core::ops::{BitAnd, BitOr, Sub};

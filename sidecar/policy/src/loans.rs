@@ -1,7 +1,7 @@
 //! One tenant's side of memory that passes between peers: its balance, its demand, and transfers under way.
 //!
-//! The parts know chunks as numbers only. Which chunks are transferred, and what must be freed for them, the memory manager
-//! decides.
+//! The parts know chunks as numbers only. Which chunks are transferred, and what must be freed for them, the memory
+//! manager decides.
 
 mod balance;
 mod demand;

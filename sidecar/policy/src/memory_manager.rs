@@ -132,8 +132,8 @@ impl MemoryManager {
             kv: Kv::new(
                 sizes.layers,
                 sizes.kv_limit,
-                sizes.blocks_per_chunk,
-                sizes.host_columns,
+                sizes.layer_blocks_per_chunk,
+                sizes.host_kv_blocks,
                 params.prefix_caching,
             ),
             weights: Weights::new(sizes.layers),
@@ -151,7 +151,7 @@ impl MemoryManager {
             sleep: SleepState::Awake,
             discards_kv: false,
             swap_failures: 0,
-            offload: kv_offload::Offload::new(&params, sizes.layers, sizes.host_columns),
+            offload: kv_offload::Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
             lost_requests: Vec::new(),
             resumed_requests: Vec::new(),
             had_running: false,
@@ -244,8 +244,8 @@ impl MemoryManager {
     }
 
     /// KV blocks that the request holds.
-    pub fn columns(&self, request: RequestId) -> u32 {
-        self.kv.columns(request)
+    pub fn kv_blocks(&self, request: RequestId) -> u32 {
+        self.kv.kv_blocks(request)
     }
 
     /// The KV blocks of open requests that are new or moved since the last call.
@@ -270,7 +270,7 @@ impl MemoryManager {
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
         self.step.set_now(now);
         assert!(!self.lacks_weights(), "a step begins when every layer has memory");
-        assert_eq!(self.kv.missing_block_count(), 0, "a step begins when its KV is on the device");
+        assert_eq!(self.kv.missing_layer_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
             self.is_loaded() && (self.step.is_running() || !self.is_blocked()),
             "a step begins when nothing is pending"

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::action::{Action, BlockMove, Earmark, FillTarget, Work};
+use crate::action::{Action, Earmark, FillTarget, LayerBlockMove, Work};
 use crate::chunk_table::Ownership;
 use crate::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, SlotId};
 use crate::kv::Swap;
@@ -37,7 +37,7 @@ pub enum Pending {
         generation: Generation,
     },
     /// Blocks move.
-    Move(Vec<BlockMove>),
+    Move(Vec<LayerBlockMove>),
     /// KV is copied to the host tier.
     SwapOut(Vec<Swap>),
     /// KV is copied from the host tier.

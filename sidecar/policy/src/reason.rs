@@ -65,7 +65,7 @@ reasons! {
     SwapOut = "swap_out",
     /// KV was loaded from the host tier.
     SwapIn = "swap_in",
-    /// KV of full columns was written to the host tier, so that it can be evicted while its request runs.
+    /// KV of full KV blocks was written to the host tier, so that it can be evicted while its request runs.
     WriteBack = "write_back",
     /// KV of a layer is fetched for one step.
     Fetch = "fetch",
@@ -81,7 +81,7 @@ reasons! {
     Pause = "pause",
     /// KV in the host tier was lost; requests that need it are recomputed.
     SwapLost = "swap_lost",
-    /// Free chunks and empty KV frames became activations for whole prompts while weights load, or were returned.
+    /// Free chunks and empty KV KV chunks became activations for whole prompts while weights load, or were returned.
     WholePrompt = "whole_prompt",
     /// All peers together have too little to be useful: no peer was asked.
     NeighboursShort = "neighbours_short",

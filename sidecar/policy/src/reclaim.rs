@@ -1,8 +1,8 @@
 //! Named policies as types: what each may reclaim, in which order, and which request it preempts.
 //!
-//! A step takes free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks and loans from
-//! peers first, under every policy. [`ReclaimPolicy::next`] decides what comes after them. Each policy is one file that
-//! reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it proposes.
+//! A step takes free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks and loans
+//! from peers first, under every policy. [`ReclaimPolicy::next`] decides what comes after them. Each policy is one file
+//! that reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it proposes.
 //!
 //! A new policy is one file in this folder and one line in the table below. This one preempts the request with the most
 //! KV, and reclaims own weights before:
@@ -130,7 +130,7 @@ pub struct PolicySettings {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimView {
     /// Layer blocks of KV that the step lacks.
-    pub missing_blocks: u32,
+    pub missing_layer_blocks: u32,
     /// The step that was tried last for this shortfall and freed nothing.
     pub tried: Option<ReclaimStep>,
     /// A change of memory failed a moment ago: only what moves no chunk is worth a try.

@@ -84,8 +84,8 @@ impl Layout {
         SlotId((index % usize::from(self.beta)) as u8)
     }
 
-    /// Returns the chunks of a slot: those of the largest slab that uses it. `slabs` has the chunks of each layer, front
-    /// first.
+    /// Returns the chunks of a slot: those of the largest slab that uses it. `slabs` has the chunks of each layer,
+    /// front first.
     pub fn slot_chunks(&self, slabs: &[u32], slot: SlotId) -> u32 {
         let users = self.moving.iter().skip(slot.index()).step_by(usize::from(self.beta));
         users.map(|layer| slabs[layer.index()]).max().unwrap_or(0)
@@ -168,7 +168,7 @@ fn after(a: Moment, ns: u64) -> Moment {
     core::array::from_fn(|d| a[d] + ns)
 }
 
-/// Returns one token as a matrix: rows are times at its end, columns times at its start.
+/// Returns one token as a matrix: rows are times at its end, KV blocks times at its start.
 fn token_matrix(times: &Times<'_>, layout: &Layout, rule: SlotRule) -> Matrix {
     let beta = usize::from(layout.beta);
     let mut now: Matrix = core::array::from_fn(starts_at);

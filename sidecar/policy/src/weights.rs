@@ -207,8 +207,8 @@ impl Weights {
         }
     }
 
-    /// A copy did not happen and is due again. `clean`: the holder still contains what it did. A copy that a running step
-    /// (`in_step`) waits for keeps its generation, which no reader has seen; others take a new one.
+    /// A copy did not happen and is due again. `clean`: the holder still contains what it did. A copy that a running
+    /// step (`in_step`) waits for keeps its generation, which no reader has seen; others take a new one.
     pub fn on_incomplete(
         &mut self,
         target: FillTarget,

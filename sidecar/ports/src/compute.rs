@@ -1,7 +1,7 @@
 //! Compute: runs steps and keeps no state between them.
 
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId, StepId};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RowId, StepId};
 
 use crate::sampling::{SharedSampling, TokenLogprobs};
 
@@ -38,14 +38,14 @@ pub enum TableUpdate {
         /// History at positions `0..tokens.len()`.
         tokens: Vec<u32>,
     },
-    /// The layer-blocks of column `column` (tokens `16 * column ..`) of the row, one for each layer.
-    Column {
+    /// The layer blocks of KV block `kv_block` (tokens `16 * kv_block ..`) of the row, one for each layer.
+    KvBlock {
         /// Row.
         row: RowId,
-        /// Index of the column within the sequence.
-        column: u32,
+        /// Index of the KV block within the sequence.
+        kv_block: u32,
         /// Block of each layer, front first.
-        blocks: Vec<BlockId>,
+        layer_blocks: Vec<LayerBlockId>,
     },
 }
 

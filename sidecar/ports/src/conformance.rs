@@ -10,7 +10,7 @@ mod tier;
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 
 use crate::Memory;
 
@@ -19,18 +19,19 @@ pub use async_copies::{
     fetch_copies_host_block_contents, fetch_target_memory_cannot_be_reused,
     fetch_with_stale_generation_is_refused, fetches_into_one_buffer_run_in_the_order_submitted,
     inconsistent_kv_copy_is_refused, kv_copy_waits_for_earlier_operations,
-    written_back_block_is_fetched_by_generation,
+    written_back_layer_block_is_fetched_by_generation,
 };
 pub use copies::{
     drop_fills_drops_waiting_fills, fill_copies_slab_chunks_in_order, fill_waits_for_its_reader,
     fills_of_one_slot_run_in_the_order_submitted, ready_is_published_with_the_completion,
 };
 pub use spills::{
-    drop_fills_drops_spills_and_keeps_host_blocks, fetch_after_spill_reads_spilled_blocks,
-    inconsistent_spill_is_refused_and_memory_kept, spill_waits_for_step_and_blocks_fetch_into_its_buffer,
+    drop_fills_drops_spills_and_keeps_host_blocks, fetch_after_spill_reads_spilled_layer_blocks,
+    inconsistent_spill_is_refused_and_memory_kept,
+    spill_waits_for_step_and_layer_blocks_fetch_into_its_buffer,
 };
 pub use table::{
-    a_chunk_backs_many_addresses, a_moved_block_keeps_its_contents, a_reback_waits_for_the_engine,
+    a_chunk_backs_many_addresses, a_moved_layer_block_keeps_its_contents, a_reback_waits_for_the_engine,
     a_refused_transaction_changes_nothing, chunk_is_remapped_before_old_address_is_unmapped,
     chunk_with_two_owners_is_refused, create_beyond_capacity_creates_no_chunk,
     every_action_completes_exactly_once, inconsistent_operation_is_refused, mapped_chunk_cannot_be_released,
@@ -40,7 +41,7 @@ pub use table::{
 pub use tier::{
     inconsistent_swap_is_refused, rewritten_host_block_has_only_new_generation,
     swap_in_with_stale_generation_is_refused, swap_waits_for_earlier_operations,
-    swapped_out_blocks_swap_in_to_other_chunks,
+    swapped_out_layer_blocks_swap_in_to_other_chunks,
 };
 
 /// Identifies a chunk of a slab.
@@ -57,7 +58,7 @@ pub trait Backend {
     /// The backend's memory.
     type Memory: Memory;
 
-    /// Creates a backend of this geometry with a host tier of `host_blocks` layer-blocks. No chunk exists, no
+    /// Creates a backend of this geometry with a host tier of `host_blocks` layer blocks. No chunk exists, no
     /// host block has contents, an engine is attached, and every `done` and `ready` is 0, of weights and of
     /// KV.
     fn start(geometry: &Geometry, host_blocks: u32) -> Self;
@@ -92,11 +93,11 @@ pub trait Backend {
     fn contents(&mut self, address: Address) -> Option<SlabChunk>;
 
     /// Writes a recognisable block as the engine.
-    fn write_block(&mut self, block: BlockId, tag: u32);
+    fn write_layer_block(&mut self, layer_block: LayerBlockId, tag: u32);
 
     /// Returns the tag of the block as the engine reads it; `None` if no chunk backs it or no tag was
     /// written.
-    fn block(&mut self, block: BlockId) -> Option<u32>;
+    fn layer_block(&mut self, layer_block: LayerBlockId) -> Option<u32>;
 }
 
 /// Runs every rule against a backend. A broken rule panics with its name.
@@ -112,13 +113,13 @@ pub fn run_all<B: Backend>() {
     mapped_chunk_cannot_be_released::<B>();
     a_reback_waits_for_the_engine::<B>();
     operations_take_effect_in_order::<B>();
-    a_moved_block_keeps_its_contents::<B>();
+    a_moved_layer_block_keeps_its_contents::<B>();
     fill_copies_slab_chunks_in_order::<B>();
     ready_is_published_with_the_completion::<B>();
     fill_waits_for_its_reader::<B>();
     fills_of_one_slot_run_in_the_order_submitted::<B>();
     drop_fills_drops_waiting_fills::<B>();
-    swapped_out_blocks_swap_in_to_other_chunks::<B>();
+    swapped_out_layer_blocks_swap_in_to_other_chunks::<B>();
     swap_in_with_stale_generation_is_refused::<B>();
     rewritten_host_block_has_only_new_generation::<B>();
     inconsistent_swap_is_refused::<B>();
@@ -131,9 +132,9 @@ pub fn run_all<B: Backend>() {
     drop_fills_drops_fetches_but_not_write_backs::<B>();
     fetches_into_one_buffer_run_in_the_order_submitted::<B>();
     fetch_target_memory_cannot_be_reused::<B>();
-    written_back_block_is_fetched_by_generation::<B>();
-    spill_waits_for_step_and_blocks_fetch_into_its_buffer::<B>();
-    fetch_after_spill_reads_spilled_blocks::<B>();
+    written_back_layer_block_is_fetched_by_generation::<B>();
+    spill_waits_for_step_and_layer_blocks_fetch_into_its_buffer::<B>();
+    fetch_after_spill_reads_spilled_layer_blocks::<B>();
     inconsistent_spill_is_refused_and_memory_kept::<B>();
     drop_fills_drops_spills_and_keeps_host_blocks::<B>();
 }

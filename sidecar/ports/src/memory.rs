@@ -9,7 +9,7 @@ use sluice_policy::ids::Nanos;
 /// Contract, checked by the conformance suite:
 /// - Every submitted action completes exactly once, also when it fails.
 /// - `Create` beyond the capacity fails with `OutOfMemory` and creates no chunk.
-/// - `Reback`, `MoveBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in submission order. A
+/// - `Reback`, `MoveLayerBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in submission order. A
 ///   `Reback` is complete only when the engine, if there is one, has acknowledged it.
 /// - A `Reback` makes its changes in their order: during it a chunk may back its old and its new address, and
 ///   counts once. A `Reback` after which a chunk would back addresses of two owners
@@ -22,7 +22,7 @@ use sluice_policy::ids::Nanos;
 ///   on, and no generation from the order's first byte until then. A `SwapOut` that fails in the middle
 ///   (`CopyFailed`) leaves all its host blocks without a generation. A `SwapIn` that does so leaves undefined
 ///   contents in the blocks of the device, which must not be read.
-/// - A swap fails with `Refused` and changes nothing when a block is not where the swap says (a frame that
+/// - A swap fails with `Refused` and changes nothing when a block is not where the swap says (a KV chunk that
 ///   another chunk backs, a chunk under a fill, a host block beyond the tier), when it names a host block or
 ///   a block of the device twice, and, for a `SwapIn`, when a host block does not have exactly the named
 ///   generation. A backend without a tier has no host blocks.
@@ -37,7 +37,7 @@ use sluice_policy::ids::Nanos;
 /// - Both start after all operations submitted before them that name one of their chunks or host blocks. From
 ///   then on until they end, no other order reads or writes a block that a fetch writes (except another
 ///   fetch, in order), none writes a block that a write-back reads, none names a host block that a write-back
-///   writes, and the chunks are neither unmapped from their frames, released, filled nor handed over. An
+///   writes, and the chunks are neither unmapped from their KV chunks, released, filled nor handed over. An
 ///   order that would do so fails with `Refused`. An activation address of such a chunk from before it was KV
 ///   may be unmapped. A host block that a waiting fetch will read may be written; the fetch is then refused.
 /// - A `Spill` names blocks of a buffer that the step of its generation writes. It runs in submission order

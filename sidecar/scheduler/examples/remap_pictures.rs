@@ -121,7 +121,7 @@ impl Moment {
             }
         });
         let kv_mib = mib(ledger.count(Owner::Kv));
-        let kv_used_mib = f64::from(kv.used_blocks) * geometry.block_bytes as f64 / MIB;
+        let kv_used_mib = f64::from(kv.used_layer_blocks) * geometry.layer_block_bytes as f64 / MIB;
         let other =
             [Owner::WeightsGlobal, Owner::Activation, Owner::Staging].map(|owner| ledger.count(owner));
         Moment {

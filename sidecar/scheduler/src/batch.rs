@@ -13,8 +13,8 @@ pub struct ScheduledTokens {
     pub request: RequestId,
     /// Tokens that the step computes.
     pub tokens: u32,
-    /// Columns that the sequence must hold for these tokens.
-    pub columns: u32,
+    /// KV blocks that the sequence must hold for these tokens.
+    pub kv_blocks: u32,
     /// Whether the last known token is included, so that the step samples a new one.
     pub samples: bool,
 }
@@ -40,7 +40,7 @@ impl Batch {
         let mut parts = Vec::new();
         for (place, sequence) in running {
             let budget = if sequence.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
-            let tokens = if *budget > 0 { sequence.whole_columns(*budget) } else { 0 };
+            let tokens = if *budget > 0 { sequence.whole_kv_blocks(*budget) } else { 0 };
             *budget = budget.saturating_sub(tokens);
             if tokens > 0 {
                 parts.push((place, ScheduledTokens::of(sequence, tokens)));
@@ -59,13 +59,13 @@ impl Batch {
         }
     }
 
-    /// Returns what the step needs from memory, given the columns that each sequence already holds.
+    /// Returns what the step needs from memory, given the KV blocks that each sequence already holds.
     pub fn need(&self, held: impl Fn(RequestId) -> u32) -> StepNeed {
-        let columns = self.scheduled.iter().filter_map(|part| {
-            let missing = part.columns.saturating_sub(held(part.request));
+        let kv_blocks = self.scheduled.iter().filter_map(|part| {
+            let missing = part.kv_blocks.saturating_sub(held(part.request));
             (missing > 0).then_some((part.request, missing))
         });
-        StepNeed { columns: columns.collect(), shape: self.shape() }
+        StepNeed { kv_blocks: kv_blocks.collect(), shape: self.shape() }
     }
 
     /// Returns the batch without the `left_out` requests.
@@ -85,7 +85,7 @@ impl ScheduledTokens {
         ScheduledTokens {
             request: sequence.id(),
             tokens,
-            columns: sequence.columns_for(tokens),
+            kv_blocks: sequence.kv_blocks_for(tokens),
             samples: end == sequence.len(),
         }
     }

@@ -26,7 +26,7 @@ pub struct Request {
     pub sampling: SharedSampling,
     /// Priority; higher values run first.
     pub priority: i32,
-    /// Prefix cache scope: only requests with equal salts share columns.
+    /// Prefix cache scope: only requests with equal salts share KV blocks.
     pub salt: u64,
     /// Whether its client receives at most one token per `tbt_ns`; earlier tokens are buffered.
     pub paced: bool,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RowId};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RowId};
 use sluice_ports::compute::{
     Compute, ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, SequenceStep, Step,
     StepDone, TableUpdate,
@@ -21,14 +21,14 @@ use crate::rng::combine;
 /// Layers after which a step that shares the processors checks again how many steps share them.
 const LOOKAHEAD_LAYERS: u16 = 8;
 
-/// Block table of one row: the blocks of each column, by layer.
-type BlockTable = BTreeMap<u32, Vec<BlockId>>;
+/// Block table of one row: the blocks of each KV block, by layer.
+type LayerBlockTable = BTreeMap<u32, Vec<LayerBlockId>>;
 
 /// A step in progress.
 #[derive(Debug)]
 pub struct RunningStep {
     step: Step,
-    rows: BTreeMap<RowId, BlockTable>,
+    rows: BTreeMap<RowId, LayerBlockTable>,
     layer: u16,
     /// Number of consecutive layers computed now: more than one only if none of them can wait.
     span: u16,
@@ -266,21 +266,23 @@ fn is_ready(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>,
     expected.is_none_or(|generation| ready.get(&layer).is_some_and(|ready| *ready >= generation))
 }
 
-fn block_of(table: &BlockTable, layer: LayerId, position: u32) -> Option<BlockId> {
+fn layer_block_of(table: &LayerBlockTable, layer: LayerId, position: u32) -> Option<LayerBlockId> {
     table.get(&(position / 16))?.get(layer.index()).copied()
 }
 
-fn write_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u32, value: u64) -> bool {
-    let block = block_of(table, layer, position).and_then(|block| device.block_mut(block));
-    block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
+fn write_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32, value: u64) -> bool {
+    let layer_block =
+        layer_block_of(table, layer, position).and_then(|layer_block| device.layer_block_mut(layer_block));
+    layer_block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
 }
 
 /// Returns the hash of the KV at positions `0..=position` and the number of missing positions.
-fn read_kv(device: &mut Device, table: &BlockTable, layer: LayerId, position: u32) -> (u64, u64) {
+fn read_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32) -> (u64, u64) {
     let (mut past, mut missing) = (0, 0);
     for p in 0..=position {
-        let block = block_of(table, layer, p).and_then(|block| device.block_mut(block));
-        let value = block.and_then(|tokens| tokens[p as usize % 16]);
+        let layer_block =
+            layer_block_of(table, layer, p).and_then(|layer_block| device.layer_block_mut(layer_block));
+        let value = layer_block.and_then(|tokens| tokens[p as usize % 16]);
         missing += u64::from(value.is_none());
         past = combine(past, value.unwrap_or(0xdead));
     }
@@ -304,7 +306,7 @@ impl Device {
 #[derive(Debug)]
 pub struct SimCompute {
     device: SharedDevice,
-    rows: BTreeMap<RowId, BlockTable>,
+    rows: BTreeMap<RowId, LayerBlockTable>,
     events: VecDeque<(Nanos, ComputeEvent)>,
     activation: ActivationCost,
     vocab: u32,
@@ -380,9 +382,9 @@ impl SimCompute {
 
     fn update(&mut self, update: &TableUpdate) {
         match update {
-            TableUpdate::Reset { row, .. } => drop(self.rows.insert(*row, BlockTable::new())),
-            TableUpdate::Column { row, column, blocks } => {
-                self.rows.entry(*row).or_default().insert(*column, blocks.clone());
+            TableUpdate::Reset { row, .. } => drop(self.rows.insert(*row, LayerBlockTable::new())),
+            TableUpdate::KvBlock { row, kv_block, layer_blocks } => {
+                self.rows.entry(*row).or_default().insert(*kv_block, layer_blocks.clone());
             }
         }
     }

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use sluice_policy::action::Address;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, LayerId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, Nanos};
 
 use crate::compute::RunningStep;
 use crate::gpu_ledger::Quota;
@@ -22,7 +22,7 @@ use crate::profiles::model::Model;
 use crate::rng::Rng;
 pub(crate) use arbiter::SwapTransfer;
 use copies::{QueuedCopy, RunningCopy};
-pub(crate) use kv::BlockAccess;
+pub(crate) use kv::LayerBlockAccess;
 use kv::{QueuedWriteBack, RunningWriteBack};
 
 /// One device, shared by the memory and compute ports.
@@ -141,7 +141,7 @@ pub struct Faults {
     /// Planted bug: a transaction skips unmaps of addresses that it does not map again, and ownership is not checked.
     pub keep_unmapped: bool,
     /// Planted bug: the first block of a swap-in or fetch has the contents of the next host block.
-    pub swap_in_wrong_block: bool,
+    pub swap_in_wrong_layer_block: bool,
 }
 
 /// The contents of a chunk.
@@ -162,7 +162,7 @@ pub enum Content {
     Kv(Vec<Tokens>),
 }
 
-/// The contents of a layer-block: a fingerprint per token; `None` where nothing was written.
+/// The contents of a layer block: a fingerprint per token; `None` where nothing was written.
 pub type Tokens = [Option<u64>; 16];
 
 /// A block of the host tier.
@@ -235,7 +235,7 @@ impl Device {
         Device::with_host_tier(geometry, profile, seed, 0)
     }
 
-    /// Creates an empty device with a host tier of `host_blocks` layer-blocks.
+    /// Creates an empty device with a host tier of `host_blocks` layer blocks.
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> SharedDevice {
         Rc::new(RefCell::new(Device {
             mapped: BTreeMap::new(),
@@ -323,22 +323,22 @@ impl Device {
         self.chunks.get(self.table.get(&address)?)
     }
 
-    /// Returns the layer-block's tokens for writing, or `None` if its KV chunk is not backed.
-    pub fn block_mut(&mut self, block: BlockId) -> Option<&mut Tokens> {
-        let per_chunk = self.geometry.blocks_per_chunk();
-        let chunk = *self.table.get(&Address::Kv(FrameId(block.0 / per_chunk)))?;
-        self.chunk_block_mut(chunk, block.0 % per_chunk)
+    /// Returns the layer block's tokens for writing, or `None` if its KV chunk is not backed.
+    pub fn layer_block_mut(&mut self, layer_block: LayerBlockId) -> Option<&mut Tokens> {
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
+        let chunk = *self.table.get(&Address::Kv(KvChunkId(layer_block.0 / per_chunk)))?;
+        self.chunk_layer_block_mut(chunk, layer_block.0 % per_chunk)
     }
 
     /// Returns block `position` of a chunk, which becomes a KV chunk if it is not one.
-    pub fn chunk_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut Tokens> {
-        let per_chunk = self.geometry.blocks_per_chunk() as usize;
+    pub fn chunk_layer_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut Tokens> {
+        let per_chunk = self.geometry.layer_blocks_per_chunk() as usize;
         let content = self.chunks.get_mut(&chunk)?;
         if !matches!(content, Content::Kv(_)) {
             *content = Content::Kv(vec![[None; 16]; per_chunk]);
         }
         match content {
-            Content::Kv(blocks) => blocks.get_mut(position as usize),
+            Content::Kv(layer_blocks) => layer_blocks.get_mut(position as usize),
             _ => None,
         }
     }

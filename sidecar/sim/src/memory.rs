@@ -5,12 +5,12 @@ mod host_tier;
 
 use std::collections::VecDeque;
 
-use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, KvChunkId, LayerBlockId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{BlockAccess, Content, Detail, Device, SharedDevice, SwapTransfer, completion};
+use crate::device::{Content, Detail, Device, LayerBlockAccess, SharedDevice, SwapTransfer, completion};
 use crate::machine::{Direction, LinkTransfer};
 use deferred_ops::DeferredCopies;
 
@@ -174,7 +174,9 @@ impl Device {
     /// Returns the bytes that an operation copies over the link.
     fn link_bytes(&self, work: &Work) -> u64 {
         match work {
-            Work::SwapOut(swaps) | Work::SwapIn(swaps) => swaps.len() as u64 * self.geometry.block_bytes,
+            Work::SwapOut(swaps) | Work::SwapIn(swaps) => {
+                swaps.len() as u64 * self.geometry.layer_block_bytes
+            }
             _ => 0,
         }
     }
@@ -185,7 +187,7 @@ impl Device {
             Work::Create(chunks) | Work::Accept { chunks, .. } => self.create(&chunks),
             Work::Lend { chunks, .. } | Work::Release(chunks) => self.release(&chunks),
             Work::Reback(transaction) => self.reback(&transaction)?,
-            Work::MoveBlocks(moves) => self.move_blocks(&moves)?,
+            Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
             Work::SwapIn(swaps) => self.swap_in(&swaps)?,
             Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
@@ -333,16 +335,17 @@ impl Device {
         }
     }
 
-    fn move_blocks(&mut self, moves: &[BlockMove]) -> Result<(), Failure> {
+    fn move_layer_blocks(&mut self, moves: &[LayerBlockMove]) -> Result<(), Failure> {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
-        let per_chunk = self.geometry.blocks_per_chunk();
-        let backed = |block: BlockId, chunk| {
-            self.table.get(&Address::Kv(FrameId(block.0 / per_chunk))) == Some(&chunk)
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
+        let backed = |layer_block: LayerBlockId, chunk| {
+            self.table.get(&Address::Kv(KvChunkId(layer_block.0 / per_chunk))) == Some(&chunk)
         };
-        let (fetched, taken) = (self.busy_blocks(BlockAccess::Read), self.busy_blocks(BlockAccess::Write));
-        let fits = |one: &BlockMove| {
+        let (fetched, taken) =
+            (self.busy_layer_blocks(LayerBlockAccess::Read), self.busy_layer_blocks(LayerBlockAccess::Write));
+        let fits = |one: &LayerBlockMove| {
             let free = !fetched.contains(&(one.from_chunk, one.from.0 % per_chunk))
                 && !taken.contains(&(one.to_chunk, one.to.0 % per_chunk));
             free && backed(one.from, one.from_chunk) && backed(one.to, one.to_chunk)
@@ -354,9 +357,10 @@ impl Device {
             return Ok(());
         }
         for one in moves {
-            let tokens =
-                *self.chunk_block_mut(one.from_chunk, one.from.0 % per_chunk).ok_or(Failure::Refused)?;
-            *self.chunk_block_mut(one.to_chunk, one.to.0 % per_chunk).ok_or(Failure::Refused)? = tokens;
+            let tokens = *self
+                .chunk_layer_block_mut(one.from_chunk, one.from.0 % per_chunk)
+                .ok_or(Failure::Refused)?;
+            *self.chunk_layer_block_mut(one.to_chunk, one.to.0 % per_chunk).ok_or(Failure::Refused)? = tokens;
         }
         Ok(())
     }

@@ -108,7 +108,7 @@ impl Simulation {
         setup: Setup,
         journal: Option<Recorder>,
     ) -> Result<Self, ConfigError> {
-        let host_blocks = setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1);
+        let host_blocks = setup.params.host_kv_bytes / setup.geometry.layer_block_bytes.max(1);
         let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
         let manager = MemoryManager::new(setup.params, setup.geometry.clone())?;
         let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);

@@ -4,7 +4,7 @@ use std::panic::catch_unwind;
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 use sluice_ports::Memory;
 use sluice_ports::conformance::{Backend, SlabChunk, chunk_with_two_owners_is_refused, run_all};
 use sluice_sim::device::{Content, SharedDevice};
@@ -75,13 +75,14 @@ impl<const CARELESS: bool> Backend for SimBackend<CARELESS> {
         }
     }
 
-    fn write_block(&mut self, block: BlockId, tag: u32) {
+    fn write_layer_block(&mut self, layer_block: LayerBlockId, tag: u32) {
         let mut device = self.device.borrow_mut();
-        *device.block_mut(block).expect("the block's frame is backed") = [Some(u64::from(tag)); 16];
+        *device.layer_block_mut(layer_block).expect("the block's KV chunk is backed") =
+            [Some(u64::from(tag)); 16];
     }
 
-    fn block(&mut self, block: BlockId) -> Option<u32> {
-        let tokens = *self.device.borrow_mut().block_mut(block)?;
+    fn layer_block(&mut self, layer_block: LayerBlockId) -> Option<u32> {
+        let tokens = *self.device.borrow_mut().layer_block_mut(layer_block)?;
         let tag = tokens[0].filter(|_| tokens.iter().all(|token| *token == tokens[0]))?;
         u32::try_from(tag).ok()
     }

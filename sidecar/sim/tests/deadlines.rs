@@ -30,9 +30,9 @@ fn request(id: u64, paced: bool) -> Request {
 
 /// Returns a tenant with space for three such requests at full length, and a host tier for others. No layer is
 /// remapped.
-fn short(slo: Slo, host_columns: u64) -> Setup {
+fn short(slo: Slo, host_kv_blocks: u64) -> Setup {
     let mut setup = setup(PolicyName::Unified, LAYERS, 24, 5);
-    setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = host_kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.slo = slo;
     setup.params.remap_cap_permille = 1;
     setup
@@ -75,8 +75,8 @@ fn slowest_first(times: &Times) -> u64 {
     times.values().map(|tokens| tokens[0].0).max().unwrap_or(0)
 }
 
-fn served(slo: Slo, host_columns: u64, paced: bool) -> (Simulation, Times) {
-    let mut world = loaded(short(slo, host_columns));
+fn served(slo: Slo, host_kv_blocks: u64, paced: bool) -> (Simulation, Times) {
+    let mut world = loaded(short(slo, host_kv_blocks));
     (1..=8).for_each(|id| world.submit(request(id, paced)));
     let begun = world.now();
     let mut times = run(&mut world);
@@ -199,7 +199,7 @@ fn policy_change_changes_no_token() {
         let load = support::load(24, seed);
         let expected = support::expected(&load, LAYERS);
         let mut setup = setup(PolicyName::Unified, LAYERS, 24, seed);
-        setup.params.host_kv_bytes = 60 * u64::from(LAYERS) * setup.geometry.block_bytes;
+        setup.params.host_kv_bytes = 60 * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
         setup.params.slo = SLO;
         let mut rng = Rng::new(seed);
         let world = support::run(setup, &load, |world, _| {

@@ -19,10 +19,10 @@ struct Counts {
 }
 
 /// Serves two tenants. First one is busy, then both are, so that borrowed memory is revoked while it is used.
-fn served(by_loss: bool, host_columns: u64, seed: u64) -> Counts {
+fn served(by_loss: bool, host_kv_blocks: u64, seed: u64) -> Counts {
     let (capacity_chunks, mut tenants) = tenants(PolicyName::Unified, 2, 14);
     for tenant in &mut tenants {
-        tenant.params.host_kv_bytes = host_columns * u64::from(LAYERS) * tenant.geometry.block_bytes;
+        tenant.params.host_kv_bytes = host_kv_blocks * u64::from(LAYERS) * tenant.geometry.layer_block_bytes;
         tenant.params.reclaim_by_cost = by_loss;
         tenant.params.slo = Slo { ttft_ns: 1000 * MS, tbt_ns: 20 * MS, allowed_miss_permille: 10 };
     }
@@ -33,7 +33,7 @@ fn served(by_loss: bool, host_columns: u64, seed: u64) -> Counts {
         load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(first + when), request.clone()));
     }
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
-    assert_same_as_alone(&gpu, &loads, &format!("by loss {by_loss}, {host_columns} places, seed {seed}"));
+    assert_same_as_alone(&gpu, &loads, &format!("by loss {by_loss}, {host_kv_blocks} places, seed {seed}"));
     let cores = || gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().driver.scheduler());
     let counters = || cores().map(|core| core.snapshot().counters.clone());
     Counts {

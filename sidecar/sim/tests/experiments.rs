@@ -55,16 +55,16 @@ fn oneiros_is_compared_with_paper_baselines_per_link_class() {
 }
 
 /// Returns the mean change of the control with ample memory, as [`change`] does.
-fn available_gain(runs: &[Vec<String>], controls: &[Vec<String>], column: usize) -> f64 {
-    let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
+fn available_gain(runs: &[Vec<String>], controls: &[Vec<String>], kv_block: usize) -> f64 {
+    let figure = |run: &[String]| run[kv_block].parse::<f64>().unwrap();
     let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
     let changes = loads.zip(controls).map(|(load, all)| 100.0 * (figure(all) / figure(&load[0]) - 1.0));
     changes.sum::<f64>() / controls.len() as f64
 }
 
-/// Returns the mean change of a column over the loads with the paper's link, percent.
-fn change(runs: &[Vec<String>], column: usize) -> f64 {
-    let figure = |run: &[String]| run[column].parse::<f64>().unwrap();
+/// Returns the mean change of a KV block over the loads with the paper's link, percent.
+fn change(runs: &[Vec<String>], kv_block: usize) -> f64 {
+    let figure = |run: &[String]| run[kv_block].parse::<f64>().unwrap();
     let loads = runs.chunks(3).filter(|load| load[0][0] == "C2C");
     let changes: Vec<_> = loads.map(|load| 100.0 * (figure(&load[2]) / figure(&load[0]) - 1.0)).collect();
     changes.iter().sum::<f64>() / changes.len() as f64
@@ -78,7 +78,7 @@ fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<Stri
         ("P99 of the first token, Oneiros", 6, -74.8, -99.3),
         ("P99 between tokens, Oneiros", 7, -44.8, -82.5),
     ];
-    let Some((_, column, least, most)) = told.into_iter().find(|(what, ..)| row.what.starts_with(what))
+    let Some((_, kv_block, least, most)) = told.into_iter().find(|(what, ..)| row.what.starts_with(what))
     else {
         return assert_eq!(
             row.verdict,
@@ -89,12 +89,17 @@ fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<Stri
     };
     let ours: f64 = row.ours.split(' ').next().unwrap().parse().unwrap();
     // Printed runs are rounded to one token per second and one millisecond.
-    assert!((ours - change(runs, column)).abs() < 3.0, "{}: {ours} and {}", row.what, change(runs, column));
-    let there_is = available_gain(runs, controls, column);
+    assert!(
+        (ours - change(runs, kv_block)).abs() < 3.0,
+        "{}: {ours} and {}",
+        row.what,
+        change(runs, kv_block)
+    );
+    let there_is = available_gain(runs, controls, kv_block);
     let share = ours / least;
-    let explained = match column {
+    let explained = match kv_block {
         4 => ours >= there_is.min(least) / 3.0 - 0.5,
-        _ => share >= 1.0 / 3.0 || ours <= if column == 7 { 1.05 * there_is + 5.0 } else { there_is },
+        _ => share >= 1.0 / 3.0 || ours <= if kv_block == 7 { 1.05 * there_is + 5.0 } else { there_is },
     };
     let expected = match share {
         _ if share >= 1.0 && share <= most / least => ExperimentCheck::Same,

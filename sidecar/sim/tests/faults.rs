@@ -29,7 +29,7 @@ fn tokens_survive_kills_at_any_moment_of_a_drain_that_spans_steps() {
         let load = load(20, 50 + seed);
         let expected = expected(&load, 6);
         let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
-        // One layer-block per step boundary, so that chunks drain over many steps and kills happen between these.
+        // One layer block per step boundary, so that chunks drain over many steps and kills happen between these.
         setup.params.compact_budget_bytes = 12_000;
         let mut rng = sluice_sim::rng::Rng::new(seed);
         let mut world = Simulation::new(setup, None).unwrap();
@@ -93,7 +93,7 @@ fn a_row_without_any_candidate_fails_alone() {
     }
     assert_eq!(failed, 1);
     assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
 }
 
 /// Returns the requests of `load` that get a token unknown to the engine, at different positions: the first token, the
@@ -131,7 +131,7 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
             }
         }
         assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0, "{policy:?}");
-        assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0, "{policy:?}");
+        assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0, "{policy:?}");
     }
 }
 
@@ -156,7 +156,12 @@ fn refused_sequences_do_not_update_step_times() {
     assert_eq!(failed.count(), 40);
     let [without, with] = [0, 1].map(|one: usize| {
         let measures = worlds[one].driver.scheduler().manager().step_stats();
-        (measures.compute_ns(), measures.overhead_ns(), measures.prefill_token_ns(), measures.read_columns())
+        (
+            measures.compute_ns(),
+            measures.overhead_ns(),
+            measures.prefill_token_ns(),
+            measures.read_kv_blocks(),
+        )
     });
     assert_eq!(with, without);
 }
@@ -173,7 +178,7 @@ fn cancelled_request_frees_memory_within_one_step() {
     let steps = world.driver.scheduler().snapshot().counters.steps;
     assert!(world.run_until_idle(crate::support::LIMIT));
     assert!(world.driver.scheduler().snapshot().counters.steps <= steps + 1);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 

@@ -18,12 +18,12 @@ fn fetch(layer: u16, generation: u64, after: Option<(u16, u64)>, host: (u32, u64
         buffer: 0,
         generation: Generation(generation),
         after: after.map(|(layer, generation)| (LayerId(layer), Generation(generation))),
-        blocks: vec![swap_of((6, host.0, host.1))].into(),
+        layer_blocks: vec![swap_of((6, host.0, host.1))].into(),
     })
 }
 
-/// Runs the step after a column that is in the host tier and is fetched into block 6, layer by layer. Returns the step
-/// and the number of wrong reads.
+/// Runs the step after a KV block that is in the host tier and is fetched into block 6, layer by layer. Returns the
+/// step and the number of wrong reads.
 fn step(faults: Faults) -> (StepDone, u64) {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
@@ -58,7 +58,7 @@ fn every_planted_kv_fetch_bug_is_detected() {
     let planted = [
         Faults { ignore_after: true, ..Faults::default() },
         Faults { publish_early: true, ..Faults::default() },
-        Faults { swap_in_wrong_block: true, ..Faults::default() },
+        Faults { swap_in_wrong_layer_block: true, ..Faults::default() },
     ];
     for faults in planted {
         let (done, wrong_reads) = step(faults);

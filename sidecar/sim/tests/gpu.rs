@@ -22,9 +22,9 @@ pub fn temporal() -> Sharing {
     Sharing::Temporal { quantum: Quantum::new(MS, 8 * MS), order: TurnOrder::RoundRobin }
 }
 
-pub fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<TenantSetup>) {
+pub fn tenants(policy: PolicyName, count: u32, kv_blocks: u32) -> (u32, Vec<TenantSetup>) {
     let tenant = |at: u32| {
-        let mut alone = setup(policy, LAYERS, kv_columns, u64::from(at));
+        let mut alone = setup(policy, LAYERS, kv_blocks, u64::from(at));
         let share = alone.geometry.capacity_chunks;
         alone.params.share_chunks = share;
         alone.geometry.capacity_chunks = share * count;
@@ -44,8 +44,8 @@ pub fn tenants(policy: PolicyName, count: u32, kv_columns: u32) -> (u32, Vec<Ten
     (tenants[0].geometry.capacity_chunks, tenants)
 }
 
-fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
-    recording(false, sharing, policy, count, kv_columns)
+fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
+    recording(false, sharing, policy, count, kv_blocks)
 }
 
 /// Returns the journals of two tenants that run in time slices and lend each other memory.
@@ -66,8 +66,8 @@ pub fn record_peers(requests: u64) -> Vec<String> {
     lives.map(|text| String::from_utf8(text).unwrap()).collect()
 }
 
-fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, kv_columns: u32) -> Gpu {
-    shared(recorded, sharing, tenants(policy, count, kv_columns))
+fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
+    shared(recorded, sharing, tenants(policy, count, kv_blocks))
 }
 
 /// Returns a GPU with this capacity, in chunks, and these tenants.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use sluice_policy::action::{Action, Address, BlockSwap, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{
-    ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId, Nanos, RowId, StepId,
+    ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, RowId, StepId,
 };
 use sluice_policy::reason::Reason;
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, StepDone, TableUpdate};
@@ -16,7 +16,7 @@ use sluice_sim::device::SharedDevice;
 use sluice_sim::{Device, Faults, Profile, SimCompute, SimMemory};
 
 const CHUNK: u64 = 1 << 16;
-/// Bytes of a layer-block; five fit in a chunk.
+/// Bytes of a layer block; five fit in a chunk.
 const BLOCK: u64 = 12_000;
 const FAILED: Outcome = Outcome::Failed(Failure::CopyFailed);
 const REFUSED: Outcome = Outcome::Failed(Failure::Refused);
@@ -37,7 +37,7 @@ impl Bench {
             capacity_chunks: 5,
             global_bytes: CHUNK,
             slab_bytes: vec![CHUNK; 2],
-            block_bytes: BLOCK,
+            layer_block_bytes: BLOCK,
             activation: ActivationCost::default(),
             staging_chunks: 0,
         };
@@ -46,8 +46,8 @@ impl Bench {
         let mut bench = Bench { device, memory, compute, now: Nanos(0), orders: 0 };
         bench.run(Work::Create((0..5).map(ChunkId).collect()));
         let layers = [Address::Layer(LayerId(0), 0), Address::Layer(LayerId(1), 0)];
-        let frames = [Address::Kv(FrameId(0)), Address::Kv(FrameId(1))];
-        let all = [Address::Global(0)].into_iter().chain(layers).chain(frames);
+        let kv_chunks = [Address::Kv(KvChunkId(0)), Address::Kv(KvChunkId(1))];
+        let all = [Address::Global(0)].into_iter().chain(layers).chain(kv_chunks);
         bench.reback(all.zip(0..).map(|(address, chunk)| Reback::Map(address, ChunkId(chunk))).collect());
         let targets =
             [FillTarget::Global, FillTarget::Resident(LayerId(0)), FillTarget::Resident(LayerId(1))];
@@ -94,9 +94,9 @@ impl Bench {
     }
 
     /// Sets the time of a block on the link, and of a layer with one token, nanoseconds.
-    pub fn set_pace(&self, block_ns: u64, layer_ns: u64) {
+    pub fn set_pace(&self, layer_block_ns: u64, layer_ns: u64) {
         let mut device = self.device.borrow_mut();
-        let bytes_per_second = BLOCK * 1_000_000_000 / block_ns;
+        let bytes_per_second = BLOCK * 1_000_000_000 / layer_block_ns;
         let profile = Profile { copy_start_ns: 0, layer_ns, layer_token_ns: 0, ..device.profile };
         device.profile = Profile {
             link_bytes_per_second: bytes_per_second,
@@ -110,8 +110,8 @@ impl Bench {
         assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
     }
 
-    /// Swaps blocks, each as `(block, host block, generation)`, in KV's first or second chunk.
-    fn swap(&mut self, order: fn(Vec<BlockSwap>) -> Work, swaps: &[(u32, u32, u64)]) -> Outcome {
+    /// Swaps blocks, each as `(layer_block, host layer_block, generation)`, in KV's first or second chunk.
+    fn swap(&mut self, order: fn(Vec<LayerBlockSwap>) -> Work, swaps: &[(u32, u32, u64)]) -> Outcome {
         self.run(order(swaps.iter().copied().map(swap_of).collect()))
     }
 
@@ -119,18 +119,18 @@ impl Bench {
         self.device.borrow_mut().faults = faults;
     }
 
-    fn write(&self, block: u32, tag: u64) {
-        *self.device.borrow_mut().block_mut(BlockId(block)).unwrap() = [Some(tag); 16];
+    fn write(&self, layer_block: u32, tag: u64) {
+        *self.device.borrow_mut().layer_block_mut(LayerBlockId(layer_block)).unwrap() = [Some(tag); 16];
     }
 
-    fn read(&self, block: u32) -> Option<u64> {
-        self.device.borrow_mut().block_mut(BlockId(block)).unwrap()[0]
+    fn read(&self, layer_block: u32) -> Option<u64> {
+        self.device.borrow_mut().layer_block_mut(LayerBlockId(layer_block)).unwrap()[0]
     }
 
-    /// Returns the token after `tokens`, which start at position `start`; `columns` are the blocks of both layers from
-    /// column `first` on.
-    pub fn step(&mut self, start: u32, tokens: Vec<u32>, columns: &[(u32, [u32; 2])]) -> u32 {
-        self.step_of(start, tokens, columns, vec![]).sampled[0].token
+    /// Returns the token after `tokens`, which start at position `start`; `kv_blocks` are the blocks of both layers
+    /// from KV block `first` on.
+    pub fn step(&mut self, start: u32, tokens: Vec<u32>, kv_blocks: &[(u32, [u32; 2])]) -> u32 {
+        self.step_of(start, tokens, kv_blocks, vec![]).sampled[0].token
     }
 
     /// Runs the same step with fetched KV.
@@ -138,14 +138,14 @@ impl Bench {
         &mut self,
         start: u32,
         tokens: Vec<u32>,
-        columns: &[(u32, [u32; 2])],
+        kv_blocks: &[(u32, [u32; 2])],
         kv_generations: Vec<(LayerId, Generation)>,
     ) -> StepDone {
         let row = RowId(0);
-        let update = |&(column, blocks): &(u32, [u32; 2])| TableUpdate::Column {
+        let update = |&(kv_block, layer_blocks): &(u32, [u32; 2])| TableUpdate::KvBlock {
             row,
-            column,
-            blocks: blocks.map(BlockId).to_vec(),
+            kv_block,
+            layer_blocks: layer_blocks.map(LayerBlockId).to_vec(),
         };
         let sample = Some(SampleRequest { sampling: Arc::new(Sampling::default()), prompt_tokens: 17 });
         let step = Step {
@@ -153,7 +153,7 @@ impl Bench {
             attempt: 0,
             epoch: 0,
             sequences: vec![SequenceStep { row, start, tokens, sample }],
-            updates: columns.iter().map(update).collect(),
+            updates: kv_blocks.iter().map(update).collect(),
             generations: vec![],
             kv_generations,
             activation_limit_bytes: 0,
@@ -170,10 +170,10 @@ impl Bench {
 }
 
 /// Builds a swap from block, host block and generation.
-pub fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
-    BlockSwap {
-        block: BlockId(block),
-        chunk: ChunkId(3 + block / 5),
+pub fn swap_of((layer_block, host, generation): (u32, u32, u64)) -> LayerBlockSwap {
+    LayerBlockSwap {
+        layer_block: LayerBlockId(layer_block),
+        chunk: ChunkId(3 + layer_block / 5),
         host: HostBlockId(host),
         generation: Generation(generation),
     }
@@ -182,11 +182,11 @@ pub fn swap_of((block, host, generation): (u32, u32, u64)) -> BlockSwap {
 #[test]
 fn a_swap_takes_the_time_of_its_bytes_on_the_link() {
     let mut bench = Bench::new();
-    for (order, blocks) in [(Work::SwapOut as fn(_) -> _, 3), (Work::SwapIn, 2)] {
+    for (order, layer_blocks) in [(Work::SwapOut as fn(_) -> _, 3), (Work::SwapIn, 2)] {
         let begun = bench.now;
-        let swaps: Vec<_> = (0..blocks).map(|block| (block, block, 1)).collect();
+        let swaps: Vec<_> = (0..layer_blocks).map(|layer_block| (layer_block, layer_block, 1)).collect();
         // 16 GB/s, after 1 us.
-        let (bytes, duration_ns) = (u64::from(blocks) * BLOCK, 1_000 + u64::from(blocks) * 750);
+        let (bytes, duration_ns) = (u64::from(layer_blocks) * BLOCK, 1_000 + u64::from(layer_blocks) * 750);
         assert_eq!(bench.swap(order, &swaps), Outcome::Done { bytes, duration_ns });
         assert_eq!(bench.now.since(begun), duration_ns);
     }
@@ -237,7 +237,7 @@ fn a_swap_that_is_refused_by_chance_changes_nothing() {
     assert_eq!(bench.read(5), Some(10));
 }
 
-/// Returns the token after a prompt whose first column was swapped out and in again, if `away`.
+/// Returns the token after a prompt whose first KV block was swapped out and in again, if `away`.
 fn token_after(away: bool, faults: Faults) -> u32 {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
@@ -245,7 +245,7 @@ fn token_after(away: bool, faults: Faults) -> u32 {
         return bench.step(16, vec![7], &[(1, [7, 8])]);
     }
     bench.swap(Work::SwapOut, &[(0, 1, 1), (1, 0, 2)]);
-    bench.reback(vec![Reback::Unmap(Address::Kv(FrameId(0)), ChunkId(3))]);
+    bench.reback(vec![Reback::Unmap(Address::Kv(KvChunkId(0)), ChunkId(3))]);
     bench.run(Work::Release(vec![ChunkId(3)]));
     bench.set_faults(faults);
     bench.swap(Work::SwapIn, &[(6, 0, 2), (5, 1, 1)]);
@@ -259,6 +259,6 @@ fn a_token_is_the_same_when_its_past_was_on_the_host() {
 
 #[test]
 fn another_host_blocks_contents_change_the_token() {
-    let planted = Faults { swap_in_wrong_block: true, ..Faults::default() };
+    let planted = Faults { swap_in_wrong_layer_block: true, ..Faults::default() };
     assert_ne!(token_after(true, planted), token_after(false, Faults::default()));
 }

@@ -23,11 +23,11 @@ fn fetch(layer: u16, host: u32) -> Work {
         buffer: layer as u8,
         generation: Generation(9),
         after: None,
-        blocks: vec![swap_of((5 + u32::from(layer), host, u64::from(host) + 1))].into(),
+        layer_blocks: vec![swap_of((5 + u32::from(layer), host, u64::from(host) + 1))].into(),
     })
 }
 
-/// Puts a column of both layers into host blocks 0 and 1, and KV of another request into block 2.
+/// Puts a KV block of both layers into host blocks 0 and 1, and KV of another request into block 2.
 fn bench() -> Bench {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);

@@ -58,8 +58,8 @@ struct Tenant {
 
 impl Tenant {
     /// Creates a loaded tenant among peers.
-    fn new(sharing: Sharing, kv_columns: u32) -> Tenant {
-        let mut setup = setup(PolicyName::Oneiros, 8, kv_columns, 1);
+    fn new(sharing: Sharing, kv_blocks: u32) -> Tenant {
+        let mut setup = setup(PolicyName::Oneiros, 8, kv_blocks, 1);
         setup.config.sharing = sharing;
         // The other half of the GPU belongs to the peers.
         setup.params.share_chunks = setup.geometry.capacity_chunks;

@@ -26,7 +26,7 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
 /// Returns a tenant whose KV is too small for its concurrent requests.
 fn world(order: QueueOrder) -> Simulation {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 24, 5);
-    setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = 400 * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.pause_bound_ns = BOUND_NS;
     setup.config.order = order;
     Simulation::new(setup, None).unwrap()

@@ -21,7 +21,7 @@ pub const LAYERS: u16 = 16;
 /// Returns a tenant with space for two or three requests on the device, whose plans admit first come, first served.
 pub fn short() -> Setup {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, 32, 5);
-    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.slo.tbt_ns = 1_000_000;
     setup.params.plan_first_come = true;
     setup
@@ -63,8 +63,12 @@ fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
         let mut world = serve(short(), seed, |world, _| world.driver.scheduler().check());
         (out, joined) = (out + prompts_offloaded(&world), joined + counted(&world, Reason::Join));
         let kv = world.driver.scheduler().manager().kv_counts();
-        let cache = kv.idle_columns * u32::from(LAYERS);
-        assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
+        let cache = kv.idle_kv_blocks * u32::from(LAYERS);
+        assert_eq!(
+            (kv.used_layer_blocks, kv.host_kv_blocks),
+            (cache, 0),
+            "seed {seed}: everything is given back"
+        );
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
     }
     assert!(out > 10 && joined > 5, "{out} prompts went out, {joined} requests joined");
@@ -74,12 +78,12 @@ fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
 #[test]
 fn host_tier_smaller_than_admitted_kv_changes_no_token() {
     let mut out = 0;
-    for (seed, columns) in (0..12).zip([8, 10, 14, 20].into_iter().cycle()) {
+    for (seed, kv_blocks) in (0..12).zip([8, 10, 14, 20].into_iter().cycle()) {
         let mut setup = short();
-        setup.params.host_kv_bytes = columns * u64::from(LAYERS) * setup.geometry.block_bytes;
+        setup.params.host_kv_bytes = kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
         let world = serve(setup, seed, |world, _| world.driver.scheduler().check());
         let ended = |outcome: &RequestResult| matches!(outcome.finish, Some(Finish::Length));
-        assert!(world.outcomes.values().all(ended), "seed {seed}, {columns} places: {:?}", world.outcomes);
+        assert!(world.outcomes.values().all(ended), "seed {seed}, {kv_blocks} places: {:?}", world.outcomes);
         out += prompts_offloaded(&world);
     }
     assert!(out > 0, "what is tested happens");

@@ -40,7 +40,7 @@ impl Served {
 
 fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
     let mut setup = setup(PolicyName::OrbitFlow, LAYERS, kv_chunks, 5);
-    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.slo.tbt_ns = tbt_ns;
     set(&mut setup);
     let mut world = Simulation::new(setup, None).unwrap();

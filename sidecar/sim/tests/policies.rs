@@ -22,7 +22,7 @@ const SLO: Slo = Slo { ttft_ns: 100_000_000, tbt_ns: 20_000_000, allowed_miss_pe
 fn world(policy: PolicyName, kv_chunks: u32) -> Simulation {
     let mut setup = setup(policy, LAYERS, kv_chunks, 5);
     setup.params.slo = SLO;
-    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = 200 * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.expansion = expansion::ExpansionTunables { trial_tokens: 2, ..Default::default() };
     let mut world = Simulation::new(setup, None).unwrap();
     submit_all(&mut world);

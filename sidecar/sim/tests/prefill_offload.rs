@@ -23,10 +23,10 @@ fn request(id: u64, prompt: u32, max_tokens: u32) -> Request {
     Request { id: RequestId(id), prompt, max_tokens, sampling, priority: 0, salt: id, paced: true }
 }
 
-/// Returns a tenant with space for two such requests on the device, and for `host_columns` in the host tier.
-fn short(slo: Slo, host_columns: u64) -> Setup {
+/// Returns a tenant with space for two such requests on the device, and for `host_kv_blocks` in the host tier.
+fn short(slo: Slo, host_kv_blocks: u64) -> Setup {
     let mut setup = setup(PolicyName::Ellm, LAYERS, 24, 5);
-    setup.params.host_kv_bytes = host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
+    setup.params.host_kv_bytes = host_kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
     setup.params.slo = slo;
     setup
 }
@@ -60,8 +60,8 @@ fn counters(world: &Simulation) -> sluice_scheduler::snapshot::Counters {
 
 #[test]
 fn request_without_room_still_gets_first_token() {
-    let run = |host_columns| {
-        let mut world = loaded(short(EAGER, host_columns));
+    let run = |host_kv_blocks| {
+        let mut world = loaded(short(EAGER, host_kv_blocks));
         let (first, all_ns) = serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
         (counters(&world), first[9], all_ns)
     };
@@ -91,8 +91,12 @@ fn prefill_offload_changes_no_token() {
         let mut world = serve_burst(seed, |world, _| world.driver.scheduler().check());
         out += counters(&world).prefills_offloaded;
         let kv = world.driver.scheduler().manager().kv_counts();
-        let cache = kv.idle_columns * u32::from(LAYERS);
-        assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}: everything is given back");
+        let cache = kv.idle_kv_blocks * u32::from(LAYERS);
+        assert_eq!(
+            (kv.used_layer_blocks, kv.host_kv_blocks),
+            (cache, 0),
+            "seed {seed}: everything is given back"
+        );
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
     }
     assert!(out > 20, "{out} prompts went out");
@@ -146,14 +150,14 @@ fn policy_change_during_prefill_offload_changes_no_token() {
 /// Late first tokens enlarge the buffer, late other tokens shrink it, regardless of its contents.
 #[test]
 fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
-    let columns = |slo| {
+    let kv_blocks = |slo| {
         let mut world = loaded(short(slo, 200));
         serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (world.driver.scheduler().manager().prefill_buffer_columns(), counters(&world).prefills_offloaded)
+        (world.driver.scheduler().manager().prefill_buffer_kv_blocks(), counters(&world).prefills_offloaded)
     };
-    assert_eq!(columns(EAGER).0, 200, "never more than there is");
-    assert_eq!(columns(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");
-    assert_eq!(columns(Slo::default()), (1, 0), "without objectives none is wanted");
+    assert_eq!(kv_blocks(EAGER).0, 200, "never more than there is");
+    assert_eq!(kv_blocks(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");
+    assert_eq!(kv_blocks(Slo::default()), (1, 0), "without objectives none is wanted");
 }
 
 /// A link on which offloading a prompt would take seconds. The policy measures it first, with one block.
@@ -192,8 +196,8 @@ fn cancel_during_prefill_offload_leaks_nothing() {
             world.driver.scheduler().check();
         });
         let kv = world.driver.scheduler().manager().kv_counts();
-        let cache = kv.idle_columns * u32::from(LAYERS);
-        assert_eq!((kv.used_blocks, kv.host_columns), (cache, 0), "seed {seed}");
+        let cache = kv.idle_kv_blocks * u32::from(LAYERS);
+        assert_eq!((kv.used_layer_blocks, kv.host_kv_blocks), (cache, 0), "seed {seed}");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
     }
 }

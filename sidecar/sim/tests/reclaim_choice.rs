@@ -28,7 +28,7 @@ struct Case {
     link_bytes_per_second: u64,
     out_bytes_per_second: u64,
     slo: Slo,
-    host_columns: u64,
+    host_kv_blocks: u64,
     paced: bool,
     by_loss: bool,
     /// Number of such loads, one after the other.
@@ -40,7 +40,7 @@ const CASE: Case = Case {
     link_bytes_per_second: R5,
     out_bytes_per_second: 16_000_000_000,
     slo: SLO,
-    host_columns: 0,
+    host_kv_blocks: 0,
     paced: false,
     by_loss: true,
     times: 1,
@@ -61,7 +61,8 @@ const PREEMPTIONS_ONLY: ReclaimsUsed = ReclaimsUsed { layers: false, pauses: fal
 impl Case {
     fn setup(&self) -> Setup {
         let mut setup = setup(PolicyName::Unified, LAYERS, 26, 5);
-        setup.params.host_kv_bytes = self.host_columns * u64::from(LAYERS) * setup.geometry.block_bytes;
+        setup.params.host_kv_bytes =
+            self.host_kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
         (setup.params.slo, setup.params.reclaim_by_cost) = (self.slo, self.by_loss);
         // Activations use all their memory, so nothing else is idle.
         setup.params.min_step = setup.params.max_step;
@@ -105,7 +106,7 @@ fn request(id: u64, paced: bool) -> Request {
 fn layers_stall_where_that_makes_no_token_late_and_a_pause_would() {
     assert_eq!(CASE.done(), LAYERS_ONLY);
     assert_eq!(Case { by_loss: false, ..CASE }.done(), PREEMPTIONS_ONLY);
-    let tier = Case { host_columns: 400, ..CASE };
+    let tier = Case { host_kv_blocks: 400, ..CASE };
     assert_eq!(tier.done(), LAYERS_ONLY);
     assert_eq!(Case { by_loss: false, ..tier }.done(), PAUSES_ONLY);
 }
@@ -113,7 +114,7 @@ fn layers_stall_where_that_makes_no_token_late_and_a_pause_would() {
 /// No request is late in either case, and the other requests get their tokens earlier.
 #[test]
 fn request_with_buffered_tokens_is_paused_where_layers_would_stall() {
-    let paced = Case { host_columns: 400, paced: true, ..CASE };
+    let paced = Case { host_kv_blocks: 400, paced: true, ..CASE };
     assert_eq!(paced.done(), PAUSES_ONLY);
     assert_eq!(Case { paced: false, ..paced }.done(), LAYERS_ONLY, "with nothing in store it does not");
 }
@@ -136,7 +137,7 @@ fn a_request_is_computed_again_where_that_takes_less_time_than_a_pause() {
     let slow_out = Case {
         link_bytes_per_second: R70,
         out_bytes_per_second: 40_000_000,
-        host_columns: 400,
+        host_kv_blocks: 400,
         times: 2,
         ..CASE
     };
@@ -147,11 +148,11 @@ fn a_request_is_computed_again_where_that_takes_less_time_than_a_pause() {
 #[test]
 fn reclaim_choice_changes_no_token() {
     let expected = expected(&(1..=4).map(|id| (0, request(id, false))).collect::<Vec<_>>(), LAYERS);
-    for (host_columns, paced, by_loss) in
+    for (host_kv_blocks, paced, by_loss) in
         [(0, false, true), (0, false, false), (400, true, true), (400, false, false)]
     {
-        let case = Case { host_columns, paced, by_loss, ..CASE };
-        let what = format!("{host_columns} places, paced {paced}, by loss {by_loss}");
+        let case = Case { host_kv_blocks, paced, by_loss, ..CASE };
+        let what = format!("{host_kv_blocks} places, paced {paced}, by loss {by_loss}");
         assert_ne!(case.done(), ReclaimsUsed { layers: false, pauses: false, preemptions: false }, "{what}");
         assert_same(&case.run(), &expected, &what);
     }

@@ -178,7 +178,7 @@ fn a_prompt_seen_before_is_found_in_the_cache_and_gives_the_same_tokens() {
     assert!(world.run_until_idle(LIMIT));
     world.submit(again);
     assert!(world.run_until_idle(LIMIT));
-    assert_eq!(world.driver.scheduler().snapshot().counters.cached_tokens, 48, "three whole columns of 16");
+    assert_eq!(world.driver.scheduler().snapshot().counters.cached_tokens, 48, "three whole KV blocks of 16");
     assert_eq!(world.outcomes[&RequestId(1)].tokens, world.outcomes[&RequestId(2)].tokens);
 }
 

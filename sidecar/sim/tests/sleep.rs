@@ -17,10 +17,10 @@ use crate::support::{LIMIT, setup};
 const LAYERS: u16 = 6;
 const KEPT_COLUMNS: u64 = 40;
 
-fn tenant(host_columns: u64) -> Setup {
+fn tenant(host_kv_blocks: u64) -> Setup {
     let mut setup = setup(PolicyName::Oneiros, LAYERS, 60, 3);
-    let column_bytes = u64::from(LAYERS) * setup.geometry.block_bytes;
-    setup.params.host_kv_bytes = host_columns * column_bytes;
+    let kv_block_bytes = u64::from(LAYERS) * setup.geometry.layer_block_bytes;
+    setup.params.host_kv_bytes = host_kv_blocks * kv_block_bytes;
     setup
 }
 
@@ -37,8 +37,8 @@ fn request(id: u64, prompt: std::ops::Range<u32>, max_tokens: u32) -> Request {
     }
 }
 
-fn loaded(host_columns: u64) -> Simulation {
-    let mut world = Simulation::new(tenant(host_columns), None).unwrap();
+fn loaded(host_kv_blocks: u64) -> Simulation {
+    let mut world = Simulation::new(tenant(host_kv_blocks), None).unwrap();
     run_until(&mut world, |world| world.driver.scheduler().snapshot().serving);
     world
 }
@@ -62,15 +62,15 @@ fn order_sleep(world: &mut Simulation, order: Sleep) {
 }
 
 /// Returns a tenant with three requests.
-fn busy(host_columns: u64) -> Simulation {
-    let mut world = loaded(host_columns);
+fn busy(host_kv_blocks: u64) -> Simulation {
+    let mut world = loaded(host_kv_blocks);
     (1..=3).for_each(|id| world.submit(request(id, 0..30 + id as u32, 40)));
     world
 }
 
 /// Returns the same tenant after some steps.
-fn mid_run(host_columns: u64) -> Simulation {
-    let mut world = busy(host_columns);
+fn mid_run(host_kv_blocks: u64) -> Simulation {
+    let mut world = busy(host_kv_blocks);
     run_until(&mut world, |world| world.driver.scheduler().snapshot().counters.steps > 12);
     world
 }
@@ -141,7 +141,7 @@ fn a_request_that_waits_with_its_kv_can_be_cancelled() {
     world.driver.push(Event::Cancel(RequestId(1)));
     world.driver.push(Event::Sleep(Sleep::WakeUp));
     run_to_end(&mut world);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_columns, 0);
+    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
 }
 
 #[test]

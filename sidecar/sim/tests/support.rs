@@ -18,15 +18,15 @@ pub const LIMIT: Nanos = Nanos(3_600_000_000_000);
 pub const VOCAB: u32 = 50_000;
 const MAX_TOKENS: u32 = 160;
 
-/// Returns a model of `layers` layers on a GPU whose KV holds about `kv_columns` columns when no layer is remapped.
-pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Setup {
+/// Returns a model of `layers` layers on a GPU whose KV holds about `kv_blocks` KV blocks when no layer is remapped.
+pub fn setup(policy: PolicyName, layers: u16, kv_blocks: u32, seed: u64) -> Setup {
     let chunk_bytes = 1 << 16;
     let mut geometry = Geometry {
         chunk_bytes,
         capacity_chunks: 0,
         global_bytes: 3 * chunk_bytes - 100,
         slab_bytes: vec![4 * chunk_bytes - 7; usize::from(layers)],
-        block_bytes: 12_000,
+        layer_block_bytes: 12_000,
         activation: ActivationCost {
             fixed_bytes: 1000,
             stream_per_token_bytes: 500,
@@ -40,7 +40,7 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
     let max_step = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
     let activation = geometry.chunks_for(geometry.activation.bytes(max_step));
     let weights = 3 + 4 * u32::from(layers);
-    let kv = geometry.kv_chunks_for(kv_columns);
+    let kv = geometry.kv_chunks_for(kv_blocks);
     geometry.capacity_chunks = weights + activation + kv;
     let guaranteed = geometry.kv_chunks_for(MAX_TOKENS.div_ceil(16) + 1);
     let params = Params {
@@ -60,7 +60,8 @@ pub fn setup(policy: PolicyName, layers: u16, kv_columns: u32, seed: u64) -> Set
 /// Adds a host tier for KV if the policy uses one; without it, the policy would neither offload nor pause.
 pub fn with_tier(mut setup: Setup) -> Setup {
     if setup.params.kv_placement() != KvPlacementMode::Device {
-        setup.params.host_kv_bytes = 200 * u64::from(setup.geometry.layers()) * setup.geometry.block_bytes;
+        setup.params.host_kv_bytes =
+            200 * u64::from(setup.geometry.layers()) * setup.geometry.layer_block_bytes;
     }
     setup
 }

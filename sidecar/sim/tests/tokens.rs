@@ -51,7 +51,7 @@ fn memory_returns_to_its_baseline_when_the_load_ends() {
     for policy in PolicyName::ALL {
         let mut world = run(with_tier(setup(policy, 6, 18, 5)), &load(30, 5), |_, _| {});
         let manager = world.driver.scheduler().manager();
-        assert_eq!(manager.kv_counts().used_columns, 0);
+        assert_eq!(manager.kv_counts().used_kv_blocks, 0);
         assert!(manager.layout().moving.is_empty(), "{policy:?}: all layers are resident again");
         let held = manager.ledger().created_bytes();
         assert_eq!(world.driver.memory().used_bytes(), held);

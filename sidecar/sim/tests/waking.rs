@@ -35,8 +35,8 @@ struct Case {
     present: u16,
     prompt_tokens: u32,
     ratio_permille: u64,
-    /// KV beyond the guarantee, columns.
-    spare_columns: u32,
+    /// KV beyond the guarantee, KV blocks.
+    spare_kv_blocks: u32,
 }
 
 impl Case {
@@ -56,16 +56,16 @@ impl Case {
     }
 
     fn setup(&self) -> Setup {
-        let columns = Geometry::columns_for(MODEL_TOKENS);
-        let mut setup = setup(PolicyName::Oneiros, self.layers, columns + self.spare_columns, 1);
-        let guaranteed = setup.geometry.kv_chunks_for(columns);
+        let kv_blocks = Geometry::kv_blocks_for(MODEL_TOKENS);
+        let mut setup = setup(PolicyName::Oneiros, self.layers, kv_blocks + self.spare_kv_blocks, 1);
+        let guaranteed = setup.geometry.kv_chunks_for(kv_blocks);
         setup.params.guaranteed_kv_bytes = u64::from(guaranteed) * setup.geometry.chunk_bytes;
         (setup.params.max_model_tokens, setup.config.max_model_tokens) = (MODEL_TOKENS, MODEL_TOKENS);
         setup.params.remap_cap_permille = 1000;
         setup.config.sharing = Sharing::Spatial;
         let me = Peer { index: 0, instance: 1 };
         setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
-        if self.spare_columns == 0 {
+        if self.spare_kv_blocks == 0 {
             // No token beyond the largest usual step fits the activation chunks.
             let cost = &mut setup.geometry.activation;
             let chunks = cost.bytes(setup.params.max_step).div_ceil(setup.geometry.chunk_bytes);
@@ -156,7 +156,7 @@ fn cases() -> impl Iterator<Item = Case> {
             present,
             prompt_tokens,
             ratio_permille,
-            spare_columns: 40,
+            spare_kv_blocks: 40,
         })
     })
 }
@@ -184,7 +184,7 @@ fn first_token_of_waking_tenant_is_within_bound() {
 #[test]
 fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
     for (layers, present, ratio_permille) in [(8, 2, 1500), (12, 2, 2000), (12, 6, 1200)] {
-        let case = Case { layers, present, prompt_tokens: 390, ratio_permille, spare_columns: 0 };
+        let case = Case { layers, present, prompt_tokens: 390, ratio_permille, spare_kv_blocks: 0 };
         let (taken_ns, world) = first_token_ns(&case);
         assert_eq!(world.driver.scheduler().manager().counted(Reason::WholePrompt), 0, "{case:?}");
         let bound_ns = case.closed_form().ttft_ns();
@@ -194,7 +194,7 @@ fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
         let chunks: Vec<_> = chunks.iter().map(Vec::as_slice).collect();
         let expected_ns = chunk_by_chunk_ns(&loads, &chunks);
         assert!(taken_ns.abs_diff(expected_ns) * 100 < expected_ns, "{taken_ns} ns, not {expected_ns}");
-        let (whole_ns, _) = first_token_ns(&Case { spare_columns: 40, ..case });
+        let (whole_ns, _) = first_token_ns(&Case { spare_kv_blocks: 40, ..case });
         assert!(whole_ns < taken_ns, "{case:?}");
     }
 }

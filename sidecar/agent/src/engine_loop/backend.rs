@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn refused_reback_is_closed_without_a_time() {
         let peer = EngineHandle::default();
-        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let shape = TableShape { rows: 1, max_kv_blocks: 1, max_history: 1, layers: 1 };
         let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
         let mut compute = EngineCompute::new(tables, peer.clone());
         peer.state().pending = Some((ActionId(3), 7, Instant::now()));
@@ -351,7 +351,7 @@ mod tests {
     /// Otherwise steps that ran nothing would shorten the limit of real steps.
     #[test]
     fn refused_sequences_do_not_count_in_step_time() {
-        let shape = TableShape { rows: 1, max_columns: 1, max_history: 1, layers: 1 };
+        let shape = TableShape { rows: 1, max_kv_blocks: 1, max_history: 1, layers: 1 };
         let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
         let mut compute = EngineCompute::new(tables, EngineHandle::default());
         let failure = |row, failure| FailedSequence { row: RowId(row), failure };

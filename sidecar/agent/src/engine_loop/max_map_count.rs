@@ -25,7 +25,7 @@ pub struct MappingDemand {
 /// Returns the mappings that an engine with `setup` may need.
 pub fn mapping_demand(setup: &EngineSetup) -> MappingDemand {
     let layers = u64::from(setup.layer_chunks()) * u64::from(setup.spec.layers);
-    let ranges = [setup.global_chunks(), setup.kv_frames, setup.activation_chunks, setup.staging_chunks];
+    let ranges = [setup.global_chunks(), setup.kv_chunks, setup.activation_chunks, setup.staging_chunks];
     // Each range ends with a guard, which is a hole.
     let guards = ranges.len() as u64 + u64::from(setup.spec.layers);
     let positions = layers + ranges.iter().map(|chunks| u64::from(*chunks)).sum::<u64>();
@@ -66,7 +66,7 @@ mod tests {
     /// [`setup`] has 1 global chunk, 3 layers of 1 chunk, and 16 chunks of device memory.
     fn demand_for(chunks: u32) -> MappingDemand {
         let mut setup = setup();
-        (setup.capacity_chunks, setup.kv_frames, setup.activation_chunks) = (chunks, chunks, chunks);
+        (setup.capacity_chunks, setup.kv_chunks, setup.activation_chunks) = (chunks, chunks, chunks);
         mapping_demand(&setup)
     }
 

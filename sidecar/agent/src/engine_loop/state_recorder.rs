@@ -327,8 +327,8 @@ fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
 
 fn kv(manager: &MemoryManager) -> KvState {
     let (counts, geometry) = (manager.kv_counts(), manager.geometry());
-    let cached = u64::from(counts.idle_columns) * u64::from(geometry.layers());
-    let (total, held) = (u64::from(counts.total_blocks), u64::from(counts.used_blocks));
+    let cached = u64::from(counts.idle_kv_blocks) * u64::from(geometry.layers());
+    let (total, held) = (u64::from(counts.total_layer_blocks), u64::from(counts.used_layer_blocks));
     let used = held.saturating_sub(cached);
     KvState {
         blocks_total: total,
@@ -336,12 +336,12 @@ fn kv(manager: &MemoryManager) -> KvState {
         blocks_cached: cached,
         // Includes blocks of draining chunks, which cannot be allocated any more.
         blocks_free: total - held,
-        block_bytes: geometry.block_bytes,
-        draining_frames: counts.draining_frames,
+        block_bytes: geometry.layer_block_bytes,
+        draining_frames: counts.draining_kv_chunks,
         fragmentation_permille: counts.fragmentation_permille,
         utilisation_permille: (used * 1000).checked_div(total).unwrap_or(0) as u32,
-        host_blocks_used: u64::from(counts.host_columns) * u64::from(geometry.layers()),
-        host_blocks_limit: u64::from(counts.host_limit_columns) * u64::from(geometry.layers()),
+        host_blocks_used: u64::from(counts.host_kv_blocks) * u64::from(geometry.layers()),
+        host_blocks_limit: u64::from(counts.host_limit_kv_blocks) * u64::from(geometry.layers()),
     }
 }
 

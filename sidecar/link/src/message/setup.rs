@@ -29,15 +29,15 @@ pub struct EngineSetup {
     /// Chunks in the pool; chunk `c` is at `c * chunk_bytes` in the pool's memfd.
     pub capacity_chunks: u32,
     /// Chunks of the KV arena's virtual range.
-    pub kv_frames: u32,
+    pub kv_chunks: u32,
     /// Chunks of the activation range.
     pub activation_chunks: u32,
     /// Chunks of the staging range.
     pub staging_chunks: u32,
     /// Rows of the block table and token history.
     pub max_rows: u32,
-    /// Block columns of a row.
-    pub max_columns: u32,
+    /// Block KV blocks of a row.
+    pub max_kv_blocks: u32,
     /// Tokens of a row's history.
     pub max_history: u32,
     /// Most tokens that pass through a layer together; a longer step passes through it in chunks of this size.
@@ -94,9 +94,9 @@ impl EngineSetup {
         self.layout().layer.bytes.div_ceil(self.chunk_bytes) as u32
     }
 
-    /// Returns the layer-blocks of a chunk.
-    pub fn blocks_per_chunk(&self) -> u32 {
-        (self.chunk_bytes / self.spec.block_bytes()) as u32
+    /// Returns the layer blocks of a chunk.
+    pub fn layer_blocks_per_chunk(&self) -> u32 {
+        (self.chunk_bytes / self.spec.layer_block_bytes()) as u32
     }
 
     fn check_widths(&self) -> Result<(), SetupError> {
@@ -138,20 +138,20 @@ impl EngineSetup {
         let chunk = self.chunk_bytes;
         let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
         within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")?;
-        let block = self.spec.block_bytes();
-        within("block_bytes", block, block <= chunk, "at most chunk_bytes")?;
+        let layer_block = self.spec.layer_block_bytes();
+        within("block_bytes", layer_block, layer_block <= chunk, "at most chunk_bytes")?;
         let layout = self.layout();
         let weights = u128::from(layout.global.bytes)
             + u128::from(layout.layer.bytes.next_multiple_of(chunk)) * u128::from(self.spec.layers);
-        let chunks = [self.capacity_chunks, self.kv_frames, self.activation_chunks, self.staging_chunks];
+        let chunks = [self.capacity_chunks, self.kv_chunks, self.activation_chunks, self.staging_chunks];
         let ranges: u128 = chunks.iter().map(|count| u128::from(*count) * u128::from(chunk)).sum();
         let reserved = u64::try_from(weights + ranges).unwrap_or(u64::MAX);
         within("reserved bytes", reserved, reserved <= MAX_RESERVED_BYTES, "at most 16 TiB")?;
-        let blocks = u64::from(self.kv_frames) * u64::from(self.blocks_per_chunk());
-        within("blocks", blocks, blocks < u64::from(u32::MAX), "below 2^32 - 1")?;
+        let layer_blocks = u64::from(self.kv_chunks) * u64::from(self.layer_blocks_per_chunk());
+        within("blocks", layer_blocks, layer_blocks < u64::from(u32::MAX), "below 2^32 - 1")?;
         for (field, value, most) in [
             ("max_rows", self.max_rows, 1 << 16),
-            ("max_columns", self.max_columns, 1 << 20),
+            ("max_columns", self.max_kv_blocks, 1 << 20),
             ("max_history", self.max_history, 1 << 24),
             ("chunk_tokens", self.chunk_tokens, 1 << 24),
         ] {
@@ -160,8 +160,8 @@ impl EngineSetup {
         let history = self.max_history.div_ceil(16);
         within(
             "max_columns",
-            self.max_columns.into(),
-            self.max_columns >= history,
+            self.max_kv_blocks.into(),
+            self.max_kv_blocks >= history,
             "max_history / 16 or more",
         )
     }

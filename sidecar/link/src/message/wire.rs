@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::{ActionId, ChunkId, FrameId, Generation, LayerId, RowId, StepId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerId, RowId, StepId};
 use sluice_ports::compute::SampleRequest;
 use sluice_ports::sampling::Sampling;
 
@@ -238,7 +238,7 @@ impl From<Address> for WireAddress {
         match address {
             Address::Global(at) => WireAddress::Global(at),
             Address::Layer(layer, at) => WireAddress::Layer(layer.0, at),
-            Address::Kv(frame) => WireAddress::Kv(frame.0),
+            Address::Kv(kv_chunk) => WireAddress::Kv(kv_chunk.0),
             Address::Activation(at) => WireAddress::Activation(at),
             Address::Staging(at) => WireAddress::Staging(at),
         }
@@ -250,7 +250,7 @@ impl From<WireAddress> for Address {
         match wire {
             WireAddress::Global(at) => Address::Global(at),
             WireAddress::Layer(layer, at) => Address::Layer(LayerId(layer), at),
-            WireAddress::Kv(frame) => Address::Kv(FrameId(frame)),
+            WireAddress::Kv(kv_chunk) => Address::Kv(KvChunkId(kv_chunk)),
             WireAddress::Activation(at) => Address::Activation(at),
             WireAddress::Staging(at) => Address::Staging(at),
         }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use sluice_policy::ids::{BlockId, RowId};
+use sluice_policy::ids::{LayerBlockId, RowId};
 use sluice_ports::compute::{Step, TableUpdate};
 
 use super::{TableError, TableShape, check};
@@ -13,7 +13,7 @@ use crate::region::Region;
 /// A change of the last step that the other half lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Dirty {
-    Columns(RowId, Range<u32>),
+    KvBlocks(RowId, Range<u32>),
     History(RowId, Range<u32>),
 }
 
@@ -25,16 +25,16 @@ pub struct TableWriter {
     /// Half of the last written step; the next step uses the other.
     parity: u8,
     dirty: Vec<Dirty>,
-    /// Columns of each row that may hold a block, which a reset must clear.
-    columns_used: Vec<u32>,
+    /// KV blocks of each row that may hold a block, which a reset must clear.
+    kv_blocks_used: Vec<u32>,
 }
 
 impl TableWriter {
     /// Creates empty tables.
     pub fn create(shape: TableShape) -> Result<TableWriter, TableError> {
         let region = Region::create("sluice-tables", shape.bytes())?;
-        let columns_used = vec![0; shape.rows as usize];
-        Ok(TableWriter { region, shape, parity: 1, dirty: Vec::new(), columns_used })
+        let kv_blocks_used = vec![0; shape.rows as usize];
+        Ok(TableWriter { region, shape, parity: 1, dirty: Vec::new(), kv_blocks_used })
     }
 
     /// Returns the memfd, to pass to the engine.
@@ -85,13 +85,15 @@ impl TableWriter {
                 self.shape.check_row(*row)?;
                 self.shape.check_history(tokens.len() as u64)
             }
-            TableUpdate::Column { row, column, blocks } => {
+            TableUpdate::KvBlock { row, kv_block, layer_blocks } => {
                 self.shape.check_row(*row)?;
-                self.shape.check_columns(u64::from(*column) + 1)?;
-                if blocks.len() != usize::from(self.shape.layers) {
-                    return Err(TableError::Layers { got: blocks.len(), layers: self.shape.layers });
+                self.shape.check_kv_blocks(u64::from(*kv_block) + 1)?;
+                if layer_blocks.len() != usize::from(self.shape.layers) {
+                    return Err(TableError::Layers { got: layer_blocks.len(), layers: self.shape.layers });
                 }
-                blocks.iter().try_for_each(|block| check("block", block.0.into(), u32::MAX.into()))
+                layer_blocks
+                    .iter()
+                    .try_for_each(|layer_block| check("block", layer_block.0.into(), u32::MAX.into()))
             }
         }
     }
@@ -102,31 +104,33 @@ impl TableWriter {
                 self.clear(*row);
                 self.put_tokens(*row, 0, tokens);
             }
-            TableUpdate::Column { row, column, blocks } => self.put_column(*row, *column, blocks),
+            TableUpdate::KvBlock { row, kv_block, layer_blocks } => {
+                self.put_kv_block(*row, *kv_block, layer_blocks)
+            }
         }
     }
 
     fn clear(&mut self, row: RowId) {
-        let used = std::mem::take(&mut self.columns_used[row.index()]);
+        let used = std::mem::take(&mut self.kv_blocks_used[row.index()]);
         for layer in 0..usize::from(self.shape.layers) {
-            let at = self.shape.blocks_at(self.parity, row, layer);
+            let at = self.shape.layer_blocks_at(self.parity, row, layer);
             for word in self.words(at, used) {
                 word.store(0, Ordering::Relaxed);
             }
         }
         if used > 0 {
-            self.dirty.push(Dirty::Columns(row, 0..used));
+            self.dirty.push(Dirty::KvBlocks(row, 0..used));
         }
     }
 
-    fn put_column(&mut self, row: RowId, column: u32, blocks: &[BlockId]) {
-        for (layer, block) in blocks.iter().enumerate() {
-            let at = self.shape.blocks_at(self.parity, row, layer) + column as usize;
-            self.words(at, 1)[0].store(block.0 + 1, Ordering::Relaxed);
+    fn put_kv_block(&mut self, row: RowId, kv_block: u32, layer_blocks: &[LayerBlockId]) {
+        for (layer, layer_block) in layer_blocks.iter().enumerate() {
+            let at = self.shape.layer_blocks_at(self.parity, row, layer) + kv_block as usize;
+            self.words(at, 1)[0].store(layer_block.0 + 1, Ordering::Relaxed);
         }
-        let used = &mut self.columns_used[row.index()];
-        *used = (*used).max(column + 1);
-        self.dirty.push(Dirty::Columns(row, column..column + 1));
+        let used = &mut self.kv_blocks_used[row.index()];
+        *used = (*used).max(kv_block + 1);
+        self.dirty.push(Dirty::KvBlocks(row, kv_block..kv_block + 1));
     }
 
     fn put_tokens(&mut self, row: RowId, start: u32, tokens: &[u32]) {
@@ -149,10 +153,10 @@ impl TableWriter {
                     (self.shape.history_at(from, *row), self.shape.history_at(self.parity, *row));
                 self.copy_words(old, new, range);
             }
-            Dirty::Columns(row, range) => {
+            Dirty::KvBlocks(row, range) => {
                 for layer in 0..usize::from(self.shape.layers) {
-                    let old = self.shape.blocks_at(from, *row, layer);
-                    self.copy_words(old, self.shape.blocks_at(self.parity, *row, layer), range);
+                    let old = self.shape.layer_blocks_at(from, *row, layer);
+                    self.copy_words(old, self.shape.layer_blocks_at(self.parity, *row, layer), range);
                 }
             }
         }

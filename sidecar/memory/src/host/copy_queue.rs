@@ -7,7 +7,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, SlotId};
 
 use super::HostMemory;
-use super::block_reservations::BlockUse;
+use super::layer_block_reservations::LayerBlockUse;
 use super::serial_queue::OperationRefs;
 use crate::host_weights::Slab;
 use crate::transfers::TransferOrder;
@@ -113,9 +113,9 @@ impl HostMemory {
         match order {
             TransferOrder::Fill(fill) => self.table.end_fill(&fill.chunks),
             TransferOrder::Fetch(_, copies) | TransferOrder::Spill(_, copies) => {
-                self.reservations.end(copies, BlockUse::Fetch)
+                self.reservations.end(copies, LayerBlockUse::Fetch)
             }
-            TransferOrder::WriteBack(copies) => self.reservations.end(copies, BlockUse::Read),
+            TransferOrder::WriteBack(copies) => self.reservations.end(copies, LayerBlockUse::Read),
         }
     }
 

@@ -4,16 +4,16 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use sluice_policy::action::{Action, Address, BlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, HostBlockId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, KvChunkId, LayerBlockId, Nanos};
 use sluice_policy::reason::Reason;
 
 use super::HostMemory;
-use super::block_reservations::BlockUse;
 use super::copy_queue::all_distinct;
-use super::serial_worker::{BlockCopy, SerialJob};
+use super::layer_block_reservations::LayerBlockUse;
+use super::serial_worker::{LayerBlockCopy, SerialJob};
 
 /// Operations in order; the first may have started.
 #[derive(Debug, Default)]
@@ -154,7 +154,7 @@ impl HostMemory {
                 self.start_release(chunks, SerialJob::Lend { chunks: chunks.clone(), spare_chunks, earmark })
             }
             Work::Reback(transaction) => self.start_reback(transaction),
-            Work::MoveBlocks(moves) => self.start_moves(moves),
+            Work::MoveLayerBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => {
                 let copies = self.swap_out(swaps)?;
                 Ok(self.start_job(SerialJob::SwapOut(copies, self.serial_queue.head_priority(self.now))))
@@ -192,7 +192,7 @@ impl HostMemory {
 
     /// Checks the whole transaction, then prepares the chunks, then sends it: a refused transaction changes
     /// no byte. The engine is at a step boundary or idle (DESIGN 4, rule b), so poisoned chunks are not being
-    /// read. Copies of KV need the frames of their chunks, so these cannot be unmapped; other addresses of
+    /// read. Copies of KV need the KV chunks of their chunks, so these cannot be unmapped; other addresses of
     /// such a chunk can.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {
         let handed_over = &transaction.handed_over;
@@ -234,30 +234,31 @@ impl HostMemory {
         }
     }
 
-    fn start_moves(&mut self, moves: &[BlockMove]) -> Result<StartResult, Failure> {
-        let copies: Option<Vec<BlockCopy>> = moves.iter().map(|one| self.block_copy(*one)).collect();
+    fn start_moves(&mut self, moves: &[LayerBlockMove]) -> Result<StartResult, Failure> {
+        let copies: Option<Vec<LayerBlockCopy>> =
+            moves.iter().map(|one| self.layer_block_copy(*one)).collect();
         Ok(self.start_job(SerialJob::Move(copies.ok_or(Failure::Refused)?)))
     }
 
-    fn block_copy(&self, one: BlockMove) -> Option<BlockCopy> {
-        let bytes = self.geometry.block_bytes;
-        let from = self.block_location(one.from, one.from_chunk, BlockUse::Read)?;
-        let to = self.block_location(one.to, one.to_chunk, BlockUse::Write)?;
-        Some(BlockCopy { from, to, bytes })
+    fn layer_block_copy(&self, one: LayerBlockMove) -> Option<LayerBlockCopy> {
+        let bytes = self.geometry.layer_block_bytes;
+        let from = self.layer_block_location(one.from, one.from_chunk, LayerBlockUse::Read)?;
+        let to = self.layer_block_location(one.to, one.to_chunk, LayerBlockUse::Write)?;
+        Some(LayerBlockCopy { from, to, bytes })
     }
 
-    /// Returns chunk and offset of a block. Returns `None` if another chunk or none backs its frame, if the
+    /// Returns chunk and offset of a block. Returns `None` if another chunk or none backs its KV chunk, if the
     /// chunk is being filled, or if another copy of the block excludes this use.
-    pub(super) fn block_location(
+    pub(super) fn layer_block_location(
         &self,
-        block: BlockId,
+        layer_block: LayerBlockId,
         chunk: ChunkId,
-        to: BlockUse,
+        to: LayerBlockUse,
     ) -> Option<(ChunkId, u64)> {
-        let per_chunk = self.geometry.blocks_per_chunk();
-        let frame = Address::Kv(FrameId(block.0 / per_chunk));
-        let place = (chunk, u64::from(block.0 % per_chunk) * self.geometry.block_bytes);
-        let right = self.table.backing(frame) == Some(chunk) && !self.table.is_filling(chunk);
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
+        let kv_chunk = Address::Kv(KvChunkId(layer_block.0 / per_chunk));
+        let place = (chunk, u64::from(layer_block.0 % per_chunk) * self.geometry.layer_block_bytes);
+        let right = self.table.backing(kv_chunk) == Some(chunk) && !self.table.is_filling(chunk);
         (right && self.reservations.can_use(place, to)).then_some(place)
     }
 

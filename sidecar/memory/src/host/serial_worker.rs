@@ -24,7 +24,7 @@ pub(super) enum SerialJob {
     Accept(Vec<ChunkId>, Earmark),
     Lend { chunks: Vec<ChunkId>, spare_chunks: u32, earmark: Earmark },
     Prepare { backed: Vec<ChunkId>, poisoned: Vec<ChunkId> },
-    Move(Vec<BlockCopy>),
+    Move(Vec<LayerBlockCopy>),
     SwapOut(Vec<TierCopy>, CopyPriority),
     SwapIn(Vec<TierCopy>, CopyPriority),
 }
@@ -37,7 +37,7 @@ pub(super) struct ChunkAllocator {
 
 /// A copy of `bytes` bytes between two locations, `(chunk, offset)` each.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockCopy {
+pub(super) struct LayerBlockCopy {
     pub(super) from: (ChunkId, u64),
     pub(super) to: (ChunkId, u64),
     pub(super) bytes: u64,
@@ -220,7 +220,7 @@ fn for_each_chunk(
     Ok(0)
 }
 
-fn copy(pool: &ChunkPool, copies: &[BlockCopy]) -> Result<u64, Failure> {
+fn copy(pool: &ChunkPool, copies: &[LayerBlockCopy]) -> Result<u64, Failure> {
     for copy in copies {
         pool.copy(copy.from, copy.to, copy.bytes).map_err(|_| Failure::CopyFailed)?;
     }

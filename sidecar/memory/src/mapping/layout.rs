@@ -10,8 +10,8 @@ pub struct RangeSizes {
     pub global_chunks: u32,
     /// Each layer's slab, front first.
     pub layer_chunks: Vec<u32>,
-    /// Frames of the KV arena.
-    pub kv_frames: u32,
+    /// KV chunks of the KV arena.
+    pub kv_chunks: u32,
     /// Activations.
     pub activation_chunks: u32,
     /// Staging copies.
@@ -45,7 +45,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// Places the ranges consecutively.
     pub(crate) fn new(sizes: &RangeSizes) -> Layout {
-        let tail = [sizes.kv_frames, sizes.activation_chunks, sizes.staging_chunks];
+        let tail = [sizes.kv_chunks, sizes.activation_chunks, sizes.staging_chunks];
         let all = std::iter::once(&sizes.global_chunks).chain(&sizes.layer_chunks).chain(&tail);
         let mut next = 0;
         let spans = all
@@ -83,7 +83,7 @@ impl Layout {
         let (range, at) = match address {
             Address::Global(at) => (Range::Global, at),
             Address::Layer(layer, at) => (Range::Layer(layer), at),
-            Address::Kv(frame) => (Range::Kv, frame.0),
+            Address::Kv(kv_chunk) => (Range::Kv, kv_chunk.0),
             Address::Activation(at) => (Range::Activation, at),
             Address::Staging(at) => (Range::Staging, at),
         };

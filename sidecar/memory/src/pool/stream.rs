@@ -9,15 +9,15 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
-    let blocks = (bytes - head) / BLOCK;
-    let tail = head + blocks * BLOCK;
+    let layer_blocks = (bytes - head) / BLOCK;
+    let tail = head + layer_blocks * BLOCK;
     // SAFETY: head, blocks and tail partition `0..bytes`, for which the caller guarantees both ranges, and
     // `to + head` is aligned to a line. The fence orders the streaming stores before later stores that
     // publish them.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for at in (head..tail).step_by(BLOCK) {
-            copy_block(from.add(at), to.add(at));
+            copy_layer_block(from.add(at), to.add(at));
         }
         std::arch::x86_64::_mm_sfence();
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
@@ -42,7 +42,7 @@ const BLOCK: usize = STREAMS * STRIDE;
 /// As [`copy`] for `BLOCK` bytes; `to` is aligned to a line.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-unsafe fn copy_block(from: *const u8, to: *mut u8) {
+unsafe fn copy_layer_block(from: *const u8, to: *mut u8) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
     const VECTOR_BYTES: usize = size_of::<__m128i>();
     for line in (0..STRIDE).step_by(LINE) {

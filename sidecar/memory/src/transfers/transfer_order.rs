@@ -45,7 +45,7 @@ impl LaneKey {
 pub(super) enum WriteTarget {
     Chunk(ChunkId),
     /// A block, by chunk and offset.
-    Block(ChunkId, u64),
+    LayerBlock(ChunkId, u64),
     /// The `ready` word of a layer's KV.
     KvReady(LayerId),
 }
@@ -78,8 +78,8 @@ impl TransferOrder {
         match self {
             TransferOrder::Fill(fill) => fill.chunks.iter().map(|chunk| WriteTarget::Chunk(*chunk)).collect(),
             TransferOrder::Fetch(fetch, copies) => {
-                let block = |copy: &TierCopy| WriteTarget::Block(copy.device.0, copy.device.1);
-                copies.iter().map(block).chain([WriteTarget::KvReady(fetch.layer)]).collect()
+                let layer_block = |copy: &TierCopy| WriteTarget::LayerBlock(copy.device.0, copy.device.1);
+                copies.iter().map(layer_block).chain([WriteTarget::KvReady(fetch.layer)]).collect()
             }
             TransferOrder::WriteBack(_) | TransferOrder::Spill(..) => Vec::new(),
         }

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use super::Owner;
 use crate::action::{Address, Reback, Transaction};
 use crate::geometry::Geometry;
-use crate::ids::{BlockId, ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, SlotId};
 
 /// Before and after, of a free chunk.
 const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
@@ -36,7 +36,7 @@ pub struct Ownership {
     /// The slot that a moving layer uses; none for a resident one.
     pub slot_of: Vec<Option<SlotId>>,
     /// The chunk behind each position of the KV arena.
-    pub frames: Vec<Option<ChunkId>>,
+    pub kv_chunks: Vec<Option<ChunkId>>,
     /// The activation range, front first.
     pub activation: Vec<ChunkId>,
     /// The staging range.
@@ -50,19 +50,19 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// No chunk is owned; the arena has `frames` positions.
-    pub fn new(geometry: &Geometry, frames: u32) -> Ownership {
+    /// No chunk is owned; the arena has `kv_chunks` positions.
+    pub fn new(geometry: &Geometry, kv_chunks: u32) -> Ownership {
         let slab_chunks = (0..usize::from(geometry.layers())).map(|l| geometry.slab_chunks(l)).collect();
-        Ownership::empty(slab_chunks, frames as usize)
+        Ownership::empty(slab_chunks, kv_chunks as usize)
     }
 
-    fn empty(slab_chunks: Vec<u32>, frames: usize) -> Ownership {
+    fn empty(slab_chunks: Vec<u32>, kv_chunks: usize) -> Ownership {
         Ownership {
             global: Vec::new(),
             layers: vec![Vec::new(); slab_chunks.len()],
             slots: Vec::new(),
             slot_of: vec![None; slab_chunks.len()],
-            frames: vec![None; frames],
+            kv_chunks: vec![None; kv_chunks],
             activation: Vec::new(),
             staging: Vec::new(),
             stale: Vec::new(),
@@ -72,7 +72,7 @@ impl Ownership {
 
     /// Returns the ownership of the same tenant without any chunk.
     pub fn unmapped(&self) -> Ownership {
-        Ownership::empty(self.slab_chunks.clone(), self.frames.len())
+        Ownership::empty(self.slab_chunks.clone(), self.kv_chunks.len())
     }
 
     /// Returns the chunks of each layer's slab, front first.
@@ -80,12 +80,13 @@ impl Ownership {
         &self.slab_chunks
     }
 
-    /// The chunk behind a block of KV; each chunk holds `blocks_per_chunk`.
+    /// The chunk behind a block of KV; each chunk holds `layer_blocks_per_chunk`.
     ///
     /// # Panics
     /// If no chunk backs the position of the block.
-    pub fn chunk_of(&self, block: BlockId, blocks_per_chunk: u32) -> ChunkId {
-        self.frames[(block.0 / blocks_per_chunk) as usize].expect("a block lies in a backed frame")
+    pub fn chunk_of(&self, layer_block: LayerBlockId, layer_blocks_per_chunk: u32) -> ChunkId {
+        self.kv_chunks[(layer_block.0 / layer_blocks_per_chunk) as usize]
+            .expect("a block lies in a backed KV chunk")
     }
 
     /// The chunks behind a layer's addresses: its own, or the front of its slot.
@@ -132,8 +133,8 @@ impl Ownership {
             let layer = LayerId(l as u16);
             numbered(self.layer_chunks(layer), move |i| Address::Layer(layer, i))
         });
-        let kv = self.frames.iter().enumerate();
-        let kv = kv.filter_map(|(f, chunk)| Some((Address::Kv(FrameId(f as u32)), (*chunk)?)));
+        let kv = self.kv_chunks.iter().enumerate();
+        let kv = kv.filter_map(|(f, chunk)| Some((Address::Kv(KvChunkId(f as u32)), (*chunk)?)));
         numbered(&self.global, Address::Global)
             .chain(layers)
             .chain(kv)
@@ -151,15 +152,15 @@ impl Ownership {
         owned(&self.global, Owner::WeightsGlobal)
             .chain(layers)
             .chain(slots)
-            .chain(self.frames.iter().flatten().map(|chunk| (*chunk, Owner::Kv)))
+            .chain(self.kv_chunks.iter().flatten().map(|chunk| (*chunk, Owner::Kv)))
             .chain(owned(&self.activation, Owner::Activation))
             .chain(owned(&self.staging, Owner::Staging))
     }
 
     /// Backs the first free positions with these chunks. Chunks beyond the last position are left out.
-    pub fn back_frames(&mut self, chunks: impl IntoIterator<Item = ChunkId>) {
-        let unbacked = self.frames.iter_mut().filter(|chunk| chunk.is_none());
-        unbacked.zip(chunks).for_each(|(frame, chunk)| *frame = Some(chunk));
+    pub fn back_kv_chunks(&mut self, chunks: impl IntoIterator<Item = ChunkId>) {
+        let unbacked = self.kv_chunks.iter_mut().filter(|chunk| chunk.is_none());
+        unbacked.zip(chunks).for_each(|(kv_chunk, chunk)| *kv_chunk = Some(chunk));
     }
 
     /// Chunks that went from activations to KV since `before` stay behind their old addresses, as earlier ones do.
@@ -185,8 +186,8 @@ impl Ownership {
             let layer = LayerId(l as u16);
             diff.range(self.layer_chunks(layer), next.layer_chunks(layer), |i| Address::Layer(layer, i));
         }
-        for (f, (old, new)) in self.frames.iter().zip(&next.frames).enumerate() {
-            diff.one(*old, *new, Address::Kv(FrameId(f as u32)));
+        for (f, (old, new)) in self.kv_chunks.iter().zip(&next.kv_chunks).enumerate() {
+            diff.one(*old, *new, Address::Kv(KvChunkId(f as u32)));
         }
         diff.range(&self.activation, &next.activation, Address::Activation);
         diff.range(&self.staging, &next.staging, Address::Staging);
@@ -225,8 +226,8 @@ impl Ownership {
         }
         part(&self.activation, &other.activation, Owner::Activation);
         part(&self.staging, &other.staging, Owner::Staging);
-        let frames = self.frames.iter().zip(&other.frames).filter(|(own, others)| own != others);
-        frames.filter_map(|(own, _)| *own).for_each(|chunk| tell(chunk, Owner::Kv));
+        let kv_chunks = self.kv_chunks.iter().zip(&other.kv_chunks).filter(|(own, others)| own != others);
+        kv_chunks.filter_map(|(own, _)| *own).for_each(|chunk| tell(chunk, Owner::Kv));
     }
 }
 

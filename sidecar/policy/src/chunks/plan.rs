@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use super::Chunks;
 use crate::chunk_table::Ownership;
-use crate::ids::{ChunkId, FrameId, Generation, LayerId, SlotId};
+use crate::ids::{ChunkId, Generation, KvChunkId, LayerId, SlotId};
 use crate::step_model::Layout;
 
 /// The parts of a tenant that no layout changes, in chunks.
@@ -44,61 +44,61 @@ impl Chunks {
         next.slots = (0..layout.beta).map(|s| take(layout.slot_chunks(slabs, SlotId(s)))).collect();
         next.activation = take(fixed.activation);
         next.staging = take(fixed.staging);
-        for (frame, chunk) in next.frames.iter_mut().zip(chunks) {
-            *frame = Some(chunk);
+        for (kv_chunk, chunk) in next.kv_chunks.iter_mut().zip(chunks) {
+            *kv_chunk = Some(chunk);
         }
         next
     }
 
     /// Returns the ownership under another layout of moving layers. Owners that stay keep their chunks. A new slot
     /// takes those of its first layer, and a layer takes those of a slot that goes while it contains that layer. The
-    /// rest comes from released chunks, from free chunks, and from drained frames, in this order. Released chunks that
-    /// are left over become KV.
+    /// rest comes from released chunks, from free chunks, and from drained KV chunks, in this order. Released chunks
+    /// that are left over become KV.
     ///
     /// # Panics
-    /// If too few frames were drained.
-    pub fn with_layout(&self, layout: &Layout, contents: &SlotContents, drained: &[FrameId]) -> Ownership {
+    /// If too few KV chunks were drained.
+    pub fn with_layout(&self, layout: &Layout, contents: &SlotContents, drained: &[KvChunkId]) -> Ownership {
         let slabs = self.ownership.slab_chunks();
         let mut next = self.ownership.clone();
         assign_slots(layout, &mut next);
         let released = release(layout, contents, &mut next);
-        let drained = drained.iter().map(|frame| (self.backing(*frame), Some(*frame)));
+        let drained = drained.iter().map(|kv_chunk| (self.backing(*kv_chunk), Some(*kv_chunk)));
         let free = released.iter().copied().chain(self.table.free()).map(|chunk| (chunk, None));
         let mut pool = free.chain(drained);
         let mut taken = 0;
-        let mut fill = |chunks: &mut Vec<ChunkId>, size: u32, frames: &mut [Option<ChunkId>]| {
+        let mut fill = |chunks: &mut Vec<ChunkId>, size: u32, kv_chunks: &mut [Option<ChunkId>]| {
             while chunks.len() < size as usize {
-                let (chunk, frame) = pool.next().expect("enough frames were drained");
-                frame.into_iter().for_each(|frame| frames[frame.index()] = None);
+                let (chunk, kv_chunk) = pool.next().expect("enough KV chunks were drained");
+                kv_chunk.into_iter().for_each(|kv_chunk| kv_chunks[kv_chunk.index()] = None);
                 chunks.push(chunk);
                 taken += 1;
             }
         };
         for (s, chunks) in next.slots.iter_mut().enumerate() {
-            fill(chunks, layout.slot_chunks(slabs, SlotId(s as u8)), &mut next.frames);
+            fill(chunks, layout.slot_chunks(slabs, SlotId(s as u8)), &mut next.kv_chunks);
         }
         let resident = next.layers.iter_mut().zip(&next.slot_of).zip(slabs);
         for ((chunks, _), slab) in resident.filter(|((_, slot), _)| slot.is_none()) {
-            fill(chunks, *slab, &mut next.frames);
+            fill(chunks, *slab, &mut next.kv_chunks);
         }
-        next.back_frames(released.into_iter().skip(taken));
+        next.back_kv_chunks(released.into_iter().skip(taken));
         next
     }
 
     /// Returns the ownership with this many activation chunks. Chunks that activations give become KV, as far as KV has
-    /// addresses, else free. Chunks that they take come from free chunks, then from drained frames.
-    pub fn with_activations(&self, chunks: u32, drained: &[FrameId]) -> Ownership {
+    /// addresses, else free. Chunks that they take come from free chunks, then from drained KV chunks.
+    pub fn with_activations(&self, chunks: u32, drained: &[KvChunkId]) -> Ownership {
         let mut next = self.ownership.clone();
         let held = next.activation.len();
         if (chunks as usize) < held {
             let idle = next.activation.split_off(chunks as usize);
-            next.back_frames(idle);
+            next.back_kv_chunks(idle);
             return next;
         }
-        let from_kv = drained.iter().map(|frame| self.backing(*frame));
+        let from_kv = drained.iter().map(|kv_chunk| self.backing(*kv_chunk));
         let more: Vec<_> = self.table.free().chain(from_kv).take(chunks as usize - held).collect();
-        for frame in drained {
-            let chunk = &mut next.frames[frame.index()];
+        for kv_chunk in drained {
+            let chunk = &mut next.kv_chunks[kv_chunk.index()];
             *chunk = chunk.filter(|chunk| !more.contains(chunk));
         }
         next.activation.extend(more);
@@ -106,16 +106,16 @@ impl Chunks {
     }
 
     /// Returns the ownership with this many free chunks more in KV.
-    pub fn with_frames(&self, chunks: u32) -> Ownership {
+    pub fn with_kv_chunks(&self, chunks: u32) -> Ownership {
         let mut next = self.ownership.clone();
-        next.back_frames(self.table.free().take(chunks as usize));
+        next.back_kv_chunks(self.table.free().take(chunks as usize));
         next
     }
 
-    /// Returns the ownership in which drained frames and these layers have no chunks.
-    pub fn vacated(&self, layers: &[LayerId], drained: &[FrameId]) -> Ownership {
+    /// Returns the ownership in which drained KV chunks and these layers have no chunks.
+    pub fn vacated(&self, layers: &[LayerId], drained: &[KvChunkId]) -> Ownership {
         let mut next = self.ownership.clone();
-        drained.iter().for_each(|frame| next.frames[frame.index()] = None);
+        drained.iter().for_each(|kv_chunk| next.kv_chunks[kv_chunk.index()] = None);
         layers.iter().for_each(|layer| next.layers[layer.index()].clear());
         next
     }
@@ -192,13 +192,13 @@ mod tests {
         Layout { moving: layers.iter().copied().map(LayerId).collect(), beta: 1 }
     }
 
-    /// Chunks that `next` gives to KV, by frame.
-    fn frames(next: &Ownership) -> Vec<(u32, u32)> {
-        let backed = next.frames.iter().enumerate();
+    /// Chunks that `next` gives to KV, by KV chunk.
+    fn kv_chunks(next: &Ownership) -> Vec<(u32, u32)> {
+        let backed = next.kv_chunks.iter().enumerate();
         backed.filter_map(|(f, chunk)| Some((f as u32, (*chunk)?.0))).collect()
     }
 
-    /// Layers 1 and 3 move through the chunks of layer 1, and those of layer 3 are KV in frames 2 and 3.
+    /// Layers 1 and 3 move through the chunks of layer 1, and those of layer 3 are KV in KV chunks 2 and 3.
     fn remapped() -> Chunks {
         let mut chunks = loaded();
         chunks.apply(chunks.with_layout(&moving(&[1, 3]), &[], &[]));
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(next.slots, [ids([6, 7])]);
         assert_eq!(next.slot_of, [Some(SlotId(0)), None, Some(SlotId(0)), None]);
         assert_eq!((&next.activation, &next.staging), (&ids(8..11), &ids([11])));
-        assert_eq!(frames(&next), [(0, 12), (1, 13)]);
+        assert_eq!(kv_chunks(&next), [(0, 12), (1, 13)]);
     }
 
     #[test]
@@ -222,29 +222,34 @@ mod tests {
         let next = loaded().with_layout(&moving(&[1, 3]), &[], &[]);
         assert_eq!(next.layers, [ids([2, 3]), ids([]), ids([6, 7]), ids([])]);
         assert_eq!(next.slots, [ids([4, 5])]);
-        assert_eq!(frames(&next), [(0, 13), (1, 14), (2, 8), (3, 9)]);
+        assert_eq!(kv_chunks(&next), [(0, 13), (1, 14), (2, 8), (3, 9)]);
     }
 
     #[test]
-    fn a_layer_takes_the_chunks_of_the_slot_that_contains_it_and_another_those_of_drained_frames() {
+    fn a_layer_takes_the_chunks_of_the_slot_that_contains_it_and_another_those_of_drained_kv_chunks() {
         let contents = [Some((LayerId(3), Generation(7)))];
-        let next = remapped().with_layout(&Layout::resident(), &contents, &[FrameId(2), FrameId(3)]);
+        let next = remapped().with_layout(&Layout::resident(), &contents, &[KvChunkId(2), KvChunkId(3)]);
         assert_eq!(next.layers, [ids([2, 3]), ids([8, 9]), ids([6, 7]), ids([4, 5])]);
         assert!(next.slots.is_empty());
-        assert_eq!(frames(&next), [(0, 13), (1, 14)]);
+        assert_eq!(kv_chunks(&next), [(0, 13), (1, 14)]);
     }
 
     #[test]
-    fn free_chunks_are_taken_before_those_of_drained_frames() {
+    fn free_chunks_are_taken_before_those_of_drained_kv_chunks() {
         let mut chunks = remapped();
         chunks.create(&ids([15]));
-        let next = chunks.with_layout(&Layout::resident(), &[None], &[FrameId(2), FrameId(3), FrameId(0)]);
+        let next =
+            chunks.with_layout(&Layout::resident(), &[None], &[KvChunkId(2), KvChunkId(3), KvChunkId(0)]);
         assert_eq!(next.layers, [ids([2, 3]), ids([4, 5]), ids([6, 7]), ids([15, 8])]);
-        assert_eq!(frames(&next), [(0, 13), (1, 14), (3, 9)], "frames that were not needed keep theirs");
+        assert_eq!(
+            kv_chunks(&next),
+            [(0, 13), (1, 14), (3, 9)],
+            "KV chunks that were not needed keep theirs"
+        );
     }
 
     #[test]
-    #[should_panic(expected = "enough frames were drained")]
+    #[should_panic(expected = "enough KV chunks were drained")]
     fn a_layout_that_nobody_made_room_for_is_an_error() {
         remapped().with_layout(&Layout::resident(), &[None], &[]);
     }
@@ -258,41 +263,41 @@ mod tests {
         chunks.apply(chunks.initial(&Layout::resident(), none));
         let next = chunks.with_layout(&moving(&[0, 1, 2]), &[], &[]);
         assert_eq!(next.slots, [ids([0, 1, 2])], "its first layer has one chunk, its second one has three");
-        assert_eq!(frames(&next), [(0, 3), (1, 4), (2, 5)]);
+        assert_eq!(kv_chunks(&next), [(0, 3), (1, 4), (2, 5)]);
     }
 
     #[test]
     fn activations_give_their_last_chunks_to_kv() {
         let next = loaded().with_activations(1, &[]);
         assert_eq!(next.activation, ids([10]));
-        assert_eq!(frames(&next), [(0, 13), (1, 14), (2, 11), (3, 12)]);
+        assert_eq!(kv_chunks(&next), [(0, 13), (1, 14), (2, 11), (3, 12)]);
     }
 
     #[test]
-    fn activations_take_free_chunks_first_and_then_those_of_drained_frames() {
+    fn activations_take_free_chunks_first_and_then_those_of_drained_kv_chunks() {
         let mut chunks = loaded();
         chunks.create(&ids([15]));
-        let next = chunks.with_activations(5, &[FrameId(1), FrameId(0)]);
+        let next = chunks.with_activations(5, &[KvChunkId(1), KvChunkId(0)]);
         assert_eq!(next.activation, ids([10, 11, 12, 15, 14]));
-        assert_eq!(frames(&next), [(0, 13)]);
+        assert_eq!(kv_chunks(&next), [(0, 13)]);
     }
 
     #[test]
     fn what_kv_has_no_addresses_for_stays_free() {
         let mut chunks = created(12);
-        let next = chunks.with_frames(10);
-        assert_eq!(frames(&next), [0, 1, 2, 3, 4, 5, 6, 7].map(|f| (f, f)));
+        let next = chunks.with_kv_chunks(10);
+        assert_eq!(kv_chunks(&next), [0, 1, 2, 3, 4, 5, 6, 7].map(|f| (f, f)));
         chunks.apply(next);
         assert_eq!(chunks.free_count(), 4);
         chunks.check();
     }
 
     #[test]
-    fn drained_frames_and_the_layers_that_are_lent_have_no_chunks() {
-        let next = loaded().vacated(&[LayerId(3)], &[FrameId(0)]);
+    fn drained_kv_chunks_and_the_layers_that_are_lent_have_no_chunks() {
+        let next = loaded().vacated(&[LayerId(3)], &[KvChunkId(0)]);
         assert_eq!(next.layers[3], ids([]));
         assert!(next.is_absent(LayerId(3)));
-        assert_eq!(frames(&next), [(1, 14)]);
+        assert_eq!(kv_chunks(&next), [(1, 14)]);
     }
 
     #[test]
@@ -318,7 +323,7 @@ mod tests {
         let next = chunks.with_stale(chunks.with_activations(1, &[]), true);
         let both = [(Address::Activation(1), ChunkId(11)), (Address::Activation(2), ChunkId(12))];
         assert_eq!(next.stale, both);
-        let next = chunks.with_stale(chunks.with_frames(0), false);
+        let next = chunks.with_stale(chunks.with_kv_chunks(0), false);
         assert_eq!(next.stale, []);
     }
 
@@ -326,10 +331,10 @@ mod tests {
     fn no_plan_creates_or_loses_a_chunk() {
         let plans: [fn(&Chunks) -> Ownership; 6] = [
             |chunks| chunks.with_layout(&moving(&[0, 2, 3]), &[None], &[]),
-            |chunks| chunks.with_layout(&Layout::resident(), &[None], &[FrameId(2), FrameId(3)]),
+            |chunks| chunks.with_layout(&Layout::resident(), &[None], &[KvChunkId(2), KvChunkId(3)]),
             |chunks| chunks.with_activations(1, &[]),
-            |chunks| chunks.with_activations(5, &[FrameId(0), FrameId(1)]),
-            |chunks| chunks.vacated(&[LayerId(2)], &[FrameId(3)]),
+            |chunks| chunks.with_activations(5, &[KvChunkId(0), KvChunkId(1)]),
+            |chunks| chunks.vacated(&[LayerId(2)], &[KvChunkId(3)]),
             |chunks| chunks.ownership().unmapped(),
         ];
         for (number, plan) in plans.iter().enumerate() {

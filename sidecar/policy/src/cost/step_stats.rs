@@ -44,7 +44,7 @@ pub struct StepStats {
     /// Time of a decode step outside layers and waits: embeddings, the head, sampling.
     overhead: Ewma,
     /// KV blocks that decode steps read.
-    columns: Ewma,
+    kv_blocks: Ewma,
     /// Compute of a decode step over the KV blocks that it reads, all layers together.
     kv: LinearFit,
     estimated_bytes_per_second: u64,
@@ -60,7 +60,7 @@ impl StepStats {
             compute: slab_bytes.iter().map(|_| Ewma::default()).collect(),
             prefill_token: Ewma::default(),
             overhead: Ewma::default(),
-            columns: Ewma::default(),
+            kv_blocks: Ewma::default(),
             kv: LinearFit::default(),
             estimated_bytes_per_second: params.link_bytes_per_second.max(1),
             estimated_compute_ns: params.layer_compute_ns,
@@ -109,18 +109,18 @@ impl StepStats {
     }
 
     /// Records the KV blocks that a decode step read.
-    pub(crate) fn read(&mut self, columns: u64) {
-        self.columns.observe(columns);
+    pub(crate) fn read(&mut self, kv_blocks: u64) {
+        self.kv_blocks.observe(kv_blocks);
     }
 
     /// Records the duration of a decode step that read them.
-    pub(crate) fn observe_kv_read(&mut self, columns: u64, times: &StepTimes) {
-        self.kv.observe(columns, total(&times.layer_ns));
+    pub(crate) fn observe_kv_read(&mut self, kv_blocks: u64, times: &StepTimes) {
+        self.kv.observe(kv_blocks, total(&times.layer_ns));
     }
 
     /// KV blocks behind the averages of compute; none before a step has read any.
-    pub fn read_columns(&self) -> Option<u64> {
-        self.columns.value()
+    pub fn read_kv_blocks(&self) -> Option<u64> {
+        self.kv_blocks.value()
     }
 
     /// Time of a decode step outside its layers and their waits, nanoseconds; 0 = unknown.
@@ -129,7 +129,7 @@ impl StepStats {
     }
 
     /// Time that each KV block adds to a decode step, nanoseconds; 0 = unknown.
-    pub fn column_ns(&self) -> u64 {
+    pub fn kv_block_ns(&self) -> u64 {
         self.kv.per_x()
     }
 

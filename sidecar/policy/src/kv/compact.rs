@@ -4,107 +4,112 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::{BlockId, FrameId};
+use crate::ids::{KvChunkId, LayerBlockId};
 
-/// State of the draining frames.
+/// State of the draining KV chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drain {
     /// All are empty.
     Empty,
     /// Blocks must move, and there is space for all of them.
     Movable,
-    /// There is not enough space even if all cached columns are evicted.
+    /// There is not enough space even if all cached KV blocks are evicted.
     NoRoom,
 }
 
 impl Kv {
-    /// Drains exactly `count` frames, those with the fewest blocks first. Returns the frames that started or stopped
-    /// draining.
-    pub fn drain(&mut self, count: u32) -> Vec<FrameId> {
-        let draining = self.frames.draining().len() as u32;
+    /// Drains exactly `count` KV chunks, those with the fewest blocks first. Returns the KV chunks that started or
+    /// stopped draining.
+    pub fn drain(&mut self, count: u32) -> Vec<KvChunkId> {
+        let draining = self.chunk_pool.draining().len() as u32;
         if count == draining {
             return Vec::new();
         }
         let changed: Vec<_> = if count >= draining {
-            self.frames.emptiest().into_iter().take((count - draining) as usize).collect()
+            self.chunk_pool.emptiest().into_iter().take((count - draining) as usize).collect()
         } else {
-            self.frames.draining().iter().copied().take((draining - count) as usize).collect()
+            self.chunk_pool.draining().iter().copied().take((draining - count) as usize).collect()
         };
-        changed.iter().for_each(|frame| self.frames.set_draining(*frame, count >= draining));
+        changed.iter().for_each(|kv_chunk| self.chunk_pool.set_draining(*kv_chunk, count >= draining));
         changed
     }
 
-    /// Evicts cached columns, oldest first, until all blocks of draining frames fit elsewhere. Returns what remains and
-    /// the number of evicted columns; evicts none if evicting all would not suffice.
+    /// Evicts cached KV blocks, oldest first, until all blocks of draining KV chunks fit elsewhere. Returns what
+    /// remains and the number of evicted KV blocks; evicts none if evicting all would not suffice.
     pub fn make_room(&mut self) -> (Drain, u32) {
         let mut evicted = 0;
-        if self.overfull_blocks() > 0 {
+        if self.overfull_layer_blocks() > 0 {
             return (Drain::NoRoom, 0);
         }
-        while self.live_in_draining() > self.frames.free_blocks() && self.evict() {
+        while self.live_in_draining() > self.chunk_pool.free_layer_blocks() && self.evict() {
             evicted += 1;
         }
         let live = self.live_in_draining();
         let drain = match live {
             0 => Drain::Empty,
-            _ if live <= self.frames.free_blocks() => Drain::Movable,
+            _ if live <= self.chunk_pool.free_layer_blocks() => Drain::Movable,
             _ => Drain::NoRoom,
         };
         (drain, evicted)
     }
 
-    /// Returns the used blocks that would not fit into the non-draining frames even without any cache.
-    pub fn overfull_blocks(&self) -> u32 {
-        let draining = self.frames.draining().len() as u32;
-        let staying = self.frames.backed() - draining;
-        let blocks = self.frames.total_blocks().checked_div(self.frames.backed()).unwrap_or(0);
-        self.frames.used_blocks().saturating_sub(staying * blocks + self.evictable_blocks())
+    /// Returns the used blocks that would not fit into the non-draining KV chunks even without any cache.
+    pub fn overfull_layer_blocks(&self) -> u32 {
+        let draining = self.chunk_pool.draining().len() as u32;
+        let staying = self.chunk_pool.backed() - draining;
+        let layer_blocks =
+            self.chunk_pool.total_layer_blocks().checked_div(self.chunk_pool.backed()).unwrap_or(0);
+        self.chunk_pool
+            .used_layer_blocks()
+            .saturating_sub(staying * layer_blocks + self.evictable_layer_blocks())
     }
 
     fn live_in_draining(&self) -> u32 {
-        self.frames.draining().iter().map(|f| self.frames.used(*f)).sum()
+        self.chunk_pool.draining().iter().map(|f| self.chunk_pool.used(*f)).sum()
     }
 
-    /// Returns the draining frames that are empty.
-    pub fn drained(&self) -> Vec<FrameId> {
-        self.frames.draining().iter().copied().filter(|f| self.frames.used(*f) == 0).collect()
+    /// Returns the draining KV chunks that are empty.
+    pub fn drained(&self) -> Vec<KvChunkId> {
+        self.chunk_pool.draining().iter().copied().filter(|f| self.chunk_pool.used(*f) == 0).collect()
     }
 
-    /// Plans up to `limit` moves out of draining frames, those closest to empty first, and reserves the targets. Blocks
-    /// of buffers, and blocks being written back or loaded in parallel with steps, are not moved.
-    pub fn plan_moves(&mut self, limit: u32) -> Vec<(BlockId, BlockId)> {
-        let mut frames: Vec<_> = self.frames.draining().iter().map(|f| (self.frames.used(*f), *f)).collect();
-        frames.sort_unstable();
-        let stays = |block: &BlockId| {
-            self.frames.holder(*block).is_some_and(|id| self.is_copied(id)) || self.frames.is_buffer(*block)
+    /// Plans up to `limit` moves out of draining KV chunks, those closest to empty first, and reserves the targets.
+    /// Blocks of buffers, and blocks being written back or loaded in parallel with steps, are not moved.
+    pub fn plan_moves(&mut self, limit: u32) -> Vec<(LayerBlockId, LayerBlockId)> {
+        let mut kv_chunks: Vec<_> =
+            self.chunk_pool.draining().iter().map(|f| (self.chunk_pool.used(*f), *f)).collect();
+        kv_chunks.sort_unstable();
+        let stays = |layer_block: &LayerBlockId| {
+            self.chunk_pool.holder(*layer_block).is_some_and(|id| self.is_copied(id))
+                || self.chunk_pool.is_buffer(*layer_block)
         };
-        let blocks = frames.iter().flat_map(|(_, frame)| self.frames.blocks(*frame));
-        let from: Vec<_> = blocks
-            .filter(|block| !stays(block))
-            .take(limit.min(self.frames.free_blocks()) as usize)
+        let layer_blocks = kv_chunks.iter().flat_map(|(_, kv_chunk)| self.chunk_pool.layer_blocks(*kv_chunk));
+        let from: Vec<_> = layer_blocks
+            .filter(|layer_block| !stays(layer_block))
+            .take(limit.min(self.chunk_pool.free_layer_blocks()) as usize)
             .collect();
-        let to = self.frames.reserve(from.len() as u32);
+        let to = self.chunk_pool.reserve(from.len() as u32);
         from.into_iter().zip(to).collect()
     }
 
-    /// Completes the moves. If a block's column was freed during the move, its target is freed.
-    pub fn finish_moves(&mut self, moves: impl Iterator<Item = (BlockId, BlockId)>, done: bool) {
+    /// Completes the moves. If a block's KV block was freed during the move, its target is freed.
+    pub fn finish_moves(&mut self, moves: impl Iterator<Item = (LayerBlockId, LayerBlockId)>, done: bool) {
         let mut moved = BTreeSet::new();
         for (from, to) in moves {
-            let holder = self.frames.holder(from).filter(|_| done);
-            let Some(column) = holder else {
-                self.frames.give(&[to]);
+            let holder = self.chunk_pool.holder(from).filter(|_| done);
+            let Some(kv_block) = holder else {
+                self.chunk_pool.give(&[to]);
                 continue;
             };
-            self.frames.moved(to, column);
-            self.columns.move_block(column, from, to);
-            self.frames.give(&[from]);
+            self.chunk_pool.moved(to, kv_block);
+            self.kv_blocks.move_layer_block(kv_block, from, to);
+            self.chunk_pool.give(&[from]);
             self.history.word(u64::from(from.0) << 32 | u64::from(to.0));
-            moved.insert(column);
+            moved.insert(kv_block);
         }
         for (request, sequence) in &self.sequences {
-            let columns = sequence.columns.iter().enumerate().filter(|(_, id)| moved.contains(id));
-            self.dirty.extend(columns.map(|(at, _)| (*request, at as u32)));
+            let kv_blocks = sequence.kv_blocks.iter().enumerate().filter(|(_, id)| moved.contains(id));
+            self.dirty.extend(kv_blocks.map(|(at, _)| (*request, at as u32)));
         }
     }
 }

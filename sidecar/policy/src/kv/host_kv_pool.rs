@@ -1,33 +1,33 @@
-//! The host tier: places for columns in host memory, and the cached columns there.
+//! The host tier: places for KV blocks in host memory, and the cached KV blocks there.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::columns::Columns;
-use crate::ids::ColumnId;
+use super::blocks::KvBlocks;
+use crate::ids::KvBlockId;
 
-/// Places for whole columns, and the unreferenced columns in them.
+/// Places for whole KV blocks, and the unreferenced KV blocks in them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HostKvPool {
-    columns: u32,
+    kv_blocks: u32,
     /// Places that were used and are free again.
     vacant: Vec<u32>,
     /// The first place that was never used.
     fresh: u32,
-    /// Shareable unreferenced columns, least recently used first.
-    idle: BTreeMap<u64, ColumnId>,
-    /// The same columns by the name of their preceding column.
-    children: BTreeSet<(u64, ColumnId)>,
+    /// Shareable unreferenced KV blocks, least recently used first.
+    idle: BTreeMap<u64, KvBlockId>,
+    /// The same KV blocks by the name of their preceding KV block.
+    children: BTreeSet<(u64, KvBlockId)>,
 }
 
 impl HostKvPool {
-    pub fn new(columns: u32) -> HostKvPool {
-        HostKvPool { columns, ..HostKvPool::default() }
+    pub fn new(kv_blocks: u32) -> HostKvPool {
+        HostKvPool { kv_blocks, ..HostKvPool::default() }
     }
 
-    /// Returns the capacity, columns.
-    pub fn columns(&self) -> u32 {
-        self.columns
+    /// Returns the capacity, KV blocks.
+    pub fn kv_blocks(&self) -> u32 {
+        self.kv_blocks
     }
 
     /// Returns the number of used places.
@@ -37,21 +37,21 @@ impl HostKvPool {
 
     /// Returns the number of free places.
     pub fn room(&self) -> u32 {
-        self.columns - self.used()
+        self.kv_blocks - self.used()
     }
 
-    /// Returns the number of unreferenced columns.
+    /// Returns the number of unreferenced KV blocks.
     pub fn idle(&self) -> u32 {
         self.idle.len() as u32
     }
 
-    /// Returns a free place for a column.
+    /// Returns a free place for a KV block.
     ///
     /// # Panics
     /// If no place is free.
     pub fn take(&mut self) -> u32 {
         self.vacant.pop().unwrap_or_else(|| {
-            assert!(self.fresh < self.columns, "a place is taken only when there is one");
+            assert!(self.fresh < self.kv_blocks, "a place is taken only when there is one");
             self.fresh += 1;
             self.fresh - 1
         })
@@ -62,52 +62,52 @@ impl HostKvPool {
         self.vacant.push(place);
     }
 
-    /// Keeps a column as cache when its last reference is dropped.
-    pub fn keep(&mut self, stamp: u64, parent: u64, id: ColumnId) {
+    /// Keeps a KV block as cache when its last reference is dropped.
+    pub fn keep(&mut self, stamp: u64, parent: u64, id: KvBlockId) {
         self.idle.insert(stamp, id);
         self.children.insert((parent, id));
     }
 
-    /// Removes a cached column from the cache because it is referenced again.
-    pub fn reuse(&mut self, stamp: u64, parent: u64, id: ColumnId) {
+    /// Removes a cached KV block from the cache because it is referenced again.
+    pub fn reuse(&mut self, stamp: u64, parent: u64, id: KvBlockId) {
         self.idle.remove(&stamp);
         self.children.remove(&(parent, id));
     }
 
-    /// Returns the release stamp of the least recently used cached column.
+    /// Returns the release stamp of the least recently used cached KV block.
     pub fn oldest(&self) -> Option<u64> {
         self.idle.first_key_value().map(|(stamp, _)| *stamp)
     }
 
-    /// Removes the least recently used column from the cache.
-    pub fn take_oldest(&mut self, columns: &Columns) -> Option<ColumnId> {
+    /// Removes the least recently used KV block from the cache.
+    pub fn take_oldest(&mut self, kv_blocks: &KvBlocks) -> Option<KvBlockId> {
         let (_, id) = self.idle.pop_first()?;
-        let content = columns.get(id).content.as_ref().expect("an idle column is shareable");
+        let content = kv_blocks.get(id).content.as_ref().expect("an idle KV block is shareable");
         self.children.remove(&(content.parent, id));
         Some(id)
     }
 
-    /// Removes the children of the column named `parent` from the cache.
-    pub fn take_children(&mut self, parent: u64, columns: &Columns) -> Vec<ColumnId> {
-        let of_parent = (parent, ColumnId(0))..=(parent, ColumnId(u32::MAX));
+    /// Removes the children of the KV block named `parent` from the cache.
+    pub fn take_children(&mut self, parent: u64, kv_blocks: &KvBlocks) -> Vec<KvBlockId> {
+        let of_parent = (parent, KvBlockId(0))..=(parent, KvBlockId(u32::MAX));
         let children: Vec<_> = self.children.range(of_parent).map(|(_, id)| *id).collect();
-        children.iter().for_each(|id| self.reuse(columns.get(*id).stamp, parent, *id));
+        children.iter().for_each(|id| self.reuse(kv_blocks.get(*id).stamp, parent, *id));
         children
     }
 
-    /// Checks that every cached column is one of `columns` and has both of its keys.
-    pub fn check(&self, columns: &Columns) {
-        assert_eq!(self.idle.len(), self.children.len(), "cached columns have two keys");
+    /// Checks that every cached KV block is one of `kv_blocks` and has both of its keys.
+    pub fn check(&self, kv_blocks: &KvBlocks) {
+        assert_eq!(self.idle.len(), self.children.len(), "cached KV blocks have two keys");
         for (stamp, id) in &self.idle {
-            let column = columns.get(*id);
-            let parent = column.content.as_ref().map(|content| content.parent);
-            assert_eq!((column.refs, column.stamp), (0, *stamp), "{id:?} is cache");
+            let kv_block = kv_blocks.get(*id);
+            let parent = kv_block.content.as_ref().map(|content| content.parent);
+            assert_eq!((kv_block.refs, kv_block.stamp), (0, *stamp), "{id:?} is cache");
             assert!(
                 parent.is_some_and(|parent| self.children.contains(&(parent, *id))),
                 "{id:?} has a parent"
             );
         }
-        let used = columns.iter().filter(|(_, column)| column.host_location.is_some()).count() as u32;
-        assert!(self.used() >= used && self.used() <= self.columns, "every stowed column has a place");
+        let used = kv_blocks.iter().filter(|(_, kv_block)| kv_block.host_location.is_some()).count() as u32;
+        assert!(self.used() >= used && self.used() <= self.kv_blocks, "every stowed KV block has a place");
     }
 }

@@ -1,10 +1,10 @@
 //! KV that stays in the host tier while its request runs (OrbitFlow, Pie): staging slots, buffers and the fetches of
 //! each step.
 //!
-//! Full columns that a [`Placement`] names are written to the host tier in parallel with steps and get a *staging
+//! Full KV blocks that a [`Placement`] names are written to the host tier in parallel with steps and get a *staging
 //! slot*. Their blocks of the named layers are then evicted from the device. Each step fetches these layers one after
 //! the other into a few buffers, which the block tables name instead: slot `k` is block `k` of each buffer. Full
-//! columns never change, so each is written once.
+//! KV blocks never change, so each is written once.
 //!
 //! Moving KV layers share buffers as moving weight layers share slots, with the same sequence of generations
 //! ([`Slots`]). A fetch covers the slots that existed when it was ordered. A block is evicted when every fetch that a
@@ -23,7 +23,7 @@ mod write_back;
 
 use super::Kv;
 use crate::action::staging::StagingTable;
-use crate::ids::{BlockId, ColumnId, Generation, LayerId, RequestId, SlotId};
+use crate::ids::{Generation, KvBlockId, LayerBlockId, LayerId, RequestId, SlotId};
 use crate::layer_set::LayerSet;
 use crate::slots::Slots;
 use crate::step_model::Layout;
@@ -58,16 +58,16 @@ impl Placement {
     }
 }
 
-/// A column in the buffers.
+/// A KV block in the buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StagingSlot {
-    column: ColumnId,
+    kv_block: KvBlockId,
     set: u16,
-    /// A request that uses the column, and the column's index in it.
+    /// A request that uses the KV block, and the KV block's index in it.
     user: (RequestId, u32),
 }
 
-/// The state of partly offloaded columns.
+/// The state of partly offloaded KV blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LayerOffload {
     placement: Placement,
@@ -77,7 +77,7 @@ pub(super) struct LayerOffload {
     staging_slots: Vec<Option<StagingSlot>>,
     free_slots: u32,
     /// The blocks of each buffer, at least one per staging slot.
-    buffers: Vec<Vec<BlockId>>,
+    buffers: Vec<Vec<LayerBlockId>>,
     /// Staging slots that each fetch covers.
     covered: Coverage,
     /// For each layer, the staging slots for which the tables name the buffer.
@@ -89,15 +89,15 @@ pub(super) struct LayerOffload {
     newest: Generation,
     /// Host places that a fetch in progress may still read, with the newest such fetch.
     pinned_places: Vec<(Generation, u32)>,
-    /// Columns being written back.
-    pub(super) writing: Vec<ColumnId>,
+    /// KV blocks being written back.
+    pub(super) writing: Vec<KvBlockId>,
     /// Prefills that are offloaded during their computation.
     pub(super) prefill_spills: Spills,
     /// Whether the step in progress neither reads nor writes buffers.
     are_buffers_idle: bool,
     /// Whether fetching is disabled after a failure, until another placement is in force.
     is_fetching_disabled: bool,
-    /// Columns with complete copies that wait for a staging slot.
+    /// KV blocks with complete copies that wait for a staging slot.
     ready: VecDeque<StagingSlot>,
     /// The table of staging slots for the backend, up to the last update.
     table: Arc<StagingTable>,
@@ -173,11 +173,11 @@ impl Coverage {
 
 impl LayerOffload {
     /// Returns the number of blocks of all buffers.
-    pub fn buffer_blocks(&self) -> u32 {
+    pub fn buffer_layer_blocks(&self) -> u32 {
         self.buffers.iter().map(|buffer| buffer.len() as u32).sum()
     }
 
-    /// Returns the number of host places that no longer belong to a column.
+    /// Returns the number of host places that no longer belong to a KV block.
     pub fn pinned_host_places(&self) -> u32 {
         self.pinned_places.len() as u32
     }
@@ -213,11 +213,11 @@ impl LayerOffload {
     }
 
     /// Replaces the blocks that the tables name in buffers for this staging slot.
-    pub fn fill_table_blocks(&self, seat: u32, blocks: &mut [BlockId]) {
+    pub fn fill_table_layer_blocks(&self, seat: u32, layer_blocks: &mut [LayerBlockId]) {
         let Some(StagingSlot { set, .. }) = self.staging_slots[seat as usize] else { return };
         for (layer, buffer) in &self.sets[usize::from(set)].places {
             if seat < self.slots_in_tables[layer.index()] {
-                blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
+                layer_blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
             }
         }
     }
@@ -233,10 +233,10 @@ impl LayerOffload {
         self.is_fetching_disabled
     }
 
-    /// Disables fetching. Returns the staged columns.
-    pub fn disable_fetching(&mut self) -> BTreeSet<ColumnId> {
+    /// Disables fetching. Returns the staged KV blocks.
+    pub fn disable_fetching(&mut self) -> BTreeSet<KvBlockId> {
         self.is_fetching_disabled = true;
-        self.staging_slots.iter().flatten().map(|seat| seat.column).collect()
+        self.staging_slots.iter().flatten().map(|seat| seat.kv_block).collect()
     }
 
     /// Frees a staging slot.
@@ -261,12 +261,12 @@ impl Kv {
     }
 
     /// Returns the number of blocks of the buffers.
-    pub fn buffer_blocks(&self) -> u32 {
-        self.layer_offload.buffer_blocks()
+    pub fn buffer_layer_blocks(&self) -> u32 {
+        self.layer_offload.buffer_layer_blocks()
     }
 
     /// Puts another placement into force from the next step on. If its first set is not all layers, it ends prefill
-    /// offload. Columns that stay partly offloaded keep a staging slot as far as there are blocks for the buffers;
+    /// offload. KV blocks that stay partly offloaded keep a staging slot as far as there are blocks for the buffers;
     /// other missing blocks are queued for swap-in.
     ///
     /// # Panics
@@ -283,8 +283,8 @@ impl Kv {
         self.release_buffers();
         self.release_pinned_places();
         for seat in old.iter().flatten() {
-            self.columns.set_staging_slot(seat.column, None);
-            self.missing_blocks.recheck(seat.column);
+            self.kv_blocks.set_staging_slot(seat.kv_block, None);
+            self.missing_layer_blocks.recheck(seat.kv_block);
         }
         self.layer_offload = LayerOffload {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
@@ -301,11 +301,11 @@ impl Kv {
         self.history.word(!(self.layer_offload.placement.layout.moving.len() as u64));
         self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
         self.restage();
-        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.column).collect();
+        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.kv_block).collect();
         self.touch(&seated.into_iter().collect());
     }
 
-    /// Assigns a running request to a set of the placement in force; write-back of its columns starts.
+    /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
     pub fn register(&mut self, request: RequestId, set: u16) {
         assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
         if self.sequences.contains_key(&request) {
@@ -324,21 +324,24 @@ impl Kv {
         for (at, seat) in stream.staging_slots.iter().enumerate() {
             let Some(seat) = seat else { continue };
             assert_eq!(
-                self.columns.get(seat.column).staging_slot(),
+                self.kv_blocks.get(seat.kv_block).staging_slot(),
                 Some(at as u32),
-                "a column knows its seat"
+                "a KV block knows its seat"
             );
             for layer in stream.set(seat.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
-                let hosted = self.columns.get(seat.column).hosted_layers.contains(*layer);
-                assert!(hosted || self.is_spilling(seat.column), "what may leave has a copy");
+                let hosted = self.kv_blocks.get(seat.kv_block).hosted_layers.contains(*layer);
+                assert!(hosted || self.is_spilling(seat.kv_block), "what may leave has a copy");
             }
         }
         let holes = stream.staging_slots.iter().filter(|seat| seat.is_none()).count() as u32;
         assert_eq!(holes, stream.free_slots, "seats that nobody has");
         for buffer in &stream.buffers {
             assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");
-            assert!(buffer.iter().all(|block| self.frames.is_buffer(*block)), "buffers hold their blocks");
+            assert!(
+                buffer.iter().all(|layer_block| self.chunk_pool.is_buffer(*layer_block)),
+                "buffers hold their blocks"
+            );
         }
     }
 }

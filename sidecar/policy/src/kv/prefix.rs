@@ -1,14 +1,14 @@
-//! The prefix cache: finds full columns by the chained hash of their tokens, scoped by a salt.
+//! The prefix cache: finds full KV blocks by the chained hash of their tokens, scoped by a salt.
 
 use alloc::vec::Vec;
 
-use super::columns::{Content, Tokens};
-use super::{Kv, Sequence, full_columns};
+use super::blocks::{Content, Tokens};
+use super::{Kv, Sequence, full_kv_blocks};
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{ColumnId, RequestId};
+use crate::ids::{KvBlockId, RequestId};
 
-/// Returns the hash of a column from the preceding column's hash and its tokens.
+/// Returns the hash of a KV block from the preceding KV block's hash and its tokens.
 pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
     let mut digest = Digest::new(parent);
     tokens.iter().for_each(|token| digest.word(u64::from(*token)));
@@ -16,13 +16,13 @@ pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
 }
 
 impl Kv {
-    /// Opens a request and references the cached columns of its prefix. Returns the number of tokens found.
+    /// Opens a request and references the cached KV blocks of its prefix. Returns the number of tokens found.
     pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
         assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
         let root = (0, Digest::new(salt).value());
         let empty = Sequence {
             salt,
-            columns: Default::default(),
+            kv_blocks: Default::default(),
             full: 0,
             written: 0,
             suspended: false,
@@ -31,10 +31,10 @@ impl Kv {
         };
         self.sequences.insert(request, empty);
         // The last token is always computed, because its logits are needed.
-        let limit = full_columns(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
+        let limit = full_kv_blocks(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
         let mut chain = root;
         for tokens in tokens[..limit].chunks_exact(BLOCK_TOKENS as usize) {
-            let tokens: &Tokens = tokens.try_into().expect("a full column");
+            let tokens: &Tokens = tokens.try_into().expect("a full KV block");
             let hash = (self.hash)(chain.1, tokens);
             let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
             self.add_reference(id);
@@ -43,32 +43,32 @@ impl Kv {
             chain = (self.content(id).name, hash);
         }
         let sequence = self.sequences.get_mut(&request).expect("just opened");
-        sequence.full = sequence.columns.len() as u32;
+        sequence.full = sequence.kv_blocks.len() as u32;
         sequence.chain = Some(chain);
         sequence.full * BLOCK_TOKENS
     }
 
-    fn content(&self, id: ColumnId) -> &Content {
-        self.columns.get(id).content.as_ref().expect("an indexed column is shareable")
+    fn content(&self, id: KvBlockId) -> &Content {
+        self.kv_blocks.get(id).content.as_ref().expect("an indexed KV block is shareable")
     }
 
-    /// Returns the shareable column with exactly these tokens after exactly this parent.
-    fn find(&self, hash: u64, parent: u64, salt: u64, tokens: &Tokens) -> Option<ColumnId> {
+    /// Returns the shareable KV block with exactly these tokens after exactly this parent.
+    fn find(&self, hash: u64, parent: u64, salt: u64, tokens: &Tokens) -> Option<KvBlockId> {
         let id = *self.index.get(&hash).filter(|_| self.caching)?;
         let content = self.content(id);
         (content.salt == salt && content.parent == parent && content.tokens == *tokens).then_some(id)
     }
 
     /// Adds a reference.
-    pub(super) fn add_reference(&mut self, id: ColumnId) {
-        let column = self.columns.get_mut(id);
-        column.refs += 1;
-        if column.refs > 1 {
+    pub(super) fn add_reference(&mut self, id: KvBlockId) {
+        let kv_block = self.kv_blocks.get_mut(id);
+        kv_block.refs += 1;
+        if kv_block.refs > 1 {
             return;
         }
-        let (stamp, parent) = (column.stamp, column.content.as_ref().map(|content| content.parent));
+        let (stamp, parent) = (kv_block.stamp, kv_block.content.as_ref().map(|content| content.parent));
         match parent {
-            Some(parent) if !self.columns.has_blocks(id) => self.host_pool.reuse(stamp, parent, id),
+            Some(parent) if !self.kv_blocks.has_layer_blocks(id) => self.host_pool.reuse(stamp, parent, id),
             _ => drop(self.idle.remove(&stamp)),
         }
     }
@@ -77,16 +77,19 @@ impl Kv {
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
         let sequence = self.sequences.get_mut(&request).expect("tokens of an open request are committed");
         sequence.tail.extend_from_slice(tokens);
-        (0..full_columns(sequence.tail.len())).for_each(|_| self.complete_column(request));
+        (0..full_kv_blocks(sequence.tail.len())).for_each(|_| self.complete_kv_block(request));
     }
 
-    /// Completes a column from the first 16 tail tokens: it becomes shareable, or is replaced by an existing equal one.
-    fn complete_column(&mut self, request: RequestId) {
+    /// Completes a KV block from the first 16 tail tokens: it becomes shareable, or is replaced by an existing equal
+    /// one.
+    fn complete_kv_block(&mut self, request: RequestId) {
         let caching = self.caching;
         let sequence = self.sequences.get_mut(&request).expect("open");
         let at = sequence.full;
-        let id =
-            *sequence.columns.get(at as usize).expect("committed tokens lie in columns that were allocated");
+        let id = *sequence
+            .kv_blocks
+            .get(at as usize)
+            .expect("committed tokens lie in KV blocks that were allocated");
         let mut tokens: Tokens = [0; BLOCK_TOKENS as usize];
         tokens.copy_from_slice(&sequence.tail[..BLOCK_TOKENS as usize]);
         sequence.tail.drain(..BLOCK_TOKENS as usize);
@@ -101,43 +104,44 @@ impl Kv {
                     self.replace(request, at, same);
                     Some((self.content(same).name, hash))
                 }
-                // A hash collision: this column and its successors stay private.
+                // A hash collision: this KV block and its successors stay private.
                 None => None,
             },
         };
         self.sequences.get_mut(&request).expect("open").chain = chain;
     }
 
-    fn publish(&mut self, id: ColumnId, content: Content) -> u64 {
+    fn publish(&mut self, id: KvBlockId, content: Content) -> u64 {
         let name = self.next_name;
         self.next_name += 1;
         self.index.insert(content.hash, id);
         self.history.word(content.hash);
-        self.columns.get_mut(id).content = Some(Content { name, ..content });
+        self.kv_blocks.get_mut(id).content = Some(Content { name, ..content });
         name
     }
 
-    /// Replaces the request's column `at` by `same`, which has the same tokens in the same place. So a shareable child
-    /// never outlives its parent, and the duplicate's blocks are freed.
-    fn replace(&mut self, request: RequestId, at: u32, same: ColumnId) {
+    /// Replaces the request's KV block `at` by `same`, which has the same tokens in the same place. So a shareable
+    /// child never outlives its parent, and the duplicate's blocks are freed.
+    fn replace(&mut self, request: RequestId, at: u32, same: KvBlockId) {
         self.add_reference(same);
-        let old = self.sequences[&request].columns[at as usize];
-        let away = self.columns.get(same).staging_slot().is_none() && !self.columns.is_whole(same);
+        let old = self.sequences[&request].kv_blocks[at as usize];
+        let away = self.kv_blocks.get(same).staging_slot().is_none() && !self.kv_blocks.is_whole(same);
         if away && self.layer_offload.writing.contains(&same) {
             self.add_missing(same);
         } else if away {
             // The new copy is on the device already, so it replaces the copy in the host tier.
-            self.columns.exchange(same, old);
-            self.missing_blocks.recheck(same);
-            self.missing_blocks.recheck(old);
+            self.kv_blocks.exchange(same, old);
+            self.missing_layer_blocks.recheck(same);
+            self.missing_layer_blocks.recheck(old);
             for id in [same, old] {
-                let layers = self.columns.get(id).resident_layers().iter();
-                let blocks: Vec<_> = layers.filter_map(|layer| self.columns.block(id, layer)).collect();
-                self.frames.hand_over(&blocks, id);
+                let layers = self.kv_blocks.get(id).resident_layers().iter();
+                let layer_blocks: Vec<_> =
+                    layers.filter_map(|layer| self.kv_blocks.layer_block(id, layer)).collect();
+                self.chunk_pool.hand_over(&layer_blocks, id);
             }
         }
-        let columns = &mut self.sequences.get_mut(&request).expect("open").columns;
-        columns[at as usize] = same;
+        let kv_blocks = &mut self.sequences.get_mut(&request).expect("open").kv_blocks;
+        kv_blocks[at as usize] = same;
         self.dirty.insert((request, at));
         self.release_reference(old);
     }
@@ -146,13 +150,13 @@ impl Kv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::FrameId;
+    use crate::ids::KvChunkId;
     use crate::slots::Generations;
     use alloc::vec;
 
     fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
         let mut kv = Kv::new(2, 8, 4, 0, true);
-        (0..8).for_each(|f| kv.frames_mut().back(FrameId(f)));
+        (0..8).for_each(|f| kv.chunk_pool_mut().back(KvChunkId(f)));
         kv.hash = hash.unwrap_or(chained_hash);
         kv
     }
@@ -160,8 +164,8 @@ mod tests {
     fn run(kv: &mut Kv, id: u64, salt: u64, tokens: &[u32]) -> u32 {
         let request = RequestId(id);
         let cached = kv.open(request, salt, tokens);
-        let columns = tokens.len().div_ceil(16) as u32 - kv.columns(request);
-        kv.allocate(&[(request, columns)], &mut Generations::default());
+        let kv_blocks = tokens.len().div_ceil(16) as u32 - kv.kv_blocks(request);
+        kv.allocate(&[(request, kv_blocks)], &mut Generations::default());
         kv.commit(request, &tokens[cached as usize..]);
         kv.check();
         cached
@@ -195,17 +199,21 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_equal_columns_are_deduplicated() {
+    fn concurrent_equal_kv_blocks_are_deduplicated() {
         let mut kv = kv(None);
         kv.open(RequestId(1), 0, &prompt(0));
         kv.open(RequestId(2), 0, &prompt(0));
         kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)], &mut Generations::default());
         kv.take_table_changes();
         kv.commit(RequestId(1), &prompt(0));
-        let used = kv.counts().used_blocks;
+        let used = kv.counts().used_layer_blocks;
         kv.commit(RequestId(2), &prompt(0));
         kv.check();
-        assert_eq!(kv.counts().used_blocks, used - 2 * 2, "two columns of two layers were given back");
+        assert_eq!(
+            kv.counts().used_layer_blocks,
+            used - 2 * 2,
+            "two KV blocks of two layers were given back"
+        );
         assert_eq!(kv.take_table_changes().len(), 2);
         kv.close(RequestId(1));
         kv.check();
@@ -223,6 +231,6 @@ mod tests {
         assert_eq!(kv.open(RequestId(3), 0, &prompt(0)), 16, "the tail of the first was given up");
         assert_eq!(kv.open(RequestId(4), 0, &prompt(100)), 32);
         assert!(!kv.evict(), "what is in use is never given up");
-        assert_eq!(vec![kv.columns(RequestId(3)), kv.columns(RequestId(4))], [1, 2]);
+        assert_eq!(vec![kv.kv_blocks(RequestId(3)), kv.kv_blocks(RequestId(4))], [1, 2]);
     }
 }

@@ -12,8 +12,8 @@ pub const IDLE_BOUNDARIES: u32 = 8;
 pub struct BorrowDemand {
     /// Peers can be asked.
     enabled: bool,
-    /// Loan sizes with which more and more requests of the step fit, in the order of their admission: rising; the last is
-    /// enough for all. Empty when no step lacks memory.
+    /// Loan sizes with which more and more requests of the step fit, in the order of their admission: rising; the last
+    /// is enough for all. Empty when no step lacks memory.
     sizes: Vec<u32>,
     /// Peers refused since the last boundary.
     denied: bool,

@@ -7,8 +7,8 @@ use super::transfer::{OutgoingTransfer, TransferKind, TransferResult};
 use crate::action::Earmark;
 use crate::peers::Peer;
 
-/// Transfers in the order in which they are made. Returns come before loans: steps wait for a return, and a loan may have
-/// to wait for steps.
+/// Transfers in the order in which they are made. Returns come before loans: steps wait for a return, and a loan may
+/// have to wait for steps.
 #[derive(Clone, Debug, Default)]
 pub struct OutgoingTransfers {
     queue: VecDeque<OutgoingTransfer>,

@@ -63,7 +63,8 @@ impl Recreation {
         (self.chunks, self.refused) = (0, false);
     }
 
-    /// The ledger refused these: half as many are tried next, and after a single chunk all of them some boundaries later.
+    /// The ledger refused these: half as many are tried next, and after a single chunk all of them some boundaries
+    /// later.
     pub fn on_refused(&mut self, refused: u32, boundary: u64) {
         self.refused = true;
         self.piece = refused / 2;

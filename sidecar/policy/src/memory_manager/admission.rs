@@ -20,7 +20,7 @@ pub struct RunningRequest {
     /// The request.
     pub request: RequestId,
     /// KV blocks that it holds when the next step begins.
-    pub columns: u32,
+    pub kv_blocks: u32,
     /// Tokens that were generated and not delivered yet.
     pub deposit: u32,
     /// It may not be paused.
@@ -33,7 +33,7 @@ pub struct WaitingRequest {
     /// The request.
     pub request: RequestId,
     /// KV blocks that it holds once admitted.
-    pub columns: u32,
+    pub kv_blocks: u32,
     /// Tokens that were generated and not delivered yet.
     pub deposit: u32,
     /// It was not paused: plans that admit first-come-first-served admit it even if it makes others late.
@@ -64,47 +64,49 @@ impl MemoryManager {
     pub fn plans_batches(&self) -> bool {
         self.params.kv_placement() == KvPlacementMode::PerRequest
             && !self.params.serves_by_deadline()
-            && self.sizes.host_columns > 0
+            && self.sizes.host_kv_blocks > 0
             && self.params.slo.tbt_ns > 0
     }
 
-    /// Whether a waiting request may be admitted, after others that take `coming_blocks`: a plan admits it and the
-    /// device has space for what the plan keeps there, or all of its KV and the next tokens of all requests fit.
-    pub fn can_admit(&mut self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
+    /// Whether a waiting request may be admitted, after others that take `coming_layer_blocks`: a plan admits it and
+    /// the device has space for what the plan keeps there, or all of its KV and the next tokens of all requests fit.
+    pub fn can_admit(&mut self, waiter: &WaitingRequest, coming_layer_blocks: u32) -> bool {
         if self.offload.due.is_some() {
             return false;
         }
         if let Some(set) = self.offload.plans.admitted.get(&waiter.request) {
-            let needed = self.blocks_needed(waiter) + coming_blocks + self.kv.layers();
-            let next = self.target_spare_blocks() - self.reserve_blocks();
-            let lacking = (needed + next).saturating_sub(self.spare_blocks());
-            let fits = lacking == 0 || lacking <= self.kv.evictable_paused_blocks(waiter.request);
+            let needed = self.layer_blocks_needed(waiter) + coming_layer_blocks + self.kv.layers();
+            let next = self.target_spare_layer_blocks() - self.reserve_layer_blocks();
+            let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
+            let fits = lacking == 0 || lacking <= self.kv.evictable_paused_layer_blocks(waiter.request);
             let buffers_rest = set.is_empty() || self.kv.fetches() == 0;
             self.offload.plans.skips_early_fetches = fits && !buffers_rest;
             return fits && buffers_rest;
         }
-        self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_blocks)
+        self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_layer_blocks)
     }
 
-    /// Whether a plan may admit a request, after others that take `coming_blocks`. Without pauses an admission cannot
-    /// be undone, however long all requests grow, so no running request's KV is offloaded for it.
-    pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
+    /// Whether a plan may admit a request, after others that take `coming_layer_blocks`. Without pauses an admission
+    /// cannot be undone, however long all requests grow, so no running request's KV is offloaded for it.
+    pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming_layer_blocks: u32) -> bool {
         let may_be_paused = self.params.pause_bound_ns > 0 && self.can_pause_help();
-        may_be_paused || self.must_admit(waiter) || self.has_room(waiter, coming_blocks)
+        may_be_paused || self.must_admit(waiter) || self.has_room(waiter, coming_layer_blocks)
     }
 
-    fn has_room(&self, waiter: &WaitingRequest, coming_blocks: u32) -> bool {
-        let needed = self.blocks_needed(waiter) + coming_blocks + self.kv.layers();
-        needed + self.target_spare_blocks() <= self.spare_blocks()
+    fn has_room(&self, waiter: &WaitingRequest, coming_layer_blocks: u32) -> bool {
+        let needed = self.layer_blocks_needed(waiter) + coming_layer_blocks + self.kv.layers();
+        needed + self.target_spare_layer_blocks() <= self.spare_layer_blocks()
     }
 
     /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
-    pub fn blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
+    pub fn layer_blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
         let set = self.planned_layers(waiter.request);
-        match self.kv.columns(waiter.request) {
-            0 if self.admits_by_prefill_offload(waiter) => waiter.columns * self.staging_slot_blocks(),
-            0 => waiter.columns * self.kv.layers(),
-            _ => self.kv.blocks_to_join(waiter.request, set),
+        match self.kv.kv_blocks(waiter.request) {
+            0 if self.admits_by_prefill_offload(waiter) => {
+                waiter.kv_blocks * self.staging_slot_layer_blocks()
+            }
+            0 => waiter.kv_blocks * self.kv.layers(),
+            _ => self.kv.layer_blocks_to_join(waiter.request, set),
         }
     }
 
@@ -116,11 +118,12 @@ impl MemoryManager {
     /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
     /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
-        let planned = !self.planned_layers(waiter.request).is_empty() && self.kv.columns(waiter.request) == 0;
+        let planned =
+            !self.planned_layers(waiter.request).is_empty() && self.kv.kv_blocks(waiter.request) == 0;
         planned
             && self.are_buffers_idle()
-            && !self.fits_with_running(waiter.columns * self.kv.layers())
-            && self.can_offload_prefills(waiter.columns)
+            && !self.fits_with_running(waiter.kv_blocks * self.kv.layers())
+            && self.can_offload_prefills(waiter.kv_blocks)
     }
 
     /// Whether plans admit it even if it makes others late.
@@ -162,7 +165,7 @@ impl MemoryManager {
         let mut places = self.kv.host_places();
         let standing = |runner: &RunningRequest| {
             let (one, placed) =
-                (self.planner_request(runner, growth), self.kv.placed_columns(runner.request));
+                (self.planner_request(runner, growth), self.kv.placed_kv_blocks(runner.request));
             let leaving = one.full.min(placed + places);
             places -= leaving.saturating_sub(placed);
             let staying = one.full - leaving;
@@ -178,11 +181,11 @@ impl MemoryManager {
     }
 
     fn planner_request(&self, runner: &RunningRequest, growth: u32) -> RequestState {
-        let (held, full) = (self.kv.columns(runner.request), self.kv.full_columns(runner.request));
+        let (held, full) = (self.kv.kv_blocks(runner.request), self.kv.full_kv_blocks(runner.request));
         let tails = held.saturating_sub(full).max(1);
         RequestState {
             // A request that was admitted a moment ago has no KV yet.
-            full: (held.max(runner.columns) + growth).saturating_sub(tails),
+            full: (held.max(runner.kv_blocks) + growth).saturating_sub(tails),
             tails,
             deposit: runner.deposit,
             immune: runner.immune,
@@ -192,15 +195,15 @@ impl MemoryManager {
 
     /// A waiting request as the planner sees it.
     pub(super) fn planner_request_of_waiting(&self, waiter: &WaitingRequest, growth: u32) -> RequestState {
-        let columns = self.kv.columns(waiter.request).max(waiter.columns);
-        let full = columns.saturating_sub(1) + growth;
-        let prompt = self.kv.columns(waiter.request) == 0;
+        let kv_blocks = self.kv.kv_blocks(waiter.request).max(waiter.kv_blocks);
+        let full = kv_blocks.saturating_sub(1) + growth;
+        let prompt = self.kv.kv_blocks(waiter.request) == 0;
         RequestState {
             full,
             tails: 1,
             deposit: waiter.deposit,
             immune: false,
-            placed: !prompt || self.can_offload_prefills(waiter.columns),
+            placed: !prompt || self.can_offload_prefills(waiter.kv_blocks),
             must_admit: self.must_admit(waiter),
         }
     }
@@ -208,14 +211,14 @@ impl MemoryManager {
     /// Measures what KV adds to a decode step.
     pub(super) fn record_kv_read(&mut self, times: &StepTimes) {
         let planned =
-            self.params.kv_placement() == KvPlacementMode::PerRequest && self.sizes.host_columns > 0;
+            self.params.kv_placement() == KvPlacementMode::PerRequest && self.sizes.host_kv_blocks > 0;
         if !planned || self.params.slo.tbt_ns == 0 {
             return;
         }
-        let columns = self.kv.running_requests().map(|request| u64::from(self.kv.columns(request))).sum();
-        self.step_stats.read(columns);
+        let kv_blocks = self.kv.running_requests().map(|request| u64::from(self.kv.kv_blocks(request))).sum();
+        self.step_stats.read(kv_blocks);
         if self.counters.steps().is_multiple_of(LOOK_EVERY) {
-            self.step_stats.observe_kv_read(columns, times);
+            self.step_stats.observe_kv_read(kv_blocks, times);
         }
     }
 }

@@ -95,10 +95,10 @@ impl MemoryManager {
             return left;
         }
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
-        let used = self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks());
+        let used = self.kv.chunk_pool().used_layer_blocks().saturating_sub(self.kv.evictable_layer_blocks());
         let pressure = Pressure {
-            spare_bytes: bytes(self.chunks.free_count() + self.idle_frames()),
-            used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
+            spare_bytes: bytes(self.chunks.free_count() + self.idle_kv_chunks()),
+            used_bytes: bytes(used.div_ceil(self.sizes.layer_blocks_per_chunk)),
             layer_bytes: self.geometry.chunk_bytes,
             alpha: left.min(u32::from(u16::MAX)) as u16,
         };
@@ -110,29 +110,30 @@ impl MemoryManager {
         self.loans.demand.is_enabled() && self.params.policy().reclaims_weights()
     }
 
-    /// Asks for what a step lacks beyond `had_blocks`, free chunks included, once per boundary.
-    pub(super) fn request_loan(&mut self, need: &StepNeed, had_blocks: u32) -> Option<Prepared> {
+    /// Asks for what a step lacks beyond `had_layer_blocks`, free chunks included, once per boundary.
+    pub(super) fn request_loan(&mut self, need: &StepNeed, had_layer_blocks: u32) -> Option<Prepared> {
         self.clear_borrow_request();
         if !self.trades() || self.loans.demand.is_denied() || self.in_backoff() {
             return None;
         }
-        let sizes = self.shortfall_steps(need, had_blocks);
+        let sizes = self.shortfall_steps(need, had_layer_blocks);
         self.loans.demand.ask(sizes);
         self.borrow_request().map(|_| Prepared::Wait)
     }
 
     /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. KV from the
     /// host tier comes first.
-    fn shortfall_steps(&mut self, need: &StepNeed, had_blocks: u32) -> Vec<u32> {
-        let per = self.sizes.blocks_per_chunk;
-        let room = self.sizes.kv_limit - self.kv.frames().backed() - self.free_frames();
-        let wanted = self.kv.missing_block_count();
-        let blocks = need.columns.iter().scan(wanted, |blocks, (request, columns)| {
-            *blocks += columns * self.kv.column_blocks(*request);
-            Some(*blocks)
+    fn shortfall_steps(&mut self, need: &StepNeed, had_layer_blocks: u32) -> Vec<u32> {
+        let per = self.sizes.layer_blocks_per_chunk;
+        let room = self.sizes.kv_limit - self.kv.chunk_pool().backed() - self.free_kv_chunks();
+        let wanted = self.kv.missing_layer_block_count();
+        let layer_blocks = need.kv_blocks.iter().scan(wanted, |layer_blocks, (request, kv_blocks)| {
+            *layer_blocks += kv_blocks * self.kv.kv_block_layer_blocks(*request);
+            Some(*layer_blocks)
         });
-        let chunks =
-            core::iter::once(wanted).chain(blocks).map(|b| b.saturating_sub(had_blocks).div_ceil(per));
+        let chunks = core::iter::once(wanted)
+            .chain(layer_blocks)
+            .map(|b| b.saturating_sub(had_layer_blocks).div_ceil(per));
         let mut rungs: Vec<u32> = chunks.filter(|chunks| (1..=room).contains(chunks)).collect();
         rungs.dedup();
         rungs

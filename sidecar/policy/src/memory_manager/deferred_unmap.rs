@@ -15,12 +15,13 @@ impl MemoryManager {
     /// every running request is assumed to make one more token, which begins a block at worst. Only idle chunks with
     /// addresses in KV, so that no inflation fails for them.
     pub(super) fn lookahead_chunks(&self, demand: StepDemand, activation: u32, chunks: u32) -> u32 {
-        let per = self.sizes.blocks_per_chunk;
-        let had = self.kv.frames().free_blocks() + self.kv.evictable_blocks() + chunks * per;
-        let next: u32 = self.kv.running_requests().map(|request| self.kv.column_blocks(request)).sum();
-        let wanted = (demand.blocks + next).saturating_sub(had.max(demand.blocks)).div_ceil(per);
+        let per = self.sizes.layer_blocks_per_chunk;
+        let had = self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks() + chunks * per;
+        let next: u32 =
+            self.kv.running_requests().map(|request| self.kv.kv_block_layer_blocks(request)).sum();
+        let wanted = (demand.layer_blocks + next).saturating_sub(had.max(demand.layer_blocks)).div_ceil(per);
         let idle = self.activation_chunks().saturating_sub(activation + chunks);
-        let room = (self.sizes.kv_limit - self.kv.frames().backed()).saturating_sub(chunks);
+        let room = (self.sizes.kv_limit - self.kv.chunk_pool().backed()).saturating_sub(chunks);
         premap_chunks(wanted, self.params.premap_bytes, self.geometry.chunk_bytes).min(idle).min(room)
     }
 

@@ -4,7 +4,7 @@ use super::MemoryManager;
 use crate::action::FillTarget;
 use crate::chunk_table::{LayerHome, Owner, State};
 use crate::digest::Digest;
-use crate::ids::{FrameId, LayerId, SlotId};
+use crate::ids::{KvChunkId, LayerId, SlotId};
 use crate::slots::Progress;
 
 /// Completions that may be outstanding besides a copy of weights, a fetch and a spill for each layer, and one copy for
@@ -18,7 +18,7 @@ impl MemoryManager {
         self.kv.check();
         self.weights.check();
         self.check_sizes();
-        self.check_frames();
+        self.check_kv_chunks();
         if self.weights.has_global() {
             self.check_contents();
         }
@@ -46,22 +46,22 @@ impl MemoryManager {
         );
     }
 
-    fn check_frames(&self) {
-        for (f, chunk) in self.chunks.ownership().frames.iter().enumerate() {
-            let frame = FrameId(f as u32);
+    fn check_kv_chunks(&self) {
+        for (f, chunk) in self.chunks.ownership().kv_chunks.iter().enumerate() {
+            let kv_chunk = KvChunkId(f as u32);
             assert_eq!(
-                self.kv.frames().is_backed(frame),
+                self.kv.chunk_pool().is_backed(kv_chunk),
                 chunk.is_some(),
-                "{frame:?} is backed in both tables"
+                "{kv_chunk:?} is backed in both tables"
             );
             let Some(chunk) = chunk else { continue };
-            let draining = self.kv.frames().draining().contains(&frame);
+            let draining = self.kv.chunk_pool().draining().contains(&kv_chunk);
             let expected = if draining { State::Draining } else { State::Idle };
-            assert_eq!(self.chunks.table().state(*chunk), expected, "{frame:?} drains in both tables");
+            assert_eq!(self.chunks.table().state(*chunk), expected, "{kv_chunk:?} drains in both tables");
         }
         assert!(
-            self.change.transition().is_some() || self.kv.frames().draining().is_empty(),
-            "frames drain for a goal"
+            self.change.transition().is_some() || self.kv.chunk_pool().draining().is_empty(),
+            "KV chunks drain for a goal"
         );
     }
 
@@ -111,7 +111,7 @@ impl MemoryManager {
             self.weights.retries(),
             self.step_stats.link_bytes_per_second(),
             self.step_stats.prefill_token_ns(),
-            self.step_stats.column_ns(),
+            self.step_stats.kv_block_ns(),
             failures,
             u64::from(self.swap_failures) << 8 | u64::from(self.discards_kv) << 2 | self.sleep as u64,
             self.loans.digest_word(),

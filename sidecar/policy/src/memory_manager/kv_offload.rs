@@ -51,7 +51,7 @@ pub(super) struct Offload {
     /// Sizes the part of the host tier for prompts (eLLM).
     pub prompts: BufferController,
     /// Time of one block to the host, nanoseconds.
-    block_out_ns: Ewma,
+    layer_block_out_ns: Ewma,
     pub fetch_failures: FetchFailures,
     write_failures: u32,
     /// No write-back is tried before this boundary.
@@ -62,7 +62,7 @@ pub(super) struct Offload {
 }
 
 impl Offload {
-    pub fn new(params: &Params, layers: u16, host_columns: u32) -> Offload {
+    pub fn new(params: &Params, layers: u16, host_kv_blocks: u32) -> Offload {
         Offload {
             due: None,
             expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
@@ -70,8 +70,8 @@ impl Offload {
             plans: PlacementPlans::new(layers),
             probe: false,
             probe_at: 0,
-            prompts: BufferController::new(host_columns.into()),
-            block_out_ns: Ewma::default(),
+            prompts: BufferController::new(host_kv_blocks.into()),
+            layer_block_out_ns: Ewma::default(),
             fetch_failures: FetchFailures::default(),
             write_failures: 0,
             write_at: 0,
@@ -146,7 +146,7 @@ impl MemoryManager {
     /// No copy is under way, and every buffer is in use.
     pub(super) fn is_offload_idle(&self) -> bool {
         self.kv.open_requests() > 0
-            || (self.kv.buffer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.is_writing_back())
+            || (self.kv.buffer_layer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.is_writing_back())
     }
 
     /// Compacts the staging slots: buffers keep blocks for slots without a request, and freeing them costs the early
@@ -191,10 +191,10 @@ impl MemoryManager {
         if written.is_empty() {
             return;
         }
-        let blocks = self.swapped_blocks(&written);
+        let layer_blocks = self.swapped_layer_blocks(&written);
         self.submit_with_deadline(
             due,
-            Work::WriteBack(blocks),
+            Work::WriteBack(layer_blocks),
             Reason::WriteBack,
             Pending::WriteBack(written),
             out,
@@ -202,8 +202,8 @@ impl MemoryManager {
     }
 
     /// Time of one block to the host, nanoseconds; none before one was measured.
-    pub(super) fn block_out_ns(&self) -> Option<u64> {
-        self.offload.block_out_ns.value()
+    pub(super) fn layer_block_out_ns(&self) -> Option<u64> {
+        self.offload.layer_block_out_ns.value()
     }
 
     /// The state of write-backs, for the digest.
@@ -217,10 +217,10 @@ impl MemoryManager {
         self.counters.boundaries() >= self.offload.write_at
     }
 
-    /// `blocks` can leave the device before steps have waited for long, as far as is known.
-    pub(super) fn can_write_back_in_time(&self, blocks: u32) -> bool {
-        let block_ns = self.offload.block_out_ns.value().unwrap_or(0);
-        u64::from(blocks).saturating_mul(block_ns) <= MOST_WAIT_NS
+    /// `layer_blocks` can leave the device before steps have waited for long, as far as is known.
+    pub(super) fn can_write_back_in_time(&self, layer_blocks: u32) -> bool {
+        let layer_block_ns = self.offload.layer_block_out_ns.value().unwrap_or(0);
+        u64::from(layer_blocks).saturating_mul(layer_block_ns) <= MOST_WAIT_NS
     }
 
     /// A pause frees memory soon enough for the requests that continue.
@@ -249,8 +249,8 @@ impl MemoryManager {
         }
         self.write_back(Some(self.step.now()), out);
         if !self.kv.is_writing_back() {
-            self.offload.block_out_ns.value()?;
-            let room = self.kv.host_room().saturating_sub(self.kv.columns_to_spill());
+            self.offload.layer_block_out_ns.value()?;
+            let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
             let swaps = self.kv.plan_paused_out(most, &mut self.generations);
             if swaps.is_empty() {
@@ -264,7 +264,7 @@ impl MemoryManager {
     /// Evicts KV of paused requests for a change that must happen, under a policy that compares costs. Returns the
     /// evicted blocks, 0 while they are being written back. `None` = there is none, or it would take too long.
     pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
-        let missing = self.kv.overfull_blocks();
+        let missing = self.kv.overfull_layer_blocks();
         if !(reason.must_happen() && self.can_evict_paused() && self.can_write_back_in_time(missing)) {
             return None;
         }
@@ -282,12 +282,12 @@ impl MemoryManager {
 
     /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
     pub fn resume_fits(&self, request: RequestId) -> bool {
-        self.fits_with_running(self.kv.absent_blocks(request))
+        self.fits_with_running(self.kv.absent_layer_blocks(request))
     }
 
-    /// `blocks` more fit the device as it is, with the next tokens of all requests.
-    pub fn fits_with_running(&self, blocks: u32) -> bool {
-        blocks + self.next_blocks() <= self.spare_blocks()
+    /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
+    pub fn fits_with_running(&self, layer_blocks: u32) -> bool {
+        layer_blocks + self.next_layer_blocks() <= self.spare_layer_blocks()
     }
 
     /// Host blocks for requests that are paused next.
@@ -296,28 +296,31 @@ impl MemoryManager {
     }
 
     /// KV blocks that would leave the device if this request were paused.
-    pub fn exclusive_columns(&self, request: RequestId) -> u32 {
-        self.kv.exclusive_columns(request)
+    pub fn exclusive_kv_blocks(&self, request: RequestId) -> u32 {
+        self.kv.exclusive_kv_blocks(request)
     }
 
-    /// `columns` blocks of paused requests can leave the device soon enough for the requests that wait for them.
-    pub fn blocks_freed_by_pause(&self, columns: u32) -> bool {
-        let blocks = columns.saturating_mul(self.kv.layers());
-        self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(blocks)
+    /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
+    pub fn layer_blocks_freed_by_pause(&self, kv_blocks: u32) -> bool {
+        let layer_blocks = kv_blocks.saturating_mul(self.kv.layers());
+        self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(layer_blocks)
     }
 
     fn write_piece(&self) -> u32 {
-        let most = (MOST_PIECE_BYTES / self.geometry.block_bytes).max(1);
-        let within = |block_ns: u64| (WRITE_PIECE_NS / block_ns.max(1)).clamp(1, most);
-        self.offload.block_out_ns.value().map_or(FIRST_PIECE_BLOCKS, |block_ns| within(block_ns) as u32)
+        let most = (MOST_PIECE_BYTES / self.geometry.layer_block_bytes).max(1);
+        let within = |layer_block_ns: u64| (WRITE_PIECE_NS / layer_block_ns.max(1)).clamp(1, most);
+        self.offload
+            .layer_block_out_ns
+            .value()
+            .map_or(FIRST_PIECE_BLOCKS, |layer_block_ns| within(layer_block_ns) as u32)
     }
 
     pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {
-            let blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
-            self.on_written(blocks, duration_ns);
+            let layer_blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
+            self.on_written(layer_blocks, duration_ns);
         } else {
             self.count(Reason::BackendFailed);
             self.pause_writes();
@@ -329,7 +332,7 @@ impl MemoryManager {
         let repeated = self.step.holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.on_written(bytes / self.geometry.block_bytes.max(1), duration_ns);
+                self.on_written(bytes / self.geometry.layer_block_bytes.max(1), duration_ns);
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -356,9 +359,9 @@ impl MemoryManager {
     }
 
     /// Measures the link to the host.
-    fn on_written(&mut self, blocks: u64, duration_ns: u64) {
-        if let Some(block_ns) = duration_ns.checked_div(blocks) {
-            self.offload.block_out_ns.observe(block_ns);
+    fn on_written(&mut self, layer_blocks: u64, duration_ns: u64) {
+        if let Some(layer_block_ns) = duration_ns.checked_div(layer_blocks) {
+            self.offload.layer_block_out_ns.observe(layer_block_ns);
             self.offload.write_failures = 0;
         }
     }

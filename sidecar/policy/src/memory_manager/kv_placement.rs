@@ -46,7 +46,7 @@ impl MemoryManager {
 
     /// Decides the placement at this boundary.
     pub(super) fn choose_placement(&mut self) {
-        if self.sizes.host_columns == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
+        if self.sizes.host_kv_blocks == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
             return;
         }
         let layout = match self.params.kv_placement() {
@@ -92,31 +92,33 @@ impl MemoryManager {
     }
 
     /// Blocks that are free, or would be at no cost.
-    pub(super) fn spare_blocks(&self) -> u32 {
-        let frames = self.kv.frames();
-        frames.free_blocks() + self.kv.evictable_blocks() + self.free_frames() * self.sizes.blocks_per_chunk
+    pub(super) fn spare_layer_blocks(&self) -> u32 {
+        let kv_chunks = self.kv.chunk_pool();
+        kv_chunks.free_layer_blocks()
+            + self.kv.evictable_layer_blocks()
+            + self.free_kv_chunks() * self.sizes.layer_blocks_per_chunk
     }
 
     /// Blocks that should be free: the next tokens of the running requests, and the reserve.
-    pub(super) fn target_spare_blocks(&self) -> u32 {
-        self.kv.running_requests().count() as u32 * self.kv.layers() + self.reserve_blocks()
+    pub(super) fn target_spare_layer_blocks(&self) -> u32 {
+        self.kv.running_requests().count() as u32 * self.kv.layers() + self.reserve_layer_blocks()
     }
 
     /// Blocks that should be free beyond the next tokens.
-    pub(super) fn reserve_blocks(&self) -> u32 {
-        let total = u64::from(self.kv.frames().total_blocks());
+    pub(super) fn reserve_layer_blocks(&self) -> u32 {
+        let total = u64::from(self.kv.chunk_pool().total_layer_blocks());
         (total * u64::from(self.params.offload_reserve_permille) / 1000) as u32
     }
 
     pub(super) fn kv_is_short(&self) -> bool {
-        self.spare_blocks() < self.target_spare_blocks()
+        self.spare_layer_blocks() < self.target_spare_layer_blocks()
     }
 
     /// All offloaded KV would fit the device and leave twice the blocks that should be free.
     pub(super) fn all_kv_fits(&self) -> bool {
-        let away = self.kv.offloaded_blocks();
-        let home = away.saturating_sub(self.kv.buffer_blocks());
-        self.spare_blocks() >= home.saturating_add(2 * self.target_spare_blocks())
+        let away = self.kv.offloaded_layer_blocks();
+        let home = away.saturating_sub(self.kv.buffer_layer_blocks());
+        self.spare_layer_blocks() >= home.saturating_add(2 * self.target_spare_layer_blocks())
     }
 
     /// Feeds the duration of a step to the controllers. `Pie` grows while the link has spare time: the swaps that fit

@@ -54,9 +54,9 @@ impl MemoryManager {
 
     /// Orders the reads and writes of a buffer in the order in which the step uses it.
     fn order_fetches(&mut self, due: Vec<DueCopy>, out: &mut Vec<Action>) {
-        let (holdings, per) = (self.chunks.ownership(), self.sizes.blocks_per_chunk);
+        let (holdings, per) = (self.chunks.ownership(), self.sizes.layer_blocks_per_chunk);
         let mut spills =
-            self.kv.take_due_spills(|block| holdings.chunk_of(block, per)).into_iter().peekable();
+            self.kv.take_due_spills(|layer_block| holdings.chunk_of(layer_block, per)).into_iter().peekable();
         if due.is_empty() && spills.len() == 0 {
             return;
         }
@@ -87,12 +87,13 @@ impl MemoryManager {
     }
 
     fn order_fetch(&mut self, due: DueCopy, timetable: &CopyDeadlines, out: &mut Vec<Action>) {
-        let (holdings, per) = (self.chunks.ownership(), self.sizes.blocks_per_chunk);
-        let blocks = self.kv.fetch_blocks(&due, |block| holdings.chunk_of(block, per));
+        let (holdings, per) = (self.chunks.ownership(), self.sizes.layer_blocks_per_chunk);
+        let layer_blocks =
+            self.kv.fetch_layer_blocks(&due, |layer_block| holdings.chunk_of(layer_block, per));
         let DueCopy { instance, after, early } = due;
         let (layer, generation) = (instance.layer, instance.generation);
-        let copies = blocks.copies();
-        let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, blocks };
+        let copies = layer_blocks.copies();
+        let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, layer_blocks };
         let effect = Pending::Fetch { layer, buffer: instance.slot, generation, copies };
         let needed = Some(timetable.layer(layer, early));
         self.submit_with_deadline(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);

@@ -34,7 +34,7 @@ impl MemoryManager {
         let promised = self.earmarked_chunks(TransferKind::Lend);
         let unlent = self.loans.balance.share().saturating_sub(self.loans.balance.lent());
         let above = unlent.saturating_sub(self.unlent_floor_chunks());
-        let idle = self.free_after_eviction() + self.idle_frames() + self.lendable_weights();
+        let idle = self.free_after_eviction() + self.idle_kv_chunks() + self.lendable_weights();
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(LoanDenied::AtFloor),
             0 if self.loans.is_active() => Err(LoanDenied::Active),
@@ -57,13 +57,13 @@ impl MemoryManager {
     }
 
     /// KV chunks that could be emptied without dropping a block in use.
-    pub(super) fn idle_frames(&self) -> u32 {
-        let idle = self.kv.frames().free_blocks() + self.kv.evictable_blocks();
-        (idle / self.sizes.blocks_per_chunk).min(self.frames_above_guarantee())
+    pub(super) fn idle_kv_chunks(&self) -> u32 {
+        let idle = self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks();
+        (idle / self.sizes.layer_blocks_per_chunk).min(self.kv_chunks_above_guarantee())
     }
 
-    pub(super) fn frames_above_guarantee(&self) -> u32 {
-        self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed)
+    pub(super) fn kv_chunks_above_guarantee(&self) -> u32 {
+        self.kv.chunk_pool().backed().saturating_sub(self.sizes.kv_guaranteed)
     }
 
     fn lendable_weights(&self) -> u32 {
@@ -104,21 +104,21 @@ impl MemoryManager {
     /// The change that frees `missing` more chunks: unused cache first, then the last layers of an inactive tenant; for
     /// a return also KV in use, moving layers, and last idle activation space.
     pub(super) fn capacity_for(&self, missing: u32, claim: TransferKind) -> Option<TransitionTarget> {
-        let idle = self.idle_frames().min(missing);
+        let idle = self.idle_kv_chunks().min(missing);
         let cheap =
             |layers: &u16| self.loans.forces_reclaim() || usize::from(*layers) <= self.layers_that_hide();
         if let Some(layers) = self.layers_for(missing - idle).filter(cheap) {
-            return Some(TransitionTarget::Vacate { frames: idle, layers });
+            return Some(TransitionTarget::Vacate { kv_chunks: idle, layers });
         }
         if claim == TransferKind::Lend {
             return None;
         }
-        let frames = self.frames_above_guarantee().min(missing);
+        let kv_chunks = self.kv_chunks_above_guarantee().min(missing);
         let layers =
-            self.layers_for(missing - frames).map(|layers| TransitionTarget::Vacate { frames, layers });
+            self.layers_for(missing - kv_chunks).map(|layers| TransitionTarget::Vacate { kv_chunks, layers });
         layers
-            .or_else(|| self.smaller_layout(missing - frames).map(TransitionTarget::Layout))
-            .or_else(|| self.idle_activations(missing - frames))
+            .or_else(|| self.smaller_layout(missing - kv_chunks).map(TransitionTarget::Layout))
+            .or_else(|| self.idle_activations(missing - kv_chunks))
     }
 
     /// The fewest last layers that hold these chunks.

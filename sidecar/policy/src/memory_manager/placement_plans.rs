@@ -165,9 +165,9 @@ impl MemoryManager {
 
     /// The same for running requests alone, none of which may be paused, if a plan is due.
     pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
-        let columns = |request| self.kv.columns(request);
+        let kv_blocks = |request| self.kv.kv_blocks(request);
         let runner =
-            |request| RunningRequest { request, columns: columns(request), deposit: 0, immune: true };
+            |request| RunningRequest { request, kv_blocks: kv_blocks(request), deposit: 0, immune: true };
         let crowd =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
         self.wants_plan().then(|| self.ask_plan(&crowd))
@@ -241,15 +241,15 @@ impl MemoryManager {
     fn plan_request(&self, crowd: &SchedulerView) -> PlanRequest {
         // Their lengths at the end of the plan's window.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
-        let column_ns = self.step_stats.column_ns() / u64::from(self.sizes.layers);
+        let kv_block_ns = self.step_stats.kv_block_ns() / u64::from(self.sizes.layers);
         // Measured compute is an average over past batches: subtract what they read, not what is read now.
-        let read_ns = column_ns * self.step_stats.read_columns().unwrap_or(0);
+        let read_ns = kv_block_ns * self.step_stats.read_kv_blocks().unwrap_or(0);
         let mut compute_ns = self.step_stats.compute_ns();
         compute_ns.iter_mut().for_each(|ns| *ns = ns.saturating_sub(read_ns));
         PlanRequest {
             id: self.offload.plans.last_plan_id + 1,
             layers: self.sizes.layers,
-            block_bytes: self.geometry.block_bytes,
+            layer_block_bytes: self.geometry.layer_block_bytes,
             running: self.planner_requests(&crowd.running, growth),
             waiting: crowd
                 .waiting
@@ -258,7 +258,7 @@ impl MemoryManager {
                 .collect(),
             capacity_bytes: self.plan_capacity_bytes(),
             compute_ns,
-            column_ns,
+            kv_block_ns,
             overhead_ns: self.step_stats.overhead_ns(),
             link: self.link(),
             window: self.params.replan.window.max(1),
@@ -304,8 +304,8 @@ impl MemoryManager {
     /// The plan makes more tokens per second than running only the requests whose KV fits the device. Without a
     /// solution, each step fetches what does not fit.
     fn is_worthwhile(&self, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
-        let columns: u64 = asked.running.iter().map(|request| u64::from(self.kv.columns(*request))).sum();
-        let needed_bytes = columns * u64::from(self.kv.layers()) * self.geometry.block_bytes;
+        let kv_blocks: u64 = asked.running.iter().map(|request| u64::from(self.kv.kv_blocks(*request))).sum();
+        let needed_bytes = kv_blocks * u64::from(self.kv.layers()) * self.geometry.layer_block_bytes;
         let room_bytes = needed_bytes.min(self.plan_capacity_bytes());
         let alone_ns = self.step_stats.decode_step_ns();
         let fetched_ns = self.link().in_ns(needed_bytes - room_bytes);
@@ -325,9 +325,9 @@ impl MemoryManager {
 
     /// All blocks of KV but those of the reserve.
     fn plan_capacity_bytes(&self) -> u64 {
-        let free = u64::from(self.free_frames()) * u64::from(self.sizes.blocks_per_chunk);
-        let total = u64::from(self.kv.frames().total_blocks()) + free;
-        total.saturating_sub(u64::from(self.reserve_blocks())) * self.geometry.block_bytes
+        let free = u64::from(self.free_kv_chunks()) * u64::from(self.sizes.layer_blocks_per_chunk);
+        let total = u64::from(self.kv.chunk_pool().total_layer_blocks()) + free;
+        total.saturating_sub(u64::from(self.reserve_layer_blocks())) * self.geometry.layer_block_bytes
     }
 
     fn link(&self) -> Link {

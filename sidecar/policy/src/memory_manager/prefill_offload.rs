@@ -19,7 +19,7 @@ impl MemoryManager {
     pub fn offloads_prefills(&self) -> bool {
         let layers = self.sizes.layers;
         let placed = self.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
-        placed && self.sizes.host_columns > 0
+        placed && self.sizes.host_kv_blocks > 0
     }
 
     /// All later KV blocks of the request go to the host tier.
@@ -29,59 +29,60 @@ impl MemoryManager {
 
     /// The KV of a prompt with this size may go to the host tier (Algorithm 1): the buffer has space, and its steps
     /// leave space on the device for the next token of every request. Not while the link to the host is unknown or so
-    /// slow that a step of `step_columns` would wait for long.
-    pub fn can_offload_prefill(&mut self, columns: u32, step_columns: u32) -> bool {
+    /// slow that a step of `step_kv_blocks` would wait for long.
+    pub fn can_offload_prefill(&mut self, kv_blocks: u32, step_kv_blocks: u32) -> bool {
         let ready = self.offloads_prefills()
             && self.are_buffers_idle()
             && !self.in_backoff()
             && self.write_back_is_healthy();
-        ready && self.can_spill_in_time(step_columns) && self.fits_buffer(columns)
+        ready && self.can_spill_in_time(step_kv_blocks) && self.fits_buffer(kv_blocks)
     }
 
-    fn fits_buffer(&self, columns: u32) -> bool {
-        let (to_go, seat) = (self.kv.columns_to_spill(), self.staging_slot_blocks());
+    fn fits_buffer(&self, kv_blocks: u32) -> bool {
+        let (to_go, seat) = (self.kv.kv_blocks_to_spill(), self.staging_slot_layer_blocks());
         let used = self.kv.host_used() + to_go;
         let places = self.kv.host_places().saturating_sub(to_go);
         let logical = self.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
-            free: self.spare_blocks(),
-            threshold: self.next_blocks() + to_go * seat,
+            free: self.spare_layer_blocks(),
+            threshold: self.next_layer_blocks() + to_go * seat,
             buffer: logical.saturating_sub(used).min(places),
         };
-        supply.fits_by_offload(Need { kv: columns, activation: columns * seat })
+        supply.fits_by_offload(Need { kv: kv_blocks, activation: kv_blocks * seat })
     }
 
     /// Blocks of the next tokens of the running requests and of one more.
-    pub(super) fn next_blocks(&self) -> u32 {
+    pub(super) fn next_layer_blocks(&self) -> u32 {
         (self.kv.running_requests().count() as u32 + 1) * self.kv.layers()
     }
 
-    /// After TTFT misses, on-device admissions must leave `step_columns` free for offloaded prefills (eLLM's theta).
+    /// After TTFT misses, on-device admissions must leave `step_kv_blocks` free for offloaded prefills (eLLM's theta).
     /// With a buffer of one block, as at the start, all memory is for running requests.
-    pub fn reserves_prefill_buffer(&self, step_columns: u32) -> bool {
+    pub fn reserves_prefill_buffer(&self, step_kv_blocks: u32) -> bool {
         self.offloads_prefills()
             && self.offload.prompts.logical() > 1
             && self.write_back_is_healthy()
-            && self.can_write_back_in_time(step_columns * self.kv.layers())
+            && self.can_write_back_in_time(step_kv_blocks * self.kv.layers())
     }
 
     /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
     /// free. Staging slots count up to an eighth of KV in theta.
-    pub fn can_reserve_prefill_buffer(&self, blocks: u32, tokens: u32, step_columns: u32) -> bool {
-        let seats = step_columns * self.staging_slot_blocks();
-        let theta = self.next_blocks() + seats.min(self.kv.frames().total_blocks() / 8);
-        blocks + theta <= self.spare_blocks() + self.inflatable_blocks(tokens)
+    pub fn can_reserve_prefill_buffer(&self, layer_blocks: u32, tokens: u32, step_kv_blocks: u32) -> bool {
+        let seats = step_kv_blocks * self.staging_slot_layer_blocks();
+        let theta = self.next_layer_blocks() + seats.min(self.kv.chunk_pool().total_layer_blocks() / 8);
+        layer_blocks + theta <= self.spare_layer_blocks() + self.inflatable_layer_blocks(tokens)
     }
 
-    /// An offloaded prompt may continue, after others that take `coming_blocks` and with a step of `tokens`: all of its
+    /// An offloaded prompt may continue, after others that take `coming_layer_blocks` and with a step of `tokens`: all of its
     /// KV and the next tokens of all requests fit the device.
-    pub fn can_onload(&self, request: RequestId, coming_blocks: u32, tokens: u32) -> bool {
-        let blocks = self.kv.absent_blocks(request) + coming_blocks;
-        blocks + self.next_blocks() <= self.spare_blocks() + self.inflatable_blocks(tokens.saturating_add(1))
+    pub fn can_onload(&self, request: RequestId, coming_layer_blocks: u32, tokens: u32) -> bool {
+        let layer_blocks = self.kv.absent_layer_blocks(request) + coming_layer_blocks;
+        layer_blocks + self.next_layer_blocks()
+            <= self.spare_layer_blocks() + self.inflatable_layer_blocks(tokens.saturating_add(1))
     }
 
     /// Blocks in activation chunks that a step of `tokens` leaves idle (eLLM's inflation).
-    fn inflatable_blocks(&self, tokens: u32) -> u32 {
+    fn inflatable_layer_blocks(&self, tokens: u32) -> u32 {
         if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return 0;
         }
@@ -90,15 +91,15 @@ impl MemoryManager {
         let needed =
             self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(self.sizes.activation_min);
         let idle = self.activation_chunks().saturating_sub(needed);
-        let room = self.sizes.kv_limit.saturating_sub(self.kv.frames().backed() + self.free_frames());
-        idle.min(room) * self.sizes.blocks_per_chunk
+        let room = self.sizes.kv_limit.saturating_sub(self.kv.chunk_pool().backed() + self.free_kv_chunks());
+        idle.min(room) * self.sizes.layer_blocks_per_chunk
     }
 
-    /// `columns` blocks of a prompt leave the device in time, by the measured link; else the link is measured, again
+    /// `kv_blocks` blocks of a prompt leave the device in time, by the measured link; else the link is measured, again
     /// from time to time.
-    fn can_spill_in_time(&mut self, columns: u32) -> bool {
-        let known = self.block_out_ns().is_some();
-        let soon = self.can_write_back_in_time(columns * self.kv.layers());
+    fn can_spill_in_time(&mut self, kv_blocks: u32) -> bool {
+        let known = self.layer_block_out_ns().is_some();
+        let soon = self.can_write_back_in_time(kv_blocks * self.kv.layers());
         if !(known && soon) && self.counters.boundaries() >= self.offload.probe_at {
             self.offload.probe = true;
             self.offload.probe_at = self.counters.boundaries() + PROBE_BOUNDARIES;
@@ -106,9 +107,9 @@ impl MemoryManager {
         known && soon
     }
 
-    /// Reserves `columns` host blocks, evicting host cache if needed. `false` if there are too few, or not yet.
-    pub(super) fn reserve_host_places(&mut self, columns: u32) -> bool {
-        while self.kv.host_room() < columns {
+    /// Reserves `kv_blocks` host blocks, evicting host cache if needed. `false` if there are too few, or not yet.
+    pub(super) fn reserve_host_places(&mut self, kv_blocks: u32) -> bool {
+        while self.kv.host_room() < kv_blocks {
             let room = self.kv.host_room();
             if !self.kv.evict_from_host() {
                 return false;
@@ -135,27 +136,30 @@ impl MemoryManager {
     pub fn prefill_digest(&self) -> u64 {
         self.offload.prompts.word()
             ^ self.write_digest().rotate_left(7)
-            ^ self.block_out_ns().unwrap_or(0) << 20
+            ^ self.layer_block_out_ns().unwrap_or(0) << 20
     }
 
-    /// Sends the KV of this request to the host tier. It was opened at this boundary and has `columns` blocks in all.
+    /// Sends the KV of this request to the host tier. It was opened at this boundary and has `kv_blocks` blocks in all.
     ///
     /// # Panics
     /// If a copy into a buffer is under way: the caller asks [`MemoryManager::can_offload_prefill`] or
     /// [`MemoryManager::admits_by_prefill_offload`] before.
-    pub fn start_prefill_offload(&mut self, request: RequestId, columns: u32) {
+    pub fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
         if !self.kv.places_prefills() {
             self.kv.place(self.kv.placement_with_prefills(self.prefill_layout()));
         }
-        self.kv.start_prefill_spill(request, columns);
+        self.kv.start_prefill_spill(request, kv_blocks);
     }
 
     /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
     /// and the link is known to carry a step's part soon.
-    pub(super) fn can_offload_prefills(&self, columns: u32) -> bool {
-        let step = columns.min(Geometry::columns_for(self.params.max_step.tokens));
-        let soon = self.block_out_ns().is_some() && self.can_write_back_in_time(step * self.kv.layers());
-        soon && self.write_back_is_healthy() && !self.in_backoff() && self.unreserved_host_places() >= columns
+    pub(super) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
+        let step = kv_blocks.min(Geometry::kv_blocks_for(self.params.max_step.tokens));
+        let soon =
+            self.layer_block_out_ns().is_some() && self.can_write_back_in_time(step * self.kv.layers());
+        soon && self.write_back_is_healthy()
+            && !self.in_backoff()
+            && self.unreserved_host_places() >= kv_blocks
     }
 
     /// Another placement may take effect at once: no copy into a buffer is under way, and none is due.
@@ -171,11 +175,11 @@ impl MemoryManager {
 
     /// Host blocks that neither offloaded prompts nor paused requests will take.
     fn unreserved_host_places(&self) -> u32 {
-        self.host_capacity_blocks().saturating_sub(self.kv.columns_to_spill())
+        self.host_capacity_blocks().saturating_sub(self.kv.kv_blocks_to_spill())
     }
 
     /// Layer blocks that a KV block of a prompt takes on the device: one in each buffer.
-    pub(super) fn staging_slot_blocks(&self) -> u32 {
+    pub(super) fn staging_slot_layer_blocks(&self) -> u32 {
         buffers(usize::from(self.sizes.layers)).into()
     }
 
@@ -192,14 +196,14 @@ impl MemoryManager {
     }
 
     /// Blocks of the host tier that prompts may use now.
-    pub fn prefill_buffer_columns(&self) -> u64 {
+    pub fn prefill_buffer_kv_blocks(&self) -> u64 {
         self.offload.prompts.logical()
     }
 
     /// The same in bytes; 0 under a policy that offloads no prompts.
     pub fn prefill_buffer_bytes(&self) -> u64 {
-        let columns = if self.offloads_prefills() { self.prefill_buffer_columns() } else { 0 };
-        columns.saturating_mul(self.geometry.column_bytes())
+        let kv_blocks = if self.offloads_prefills() { self.prefill_buffer_kv_blocks() } else { 0 };
+        kv_blocks.saturating_mul(self.geometry.kv_block_bytes())
     }
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.

@@ -17,20 +17,20 @@ use crate::step_model::Layout;
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StepDemand {
-    pub blocks: u32,
+    pub layer_blocks: u32,
     pub activation: u32,
 }
 
 impl MemoryManager {
     pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         let demand = StepDemand {
-            blocks: self.blocks_of(need),
+            layer_blocks: self.layer_blocks_of(need),
             activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
         };
         let most =
             if self.weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max };
         if demand.activation > most {
-            return Prepared::Short { missing_columns: 0, activation: true };
+            return Prepared::Short { missing_kv_blocks: 0, activation: true };
         }
         if self.lacks_weights()
             || (self.has_debt() && !self.in_backoff())
@@ -40,58 +40,67 @@ impl MemoryManager {
             return Prepared::Wait;
         }
         let held = self.activation_chunks();
-        if demand.activation <= held && demand.blocks <= self.kv.frames().free_blocks() {
+        if demand.activation <= held && demand.layer_blocks <= self.kv.chunk_pool().free_layer_blocks() {
             return self.allocate(need, out);
         }
         if self.change.transition().is_some() {
             self.abort_transition();
         }
-        if demand.blocks > self.kv.frames().free_blocks() && self.kv.slot_counts().1 > 0 {
+        if demand.layer_blocks > self.kv.chunk_pool().free_layer_blocks() && self.kv.slot_counts().1 > 0 {
             return if self.compact_staging() { self.prepare_step(need, out) } else { Prepared::Wait };
         }
         self.reclaim(need, demand, out)
     }
 
     /// Layer blocks that the step adds, and those that are loaded for it.
-    pub(super) fn blocks_of(&mut self, need: &StepNeed) -> u32 {
-        let added = need.columns.iter().map(|(request, count)| count * self.kv.column_blocks(*request));
-        added.sum::<u32>() + self.kv.missing_block_count()
+    pub(super) fn layer_blocks_of(&mut self, need: &StepNeed) -> u32 {
+        let added =
+            need.kv_blocks.iter().map(|(request, count)| count * self.kv.kv_block_layer_blocks(*request));
+        added.sum::<u32>() + self.kv.missing_layer_block_count()
     }
 
     fn reclaim(&mut self, need: &StepNeed, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
-        let free = self.kv.frames().free_blocks();
-        let gainable = self.free_frames() * self.sizes.blocks_per_chunk;
-        let missing = demand.blocks.saturating_sub(free + self.kv.evictable_blocks());
+        let free = self.kv.chunk_pool().free_layer_blocks();
+        let gainable = self.free_kv_chunks() * self.sizes.layer_blocks_per_chunk;
+        let missing = demand.layer_blocks.saturating_sub(free + self.kv.evictable_layer_blocks());
         if demand.activation > self.sizes.activation_max {
             return self.grow_activations(demand, out);
         }
         if let Some(Transition { target, reason }) =
-            self.shrink_activations().filter(|_| demand.blocks > free)
+            self.shrink_activations().filter(|_| demand.layer_blocks > free)
         {
             return self.start_transition(target, reason, missing, out);
         }
         if demand.activation > self.activation_chunks() {
             return self.balloon(demand, missing, out);
         }
-        if demand.blocks > free && gainable > 0 && missing <= gainable && !self.in_backoff() {
-            let chunks = (demand.blocks - free).div_ceil(self.sizes.blocks_per_chunk).min(self.free_frames());
-            return self.start_transition(TransitionTarget::Frames(chunks), Reason::FreeChunks, missing, out);
+        if demand.layer_blocks > free && gainable > 0 && missing <= gainable && !self.in_backoff() {
+            let chunks = (demand.layer_blocks - free)
+                .div_ceil(self.sizes.layer_blocks_per_chunk)
+                .min(self.free_kv_chunks());
+            return self.start_transition(
+                TransitionTarget::KvChunks(chunks),
+                Reason::FreeChunks,
+                missing,
+                out,
+            );
         }
-        let lacking = demand.blocks.saturating_sub(free + gainable);
+        let lacking = demand.layer_blocks.saturating_sub(free + gainable);
         if self.recreate_for(lacking, out) {
             return Prepared::Wait;
         }
         if missing == 0 {
-            self.evict_until(demand.blocks);
+            self.evict_until(demand.layer_blocks);
             return self.allocate(need, out);
         }
-        if let Some(asked) = self.request_loan(need, demand.blocks - missing + gainable) {
+        if let Some(asked) = self.request_loan(need, demand.layer_blocks - missing + gainable) {
             return asked;
         }
         match self.reclaim_by_policy(need, demand, missing, out) {
             // Unused KV is free once it is written back; the first write-back shows how long that takes.
             Prepared::Short { activation: false, .. }
-                if self.kv.blocks_freed_by_write_back() >= missing && self.block_out_ns().is_some() =>
+                if self.kv.layer_blocks_freed_by_write_back() >= missing
+                    && self.layer_block_out_ns().is_some() =>
             {
                 Prepared::Wait
             }
@@ -126,9 +135,9 @@ impl MemoryManager {
         }
     }
 
-    fn reclaim_view(&self, missing_blocks: u32, tried: Option<ReclaimStep>) -> ReclaimView {
+    fn reclaim_view(&self, missing_layer_blocks: u32, tried: Option<ReclaimStep>) -> ReclaimView {
         ReclaimView {
-            missing_blocks,
+            missing_layer_blocks,
             tried,
             in_backoff: self.in_backoff(),
             is_layout_forced: self.forced.is_some(),
@@ -138,15 +147,15 @@ impl MemoryManager {
 
     /// There are enough free blocks: loads KV from the host tier first.
     fn allocate(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        if self.kv.missing_block_count() > 0 {
+        if self.kv.missing_layer_block_count() > 0 {
             return self.swap_in_missing(out);
         }
-        let out = need.columns.iter().filter(|(request, _)| self.kv.is_spilling_prefill(*request));
+        let out = need.kv_blocks.iter().filter(|(request, _)| self.kv.is_spilling_prefill(*request));
         if !self.reserve_host_places(out.map(|(_, count)| *count).sum()) {
             // A host block that a fetch may still read is free when the fetch has ended.
             return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
         }
-        self.kv.allocate(&need.columns, &mut self.generations);
+        self.kv.allocate(&need.kv_blocks, &mut self.generations);
         Prepared::Ready
     }
 
@@ -162,18 +171,21 @@ impl MemoryManager {
     }
 
     /// Free chunks that KV may take.
-    pub(super) fn free_frames(&self) -> u32 {
-        self.chunks.free_count().min(self.sizes.kv_limit - self.kv.frames().backed())
+    pub(super) fn free_kv_chunks(&self) -> u32 {
+        self.chunks.free_count().min(self.sizes.kv_limit - self.kv.chunk_pool().backed())
     }
 
-    fn evict_until(&mut self, blocks: u32) {
-        while self.kv.frames().free_blocks() < blocks && self.kv.evict() {
+    fn evict_until(&mut self, layer_blocks: u32) {
+        while self.kv.chunk_pool().free_layer_blocks() < layer_blocks && self.kv.evict() {
             self.count(Reason::PrefixEvicted);
         }
     }
 
-    fn shortfall(&self, missing_blocks: u32) -> Prepared {
-        Prepared::Short { missing_columns: missing_blocks.div_ceil(self.kv.layers()), activation: false }
+    fn shortfall(&self, missing_layer_blocks: u32) -> Prepared {
+        Prepared::Short {
+            missing_kv_blocks: missing_layer_blocks.div_ceil(self.kv.layers()),
+            activation: false,
+        }
     }
 
     /// Decides a change and orders its first action.
@@ -193,23 +205,24 @@ impl MemoryManager {
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1.
     fn balloon(&mut self, demand: StepDemand, missing: u32, out: &mut Vec<Action>) -> Prepared {
-        let per = self.sizes.blocks_per_chunk;
+        let per = self.sizes.layer_blocks_per_chunk;
         let held = self.activation_chunks();
         let short_activation = demand.activation > held;
         let short = Prepared::Short {
-            missing_columns: missing.div_ceil(self.kv.layers()),
+            missing_kv_blocks: missing.div_ceil(self.kv.layers()),
             activation: short_activation,
         };
         if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return short;
         }
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
-        let free = if short_activation { self.chunks.free_count() } else { self.free_frames() };
-        let free_kv = (self.kv.frames().free_blocks() + self.kv.evictable_blocks()) / per + free;
+        let free = if short_activation { self.chunks.free_count() } else { self.free_kv_chunks() };
+        let free_kv =
+            (self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks()) / per + free;
         let activation = demand.activation.max(self.sizes.activation_min);
-        match balloon(free_kv, held, demand.blocks.div_ceil(per), activation) {
+        match balloon(free_kv, held, demand.layer_blocks.div_ceil(per), activation) {
             Balloon::Inflate(chunks) => {
-                let room = self.sizes.kv_limit - self.kv.frames().backed();
+                let room = self.sizes.kv_limit - self.kv.chunk_pool().backed();
                 if chunks > room {
                     return short;
                 }
@@ -258,9 +271,9 @@ impl MemoryManager {
 
     /// Chunks that own layers must give for `missing` layer blocks; none if KV may not grow by them, or not now.
     pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
-        let (per, usable_free) = (self.sizes.blocks_per_chunk, self.free_frames());
+        let (per, usable_free) = (self.sizes.layer_blocks_per_chunk, self.free_kv_chunks());
         let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
-        let room = self.sizes.kv_limit - self.kv.frames().backed();
+        let room = self.sizes.kv_limit - self.kv.chunk_pool().backed();
         (!self.in_backoff() && chunks + usable_free <= room).then_some(chunks)
     }
 

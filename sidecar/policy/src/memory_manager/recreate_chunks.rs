@@ -42,12 +42,15 @@ impl MemoryManager {
     }
 
     /// Creates what a step lacks, if it can be created. Returns whether it does.
-    pub(super) fn recreate_for(&mut self, missing_blocks: u32, out: &mut Vec<Action>) -> bool {
-        if missing_blocks == 0 || !self.is_recreating() || self.in_backoff() {
+    pub(super) fn recreate_for(&mut self, missing_layer_blocks: u32, out: &mut Vec<Action>) -> bool {
+        if missing_layer_blocks == 0 || !self.is_recreating() || self.in_backoff() {
             return false;
         }
         let piece = (REGROW_PIECE_BYTES / self.geometry.chunk_bytes).min(u64::from(u32::MAX)) as u32;
-        self.order_recreation(missing_blocks.div_ceil(self.sizes.blocks_per_chunk).max(piece), out);
+        self.order_recreation(
+            missing_layer_blocks.div_ceil(self.sizes.layer_blocks_per_chunk).max(piece),
+            out,
+        );
         true
     }
 

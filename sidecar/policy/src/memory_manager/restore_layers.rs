@@ -44,7 +44,7 @@ impl MemoryManager {
     /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
     /// are in force.
     fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
-        let room = home + self.frames_above_guarantee();
+        let room = home + self.kv_chunks_above_guarantee();
         let idle = self.activation_chunks().saturating_sub(self.least_activations());
         let most = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
@@ -57,15 +57,15 @@ impl MemoryManager {
     /// that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else fits; a
     /// policy that compares costs takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
-        let (idle, most) = (self.idle_frames(), self.frames_above_guarantee());
+        let (idle, most) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
         let (outlook, weighs) = (self.cost_context(), self.params.policy().restores_by_cost());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
-            let frames = self.sizes.weights(&layout).saturating_sub(home);
-            if frames > most {
+            let kv_chunks = self.sizes.weights(&layout).saturating_sub(home);
+            if kv_chunks > most {
                 continue;
             }
-            let dropped = self.dropping(&outlook, frames.saturating_sub(idle));
+            let dropped = self.dropping(&outlook, kv_chunks.saturating_sub(idle));
             let loss = (self.cost().stall_cost(&outlook, &layout), dropped);
             let loss = if weighs { (0, loss.0.saturating_add(loss.1)) } else { loss };
             if best.as_ref().is_none_or(|(least, _)| loss < *least) {

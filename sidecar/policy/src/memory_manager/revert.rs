@@ -123,15 +123,15 @@ impl MemoryManager {
     /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
-        let idle = self.kv.evictable_blocks();
+        let idle = self.kv.evictable_layer_blocks();
         let free = self.chunks.free_count();
-        let empty = (self.kv.frames().free_blocks() + idle) / self.sizes.blocks_per_chunk;
-        let above_guarantee = self.kv.frames().backed().saturating_sub(self.sizes.kv_guaranteed);
-        let used = self.kv.frames().used_blocks().saturating_sub(idle);
+        let empty = (self.kv.chunk_pool().free_layer_blocks() + idle) / self.sizes.layer_blocks_per_chunk;
+        let above_guarantee = self.kv.chunk_pool().backed().saturating_sub(self.sizes.kv_guaranteed);
+        let used = self.kv.chunk_pool().used_layer_blocks().saturating_sub(idle);
         let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
         Pressure {
             spare_bytes: bytes(free + empty.min(above_guarantee)),
-            used_bytes: bytes(used.div_ceil(self.sizes.blocks_per_chunk)),
+            used_bytes: bytes(used.div_ceil(self.sizes.layer_blocks_per_chunk)),
             layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
             alpha,
         }

@@ -140,9 +140,9 @@ impl MemoryManager {
 
     /// The cheapest change that frees some of `missing` chunks.
     fn releasable_chunks(&self, missing: u32) -> Option<TransitionTarget> {
-        let idle = self.idle_frames().min(missing);
+        let idle = self.idle_kv_chunks().min(missing);
         if idle > 0 {
-            return Some(TransitionTarget::Vacate { frames: idle, layers: 0 });
+            return Some(TransitionTarget::Vacate { kv_chunks: idle, layers: 0 });
         }
         let inflates = self.params.policy().reclaims_activations();
         if let Some(target) = self.idle_activations(missing).filter(|_| inflates) {
@@ -151,9 +151,9 @@ impl MemoryManager {
         if let Some(layout) = self.narrower_by(missing, self.loans.forces_reclaim()) {
             return Some(TransitionTarget::Layout(layout));
         }
-        let frames = self.frames_above_guarantee().min(missing);
-        if frames > 0 {
-            return Some(TransitionTarget::Vacate { frames, layers: 0 });
+        let kv_chunks = self.kv_chunks_above_guarantee().min(missing);
+        if kv_chunks > 0 {
+            return Some(TransitionTarget::Vacate { kv_chunks, layers: 0 });
         }
         let layout = self.narrower_by(missing, true).or_else(|| self.min_layout());
         layout.map(TransitionTarget::Layout).or_else(|| self.idle_activations(missing))
@@ -218,7 +218,7 @@ impl MemoryManager {
         }
         let most = self.sizes.cap_m.saturating_sub(1);
         let layout = self.choose(&Layout::resident(), most, u64::MAX).layout;
-        let room = self.chunks.weights_held() + self.chunks.free_count() + self.idle_frames();
+        let room = self.chunks.weights_held() + self.chunks.free_count() + self.idle_kv_chunks();
         (self.sizes.weights(&layout) <= room).then_some(layout)
     }
 }

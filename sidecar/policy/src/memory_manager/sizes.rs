@@ -30,9 +30,9 @@ pub(super) struct Sizes {
     /// KV that the tenant always holds.
     pub kv_guaranteed: u32,
     pub kv_limit: u32,
-    pub blocks_per_chunk: u32,
+    pub layer_blocks_per_chunk: u32,
     /// Size of the host tier in KV blocks.
-    pub host_columns: u32,
+    pub host_kv_blocks: u32,
     /// Most moving layers.
     pub cap_m: u16,
 }
@@ -42,8 +42,8 @@ impl Sizes {
     pub fn new(params: &Params, geometry: &Geometry) -> Result<Sizes, ConfigError> {
         refuse_impossible(params, geometry)?;
         let layers = geometry.layers();
-        let columns = Geometry::columns_for(params.max_model_tokens);
-        let context = geometry.kv_chunks_for(columns);
+        let kv_blocks = Geometry::kv_blocks_for(params.max_model_tokens);
+        let context = geometry.kv_chunks_for(kv_blocks);
         let limit_chunks = params.kv_limit_bytes / geometry.chunk_bytes;
         let kv_limit = limit_chunks.min(u64::from(geometry.capacity_chunks)) as u32;
         let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
@@ -69,8 +69,8 @@ impl Sizes {
                 .max(context)
                 .min(kv_limit.max(context)),
             kv_limit,
-            blocks_per_chunk: geometry.blocks_per_chunk(),
-            host_columns: host_columns(params, geometry),
+            layer_blocks_per_chunk: geometry.layer_blocks_per_chunk(),
+            host_kv_blocks: host_kv_blocks(params, geometry),
             cap_m: (share as u16).min(layers - 1),
         };
         // The floor first: a device below it cannot hold a context either, and this error names the size that suffices.
@@ -80,8 +80,8 @@ impl Sizes {
     }
 
     fn refuse_context(&self, params: &Params, geometry: &Geometry, context: u32) -> Result<(), ConfigError> {
-        let columns = u64::from(Geometry::columns_for(params.max_model_tokens));
-        let needed_bytes = columns * geometry.column_bytes();
+        let kv_blocks = u64::from(Geometry::kv_blocks_for(params.max_model_tokens));
+        let needed_bytes = kv_blocks * geometry.kv_block_bytes();
         let guaranteed_bytes = params.guaranteed_kv_bytes.min(params.kv_limit_bytes);
         if needed_bytes > guaranteed_bytes || context > self.kv_limit {
             return Err(ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes });
@@ -158,15 +158,15 @@ impl Sizes {
 }
 
 /// Whole KV blocks only, as many as their layer blocks can be numbered.
-fn host_columns(params: &Params, geometry: &Geometry) -> u32 {
-    let columns = params.host_kv_bytes / geometry.column_bytes();
-    columns.min(u64::from(u32::MAX / u32::from(geometry.layers()))) as u32
+fn host_kv_blocks(params: &Params, geometry: &Geometry) -> u32 {
+    let kv_blocks = params.host_kv_bytes / geometry.kv_block_bytes();
+    kv_blocks.min(u64::from(u32::MAX / u32::from(geometry.layers()))) as u32
 }
 
 fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
     let sizes = [
         ("chunk_bytes", geometry.chunk_bytes),
-        ("block_bytes", geometry.block_bytes),
+        ("block_bytes", geometry.layer_block_bytes),
         ("global_bytes", geometry.global_bytes),
         ("slab_bytes", geometry.slab_bytes.iter().copied().min().unwrap_or(0)),
         ("max_model_tokens", u64::from(params.max_model_tokens)),
@@ -178,9 +178,9 @@ fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigE
     if layers > usize::from(MOST_LAYERS) {
         return Err(ConfigError::TooManyLayers { layers });
     }
-    let (block_bytes, chunk_bytes) = (geometry.block_bytes, geometry.chunk_bytes);
-    if block_bytes > chunk_bytes {
-        return Err(ConfigError::BlockLargerThanChunk { block_bytes, chunk_bytes });
+    let (layer_block_bytes, chunk_bytes) = (geometry.layer_block_bytes, geometry.chunk_bytes);
+    if layer_block_bytes > chunk_bytes {
+        return Err(ConfigError::LayerBlockLargerThanChunk { layer_block_bytes, chunk_bytes });
     }
     if params.remap_cap_permille > 1000 {
         return Err(ConfigError::BadCap { permille: params.remap_cap_permille });

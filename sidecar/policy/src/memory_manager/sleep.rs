@@ -1,19 +1,17 @@
 //! Hibernation: an unused tenant gives up every chunk. Its KV goes to the host tier; its weights stay in host memory.
 //! It wakes with all layers if they fit, else with moving ones, and its layers load during the first prefill.
 //!
-//! | suspending | waking |
-//! |---|---|
-//! | KV goes to the host tier; cache without space there is dropped | chunks for weights, activations and guaranteed KV are created |
-//! | copies under way are dropped | loans are revoked by the negotiator |
-//! | everything is unmapped in one transaction | everything is mapped in one transaction |
-//! | the chunks are released | weights are loaded, embeddings first |
+//! | suspending | waking | |---|---| | KV goes to the host tier; cache without space there is dropped | chunks for
+//! weights, activations and guaranteed KV are created | | copies under way are dropped | loans are revoked by the
+//! negotiator | | everything is unmapped in one transaction | everything is mapped in one transaction | | the chunks
+//! are released | weights are loaded, embeddings first |
 
 use alloc::vec::Vec;
 
 use super::{MemoryManager, Prepared, TransferKind};
-use crate::action::{Action, BlockSwap, Work};
+use crate::action::{Action, LayerBlockSwap, Work};
 use crate::event::Outcome;
-use crate::ids::{BlockId, Nanos, RequestId};
+use crate::ids::{LayerBlockId, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::pending::{Change, Pending};
 use crate::reason::Reason;
@@ -90,7 +88,7 @@ impl MemoryManager {
 
     /// The request holds KV on the device.
     pub fn on_device(&self, request: RequestId) -> bool {
-        self.kv.holds_blocks(request)
+        self.kv.holds_layer_blocks(request)
     }
 
     /// The KV of this request was lost, and the scheduler has not been notified yet.
@@ -119,7 +117,7 @@ impl MemoryManager {
             return self.drop_fills(Reason::Hibernate, out);
         }
         self.restore_all();
-        if self.kv.has_device_only_blocks() {
+        if self.kv.has_device_only_layer_blocks() {
             self.order_swap_out(out);
         } else if self.pending.fills() > 0 {
             self.drop_fills(Reason::Hibernate, out);
@@ -152,13 +150,13 @@ impl MemoryManager {
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
         if self.discards_kv || self.swap_failures >= SWAP_TRIES {
             self.give_up_cache();
-            self.loans.set_blocked(self.kv.has_device_only_blocks());
+            self.loans.set_blocked(self.kv.has_device_only_layer_blocks());
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.count_many(Reason::PrefixEvicted, evicted);
         self.loans.set_blocked(too_many > 0);
-        if too_many > 0 || !self.kv.has_device_only_blocks() {
+        if too_many > 0 || !self.kv.has_device_only_layer_blocks() {
             return;
         }
         let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
@@ -168,21 +166,25 @@ impl MemoryManager {
     }
 
     pub(super) fn order_swaps_out(&mut self, swaps: Vec<Swap>, out: &mut Vec<Action>) {
-        let blocks = self.swapped_blocks(&swaps);
-        self.order(Work::SwapOut(blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
+        let layer_blocks = self.swapped_layer_blocks(&swaps);
+        self.order(Work::SwapOut(layer_blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
     }
 
-    pub(super) fn swapped_blocks(&self, swaps: &[Swap]) -> Vec<BlockSwap> {
-        let mut blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
-        for Swap { column, host_location: stowed, layers } in swaps {
-            blocks.extend(self.kv.block_swaps((*column, *stowed), layers, |block| self.chunk_of(block)));
+    pub(super) fn swapped_layer_blocks(&self, swaps: &[Swap]) -> Vec<LayerBlockSwap> {
+        let mut layer_blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
+        for Swap { kv_block, host_location: stowed, layers } in swaps {
+            layer_blocks.extend(
+                self.kv.layer_block_swaps((*kv_block, *stowed), layers, |layer_block| {
+                    self.chunk_of(layer_block)
+                }),
+            );
         }
-        blocks
+        layer_blocks
     }
 
     /// KV blocks that one order copies: a request that arrives waits no longer than for these.
     pub(super) fn swap_piece(&self) -> u32 {
-        (SWAP_PIECE_BYTES / self.geometry.column_bytes()).clamp(1, u64::from(u32::MAX)) as u32
+        (SWAP_PIECE_BYTES / self.geometry.kv_block_bytes()).clamp(1, u64::from(u32::MAX)) as u32
     }
 
     pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
@@ -203,7 +205,7 @@ impl MemoryManager {
             self.order_swaps_in(Some(self.step.now()), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
-        while self.kv.missing_block_count() > 0 {
+        while self.kv.missing_layer_block_count() > 0 {
             let swaps = self.kv.plan_async_swap_in(self.swap_piece());
             self.order_swaps_in(None, swaps, Pending::AsyncSwapIn, out);
         }
@@ -217,8 +219,8 @@ impl MemoryManager {
         effect: fn(Vec<Swap>) -> Pending,
         out: &mut Vec<Action>,
     ) {
-        let blocks = self.swapped_blocks(&swaps);
-        self.submit_with_deadline(due, Work::SwapIn(blocks), Reason::SwapIn, effect(swaps), out);
+        let layer_blocks = self.swapped_layer_blocks(&swaps);
+        self.submit_with_deadline(due, Work::SwapIn(layer_blocks), Reason::SwapIn, effect(swaps), out);
     }
 
     pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
@@ -230,8 +232,8 @@ impl MemoryManager {
         self.lost_requests.extend(self.kv.on_swap_in_failed(swaps));
     }
 
-    pub(super) fn chunk_of(&self, block: BlockId) -> crate::ids::ChunkId {
-        self.chunks.ownership().chunk_of(block, self.sizes.blocks_per_chunk)
+    pub(super) fn chunk_of(&self, layer_block: LayerBlockId) -> crate::ids::ChunkId {
+        self.chunks.ownership().chunk_of(layer_block, self.sizes.layer_blocks_per_chunk)
     }
 
     /// Takes waking one action further.

@@ -20,7 +20,7 @@ pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallingRemap {
     layout: Layout,
-    missing_blocks: u32,
+    missing_layer_blocks: u32,
     /// Wait of a token for the layers that move now, and for those that would, nanoseconds.
     stall_ns: [u64; 2],
     freed_bytes: u64,
@@ -44,13 +44,14 @@ impl MemoryManager {
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
     /// layers do not become KV, or not now, or steps would take more than twice as long.
-    pub fn stalling_remap(&mut self, missing_columns: u32) -> Option<StallingRemap> {
+    pub fn stalling_remap(&mut self, missing_kv_blocks: u32) -> Option<StallingRemap> {
         let remaps = self.params.policy().reclaims_weights()
             && self.forced.is_none()
             && self.step_stats.compute_known();
-        let missing_blocks = missing_columns.saturating_mul(self.kv.layers());
-        let chunks =
-            self.chunks_of_layers(missing_blocks).filter(|_| remaps && self.change.transition().is_none())?;
+        let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
+        let chunks = self
+            .chunks_of_layers(missing_layer_blocks)
+            .filter(|_| remaps && self.change.transition().is_none())?;
         if self.change.is_declined(RemapKind::Stalling, self.counters.steps(), chunks) {
             return None;
         }
@@ -61,7 +62,7 @@ impl MemoryManager {
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
         let stall_ns = [self.weights.layout(), &layout].map(|layout| self.cost().stall_ns(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
-        Some(StallingRemap { layout, missing_blocks, stall_ns, freed_bytes })
+        Some(StallingRemap { layout, missing_layer_blocks, stall_ns, freed_bytes })
     }
 
     /// The cost of these layers beyond those that move now.
@@ -78,8 +79,8 @@ impl MemoryManager {
 
     /// The cost of pausing this request, whose client has `in_store` tokens buffered.
     pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
-        let unwritten = u64::from(self.kv.exclusive_unwritten_blocks(request));
-        let leaving_ns = unwritten.saturating_mul(self.block_out_ns().unwrap_or(0));
+        let unwritten = u64::from(self.kv.exclusive_unwritten_layer_blocks(request));
+        let leaving_ns = unwritten.saturating_mul(self.layer_block_out_ns().unwrap_or(0));
         ReclaimCost {
             loss: self.cost_context().pause(in_store, leaving_ns, clients),
             freed_bytes: self.own_bytes(request),
@@ -102,26 +103,32 @@ impl MemoryManager {
 
     /// Bytes that leave the device with the request: KV that no other request uses.
     fn own_bytes(&self, request: RequestId) -> u64 {
-        u64::from(self.kv.exclusive_blocks(request)) * self.geometry.block_bytes
+        u64::from(self.kv.exclusive_layer_blocks(request)) * self.geometry.layer_block_bytes
     }
 
     /// Lets these layers move: their chunks become KV. `false` = they do not.
     pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
-        let StallingRemap { layout, missing_blocks, .. } = stalling;
-        self.start_transition(TransitionTarget::Layout(layout), Reason::RemapStalls, missing_blocks, out)
-            == Prepared::Wait
+        let StallingRemap { layout, missing_layer_blocks, .. } = stalling;
+        self.start_transition(
+            TransitionTarget::Layout(layout),
+            Reason::RemapStalls,
+            missing_layer_blocks,
+            out,
+        ) == Prepared::Wait
     }
 
     /// The cost if requests lose these chunks of KV and compute it again.
     pub(super) fn dropping(&self, outlook: &CostContext, chunks: u32) -> u64 {
-        let blocks = u64::from(chunks) * u64::from(self.sizes.blocks_per_chunk);
-        if blocks == 0 {
+        let layer_blocks = u64::from(chunks) * u64::from(self.sizes.layer_blocks_per_chunk);
+        if layer_blocks == 0 {
             return 0;
         }
-        let used = u64::from(self.kv.frames().used_blocks().saturating_sub(self.kv.evictable_blocks()));
-        let blocks = blocks.min(used);
-        let requests = (u64::from(outlook.requests) * blocks).div_ceil(used.max(1)) as u32;
-        let tokens = blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
+        let used = u64::from(
+            self.kv.chunk_pool().used_layer_blocks().saturating_sub(self.kv.evictable_layer_blocks()),
+        );
+        let layer_blocks = layer_blocks.min(used);
+        let requests = (u64::from(outlook.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
+        let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
         if self.params.compares_costs() {
             outlook.dropped(requests, tokens)
         } else {

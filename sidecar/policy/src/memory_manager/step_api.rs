@@ -5,14 +5,14 @@ use alloc::vec::Vec;
 use super::kv_prefetch::FETCH_FAILURES;
 use crate::action::FillTarget;
 use crate::geometry::StepShape;
-use crate::ids::{BlockId, Generation, LayerId, RequestId};
+use crate::ids::{Generation, LayerBlockId, LayerId, RequestId};
 use crate::weights::FILL_RETRIES;
 
 /// The memory that a step needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepNeed {
     /// New KV blocks per request.
-    pub columns: Vec<(RequestId, u32)>,
+    pub kv_blocks: Vec<(RequestId, u32)>,
     /// The activation space of the step.
     pub shape: StepShape,
 }
@@ -33,7 +33,7 @@ pub enum Prepared {
     /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
     Short {
         /// KV blocks that are missing.
-        missing_columns: u32,
+        missing_kv_blocks: u32,
         /// The activation space is what is missing.
         activation: bool,
     },
@@ -57,9 +57,9 @@ pub struct TableChange {
     /// The request.
     pub request: RequestId,
     /// Index of the KV block within the request.
-    pub column: u32,
+    pub kv_block: u32,
     /// Layer block of each layer, front first.
-    pub blocks: Vec<BlockId>,
+    pub layer_blocks: Vec<LayerBlockId>,
 }
 
 /// Why a tenant that fits cannot be served: the backend failed for good.

@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::MemoryManager;
-use crate::action::{Action, BlockMove, FillTarget, Work};
+use crate::action::{Action, FillTarget, LayerBlockMove, Work};
 use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::{Owner, Ownership, State};
 use crate::chunks::Applied;
@@ -35,7 +35,7 @@ impl MemoryManager {
     pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
         let goal = self.change.transition().cloned().expect("a goal is pursued");
         let from_kv = self.transition_shortfall(&goal.target);
-        if from_kv + self.sizes.kv_guaranteed > self.kv.frames().backed() && from_kv > 0 {
+        if from_kv + self.sizes.kv_guaranteed > self.kv.chunk_pool().backed() && from_kv > 0 {
             return self.abort_transition();
         }
         self.drain(from_kv);
@@ -75,8 +75,8 @@ impl MemoryManager {
         let (before, after) = match target {
             TransitionTarget::Layout(layout) => (self.chunks.weights_held(), self.sizes.weights(layout)),
             TransitionTarget::Activation(chunks) => (self.activation_chunks(), *chunks),
-            TransitionTarget::Frames(_) => (0, 0),
-            TransitionTarget::Vacate { frames, .. } => return *frames,
+            TransitionTarget::KvChunks(_) => (0, 0),
+            TransitionTarget::Vacate { kv_chunks, .. } => return *kv_chunks,
         };
         after.saturating_sub(before + self.chunks.free_count())
     }
@@ -90,30 +90,31 @@ impl MemoryManager {
 
     /// Lets `count` KV chunks drain, in the tables of KV and of chunks.
     fn drain(&mut self, count: u32) {
-        for frame in self.kv.drain(count) {
-            self.chunks.set_draining(frame, self.kv.frames().draining().contains(&frame));
+        for kv_chunk in self.kv.drain(count) {
+            self.chunks.set_draining(kv_chunk, self.kv.chunk_pool().draining().contains(&kv_chunk));
         }
     }
 
     /// Moves blocks out of draining chunks. If only blocks are left that are being written to the host tier, the change
     /// is given up for now.
     fn order_moves(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
-        let limit = (self.params.compact_budget_bytes / self.geometry.block_bytes).clamp(1, 1 << 20) as u32;
+        let limit =
+            (self.params.compact_budget_bytes / self.geometry.layer_block_bytes).clamp(1, 1 << 20) as u32;
         let planned = self.kv.plan_moves(limit);
         if planned.is_empty() {
             return self.abort_transition();
         }
-        let chunk_of = |block| self.chunk_of(block);
+        let chunk_of = |layer_block| self.chunk_of(layer_block);
         let moves: Vec<_> = planned
             .into_iter()
-            .map(|(from, to)| BlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
+            .map(|(from, to)| LayerBlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
             .collect();
-        self.change.moves_blocks(self.counters.steps());
-        self.order(Work::MoveBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
+        self.change.moves_layer_blocks(self.counters.steps());
+        self.order(Work::MoveLayerBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
         TransitionProgress::Ordered
     }
 
-    pub(super) fn moved(&mut self, moves: &[BlockMove], outcome: Outcome) {
+    pub(super) fn moved(&mut self, moves: &[LayerBlockMove], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
@@ -131,7 +132,7 @@ impl MemoryManager {
                 (next, Some(layout.clone()))
             }
             TransitionTarget::Activation(chunks) => (self.chunks.with_activations(*chunks, &drained), None),
-            TransitionTarget::Frames(chunks) => (self.chunks.with_frames(*chunks), None),
+            TransitionTarget::KvChunks(chunks) => (self.chunks.with_kv_chunks(*chunks), None),
             TransitionTarget::Vacate { layers, .. } => {
                 let next = self.chunks.vacated(&self.last_own_layers(*layers), &drained);
                 (next, (*layers > 0).then(|| self.weights.layout().clone()))
@@ -182,12 +183,16 @@ impl MemoryManager {
     fn apply(&mut self, change: Change) {
         let Change { next, layout, reason } = change;
         let preserved = self.preserved_layers(&next);
-        let Applied { moved_chunks, frames } = self.chunks.apply(next);
+        let Applied { moved_chunks, kv_chunks } = self.chunks.apply(next);
         if !reason.is_trade() {
             self.count_moved(reason, moved_chunks);
         }
-        for (frame, backed) in frames {
-            if backed { self.kv.frames_mut().back(frame) } else { self.kv.frames_mut().unback(frame) }
+        for (kv_chunk, backed) in kv_chunks {
+            if backed {
+                self.kv.chunk_pool_mut().back(kv_chunk)
+            } else {
+                self.kv.chunk_pool_mut().unback(kv_chunk)
+            }
         }
         self.change.applied(layout.is_some().then_some(reason), self.counters.steps());
         if let Some(layout) = layout {

@@ -31,27 +31,29 @@ impl MemoryManager {
         if !self.weights_loading() || self.in_backoff() {
             return 0;
         }
-        let blocks = self.blocks_of(need);
-        let chunks = self.max_activation_chunks(blocks).min(self.sizes.activation_wake);
+        let layer_blocks = self.layer_blocks_of(need);
+        let chunks = self.max_activation_chunks(layer_blocks).min(self.sizes.activation_wake);
         let bytes = u64::from(chunks) * self.geometry.chunk_bytes;
         self.geometry.activation.most_tokens(bytes, need.shape)
     }
 
     /// Activation chunks that a step with these blocks could have.
-    fn max_activation_chunks(&self, blocks: u32) -> u32 {
+    fn max_activation_chunks(&self, layer_blocks: u32) -> u32 {
         let held = self.activation_chunks();
-        let Some(left) = self.kv.frames().free_blocks().checked_sub(blocks) else { return held };
-        let unused = self.kv.frames().empty().min(left / self.sizes.blocks_per_chunk);
-        held + self.chunks.free_count() + unused.min(self.frames_above_guarantee())
+        let Some(left) = self.kv.chunk_pool().free_layer_blocks().checked_sub(layer_blocks) else {
+            return held;
+        };
+        let unused = self.kv.chunk_pool().empty().min(left / self.sizes.layer_blocks_per_chunk);
+        held + self.chunks.free_count() + unused.min(self.kv_chunks_above_guarantee())
     }
 
     /// A step with more than the usual activations has them at once or is not run: its gain is not worth memory of a
     /// request.
     pub(super) fn grow_activations(&mut self, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
-        let short = Prepared::Short { missing_columns: 0, activation: true };
+        let short = Prepared::Short { missing_kv_blocks: 0, activation: true };
         let held = self.activation_chunks();
         let gains =
-            demand.activation > held && demand.activation <= self.max_activation_chunks(demand.blocks);
+            demand.activation > held && demand.activation <= self.max_activation_chunks(demand.layer_blocks);
         if !self.weights_loading() || self.in_backoff() || !gains {
             return short;
         }

@@ -25,20 +25,20 @@ pub struct Holder {
     pub buffered_until: Nanos,
     /// Its priority; higher is more important.
     pub priority: i32,
-    /// Columns of KV that no other request shares.
-    pub columns: u32,
+    /// KV blocks of KV that no other request shares.
+    pub kv_blocks: u32,
 }
 
 /// A demand for KV memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoomRequest {
-    /// Columns needed.
-    pub columns: u32,
+    /// KV blocks needed.
+    pub kv_blocks: u32,
     /// Paused requests must have tokens to read at least until then.
     pub buffered_until: Nanos,
     /// Maximum priority of paused requests.
     pub priority: i32,
-    /// Free columns of the host tier.
+    /// Free KV blocks of the host tier.
     pub host_places: u32,
 }
 
@@ -46,19 +46,19 @@ pub struct RoomRequest {
 /// hold enough, or the host tier has no space for their KV.
 pub fn make_room(wanted: &RoomRequest, holders: &[Holder]) -> Option<Vec<RequestId>> {
     let can_wait = |one: &&Holder| {
-        one.buffered_until >= wanted.buffered_until && one.priority <= wanted.priority && one.columns > 0
+        one.buffered_until >= wanted.buffered_until && one.priority <= wanted.priority && one.kv_blocks > 0
     };
     let mut later: Vec<_> = holders.iter().filter(can_wait).collect();
     later.sort_by_key(|one| Reverse((one.buffered_until, one.id)));
     let (mut room, mut places, mut going) = (0_u32, wanted.host_places, Vec::new());
     for one in later {
-        if room >= wanted.columns {
+        if room >= wanted.kv_blocks {
             break;
         }
-        if let Some(left) = places.checked_sub(one.columns) {
-            (room, places) = (room + one.columns, left);
+        if let Some(left) = places.checked_sub(one.kv_blocks) {
+            (room, places) = (room + one.kv_blocks, left);
             going.push(one.id);
         }
     }
-    (room >= wanted.columns && !going.is_empty()).then_some(going)
+    (room >= wanted.kv_blocks && !going.is_empty()).then_some(going)
 }

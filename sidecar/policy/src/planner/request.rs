@@ -12,9 +12,9 @@ use super::{batch, shared_buffers};
 /// A running or waiting request, as the planner sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestState {
-    /// Columns that may be offloaded, counted at the end of the plan's window.
+    /// KV blocks that may be offloaded, counted at the end of the plan's window.
     pub full: u32,
-    /// Columns that stay on the device.
+    /// KV blocks that stay on the device.
     pub tails: u32,
     /// Tokens generated and not delivered yet.
     pub deposit: u32,
@@ -34,7 +34,7 @@ pub struct PlanRequest {
     /// Layers of the model.
     pub layers: u16,
     /// Bytes of a layer block.
-    pub block_bytes: u64,
+    pub layer_block_bytes: u64,
     /// Running requests, in the order in which they would be paused.
     pub running: Vec<RequestState>,
     /// Waiting requests, in the order in which they would be admitted.
@@ -43,8 +43,8 @@ pub struct PlanRequest {
     pub capacity_bytes: u64,
     /// Compute of each layer without any KV, nanoseconds.
     pub compute_ns: Vec<u64>,
-    /// Contribution of one column of KV to the compute of each layer, nanoseconds.
-    pub column_ns: u64,
+    /// Contribution of one KV block of KV to the compute of each layer, nanoseconds.
+    pub kv_block_ns: u64,
     /// Step time besides the layers and their stalls, nanoseconds.
     pub overhead_ns: u64,
     /// The link.
@@ -113,11 +113,11 @@ impl PlanRequest {
             kv: shared_buffers::object(
                 &self.link,
                 self.layers,
-                self.block_bytes,
+                self.layer_block_bytes,
                 (one.full, one.tails),
                 sets,
             ),
-            compute_ns: self.column_ns * u64::from(one.full + one.tails),
+            compute_ns: self.kv_block_ns * u64::from(one.full + one.tails),
             tbt_ns: self.tbt_ns,
             deposit: one.deposit,
             immune: one.immune,

@@ -2,7 +2,7 @@
 //! requests' KV is fetched in one piece.
 //!
 //! OrbitFlow gives every request its own prefetch buffer, within one range as large as the layer that needs most (Eq.
-//! 1). Here every partly offloaded column takes a block in each buffer, whichever layers are offloaded, and the
+//! 1). Here every partly offloaded KV block takes a block in each buffer, whichever layers are offloaded, and the
 //! offloaded layers of all requests pass through the buffers in sequence. A plan computed with less buffer memory or
 //! more concurrent fetches would be wrong.
 
@@ -21,10 +21,17 @@ pub fn buffers(away: usize) -> u16 {
     (away / 2).min(usize::from(MAX_BETA)) as u16
 }
 
-/// Returns a request's KV: `columns` are those that may be offloaded and those that stay, with one choice for each set
-/// of offloaded layers.
-pub fn object(link: &Link, layers: u16, block_bytes: u64, columns: (u32, u32), sets: &[Vec<u16>]) -> Object {
-    let (layer_bytes, tail_bytes) = (u64::from(columns.0) * block_bytes, u64::from(columns.1) * block_bytes);
+/// Returns a request's KV: `kv_blocks` are those that may be offloaded and those that stay, with one choice for each
+/// set of offloaded layers.
+pub fn object(
+    link: &Link,
+    layers: u16,
+    layer_block_bytes: u64,
+    kv_blocks: (u32, u32),
+    sets: &[Vec<u16>],
+) -> Object {
+    let (layer_bytes, tail_bytes) =
+        (u64::from(kv_blocks.0) * layer_block_bytes, u64::from(kv_blocks.1) * layer_block_bytes);
     let ns = link.in_ns(layer_bytes);
     let choice = |set: &Vec<u16>| {
         let (away, buffers) = (set.len() as u64, buffers(set.len()));

@@ -1,5 +1,5 @@
-//! `Ellm`: idle activation chunks become KV (eLLM, Algorithm 1). Prompts without space for their KV are computed all the
-//! same, and their KV goes to the host tier (eLLM 4.4.2).
+//! `Ellm`: idle activation chunks become KV (eLLM, Algorithm 1). Prompts without space for their KV are computed all
+//! the same, and their KV goes to the host tier (eLLM 4.4.2).
 
 use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
 

@@ -16,7 +16,7 @@ fn steps(policy: PolicyName, view: ReclaimView) -> Vec<ReclaimStep> {
 }
 
 const VIEW: ReclaimView = ReclaimView {
-    missing_blocks: 40,
+    missing_layer_blocks: 40,
     tried: None,
     in_backoff: false,
     is_layout_forced: false,

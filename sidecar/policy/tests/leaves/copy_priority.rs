@@ -10,7 +10,7 @@ const COMPUTE: u64 = 3;
 /// A request with some offloaded layers and one buffer: its fetches pause while an offloaded layer is computed.
 #[derive(Debug)]
 struct Request {
-    blocks: u64,
+    layer_blocks: u64,
     /// Offloaded layers from 0; those of the next step follow those of this one.
     away: Vec<u64>,
     /// Number of fetched layers, and whether the last one is still in the buffer.
@@ -30,13 +30,13 @@ struct Step {
 
 impl Step {
     /// The figure counts layers from 1.
-    fn new(blocks: [u64; 2], away: [&[u64]; 2], by_deadline: bool) -> Step {
-        let request = |(blocks, away): (u64, &[u64])| {
+    fn new(layer_blocks: [u64; 2], away: [&[u64]; 2], by_deadline: bool) -> Step {
+        let request = |(layer_blocks, away): (u64, &[u64])| {
             let next = away.iter().map(|layer| layer + LAYERS);
             let away = away.iter().copied().chain(next).map(|layer| layer - 1).collect();
-            Request { blocks, away, fetched: 0, held: false, come: 0, since: 0 }
+            Request { layer_blocks, away, fetched: 0, held: false, come: 0, since: 0 }
         };
-        Step { requests: blocks.into_iter().zip(away).map(request).collect(), by_deadline, now: 0 }
+        Step { requests: layer_blocks.into_iter().zip(away).map(request).collect(), by_deadline, now: 0 }
     }
 
     /// Moves one block over the link, of the request with the lowest rank.
@@ -52,7 +52,7 @@ impl Step {
         self.now += 1;
         let Some(request) = next.map(|(_, order)| &mut self.requests[order]) else { return };
         request.come += 1;
-        if request.come == request.blocks {
+        if request.come == request.layer_blocks {
             (request.held, request.come) = (true, 0);
             request.fetched += 1;
         }
@@ -79,7 +79,7 @@ const THIRDS: &[u64] = &[3, 6, 9];
 
 #[test]
 fn steps_of_orbitflows_figure_3_stall_as_it_says() {
-    let stall = |blocks, away| Step::new(blocks, away, true).stall();
+    let stall = |layer_blocks, away| Step::new(layer_blocks, away, true).stall();
     assert_eq!(stall([3, 6], [THIRDS, THIRDS]), 9);
     assert_eq!(stall([3, 6], [&[], THIRDS]), 0);
     assert_eq!(stall([3, 6], [&[4, 8], THIRDS]), 0);

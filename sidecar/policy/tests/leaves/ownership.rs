@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sluice_policy::action::{Address, Reback};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ChunkId, FrameId};
+use sluice_policy::ids::{ChunkId, KvChunkId};
 
 const CHUNKS: u32 = 6;
 const FRAMES: u32 = 4;
@@ -17,7 +17,7 @@ fn tenant() -> (Ownership, ChunkTable) {
         capacity_chunks: CHUNKS,
         global_bytes: 0,
         slab_bytes: vec![64],
-        block_bytes: 16,
+        layer_block_bytes: 16,
         activation: ActivationCost {
             fixed_bytes: 0,
             stream_per_token_bytes: 1,
@@ -37,11 +37,11 @@ fn tenant() -> (Ownership, ChunkTable) {
     (holdings, ledger)
 }
 
-/// Returns the ownership after the last `count` activation chunks move behind the first free frames.
+/// Returns the ownership after the last `count` activation chunks move behind the first free KV chunks.
 fn inflated(holdings: &Ownership, count: usize) -> Ownership {
     let mut next = holdings.clone();
     let idle = next.activation.split_off(next.activation.len() - count);
-    next.back_frames(idle);
+    next.back_kv_chunks(idle);
     next
 }
 
@@ -56,8 +56,8 @@ fn inflation_changes_the_label_of_the_same_chunks_and_makes_none() {
     ledger.check();
     assert_eq!([Owner::Activation, Owner::Kv, Owner::Free].map(|owner| ledger.count(owner)), [4, 2, 0]);
     assert_eq!(ledger.created(), CHUNKS);
-    let kv = |frame| after.addresses().find(|(address, _)| *address == Address::Kv(FrameId(frame)));
-    assert_eq!([0, 1].map(|frame| kv(frame).map(|(_, chunk)| chunk)), [4, 5].map(|c| Some(ChunkId(c))));
+    let kv = |kv_chunk| after.addresses().find(|(address, _)| *address == Address::Kv(KvChunkId(kv_chunk)));
+    assert_eq!([0, 1].map(|kv_chunk| kv(kv_chunk).map(|(_, chunk)| chunk)), [4, 5].map(|c| Some(ChunkId(c))));
     assert_eq!(before.transaction(&after, &[]).handed_over, [4, 5].map(ChunkId), "poisoned, not copied");
 }
 
@@ -105,12 +105,12 @@ fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
     }
 }
 
-/// Exchanges the chunks of two frames: no address is ever backed by two chunks.
+/// Exchanges the chunks of two KV chunks: no address is ever backed by two chunks.
 #[test]
 fn an_address_that_gets_another_chunk_loses_its_own_first() {
     let two = inflated(&tenant().0, 2);
     let mut swapped = two.clone();
-    swapped.frames.swap(0, 1);
+    swapped.kv_chunks.swap(0, 1);
     let ops = two.transaction(&swapped, &[]).ops;
     assert!(ops.is_sorted_by_key(is_map), "unmaps, then maps: {ops:?}");
     assert_eq!(applied(&two, &ops, |_| ()).0, swapped.addresses().collect());
@@ -126,8 +126,8 @@ fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
         next
     };
     let two = inflate(&one, 2);
-    let (activation, kv) = (Address::Activation, |frame| Address::Kv(FrameId(frame)));
-    let maps = |frame, chunk| Reback::Map(kv(frame), ChunkId(chunk));
+    let (activation, kv) = (Address::Activation, |kv_chunk| Address::Kv(KvChunkId(kv_chunk)));
+    let maps = |kv_chunk, chunk| Reback::Map(kv(kv_chunk), ChunkId(chunk));
     assert_eq!(one.transaction(&two, &[]).ops, [maps(0, 4), maps(1, 5)], "it only maps");
     assert_eq!(two.stale, [4, 5].map(|at| (activation(at), ChunkId(at))));
     let four = inflate(&two, 2);
@@ -139,7 +139,7 @@ fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
     assert_eq!(four.stale.len(), 4);
     // A deflation begins with all unmaps, even if a chunk returns to an address that it still backs.
     let mut back = four.clone();
-    back.activation.extend([back.frames[2].take(), back.frames[0].take()].into_iter().flatten());
+    back.activation.extend([back.kv_chunks[2].take(), back.kv_chunks[0].take()].into_iter().flatten());
     back.stale.clear();
     let ops = four.transaction(&back, &[]).ops;
     let gone = [2, 3, 4, 5].map(|at| Reback::Unmap(activation(at), ChunkId(at)));

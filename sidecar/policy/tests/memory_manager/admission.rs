@@ -14,19 +14,19 @@ use super::random::MODEL_TOKENS;
 use super::world::World;
 
 const LAYERS: u32 = 8;
-/// Columns that a request grows by during a plan's window.
+/// KV blocks that a request grows by during a plan's window.
 const GROWTH: u32 = 2;
 
-fn manager(host_columns: u64) -> MemoryManager {
-    pausing_manager(host_columns, Params::default().pause_bound_ns)
+fn manager(host_kv_blocks: u64) -> MemoryManager {
+    pausing_manager(host_kv_blocks, Params::default().pause_bound_ns)
 }
 
-fn pausing_manager(host_columns: u64, pause_bound_ns: u64) -> MemoryManager {
+fn pausing_manager(host_kv_blocks: u64, pause_bound_ns: u64) -> MemoryManager {
     let slabs = vec![4; LAYERS as usize];
     let (params, _) = tenant(PolicyName::OrbitFlow, &slabs, 0, MODEL_TOKENS);
     let (_, geometry) = tenant(PolicyName::OrbitFlow, &slabs, guaranteed_chunks(&params) + 20, MODEL_TOKENS);
     let params = Params {
-        host_kv_bytes: host_columns * u64::from(LAYERS) * BLOCK,
+        host_kv_bytes: host_kv_blocks * u64::from(LAYERS) * BLOCK,
         pause_bound_ns,
         slo: Slo { tbt_ns: 1_000_000, ..Slo::default() },
         replan: replan::ReplanTunables {
@@ -41,21 +41,21 @@ fn pausing_manager(host_columns: u64, pause_bound_ns: u64) -> MemoryManager {
     world.manager
 }
 
-fn runner(id: u64, columns: u32) -> RunningRequest {
-    RunningRequest { request: RequestId(id), columns, deposit: 0, immune: false }
+fn runner(id: u64, kv_blocks: u32) -> RunningRequest {
+    RunningRequest { request: RequestId(id), kv_blocks, deposit: 0, immune: false }
 }
 
-fn waiter(id: u64, columns: u32) -> WaitingRequest {
-    WaitingRequest { request: RequestId(id), columns, deposit: 0, fresh: true }
+fn waiter(id: u64, kv_blocks: u32) -> WaitingRequest {
+    WaitingRequest { request: RequestId(id), kv_blocks, deposit: 0, fresh: true }
 }
 
-/// Returns a view with runners numbered from 1, which were opened and hold no columns yet, and one waiting request.
-fn scheduler_view(manager: &mut MemoryManager, columns: &[u32], waiting: WaitingRequest) -> SchedulerView {
-    let come = |(id, columns): (u64, &u32)| {
-        manager.open(RequestId(id), id, &vec![7; (columns * BLOCK_TOKENS) as usize]);
-        runner(id, *columns)
+/// Returns a view with runners numbered from 1, which were opened and hold no KV blocks yet, and one waiting request.
+fn scheduler_view(manager: &mut MemoryManager, kv_blocks: &[u32], waiting: WaitingRequest) -> SchedulerView {
+    let come = |(id, kv_blocks): (u64, &u32)| {
+        manager.open(RequestId(id), id, &vec![7; (kv_blocks * BLOCK_TOKENS) as usize]);
+        runner(id, *kv_blocks)
     };
-    SchedulerView { running: (1..).zip(columns).map(come).collect(), waiting: vec![waiting] }
+    SchedulerView { running: (1..).zip(kv_blocks).map(come).collect(), waiting: vec![waiting] }
 }
 
 fn boundary(manager: &mut MemoryManager) {
@@ -73,9 +73,9 @@ fn new_request_is_planned_with_its_future_kv() {
     let mut manager = manager(200);
     let crowd = scheduler_view(&mut manager, &[5, 3], waiter(9, 4));
     let asked = manager.ask_plan(&crowd);
-    let columns = |one: &RequestState| one.full + one.tails;
-    assert_eq!(asked.running.iter().map(columns).collect::<Vec<_>>(), [5 + GROWTH, 3 + GROWTH]);
-    assert_eq!(asked.waiting.iter().map(columns).collect::<Vec<_>>(), [4 + GROWTH]);
+    let kv_blocks = |one: &RequestState| one.full + one.tails;
+    assert_eq!(asked.running.iter().map(kv_blocks).collect::<Vec<_>>(), [5 + GROWTH, 3 + GROWTH]);
+    assert_eq!(asked.waiting.iter().map(kv_blocks).collect::<Vec<_>>(), [4 + GROWTH]);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn request_without_host_space_is_not_paused() {
 #[test]
 fn plan_decides_pauses_and_admissions() {
     let mut manager = manager(200);
-    let most = manager.kv_counts().total_blocks / LAYERS;
+    let most = manager.kv_counts().total_layer_blocks / LAYERS;
     let crowd = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
     manager.set_blocked_head(Some(RequestId(9)));
     let id = manager.ask_plan(&crowd).id;
@@ -143,7 +143,7 @@ fn plan_is_requested_once_per_waiting_head() {
 #[test]
 fn without_pauses_plan_admits_only_what_fits() {
     let (pauses, never) = (manager(200), pausing_manager(200, 0));
-    let most = never.kv_counts().total_blocks / LAYERS;
+    let most = never.kv_counts().total_layer_blocks / LAYERS;
     let (small, large) = (waiter(9, 2), waiter(9, most - 1));
     assert!(pauses.may_plan_admission(&small, 0) && pauses.may_plan_admission(&large, 0));
     assert!(never.may_plan_admission(&small, 0) && !never.may_plan_admission(&large, 0));

@@ -34,17 +34,17 @@ impl Driven {
         Driven { manager: world.manager, out: Vec::new() }
     }
 
-    /// Returns the number of columns that fit on the device.
+    /// Returns the number of KV blocks that fit on the device.
     fn room(&self) -> u32 {
-        self.manager.kv_counts().total_blocks / LAYERS
+        self.manager.kv_counts().total_layer_blocks / LAYERS
     }
 
     fn schedule(&mut self) {
         self.manager.boundary(NOW, &mut self.out);
     }
 
-    fn prepare(&mut self, id: u64, columns: u32) -> Prepared {
-        let need = StepNeed { columns: vec![(RequestId(id), columns)], shape: SHAPE };
+    fn prepare(&mut self, id: u64, kv_blocks: u32) -> Prepared {
+        let need = StepNeed { kv_blocks: vec![(RequestId(id), kv_blocks)], shape: SHAPE };
         self.manager.prepare(NOW, &need, &mut self.out)
     }
 
@@ -57,19 +57,19 @@ impl Driven {
         }
     }
 
-    /// Serves a new request with `columns` columns: allocates and computes them.
-    fn serve(&mut self, id: u64, columns: u32) {
-        let tokens = vec![id as u32; (columns * BLOCK_TOKENS) as usize];
+    /// Serves a new request with `kv_blocks` KV blocks: allocates and computes them.
+    fn serve(&mut self, id: u64, kv_blocks: u32) {
+        let tokens = vec![id as u32; (kv_blocks * BLOCK_TOKENS) as usize];
         self.manager.open(RequestId(id), id, &tokens);
         let ready = (0..100).any(|_| {
-            let ready = self.prepare(id, columns) == Prepared::Ready;
+            let ready = self.prepare(id, kv_blocks) == Prepared::Ready;
             if !ready {
                 self.settle();
                 self.schedule();
             }
             ready
         });
-        assert!(ready, "{id} gets its columns");
+        assert!(ready, "{id} gets its KV blocks");
         self.manager.begin(NOW, &mut self.out);
         self.settle();
         self.manager.commit(RequestId(id), &tokens);
@@ -99,7 +99,7 @@ fn admit_two(driven: &mut Driven) -> Prepared {
 
 /// Returns the number of used blocks on the device.
 fn on_device(driven: &Driven) -> u32 {
-    driven.manager.kv_counts().used_blocks
+    driven.manager.kv_counts().used_layer_blocks
 }
 
 /// Otherwise its KV would be evicted for the other request, which would then be evicted for it, and neither would make

@@ -17,14 +17,14 @@ use super::world::World;
 
 const LAYERS: usize = 6;
 const SLAB_CHUNKS: u64 = 4;
-/// Longest context of the tenant: two columns, the capacity of its KV.
+/// Longest context of the tenant: two KV blocks, the capacity of its KV.
 const TOKENS: u32 = 32;
 
 fn peer(index: u32) -> Peer {
     Peer { index, instance: 1 }
 }
 
-/// Returns a loaded tenant with capacity for two columns of KV in its share of a GPU of twice that size. It can remap
+/// Returns a loaded tenant with capacity for two KV blocks of KV in its share of a GPU of twice that size. It can remap
 /// `cap_permille` of its own layers.
 fn asker(cap_permille: u32) -> World {
     let slabs = [SLAB_CHUNKS; LAYERS];
@@ -47,7 +47,7 @@ fn inactive(index: u32, lendable_chunks: u32) -> PeerView {
     PeerView { peer: peer(index), priority: 0, reachable: true, live: Some(live) }
 }
 
-/// Submits requests of one column each, which all begin with the same step.
+/// Submits requests of one KV block each, which all begin with the same step.
 fn submit(world: &mut World, requests: u64) {
     (0..requests).for_each(|id| world.submit(10 + id, id, vec![id as u32; 16], 8));
 }

@@ -25,17 +25,17 @@ pub fn tenant(policy: PolicyName, slabs: &[u64], kv_chunks: u32, model_tokens: u
         capacity_chunks: 0,
         global_bytes: 2 * CHUNK - 5,
         slab_bytes: slabs.iter().map(|chunks| chunks * CHUNK - 3).collect(),
-        block_bytes: BLOCK,
+        layer_block_bytes: BLOCK,
         activation,
         staging_chunks: 1,
     };
     let activations = geometry.chunks_for(activation.bytes(max_step));
     geometry.capacity_chunks = 2 + slabs.iter().sum::<u64>() as u32 + activations + 1 + kv_chunks;
-    let columns = Geometry::columns_for(model_tokens);
+    let kv_blocks = Geometry::kv_blocks_for(model_tokens);
     let params = Params {
         policy,
         max_model_tokens: model_tokens,
-        guaranteed_kv_bytes: u64::from(geometry.kv_chunks_for(columns)) * CHUNK,
+        guaranteed_kv_bytes: u64::from(geometry.kv_chunks_for(kv_blocks)) * CHUNK,
         max_step,
         min_step,
         remap_cap_permille: 900,

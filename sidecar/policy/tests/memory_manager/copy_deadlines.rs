@@ -27,7 +27,7 @@ fn step(now: Nanos, by_deadline: bool) -> (Vec<LayerId>, Vec<Action>) {
     let manager = &mut world.manager;
     manager.open(RequestId(1), 0, &[1, 2, 3]);
     let shape = StepShape { tokens: 3, sequences: 1, logit_rows: 1 };
-    let need = StepNeed { columns: vec![(RequestId(1), 1)], shape };
+    let need = StepNeed { kv_blocks: vec![(RequestId(1), 1)], shape };
     let mut out = Vec::new();
     assert_eq!(manager.prepare(now, &need, &mut out), Prepared::Ready);
     manager.begin(now, &mut out);
@@ -72,7 +72,7 @@ fn what_a_step_waits_for_has_a_deadline_and_a_write_back_has_none() {
     let (params, _) = tenant(PolicyName::FlexGen, &[4; 8], 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + 4;
     let (params, geometry) = tenant(PolicyName::FlexGen, &[4; 8], kv, MODEL_TOKENS);
-    let host_kv_bytes = 200 * geometry.column_bytes();
+    let host_kv_bytes = 200 * geometry.kv_block_bytes();
     let mut world = World::new(Params { host_kv_bytes, ..params }, geometry, 7, Faults::default());
     assert!(world.load());
     world.spoil = Some(check);

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use sluice_policy::action::{Action, Address, BlockMove, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, LayerBlockId, LayerId};
 
 use super::quota::Quota;
 use kv::KvCopy;
@@ -98,7 +98,7 @@ pub struct Device {
     pub table: BTreeMap<Address, ChunkId>,
     pub cells: BTreeMap<ChunkId, Cell>,
     /// Tags of the 16 tokens of each block, by the block's physical location.
-    blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
+    layer_blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
     /// Contents and generation of each host block.
     host: BTreeMap<HostBlockId, (Generation, [u64; 16])>,
     /// Whether loaded KV contains another block's contents.
@@ -142,7 +142,7 @@ impl Device {
             chunks: BTreeSet::new(),
             table: BTreeMap::new(),
             cells: BTreeMap::new(),
-            blocks: BTreeMap::new(),
+            layer_blocks: BTreeMap::new(),
             host: BTreeMap::new(),
             mix_up_swaps: false,
             ready: vec![Generation(0); layers],
@@ -330,10 +330,10 @@ impl Device {
                 assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
                 assert!(self.chunks.remove(chunk), "released chunks exist");
                 self.check_untouched(*chunk);
-                self.blocks.retain(|(at, _), _| at != chunk);
+                self.layer_blocks.retain(|(at, _), _| at != chunk);
             }),
             Work::Reback(transaction) => self.reback(&transaction),
-            Work::MoveBlocks(moves) => self.move_blocks(&moves),
+            Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
             Work::SwapIn(swaps) => self.swap_in(&swaps),
             Work::Fill(_) | Work::Fetch(_) | Work::WriteBack(_) | Work::Spill(_) | Work::DropFills => {
@@ -367,7 +367,7 @@ impl Device {
         }
         for chunk in &transaction.handed_over {
             self.cells.insert(*chunk, Cell::Poison);
-            self.blocks.retain(|(at, _), _| at != chunk);
+            self.layer_blocks.retain(|(at, _), _| at != chunk);
         }
         self.check_sharing();
     }
@@ -400,7 +400,7 @@ impl Device {
         }
     }
 
-    fn move_blocks(&mut self, moves: &[BlockMove]) {
+    fn move_layer_blocks(&mut self, moves: &[LayerBlockMove]) {
         for m in moves {
             self.moves += 1;
             self.check_read(m.from);
@@ -410,28 +410,29 @@ impl Device {
                 (m.from_chunk, m.to_chunk),
                 "moves name chunks"
             );
-            if let Some(tags) = self.blocks.get(&self.place(m.from)).copied() {
+            if let Some(tags) = self.layer_blocks.get(&self.place(m.from)).copied() {
                 let to = self.place(m.to);
-                self.blocks.insert(to, tags);
+                self.layer_blocks.insert(to, tags);
             }
         }
     }
 
     /// Returns the physical location of a block.
-    fn place(&self, block: BlockId) -> (ChunkId, u32) {
-        let per = self.geometry.blocks_per_chunk();
-        let frame = sluice_policy::ids::FrameId(block.0 / per);
-        let chunk = self.table.get(&Address::Kv(frame)).unwrap_or_else(|| panic!("{block:?} is backed"));
-        (*chunk, block.0 % per)
+    fn place(&self, layer_block: LayerBlockId) -> (ChunkId, u32) {
+        let per = self.geometry.layer_blocks_per_chunk();
+        let kv_chunk = sluice_policy::ids::KvChunkId(layer_block.0 / per);
+        let chunk =
+            self.table.get(&Address::Kv(kv_chunk)).unwrap_or_else(|| panic!("{layer_block:?} is backed"));
+        (*chunk, layer_block.0 % per)
     }
 
-    pub fn write_token(&mut self, block: BlockId, at: usize, tag: u64) {
-        let place = self.place(block);
-        self.blocks.entry(place).or_insert([0; 16])[at] = tag;
+    pub fn write_token(&mut self, layer_block: LayerBlockId, at: usize, tag: u64) {
+        let place = self.place(layer_block);
+        self.layer_blocks.entry(place).or_insert([0; 16])[at] = tag;
     }
 
-    pub fn read_token(&self, block: BlockId, at: usize) -> u64 {
-        self.blocks.get(&self.place(block)).map_or(0, |tags| tags[at])
+    pub fn read_token(&self, layer_block: LayerBlockId, at: usize) -> u64 {
+        self.layer_blocks.get(&self.place(layer_block)).map_or(0, |tags| tags[at])
     }
 
     /// Returns what a layer's kernel would read. `Err` names the first wrong chunk.

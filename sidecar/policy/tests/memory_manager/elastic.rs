@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_policy::action::Work;
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::geometry::StepShape;
-use sluice_policy::ids::{BlockId, Generation, Nanos, RequestId};
+use sluice_policy::ids::{Generation, LayerBlockId, Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
@@ -21,18 +21,18 @@ fn world(policy: PolicyName, extra_kv: u32) -> World {
     World::new(params, geometry, 11, Faults::default())
 }
 
-/// Blocks are small here, so that a frame holds blocks of several requests.
+/// Blocks are small here, so that a KV chunk holds blocks of several requests.
 pub const SMALL_BLOCK: u64 = BLOCK / 4;
 
-pub fn small_blocks() -> World {
+pub fn small_layer_blocks() -> World {
     let (params, _) = tenant(PolicyName::Recompute, &[4; 6], 0, 96);
     let (params, mut geometry) = tenant(PolicyName::Recompute, &[4; 6], guaranteed_chunks(&params) + 8, 96);
-    geometry.block_bytes = SMALL_BLOCK;
+    geometry.layer_block_bytes = SMALL_BLOCK;
     World::new(params, geometry, 11, Faults::default())
 }
 
-/// Fills the arena with requests 0..8, whose columns alternate, and ends the odd ones, so that every frame has holes.
-/// Returns the blocks of the even ones, with a tag for each of their tokens.
+/// Fills the arena with requests 0..8, whose KV blocks alternate, and ends the odd ones, so that every KV chunk has
+/// holes. Returns the blocks of the even ones, with a tag for each of their tokens.
 pub fn with_holes(world: &mut World) -> Tables {
     world.manager.force_layout(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
     assert!(world.load());
@@ -40,8 +40,8 @@ pub fn with_holes(world: &mut World) -> Tables {
     (0..8).for_each(|id| {
         world.manager.open(RequestId(id), 0, &[id as u32; 600]);
     });
-    for column in 0.. {
-        let need = StepNeed { columns: vec![(RequestId(column % 8), 1)], shape: StepShape::default() };
+    for kv_block in 0.. {
+        let need = StepNeed { kv_blocks: vec![(RequestId(kv_block % 8), 1)], shape: StepShape::default() };
         let answer = world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out));
         if answer != Prepared::Ready {
             break;
@@ -49,39 +49,41 @@ pub fn with_holes(world: &mut World) -> Tables {
     }
     let mut tables = Tables::new();
     follow(world, &mut tables);
-    for (key, blocks) in &tables {
-        blocks.iter().for_each(|block| world.device.write_token(*block, 3, tag(*key, *block, blocks)));
+    for (key, layer_blocks) in &tables {
+        layer_blocks.iter().for_each(|layer_block| {
+            world.device.write_token(*layer_block, 3, tag(*key, *layer_block, layer_blocks))
+        });
     }
     [1, 3, 5, 7].into_iter().for_each(|id| world.manager.close(RequestId(id)));
     tables.retain(|(request, _), _| request.0 % 2 == 0);
     tables
 }
 
-/// Blocks by request and column.
-pub type Tables = BTreeMap<(RequestId, u32), Vec<BlockId>>;
+/// Blocks by request and KV block.
+pub type Tables = BTreeMap<(RequestId, u32), Vec<LayerBlockId>>;
 
 fn follow(world: &mut World, tables: &mut Tables) {
     for change in world.manager.take_table_changes() {
-        tables.insert((change.request, change.column), change.blocks);
+        tables.insert((change.request, change.kv_block), change.layer_blocks);
     }
 }
 
-fn tag(key: (RequestId, u32), block: BlockId, blocks: &[BlockId]) -> u64 {
-    let layer = blocks.iter().position(|b| *b == block).expect("its own block");
+fn tag(key: (RequestId, u32), layer_block: LayerBlockId, layer_blocks: &[LayerBlockId]) -> u64 {
+    let layer = layer_blocks.iter().position(|b| *b == layer_block).expect("its own block");
     key.0.0 << 32 | u64::from(key.1) << 8 | layer as u64
 }
 
 #[test]
-fn a_reversion_moves_live_blocks_within_the_budget_and_drops_none() {
-    let mut world = small_blocks();
+fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
+    let mut world = small_layer_blocks();
     let mut tables = with_holes(&mut world);
     assert!(world.manager.kv_counts().fragmentation_permille > 500, "most free blocks are scattered");
     world.spoil = Some(|action| {
-        if let Work::MoveBlocks(moves) = &action.work {
+        if let Work::MoveLayerBlocks(moves) = &action.work {
             assert!(moves.len() as u64 * SMALL_BLOCK <= 4 * BLOCK, "moves of one boundary");
         }
     });
-    let before = world.manager.kv_counts().used_blocks;
+    let before = world.manager.kv_counts().used_layer_blocks;
     world.manager.force_layout(None).expect("possible");
     for _ in 0..100 {
         // Without a step between two boundaries the next moves would wait.
@@ -97,11 +99,15 @@ fn a_reversion_moves_live_blocks_within_the_budget_and_drops_none() {
     assert_eq!(world.manager.layout().alpha(), 0);
     assert!(world.device.moves > 0, "blocks moved");
     assert!(world.manager.counted(Reason::Compact) > 1, "over several boundaries");
-    assert_eq!(world.manager.kv_counts().used_blocks, before);
+    assert_eq!(world.manager.kv_counts().used_layer_blocks, before);
     follow(&mut world, &mut tables);
-    for (key, blocks) in &tables {
-        for block in blocks {
-            assert_eq!(world.device.read_token(*block, 3), tag(*key, *block, blocks), "{key:?} kept its KV");
+    for (key, layer_blocks) in &tables {
+        for layer_block in layer_blocks {
+            assert_eq!(
+                world.device.read_token(*layer_block, 3),
+                tag(*key, *layer_block, layer_blocks),
+                "{key:?} kept its KV"
+            );
         }
     }
 }
@@ -120,7 +126,7 @@ fn when_load_ends_everything_is_resident_again() {
     assert_eq!(world.manager.layout().alpha(), 0);
     assert!(world.manager.residency().iter().all(|layer| layer.present && layer.slot.is_none()));
     let kv = world.manager.kv_counts();
-    assert_eq!((kv.draining_frames, kv.frames), (0, guaranteed_chunks(world.manager.params()) + 2));
+    assert_eq!((kv.draining_kv_chunks, kv.kv_chunks), (0, guaranteed_chunks(world.manager.params()) + 2));
 }
 
 #[test]
@@ -138,7 +144,7 @@ fn a_tenant_that_is_not_short_changes_nothing() {
 }
 
 #[test]
-fn cached_columns_go_before_anything_else_is_done() {
+fn cached_kv_blocks_go_before_anything_else_is_done() {
     let mut world = world(PolicyName::Oneiros, 2);
     assert!(world.load());
     // One after the other, so that evicting the cache always covers the need.
@@ -157,12 +163,12 @@ fn a_shared_prefix_is_computed_once_and_survives_its_first_user() {
     assert!(world.load());
     world.submit(0, 0, (0..40).collect(), 4);
     world.run();
-    let cached = world.manager.kv_counts().idle_columns;
+    let cached = world.manager.kv_counts().idle_kv_blocks;
     assert!(cached >= 2);
     world.submit(1, 0, (0..40).collect(), 4);
     world.run();
     assert_eq!(world.finished.values().next(), world.finished.values().next_back());
-    assert_eq!(world.manager.kv_counts().idle_columns, cached, "nothing new was needed");
+    assert_eq!(world.manager.kv_counts().idle_kv_blocks, cached, "nothing new was needed");
 }
 
 #[test]
@@ -223,7 +229,7 @@ fn kv_never_grows_beyond_its_limit() {
         (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
         while world.finished.len() < 8 {
             world.tick();
-            assert!(world.manager.kv_counts().frames <= limit);
+            assert!(world.manager.kv_counts().kv_chunks <= limit);
         }
     }
 }

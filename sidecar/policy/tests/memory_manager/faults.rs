@@ -11,7 +11,7 @@ use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
 use super::device::Faults;
-use super::elastic::{small_blocks, with_holes};
+use super::elastic::{small_layer_blocks, with_holes};
 use super::world::World;
 
 fn world(policy: PolicyName, extra_kv: u32, faults: Faults) -> World {
@@ -25,7 +25,7 @@ fn a_device_with_less_memory_than_promised_shrinks_the_kv() {
     for missing_chunks in 1..20 {
         let mut world = world(PolicyName::Recompute, 20, Faults { missing_chunks, ..Faults::default() });
         assert!(world.load());
-        let kv = world.manager.kv_counts().frames;
+        let kv = world.manager.kv_counts().kv_chunks;
         assert_eq!(
             kv,
             guaranteed_chunks(world.manager.params()) + 20 - missing_chunks,
@@ -110,8 +110,8 @@ fn what_cannot_be_served_is_refused_with_its_numbers() {
     };
     assert!(MemoryManager::new(good().0, good().1).is_ok());
     assert_eq!(
-        refused(&|_, g| g.block_bytes = 65),
-        ConfigError::BlockLargerThanChunk { block_bytes: 65, chunk_bytes: 64 }
+        refused(&|_, g| g.layer_block_bytes = 65),
+        ConfigError::LayerBlockLargerThanChunk { layer_block_bytes: 65, chunk_bytes: 64 }
     );
     let needed_bytes = 6 * 6 * 16;
     assert_eq!(
@@ -142,16 +142,16 @@ fn what_cannot_be_served_is_refused_with_its_numbers() {
 }
 
 #[test]
-fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() {
+fn requests_that_end_while_their_layer_blocks_move_and_moves_that_fail_leak_nothing() {
     for fails in [false, true] {
-        let mut world = small_blocks();
+        let mut world = small_layer_blocks();
         with_holes(&mut world);
         world.manager.force_layout(None).expect("possible");
-        let used = world.manager.kv_counts().used_blocks;
+        let used = world.manager.kv_counts().used_layer_blocks;
         // As many calm boundaries as the hysteresis requires.
         (0..3).for_each(|_| world.send_event(|manager, out| manager.boundary(Default::default(), out)));
         assert!(world.manager.is_blocked(), "blocks are moving");
-        assert_eq!(world.manager.kv_counts().used_blocks, used + 16, "their targets are reserved");
+        assert_eq!(world.manager.kv_counts().used_layer_blocks, used + 16, "their targets are reserved");
         if fails {
             world.device.faults = Faults { permille: 1000, left: 1, ..Faults::default() };
         }
@@ -160,7 +160,7 @@ fn requests_that_end_while_their_blocks_move_and_moves_that_fail_leak_nothing() 
         world.drain();
         // The rest of its blocks would move only after the next step, which this test does not run.
         world.manager.close(RequestId(6));
-        assert_eq!(world.manager.kv_counts().used_blocks, 0);
+        assert_eq!(world.manager.kv_counts().used_layer_blocks, 0);
         world.rest(2000);
         assert_eq!(world.manager.layout().alpha(), 0);
         assert_eq!(world.device.faults.left, 0);

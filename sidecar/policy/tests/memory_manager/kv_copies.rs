@@ -1,14 +1,14 @@
 //! Tests the test device: its execution of KV copies in parallel with steps.
 
-use sluice_policy::action::{Action, Address, BlockSwap, Fetch, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fetch, LayerBlockSwap, Reback, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, FrameId, Generation, HostBlockId, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId};
 use sluice_policy::reason::Reason;
 
 use super::device::{Device, Faults};
 
-/// Returns a device with a frame on chunk 0. Blocks 0 and 1 hold 10 and 11 at their first token and are in the host
+/// Returns a device with a KV chunk on chunk 0. Blocks 0 and 1 hold 10 and 11 at their first token and are in the host
 /// tier as 1 and 2.
 fn device(seed: u64) -> Device {
     let geometry = Geometry {
@@ -16,30 +16,30 @@ fn device(seed: u64) -> Device {
         capacity_chunks: 1,
         global_bytes: 0,
         slab_bytes: vec![1024; 2],
-        block_bytes: 128,
+        layer_block_bytes: 128,
         activation: ActivationCost::default(),
         staging_chunks: 0,
     };
     let mut device = Device::new(geometry, seed, Faults::default());
-    let map = Reback::Map(Address::Kv(FrameId(0)), ChunkId(0));
+    let map = Reback::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
     order(&mut device, 1, Work::Create(vec![ChunkId(0)]));
     order(&mut device, 2, Work::Reback(Transaction { ops: vec![map], handed_over: vec![] }));
     run(&mut device);
-    device.write_token(BlockId(0), 0, 10);
-    device.write_token(BlockId(1), 0, 11);
+    device.write_token(LayerBlockId(0), 0, 10);
+    device.write_token(LayerBlockId(1), 0, 11);
     order(&mut device, 3, Work::WriteBack(vec![swap(0, 0, 1), swap(1, 1, 2)]));
     run(&mut device);
     device
 }
 
-fn swap(block: u32, host: u32, generation: u64) -> BlockSwap {
-    let (block, host) = (BlockId(block), HostBlockId(host));
-    BlockSwap { block, chunk: ChunkId(0), host, generation: Generation(generation) }
+fn swap(layer_block: u32, host: u32, generation: u64) -> LayerBlockSwap {
+    let (layer_block, host) = (LayerBlockId(layer_block), HostBlockId(host));
+    LayerBlockSwap { layer_block, chunk: ChunkId(0), host, generation: Generation(generation) }
 }
 
-fn fetch(layer: u16, after: Option<(LayerId, Generation)>, swap: BlockSwap) -> Work {
+fn fetch(layer: u16, after: Option<(LayerId, Generation)>, swap: LayerBlockSwap) -> Work {
     let (layer, generation) = (LayerId(layer), Generation(5 + u64::from(layer)));
-    Work::Fetch(Fetch { layer, buffer: 0, generation, after, blocks: vec![swap].into() })
+    Work::Fetch(Fetch { layer, buffer: 0, generation, after, layer_blocks: vec![swap].into() })
 }
 
 fn order(device: &mut Device, id: u64, work: Work) {
@@ -62,10 +62,10 @@ fn a_fetch_waits_for_the_reader_of_its_buffer_and_brings_what_was_written() {
         order(&mut device, 4, fetch(0, None, swap(6, 0, 1)));
         order(&mut device, 5, fetch(1, Some((LayerId(0), Generation(5))), swap(6, 1, 2)));
         assert_eq!(run(&mut device).len(), 1);
-        assert_eq!((device.kv_ready[0], device.read_token(BlockId(6), 0)), (Generation(5), 10));
+        assert_eq!((device.kv_ready[0], device.read_token(LayerBlockId(6), 0)), (Generation(5), 10));
         device.kv_done[0] = Generation(5);
         assert_eq!(run(&mut device).len(), 1);
-        assert_eq!((device.kv_ready[1], device.read_token(BlockId(6), 0)), (Generation(6), 11));
+        assert_eq!((device.kv_ready[1], device.read_token(LayerBlockId(6), 0)), (Generation(6), 11));
         assert!(device.idle());
     }
 }
@@ -90,7 +90,7 @@ fn what_host_blocks_carry_no_more_is_refused_and_drops_leave_write_backs_alone()
 
 #[test]
 #[should_panic(expected = "is read while it is fetched")]
-fn moving_a_fetched_block_is_detected() {
+fn moving_a_fetched_layer_block_is_detected() {
     let mut device = device(1);
     order(&mut device, 4, fetch(0, Some((LayerId(1), Generation(9))), swap(6, 0, 1)));
     order(&mut device, 5, Work::SwapOut(vec![swap(6, 3, 8)]));

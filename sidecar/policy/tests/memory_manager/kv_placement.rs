@@ -26,7 +26,7 @@ struct Case {
     policy: PolicyName,
     slabs: Vec<u64>,
     extra_kv: u32,
-    host_columns: u64,
+    host_kv_blocks: u64,
     away_permille: u32,
     seed: u64,
     kill_permille: u32,
@@ -45,9 +45,9 @@ fn case() -> impl Strategy<Value = Case> {
     let trouble = (0u32..20, 0u32..60, prop_oneof![Just(0u32), 500u32..1000]);
     let naps = prop_oneof![3 => Just(0u32), 1 => 1u32..30];
     (policy, slabs, sizes, any::<u64>(), trouble, any::<bool>(), naps).prop_map(
-        |(policy, slabs, (extra_kv, host_columns, away_permille), seed, trouble, caching, naps)| {
+        |(policy, slabs, (extra_kv, host_kv_blocks, away_permille), seed, trouble, caching, naps)| {
             let (kill_permille, faults, slow_writes) = trouble;
-            let sizes = Case { policy, slabs, extra_kv, host_columns, away_permille, ..quiet(policy) };
+            let sizes = Case { policy, slabs, extra_kv, host_kv_blocks, away_permille, ..quiet(policy) };
             Case { seed, kill_permille, faults, slow_writes, caching, naps, ..sizes }
         },
     )
@@ -59,7 +59,7 @@ fn quiet(policy: PolicyName) -> Case {
         policy,
         slabs: vec![4; 8],
         extra_kv: 4,
-        host_columns: 200,
+        host_kv_blocks: 200,
         away_permille: 500,
         seed: 7,
         kill_permille: 0,
@@ -81,7 +81,7 @@ fn world(case: &Case) -> World {
     let params = Params {
         remap_cap_permille,
         prefix_caching: case.caching,
-        host_kv_bytes: case.host_columns * case.slabs.len() as u64 * BLOCK,
+        host_kv_bytes: case.host_kv_blocks * case.slabs.len() as u64 * BLOCK,
         fixed_away_permille: case.away_permille,
         expansion: ExpansionTunables { trial_tokens: 2, ..ExpansionTunables::default() },
         replan: replan::ReplanTunables { window: case.window, ..Default::default() },
@@ -115,8 +115,8 @@ proptest! {
         prop_assert_eq!(&world.finished, &expected);
         world.sleep_permille = 0;
         world.rest(3000);
-        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
-        prop_assert_eq!(world.manager.kv_counts().used_blocks, world.manager.kv_counts().idle_columns * case.slabs.len() as u32,
+        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
+        prop_assert_eq!(world.manager.kv_counts().used_layer_blocks, world.manager.kv_counts().idle_kv_blocks * case.slabs.len() as u32,
             "nothing but cache is left, and no buffer");
     }
 
@@ -136,7 +136,7 @@ proptest! {
         world.rest(3000);
         prop_assert!(world.manager.is_idle(), "without load everything goes back");
         prop_assert_eq!(world.manager.layout().alpha(), 0);
-        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
+        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
     }
 
     #[test]
@@ -160,7 +160,7 @@ fn each_policy_reads_kv_from_the_host_tier() {
     }
 }
 
-/// Four of eight layers of all full columns are offloaded; the last column is on the device.
+/// Four of eight layers of all full KV blocks are offloaded; the last KV block is on the device.
 #[test]
 fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
     let mut world = world(&quiet(PolicyName::FlexGen));
@@ -169,11 +169,11 @@ fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
     let (id, clients) = (RequestId(1), Clients { buffered_tokens: &[0], waiting: true });
     let some_away = (0..100_000).any(|_| {
         world.tick();
-        let columns = u64::from(world.manager.exclusive_columns(id));
+        let kv_blocks = u64::from(world.manager.exclusive_kv_blocks(id));
         let paused = world.manager.price_of_pause(id, 0, &clients).freed_bytes;
         assert_eq!(world.manager.price_of_preemption(id, 0, 90, &clients).freed_bytes, paused);
-        assert!(paused <= columns * 8 * BLOCK);
-        columns > 5 && paused == (columns * 8 - (columns - 1) * 4) * BLOCK
+        assert!(paused <= kv_blocks * 8 * BLOCK);
+        kv_blocks > 5 && paused == (kv_blocks * 8 - (kv_blocks - 1) * 4) * BLOCK
     });
     assert!(some_away);
 }
@@ -211,8 +211,8 @@ fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_we
         world.rest(3000);
         let kv = world.manager.kv_counts();
         assert_eq!(
-            (kv.used_columns, kv.used_blocks),
-            (0, kv.idle_columns * case.slabs.len() as u32),
+            (kv.used_kv_blocks, kv.used_layer_blocks),
+            (0, kv.idle_kv_blocks * case.slabs.len() as u32),
             "seed {seed}"
         );
         (sent_out, spilt) = (sent_out + world.prefill_offloads, spilt + world.device.spilt);
@@ -261,7 +261,7 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
         world.run();
         assert_eq!(world.finished, expected, "{fetches} failures");
         assert_eq!(world.manager.counted(Reason::SwapLost) > 0, given_up, "{fetches} failures");
-        assert_eq!(world.manager.kv_counts().used_columns, 0);
+        assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
     }
 }
 

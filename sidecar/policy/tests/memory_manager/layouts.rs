@@ -81,8 +81,8 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     let request = RequestId(7);
     world.manager.open(request, 0, &[1; 200]);
     // All KV is in use, including the chunks of the freed layers.
-    let columns = world.manager.kv_counts().free_blocks / 5;
-    let need = StepNeed { columns: vec![(request, columns)], shape: StepShape::default() };
+    let kv_blocks = world.manager.kv_counts().free_layer_blocks / 5;
+    let need = StepNeed { kv_blocks: vec![(request, kv_blocks)], shape: StepShape::default() };
     let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));
     assert_eq!(prepared, Prepared::Ready);
     world.manager.force_layout(None).expect("no layout is always possible");

@@ -182,7 +182,7 @@ impl Quota {
             }
             Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
             Work::Reback(_)
-            | Work::MoveBlocks(_)
+            | Work::MoveLayerBlocks(_)
             | Work::SwapOut(_)
             | Work::Fetch(_)
             | Work::WriteBack(_)

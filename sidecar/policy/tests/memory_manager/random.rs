@@ -95,7 +95,7 @@ proptest! {
         prop_assert_eq!(&world.finished, &expected);
         world.rest(3000);
         prop_assert!(world.manager.is_idle(), "without load everything borrowed comes back");
-        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
+        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
         if case.forced.is_none() {
             prop_assert_eq!(world.manager.layout().alpha(), 0);
         }

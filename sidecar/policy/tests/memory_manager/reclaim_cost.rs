@@ -31,20 +31,20 @@ fn world(ratio: u64, cap_permille: u32) -> World {
     world
 }
 
-fn ask(world: &mut World, columns: u32) -> Prepared {
-    let need = StepNeed { columns: vec![(RequestId(7), columns)], shape: StepShape::default() };
+fn ask(world: &mut World, kv_blocks: u32) -> Prepared {
+    let need = StepNeed { kv_blocks: vec![(RequestId(7), kv_blocks)], shape: StepShape::default() };
     world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out))
 }
 
-/// Returns a world in which one request has all KV and is refused one more column.
+/// Returns a world in which one request has all KV and is refused one more KV block.
 fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
     let mut world = world(ratio, cap_permille);
     world.manager.open(RequestId(7), 0, &[1; 600]);
-    let all = world.manager.kv_counts().free_blocks / LAYERS as u32;
+    let all = world.manager.kv_counts().free_layer_blocks / LAYERS as u32;
     assert_eq!(ask(&mut world, all), Prepared::Ready);
     let answer = ask(&mut world, 2);
-    let Prepared::Short { missing_columns, activation: false } = answer else { panic!("{answer:?}") };
-    let stalling = world.manager.stalling_remap(missing_columns);
+    let Prepared::Short { missing_kv_blocks, activation: false } = answer else { panic!("{answer:?}") };
+    let stalling = world.manager.stalling_remap(missing_kv_blocks);
     (world, stalling)
 }
 

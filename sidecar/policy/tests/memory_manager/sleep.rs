@@ -16,11 +16,11 @@ use super::world::World;
 
 const LAYERS: usize = 6;
 
-/// Returns a tenant whose host tier has capacity for `host_columns` columns.
-fn world(policy: PolicyName, host_columns: u64, seed: u64) -> World {
+/// Returns a tenant whose host tier has capacity for `host_kv_blocks` KV blocks.
+fn world(policy: PolicyName, host_kv_blocks: u64, seed: u64) -> World {
     let (params, _) = tenant(policy, &[4; LAYERS], 0, MODEL_TOKENS);
     let (mut params, geometry) = tenant(policy, &[4; LAYERS], 4 * guaranteed_chunks(&params), MODEL_TOKENS);
-    params.host_kv_bytes = host_columns * LAYERS as u64 * BLOCK;
+    params.host_kv_bytes = host_kv_blocks * LAYERS as u64 * BLOCK;
     let mut world = World::new(params, geometry, seed, Faults::default());
     assert!(world.load());
     world
@@ -68,7 +68,7 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
     world.run();
     let said = world.finished[&RequestId(1)].clone();
     sleep(&mut world);
-    assert_eq!(world.manager.kv_counts().host_columns, 3, "full columns of what was said");
+    assert_eq!(world.manager.kv_counts().host_kv_blocks, 3, "full KV blocks of what was said");
     wake(&mut world);
     assert_eq!(world.manager.counted(Reason::SwapIn), 0, "what nobody asked for stays there");
     let mut question = said;
@@ -79,7 +79,7 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
     world.run();
     assert_eq!(world.manager.counted(Reason::SwapIn), 1);
     assert_eq!(world.finished[&RequestId(3)].len(), question.len() + 5);
-    assert_eq!(world.manager.kv_counts().host_columns, 0);
+    assert_eq!(world.manager.kv_counts().host_kv_blocks, 0);
 }
 
 #[test]
@@ -101,15 +101,15 @@ fn requests_that_were_running_go_on_where_they_were() {
 
 #[test]
 fn what_has_no_room_in_the_host_tier_is_computed_again() {
-    for host_columns in [0, 5] {
-        let mut world = world(PolicyName::Oneiros, host_columns, 3);
+    for host_kv_blocks in [0, 5] {
+        let mut world = world(PolicyName::Oneiros, host_kv_blocks, 3);
         (0..3).for_each(|id| world.submit(id, id, (0..30).collect(), 40));
         while world.steps < 12 || world.in_step() {
             world.tick();
         }
         sleep(&mut world);
-        assert!(world.dropped > 0 && u64::from(world.manager.kv_counts().host_columns) <= host_columns);
-        assert_eq!(world.waiting.iter().any(|r| r.kept), host_columns > 0, "as much as there is room for");
+        assert!(world.dropped > 0 && u64::from(world.manager.kv_counts().host_kv_blocks) <= host_kv_blocks);
+        assert_eq!(world.waiting.iter().any(|r| r.kept), host_kv_blocks > 0, "as much as there is room for");
         wake(&mut world);
         world.run();
         assert_eq!(world.finished.len(), 3);
@@ -169,7 +169,7 @@ fn kv_that_was_lost_on_its_way_back_is_computed_again() {
     world.run();
     assert!(world.dropped > 0 && world.manager.counted(Reason::SwapLost) > 0);
     assert_eq!(world.finished.len(), 2);
-    assert_eq!(world.manager.kv_counts().host_columns, 0, "nothing of it is kept");
+    assert_eq!(world.manager.kv_counts().host_kv_blocks, 0, "nothing of it is kept");
 }
 
 #[test]
@@ -181,14 +181,14 @@ fn failing_host_pool_does_not_prevent_sleep() {
     }
     world.device.faults = Faults { permille: 1000, left: 3, ..Faults::default() };
     sleep(&mut world);
-    assert_eq!((world.dropped, world.manager.kv_counts().host_columns), (1, 0));
+    assert_eq!((world.dropped, world.manager.kv_counts().host_kv_blocks), (1, 0));
     wake(&mut world);
     world.run();
     assert_eq!(world.finished.len(), 1);
 }
 
 #[test]
-fn misplaced_restored_blocks_are_detected() {
+fn misplaced_restored_layer_blocks_are_detected() {
     let serve = |mix_up| {
         let mut world = world(PolicyName::Oneiros, 64, 7);
         world.device.mix_up_swaps = mix_up;
@@ -224,7 +224,7 @@ proptest! {
         prop_assert_eq!(&world.finished, &expected);
         world.sleep_permille = 0;
         wake(&mut world);
-        prop_assert_eq!(world.manager.kv_counts().used_columns, 0);
+        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
         sleep(&mut world);
     }
 }

@@ -33,7 +33,7 @@ fn arriving(policy: PolicyName, extra_kv: u32) -> World {
 }
 
 fn need(tokens: u32) -> StepNeed {
-    StepNeed { columns: Vec::new(), shape: StepShape { tokens, sequences: 1, logit_rows: 1 } }
+    StepNeed { kv_blocks: Vec::new(), shape: StepShape { tokens, sequences: 1, logit_rows: 1 } }
 }
 
 fn activation_max(world: &World) -> u32 {
@@ -64,12 +64,12 @@ fn nothing_is_taken_from_the_guarantee_and_a_usual_step_goes_on() {
         let now = world.now;
         let wide = need(MODEL_TOKENS);
         let answer = world.send_event(|manager, out| manager.prepare(now, &wide, out));
-        assert_eq!(answer, Prepared::Short { missing_columns: 0, activation: true }, "{policy:?}");
+        assert_eq!(answer, Prepared::Short { missing_kv_blocks: 0, activation: true }, "{policy:?}");
         assert_eq!(world.manager.counted(Reason::WholePrompt), 0);
         assert!(world.manager.whole_prompt_tokens(&wide) < MODEL_TOKENS);
         let usual = world.send_event(|manager, out| manager.prepare(now, &need(8), out));
         assert_eq!(usual, Prepared::Ready, "{policy:?}");
-        assert_eq!(world.manager.columns(RequestId(1)), 0);
+        assert_eq!(world.manager.kv_blocks(RequestId(1)), 0);
     }
 }
 
@@ -82,5 +82,5 @@ fn a_step_longer_than_usual_is_refused_while_nothing_arrives() {
     assert!(world.load());
     let now = world.now;
     let answer = world.send_event(|manager, out| manager.prepare(now, &need(MODEL_TOKENS), out));
-    assert_eq!(answer, Prepared::Short { missing_columns: 0, activation: true });
+    assert_eq!(answer, Prepared::Short { missing_kv_blocks: 0, activation: true });
 }

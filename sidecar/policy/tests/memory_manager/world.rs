@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
-use sluice_policy::ids::{BlockId, Generation, LayerId, Nanos, RequestId};
+use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RequestId};
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand};
 use sluice_policy::memory_manager::{MemoryManager, Prepared, StepLease, StepNeed};
 use sluice_policy::params::Params;
@@ -51,7 +51,7 @@ pub struct World {
     pub waiting: VecDeque<Request>,
     pub running: Vec<Request>,
     pub finished: BTreeMap<RequestId, Vec<u32>>,
-    tables: BTreeMap<RequestId, Vec<Vec<BlockId>>>,
+    tables: BTreeMap<RequestId, Vec<Vec<LayerBlockId>>>,
     step: Option<Running>,
     lost: Option<Running>,
     rng: Rng,
@@ -319,15 +319,15 @@ impl World {
                 parts.push((request.id, tokens));
             }
         }
-        let columns = parts.iter().map(|(id, tokens)| {
+        let kv_blocks = parts.iter().map(|(id, tokens)| {
             let committed = self.request(*id).committed;
             let wanted = (committed + tokens).div_ceil(16) as u32;
-            (*id, wanted.saturating_sub(self.manager.columns(*id)))
+            (*id, wanted.saturating_sub(self.manager.kv_blocks(*id)))
         });
         let tokens = parts.iter().map(|(_, tokens)| *tokens as u32).sum();
         let sequences = parts.len() as u32;
         let shape = StepShape { tokens, sequences, logit_rows: sequences };
-        (parts.clone(), StepNeed { columns: columns.filter(|(_, count)| *count > 0).collect(), shape })
+        (parts.clone(), StepNeed { kv_blocks: kv_blocks.filter(|(_, count)| *count > 0).collect(), shape })
     }
 
     /// Requeues the youngest request. The oldest always fits alone.
@@ -369,8 +369,8 @@ impl World {
                 assert!(self.waiting.iter().any(|r| r.id == change.request), "changes are of open requests");
                 continue;
             };
-            table.resize_with(table.len().max(change.column as usize + 1), Vec::new);
-            table[change.column as usize] = change.blocks;
+            table.resize_with(table.len().max(change.kv_block as usize + 1), Vec::new);
+            table[change.kv_block as usize] = change.layer_blocks;
         }
         assert!(generations.is_sorted() && kv_generations.is_sorted(), "layers of a lease ascend");
         let needed = self.device.geometry.activation.bytes(shape);

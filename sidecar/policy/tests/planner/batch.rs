@@ -9,8 +9,8 @@ use sluice_policy::planner::request::{PlanRequest, PlanResult, RequestState, opt
 use sluice_policy::planner::search::NoPlan;
 use sluice_policy::planner::shared_buffers;
 
-/// With 10 columns of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer offloaded
-/// over two buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
+/// With 10 KV blocks of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer
+/// offloaded over two buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.
 const LAYERS: u16 = 8;
 const STEP_NS: u64 = 8_000;
 
@@ -22,12 +22,12 @@ fn request(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns
     PlanRequest {
         id: 1,
         layers: LAYERS,
-        block_bytes: 100,
+        layer_block_bytes: 100,
         running: running.to_vec(),
         waiting: vec![request_state(0, false); waiting],
         capacity_bytes,
         compute_ns: vec![STEP_NS / u64::from(LAYERS); LAYERS.into()],
-        column_ns: 0,
+        kv_block_ns: 0,
         overhead_ns: 0,
         link: Link::fluid(1_000_000_000),
         window: 32,
@@ -99,8 +99,8 @@ fn admitted_request_has_all_kv_on_device() {
 }
 
 #[test]
-fn compute_grows_with_running_columns() {
-    let two = PlanRequest { column_ns: 10, ..request(&[request_state(0, false); 2], 0, 16_000, 0) };
+fn compute_grows_with_running_kv_blocks() {
+    let two = PlanRequest { kv_block_ns: 10, ..request(&[request_state(0, false); 2], 0, 16_000, 0) };
     let found = two.solve().result.expect("it fits");
     assert_eq!(found.step_ns, STEP_NS + 20 * 10 * u64::from(LAYERS));
     let paced = PlanRequest { tbt_ns: STEP_NS + 10 * 10 * u64::from(LAYERS), ..two };

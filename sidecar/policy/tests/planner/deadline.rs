@@ -6,16 +6,16 @@ use sluice_policy::planner::pause::Pauses;
 
 const HOLDERS: [Holder; 4] = [holder(1, 100, 10), holder(2, 400, 10), holder(3, 300, 25), holder(4, 400, 5)];
 
-const fn holder(id: u64, until: u64, columns: u32) -> Holder {
-    Holder { id: RequestId(id), buffered_until: Nanos(until), priority: id as i32 % 2, columns }
+const fn holder(id: u64, until: u64, kv_blocks: u32) -> Holder {
+    Holder { id: RequestId(id), buffered_until: Nanos(until), priority: id as i32 % 2, kv_blocks }
 }
 
-fn going(columns: u32, until: u64, host_places: u32) -> Vec<u64> {
-    going_for(i32::MAX, columns, until, host_places)
+fn going(kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
+    going_for(i32::MAX, kv_blocks, until, host_places)
 }
 
-fn going_for(priority: i32, columns: u32, until: u64, host_places: u32) -> Vec<u64> {
-    let wanted = RoomRequest { columns, buffered_until: Nanos(until), priority, host_places };
+fn going_for(priority: i32, kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
+    let wanted = RoomRequest { kv_blocks, buffered_until: Nanos(until), priority, host_places };
     make_room(&wanted, &HOLDERS).unwrap_or_default().into_iter().map(|id| id.0).collect()
 }
 
@@ -51,7 +51,7 @@ fn request_without_host_space_is_not_paused() {
 fn no_pause_for_lower_priority_or_without_own_kv() {
     assert_eq!(going_for(0, 15, 0, 100), [4, 2], "1 and 3 are of priority 1");
     assert!(going_for(0, 16, 0, 100).is_empty());
-    let wanted = RoomRequest { columns: 1, buffered_until: Nanos(0), priority: 0, host_places: 9 };
+    let wanted = RoomRequest { kv_blocks: 1, buffered_until: Nanos(0), priority: 0, host_places: 9 };
     assert_eq!(make_room(&wanted, &[holder(2, 100, 0)]), None, "all that it uses others use too");
 }
 

@@ -38,9 +38,9 @@ fn sets(layers: u16) -> Vec<Vec<u16>> {
 fn problems() -> impl Strategy<Value = Problem> {
     let requests = prop::collection::vec(prop_oneof![Just(3_u64), 1..60_u64], 2..=4);
     (links(), 3..9_u16, requests, 1..200_u64, 200..1100_u64, 0..30_u64).prop_map(
-        |(link, layers, blocks, compute, permille, write_bytes)| {
+        |(link, layers, layer_blocks, compute, permille, write_bytes)| {
             let mut objects: Vec<Object> =
-                blocks.iter().map(|&bytes| Object::kv(&link, layers, bytes, &sets(layers))).collect();
+                layer_blocks.iter().map(|&bytes| Object::kv(&link, layers, bytes, &sets(layers))).collect();
             objects.push(weights(&link, layers));
             let all: u64 = objects.iter().map(|object| object.choices[0].resident_bytes).sum();
             Problem {

@@ -13,11 +13,11 @@ const CAPACITY: u64 = 70;
 
 /// Fig. 3: a link that moves a block per unit, two requests with these blocks per layer, and these offloaded layers
 /// (from 1).
-fn figure(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
+fn figure(layer_blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
     let link = Link::fluid(1_000_000);
     let object = |request: usize| {
         let absent = away[request].iter().map(|layer| layer - 1).collect();
-        Object::kv(&link, LAYERS, blocks[request], &[absent])
+        Object::kv(&link, LAYERS, layer_blocks[request], &[absent])
     };
     Problem {
         capacity_bytes: CAPACITY,
@@ -51,8 +51,11 @@ fn figure_3_step_1_stalls_9_and_0_and_0() {
 #[test]
 fn figure_3_step_16_stalls_12_does_not_fit_and_stalls_2() {
     assert_eq!(outcome(&figure([4, 6], [THIRDS, THIRDS])), (70, 12));
-    let (blocks, stall) = outcome(&figure([4, 6], [&[], THIRDS]));
-    assert!(blocks == 78 && blocks > CAPACITY && stall == 0, "{blocks} blocks, stall {stall}");
+    let (layer_blocks, stall) = outcome(&figure([4, 6], [&[], THIRDS]));
+    assert!(
+        layer_blocks == 78 && layer_blocks > CAPACITY && stall == 0,
+        "{layer_blocks} blocks, stall {stall}"
+    );
     assert_eq!(outcome(&figure([4, 6], [&[4, 8], THIRDS])), (70, 2));
 }
 

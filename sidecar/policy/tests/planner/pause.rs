@@ -17,7 +17,7 @@ fn ids(ids: &[u64]) -> Vec<RequestId> {
 }
 
 #[test]
-fn the_victim_has_most_blocks_and_deposit_and_the_oldest_never_is_one() {
+fn the_victim_has_most_layer_blocks_and_deposit_and_the_oldest_never_is_one() {
     let pauses = Pauses::new(BOUND_NS);
     let running = [candidate(1, 900, 0), candidate(2, 100, 10), candidate(3, 120, 0), candidate(4, 140, 0)];
     // 100 bytes and ten tokens of four bytes are 140 too; of equals the youngest is first.

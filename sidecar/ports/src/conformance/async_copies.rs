@@ -1,17 +1,17 @@
 //! Rules of KV that is copied concurrently with steps: fetches into buffers, and write-backs.
 
-use sluice_policy::action::{Address, BlockMove, BlockSwap, Fetch, Transaction, Work};
+use sluice_policy::action::{Address, Fetch, LayerBlockMove, LayerBlockSwap, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, Generation, LayerId};
+use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId};
 
 use super::Backend;
 use super::harness::{
     BackendTest, HOST_BLOCKS, LAYERS, geometry, map, reback, swap, swap_in, swap_out, unmap,
 };
 
-const FRAME: Address = Address::Kv(FrameId(0));
-pub(super) const OTHER: Address = Address::Kv(FrameId(1));
-const THIRD: Address = Address::Kv(FrameId(2));
+const KV_CHUNK: Address = Address::Kv(KvChunkId(0));
+pub(super) const OTHER: Address = Address::Kv(KvChunkId(1));
+const THIRD: Address = Address::Kv(KvChunkId(2));
 pub(super) const A: LayerId = LayerId(1);
 pub(super) const B_LAYER: LayerId = LayerId(2);
 
@@ -22,18 +22,18 @@ pub(super) fn fetch(
     buffer: u8,
     generation: u64,
     after: CopyOrder,
-    blocks: &[BlockSwap],
+    layer_blocks: &[LayerBlockSwap],
 ) -> Work {
     Work::Fetch(Fetch {
         layer,
         buffer,
         generation: Generation(generation),
         after,
-        blocks: blocks.to_vec().into(),
+        layer_blocks: layer_blocks.to_vec().into(),
     })
 }
 
-pub(super) fn write_back(swaps: &[BlockSwap]) -> Work {
+pub(super) fn write_back(swaps: &[LayerBlockSwap]) -> Work {
     Work::WriteBack(swaps.to_vec())
 }
 
@@ -41,21 +41,23 @@ pub(super) fn after(layer: LayerId, generation: u64) -> CopyOrder {
     Some((layer, Generation(generation)))
 }
 
-/// Maps frame 0 to chunk 0 and frame 1 to chunk 1. Blocks 1, 2 and 8 contain their numbers, and so do host
+/// Maps KV chunk 0 to chunk 0 and KV chunk 1 to chunk 1. Blocks 1, 2 and 8 contain their numbers, and so do host
 /// blocks 1 and 2, with generations 5 and 6.
-pub(super) fn with_offloaded_blocks<B: Backend>(rule: &'static str) -> BackendTest<B> {
+pub(super) fn with_offloaded_layer_blocks<B: Backend>(rule: &'static str) -> BackendTest<B> {
     let mut trial = BackendTest::<B>::with_chunks(rule, 3);
-    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
-    [1, 2, 8].into_iter().for_each(|block| trial.backend.write_block(BlockId(block), block));
+    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
+    [1, 2, 8]
+        .into_iter()
+        .for_each(|layer_block| trial.backend.write_layer_block(LayerBlockId(layer_block), layer_block));
     trial.succeed(swap_out(&[swap(1, 0, 1, 5), swap(2, 0, 2, 6)]));
     trial
 }
 
-pub(super) fn blocks<B: Backend, const N: usize>(
+pub(super) fn layer_blocks<B: Backend, const N: usize>(
     trial: &mut BackendTest<B>,
-    blocks: [u32; N],
+    layer_blocks: [u32; N],
 ) -> [Option<u32>; N] {
-    blocks.map(|block| trial.backend.block(BlockId(block)))
+    layer_blocks.map(|layer_block| trial.backend.layer_block(LayerBlockId(layer_block)))
 }
 
 pub(super) fn is_done(outcome: Option<Outcome>) -> bool {
@@ -66,11 +68,11 @@ pub(super) fn is_done(outcome: Option<Outcome>) -> bool {
 /// words do not change. A fetch of no blocks changes only the KV word.
 pub fn fetch_copies_host_block_contents<B: Backend>() {
     let rule = "a fetch brings what host blocks carry";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let outcome = trial.run(fetch(A, 0, 4, None, &[swap(9, 1, 2, 6), swap(12, 1, 1, 5)]));
-    let bytes = 2 * geometry().block_bytes;
+    let bytes = 2 * geometry().layer_block_bytes;
     assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
-    assert_eq!(blocks(&mut trial, [9, 12, 8]), [Some(2), Some(1), Some(8)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [9, 12, 8]), [Some(2), Some(1), Some(8)], "{rule}");
     let ready = |trial: &mut BackendTest<B>| [A, B_LAYER].map(|layer| trial.backend.kv_ready(layer));
     assert_eq!(ready(&mut trial), [4, 0].map(Generation), "{rule}");
     assert_eq!(trial.backend.ready(Some(A)), Generation(0), "{rule}");
@@ -78,31 +80,31 @@ pub fn fetch_copies_host_block_contents<B: Backend>() {
     assert!(matches!(outcome, Outcome::Done { bytes: 0, .. }), "{rule}: {outcome:?}");
     assert_eq!(ready(&mut trial), [4, 6].map(Generation), "{rule}");
     trial.succeed(swap_in(&[swap(3, 0, 1, 5)]));
-    assert_eq!(blocks(&mut trial, [3]), [Some(1)], "{rule}: the host's copies stay");
+    assert_eq!(layer_blocks(&mut trial, [3]), [Some(1)], "{rule}: the host's copies stay");
 }
 
 /// The buffer and the KV word are unchanged until the engine has finished reading the KV; finishing the
 /// weights does not count.
 pub fn a_fetch_waits_for_the_reader_of_the_buffer<B: Backend>() {
     let rule = "a fetch waits for the reader of the buffer";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     trial.succeed(fetch(A, 0, 4, None, &[swap(9, 1, 1, 5)]));
     let waits = trial.submit(fetch(B_LAYER, 0, 5, after(A, 4), &[swap(9, 1, 2, 6)]));
     trial.backend.set_done(A, Generation(9));
     trial.backend.set_kv_done(A, Generation(3));
     trial.settle();
     assert_eq!((trial.outcome(waits), trial.backend.kv_ready(B_LAYER)), (None, Generation(0)), "{rule}");
-    assert_eq!(blocks(&mut trial, [9]), [Some(1)], "{rule}: the buffer is untouched");
+    assert_eq!(layer_blocks(&mut trial, [9]), [Some(1)], "{rule}: the buffer is untouched");
     trial.backend.set_kv_done(A, Generation(4));
     assert!(matches!(trial.wait(waits), Outcome::Done { .. }), "{rule}");
-    assert_eq!(blocks(&mut trial, [9]), [Some(2)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [9]), [Some(2)], "{rule}");
 }
 
 /// The second fetch into a buffer does not overtake the first, although only the first waits; a fetch into
 /// another buffer does. A layer's second fetch does not overtake its first.
 pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
     let rule = "fetches into one buffer run in the order submitted";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let orders = [
         fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]),
         fetch(B_LAYER, 0, 5, None, &[swap(10, 1, 1, 5)]),
@@ -124,36 +126,40 @@ pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
 /// One wrong generation at the start of the copy makes the whole order fail, and nothing changes.
 pub fn fetch_with_stale_generation_is_refused<B: Backend>() {
     let rule = "a fetch names what the host block carries";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let wanted = [swap(8, 1, 1, 5), swap(9, 1, 2, 6)];
     let waits = trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &wanted));
     trial.succeed(swap_out(&[swap(1, 0, 2, 7)]));
     trial.backend.set_kv_done(LayerId(0), Generation(1));
     assert_eq!(trial.wait(waits), Outcome::Failed(Failure::Refused), "{rule}");
     trial.fail(fetch(A, 0, 5, None, &wanted), Failure::Refused);
-    assert_eq!((blocks(&mut trial, [8]), trial.backend.kv_ready(A)), ([Some(8)], Generation(0)), "{rule}");
+    assert_eq!(
+        (layer_blocks(&mut trial, [8]), trial.backend.kv_ready(A)),
+        ([Some(8)], Generation(0)),
+        "{rule}"
+    );
     trial.succeed(fetch(A, 0, 6, None, &[swap(8, 1, 1, 5), swap(9, 1, 2, 7)]));
-    assert_eq!(blocks(&mut trial, [8, 9]), [Some(1); 2], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [8, 9]), [Some(1); 2], "{rule}");
 }
 
 /// With the completion the host block has the new generation and no longer the old one; the device keeps its
 /// copy.
-pub fn written_back_block_is_fetched_by_generation<B: Backend>() {
+pub fn written_back_layer_block_is_fetched_by_generation<B: Backend>() {
     let rule = "what is written back is fetched under its name";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let outcome = trial.run(write_back(&[swap(8, 1, 1, 7), swap(2, 0, HOST_BLOCKS - 1, 8)]));
-    let bytes = 2 * geometry().block_bytes;
+    let bytes = 2 * geometry().layer_block_bytes;
     assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
-    assert_eq!(blocks(&mut trial, [8, 2]), [Some(8), Some(2)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [8, 2]), [Some(8), Some(2)], "{rule}");
     trial.fail(fetch(A, 0, 4, None, &[swap(9, 1, 1, 5)]), Failure::Refused);
     trial.succeed(fetch(A, 0, 4, None, &[swap(9, 1, 1, 7), swap(10, 1, HOST_BLOCKS - 1, 8)]));
-    assert_eq!(blocks(&mut trial, [9, 10]), [Some(8), Some(2)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [9, 10]), [Some(8), Some(2)], "{rule}");
     trial.succeed(swap_in(&[swap(3, 0, 1, 7)]));
-    assert_eq!(blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
+    assert_eq!(layer_blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
 }
 
 /// Returns pairs of a valid swap and an invalid one: a nonexistent or foreign location, or a duplicate name.
-pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
+pub(super) fn contradictions() -> [[LayerBlockSwap; 2]; 6] {
     let wrong = [
         swap(9, 1, HOST_BLOCKS, 6),
         swap(9, 0, 2, 6),
@@ -168,7 +174,7 @@ pub(super) fn contradictions() -> [[BlockSwap; 2]; 6] {
 /// Nonexistent or foreign locations, nonexistent layers, and duplicate names.
 pub fn inconsistent_kv_copy_is_refused<B: Backend>() {
     let rule = "a copy of KV that contradicts the table is refused";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     for swaps in contradictions() {
         trial.fail(fetch(A, 0, 4, None, &swaps), Failure::Refused);
         trial.fail(write_back(&swaps), Failure::Refused);
@@ -176,15 +182,19 @@ pub fn inconsistent_kv_copy_is_refused<B: Backend>() {
     let right = [swap(8, 1, 1, 5)];
     trial.fail(fetch(LayerId(LAYERS), 0, 4, None, &right), Failure::Refused);
     trial.fail(fetch(A, 0, 4, after(LayerId(LAYERS), 0), &right), Failure::Refused);
-    assert_eq!((blocks(&mut trial, [8]), trial.backend.kv_ready(A)), ([Some(8)], Generation(0)), "{rule}");
+    assert_eq!(
+        (layer_blocks(&mut trial, [8]), trial.backend.kv_ready(A)),
+        ([Some(8)], Generation(0)),
+        "{rule}"
+    );
     trial.succeed(fetch(A, 0, 4, None, &right));
-    assert_eq!(blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused write-back takes nothing away");
+    assert_eq!(layer_blocks(&mut trial, [8]), [Some(1)], "{rule}: a refused write-back takes nothing away");
 }
 
 /// Waiting fetches complete as dropped, then the drop itself; a write-back completes as usual.
 pub fn drop_fills_drops_fetches_but_not_write_backs<B: Backend>() {
     let rule = "dropping fills drops fetches and no write-back";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let never = after(LayerId(0), 9);
     let dropped =
         [fetch(A, 0, 4, never, &[swap(9, 1, 1, 5)]), fetch(B_LAYER, 0, 5, None, &[swap(9, 1, 2, 6)])]
@@ -201,14 +211,14 @@ pub fn drop_fills_drops_fetches_but_not_write_backs<B: Backend>() {
     trial.settle();
     assert_eq!(trial.backend.kv_ready(A), Generation(0), "{rule}: a dropped fetch publishes nothing");
     trial.succeed(fetch(A, 0, 6, None, &[swap(9, 1, 3, 7)]));
-    assert_eq!(blocks(&mut trial, [9]), [Some(8)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [9]), [Some(8)], "{rule}");
 }
 
-/// A frame is backed, KV is swapped out, fetched into the frame and written back from there. All orders are
+/// A KV chunk is backed, KV is swapped out, fetched into the KV chunk and written back from there. All orders are
 /// submitted at once, while the engine delays its acknowledgement.
 pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     let rule = "a copy of KV waits for operations before it";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     trial.backend.hold_engine(true);
     let orders = [
         reback(vec![map(THIRD, 2)]),
@@ -223,23 +233,23 @@ pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     trial.backend.hold_engine(false);
     trial.settle();
     assert!(ids.iter().all(|id| is_done(trial.outcome(*id))), "{rule}");
-    assert_eq!(blocks(&mut trial, [16, 17]), [Some(1), Some(8)], "{rule}");
+    assert_eq!(layer_blocks(&mut trial, [16, 17]), [Some(1), Some(8)], "{rule}");
 }
 
 /// While a fetch waits, no other order may use its block or unmap its chunk; the chunk's other blocks are
 /// available.
 pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     let rule = "memory that KV is fetched to stays";
-    let mut trial = with_offloaded_blocks::<B>(rule);
+    let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let activation = Address::Activation(0);
     trial.succeed(reback(vec![map(activation, 1)]));
     trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]));
     // The chunk's address from before it was KV may be unmapped.
     trial.succeed(reback(vec![unmap(activation, 1)]));
     let moved = |from, to| {
-        let (from, to) = (BlockId(from), BlockId(to));
-        let chunk = |block: BlockId| ChunkId(block.0 / 8);
-        Work::MoveBlocks(vec![BlockMove { from, from_chunk: chunk(from), to, to_chunk: chunk(to) }])
+        let (from, to) = (LayerBlockId(from), LayerBlockId(to));
+        let chunk = |layer_block: LayerBlockId| ChunkId(layer_block.0 / 8);
+        Work::MoveLayerBlocks(vec![LayerBlockMove { from, from_chunk: chunk(from), to, to_chunk: chunk(to) }])
     };
     let handed_over = Transaction { ops: Vec::new(), handed_over: vec![ChunkId(1)] };
     let wrong = [

@@ -1,9 +1,9 @@
 //! Helpers of the rules: a small geometry, and orders that are awaited.
 
-use sluice_policy::action::{Action, Address, BlockSwap, Fill, FillTarget, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, Generation, HostBlockId, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, LayerBlockId, LayerId};
 use sluice_policy::reason::Reason;
 
 use super::Backend;
@@ -24,7 +24,7 @@ pub(super) fn geometry() -> Geometry {
         capacity_chunks: CAPACITY,
         global_bytes: CHUNK_BYTES / 2,
         slab_bytes: vec![CHUNK_BYTES * 3 / 2; usize::from(LAYERS)],
-        block_bytes: CHUNK_BYTES / 8,
+        layer_block_bytes: CHUNK_BYTES / 8,
         activation: ActivationCost::default(),
         staging_chunks: 1,
     }
@@ -147,21 +147,21 @@ pub(super) fn unmap(address: Address, chunk: u32) -> Reback {
     Reback::Unmap(address, ChunkId(chunk))
 }
 
-/// Returns a swap of block `block`, backed by `chunk`, and host block `host` of `generation`.
-pub(super) fn swap(block: u32, chunk: u32, host: u32, generation: u64) -> BlockSwap {
-    BlockSwap {
-        block: BlockId(block),
+/// Returns a swap of block `layer_block`, backed by `chunk`, and host block `host` of `generation`.
+pub(super) fn swap(layer_block: u32, chunk: u32, host: u32, generation: u64) -> LayerBlockSwap {
+    LayerBlockSwap {
+        layer_block: LayerBlockId(layer_block),
         chunk: ChunkId(chunk),
         host: HostBlockId(host),
         generation: Generation(generation),
     }
 }
 
-pub(super) fn swap_out(swaps: &[BlockSwap]) -> Work {
+pub(super) fn swap_out(swaps: &[LayerBlockSwap]) -> Work {
     Work::SwapOut(swaps.to_vec())
 }
 
-pub(super) fn swap_in(swaps: &[BlockSwap]) -> Work {
+pub(super) fn swap_in(swaps: &[LayerBlockSwap]) -> Work {
     Work::SwapIn(swaps.to_vec())
 }
 

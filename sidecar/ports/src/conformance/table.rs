@@ -1,8 +1,8 @@
 //! Rules of chunks and of address backing.
 
-use sluice_policy::action::{Address, BlockMove, FillTarget, Transaction, Work};
+use sluice_policy::action::{Address, FillTarget, LayerBlockMove, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{BlockId, ChunkId, FrameId, LayerId, SlotId};
+use sluice_policy::ids::{ChunkId, KvChunkId, LayerBlockId, LayerId, SlotId};
 
 use super::harness::{
     BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
@@ -10,8 +10,8 @@ use super::harness::{
 use super::{Backend, SlabChunk};
 use crate::Memory;
 
-const FRAME: Address = Address::Kv(FrameId(0));
-const OTHER: Address = Address::Kv(FrameId(1));
+const KV_CHUNK: Address = Address::Kv(KvChunkId(0));
+const OTHER: Address = Address::Kv(KvChunkId(1));
 const ACTIVATION: Address = Address::Activation(0);
 
 /// Orders that succeed and orders that fail complete once each, including empty ones.
@@ -20,10 +20,10 @@ pub fn every_action_completes_exactly_once<B: Backend>() {
     let orders = [
         Work::Create(chunks(0..2)),
         Work::Create(chunks(0..2)),
-        reback(vec![map(FRAME, 0)]),
-        reback(vec![map(FRAME, 1)]),
+        reback(vec![map(KV_CHUNK, 0)]),
+        reback(vec![map(KV_CHUNK, 1)]),
         reback(vec![]),
-        Work::MoveBlocks(vec![]),
+        Work::MoveLayerBlocks(vec![]),
         swap_in(&[swap(0, 0, 0, 1)]),
         swap_out(&[swap(0, 0, 0, 1)]),
         swap_in(&[swap(0, 0, 0, 1)]),
@@ -46,7 +46,7 @@ pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY - 2);
     trial.fail(Work::Create(chunks(CAPACITY - 2..CAPACITY + 1)), Failure::OutOfMemory);
     assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
-    trial.fail(reback(vec![map(FRAME, CAPACITY - 2)]), Failure::Refused);
+    trial.fail(reback(vec![map(KV_CHUNK, CAPACITY - 2)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(CAPACITY - 2..CAPACITY)));
     assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
 }
@@ -58,44 +58,52 @@ pub fn released_chunks_can_be_recreated<B: Backend>() {
     trial.succeed(Work::Release(chunks(3..CAPACITY)));
     assert_eq!(trial.backend.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
     trial.fail(Work::Release(chunks(3..4)), Failure::Refused);
-    trial.fail(reback(vec![map(FRAME, 5)]), Failure::Refused);
+    trial.fail(reback(vec![map(KV_CHUNK, 5)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(3..CAPACITY)));
-    trial.succeed(reback(vec![map(FRAME, 5)]));
+    trial.succeed(reback(vec![map(KV_CHUNK, 5)]));
 }
 
 /// Map over a mapping, unmap of a chunk that is not there, chunks that do not exist.
 pub fn inconsistent_operation_is_refused<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("what contradicts the table is refused", 2);
-    trial.succeed(reback(vec![map(FRAME, 0)]));
+    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
     for ops in [
-        vec![map(FRAME, 1)],
-        vec![map(FRAME, 0)],
-        vec![unmap(FRAME, 1)],
+        vec![map(KV_CHUNK, 1)],
+        vec![map(KV_CHUNK, 0)],
+        vec![unmap(KV_CHUNK, 1)],
         vec![unmap(OTHER, 0)],
         vec![map(OTHER, 7)],
         vec![map(OTHER, CAPACITY + 3)],
     ] {
         trial.fail(reback(ops), Failure::Refused);
     }
-    let move_away =
-        BlockMove { from: BlockId(0), from_chunk: ChunkId(0), to: BlockId(8), to_chunk: ChunkId(9) };
-    trial.fail(Work::MoveBlocks(vec![move_away]), Failure::Refused);
+    let move_away = LayerBlockMove {
+        from: LayerBlockId(0),
+        from_chunk: ChunkId(0),
+        to: LayerBlockId(8),
+        to_chunk: ChunkId(9),
+    };
+    trial.fail(Work::MoveLayerBlocks(vec![move_away]), Failure::Refused);
     trial.fail(Work::Create(chunks(1..2)), Failure::Refused);
-    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+    trial.succeed(reback(vec![unmap(KV_CHUNK, 0)]));
 }
 
 /// A transaction whose last change is impossible reverts its first ones.
 pub fn a_refused_transaction_changes_nothing<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a refused transaction changes nothing", 3);
-    trial.succeed(reback(vec![map(FRAME, 0)]));
-    trial.backend.write_block(BlockId(0), 7);
-    let ops = vec![unmap(FRAME, 0), map(FRAME, 1), map(OTHER, 2), unmap(OTHER, 0)];
+    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
+    trial.backend.write_layer_block(LayerBlockId(0), 7);
+    let ops = vec![unmap(KV_CHUNK, 0), map(KV_CHUNK, 1), map(OTHER, 2), unmap(OTHER, 0)];
     let contradiction = Transaction { ops, handed_over: chunks(0..1) };
     trial.fail(Work::Reback(contradiction), Failure::Refused);
-    assert_eq!(trial.backend.block(BlockId(0)), Some(7), "a refused transaction changes nothing");
-    assert_eq!(trial.backend.block(BlockId(8)), None, "a refused transaction changes nothing");
-    trial.succeed(reback(vec![unmap(FRAME, 0), map(OTHER, 0)]));
-    assert_eq!(trial.backend.block(BlockId(8)), Some(7), "the chunk keeps its contents where it goes");
+    assert_eq!(trial.backend.layer_block(LayerBlockId(0)), Some(7), "a refused transaction changes nothing");
+    assert_eq!(trial.backend.layer_block(LayerBlockId(8)), None, "a refused transaction changes nothing");
+    trial.succeed(reback(vec![unmap(KV_CHUNK, 0), map(OTHER, 0)]));
+    assert_eq!(
+        trial.backend.layer_block(LayerBlockId(8)),
+        Some(7),
+        "the chunk keeps its contents where it goes"
+    );
 }
 
 /// Data written through one address is visible through all.
@@ -120,26 +128,26 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
 pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
     let rule = "a chunk is mapped anew before its old address goes";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
-    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
-    trial.backend.write_block(BlockId(1), 5);
-    // Frame 1 gets the chunk of frame 0, and its own becomes staging.
+    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
+    trial.backend.write_layer_block(LayerBlockId(1), 5);
+    // KV chunk 1 gets the chunk of KV chunk 0, and its own becomes staging.
     let last = CAPACITY - 1;
-    let ops = vec![unmap(OTHER, 1), map(OTHER, 0), map(Address::Staging(0), 1), unmap(FRAME, 0)];
+    let ops = vec![unmap(OTHER, 1), map(OTHER, 0), map(Address::Staging(0), 1), unmap(KV_CHUNK, 0)];
     trial.succeed(reback(ops));
-    assert_eq!([1, 9].map(|b| trial.backend.block(BlockId(b))), [None, Some(5)], "{rule}");
+    assert_eq!([1, 9].map(|b| trial.backend.layer_block(LayerBlockId(b))), [None, Some(5)], "{rule}");
     assert_eq!(
         trial.backend.memory().used_bytes(),
         u64::from(CAPACITY) * CHUNK_BYTES,
         "{rule}: it counts once"
     );
     // A transaction that ends in a contradiction leaves no change.
-    trial.fail(reback(vec![map(FRAME, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
-    assert_eq!([1, 9].map(|b| trial.backend.block(BlockId(b))), [None, Some(5)], "{rule}");
+    trial.fail(reback(vec![map(KV_CHUNK, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
+    assert_eq!([1, 9].map(|b| trial.backend.layer_block(LayerBlockId(b))), [None, Some(5)], "{rule}");
     // An inflation may defer the unmapping of the old address, where the contents are those of the new owner.
-    trial.succeed(reback(vec![map(FRAME, 2)]));
-    trial.backend.write_block(BlockId(3), 7);
+    trial.succeed(reback(vec![map(KV_CHUNK, 2)]));
+    trial.backend.write_layer_block(LayerBlockId(3), 7);
     trial.succeed(reback(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
-    assert_eq!(trial.backend.block(BlockId(3)), Some(7), "{rule}");
+    assert_eq!(trial.backend.layer_block(LayerBlockId(3)), Some(7), "{rule}");
 }
 
 /// After a transaction a chunk has one owner. Layers that share a slot count as one, and KV may still be
@@ -149,14 +157,14 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
     let layer = |layer, part| Address::Layer(LayerId(layer), part);
     for (one, other) in [
-        (FRAME, OTHER),
-        (FRAME, layer(0, 0)),
+        (KV_CHUNK, OTHER),
+        (KV_CHUNK, layer(0, 0)),
         (layer(0, 0), layer(1, 1)),
         (layer(0, 0), layer(0, 1)),
         (Address::Global(0), layer(0, 0)),
         (ACTIVATION, Address::Activation(1)),
         (ACTIVATION, layer(0, 0)),
-        (Address::Staging(0), FRAME),
+        (Address::Staging(0), KV_CHUNK),
         (Address::Staging(0), ACTIVATION),
     ] {
         trial.fail(reback(vec![map(one, 0), map(other, 0)]), Failure::Refused);
@@ -167,7 +175,7 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
         trial.succeed(reback(vec![map(one, 1), unmap(other, 0)]));
         trial.succeed(reback(vec![unmap(one, 1)]));
     }
-    for (one, other) in [(layer(0, 1), layer(3, 1)), (FRAME, ACTIVATION)] {
+    for (one, other) in [(layer(0, 1), layer(3, 1)), (KV_CHUNK, ACTIVATION)] {
         trial.succeed(reback(vec![map(one, 0), map(other, 0)]));
         trial.fail(reback(vec![map(OTHER, 0)]), Failure::Refused);
         trial.succeed(reback(vec![unmap(one, 0), unmap(other, 0)]));
@@ -178,8 +186,8 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
 /// A release requires that no address maps the chunk.
 pub fn mapped_chunk_cannot_be_released<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a chunk that is mapped is not released", 2);
-    trial.succeed(reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]));
-    trial.succeed(reback(vec![unmap(FRAME, 0)]));
+    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]));
+    trial.succeed(reback(vec![unmap(KV_CHUNK, 0)]));
     trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
     assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
     trial.succeed(reback(vec![unmap(ACTIVATION, 0)]));
@@ -191,7 +199,7 @@ pub fn a_reback_waits_for_the_engine<B: Backend>() {
     let rule = "a reback waits for the engine";
     let mut trial = BackendTest::<B>::with_chunks(rule, 1);
     trial.backend.hold_engine(true);
-    let order = trial.submit(reback(vec![map(FRAME, 0)]));
+    let order = trial.submit(reback(vec![map(KV_CHUNK, 0)]));
     trial.settle();
     assert_eq!(trial.outcome(order), None, "{rule}");
     trial.backend.hold_engine(false);
@@ -202,13 +210,13 @@ pub fn a_reback_waits_for_the_engine<B: Backend>() {
 pub fn operations_take_effect_in_order<B: Backend>() {
     let rule = "operations take effect in order";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
-    trial.succeed(reback(vec![map(FRAME, 0)]));
+    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
     trial.backend.hold_engine(true);
     let orders = [
-        reback(vec![unmap(FRAME, 0)]),
+        reback(vec![unmap(KV_CHUNK, 0)]),
         Work::Release(chunks(0..1)),
         Work::Create(chunks(0..1)),
-        reback(vec![map(FRAME, 0), map(ACTIVATION, 0)]),
+        reback(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]),
     ];
     let ids = orders.map(|work| trial.submit(work));
     trial.settle();
@@ -222,15 +230,24 @@ pub fn operations_take_effect_in_order<B: Backend>() {
 }
 
 /// A block at its new location has the contents of the old one, also within one chunk.
-pub fn a_moved_block_keeps_its_contents<B: Backend>() {
+pub fn a_moved_layer_block_keeps_its_contents<B: Backend>() {
     let rule = "a moved block keeps its contents";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
-    trial.succeed(reback(vec![map(FRAME, 0), map(OTHER, 1)]));
-    trial.backend.write_block(BlockId(2), 21);
-    trial.backend.write_block(BlockId(3), 31);
-    let to_other =
-        BlockMove { from: BlockId(2), from_chunk: ChunkId(0), to: BlockId(13), to_chunk: ChunkId(1) };
-    let inside = BlockMove { from: BlockId(3), from_chunk: ChunkId(0), to: BlockId(6), to_chunk: ChunkId(0) };
-    trial.succeed(Work::MoveBlocks(vec![to_other, inside]));
-    assert_eq!([13, 6].map(|b| trial.backend.block(BlockId(b))), [Some(21), Some(31)], "{rule}");
+    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
+    trial.backend.write_layer_block(LayerBlockId(2), 21);
+    trial.backend.write_layer_block(LayerBlockId(3), 31);
+    let to_other = LayerBlockMove {
+        from: LayerBlockId(2),
+        from_chunk: ChunkId(0),
+        to: LayerBlockId(13),
+        to_chunk: ChunkId(1),
+    };
+    let inside = LayerBlockMove {
+        from: LayerBlockId(3),
+        from_chunk: ChunkId(0),
+        to: LayerBlockId(6),
+        to_chunk: ChunkId(0),
+    };
+    trial.succeed(Work::MoveLayerBlocks(vec![to_other, inside]));
+    assert_eq!([13, 6].map(|b| trial.backend.layer_block(LayerBlockId(b))), [Some(21), Some(31)], "{rule}");
 }

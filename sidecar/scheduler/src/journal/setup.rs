@@ -145,13 +145,13 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
 /// Encodes the sizes of the tenant.
 pub fn geometry_words(geometry: &Geometry) -> Encoder {
     let Geometry { chunk_bytes, capacity_chunks, global_bytes, slab_bytes, .. } = geometry;
-    let Geometry { block_bytes, activation, staging_chunks, .. } = geometry;
+    let Geometry { layer_block_bytes, activation, staging_chunks, .. } = geometry;
     let mut words = Encoder::default();
     words.put(*chunk_bytes).put(*capacity_chunks).put(*global_bytes);
     words.put_list(slab_bytes, |w, bytes| {
         w.put(*bytes);
     });
-    words.put(*block_bytes).put(activation.fixed_bytes).put(activation.stream_per_token_bytes);
+    words.put(*layer_block_bytes).put(activation.fixed_bytes).put(activation.stream_per_token_bytes);
     words.put(activation.chunk_per_token_bytes).put(activation.chunk_tokens);
     words.put(activation.per_sequence_bytes).put(activation.per_logit_row_bytes).put(*staging_chunks);
     words
@@ -164,7 +164,7 @@ pub fn geometry(r: &mut Reader<'_>) -> Result<Geometry, String> {
         capacity_chunks: r.int()?,
         global_bytes: r.u64()?,
         slab_bytes: r.list(Reader::u64)?,
-        block_bytes: r.u64()?,
+        layer_block_bytes: r.u64()?,
         activation: ActivationCost {
             fixed_bytes: r.u64()?,
             stream_per_token_bytes: r.u64()?,

@@ -37,29 +37,29 @@ impl Scheduler {
     }
 
     /// Whether the queue head fits next to the running requests and the requests being admitted at this boundary.
-    pub(super) fn head_fits(&self, now: Nanos, coming_blocks: u32) -> bool {
-        let blocks = |front| self.blocks_needed(now, front) + coming_blocks;
-        self.queue.front().is_none_or(|front| self.manager.fits_with_running(blocks(front)))
+    pub(super) fn head_fits(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
+        let layer_blocks = |front| self.layer_blocks_needed(now, front) + coming_layer_blocks;
+        self.queue.front().is_none_or(|front| self.manager.fits_with_running(layer_blocks(front)))
     }
 
     /// Whether the queue head waits: it does not fit, and either it is paused with enough buffered tokens or memory
     /// refused an admission a short time ago.
-    pub(super) fn can_defer_head(&self, now: Nanos, coming_blocks: u32) -> bool {
+    pub(super) fn can_defer_head(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
         let in_store =
             |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
         let in_store = self.queue.front().is_some_and(in_store);
         (in_store || self.admission_on_hold())
             && !self.running.is_empty()
-            && !self.head_fits(now, coming_blocks)
+            && !self.head_fits(now, coming_layer_blocks)
     }
 
     /// Pauses the requests with the most buffered tokens for the most recently admitted request. Returns false if none
     /// can be paused.
-    pub(super) fn make_room(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
+    pub(super) fn make_room(&mut self, now: Nanos, kv_blocks: u32, admitted: &[RequestId]) -> bool {
         let coming = admitted.last().and_then(|last| self.running_request(*last));
         let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
         let (deadline, priority) = (coming.deadline(&slo), coming.request.priority);
-        self.pause_for(now, columns, (deadline, priority), admitted)
+        self.pause_for(now, kv_blocks, (deadline, priority), admitted)
     }
 
     /// Pauses a request for the queue head if all rows are taken.
@@ -76,16 +76,16 @@ impl Scheduler {
     fn pause_for(
         &mut self,
         now: Nanos,
-        columns: u32,
+        kv_blocks: u32,
         (deadline, priority): (Nanos, i32),
         admitted: &[RequestId],
     ) -> bool {
-        if !self.manager.blocks_freed_by_pause(columns) || self.manager.cost_window_ns() == 0 {
+        if !self.manager.layer_blocks_freed_by_pause(kv_blocks) || self.manager.cost_window_ns() == 0 {
             return false;
         }
         let in_store_until = self.is_well_after(deadline.max(now));
         let wanted = RoomRequest {
-            columns,
+            kv_blocks,
             buffered_until: in_store_until,
             priority,
             host_places: self.manager.host_capacity_blocks(),
@@ -103,7 +103,7 @@ impl Scheduler {
     /// tier.
     pub(super) fn latest_deadline(&self, now: Nanos) -> Option<RequestId> {
         let host_places = self.manager.host_capacity_blocks();
-        let wanted = RoomRequest { columns: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
+        let wanted = RoomRequest { kv_blocks: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
         deadline::make_room(&wanted, &self.holders(now))?.first().copied()
     }
 
@@ -114,7 +114,7 @@ impl Scheduler {
                 id,
                 buffered_until: sequence.buffered_until(now),
                 priority: sequence.request.priority,
-                columns: self.manager.exclusive_columns(id),
+                kv_blocks: self.manager.exclusive_kv_blocks(id),
             })
         };
         self.victims(now).into_iter().filter_map(holder).collect()

@@ -31,10 +31,10 @@ impl Scheduler {
     pub(super) fn victims(&self, now: Nanos) -> Vec<RequestId> {
         let oldest = self.running.values().next().map(Sequence::id);
         let tbt_ns = self.manager.params().slo.tbt_ns;
-        let column_bytes = self.manager.geometry().column_bytes();
+        let kv_block_bytes = self.manager.geometry().kv_block_bytes();
         let candidate = |sequence: &Sequence| Candidate {
             id: sequence.id(),
-            kv_bytes: u64::from(self.manager.columns(sequence.id())) * column_bytes,
+            kv_bytes: u64::from(self.manager.kv_blocks(sequence.id())) * kv_block_bytes,
             deposit: sequence.deposit(now, tbt_ns),
         };
         let candidates: Vec<_> = self.running.values().map(candidate).collect();
@@ -58,7 +58,7 @@ impl Scheduler {
         let runner = |id: RequestId, immune: bool| {
             let sequence = &self.running[&self.admission_order[&id]];
             let deposit = sequence.deposit(now, tbt_ns);
-            RunningRequest { request: id, columns: sequence.next_columns(), deposit, immune }
+            RunningRequest { request: id, kv_blocks: sequence.next_kv_blocks(), deposit, immune }
         };
         let running = victims.iter().map(|id| runner(*id, false)).chain(others.map(|id| runner(id, true)));
         let running = running.collect();
@@ -76,10 +76,10 @@ impl Scheduler {
             !self.pauses.is_paused(id) || self.pauses.can_resume(id, now, true, false).is_ok()
         };
         let first = self.queue.iter().take(MOST_WAITING.min(self.free_rows.len())).take_while(may_come);
-        let mut coming_blocks = 0;
+        let mut coming_layer_blocks = 0;
         let may_be_let_in = |one: &WaitingRequest| {
-            let may = self.manager.may_plan_admission(one, coming_blocks);
-            coming_blocks += self.manager.blocks_needed(one);
+            let may = self.manager.may_plan_admission(one, coming_layer_blocks);
+            coming_layer_blocks += self.manager.layer_blocks_needed(one);
             may
         };
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
@@ -155,14 +155,14 @@ impl Scheduler {
     }
 
     /// Whether the queue head waits: its KV is loading, it may not resume yet, or no plan admits it. No request
-    /// overtakes it. `coming_blocks` are the blocks of the requests admitted at this boundary.
-    pub(super) fn head_must_wait(&mut self, now: Nanos, coming_blocks: u32) -> bool {
+    /// overtakes it. `coming_layer_blocks` are the blocks of the requests admitted at this boundary.
+    pub(super) fn head_must_wait(&mut self, now: Nanos, coming_layer_blocks: u32) -> bool {
         let Some(front) = self.queue.front() else { return false };
         if self.manager.is_loading(front.id()) {
             return true;
         }
         if self.objectives().is_some() {
-            return self.can_defer_head(now, coming_blocks);
+            return self.can_defer_head(now, coming_layer_blocks);
         }
         let (id, idle) = (front.id(), self.running.is_empty());
         let planned = self.manager.plans_batches();
@@ -171,13 +171,13 @@ impl Scheduler {
         let feasible = idle
             || self.is_overdue(now, id)
             || match planned {
-                true => self.manager.can_admit(&waiter, coming_blocks),
+                true => self.manager.can_admit(&waiter, coming_layer_blocks),
                 false if front.waiting_offloaded => {
-                    self.manager.can_onload(id, coming_blocks, self.running_tokens())
-                        && self.can_reserve_prefill_buffer(now, coming_blocks)
+                    self.manager.can_onload(id, coming_layer_blocks, self.running_tokens())
+                        && self.can_reserve_prefill_buffer(now, coming_layer_blocks)
                 }
                 false if paused => self.manager.resume_fits(id),
-                false => self.can_reserve_prefill_buffer(now, coming_blocks),
+                false => self.can_reserve_prefill_buffer(now, coming_layer_blocks),
             };
         if planned && !feasible {
             self.manager.set_blocked_head(Some(id));
@@ -186,8 +186,8 @@ impl Scheduler {
     }
 
     /// Returns the blocks that a waiting request takes when it is admitted.
-    pub(super) fn blocks_needed(&self, now: Nanos, sequence: &Sequence) -> u32 {
-        self.manager.blocks_needed(&self.waiter(sequence, now, 0))
+    pub(super) fn layer_blocks_needed(&self, now: Nanos, sequence: &Sequence) -> u32 {
+        self.manager.layer_blocks_needed(&self.waiter(sequence, now, 0))
     }
 
     /// Ends the pauses of the admitted requests.
@@ -204,6 +204,6 @@ impl Scheduler {
     pub(super) fn waiter(&self, sequence: &Sequence, now: Nanos, tbt_ns: u64) -> WaitingRequest {
         let (request, deposit) = (sequence.id(), sequence.deposit(now, tbt_ns));
         let fresh = !self.pauses.is_paused(request);
-        WaitingRequest { request, columns: sequence.admission_columns(), deposit, fresh }
+        WaitingRequest { request, kv_blocks: sequence.admission_kv_blocks(), deposit, fresh }
     }
 }

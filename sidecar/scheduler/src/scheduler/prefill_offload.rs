@@ -37,8 +37,8 @@ impl Scheduler {
     pub(super) fn start_prefill_offload(&mut self, id: RequestId) -> bool {
         let Some(sequence) = self.running_request(id) else { return false };
         let fresh = !sequence.kv_suspended && !sequence.prefill_offloaded && sequence.pending() > 1;
-        let columns = Geometry::columns_for(sequence.len());
-        if !fresh || !self.can_offload_prefill(columns) {
+        let kv_blocks = Geometry::kv_blocks_for(sequence.len());
+        if !fresh || !self.can_offload_prefill(kv_blocks) {
             return false;
         }
         self.start_offload(id);
@@ -53,30 +53,30 @@ impl Scheduler {
     }
 
     pub(super) fn start_offload(&mut self, id: RequestId) {
-        let columns = self.running_request(id).map_or(0, |one| Geometry::columns_for(one.len()));
-        self.manager.start_prefill_offload(id, columns);
+        let kv_blocks = self.running_request(id).map_or(0, |one| Geometry::kv_blocks_for(one.len()));
+        self.manager.start_prefill_offload(id, kv_blocks);
         if let Some(sequence) = self.running_request_mut(id) {
             sequence.prefill_offloaded = true;
         }
     }
 
-    fn can_offload_prefill(&mut self, columns: u32) -> bool {
-        let step = self.step_columns();
+    fn can_offload_prefill(&mut self, kv_blocks: u32) -> bool {
+        let step = self.step_kv_blocks();
         self.config.max_step_tokens >= BLOCK_TOKENS
-            && self.manager.can_offload_prefill(columns, columns.min(step))
+            && self.manager.can_offload_prefill(kv_blocks, kv_blocks.min(step))
     }
 
-    fn step_columns(&self) -> u32 {
-        Geometry::columns_for(self.config.max_step_tokens)
+    fn step_kv_blocks(&self) -> u32 {
+        Geometry::kv_blocks_for(self.config.max_step_tokens)
     }
 
     /// Whether the queue head leaves the reserved buffer to offloaded prefills.
-    pub(super) fn can_reserve_prefill_buffer(&self, now: Nanos, coming_blocks: u32) -> bool {
-        let step = self.step_columns();
+    pub(super) fn can_reserve_prefill_buffer(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
+        let step = self.step_kv_blocks();
         let leaves = |front: &Sequence| {
-            let blocks = self.blocks_needed(now, front) + coming_blocks;
+            let layer_blocks = self.layer_blocks_needed(now, front) + coming_layer_blocks;
             let tokens = self.running_tokens().saturating_add(front.pending());
-            self.manager.can_reserve_prefill_buffer(blocks, tokens, step)
+            self.manager.can_reserve_prefill_buffer(layer_blocks, tokens, step)
         };
         !self.manager.reserves_prefill_buffer(step) || self.queue.front().is_none_or(leaves)
     }
@@ -86,8 +86,8 @@ impl Scheduler {
     pub(super) fn admit_offloaded_prefills(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
         while self.manager.offloads_prefills() && budget > 0 && !self.free_rows.is_empty() {
             let Some(new) = self.queue.iter().find(|one| !one.kv_suspended) else { return };
-            let (id, columns) = (new.id(), Geometry::columns_for(new.len()));
-            if new.len() <= 1 || !self.can_offload_prefill(columns) {
+            let (id, kv_blocks) = (new.id(), Geometry::kv_blocks_for(new.len()));
+            if new.len() <= 1 || !self.can_offload_prefill(kv_blocks) {
                 return;
             }
             let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(id)) else { return };

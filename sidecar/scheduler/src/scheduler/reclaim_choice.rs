@@ -13,12 +13,17 @@ use crate::sequence::Sequence;
 impl Scheduler {
     /// Remaps own layers, with stalls, if that costs less than any pause or preemption; returns whether the remap
     /// began. It never does so for requests that could be admitted later.
-    pub(super) fn apply_stalling_remap(&mut self, now: Nanos, columns: u32, admitted: &[RequestId]) -> bool {
+    pub(super) fn apply_stalling_remap(
+        &mut self,
+        now: Nanos,
+        kv_blocks: u32,
+        admitted: &[RequestId],
+    ) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
         if later || self.running.len() <= 1 || !self.manager.params().compares_costs() {
             return false;
         }
-        let Some(stalling) = self.manager.stalling_remap(columns) else { return false };
+        let Some(stalling) = self.manager.stalling_remap(kv_blocks) else { return false };
         let in_store = self.buffered_tokens(now);
         let clients = self.clients(&in_store);
         let price = self.manager.price_of_layers(&stalling, &clients);
@@ -69,7 +74,7 @@ impl Scheduler {
 
     fn can_be_paused(&self, now: Nanos, id: RequestId) -> bool {
         self.victims(now).contains(&id)
-            && self.manager.exclusive_columns(id) <= self.manager.host_capacity_blocks()
+            && self.manager.exclusive_kv_blocks(id) <= self.manager.host_capacity_blocks()
     }
 
     fn reclaim_option(

@@ -80,19 +80,19 @@ impl Scheduler {
         if budget > 0 {
             self.make_row(now);
         }
-        let mut coming_blocks = 0;
+        let mut coming_layer_blocks = 0;
         while budget > 0
             && (sure == usize::MAX || self.may_admit_extra())
             && !self.free_rows.is_empty()
             && !self.queue.is_empty()
-            && !self.head_must_wait(now, coming_blocks)
+            && !self.head_must_wait(now, coming_layer_blocks)
         {
-            if by_deadline && sure == usize::MAX && !self.head_fits(now, coming_blocks) {
+            if by_deadline && sure == usize::MAX && !self.head_fits(now, coming_layer_blocks) {
                 sure = admitted.len() + 1;
             }
             let Some(row) = self.free_rows.pop() else { break };
             let Some(mut sequence) = self.queue.pop() else { break };
-            coming_blocks += self.blocks_needed(now, &sequence);
+            coming_layer_blocks += self.layer_blocks_needed(now, &sequence);
             let out = self.starts_offloaded(now, &sequence);
             if sequence.kv_suspended {
                 self.manager.resume(sequence.id());
@@ -165,7 +165,7 @@ impl Scheduler {
             if batch.scheduled.is_empty() {
                 return None;
             }
-            let need = batch.need(|id| self.manager.columns(id));
+            let need = batch.need(|id| self.manager.kv_blocks(id));
             match self.manager.prepare(now, &need, &mut self.actions) {
                 Prepared::Ready => {
                     self.head_starved = 0;
@@ -183,16 +183,16 @@ impl Scheduler {
                     self.requeue_half(admitted, sure);
                 }
                 // Only once: if the memory freed by then does not help, more pauses would not either.
-                Prepared::Short { missing_columns, .. }
-                    if !made_room && self.make_room(now, missing_columns, admitted) =>
+                Prepared::Short { missing_kv_blocks, .. }
+                    if !made_room && self.make_room(now, missing_kv_blocks, admitted) =>
                 {
                     made_room = true;
                 }
                 Prepared::Short { .. } if !prompts_wait && self.can_defer_prefills(&batch, admitted) => {
                     prompts_wait = true;
                 }
-                Prepared::Short { missing_columns, activation: false }
-                    if self.apply_stalling_remap(now, missing_columns, admitted) =>
+                Prepared::Short { missing_kv_blocks, activation: false }
+                    if self.apply_stalling_remap(now, missing_kv_blocks, admitted) =>
                 {
                     return None;
                 }
@@ -213,7 +213,7 @@ impl Scheduler {
     }
 
     fn fits_without_reclaim(&mut self, now: Nanos, batch: &Batch) -> bool {
-        let need = batch.need(|id| self.manager.columns(id));
+        let need = batch.need(|id| self.manager.kv_blocks(id));
         let ready = self.manager.prepare(now, &need, &mut self.actions) == Prepared::Ready;
         self.head_starved = if ready { 0 } else { self.head_starved };
         ready
@@ -226,7 +226,7 @@ impl Scheduler {
             return 0;
         }
         let all = Batch::plan(self.running.values(), self.config.max_model_tokens);
-        let need = all.need(|id| self.manager.columns(id));
+        let need = all.need(|id| self.manager.kv_blocks(id));
         self.manager.whole_prompt_tokens(&need)
     }
 
@@ -287,7 +287,7 @@ impl Scheduler {
         let policy = self.manager.params().policy();
         let key = |(place, s): &(&u64, &Sequence)| {
             let candidate =
-                PreemptionCandidate { admission: **place, kv_blocks: self.manager.columns(s.id()) };
+                PreemptionCandidate { admission: **place, kv_blocks: self.manager.kv_blocks(s.id()) };
             let rank = policy.preemption_rank(&candidate);
             (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(rank))
         };
@@ -383,7 +383,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the table updates: new rows first, then every column that is new or moved.
+    /// Returns the table updates: new rows first, then every KV block that is new or moved.
     fn table_updates(&mut self) -> Vec<TableUpdate> {
         let mut updates = core::mem::take(&mut self.unsent_table_updates);
         for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
@@ -395,7 +395,11 @@ impl Scheduler {
         }
         for change in self.manager.take_table_changes() {
             if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
-                updates.push(TableUpdate::Column { row, column: change.column, blocks: change.blocks });
+                updates.push(TableUpdate::KvBlock {
+                    row,
+                    kv_block: change.kv_block,
+                    layer_blocks: change.layer_blocks,
+                });
             }
         }
         updates
@@ -431,7 +435,7 @@ impl Scheduler {
         }
     }
 
-    /// Undoes the step: its sequences return to their state before it and keep the columns allocated for it.
+    /// Undoes the step: its sequences return to their state before it and keep the KV blocks allocated for it.
     fn undo_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unsent_table_updates = in_flight.step.updates;

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::action::{BlockSwap, Fetch, Fill, FillTarget, Spill};
+use sluice_policy::action::{Fetch, Fill, FillTarget, LayerBlockSwap, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
 
@@ -45,7 +45,7 @@ pub(super) struct RunningCopy {
 enum CopyTarget {
     Chunk(ChunkId),
     /// A block, by its chunk and its position there.
-    Block(ChunkId, u32),
+    LayerBlock(ChunkId, u32),
     Buffer(u8),
     KvReady(LayerId),
 }
@@ -59,12 +59,12 @@ impl CopyOp {
         }
     }
 
-    /// Returns the layer-blocks.
-    pub(super) fn blocks(&self) -> &[BlockSwap] {
+    /// Returns the layer blocks.
+    pub(super) fn layer_blocks(&self) -> &[LayerBlockSwap] {
         match self {
             CopyOp::Slab(_) => &[],
-            CopyOp::Kv(fetch) => &fetch.blocks,
-            CopyOp::Spill(spill) => &spill.blocks,
+            CopyOp::Kv(fetch) => &fetch.layer_blocks,
+            CopyOp::Spill(spill) => &spill.layer_blocks,
         }
     }
 
@@ -81,14 +81,17 @@ impl CopyOp {
         if matches!(self, CopyOp::Spill(_)) { Direction::Out } else { Direction::In }
     }
 
-    fn targets(&self, blocks_per_chunk: u32) -> Vec<CopyTarget> {
+    fn targets(&self, layer_blocks_per_chunk: u32) -> Vec<CopyTarget> {
         match self {
             CopyOp::Slab(fill) => fill.chunks.iter().map(|chunk| CopyTarget::Chunk(*chunk)).collect(),
             CopyOp::Kv(fetch) => {
-                let blocks = fetch.blocks.iter();
-                let blocks =
-                    blocks.map(|swap| CopyTarget::Block(swap.chunk, swap.block.0 % blocks_per_chunk));
-                blocks.chain([CopyTarget::Buffer(fetch.buffer), CopyTarget::KvReady(fetch.layer)]).collect()
+                let layer_blocks = fetch.layer_blocks.iter();
+                let layer_blocks = layer_blocks.map(|swap| {
+                    CopyTarget::LayerBlock(swap.chunk, swap.layer_block.0 % layer_blocks_per_chunk)
+                });
+                layer_blocks
+                    .chain([CopyTarget::Buffer(fetch.buffer), CopyTarget::KvReady(fetch.layer)])
+                    .collect()
             }
             CopyOp::Spill(spill) => vec![CopyTarget::Buffer(spill.buffer)],
         }
@@ -172,7 +175,7 @@ impl Device {
 
     /// Records since when copies wait only for the link: their reader is done, and no earlier copy must precede them.
     pub(super) fn mark_startable(&mut self) {
-        let per_chunk = self.geometry.blocks_per_chunk();
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
         let mut claimed: BTreeSet<_> = match self.detail {
             Detail::Times => BTreeSet::new(),
             Detail::Fingerprints => self.running().flat_map(|copy| copy.targets(per_chunk)).collect(),
@@ -216,11 +219,11 @@ impl Device {
     pub(super) fn start_copy(&mut self, id: ActionId, copy: CopyOp) {
         let tokens = match &copy {
             CopyOp::Slab(_) => Vec::new(),
-            CopyOp::Kv(fetch) => match self.read_host_blocks(&fetch.blocks) {
+            CopyOp::Kv(fetch) => match self.read_host_blocks(&fetch.layer_blocks) {
                 Some(tokens) => tokens,
                 None => return self.fail(id, Failure::Refused),
             },
-            CopyOp::Spill(spill) => self.start_host_write(&spill.blocks),
+            CopyOp::Spill(spill) => self.start_host_write(&spill.layer_blocks),
         };
         let passage = self.start_transfer(self.clock, copy.direction(), self.copy_bytes(&copy));
         let fails = self.rng.chance(self.faults.copy_fails_permille);
@@ -243,9 +246,8 @@ impl Device {
             CopyOp::Slab(fill) => {
                 self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)))
             }
-            CopyOp::Kv(fetch) => {
-                self.write_blocks(&fetch.blocks, &vec![Tokens::default(); fetch.blocks.len()])
-            }
+            CopyOp::Kv(fetch) => self
+                .write_layer_blocks(&fetch.layer_blocks, &vec![Tokens::default(); fetch.layer_blocks.len()]),
             CopyOp::Spill(_) => {}
         }
     }
@@ -262,7 +264,7 @@ impl Device {
             if self.detail == Detail::Fingerprints {
                 match &copy {
                     CopyOp::Slab(fill) => self.write_slab(fill),
-                    CopyOp::Kv(fetch) => self.write_blocks(&fetch.blocks, &tokens),
+                    CopyOp::Kv(fetch) => self.write_layer_blocks(&fetch.layer_blocks, &tokens),
                     CopyOp::Spill(_) => {}
                 }
             }
@@ -281,7 +283,7 @@ impl Device {
         if fails {
             self.fail(id, Failure::CopyFailed);
         } else {
-            self.finish_host_write(copy.blocks(), tokens);
+            self.finish_host_write(copy.layer_blocks(), tokens);
             self.completions.push_back(completion(id, self.copy_bytes(&copy), passage.ns));
         }
         self.finish_drops();
@@ -311,7 +313,9 @@ impl Device {
     fn copy_bytes(&self, copy: &CopyOp) -> u64 {
         match copy {
             CopyOp::Slab(fill) => self.slab_bytes(fill.target),
-            CopyOp::Kv(_) | CopyOp::Spill(_) => copy.blocks().len() as u64 * self.geometry.block_bytes,
+            CopyOp::Kv(_) | CopyOp::Spill(_) => {
+                copy.layer_blocks().len() as u64 * self.geometry.layer_block_bytes
+            }
         }
     }
 

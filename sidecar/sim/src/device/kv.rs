@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::action::{BlockSwap, Fetch, Spill};
+use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, Nanos};
 
@@ -14,7 +14,7 @@ use crate::machine::{Direction, LinkTransfer};
 #[derive(Clone, Debug)]
 pub(super) struct QueuedWriteBack {
     pub(super) id: ActionId,
-    swaps: Vec<BlockSwap>,
+    swaps: Vec<LayerBlockSwap>,
     /// When its blocks are needed, if an operation waits for them.
     pub(super) due: Option<Nanos>,
     pub(super) since: Nanos,
@@ -24,7 +24,7 @@ pub(super) struct QueuedWriteBack {
 #[derive(Clone, Debug)]
 pub(super) struct RunningWriteBack {
     id: ActionId,
-    swaps: Vec<BlockSwap>,
+    swaps: Vec<LayerBlockSwap>,
     /// Contents of the blocks when the copy began.
     tokens: Vec<Tokens>,
     pub(super) transfer: LinkTransfer,
@@ -33,7 +33,7 @@ pub(super) struct RunningWriteBack {
 
 /// How an operation accesses a block of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum BlockAccess {
+pub(crate) enum LayerBlockAccess {
     /// Reads it: no other operation may write it.
     Read,
     /// Writes it, one operation at a time.
@@ -46,8 +46,8 @@ impl Device {
     pub(crate) fn queue_fetch(&mut self, (id, due): (ActionId, Option<Nanos>), fetch: Fetch) {
         let layers = self.geometry.layers();
         let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);
-        let settled = self.has_no_pending_writes_for(&fetch.blocks, Some(fetch.buffer));
-        if layer && self.check_swaps(&fetch.blocks, BlockAccess::Fetch).is_ok() && settled {
+        let settled = self.has_no_pending_writes_for(&fetch.layer_blocks, Some(fetch.buffer));
+        if layer && self.check_swaps(&fetch.layer_blocks, LayerBlockAccess::Fetch).is_ok() && settled {
             self.queue_copy((id, due), CopyOp::Kv(fetch));
         } else {
             self.fail(id, Failure::Refused);
@@ -57,8 +57,8 @@ impl Device {
     pub(crate) fn queue_spill(&mut self, (id, due): (ActionId, Option<Nanos>), spill: Spill) {
         let layer = spill.layer.0 < self.geometry.layers();
         if layer
-            && self.check_swaps(&spill.blocks, BlockAccess::Fetch).is_ok()
-            && self.has_no_pending_writes(&spill.blocks)
+            && self.check_swaps(&spill.layer_blocks, LayerBlockAccess::Fetch).is_ok()
+            && self.has_no_pending_writes(&spill.layer_blocks)
         {
             self.queue_copy((id, due), CopyOp::Spill(spill));
         } else {
@@ -66,8 +66,12 @@ impl Device {
         }
     }
 
-    pub(crate) fn queue_write_back(&mut self, (id, due): (ActionId, Option<Nanos>), swaps: Vec<BlockSwap>) {
-        if self.check_swaps(&swaps, BlockAccess::Read).is_ok() && self.has_no_pending_writes(&swaps) {
+    pub(crate) fn queue_write_back(
+        &mut self,
+        (id, due): (ActionId, Option<Nanos>),
+        swaps: Vec<LayerBlockSwap>,
+    ) {
+        if self.check_swaps(&swaps, LayerBlockAccess::Read).is_ok() && self.has_no_pending_writes(&swaps) {
             self.write_backs.push_back(QueuedWriteBack { id, swaps, due, since: self.clock() });
             self.kick();
         } else {
@@ -76,19 +80,19 @@ impl Device {
     }
 
     /// Returns the blocks of buffers that copies read or write.
-    fn buffer_swaps(&self) -> impl Iterator<Item = &BlockSwap> {
-        self.all_copies().flat_map(CopyOp::blocks)
+    fn buffer_swaps(&self) -> impl Iterator<Item = &LayerBlockSwap> {
+        self.all_copies().flat_map(CopyOp::layer_blocks)
     }
 
     /// Returns the blocks that spills out of buffers other than `buffer` copy to the host.
-    fn spill_swaps(&self, buffer: Option<u8>) -> impl Iterator<Item = &BlockSwap> {
+    fn spill_swaps(&self, buffer: Option<u8>) -> impl Iterator<Item = &LayerBlockSwap> {
         self.all_copies().flat_map(move |copy| match copy {
-            CopyOp::Spill(spill) if Some(spill.buffer) != buffer => &spill.blocks[..],
+            CopyOp::Spill(spill) if Some(spill.buffer) != buffer => &spill.layer_blocks[..],
             _ => &[],
         })
     }
 
-    fn write_back_swaps(&self) -> impl Iterator<Item = &BlockSwap> {
+    fn write_back_swaps(&self) -> impl Iterator<Item = &LayerBlockSwap> {
         let running = self.running_write_back.iter().flat_map(|writing| &writing.swaps);
         running.chain(self.write_backs.iter().flat_map(|one| &one.swaps))
     }
@@ -99,12 +103,12 @@ impl Device {
     }
 
     /// Whether no running or waiting write-back or spill names one of these host blocks.
-    pub(crate) fn has_no_pending_writes(&self, swaps: &[BlockSwap]) -> bool {
+    pub(crate) fn has_no_pending_writes(&self, swaps: &[LayerBlockSwap]) -> bool {
         self.has_no_pending_writes_for(swaps, None)
     }
 
     /// Ignores spills out of `buffer`, because the operation starts after they end.
-    fn has_no_pending_writes_for(&self, swaps: &[BlockSwap], buffer: Option<u8>) -> bool {
+    fn has_no_pending_writes_for(&self, swaps: &[LayerBlockSwap], buffer: Option<u8>) -> bool {
         if self.detail == Detail::Times {
             return true;
         }
@@ -114,40 +118,43 @@ impl Device {
     }
 
     /// Returns the blocks, as chunk and position, that concurrent copies exclude from this access.
-    pub(crate) fn busy_blocks(&self, to: BlockAccess) -> BTreeSet<(ChunkId, u32)> {
-        let per_chunk = self.geometry.blocks_per_chunk();
-        let place = |swap: &BlockSwap| (swap.chunk, swap.block.0 % per_chunk);
+    pub(crate) fn busy_layer_blocks(&self, to: LayerBlockAccess) -> BTreeSet<(ChunkId, u32)> {
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
+        let place = |swap: &LayerBlockSwap| (swap.chunk, swap.layer_block.0 % per_chunk);
         match to {
-            BlockAccess::Read => self.buffer_swaps().map(place).collect(),
-            BlockAccess::Fetch => self.write_back_swaps().map(place).collect(),
-            BlockAccess::Write => self.buffer_swaps().chain(self.write_back_swaps()).map(place).collect(),
+            LayerBlockAccess::Read => self.buffer_swaps().map(place).collect(),
+            LayerBlockAccess::Fetch => self.write_back_swaps().map(place).collect(),
+            LayerBlockAccess::Write => {
+                self.buffer_swaps().chain(self.write_back_swaps()).map(place).collect()
+            }
         }
     }
 
     /// Returns the contents that a fetch copies, or `None` if a host block does not have the expected generation.
-    pub(super) fn read_host_blocks(&self, swaps: &[BlockSwap]) -> Option<Vec<Tokens>> {
+    pub(super) fn read_host_blocks(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<Tokens>> {
         if self.detail == Detail::Times {
             return Some(Vec::new());
         }
-        let carried = |swap: &BlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
-        let tokens = |(at, swap): (usize, &BlockSwap)| {
-            self.host_tokens(swap.host, self.faults.swap_in_wrong_block && at == 0)
+        let carried =
+            |swap: &LayerBlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
+        let tokens = |(at, swap): (usize, &LayerBlockSwap)| {
+            self.host_tokens(swap.host, self.faults.swap_in_wrong_layer_block && at == 0)
         };
         swaps.iter().all(carried).then(|| swaps.iter().enumerate().map(tokens).collect())
     }
 
-    pub(super) fn write_blocks(&mut self, swaps: &[BlockSwap], tokens: &[Tokens]) {
-        let per_chunk = self.geometry.blocks_per_chunk();
+    pub(super) fn write_layer_blocks(&mut self, swaps: &[LayerBlockSwap], tokens: &[Tokens]) {
+        let per_chunk = self.geometry.layer_blocks_per_chunk();
         for (swap, tokens) in swaps.iter().zip(tokens) {
-            let block = self.chunk_block_mut(swap.chunk, swap.block.0 % per_chunk);
-            *block.expect("a chunk stays while its blocks are copied") = *tokens;
+            let layer_block = self.chunk_layer_block_mut(swap.chunk, swap.layer_block.0 % per_chunk);
+            *layer_block.expect("a chunk stays while its blocks are copied") = *tokens;
         }
     }
 
     /// Starts the first write-back.
     pub(super) fn start_write_back(&mut self) {
         let Some(QueuedWriteBack { id, swaps, .. }) = self.write_backs.pop_front() else { return };
-        let bytes = swaps.len() as u64 * self.geometry.block_bytes;
+        let bytes = swaps.len() as u64 * self.geometry.layer_block_bytes;
         let passage = self.start_transfer(self.clock, Direction::Out, bytes);
         let fails = self.rng.chance(self.faults.copy_fails_permille);
         let tokens = self.start_host_write(&swaps);
@@ -156,15 +163,15 @@ impl Device {
     }
 
     /// Returns the contents to copy. The host blocks have no generation until the copy ends.
-    pub(super) fn start_host_write(&mut self, swaps: &[BlockSwap]) -> Vec<Tokens> {
-        let blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
-        let tokens = blocks.iter().map(|swap| self.tokens(swap)).collect();
-        blocks.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
+    pub(super) fn start_host_write(&mut self, swaps: &[LayerBlockSwap]) -> Vec<Tokens> {
+        let layer_blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
+        let tokens = layer_blocks.iter().map(|swap| self.tokens(swap)).collect();
+        layer_blocks.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
         tokens
     }
 
     /// Stores the copied contents. Blocks that were overwritten during the copy are torn and stored as empty.
-    pub(super) fn finish_host_write(&mut self, swaps: &[BlockSwap], tokens: Vec<Tokens>) {
+    pub(super) fn finish_host_write(&mut self, swaps: &[LayerBlockSwap], tokens: Vec<Tokens>) {
         for (swap, tokens) in swaps.iter().zip(tokens) {
             let torn = self.tokens(swap) != tokens;
             let tokens = if torn { Tokens::default() } else { tokens };
@@ -182,7 +189,7 @@ impl Device {
             return self.fail(id, Failure::CopyFailed);
         }
         self.finish_host_write(&swaps, tokens);
-        let bytes = swaps.len() as u64 * self.geometry.block_bytes;
+        let bytes = swaps.len() as u64 * self.geometry.layer_block_bytes;
         self.completions.push_back(completion(id, bytes, passage.ns));
     }
 }

@@ -4,7 +4,7 @@ use sluice_policy::action::{Address, Reback};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::ellm::{BufferController, Need, Supply, Violations, balloon, premap_chunks};
 use sluice_policy::geometry::{ActivationCost, Geometry};
-use sluice_policy::ids::{ChunkId, FrameId};
+use sluice_policy::ids::{ChunkId, KvChunkId};
 use sluice_policy::params::Params;
 
 use super::{ComparisonRow, ExperimentReport, Figure, Series};
@@ -99,7 +99,7 @@ fn tenant() -> (Ownership, ChunkTable) {
         capacity_chunks: 4,
         global_bytes: 0,
         slab_bytes: vec![CHUNK_BYTES],
-        block_bytes: CHUNK_BYTES,
+        layer_block_bytes: CHUNK_BYTES,
         activation,
         staging_chunks: 0,
     };
@@ -116,11 +116,11 @@ fn tenant() -> (Ownership, ChunkTable) {
 fn owners() -> Vec<ComparisonRow> {
     let (before, mut ledger) = tenant();
     let mut after = before.clone();
-    after.frames[0] = after.activation.pop();
+    after.kv_chunks[0] = after.activation.pop();
     for (chunk, from, to) in before.changes(&after) {
         ledger.hand_over(chunk, from, to);
     }
-    let behind = after.addresses().find(|(address, _)| *address == Address::Kv(FrameId(0)));
+    let behind = after.addresses().find(|(address, _)| *address == Address::Kv(KvChunkId(0)));
     let [activations, kv, all] = [ledger.count(Owner::Activation), ledger.count(Owner::Kv), ledger.created()];
     let told = |chunk: u32, activations: u32, kv: u32, all: u32| {
         format!("chunk {chunk}; {activations} and {kv} of {all}")

@@ -27,22 +27,22 @@ const STEPS: [(u64, [u64; 2], [PlanCost; 3]); 2] = [
     (16, [4, 6], [(70, Some(12)), (78, None), (70, Some(2))]),
 ];
 
-fn problem(blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
+fn problem(layer_blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
     let link = Link::fluid(1_000_000);
-    let object = |(blocks, away): (u64, &[u16])| {
-        Object::kv(&link, LAYERS, blocks, &[away.iter().map(|layer| layer - 1).collect()])
+    let object = |(layer_blocks, away): (u64, &[u16])| {
+        Object::kv(&link, LAYERS, layer_blocks, &[away.iter().map(|layer| layer - 1).collect()])
     };
     Problem {
         capacity_bytes: CAPACITY_BLOCKS,
         compute_ns: vec![3 * UNIT_NS; LAYERS.into()],
         link,
         write_bytes: 0,
-        objects: blocks.into_iter().zip(away).map(object).collect(),
+        objects: layer_blocks.into_iter().zip(away).map(object).collect(),
     }
 }
 
-fn outcome(blocks: [u64; 2], away: [&[u16]; 2]) -> PlanCost {
-    let problem = problem(blocks, away);
+fn outcome(layer_blocks: [u64; 2], away: [&[u16]; 2]) -> PlanCost {
+    let problem = problem(layer_blocks, away);
     let memory = problem.bytes_of(&[0, 0]);
     let streams = problem.choices_of(&[0, 0]);
     let streams = streams.map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
@@ -59,15 +59,17 @@ fn format_cost((memory, stall): PlanCost) -> String {
 
 /// Reproduces Fig. 3.
 pub fn fig3() -> ExperimentReport {
-    let cases = STEPS.iter().flat_map(|(step, blocks, paper)| {
-        PLANS.iter().zip(paper).map(move |((name, away), paper)| (*step, *blocks, *name, *away, *paper))
+    let cases = STEPS.iter().flat_map(|(step, layer_blocks, paper)| {
+        PLANS.iter().zip(paper).map(move |((name, away), paper)| (*step, *layer_blocks, *name, *away, *paper))
     });
-    let rows = cases.map(|(step, blocks, name, away, paper)| {
-        let ours = outcome(blocks, away);
+    let rows = cases.map(|(step, layer_blocks, name, away, paper)| {
+        let ours = outcome(layer_blocks, away);
         ComparisonRow::equal(format!("plan {name}, step {step}"), &format_cost(paper), &format_cost(ours))
     });
     let line = |(name, away): &(&str, [&[u16]; 2])| {
-        let stall = |blocks| outcome([blocks, 6], *away).1.map(|stall| (blocks as f64, stall as f64));
+        let stall = |layer_blocks| {
+            outcome([layer_blocks, 6], *away).1.map(|stall| (layer_blocks as f64, stall as f64))
+        };
         Series { name: format!("plan {name}"), points: (1..=8).filter_map(stall).collect() }
     };
     ExperimentReport::new(

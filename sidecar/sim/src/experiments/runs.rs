@@ -18,8 +18,8 @@ pub struct Job {
     pub load: Arc<Vec<Arrival>>,
 }
 
-/// Runs all jobs and returns their results in the same order. Calls `on_done` after each job with its name, the number of
-/// finished jobs and the total.
+/// Runs all jobs and returns their results in the same order. Calls `on_done` after each job with its name, the number
+/// of finished jobs and the total.
 ///
 /// # Errors
 /// The error of the first job, in job order, that cannot be served.

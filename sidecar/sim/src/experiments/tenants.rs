@@ -28,7 +28,7 @@ const ARRIVALS: &str = "azure_llm_2023_code.csv";
 /// memory too.
 const LENGTHS: [(&str, u32, usize); 2] = [("sharegpt_lengths.csv", 200, 1), ("alpaca_lengths.csv", 512, 3)];
 
-/// Compared policies, in column order.
+/// Compared policies, in KV block order.
 const POLICIES: [PolicyName; 3] = [PolicyName::Recompute, PolicyName::Pie, PolicyName::Oneiros];
 
 /// Control: `Recompute` on a machine with enough memory that KV is never short. Shows the possible gain, and how much

@@ -81,10 +81,11 @@ impl Gpu {
     fn new_device(&mut self, setup: &TenantSetup, me: Peer) -> SharedDevice {
         // `Detail::Times` does not check host blocks, so it needs none.
         let counts = self.setup.detail == Detail::Fingerprints;
-        let blocks = if counts { setup.params.host_kv_bytes / setup.geometry.block_bytes.max(1) } else { 0 };
-        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+        let layer_blocks =
+            if counts { setup.params.host_kv_bytes / setup.geometry.layer_block_bytes.max(1) } else { 0 };
+        let layer_blocks = u32::try_from(layer_blocks).unwrap_or(u32::MAX);
         let device =
-            Device::with_host_tier(setup.geometry.clone(), setup.profile, self.rng.next_u64(), blocks);
+            Device::with_host_tier(setup.geometry.clone(), setup.profile, self.rng.next_u64(), layer_blocks);
         self.ledger.borrow_mut().join(me.instance);
         {
             let mut device = device.borrow_mut();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use sluice_policy::action::{BlockSwap, Work};
+use sluice_policy::action::{LayerBlockSwap, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, Nanos};
 
@@ -61,6 +61,6 @@ impl DeferredCopies {
 /// Whether an operation uses a chunk or host block of a copy.
 pub(super) fn overlaps(operation: &Work, copy: &Work) -> bool {
     let (chunks, hosts) = (operation.chunks(), operation.swaps());
-    let host = |swap: &BlockSwap| hosts.iter().any(|other| other.host == swap.host);
+    let host = |swap: &LayerBlockSwap| hosts.iter().any(|other| other.host == swap.host);
     copy.swaps().iter().any(|swap| chunks.contains(&swap.chunk) || host(swap))
 }

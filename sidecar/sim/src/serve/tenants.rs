@@ -62,7 +62,7 @@ fn geometry(case: &ServeConfig, place: &TenantModel) -> Geometry {
         capacity_chunks: capacity_chunks(case),
         global_bytes: model.global_bytes(),
         slab_bytes: vec![model.layer_bytes(); model.layers.into()],
-        block_bytes: 16 * model.kv_layer_bytes(),
+        layer_block_bytes: 16 * model.kv_layer_bytes(),
         activation: model.activation(STEP_TOKENS),
         staging_chunks: 0,
     }
@@ -70,7 +70,7 @@ fn geometry(case: &ServeConfig, place: &TenantModel) -> Geometry {
 
 fn params(case: &ServeConfig, place: &TenantModel) -> Params {
     let geometry = geometry(case, place);
-    let context = Geometry::columns_for(place.model.context_tokens);
+    let context = Geometry::kv_blocks_for(place.model.context_tokens);
     let guaranteed = u64::from(geometry.kv_chunks_for(context)) * case.chunk_bytes;
     let share = u64::from(capacity_chunks(case)) * u64::from(place.share_permille) / 1000;
     let shape = |tokens| StepShape { tokens, sequences: case.max_sequences, logit_rows: case.max_sequences };

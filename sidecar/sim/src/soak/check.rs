@@ -161,7 +161,7 @@ pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
         let even = even && manager.stale_addresses() == 0;
         even && manager.sleep_state() == SleepState::Awake
             && manager.is_whole()
-            && manager.kv_counts().used_columns == 0
+            && manager.kv_counts().used_kv_blocks == 0
     };
     let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
     // In exclusive mode, a tenant that woke creates the rest of its share only when a step needs it.
@@ -275,7 +275,7 @@ pub(super) fn state(gpu: &Gpu) -> String {
         let (manager, snapshot) = (manager(life), life.driver.scheduler().snapshot());
         format!(
             "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
-             {} columns, {} chunks",
+             {} KV blocks, {} chunks",
             life.me,
             snapshot.waiting,
             snapshot.running,
@@ -286,7 +286,7 @@ pub(super) fn state(gpu: &Gpu) -> String {
             manager.has_debt(),
             manager.is_whole(),
             manager.failed(),
-            manager.kv_counts().used_columns,
+            manager.kv_counts().used_kv_blocks,
             life.device.borrow().chunks.len(),
         )
     };

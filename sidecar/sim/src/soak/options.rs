@@ -67,8 +67,8 @@ pub struct Options {
     pub tenants: usize,
     /// Layers of each model.
     pub layers: u16,
-    /// KV columns of each tenant with all layers resident.
-    pub kv_columns: u32,
+    /// KV KV blocks of each tenant with all layers resident.
+    pub kv_blocks: u32,
     /// Policy of all tenants.
     pub policy: PolicyName,
     /// Objectives of all tenants, if any.
@@ -124,11 +124,11 @@ impl Options {
         let tenants = rng.between(1, 4) as usize;
         let layers = rng.between(3, 8) as u16;
         let span_ns = rng.between(200, 1_500) * MS;
-        let block_column = u64::from(layers) * BLOCK_BYTES;
+        let layer_block_kv_block = u64::from(layers) * BLOCK_BYTES;
         Options {
             tenants,
             layers,
-            kv_columns: rng.between(8, 24) as u32,
+            kv_blocks: rng.between(8, 24) as u32,
             policy: PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize],
             slo: Slo::default(),
             pause_bound_ns: DEFAULT_BOUND_NS,
@@ -137,7 +137,7 @@ impl Options {
             plan_alike: false,
             disabled: DisabledMechanisms::default(),
             sharing: draw_sharing(rng),
-            host_kv_bytes: block_column * zero_or_up_to(rng, 40),
+            host_kv_bytes: layer_block_kv_block * zero_or_up_to(rng, 40),
             prefix_caching: rng.chance(700),
             stall_allowance_permille: 50 + zero_or_up_to(rng, 950) as u32,
             terms: draw_terms(rng),
@@ -191,7 +191,7 @@ impl Options {
         if rng.chance(250) {
             self.is_burst = true;
             self.layers = rng.between(8, 16) as u16;
-            self.kv_columns = rng.between(8, 14) as u32;
+            self.kv_blocks = rng.between(8, 14) as u32;
             self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(20, 120);
             self.requests.iter_mut().for_each(|count| *count += rng.between(8, 16));
             if rng.chance(300) {
@@ -207,7 +207,7 @@ impl Options {
         (self.policy, self.plan_first_come) = (PolicyName::OrbitFlow, true);
         self.slo.tbt_ns = rng.between(1, 4) * MS;
         self.extra_tokens = [64, 0];
-        self.kv_columns = rng.between(24, 36) as u32;
+        self.kv_blocks = rng.between(24, 36) as u32;
         self.host_kv_bytes = u64::from(self.layers) * BLOCK_BYTES * rng.between(80, 200);
         self.link_bytes_per_second = 1 << rng.between(30, 34);
     }
@@ -218,7 +218,7 @@ impl Options {
         self.policy = PolicyName::Unified;
         self.remap_cap_permille = Params::default().remap_cap_permille;
         self.extra_tokens = [0, 64];
-        self.kv_columns = rng.between(16, 26) as u32;
+        self.kv_blocks = rng.between(16, 26) as u32;
         self.link_bytes_per_second = 1 << rng.between(28, 32);
     }
 
@@ -317,7 +317,7 @@ impl Options {
             capacity_chunks: 0,
             global_bytes: 3 * CHUNK_BYTES - 100,
             slab_bytes: (0..u64::from(self.layers)).map(slab).collect(),
-            block_bytes: BLOCK_BYTES,
+            layer_block_bytes: BLOCK_BYTES,
             activation: ActivationCost {
                 fixed_bytes: 1000,
                 stream_per_token_bytes: 500,
@@ -334,7 +334,7 @@ impl Options {
         let geometry = self.geometry();
         let weights: u32 = (0..geometry.slab_bytes.len()).map(|layer| geometry.slab_chunks(layer)).sum();
         let activation = geometry.chunks_for(geometry.activation.bytes(STEP));
-        3 + weights + activation + geometry.kv_chunks_for(self.kv_columns)
+        3 + weights + activation + geometry.kv_chunks_for(self.kv_blocks)
     }
 }
 

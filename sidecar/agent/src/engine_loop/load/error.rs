@@ -63,7 +63,7 @@ const fn fields(refused: &ConfigError) -> &'static str {
         ConfigError::ContextDoesNotFit { .. } => {
             "memory.guaranteed_kv_bytes, memory.kv_limit_bytes, max_model_len"
         }
-        ConfigError::BlockLargerThanChunk { .. } => "gpu.chunk_bytes",
+        ConfigError::LayerBlockLargerThanChunk { .. } => "gpu.chunk_bytes",
         ConfigError::ZeroSize { .. } => "limits",
         ConfigError::TooManyLayers { .. } => "model_path",
         ConfigError::BadForced { .. } => "debug.force_remap",

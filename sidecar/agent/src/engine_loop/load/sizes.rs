@@ -29,11 +29,11 @@ pub(super) fn engine_setup(loaded: &LoadedTenant) -> EngineSetup {
         chunk_bytes: config.gpu.chunk_bytes,
         capacity_chunks,
         // Ranges are virtual. Each is as long as the GPU, so that any share of it can back any of them.
-        kv_frames: capacity_chunks,
+        kv_chunks: capacity_chunks,
         activation_chunks: capacity_chunks,
         staging_chunks: 0,
         max_rows: config.limits.max_sequences,
-        max_columns: Geometry::columns_for(loaded.max_model_tokens) + 1,
+        max_kv_blocks: Geometry::kv_blocks_for(loaded.max_model_tokens) + 1,
         max_history: loaded.max_model_tokens,
         chunk_tokens: chunk_tokens(&config.limits),
         threads: u16::try_from(config.engine.threads).unwrap_or(u16::MAX),
@@ -45,7 +45,7 @@ pub(super) fn ranges(setup: &EngineSetup) -> RangeSizes {
     RangeSizes {
         global_chunks: setup.global_chunks(),
         layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
-        kv_frames: setup.kv_frames,
+        kv_chunks: setup.kv_chunks,
         activation_chunks: setup.activation_chunks,
         staging_chunks: setup.staging_chunks,
     }
@@ -62,7 +62,7 @@ pub(super) fn geometry(loaded: &LoadedTenant, layout: &SlabLayout, activation: A
         capacity_chunks: capacity_chunks(config),
         global_bytes: layout.global.bytes,
         slab_bytes: vec![layout.layer.bytes; usize::from(loaded.spec.layers)],
-        block_bytes: loaded.spec.block_bytes(),
+        layer_block_bytes: loaded.spec.layer_block_bytes(),
         activation,
         staging_chunks: 0,
     }
@@ -127,8 +127,8 @@ pub fn parse_policy(name: &str) -> Result<PolicyName, LoadError> {
 
 /// Returns the KV bytes of one sequence of maximum length, rounded up to whole chunks.
 fn one_sequence_bytes(loaded: &LoadedTenant) -> u64 {
-    let (block, chunk) = (loaded.spec.block_bytes(), loaded.config.gpu.chunk_bytes);
-    let blocks = u64::from(Geometry::columns_for(loaded.max_model_tokens)) * u64::from(loaded.spec.layers);
+    let (block, chunk) = (loaded.spec.layer_block_bytes(), loaded.config.gpu.chunk_bytes);
+    let blocks = u64::from(Geometry::kv_blocks_for(loaded.max_model_tokens)) * u64::from(loaded.spec.layers);
     blocks.div_ceil((chunk / block).max(1)) * chunk
 }
 

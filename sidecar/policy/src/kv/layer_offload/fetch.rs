@@ -5,8 +5,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use super::{StagingSlot, group_by_slots};
-use crate::action::staging::{FetchBlocks, StagedRange};
-use crate::ids::{BlockId, ChunkId, Generation, HostBlockId, LayerId, SlotId};
+use crate::action::staging::{FetchLayerBlocks, StagedRange};
+use crate::ids::{ChunkId, Generation, HostBlockId, LayerBlockId, LayerId, SlotId};
 use crate::kv::Kv;
 use crate::layer_set::LayerSet;
 use crate::slots::{DueCopy, Generations};
@@ -57,11 +57,12 @@ impl Kv {
                     continue;
                 }
                 // The slot's user may have closed since.
-                let user = self.sequences.get(&seat.user.0).and_then(|s| s.columns.get(seat.user.1 as usize));
-                if self.columns.get(seat.column).refs == 1 && user == Some(&seat.column) {
+                let user =
+                    self.sequences.get(&seat.user.0).and_then(|s| s.kv_blocks.get(seat.user.1 as usize));
+                if self.kv_blocks.get(seat.kv_block).refs == 1 && user == Some(&seat.kv_block) {
                     self.dirty.insert(seat.user);
                 } else {
-                    shared.insert(seat.column);
+                    shared.insert(seat.kv_block);
                 }
             }
         }
@@ -87,24 +88,29 @@ impl Kv {
     }
 
     /// Returns the blocks that a fetch copies. A buffer's blocks keep their chunks as long as the buffer is not moved.
-    pub fn fetch_blocks(&mut self, due: &DueCopy, chunk: impl Fn(BlockId) -> ChunkId) -> FetchBlocks {
+    pub fn fetch_layer_blocks(
+        &mut self,
+        due: &DueCopy,
+        chunk: impl Fn(LayerBlockId) -> ChunkId,
+    ) -> FetchLayerBlocks {
         let covered = self.layer_offload.covered.get(due.instance.generation).expect("what is due is known");
         if self.layer_offload.is_fetching_disabled {
             return Vec::new().into();
         }
         self.update_slot_table(chunk);
-        FetchBlocks::of(self.layer_offload.table.clone(), due.instance.layer, due.instance.slot, covered)
+        FetchLayerBlocks::of(self.layer_offload.table.clone(), due.instance.layer, due.instance.slot, covered)
     }
 
     /// Adds new staging slots to the backend's table.
-    fn update_slot_table(&mut self, chunk: impl Fn(BlockId) -> ChunkId) {
+    fn update_slot_table(&mut self, chunk: impl Fn(LayerBlockId) -> ChunkId) {
         let stream = &mut self.layer_offload;
         let (told, seats) = (stream.table.slots.len(), stream.staging_slots.len());
         if told == seats {
             return;
         }
         let seated = |seat: StagingSlot| {
-            let stowed = self.columns.get(seat.column).host_location.expect("a seated column has a place");
+            let stowed =
+                self.kv_blocks.get(seat.kv_block).host_location.expect("a seated KV block has a place");
             let host = HostBlockId(stowed.place * self.layers);
             StagedRange { set: seat.set, host, generation: stowed.generation }
         };
@@ -113,7 +119,7 @@ impl Kv {
         table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members));
         table.buffers.resize(stream.buffers.len(), Vec::new());
         for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
-            known.extend(buffer[told..seats].iter().map(|block| (*block, chunk(*block))));
+            known.extend(buffer[told..seats].iter().map(|layer_block| (*layer_block, chunk(*layer_block))));
         }
     }
 
@@ -175,7 +181,7 @@ impl Kv {
         self.layer_offload.pinned_places = still;
     }
 
-    /// Frees the column's staging slot and its host place, the latter once no fetch reads it any more.
+    /// Frees the KV block's staging slot and its host place, the latter once no fetch reads it any more.
     pub(in crate::kv) fn pin_place(&mut self, seat: Option<u32>, place: u32) {
         seat.into_iter().for_each(|seat| self.layer_offload.vacate(seat));
         if self.layer_offload.fetching.is_empty() {

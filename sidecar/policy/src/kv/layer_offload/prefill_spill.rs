@@ -1,33 +1,33 @@
 //! Offloads the KV of a prefill to the host tier during its computation, layer by layer (eLLM 4.4.2).
 //!
-//! Columns of such a prompt have no device blocks of their own, but a host place and a staging slot. The step that
+//! KV blocks of such a prompt have no device blocks of their own, but a host place and a staging slot. The step that
 //! computes them writes each layer's part into the layer's buffer. A *spill* copies it out after the engine, before the
-//! next fetch into this buffer. Later steps of the same prompt fetch the columns like other staged ones.
+//! next fetch into this buffer. Later steps of the same prompt fetch the KV blocks like other staged ones.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::{Placement, StagingSlot};
-use crate::action::{BlockSwap, Spill};
-use crate::ids::{BlockId, ChunkId, ColumnId, Generation, HostBlockId, LayerId, RequestId, SlotId};
+use crate::action::{LayerBlockSwap, Spill};
+use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId, SlotId};
 use crate::kv::Kv;
-use crate::kv::columns::HostLocation;
+use crate::kv::blocks::HostLocation;
 use crate::slots::{Generations, Progress};
 use crate::step_model::Layout;
 
 /// Offloaded prefills, and their copies in progress.
 #[derive(Clone, Debug, Default)]
 pub(in crate::kv) struct Spills {
-    /// Requests, and the number of columns of each prompt.
+    /// Requests, and the number of KV blocks of each prompt.
     prompts: BTreeMap<RequestId, u32>,
     /// The first staging slot that the current or next step writes; `None` if it writes none.
     from: Option<u32>,
-    /// The columns being written, each with one more reference until all copies have ended.
-    pub(in crate::kv) columns: Vec<ColumnId>,
+    /// The KV blocks being written, each with one more reference until all copies have ended.
+    pub(in crate::kv) kv_blocks: Vec<KvBlockId>,
     copies: Vec<Copy>,
 }
 
-/// The copy of one layer of a step's columns.
+/// The copy of one layer of a step's KV blocks.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     layer: LayerId,
@@ -70,19 +70,19 @@ impl Spills {
 }
 
 impl Kv {
-    /// Offloads all further columns of the request, `columns` in total with the existing ones. The first set of the
+    /// Offloads all further KV blocks of the request, `kv_blocks` in total with the existing ones. The first set of the
     /// placement in force must be all layers.
-    pub fn start_prefill_spill(&mut self, request: RequestId, columns: u32) {
+    pub fn start_prefill_spill(&mut self, request: RequestId, kv_blocks: u32) {
         assert!(self.places_prefills(), "the first set of the placement is all layers");
         self.register(request, 0);
         let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
         // Content that is only in buffers must not be shared.
         sequence.chain = None;
-        self.layer_offload.prefill_spills.prompts.insert(request, columns);
-        self.history.word(request.0 << 32 ^ u64::from(columns));
+        self.layer_offload.prefill_spills.prompts.insert(request, kv_blocks);
+        self.history.word(request.0 << 32 ^ u64::from(kv_blocks));
     }
 
-    /// Whether new columns of the request are offloaded.
+    /// Whether new KV blocks of the request are offloaded.
     pub fn is_spilling_prefill(&self, request: RequestId) -> bool {
         self.layer_offload.prefill_spills.prompts.contains_key(&request)
     }
@@ -125,14 +125,14 @@ impl Kv {
         self.layer_offload.prefill_spills.disable_prefill_spill();
     }
 
-    /// Returns the columns that offloaded prefills still need: each takes a host place.
-    pub fn columns_to_spill(&self) -> u32 {
+    /// Returns the KV blocks that offloaded prefills still need: each takes a host place.
+    pub fn kv_blocks_to_spill(&self) -> u32 {
         let prompts = self.layer_offload.prefill_spills.prompts.iter();
-        prompts.map(|(request, columns)| columns.saturating_sub(self.columns(*request))).sum()
+        prompts.map(|(request, kv_blocks)| kv_blocks.saturating_sub(self.kv_blocks(*request))).sum()
     }
 
-    /// Returns the device blocks that a new column of this request takes.
-    pub fn column_blocks(&self, request: RequestId) -> u32 {
+    /// Returns the device blocks that a new KV block of this request takes.
+    pub fn kv_block_layer_blocks(&self, request: RequestId) -> u32 {
         if self.is_spilling_prefill(request) {
             u32::from(self.layer_offload.placement.layout.beta)
         } else {
@@ -140,7 +140,7 @@ impl Kv {
         }
     }
 
-    /// Allocates new columns of an offloaded prefill in the host tier.
+    /// Allocates new KV blocks of an offloaded prefill in the host tier.
     ///
     /// # Panics
     /// If the host tier has no place for one.
@@ -151,26 +151,26 @@ impl Kv {
         generations: &mut Generations,
     ) {
         for _ in 0..count {
-            let id = self.columns.add();
+            let id = self.kv_blocks.add();
             self.reserve_host_place(id, generations)
-                .expect("the host tier has a place for each column that goes out");
-            let at = self.sequences[&request].columns.len() as u32;
+                .expect("the host tier has a place for each KV block that goes out");
+            let at = self.sequences[&request].kv_blocks.len() as u32;
             self.append(request, id);
             self.layer_offload
                 .prefill_spills
                 .from
                 .get_or_insert(self.layer_offload.staging_slots.len() as u32);
-            self.layer_offload.prefill_spills.columns.push(id);
+            self.layer_offload.prefill_spills.kv_blocks.push(id);
             self.add_reference(id);
-            self.stage(StagingSlot { column: id, set: 0, user: (request, at) });
+            self.stage(StagingSlot { kv_block: id, set: 0, user: (request, at) });
         }
     }
 
-    /// Begins a step, new or repeated: every layer's part of its columns must be copied.
+    /// Begins a step, new or repeated: every layer's part of its KV blocks must be copied.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
         let Some(from) = self.layer_offload.prefill_spills.from else { return };
         let seats = self.layer_offload.staging_slots.len() as u32;
-        // The step writes these columns to the buffers, so the tables must name the buffers.
+        // The step writes these KV blocks to the buffers, so the tables must name the buffers.
         for layer in &self.layer_offload.placement.layout.moving {
             self.layer_offload.slots_in_tables[layer.index()] = seats;
         }
@@ -185,7 +185,7 @@ impl Kv {
     }
 
     /// Returns the due spills in layer order, each with its generation, and marks them as ordered.
-    pub fn take_due_spills(&mut self, chunk: impl Fn(BlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
+    pub fn take_due_spills(&mut self, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
         let mut due = Vec::new();
         for at in 0..self.layer_offload.prefill_spills.copies.len() {
             let copy = &mut self.layer_offload.prefill_spills.copies[at];
@@ -199,16 +199,21 @@ impl Kv {
         due
     }
 
-    fn spill(&self, copy: Copy, chunk: impl Fn(BlockId) -> ChunkId) -> Spill {
+    fn spill(&self, copy: Copy, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Spill {
         let buffer = &self.layer_offload.buffers[copy.buffer.index()];
-        let swap = |id: &ColumnId| {
-            let seat = self.columns.get(*id).staging_slot()?;
-            let HostLocation { place, generation } = self.columns.get(*id).host_location?;
-            let (block, host) = (buffer[seat as usize], place * self.layers + u32::from(copy.layer.0));
-            Some(BlockSwap { block, chunk: chunk(block), host: HostBlockId(host), generation })
+        let swap = |id: &KvBlockId| {
+            let seat = self.kv_blocks.get(*id).staging_slot()?;
+            let HostLocation { place, generation } = self.kv_blocks.get(*id).host_location?;
+            let (layer_block, host) = (buffer[seat as usize], place * self.layers + u32::from(copy.layer.0));
+            Some(LayerBlockSwap {
+                layer_block,
+                chunk: chunk(layer_block),
+                host: HostBlockId(host),
+                generation,
+            })
         };
-        let blocks = self.layer_offload.prefill_spills.columns.iter().filter_map(swap).collect();
-        Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, blocks }
+        let layer_blocks = self.layer_offload.prefill_spills.kv_blocks.iter().filter_map(swap).collect();
+        Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, layer_blocks }
     }
 
     /// Handles the end of a spill. A dropped one (`Err(true)`) is due again if its step will be repeated. Returns the
@@ -233,20 +238,20 @@ impl Kv {
     }
 
     fn arrived(&mut self, layer: LayerId) {
-        for id in &self.layer_offload.prefill_spills.columns {
-            self.columns.get_mut(*id).hosted_layers.insert(layer);
+        for id in &self.layer_offload.prefill_spills.kv_blocks {
+            self.kv_blocks.get_mut(*id).hosted_layers.insert(layer);
         }
         self.history.word(!u64::from(layer.0));
     }
 
-    /// Ends the step: its columns become ordinary staged columns once their copies have ended.
+    /// Ends the step: its KV blocks become ordinary staged KV blocks once their copies have ended.
     pub(super) fn close_spills(&mut self) {
         if self.layer_offload.prefill_spills.from.take().is_some() {
             self.end_spills();
         }
     }
 
-    /// Abandons a step that will not be repeated. Returns the requests whose columns it should have written.
+    /// Abandons a step that will not be repeated. Returns the requests whose KV blocks it should have written.
     pub fn abandon_spills(&mut self) -> Vec<RequestId> {
         if self.layer_offload.prefill_spills.from.is_none() {
             return Vec::new();
@@ -257,7 +262,7 @@ impl Kv {
     }
 
     fn invalidate_spills(&mut self) -> Vec<RequestId> {
-        self.invalidate(&self.layer_offload.prefill_spills.columns.iter().copied().collect())
+        self.invalidate(&self.layer_offload.prefill_spills.kv_blocks.iter().copied().collect())
     }
 
     fn end_spills(&mut self) {
@@ -265,13 +270,13 @@ impl Kv {
         let under_way = |copy: &Copy| copy.progress == Progress::Ordered;
         if spills.from.is_none() && !spills.copies.iter().any(under_way) {
             spills.copies.clear();
-            for id in core::mem::take(&mut spills.columns) {
+            for id in core::mem::take(&mut spills.kv_blocks) {
                 self.release_reference(id);
             }
         }
     }
 
-    /// Whether the next or current step writes columns in buffers.
+    /// Whether the next or current step writes KV blocks in buffers.
     pub fn writes_to_buffers(&self) -> bool {
         self.layer_offload.prefill_spills.from.is_some()
     }
@@ -282,14 +287,14 @@ impl Kv {
             && self.layer_offload.placement.of.keys().all(|id| self.is_spilling_prefill(*id))
     }
 
-    /// Whether columns of a finished step are still being copied to the host tier.
+    /// Whether KV blocks of a finished step are still being copied to the host tier.
     pub fn has_pending_spills(&self) -> bool {
         self.layer_offload.prefill_spills.from.is_none()
-            && !self.layer_offload.prefill_spills.columns.is_empty()
+            && !self.layer_offload.prefill_spills.kv_blocks.is_empty()
     }
 
-    /// Whether the column's only certain copy is in the buffers.
-    pub(in crate::kv) fn is_spilling(&self, id: ColumnId) -> bool {
-        self.layer_offload.prefill_spills.columns.contains(&id)
+    /// Whether the KV block's only certain copy is in the buffers.
+    pub(in crate::kv) fn is_spilling(&self, id: KvBlockId) -> bool {
+        self.layer_offload.prefill_spills.kv_blocks.contains(&id)
     }
 }

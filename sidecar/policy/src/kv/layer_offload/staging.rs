@@ -6,46 +6,46 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{StagingSlot, group_by_slots};
-use crate::ids::{ColumnId, LayerId, RequestId};
+use crate::ids::{KvBlockId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::layer_set::LayerSet;
 
 impl Kv {
-    /// Stages the incomplete columns of running requests if the placement allows it and there is space; otherwise
+    /// Stages the incomplete KV blocks of running requests if the placement allows it and there is space; otherwise
     /// queues them for swap-in.
     pub(super) fn restage(&mut self) {
         let users: Vec<_> = (self.sequences.iter().filter(|(_, s)| !s.suspended))
             .flat_map(|(request, s)| {
-                let at = |(at, id): (usize, &ColumnId)| (*id, (*request, at as u32));
-                s.columns.iter().enumerate().map(at)
+                let at = |(at, id): (usize, &KvBlockId)| (*id, (*request, at as u32));
+                s.kv_blocks.iter().enumerate().map(at)
             })
             .collect();
-        for (column, user) in users {
-            if self.columns.is_whole(column) || self.columns.get(column).staging_slot().is_some() {
+        for (kv_block, user) in users {
+            if self.kv_blocks.is_whole(kv_block) || self.kv_blocks.get(kv_block).staging_slot().is_some() {
                 continue;
             }
             let full = user.1 < self.sequences[&user.0].full;
-            if let Some(set) = self.resident_set(column, user.0).filter(|_| full) {
-                self.stage(StagingSlot { column, set, user });
+            if let Some(set) = self.resident_set(kv_block, user.0).filter(|_| full) {
+                self.stage(StagingSlot { kv_block, set, user });
             }
-            self.missing_blocks.add(column);
+            self.missing_layer_blocks.add(kv_block);
         }
     }
 
-    /// Returns the part of the request's set that is in the host tier, if the column may be staged with it.
-    pub(super) fn resident_set(&mut self, column: ColumnId, request: RequestId) -> Option<u16> {
+    /// Returns the part of the request's set that is in the host tier, if the KV block may be staged with it.
+    pub(super) fn resident_set(&mut self, kv_block: KvBlockId, request: RequestId) -> Option<u16> {
         let set = *self.layer_offload.placement.of.get(&request)?;
-        if self.frames.free_blocks() < u32::from(self.layer_offload.placement.layout.beta) {
+        if self.chunk_pool.free_layer_blocks() < u32::from(self.layer_offload.placement.layout.beta) {
             return None;
         }
         let members =
-            self.layer_offload.sets[usize::from(set)].members & self.columns.get(column).hosted_layers;
+            self.layer_offload.sets[usize::from(set)].members & self.kv_blocks.get(kv_block).hosted_layers;
         let kept = self.layer_offload.set_index(members);
-        self.saves_blocks(kept).then_some(kept)
+        self.saves_layer_blocks(kept).then_some(kept)
     }
 
-    /// Offloads these layers of the request, which is open and runs from now on. Its columns that are not on the device
-    /// are staged as far as the placement and the space allow. Returns whether there are such columns.
+    /// Offloads these layers of the request, which is open and runs from now on. Its KV blocks that are not on the
+    /// device are staged as far as the placement and the space allow. Returns whether there are such KV blocks.
     ///
     /// # Panics
     /// If a fetch is in progress, or one of the layers does not move.
@@ -54,41 +54,43 @@ impl Kv {
         assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
         let set = self.layer_offload.set_index(set.into_iter().collect());
         self.register(request, set);
-        let some = self.unstaged_columns(request).next().is_some();
+        let some = self.unstaged_kv_blocks(request).next().is_some();
         if some {
             self.place(self.layer_offload.placement.clone());
         }
         some
     }
 
-    /// Returns the request's columns that are neither complete on the device nor staged.
-    fn unstaged_columns(&self, request: RequestId) -> impl Iterator<Item = (usize, ColumnId)> + '_ {
-        let columns = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.columns);
-        let homeless =
-            |id: &ColumnId| !self.columns.is_whole(*id) && self.columns.get(*id).staging_slot().is_none();
-        columns.copied().enumerate().filter(move |(_, id)| homeless(id))
+    /// Returns the request's KV blocks that are neither complete on the device nor staged.
+    fn unstaged_kv_blocks(&self, request: RequestId) -> impl Iterator<Item = (usize, KvBlockId)> + '_ {
+        let kv_blocks = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.kv_blocks);
+        let homeless = |id: &KvBlockId| {
+            !self.kv_blocks.is_whole(*id) && self.kv_blocks.get(*id).staging_slot().is_none()
+        };
+        kv_blocks.copied().enumerate().filter(move |(_, id)| homeless(id))
     }
 
     /// Returns the device blocks that the request needs to continue with these layers offloaded: its missing blocks,
-    /// except that full columns with these layers in the host tier need only a staging slot.
-    pub fn blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
+    /// except that full KV blocks with these layers in the host tier need only a staging slot.
+    pub fn layer_blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
         let (full, buffers) =
-            (self.full_columns(request), u32::from(self.layer_offload.placement.layout.beta));
+            (self.full_kv_blocks(request), u32::from(self.layer_offload.placement.layout.beta));
         let set: LayerSet = set.iter().copied().collect();
-        let cost = |(at, id): (usize, ColumnId)| {
-            let (gone, kept) = (self.columns.missing_blocks_of(id), set & self.columns.get(id).hosted_layers);
+        let cost = |(at, id): (usize, KvBlockId)| {
+            let (gone, kept) =
+                (self.kv_blocks.missing_layer_blocks_of(id), set & self.kv_blocks.get(id).hosted_layers);
             if at as u32 >= full || buffers == 0 || kept.len() < 2 * buffers {
                 return gone.len();
             }
             (gone - kept).len() + buffers
         };
-        self.unstaged_columns(request).map(cost).sum()
+        self.unstaged_kv_blocks(request).map(cost).sum()
     }
 
     /// Whether a staging slot with this set takes no more blocks than it frees at once, even if the buffers' next
     /// fetches are already ordered: those keep as many blocks as there are buffers, and the buffers take as many. A
     /// request alone therefore always fits.
-    pub(super) fn saves_blocks(&self, set: u16) -> bool {
+    pub(super) fn saves_layer_blocks(&self, set: u16) -> bool {
         let set = self.layer_offload.set(set);
         !set.is_empty() && set.len() >= 2 * usize::from(self.layer_offload.placement.layout.beta)
     }
@@ -96,60 +98,60 @@ impl Kv {
     pub(super) fn stage(&mut self, seat: StagingSlot) {
         let at = self.layer_offload.staging_slots.len() as u32;
         self.layer_offload.staging_slots.push(Some(seat));
-        self.columns.set_staging_slot(seat.column, Some(at));
-        self.missing_blocks.recheck(seat.column);
+        self.kv_blocks.set_staging_slot(seat.kv_block, Some(at));
+        self.missing_layer_blocks.recheck(seat.kv_block);
         for buffer in &mut self.layer_offload.buffers {
             if buffer.len() <= at as usize {
-                buffer.extend(self.frames.take_buffer(1));
+                buffer.extend(self.chunk_pool.take_buffer(1));
             }
         }
-        self.history.word(u64::from(seat.column.0) << 16 ^ u64::from(seat.set));
+        self.history.word(u64::from(seat.kv_block.0) << 16 ^ u64::from(seat.set));
     }
 
     pub(super) fn release_buffers(&mut self) {
         for buffer in core::mem::take(&mut self.layer_offload.buffers) {
-            self.frames.give(&buffer);
+            self.chunk_pool.give(&buffer);
         }
     }
 
-    /// Marks the table entries of every request that uses one of these columns for an update.
-    pub(in crate::kv) fn touch(&mut self, columns: &BTreeSet<ColumnId>) {
-        if columns.is_empty() {
+    /// Marks the table entries of every request that uses one of these KV blocks for an update.
+    pub(in crate::kv) fn touch(&mut self, kv_blocks: &BTreeSet<KvBlockId>) {
+        if kv_blocks.is_empty() {
             return;
         }
-        let last = columns.last().map_or(0, |id| id.index());
+        let last = kv_blocks.last().map_or(0, |id| id.index());
         let mut marked = vec![false; last + 1];
-        columns.iter().for_each(|id| marked[id.index()] = true);
+        kv_blocks.iter().for_each(|id| marked[id.index()] = true);
         for (request, sequence) in &self.sequences {
-            let is_marked = |id: &ColumnId| marked.get(id.index()) == Some(&true);
-            let touched = sequence.columns.iter().enumerate().filter(|(_, id)| is_marked(id));
+            let is_marked = |id: &KvBlockId| marked.get(id.index()) == Some(&true);
+            let touched = sequence.kv_blocks.iter().enumerate().filter(|(_, id)| is_marked(id));
             self.dirty.extend(touched.map(|(at, _)| (*request, at as u32)));
         }
     }
 
-    /// Stages columns whose copies are complete, as long as there are blocks for the buffers; then evicts the blocks
+    /// Stages KV blocks whose copies are complete, as long as there are blocks for the buffers; then evicts the blocks
     /// that every later step reads from a buffer.
     pub fn evict_staged(&mut self) {
         let beta = u32::from(self.layer_offload.placement.layout.beta);
         while let Some(seat) = self.layer_offload.ready.pop_front() {
-            let column = self.columns.find(seat.column);
+            let kv_block = self.kv_blocks.find(seat.kv_block);
             let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
-            let fits =
-                runs && column.is_some_and(|column| column.refs > 0 && column.staging_slot().is_none());
+            let fits = runs
+                && kv_block.is_some_and(|kv_block| kv_block.refs > 0 && kv_block.staging_slot().is_none());
             if !fits
-                || !self.columns.is_whole(seat.column)
-                || !self.missing_on_host(seat.column, seat.set).is_empty()
-                || !self.saves_blocks(seat.set)
+                || !self.kv_blocks.is_whole(seat.kv_block)
+                || !self.missing_on_host(seat.kv_block, seat.set).is_empty()
+                || !self.saves_layer_blocks(seat.set)
             {
                 continue;
             }
-            if self.frames.free_blocks() < beta {
+            if self.chunk_pool.free_layer_blocks() < beta {
                 self.layer_offload.ready.push_front(seat);
                 break;
             }
             self.stage(seat);
         }
-        self.evict_staged_blocks();
+        self.evict_staged_layer_blocks();
     }
 
     /// Returns, for each moving layer, the staging slots that its next ordered fetch covers; all slots if none is
@@ -165,9 +167,9 @@ impl Kv {
         covered
     }
 
-    /// Evicts blocks by groups of layers, and slot by slot within a group, because a column's blocks are mostly
+    /// Evicts blocks by groups of layers, and slot by slot within a group, because a KV block's blocks are mostly
     /// adjacent.
-    fn evict_staged_blocks(&mut self) {
+    fn evict_staged_layer_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.layer_offload);
         // Most layers share a range of slots; layers whose next fetch was ordered early have a shorter one.
         let going =
@@ -178,67 +180,68 @@ impl Kv {
         for ([from, to], layers) in going {
             for seat in stream.staging_slots[from as usize..to as usize].iter().flatten() {
                 let members = stream.sets[usize::from(seat.set)].members;
-                self.columns.take_layers(seat.column, members & layers, &mut left);
+                self.kv_blocks.take_layers(seat.kv_block, members & layers, &mut left);
             }
         }
-        self.frames.give(&left);
+        self.chunk_pool.give(&left);
     }
 
-    /// Suspends the request: columns that no running request uses lose their staging slots.
+    /// Suspends the request: KV blocks that no running request uses lose their staging slots.
     pub fn suspend(&mut self, request: RequestId) {
         self.layer_offload.forget_request(request);
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         (sequence.suspended, sequence.written) = (true, 0);
-        let columns = sequence.columns.clone();
+        let kv_blocks = sequence.kv_blocks.clone();
         let running: BTreeSet<_> = (self.sequences.values().filter(|sequence| !sequence.suspended))
-            .flat_map(|sequence| sequence.columns.iter().copied())
+            .flat_map(|sequence| sequence.kv_blocks.iter().copied())
             .collect();
-        self.missing_blocks.retain(|id| running.contains(id));
-        for id in columns.into_iter().filter(|id| !running.contains(id)) {
-            if let Some(seat) = self.columns.set_staging_slot(id, None) {
-                self.missing_blocks.recheck(id);
+        self.missing_layer_blocks.retain(|id| running.contains(id));
+        for id in kv_blocks.into_iter().filter(|id| !running.contains(id)) {
+            if let Some(seat) = self.kv_blocks.set_staging_slot(id, None) {
+                self.missing_layer_blocks.recheck(id);
                 self.layer_offload.vacate(seat);
             }
         }
     }
 
-    /// Whether draining frames contain blocks of a buffer.
+    /// Whether draining KV chunks contain blocks of a buffer.
     pub fn drains_buffers(&self) -> bool {
-        let frames = self.frames.draining();
-        let mut blocks = self.layer_offload.buffers.iter().flatten();
-        !frames.is_empty() && blocks.any(|block| frames.contains(&self.frames.frame_of(*block)))
+        let kv_chunks = self.chunk_pool.draining();
+        let mut layer_blocks = self.layer_offload.buffers.iter().flatten();
+        !kv_chunks.is_empty()
+            && layer_blocks.any(|layer_block| kv_chunks.contains(&self.chunk_pool.kv_chunk_of(*layer_block)))
     }
 
-    /// Moves buffers out of draining frames. Their contents are fetched again. Returns whether all fitted.
+    /// Moves buffers out of draining KV chunks. Their contents are fetched again. Returns whether all fitted.
     ///
     /// # Panics
     /// If a fetch is in progress.
     pub fn move_buffers(&mut self) -> bool {
         assert!(self.layer_offload.fetching.is_empty(), "buffers move while nothing is copied into them");
-        let draining = self.frames.draining().clone();
+        let draining = self.chunk_pool.draining().clone();
         let mut going = Vec::new();
-        for block in self.layer_offload.buffers.iter_mut().flatten() {
-            if draining.contains(&self.frames.frame_of(*block)) {
-                if self.frames.free_blocks() == 0 {
+        for layer_block in self.layer_offload.buffers.iter_mut().flatten() {
+            if draining.contains(&self.chunk_pool.kv_chunk_of(*layer_block)) {
+                if self.chunk_pool.free_layer_blocks() == 0 {
                     break;
                 }
-                going.push(*block);
-                *block = self.frames.take_buffer(1)[0];
+                going.push(*layer_block);
+                *layer_block = self.chunk_pool.take_buffer(1)[0];
             }
         }
         going.sort_unstable();
-        self.frames.give(&going);
+        self.chunk_pool.give(&going);
         self.layer_offload.table = Arc::default();
         self.forget_fetches();
         let seated: BTreeSet<_> =
-            self.layer_offload.staging_slots.iter().flatten().map(|seat| seat.column).collect();
+            self.layer_offload.staging_slots.iter().flatten().map(|seat| seat.kv_block).collect();
         self.touch(&seated);
         !self.drains_buffers()
     }
 
-    /// Returns the blocks of staged columns that are not on the device.
-    pub fn offloaded_blocks(&self) -> u32 {
-        self.columns.offloaded_layers()
+    /// Returns the blocks of staged KV blocks that are not on the device.
+    pub fn offloaded_layer_blocks(&self) -> u32 {
+        self.kv_blocks.offloaded_layers()
     }
 
     /// Returns the number of used and of free staging slots.
@@ -249,8 +252,8 @@ impl Kv {
         )
     }
 
-    /// Returns the number of full columns of a request.
-    pub fn full_columns(&self, request: RequestId) -> u32 {
+    /// Returns the number of full KV blocks of a request.
+    pub fn full_kv_blocks(&self, request: RequestId) -> u32 {
         self.sequences.get(&request).map_or(0, |sequence| sequence.full)
     }
 }

@@ -1,18 +1,18 @@
-//! Writes full columns to the host tier in parallel with steps, each block once.
+//! Writes full KV blocks to the host tier in parallel with steps, each block once.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::StagingSlot;
-use crate::ids::{ColumnId, LayerId, RequestId};
-use crate::kv::columns::HostLocation;
+use crate::ids::{KvBlockId, LayerId, RequestId};
+use crate::kv::blocks::HostLocation;
 use crate::kv::{Kv, Swap};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
     /// Plans copies of up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full
-    /// columns that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
+    /// KV blocks that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
         most: u32,
@@ -27,92 +27,92 @@ impl Kv {
         let named = self.layer_offload.placement.of.iter().filter(|_| placed);
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
-                let Some((at, column)) = self.next_to_write(request) else { break };
-                let layers: Vec<_> = self.missing_on_host(column, set).iter().take(left as usize).collect();
+                let Some((at, kv_block)) = self.next_to_write(request) else { break };
+                let layers: Vec<_> = self.missing_on_host(kv_block, set).iter().take(left as usize).collect();
                 if layers.is_empty() {
-                    self.layer_offload.ready.push_back(StagingSlot { column, set, user: (request, at) });
-                } else if let Some(stowed) = self.reserve_spare_host_place(column, generations) {
+                    self.layer_offload.ready.push_back(StagingSlot { kv_block, set, user: (request, at) });
+                } else if let Some(stowed) = self.reserve_spare_host_place(kv_block, generations) {
                     left = left.saturating_sub(layers.len() as u32);
-                    written.push(self.begin_write(column, stowed, layers));
+                    written.push(self.begin_write(kv_block, stowed, layers));
                 } else {
                     return written;
                 }
-                self.sequences.get_mut(&request).expect("it has a column").written = at + 1;
+                self.sequences.get_mut(&request).expect("it has a KV block").written = at + 1;
             }
         }
         written
     }
 
-    /// Returns the blocks that become free once written back, because their columns have no other users.
-    pub fn blocks_freed_by_write_back(&self) -> u32 {
-        let alone = self.layer_offload.writing.iter().filter(|id| self.columns.get(**id).refs == 1);
-        alone.map(|id| self.columns.get(*id).resident_layers().len()).sum()
+    /// Returns the blocks that become free once written back, because their KV blocks have no other users.
+    pub fn layer_blocks_freed_by_write_back(&self) -> u32 {
+        let alone = self.layer_offload.writing.iter().filter(|id| self.kv_blocks.get(**id).refs == 1);
+        alone.map(|id| self.kv_blocks.get(*id).resident_layers().len()).sum()
     }
 
-    /// Plans copies of up to `most` blocks of a full column of a running request, to measure the link. `None` if there
-    /// is no such column, or no host place.
+    /// Plans copies of up to `most` blocks of a full KV block of a running request, to measure the link. `None` if
+    /// there is no such KV block, or no host place.
     pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Swap> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
-        let mut full = running.flat_map(|sequence| &sequence.columns[..sequence.full as usize]).copied();
-        let column = full.find(|id| self.columns.is_whole(*id) && !self.is_copied(*id))?;
-        let stowed = self.reserve_host_place(column, generations)?;
+        let mut full = running.flat_map(|sequence| &sequence.kv_blocks[..sequence.full as usize]).copied();
+        let kv_block = full.find(|id| self.kv_blocks.is_whole(*id) && !self.is_copied(*id))?;
+        let stowed = self.reserve_host_place(kv_block, generations)?;
         let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
-        Some(self.begin_write(column, stowed, layers))
+        Some(self.begin_write(kv_block, stowed, layers))
     }
 
     pub(super) fn begin_write(
         &mut self,
-        column: ColumnId,
+        kv_block: KvBlockId,
         stowed: HostLocation,
         layers: Vec<LayerId>,
     ) -> Swap {
-        self.add_reference(column);
-        self.layer_offload.writing.push(column);
-        Swap { column, host_location: stowed, layers }
+        self.add_reference(kv_block);
+        self.layer_offload.writing.push(kv_block);
+        Swap { kv_block, host_location: stowed, layers }
     }
 
-    /// Whether the column is being copied to or from the host tier in parallel with steps.
-    pub(in crate::kv) fn is_copied(&self, id: ColumnId) -> bool {
+    /// Whether the KV block is being copied to or from the host tier in parallel with steps.
+    pub(in crate::kv) fn is_copied(&self, id: KvBlockId) -> bool {
         self.layer_offload.writing.contains(&id) || self.loading_swaps.contains(&id)
     }
 
-    fn next_to_write(&mut self, request: RequestId) -> Option<(u32, ColumnId)> {
+    fn next_to_write(&mut self, request: RequestId) -> Option<(u32, KvBlockId)> {
         let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
-        let columns = &self.columns;
-        let full = &sequence.columns[..sequence.full as usize];
+        let kv_blocks = &self.kv_blocks;
+        let full = &sequence.kv_blocks[..sequence.full as usize];
         let next = full[sequence.written as usize..]
             .iter()
-            .position(|id| columns.get(*id).staging_slot().is_none())?;
+            .position(|id| kv_blocks.get(*id).staging_slot().is_none())?;
         sequence.written += next as u32;
         let (at, id) = (sequence.written, full[sequence.written as usize]);
-        // Columns that must be swapped in first, or are being copied, are written later.
-        let here = self.columns.is_whole(id) && !self.is_copied(id);
+        // KV blocks that must be swapped in first, or are being copied, are written later.
+        let here = self.kv_blocks.is_whole(id) && !self.is_copied(id);
         here.then_some((at, id))
     }
 
     /// Returns the layers of the set that the host tier lacks.
-    pub(super) fn missing_on_host(&self, column: ColumnId, set: u16) -> LayerSet {
-        self.layer_offload.sets[usize::from(set)].members - self.columns.get(column).hosted_layers
+    pub(super) fn missing_on_host(&self, kv_block: KvBlockId, set: u16) -> LayerSet {
+        self.layer_offload.sets[usize::from(set)].members - self.kv_blocks.get(kv_block).hosted_layers
     }
 
     /// Reserves like [`Kv::reserve_host_place`], but leaves the places that offloaded prefills need.
     pub(super) fn reserve_spare_host_place(
         &mut self,
-        column: ColumnId,
+        kv_block: KvBlockId,
         generations: &mut Generations,
     ) -> Option<HostLocation> {
-        let promised =
-            self.columns.get(column).host_location.is_none() && self.host_places() <= self.columns_to_spill();
-        if promised { None } else { self.reserve_host_place(column, generations) }
+        let promised = self.kv_blocks.get(kv_block).host_location.is_none()
+            && self.host_places() <= self.kv_blocks_to_spill();
+        if promised { None } else { self.reserve_host_place(kv_block, generations) }
     }
 
-    /// Returns the column's host place; takes a new one if necessary, and evicts host cache for it.
+    /// Returns the KV block's host place; takes a new one if necessary, and evicts host cache for it.
     pub(super) fn reserve_host_place(
         &mut self,
-        column: ColumnId,
+        kv_block: KvBlockId,
         generations: &mut Generations,
     ) -> Option<HostLocation> {
-        let stowed = self.columns.get(column).host_location;
+        let stowed = self.kv_blocks.get(kv_block).host_location;
         // A place that a fetch may still read is not free at once.
         if stowed.is_none()
             && self.host_pool.room() == 0
@@ -123,31 +123,31 @@ impl Kv {
         let fresh =
             || HostLocation { place: self.host_pool.take(), generation: generations.next_generation() };
         let stowed = stowed.unwrap_or_else(fresh);
-        self.columns.get_mut(column).host_location = Some(stowed);
+        self.kv_blocks.get_mut(kv_block).host_location = Some(stowed);
         Some(stowed)
     }
 
     /// Handles the end of the copies; `done`: they succeeded.
     pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
         for one in written {
-            let at = self.layer_offload.writing.iter().position(|id| *id == one.column);
-            self.layer_offload.writing.swap_remove(at.expect("a column that is written back is known"));
+            let at = self.layer_offload.writing.iter().position(|id| *id == one.kv_block);
+            self.layer_offload.writing.swap_remove(at.expect("a KV block that is written back is known"));
             if done {
-                let hosted = &mut self.columns.get_mut(one.column).hosted_layers;
+                let hosted = &mut self.kv_blocks.get_mut(one.kv_block).hosted_layers;
                 one.layers.iter().for_each(|layer| hosted.insert(*layer));
-                self.history.word(u64::from(one.column.0) ^ (one.layers.len() as u64) << 32);
+                self.history.word(u64::from(one.kv_block.0) ^ (one.layers.len() as u64) << 32);
             }
-            self.release_reference(one.column);
+            self.release_reference(one.kv_block);
         }
-        // The users of these columns check them again.
-        let columns: BTreeSet<_> = written.iter().map(|one| one.column).collect();
+        // The users of these KV blocks check them again.
+        let kv_blocks: BTreeSet<_> = written.iter().map(|one| one.kv_block).collect();
         for sequence in self.sequences.values_mut() {
-            let first = sequence.columns.iter().position(|id| columns.contains(id));
+            let first = sequence.kv_blocks.iter().position(|id| kv_blocks.contains(id));
             sequence.written = sequence.written.min(first.map_or(u32::MAX, |at| at as u32));
         }
     }
 
-    /// Whether columns are being written back.
+    /// Whether KV blocks are being written back.
     pub fn is_writing_back(&self) -> bool {
         !self.layer_offload.writing.is_empty()
     }

@@ -1,15 +1,15 @@
 //! KV copies in parallel with steps.
 
-use sluice_policy::action::{BlockSwap, Fetch, Spill};
+use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::{ActionId, BlockId, ChunkId, HostBlockId};
+use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, LayerBlockId};
 
 use super::{Device, failed};
 
 #[derive(Clone, Debug)]
 enum Work {
     Fetch(Fetch),
-    WriteBack(Vec<BlockSwap>),
+    WriteBack(Vec<LayerBlockSwap>),
     Spill(Spill),
 }
 
@@ -22,11 +22,11 @@ pub(super) struct KvCopy {
 }
 
 impl KvCopy {
-    fn swaps(&self) -> &[BlockSwap] {
+    fn swaps(&self) -> &[LayerBlockSwap] {
         match &self.work {
-            Work::Fetch(fetch) => &fetch.blocks,
+            Work::Fetch(fetch) => &fetch.layer_blocks,
             Work::WriteBack(swaps) => swaps,
-            Work::Spill(spill) => &spill.blocks,
+            Work::Spill(spill) => &spill.layer_blocks,
         }
     }
 
@@ -51,11 +51,16 @@ impl KvCopy {
     fn follows(&self, earlier: &KvCopy) -> bool {
         match (&self.work, &earlier.work) {
             (Work::Fetch(this), Work::Fetch(that)) => {
-                let block = |swap: &BlockSwap| that.blocks.iter().any(|other| other.block == swap.block);
-                this.buffer == that.buffer || this.layer == that.layer || this.blocks.iter().any(block)
+                let layer_block = |swap: &LayerBlockSwap| {
+                    that.layer_blocks.iter().any(|other| other.layer_block == swap.layer_block)
+                };
+                this.buffer == that.buffer
+                    || this.layer == that.layer
+                    || this.layer_blocks.iter().any(layer_block)
             }
             (Work::WriteBack(swaps), Work::Fetch(that)) => {
-                let host = |swap: &BlockSwap| that.blocks.iter().any(|other| other.host == swap.host);
+                let host =
+                    |swap: &LayerBlockSwap| that.layer_blocks.iter().any(|other| other.host == swap.host);
                 earlier.copied.is_some() && swaps.iter().any(host)
             }
             (Work::WriteBack(_), Work::WriteBack(_)) => true,
@@ -69,29 +74,30 @@ impl KvCopy {
 
 impl Device {
     pub(super) fn queue_fetch(&mut self, id: ActionId, fetch: Fetch) {
-        self.check_swaps(&fetch.blocks, Some(fetch.buffer));
-        fetch.blocks.iter().for_each(|swap| self.check_unread(swap.block));
+        self.check_swaps(&fetch.layer_blocks, Some(fetch.buffer));
+        fetch.layer_blocks.iter().for_each(|swap| self.check_unread(swap.layer_block));
         self.kv.push(KvCopy { id, work: Work::Fetch(fetch), copied: None });
     }
 
-    pub(super) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<BlockSwap>) {
+    pub(super) fn queue_write_back(&mut self, id: ActionId, swaps: Vec<LayerBlockSwap>) {
         self.check_swaps(&swaps, None);
-        swaps.iter().for_each(|swap| self.check_read(swap.block));
+        swaps.iter().for_each(|swap| self.check_read(swap.layer_block));
         self.kv.push(KvCopy { id, work: Work::WriteBack(swaps), copied: None });
     }
 
     pub(super) fn queue_spill(&mut self, id: ActionId, spill: Spill) {
-        self.check_swaps(&spill.blocks, None);
-        spill.blocks.iter().for_each(|swap| self.check_unread(swap.block));
+        self.check_swaps(&spill.layer_blocks, None);
+        spill.layer_blocks.iter().for_each(|swap| self.check_unread(swap.layer_block));
         self.kv.push(KvCopy { id, work: Work::Spill(spill), copied: None });
     }
 
     /// Checks that every block is at the named chunk, that none is named twice, and that only spills out of this buffer
     /// write the host blocks.
-    fn check_swaps(&self, swaps: &[BlockSwap], buffer: Option<u8>) {
+    fn check_swaps(&self, swaps: &[LayerBlockSwap], buffer: Option<u8>) {
         for (at, swap) in swaps.iter().enumerate() {
-            assert_eq!(self.place(swap.block).0, swap.chunk, "a copy of KV names the chunk");
-            let twice = |other: &BlockSwap| other.block == swap.block || other.host == swap.host;
+            assert_eq!(self.place(swap.layer_block).0, swap.chunk, "a copy of KV names the chunk");
+            let twice =
+                |other: &LayerBlockSwap| other.layer_block == swap.layer_block || other.host == swap.host;
             assert!(!swaps[..at].iter().any(twice), "{swap:?} is named once");
             self.check_written(swap.host, buffer);
         }
@@ -134,22 +140,22 @@ impl Device {
         }
         match &copy.work {
             Work::Fetch(fetch) => {
-                for (swap, tags) in fetch.blocks.iter().zip(copied) {
-                    let place = self.place(swap.block);
-                    self.blocks.insert(place, *tags);
+                for (swap, tags) in fetch.layer_blocks.iter().zip(copied) {
+                    let place = self.place(swap.layer_block);
+                    self.layer_blocks.insert(place, *tags);
                 }
                 self.kv_ready[fetch.layer.index()] = fetch.generation;
                 self.fetched += 1;
             }
             Work::WriteBack(_) | Work::Spill(_) => {
                 for (swap, tags) in copy.swaps().iter().zip(copied) {
-                    assert_eq!(self.tags(swap.block), *tags, "nobody writes what goes to the host");
+                    assert_eq!(self.tags(swap.layer_block), *tags, "nobody writes what goes to the host");
                     self.host.insert(swap.host, (swap.generation, *tags));
                 }
                 self.spilt += u32::from(copy.is_of_buffer());
             }
         }
-        let bytes = copy.swaps().len() as u64 * self.geometry.block_bytes;
+        let bytes = copy.swaps().len() as u64 * self.geometry.layer_block_bytes;
         let outcome = Outcome::Done { bytes, duration_ns: bytes * self.fill_ns_per_byte };
         Some(Completion { id: copy.id, outcome })
     }
@@ -157,22 +163,22 @@ impl Device {
     fn start_kv(&mut self, at: usize, copy: &KvCopy) -> Option<Completion> {
         let copied = match &copy.work {
             Work::Fetch(fetch) => {
-                let Some(copied) = self.carried(&fetch.blocks) else {
+                let Some(copied) = self.carried(&fetch.layer_blocks) else {
                     self.kv.remove(at);
                     self.refused_fetches += 1;
                     return Some(failed(copy.id, Failure::Refused));
                 };
-                for swap in &fetch.blocks {
-                    let place = self.place(swap.block);
-                    self.blocks.remove(&place);
+                for swap in &fetch.layer_blocks {
+                    let place = self.place(swap.layer_block);
+                    self.layer_blocks.remove(&place);
                 }
                 copied
             }
-            Work::WriteBack(swaps) | Work::Spill(Spill { blocks: swaps, .. }) => {
+            Work::WriteBack(swaps) | Work::Spill(Spill { layer_blocks: swaps, .. }) => {
                 for swap in swaps {
                     self.host.remove(&swap.host);
                 }
-                swaps.iter().map(|swap| self.tags(swap.block)).collect()
+                swaps.iter().map(|swap| self.tags(swap.layer_block)).collect()
             }
         };
         self.kv[at].copied = Some(copied);
@@ -180,8 +186,8 @@ impl Device {
     }
 
     /// Returns the contents of the host blocks, shuffled if configured; `None` if one does not have its generation.
-    fn carried(&self, swaps: &[BlockSwap]) -> Option<Vec<[u64; 16]>> {
-        let held = |swap: &BlockSwap| self.host.get(&swap.host).copied();
+    fn carried(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<[u64; 16]>> {
+        let held = |swap: &LayerBlockSwap| self.host.get(&swap.host).copied();
         let carried = swaps.iter().map(|swap| held(swap).filter(|(name, _)| *name == swap.generation));
         let mut tags: Vec<_> = carried.map(|held| held.map(|(_, tags)| tags)).collect::<Option<_>>()?;
         if self.mix_up_swaps {
@@ -190,8 +196,8 @@ impl Device {
         Some(tags)
     }
 
-    fn tags(&self, block: BlockId) -> [u64; 16] {
-        self.blocks.get(&self.place(block)).copied().unwrap_or([0; 16])
+    fn tags(&self, layer_block: LayerBlockId) -> [u64; 16] {
+        self.layer_blocks.get(&self.place(layer_block)).copied().unwrap_or([0; 16])
     }
 
     /// Checks that no copy in parallel with steps names the chunk, so that it may be unmapped and released.
@@ -201,20 +207,26 @@ impl Device {
     }
 
     /// Checks that no fetch writes the block, so that it may be read.
-    pub(super) fn check_read(&self, block: BlockId) {
+    pub(super) fn check_read(&self, layer_block: LayerBlockId) {
         let mut fetches = self.kv.iter().filter(|copy| copy.is_of_buffer()).flat_map(KvCopy::swaps);
-        assert!(!fetches.any(|swap| swap.block == block), "{block:?} is read while it is fetched");
+        assert!(
+            !fetches.any(|swap| swap.layer_block == layer_block),
+            "{layer_block:?} is read while it is fetched"
+        );
     }
 
-    fn check_unread(&self, block: BlockId) {
+    fn check_unread(&self, layer_block: LayerBlockId) {
         let mut others = self.kv.iter().filter(|copy| !copy.is_of_buffer()).flat_map(KvCopy::swaps);
-        assert!(!others.any(|swap| swap.block == block), "{block:?} is written while it is written back");
+        assert!(
+            !others.any(|swap| swap.layer_block == layer_block),
+            "{layer_block:?} is written while it is written back"
+        );
     }
 
     /// Checks that no copy in parallel with steps names the block, so that it may be written.
-    pub(super) fn check_write(&self, block: BlockId) {
-        self.check_read(block);
-        self.check_unread(block);
+    pub(super) fn check_write(&self, layer_block: LayerBlockId) {
+        self.check_read(layer_block);
+        self.check_unread(layer_block);
     }
 
     /// Checks that no write-back or spill uses the host block.

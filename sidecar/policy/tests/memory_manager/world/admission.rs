@@ -38,11 +38,11 @@ impl World {
     }
 
     fn start_prefill_offload(&mut self, request: &Request) {
-        let columns = request.tokens.len().div_ceil(16) as u32;
+        let kv_blocks = request.tokens.len().div_ceil(16) as u32;
         if self.rng.permille(self.prefill_offload_permille)
-            && self.manager.can_offload_prefill(columns, columns)
+            && self.manager.can_offload_prefill(kv_blocks, kv_blocks)
         {
-            self.manager.start_prefill_offload(request.id, columns);
+            self.manager.start_prefill_offload(request.id, kv_blocks);
             self.prefill_offloads += 1;
         }
     }

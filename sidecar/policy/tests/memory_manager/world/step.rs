@@ -47,11 +47,11 @@ impl World {
         let mut tag = mix(request.salt) ^ u64::from(layer.0);
         for (position, token) in request.tokens[..end].iter().enumerate() {
             tag = mix(tag ^ u64::from(*token));
-            let block = table[position / 16][layer.index()];
+            let layer_block = table[position / 16][layer.index()];
             if position >= start {
-                self.device.write_token(block, position % 16, tag);
+                self.device.write_token(layer_block, position % 16, tag);
             }
-            let read = self.device.read_token(block, position % 16);
+            let read = self.device.read_token(layer_block, position % 16);
             assert_eq!(read, tag, "{id:?} reads its own KV at {position} of {layer:?}");
         }
     }

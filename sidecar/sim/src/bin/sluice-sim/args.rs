@@ -24,7 +24,8 @@ pub enum Command {
     List,
     /// Names every number of the policy that can be set, with its default.
     Tunables,
-    /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs and no reason is stated for it.
+    /// Runs an experiment and compares it with the paper. Exits with 1 if a figure differs and no reason is stated for
+    /// it.
     Run(RunArgs),
     /// Serves one load under several policies, side by side, by models of published size on a published machine.
     ServeTrace(Box<ServeArgs>),
@@ -105,8 +106,8 @@ pub struct ServeArgs {
     /// Tenants: the models in turn. As many as models when left out.
     #[arg(long, value_name = "N")]
     pub tenants: Option<usize>,
-    /// Memory that each tenant holds without asking, percent of the machine's; its weights and equal parts of the rest when
-    /// left out.
+    /// Memory that each tenant holds without asking, percent of the machine's; its weights and equal parts of the rest
+    /// when left out.
     #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
     pub share: Vec<u32>,
     /// The policies (see `list`); every one when left out.
@@ -136,7 +137,8 @@ pub struct ServeArgs {
     /// KV of each tenant on the device at most, GiB; as much as there is when left out.
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(1..=1_048_576))]
     pub kv_gib: Option<u64>,
-    /// Host memory for KV of each tenant, GiB; equal parts of what the machine has left after all weights when left out.
+    /// Host memory for KV of each tenant, GiB; equal parts of what the machine has left after all weights when left
+    /// out.
     #[arg(long, value_name = "GIB", value_parser = clap::value_parser!(u64).range(0..=1_048_576))]
     pub host_kv_gib: Option<u64>,
     /// How kernels are launched.
@@ -190,7 +192,8 @@ pub struct SoakArgs {
     /// kept-mapping, lost-earmark.
     #[arg(long, value_name = "BUG")]
     pub plant: Option<String>,
-    /// Record every tenant and print a digest of all commands and notices: two builds that decide the same print the same.
+    /// Record every tenant and print a digest of all commands and notices: two builds that decide the same print the
+    /// same.
     #[arg(long)]
     pub decisions: bool,
 }

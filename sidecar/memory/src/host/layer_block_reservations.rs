@@ -8,7 +8,7 @@ use crate::tier::TierCopy;
 
 /// How an order uses a block of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BlockUse {
+pub(super) enum LayerBlockUse {
     /// Reads it; no order may write it at the same time.
     Read,
     /// Writes it; excludes all other uses.
@@ -25,16 +25,16 @@ struct UseCounts {
 
 /// Users of each block, by chunk and offset.
 #[derive(Debug, Default)]
-pub(super) struct BlockReservations(BTreeMap<(ChunkId, u64), UseCounts>);
+pub(super) struct LayerBlockReservations(BTreeMap<(ChunkId, u64), UseCounts>);
 
-impl BlockReservations {
+impl LayerBlockReservations {
     /// Whether one more order may use the block in this way.
-    pub(super) fn can_use(&self, place: (ChunkId, u64), to: BlockUse) -> bool {
+    pub(super) fn can_use(&self, place: (ChunkId, u64), to: LayerBlockUse) -> bool {
         let UseCounts { readers, fetches } = self.0.get(&place).copied().unwrap_or_default();
         match to {
-            BlockUse::Read => fetches == 0,
-            BlockUse::Write => readers == 0 && fetches == 0,
-            BlockUse::Fetch => readers == 0,
+            LayerBlockUse::Read => fetches == 0,
+            LayerBlockUse::Write => readers == 0 && fetches == 0,
+            LayerBlockUse::Fetch => readers == 0,
         }
     }
 
@@ -43,13 +43,13 @@ impl BlockReservations {
         self.0.range((chunk, 0)..=(chunk, u64::MAX)).next().is_some()
     }
 
-    pub(super) fn begin(&mut self, copies: &[TierCopy], to: BlockUse) {
+    pub(super) fn begin(&mut self, copies: &[TierCopy], to: LayerBlockUse) {
         for copy in copies {
             *use_count(self.0.entry(copy.device).or_default(), to) += 1;
         }
     }
 
-    pub(super) fn end(&mut self, copies: &[TierCopy], to: BlockUse) {
+    pub(super) fn end(&mut self, copies: &[TierCopy], to: LayerBlockUse) {
         for copy in copies {
             let entry = self.0.get_mut(&copy.device).expect("a claim that ends was made");
             *use_count(entry, to) -= 1;
@@ -60,10 +60,10 @@ impl BlockReservations {
     }
 }
 
-fn use_count(entry: &mut UseCounts, to: BlockUse) -> &mut u32 {
+fn use_count(entry: &mut UseCounts, to: LayerBlockUse) -> &mut u32 {
     match to {
-        BlockUse::Read => &mut entry.readers,
-        BlockUse::Fetch => &mut entry.fetches,
-        BlockUse::Write => unreachable!("writers run in the serial queue, one at a time"),
+        LayerBlockUse::Read => &mut entry.readers,
+        LayerBlockUse::Fetch => &mut entry.fetches,
+        LayerBlockUse::Write => unreachable!("writers run in the serial queue, one at a time"),
     }
 }

@@ -1,11 +1,11 @@
-//! Tracks the frames that accept blocks, by the number of used blocks.
+//! Tracks the KV chunks that accept blocks, by the number of used blocks.
 //!
-//! A step allocates and frees blocks of about a hundred frames, and each time a frame's position here changes. This
-//! structure keeps such a change to a few bits in adjacent words.
+//! A step allocates and frees blocks of about a hundred KV chunks, and each time a KV chunk's position here changes.
+//! This structure keeps such a change to a few bits in adjacent words.
 
 use alloc::vec::Vec;
 
-use crate::ids::FrameId;
+use crate::ids::KvChunkId;
 
 /// Levels of a set: a number below 64^2 is found in two lookups; larger numbers scan one more word per 64^2.
 const LEVELS: usize = 2;
@@ -74,52 +74,52 @@ impl Bits {
     }
 }
 
-/// The frames that accept blocks.
+/// The KV chunks that accept blocks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartialChunks {
-    /// Frames by number of used blocks.
+    /// KV chunks by number of used blocks.
     by_used: Vec<Bits>,
-    /// Numbers of used blocks for which frames exist.
+    /// Numbers of used blocks for which KV chunks exist.
     fills: Bits,
 }
 
 impl PartialChunks {
-    /// Adds a frame with `used` used blocks.
-    pub fn insert(&mut self, used: u32, frame: FrameId) {
+    /// Adds a KV chunk with `used` used blocks.
+    pub fn insert(&mut self, used: u32, kv_chunk: KvChunkId) {
         if self.by_used.len() <= used as usize {
             self.by_used.resize(used as usize + 1, Bits::default());
         }
-        let frames = &mut self.by_used[used as usize];
-        if frames.count == 0 {
+        let kv_chunks = &mut self.by_used[used as usize];
+        if kv_chunks.count == 0 {
             self.fills.insert(used);
         }
-        frames.insert(frame.0);
+        kv_chunks.insert(kv_chunk.0);
     }
 
-    /// Removes a frame that was added with `used` used blocks.
-    pub fn remove(&mut self, used: u32, frame: FrameId) {
-        let frames = &mut self.by_used[used as usize];
-        frames.remove(frame.0);
-        if frames.count == 0 {
+    /// Removes a KV chunk that was added with `used` used blocks.
+    pub fn remove(&mut self, used: u32, kv_chunk: KvChunkId) {
+        let kv_chunks = &mut self.by_used[used as usize];
+        kv_chunks.remove(kv_chunk.0);
+        if kv_chunks.count == 0 {
             self.fills.remove(used);
         }
     }
 
-    /// Removes and returns the fullest frame, ties by the first position in the arena.
-    pub fn take_fullest(&mut self) -> Option<FrameId> {
+    /// Removes and returns the fullest KV chunk, ties by the first position in the arena.
+    pub fn take_fullest(&mut self) -> Option<KvChunkId> {
         let used = self.fills.last()?;
-        let frame = FrameId(self.by_used[used as usize].first()?);
-        self.remove(used, frame);
-        Some(frame)
+        let kv_chunk = KvChunkId(self.by_used[used as usize].first()?);
+        self.remove(used, kv_chunk);
+        Some(kv_chunk)
     }
 
-    /// Returns the number of frames with `used` used blocks.
+    /// Returns the number of KV chunks with `used` used blocks.
     pub fn count(&self, used: u32) -> u32 {
-        self.by_used.get(used as usize).map_or(0, |frames| frames.count)
+        self.by_used.get(used as usize).map_or(0, |kv_chunks| kv_chunks.count)
     }
 
-    /// Whether the frame was added with `used` used blocks.
-    pub fn contains(&self, used: u32, frame: FrameId) -> bool {
-        self.by_used.get(used as usize).is_some_and(|frames| frames.contains(frame.0))
+    /// Whether the KV chunk was added with `used` used blocks.
+    pub fn contains(&self, used: u32, kv_chunk: KvChunkId) -> bool {
+        self.by_used.get(used as usize).is_some_and(|kv_chunks| kv_chunks.contains(kv_chunk.0))
     }
 }
