@@ -35,8 +35,8 @@ fn tokens(seed: u64, request: u64) -> u64 {
     500 + (seed * 7919 + request * request * 1013) % 16_000
 }
 
-/// Returns a plan request with memory for `room_permille` of all KV. A step without stalls meets the objective by a tenth or by a half, or
-/// there is no objective.
+/// Returns a plan request with memory for `room_permille` of all KV. A step without stalls meets the objective by a
+/// tenth or by a half, or there is no objective.
 fn live(seed: u64, room_permille: u64) -> PlanRequest {
     let standing = |request: u64| RequestState {
         full: (tokens(seed, request) / 16) as u32,

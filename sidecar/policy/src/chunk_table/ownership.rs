@@ -100,8 +100,8 @@ impl Ownership {
         }
     }
 
-    /// Returns the layers whose contents stay readable at their addresses across a change to `next`, with the generation
-    /// of each. `complete` has, for each layer, the generation of its complete copy, if there is one.
+    /// Returns the layers whose contents stay readable at their addresses across a change to `next`, with the
+    /// generation of each. `complete` has, for each layer, the generation of its complete copy, if there is one.
     pub fn preserved(&self, next: &Ownership, complete: &[Option<Generation>]) -> Vec<(LayerId, Generation)> {
         let whole = complete.iter().enumerate();
         let whole = whole.filter_map(|(l, generation)| Some((LayerId(l as u16), (*generation)?)));

@@ -73,8 +73,8 @@ impl MemoryManager {
         layer_blocks + theta <= self.spare_layer_blocks() + self.inflatable_layer_blocks(tokens)
     }
 
-    /// An offloaded prompt may continue, after others that take `coming_layer_blocks` and with a step of `tokens`: all of its
-    /// KV and the next tokens of all requests fit the device.
+    /// An offloaded prompt may continue, after others that take `coming_layer_blocks` and with a step of `tokens`: all
+    /// of its KV and the next tokens of all requests fit the device.
     pub fn can_onload(&self, request: RequestId, coming_layer_blocks: u32, tokens: u32) -> bool {
         let layer_blocks = self.kv.absent_layer_blocks(request) + coming_layer_blocks;
         layer_blocks + self.next_layer_blocks()
