@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use half::{bf16, f16};
 use sluice_kernels::ops::thread_pool::StepThreads;
-use sluice_kernels::simd::matmul::{Epilogue, Narrow, Product, scratch_words};
+use sluice_kernels::simd::matmul::Narrow;
+use sluice_kernels::simd::product::{Epilogue, Product, scratch_words};
 use sluice_kernels::simd::{Dot, Element, Isa};
 
 /// A pointer shared by the threads; each thread writes its own rows.

@@ -3,6 +3,7 @@
 //! The worker owns nothing and keeps no state between steps. It maps the chunks that the sidecar names and runs steps
 //! over them. It exits within 100 ms of its sidecar's exit, even inside a step (DESIGN 4, 5).
 
+mod exit_code;
 mod inputs;
 mod liveness;
 mod logs;
@@ -10,6 +11,7 @@ mod memory;
 mod options;
 mod sidecar_watch;
 mod step;
+mod step_error;
 mod supervisor;
 mod worker;
 
@@ -18,16 +20,6 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use options::Options;
-
-/// Exit status of a worker whose sidecar sent `Bye`, or that SIGTERM stopped before it had a sidecar. The supervisor
-/// exits too.
-const EXIT_GOODBYE: u8 = 0;
-/// Exit status of a worker whose sidecar exited without `Bye`. The next worker waits for the next sidecar.
-const EXIT_SIDECAR_GONE: u8 = 75;
-
-/// Exit status of a worker whose rollback of a mapping failed: its mappings are neither the old nor the new ones. The
-/// next worker maps everything again.
-const EXIT_MAPPING_TORN: u8 = 70;
 
 /// Returns the definition of the command line.
 pub fn command() -> clap::Command {

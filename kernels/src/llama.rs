@@ -5,7 +5,7 @@ use sluice_link::slab::Tensor;
 use crate::forward::layer_pass::LayerPass;
 use crate::forward::step::Linear;
 use crate::simd::Element;
-use crate::simd::matmul::Epilogue;
+use crate::simd::product::Epilogue;
 
 /// `x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x)))`
 pub(crate) fn layer<E: Element>(pass: &LayerPass<'_, '_, E>, layer: usize) {

@@ -27,6 +27,7 @@ mod lanes;
 pub mod math;
 pub mod matmul;
 mod portable;
+pub mod product;
 #[cfg(test)]
 mod tests;
 mod tile;

@@ -9,7 +9,7 @@ use sluice_link::vocabulary::{BLOCK_TOKENS, FailedSequence, Generation, LayerId,
 use thiserror::Error;
 
 use super::memory::{EngineMemory, UnmappedAddress};
-use super::step::StepError;
+use super::step_error::StepError;
 use crate::forward::{BlockTable, Sequence, SequenceError};
 use crate::sampling::{SamplingError, SamplingParams};
 

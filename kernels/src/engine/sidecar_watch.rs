@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 
-use super::EXIT_SIDECAR_GONE;
+use super::exit_code::EXIT_SIDECAR_GONE;
 
 /// Time for an idle worker to read a last message (`Bye`) and exit by itself. Well below the limit of 100 ms.
 const EXIT_GRACE: Duration = Duration::from_millis(40);

@@ -23,9 +23,9 @@ use sluice_link::watch::{CHECK_INTERVAL, SIDECAR_HANG_TIMEOUT, SidecarWatch, Wat
 use sluice_wire::restart::BackOff;
 use sluice_wire::sidecar_hangs::SidecarHangs;
 
+use super::exit_code::{EXIT_GOODBYE, EXIT_SIDECAR_GONE};
 use super::liveness::LivenessServer;
 use super::options::Options;
-use super::{EXIT_GOODBYE, EXIT_SIDECAR_GONE};
 
 /// A worker exits by itself within 100 ms of its sidecar's exit. The supervisor kills a worker that still runs after
 /// this time.

@@ -18,10 +18,12 @@ use sluice_link::watch::send_watch;
 use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
 
+use super::exit_code::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE};
 use super::memory::EngineMemory;
 use super::options::{BUILD, Options};
-use super::step::{StepError, Stepper};
-use super::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE, sidecar_watch};
+use super::sidecar_watch;
+use super::step::Stepper;
+use super::step_error::StepError;
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);

@@ -2,7 +2,8 @@
 
 use sluice_link::model::ModelSpec;
 
-use super::{BLOCK_TOKENS, Batch, ForwardError, ModelError, RangeParts, Sequence, SequenceError};
+use super::{Batch, ForwardError, ModelError, RangeParts, Sequence, SequenceError};
+use crate::ops::kv::BLOCK_TOKENS;
 
 /// Rejects shapes that the kernels cannot compute.
 pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {

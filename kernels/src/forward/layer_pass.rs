@@ -2,13 +2,12 @@
 
 use sluice_link::slab::Tensor;
 
-use super::BLOCK_TOKENS;
 use super::chunk::{AttentionTask, Chunk, TokenRange};
 use super::step::{Linear, Rows, SendPtr, Step, Weights, at};
 use crate::ops::attention::Attention;
-use crate::ops::kv::WriteKv;
+use crate::ops::kv::{BLOCK_TOKENS, WriteKv};
 use crate::rope::Rotate;
-use crate::simd::matmul::Product;
+use crate::simd::product::Product;
 use crate::simd::{Dot, Element};
 
 /// A chunk in a layer. The residual stream and the rotary angles have a row for every token of the step; all other

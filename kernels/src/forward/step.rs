@@ -1,22 +1,18 @@
-//! One step over one batch: the embeddings, then each layer chunk by chunk, then the head.
-
-use std::ops::ControlFlow;
-use std::time::Instant;
+//! A step over one batch: its rows, weights and products, the embeddings and the head.
 
 use sluice_link::activation::Layout;
 use sluice_link::model::Family;
 use sluice_link::slab::{Slab, Tensor};
 
 use super::chunk::{Chunk, chunks};
-use super::layer_pass::LayerPass;
-use super::{Batch, ForwardError, LayerHooks, Model, RangeParts, Sequence};
+use super::{Batch, Model, RangeParts, Sequence};
 use crate::ops::embed::Embed;
 use crate::ops::kv::KvArena;
 use crate::ops::norm::Norm;
 use crate::rope;
-use crate::simd::matmul::{Epilogue, Narrow, PANEL_ROWS, Product};
+use crate::simd::matmul::Narrow;
+use crate::simd::product::{Epilogue, PANEL_ROWS, Product};
 use crate::simd::{Dot, Element};
-use crate::{llama, opt};
 
 /// A value of the step: rows of f32 in the activation arena (start, words from one row to the next).
 pub(crate) type Rows = (*mut f32, usize);
@@ -62,11 +58,11 @@ pub(crate) struct Linear {
 /// A step in progress.
 pub(crate) struct Step<'a, E> {
     pub model: &'a Model,
-    parts: &'a RangeParts,
+    pub(super) parts: &'a RangeParts,
     pub(super) batch: &'a Batch<'a>,
     pub(super) layout: Layout,
     pub(super) arena: KvArena<E>,
-    chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<Chunk>,
 }
 
 // SAFETY: the pointers are valid from any thread by the contract of `Ranges::new`; every parallel section splits its
@@ -78,32 +74,6 @@ impl<'a, E: Element> Step<'a, E> {
         let arena = KvArena::new(&model.spec, parts.kv, parts.layer_blocks, model.chunk_bytes);
         let chunks = chunks(&model.spec, batch, model.chunk_tokens as usize);
         Step { model, parts, batch, layout, arena, chunks }
-    }
-
-    /// Runs all layers, then the head.
-    pub fn run<H: LayerHooks>(&self, hooks: &mut H) -> Result<(), ForwardError> {
-        self.model.threads.enter(|| {
-            self.embed();
-            for layer in 0..self.parts.layers.len() {
-                if let ControlFlow::Break(()) = hooks.before_layer(layer) {
-                    return Err(ForwardError::Aborted { layer });
-                }
-                let started = Instant::now();
-                self.chunks.iter().for_each(|chunk| self.pass(chunk, layer));
-                hooks.after_layer(layer, started.elapsed().as_nanos() as u64);
-            }
-            self.head();
-            Ok(())
-        })
-    }
-
-    /// Runs one chunk through one layer.
-    fn pass(&self, chunk: &Chunk, layer: usize) {
-        let pass = LayerPass::new(self, chunk);
-        match self.model.spec.family {
-            Family::Llama => llama::layer(&pass, layer),
-            Family::Opt => opt::layer(&pass, layer),
-        }
     }
 
     pub(super) fn rows(&self, (at, row): (usize, usize)) -> Rows {
@@ -139,7 +109,7 @@ impl<'a, E: Element> Step<'a, E> {
     }
 
     /// Fills the residual stream with embeddings, and the table of rotary angles.
-    fn embed(&self) {
+    pub(super) fn embed(&self) {
         let weights = self.global_weights();
         let (table, positions) = (weights.get(Tensor::Embedding), weights.find(Tensor::Positions));
         let width = self.model.spec.hidden as usize;
@@ -244,7 +214,7 @@ impl<'a, E: Element> Step<'a, E> {
     }
 
     /// Computes the final norm and the logits of the requested rows.
-    fn head(&self) {
+    pub(super) fn head(&self) {
         let weights = self.global_weights();
         let (norm, bias) = (weights.get(Tensor::FinalNorm), weights.find(Tensor::FinalNormBias));
         let last = self.rows(self.layout.last_hidden);

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use sluice_link::model::{Dtype, Family};
 use sluice_link::slab::{Tensor, TensorSpan, slab_layout};
 
-use super::{GenerateError, RandomModel, in_file, tensor_name, write_json};
+use super::random_model::{GenerateError, RandomModel, in_file, write_json};
+use super::tensor_name;
 use crate::sampling::random_bits;
 
 /// Values generated at a time.

@@ -9,8 +9,7 @@
 
 use std::ops::Range;
 
-use super::kv::KvArena;
-use crate::forward::BLOCK_TOKENS;
+use super::kv::{BLOCK_TOKENS, KvArena};
 use crate::simd::{Element, Kernel, LANES, Lanes, math};
 
 const _: () = assert!(LANES == BLOCK_TOKENS, "the scores of a block are one vector");

@@ -11,8 +11,10 @@ use std::ops::Range;
 
 use sluice_link::model::ModelSpec;
 
-use crate::forward::BLOCK_TOKENS;
 use crate::simd::{Element, Kernel, Lanes};
+
+/// Tokens of a layer block.
+pub const BLOCK_TOKENS: usize = 16;
 
 /// The addresses of the blocks.
 #[derive(Clone, Copy, Debug)]

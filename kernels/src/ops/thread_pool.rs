@@ -1,6 +1,6 @@
 //! The threads that share a step. Work is split only by output element, so no result depends on the split.
 
-use crate::forward::ModelError;
+use crate::forward::error::ModelError;
 
 /// Multiply-adds below which a second thread costs more than it saves.
 const MIN_PARALLEL_COST: usize = 100_000;

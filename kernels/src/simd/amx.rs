@@ -25,7 +25,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::avx512::Register;
-use super::matmul::{Epilogue, PANEL_ROWS, Product};
+use super::product::{Epilogue, PANEL_ROWS, Product};
 use super::{Dot, Element, Lanes, math};
 
 type V = Register<true>;

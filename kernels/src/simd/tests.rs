@@ -4,7 +4,8 @@
 
 use half::{bf16, f16};
 
-use super::matmul::{Epilogue, Narrow, Product, scratch_words};
+use super::matmul::Narrow;
+use super::product::{Epilogue, Product, scratch_words};
 use super::*;
 
 pub(super) fn numbers(count: usize, seed: u64) -> Vec<f32> {

@@ -7,7 +7,8 @@ use half::bf16;
 
 use super::*;
 use crate::simd::Isa;
-use crate::simd::matmul::{Narrow, scratch_words};
+use crate::simd::matmul::Narrow;
+use crate::simd::product::scratch_words;
 use crate::simd::tests::numbers;
 
 /// `tdpbf16ps` as in Intel's manual, for numbers that are not denormal.
