@@ -8,6 +8,7 @@ use clap::{Parser, ValueEnum};
 use sluice_plan::objects::ADMIN_PORT;
 use sluice_wire::overview;
 
+use crate::api_keys;
 use crate::sidecars::poller::POLL_INTERVAL;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -74,6 +75,10 @@ pub struct Args {
     /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.
     #[arg(long, hide = true, default_value_t = POLL_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub poll_seconds: u64,
+    /// Time between two checks of a Secret that may have changed, seconds, in place of both built-in ones. For tests that
+    /// cannot wait.
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub secret_seconds: Option<u32>,
     /// No sidecar is read. Budgets are not kept so: for the test that shows it.
     #[arg(long, hide = true)]
     pub no_polling: bool,
@@ -107,6 +112,11 @@ impl Args {
     /// Returns the time between two readings of a GPU; `None` = no sidecar is read.
     pub fn poll_interval(&self) -> Option<Duration> {
         (!self.no_polling).then(|| Duration::from_secs(self.poll_seconds))
+    }
+
+    /// Returns the time between two checks of the Secrets with API keys.
+    pub fn api_key_interval(&self) -> Duration {
+        self.secret_seconds.map_or(api_keys::POLL_INTERVAL, |seconds| Duration::from_secs(u64::from(seconds)))
     }
 
     /// See [`Args::status_seconds`].

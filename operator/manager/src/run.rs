@@ -152,7 +152,8 @@ impl LeaderContext {
             capabilities: self.capabilities.clone(),
             node_grace_seconds: args.node_grace_seconds,
             status_interval: args.status_interval(),
-            certificates: CertificateManager::new(self.client.clone(), &args.own_namespace),
+            certificates: CertificateManager::new(self.client.clone(), &args.own_namespace)
+                .with_unverified_recheck(args.secret_seconds),
             sidecars: Mutex::new(sidecars),
             metrics: self.metrics.clone(),
             reconcile_cache: ReconcileCache::default(),
@@ -185,7 +186,7 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     workers.spawn(renew_certificate(operator.clone(), certificate));
     workers.spawn(dashboard::publish(operator.clone(), start.hub.clone()));
     workers.spawn(watch_upgrades(operator.clone()));
-    workers.spawn(watch_api_keys(operator.clone(), start.watch_context.clone()));
+    workers.spawn(watch_api_keys(operator.clone(), start.watch_context.clone(), args.api_key_interval()));
     let ended = tokio::select! {
         lost = holder.renew_until_lost() => Err(lost.into()),
         fence = handle_sidecar_events(&operator, heard, contest) => {
@@ -211,9 +212,9 @@ async fn watch_upgrades(operator: Arc<Reconciler>) {
 }
 
 /// Annotates pods whose API keys change.
-async fn watch_api_keys(operator: Arc<Reconciler>, feed: WatchContext) {
+async fn watch_api_keys(operator: Arc<Reconciler>, feed: WatchContext, interval: Duration) {
     wait_for_cache_sync(&feed).await;
-    operator.watch_api_keys().await;
+    operator.watch_api_keys(interval).await;
 }
 
 /// Renews the certificate with which the operator calls sidecars.

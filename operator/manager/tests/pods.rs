@@ -1,6 +1,6 @@
 //! Tests conditions of pods: driver errors, ended downloads, and other pods' use of a node.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Event, Pod, Secret};
@@ -253,7 +253,7 @@ async fn event_before_its_pod_is_kept() {
 #[tokio::test]
 async fn missing_slot_secret_is_restored_when_pod_waits() {
     let Some(stage) = TestNamespace::try_new("secret").await else { return };
-    let operator = stage.operator("one", &[]);
+    let operator = stage.operator("one", &["--secret-seconds", "2"]);
     stage.pool(json!({})).await;
     stage.tenant("t", json!({})).await;
     let node = stage.node("a").await;
@@ -291,9 +291,6 @@ async fn downloaded_pod_loses_egress_label() {
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
-/// The operator polls every 15 s. A revoked key has a minute, of which the kubelet and the sidecar take seconds.
-const KEY_ANNOTATION_TIMEOUT: Duration = Duration::from_secs(40);
-
 #[tokio::test]
 async fn only_pods_with_changed_api_keys_are_annotated() {
     let Some(stage) = TestNamespace::try_new("keys").await else { return };
@@ -302,7 +299,7 @@ async fn only_pods_with_changed_api_keys_are_annotated() {
     stage.create::<Secret>(&serde_json::from_value(keys("one\ntwo")).unwrap()).await;
     // Creation times have whole seconds: a pod of the same second may lack the Secret's contents.
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    let operator = stage.operator("one", &[]);
+    let operator = stage.operator("one", &["--secret-seconds", "1"]);
     stage.pool(json!({"gpus": [{"name": "chat", "count": 2}]})).await;
     let keyed = json!({"access": {"apiKeysSecretRef": {"name": "keys", "key": "keys"}}});
     stage.tenant("t", keyed).await;
@@ -318,11 +315,9 @@ async fn only_pods_with_changed_api_keys_are_annotated() {
     assert_eq!(annotation("t-0-pod").await, None, "it has what was there before it");
     let revoked = Patch::Merge(json!({"stringData": {"keys": "two"}}));
     let changed = secrets.patch("keys", &PatchParams::default(), &revoked).await.unwrap();
-    let begun = Instant::now();
     let told =
         async || annotation("t-0-pod").await.filter(|told| Some(told) == changed.resource_version().as_ref());
     eventually("its kubelet is told", told).await;
-    assert!(begun.elapsed() < KEY_ANNOTATION_TIMEOUT, "{:?}", begun.elapsed());
     let before = stage.secret_read_count("keys");
     eventually("it looks", async || (stage.secret_read_count("keys") >= before + 2).then_some(())).await;
     let writes = stage.writes();

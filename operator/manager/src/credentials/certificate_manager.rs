@@ -136,6 +136,8 @@ pub struct CertificateManager {
     client: Client,
     namespace: String,
     cache: Mutex<CertificateCache>,
+    /// Time between two checks of the Secret of a slot whose pod does not start, seconds.
+    unverified_recheck_seconds: i64,
 }
 
 impl std::fmt::Debug for CertificateManager {
@@ -147,7 +149,16 @@ impl std::fmt::Debug for CertificateManager {
 impl CertificateManager {
     /// Creates a manager with the authorities in a Secret of `namespace`, the operator's own.
     pub fn new(client: Client, namespace: impl Into<String>) -> CertificateManager {
-        CertificateManager { client, namespace: namespace.into(), cache: Mutex::default() }
+        let unverified_recheck_seconds = UNVERIFIED_RECHECK_SECONDS;
+        let cache = Mutex::default();
+        CertificateManager { client, namespace: namespace.into(), cache, unverified_recheck_seconds }
+    }
+
+    /// Checks the Secret of a slot whose pod does not start every `seconds`; `None` = the usual 30 s.
+    #[must_use]
+    pub fn with_unverified_recheck(mut self, seconds: Option<u32>) -> CertificateManager {
+        self.unverified_recheck_seconds = seconds.map_or(UNVERIFIED_RECHECK_SECONDS, i64::from);
+        self
     }
 
     /// Returns the authorities at `now` (seconds since 1970): reads them, creates them if there are none, and rotates
@@ -223,7 +234,7 @@ impl CertificateManager {
         let key = (namespace.to_owned(), secret.to_owned());
         self.with_cache(|memory| {
             if let Some(known) = memory.slots.get_mut(&key) {
-                known.valid_until = known.valid_until.min(known.checked_at + UNVERIFIED_RECHECK_SECONDS);
+                known.valid_until = known.valid_until.min(known.checked_at + self.unverified_recheck_seconds);
             }
         });
     }
