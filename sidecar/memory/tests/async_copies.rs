@@ -14,6 +14,8 @@ const CHUNK: u64 = 256 << 10;
 const BLOCK: u64 = CHUNK / 8;
 /// A slab takes one second, and a block a sixteenth of one.
 const RATE: u64 = 512 << 10;
+/// A slab takes half a minute, longer than a busy machine delays a thread, and a block two seconds.
+const SLOW_RATE: u64 = RATE / 32;
 const A: LayerId = LayerId(0);
 const B: LayerId = LayerId(1);
 
@@ -63,7 +65,7 @@ fn fill() -> Work {
 fn fetch_during_slab_fill(due: Option<Nanos>) -> (Duration, bool) {
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(RATE));
-    let slab = world.submit_work(fill());
+    let slab = world.submit_to_link(None, fill());
     let fetched = world.submit_with_deadline(due, fetch(A, 0, 1, &[swap(8, 0, 1), swap(9, 1, 2)]));
     let taken = duration(world.wait(fetched));
     let ahead = world.outcome(slab).is_none();
@@ -84,36 +86,37 @@ fn urgent_fetch_overtakes_slab_and_fetch_without_deadline_waits() {
 }
 
 /// Submits two swap-ins behind a change of mappings, and behind them a change with deadline `behind`.
-/// Releases the first change after submitting a slab with deadline `needed`. Returns whether the slab ends
-/// last.
-fn slab_ends_last(needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
+/// Releases the first change once a slab with deadline `needed` is on the link. Returns whether the slab ends
+/// before both swap-ins.
+fn slab_ends_first(rate: u64, needed: Option<Nanos>, behind: Option<Nanos>) -> bool {
     let mut world = world(|_| ());
-    world.memory.set_link_bandwidth(Some(RATE));
+    world.memory.set_link_bandwidth(Some(rate));
     world.hold_engine(true);
-    world.submit_work(reback(vec![Reback::Map(Address::Kv(KvChunkId(6)), ChunkId(5))], vec![]));
-    while world.advance() {}
+    world.submit_work(reback(vec![Reback::Unmap(Address::Kv(KvChunkId(5)), ChunkId(5))], vec![]));
+    world.wait_for_held_answer();
     let home = [(8, 0, 1), (9, 1, 2)].map(|one| world.submit_work(Work::SwapIn(vec![swap_from_tuple(one)])));
     world.submit_with_deadline(behind, reback(vec![], vec![]));
-    let slab = world.submit_with_deadline(needed, fill());
+    let slab = world.submit_to_link(needed, fill());
     world.hold_engine(false);
-    home.into_iter().chain([slab]).for_each(|order| _ = world.wait(order));
-    let last =
-        world.completions().iter().rev().map(|done| done.id).find(|id| home.contains(id) || *id == slab);
-    last == Some(slab)
+    world.wait_for_first(&[home[0], home[1], slab]) == slab
 }
 
 #[test]
 fn swap_in_yields_to_slab_unless_later_work_is_due() {
-    assert!(!slab_ends_last(Some(Nanos(0)), None), "it takes a second and passes the pieces");
-    assert!(slab_ends_last(None, None), "without deadlines they came first");
-    assert!(slab_ends_last(Some(Nanos(1)), Some(Nanos(0))), "a change that is needed sooner waits for them");
+    assert!(slab_ends_first(RATE, Some(Nanos(0)), None), "it takes a second and passes the pieces");
+    assert!(!slab_ends_first(SLOW_RATE, None, None), "without deadlines they came first");
+    assert!(
+        !slab_ends_first(SLOW_RATE, Some(Nanos(1)), Some(Nanos(0))),
+        "a change that is needed sooner waits for them"
+    );
 }
 
 /// Submits slabs of two slots while the only copy thread copies another slab. Returns whether they end in
 /// submission order.
 fn slots_end_in_order(needed: [Option<Nanos>; 2]) -> bool {
     let mut world = world(|_| ());
-    world.memory.set_link_bandwidth(Some(8 * RATE));
+    // The first slab is on the link until both slots wait for its thread.
+    world.memory.set_link_bandwidth(Some(SLOW_RATE));
     let slot = |slot: u8, layer, first: u32| {
         let (target, generation) = (FillTarget::Slot(SlotId(slot), layer), Generation(2));
         Work::Fill(Fill { target, generation, after: None, chunks: chunks(first..first + 2) })
@@ -123,6 +126,7 @@ fn slots_end_in_order(needed: [Option<Nanos>; 2]) -> bool {
         world.submit_with_deadline(needed[0], slot(0, A, 2)),
         world.submit_with_deadline(needed[1], slot(1, B, 4)),
     ];
+    world.memory.set_link_bandwidth(Some(8 * RATE));
     slots.into_iter().chain([first]).for_each(|order| _ = world.wait(order));
     let ends: Vec<_> =
         world.completions().iter().map(|done| done.id).filter(|id| slots.contains(id)).collect();

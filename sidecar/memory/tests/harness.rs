@@ -19,6 +19,8 @@ use sluice_ports::conformance::SlabChunk;
 
 /// Time without any event after which a backend counts as idle.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
+/// Limit of a wait, which suffices on any machine.
+const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Returns a geometry with `layers` layers of `slab_bytes`.
 pub fn geometry(chunk_bytes: u64, capacity_chunks: u32, layers: usize, slab_bytes: u64) -> Geometry {
@@ -282,7 +284,11 @@ impl Harness {
     }
 
     pub fn advance(&mut self) -> bool {
-        match self.wakes.recv_timeout(IDLE_TIMEOUT) {
+        self.advance_within(IDLE_TIMEOUT)
+    }
+
+    fn advance_within(&mut self, limit: Duration) -> bool {
+        match self.wakes.recv_timeout(limit) {
             Ok(Wake::Answer(id, ok)) => {
                 match &mut self.held {
                     Some(held) => held.push((id, ok)),
@@ -299,6 +305,22 @@ impl Harness {
         let answers = if held { self.held.replace(Vec::new()) } else { self.held.take() };
         for (id, ok) in answers.unwrap_or_default() {
             self.memory.on_acknowledge(id, ok);
+        }
+    }
+
+    /// Waits until an answer of the engine is held.
+    pub fn wait_for_held_answer(&mut self) {
+        self.wait_until("the engine answers", |world| {
+            world.held.as_ref().is_some_and(|held| !held.is_empty())
+        });
+    }
+
+    /// Handles wake-ups until `holds`.
+    fn wait_until(&mut self, what: &str, holds: impl Fn(&Harness) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(begun.elapsed() < WAIT_LIMIT, "in vain: {what}");
+            self.advance_within(Duration::from_millis(1));
         }
     }
 
@@ -357,6 +379,15 @@ impl Harness {
         self.submit(Reason::Load, due, work)
     }
 
+    /// Submits an order with deadline `due` and waits until the link has carried its first bytes. No other order uses
+    /// the link.
+    pub fn submit_to_link(&mut self, due: Option<Nanos>, work: Work) -> ActionId {
+        let before = self.memory.transferred_bytes();
+        let id = self.submit_with_deadline(due, work);
+        self.wait_until("the link carries it", |world| world.memory.transferred_bytes() > before);
+        id
+    }
+
     fn submit_with_reason(&mut self, reason: Reason, work: Work) -> ActionId {
         self.submit(reason, None, work)
     }
@@ -380,12 +411,19 @@ impl Harness {
     }
 
     pub fn wait(&mut self, id: ActionId) -> Outcome {
+        let first = self.wait_for_first(&[id]);
+        self.outcome(first).expect("it has ended")
+    }
+
+    /// Waits until one of these orders has ended; the first of them that did.
+    pub fn wait_for_first(&mut self, ids: &[ActionId]) -> ActionId {
         let begun = Instant::now();
         loop {
-            if let Some(outcome) = self.outcome(id) {
-                return outcome;
+            self.collect();
+            if let Some(first) = self.ended.iter().map(|done| done.id).find(|id| ids.contains(id)) {
+                return first;
             }
-            assert!(begun.elapsed() < Duration::from_secs(30), "{id:?} never ends");
+            assert!(begun.elapsed() < WAIT_LIMIT, "{ids:?} never end");
             self.advance();
         }
     }
