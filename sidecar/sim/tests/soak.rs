@@ -1,7 +1,6 @@
 //! Tests of the soak: seeds pass, planted bugs are detected, a seed always gives the same run; and its commands.
 
 use std::process::{Command, Output};
-use std::time::{Duration, Instant};
 
 use sluice_sim::soak::{self, PlantedBug, SoakStats};
 
@@ -10,26 +9,22 @@ fn first_failure_of(plant: PlantedBug, seeds: u64) -> Option<soak::SeedFailure> 
     (0..seeds).find_map(|seed| soak::run(seed, Some(plant)).err())
 }
 
-/// Time budget for seeds above the minimum number.
-const BUDGET: Duration = Duration::from_secs(60);
+/// Number of seeds; `cargo xtask nightly` runs 10,000 others.
+const SEEDS: u64 = 64;
 
-/// Smallest and largest number of seeds; a release runs the largest.
-const SEEDS: [u64; 2] = [64, 10_000];
+/// First seed. The range includes the first seed (1390) in which a tenant owed a chunk that held buffers without
+/// another place.
+const FIRST_SEED: u64 = 1376;
 
 /// Seeds in which requests join by plans; in the last one, fetches sometimes fail.
 const PLAN_ADMISSION_SEEDS: [u64; 4] = [27, 49, 79, 3580];
 
 #[test]
 fn seeds_hold_and_cover_every_mechanism() {
-    let begun = Instant::now();
-    // The range includes the first seed (1390) in which a tenant owed a chunk that held buffers without another place.
-    let wanted = |run: &u64| *run < SEEDS[0] || begun.elapsed() < BUDGET;
-    let seeds = (0..SEEDS[1]).take_while(wanted).map(|run| (1376 + run) % SEEDS[1]);
+    let seeds = FIRST_SEED..FIRST_SEED + SEEDS;
     let sum = PLAN_ADMISSION_SEEDS.into_iter().chain(seeds).fold(SoakStats::default(), |sum, seed| {
         sum.plus(soak::run(seed, None).unwrap_or_else(|broken| panic!("{broken}")))
     });
-    eprintln!("soak: {} of {} seeds hold in {:?}", sum.seeds, SEEDS[1], begun.elapsed());
-    assert!(sum.seeds >= SEEDS[0]);
     for (what, count) in [
         ("answers", sum.answered),
         ("requests cut short", sum.cut_short),
