@@ -23,6 +23,7 @@ mod load;
 mod placement_plans;
 mod prefill_offload;
 mod reclaim;
+mod reclaim_plan;
 mod recreate_chunks;
 mod restore_layers;
 mod revert;

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, Prepared, SleepState, StepNeed, TransferKind};
+use super::{MemoryManager, SleepState, StepNeed, TransferKind};
 use crate::action::Earmark;
 use crate::peers::Peer;
 use crate::peers::loans::Nonce;
@@ -110,28 +110,25 @@ impl MemoryManager {
         self.loans.demand.is_enabled() && self.params.policy().reclaims_weights()
     }
 
-    /// Asks for what a step lacks beyond `had_layer_blocks`, free chunks included, once per boundary.
-    pub(super) fn request_loan(&mut self, need: &StepNeed, had_layer_blocks: u32) -> Option<Prepared> {
-        self.clear_borrow_request();
+    /// Loan sizes that help a step which lacks more than `had_layer_blocks`, free chunks included. Empty if peers cannot
+    /// be asked, or refused since the last boundary.
+    pub(super) fn loan_sizes(&self, need: &StepNeed, to_load: u32, had_layer_blocks: u32) -> Vec<u32> {
         if !self.trades() || self.loans.demand.is_denied() || self.in_backoff() {
-            return None;
+            return Vec::new();
         }
-        let sizes = self.shortfall_steps(need, had_layer_blocks);
-        self.loans.demand.ask(sizes);
-        self.borrow_request().map(|_| Prepared::Wait)
+        self.shortfall_steps(need, to_load, had_layer_blocks)
     }
 
-    /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. KV from the
-    /// host tier comes first.
-    fn shortfall_steps(&mut self, need: &StepNeed, had_layer_blocks: u32) -> Vec<u32> {
+    /// Chunks that each request of the step lacks together with those before it, as far as KV may grow. The `to_load`
+    /// layer blocks from the host tier come first.
+    fn shortfall_steps(&self, need: &StepNeed, to_load: u32, had_layer_blocks: u32) -> Vec<u32> {
         let per = self.sizes.layer_blocks_per_chunk;
         let room = self.sizes.kv_limit - self.kv.chunk_pool().backed() - self.free_kv_chunks();
-        let wanted = self.kv.missing_layer_block_count();
-        let layer_blocks = need.kv_blocks.iter().scan(wanted, |layer_blocks, (request, kv_blocks)| {
+        let layer_blocks = need.kv_blocks.iter().scan(to_load, |layer_blocks, (request, kv_blocks)| {
             *layer_blocks += kv_blocks * self.kv.kv_block_layer_blocks(*request);
             Some(*layer_blocks)
         });
-        let chunks = core::iter::once(wanted)
+        let chunks = core::iter::once(to_load)
             .chain(layer_blocks)
             .map(|b| b.saturating_sub(had_layer_blocks).div_ceil(per));
         let mut rungs: Vec<u32> = chunks.filter(|chunks| (1..=room).contains(chunks)).collect();

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::kv_prefetch::FetchFailures;
 use super::placement_plans::PlacementPlans;
-use super::{MemoryManager, Prepared, StepNeed};
+use super::{MemoryManager, Prepared};
 use crate::action::{Action, Work};
 use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
@@ -229,20 +229,15 @@ impl MemoryManager {
     }
 
     /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
-    /// there is none, or it would take too long.
-    pub(super) fn evict_paused(
-        &mut self,
-        need: &StepNeed,
-        missing: u32,
-        out: &mut Vec<Action>,
-    ) -> Option<Prepared> {
+    /// there is none, or it would take too long. `Ready` = blocks are free now.
+    pub(super) fn evict_paused(&mut self, missing: u32, out: &mut Vec<Action>) -> Option<Prepared> {
         // A request that is admitted while none runs waits for its loading KV. Else that KV would be evicted for it and
         // loaded again, and so on without a step.
         if self.kv.has_loading_swaps() && !self.had_running {
             return Some(Prepared::Wait);
         }
         if self.kv.evict_paused(missing) > 0 {
-            return Some(self.prepare_step(need, out));
+            return Some(Prepared::Ready);
         }
         if !self.can_write_back_in_time(missing) {
             return None;

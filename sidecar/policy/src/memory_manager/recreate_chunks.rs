@@ -41,17 +41,13 @@ impl MemoryManager {
         self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
     }
 
-    /// Creates what a step lacks, if it can be created. Returns whether it does.
-    pub(super) fn recreate_for(&mut self, missing_layer_blocks: u32, out: &mut Vec<Action>) -> bool {
+    /// Chunks to create for the layer blocks that a step lacks; none if none can be created.
+    pub(super) fn chunks_to_recreate(&self, missing_layer_blocks: u32) -> Option<u32> {
         if missing_layer_blocks == 0 || !self.is_recreating() || self.in_backoff() {
-            return false;
+            return None;
         }
         let piece = (REGROW_PIECE_BYTES / self.geometry.chunk_bytes).min(u64::from(u32::MAX)) as u32;
-        self.order_recreation(
-            missing_layer_blocks.div_ceil(self.sizes.layer_blocks_per_chunk).max(piece),
-            out,
-        );
-        true
+        Some(missing_layer_blocks.div_ceil(self.sizes.layer_blocks_per_chunk).max(piece))
     }
 
     pub(super) fn on_recreated(&mut self, chunks: &[ChunkId], outcome: Outcome) {

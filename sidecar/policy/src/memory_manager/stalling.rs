@@ -2,9 +2,9 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, Prepared};
+use super::MemoryManager;
 use crate::action::Action;
-use crate::change::{RemapKind, TransitionTarget};
+use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::cost::price::{Clients, LateTokens, ReclaimCost};
 use crate::cost::{CostContext, CostModel};
 use crate::geometry::BLOCK_TOKENS;
@@ -20,7 +20,6 @@ pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallingRemap {
     layout: Layout,
-    missing_layer_blocks: u32,
     /// Wait of a token for the layers that move now, and for those that would, nanoseconds.
     stall_ns: [u64; 2],
     freed_bytes: u64,
@@ -62,7 +61,7 @@ impl MemoryManager {
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
         let stall_ns = [self.weights.layout(), &layout].map(|layout| self.cost().stall_ns(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
-        Some(StallingRemap { layout, missing_layer_blocks, stall_ns, freed_bytes })
+        Some(StallingRemap { layout, stall_ns, freed_bytes })
     }
 
     /// The cost of these layers beyond those that move now.
@@ -108,13 +107,8 @@ impl MemoryManager {
 
     /// Lets these layers move: their chunks become KV. `false` = they do not.
     pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
-        let StallingRemap { layout, missing_layer_blocks, .. } = stalling;
-        self.start_transition(
-            TransitionTarget::Layout(layout),
-            Reason::RemapStalls,
-            missing_layer_blocks,
-            out,
-        ) == Prepared::Wait
+        let target = TransitionTarget::Layout(stalling.layout);
+        self.start_transition(Transition { target, reason: Reason::RemapStalls }, out)
     }
 
     /// The cost if requests lose these chunks of KV and compute it again.

@@ -5,11 +5,8 @@
 //! for it, and are returned at the first boundary at which nothing loads. No request loses by it: no cached block is
 //! evicted, no block moves, and KV keeps its guarantee.
 
-use alloc::vec::Vec;
-
-use super::reclaim::StepDemand;
-use super::{MemoryManager, Prepared, StepNeed};
-use crate::action::Action;
+use super::reclaim_plan::StepDemand;
+use super::{MemoryManager, StepNeed};
 use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;
 
@@ -48,24 +45,14 @@ impl MemoryManager {
     }
 
     /// A step with more than the usual activations has them at once or is not run: its gain is not worth memory of a
-    /// request.
-    pub(super) fn grow_activations(&mut self, demand: StepDemand, out: &mut Vec<Action>) -> Prepared {
-        let short = Prepared::Short { missing_kv_blocks: 0, activation: true };
+    /// request. None = it is not run.
+    pub(super) fn grow_activations(&self, demand: StepDemand) -> Option<Transition> {
         let held = self.activation_chunks();
         let gains =
             demand.activation > held && demand.activation <= self.max_activation_chunks(demand.layer_blocks);
-        if !self.weights_loading() || self.in_backoff() || !gains {
-            return short;
-        }
-        match self.start_transition(
-            TransitionTarget::Activation(demand.activation),
-            Reason::WholePrompt,
-            0,
-            out,
-        ) {
-            Prepared::Short { .. } => short,
-            other => other,
-        }
+        let target = TransitionTarget::Activation(demand.activation);
+        (self.weights_loading() && !self.in_backoff() && gains)
+            .then_some(Transition { target, reason: Reason::WholePrompt })
     }
 
     /// Activation chunks beyond those of the largest usual step.

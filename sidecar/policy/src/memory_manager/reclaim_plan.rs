@@ -1,0 +1,303 @@
+//! Decides how a step gets its memory. Planning changes nothing, counts nothing and remembers nothing:
+//! [`MemoryManager::plan_memory`] names one [`MemoryStep`] at a time, and `reclaim` carries it out.
+//!
+//! The order: free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks, loans; then
+//! what the named policy proposes ([`crate::reclaim`]). All or nothing: no change is planned that does not cover what
+//! is missing.
+
+use alloc::vec::Vec;
+
+use super::{MemoryManager, Prepared, StepNeed};
+use crate::change::{RemapKind, Transition, TransitionTarget};
+use crate::ellm::{Balloon, balloon};
+use crate::reason::Reason;
+use crate::reclaim::{ReclaimStep, ReclaimView};
+use crate::remap::Choice;
+use crate::step_model::Layout;
+
+/// The need of a step in layer blocks and chunks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepDemand {
+    /// Layer blocks that the step adds, and those that are loaded for it.
+    pub layer_blocks: u32,
+    /// Of these, layer blocks that are loaded from the host tier.
+    pub to_load: u32,
+    /// Activation chunks.
+    pub activation: u32,
+}
+
+/// One attempt to get the memory of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attempt {
+    pub demand: StepDemand,
+    /// What has been tried for this demand.
+    pub tried: Tried,
+}
+
+/// What an attempt has tried without a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tried {
+    Nothing,
+    /// Peers were asked, or cannot be asked. This many layer blocks are missing.
+    Peers {
+        missing: u32,
+    },
+    /// The policy's steps up to this one.
+    Reclaim {
+        missing: u32,
+        step: ReclaimStep,
+    },
+}
+
+/// The next step towards the memory of an engine step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum MemoryStep {
+    /// Nothing can be done: this is the answer.
+    Answer(Prepared),
+    /// The device has enough: evicts unused prefix blocks as far as necessary, loads KV from the host tier, or
+    /// allocates the blocks.
+    Allocate,
+    /// Gives up the change under way, whose chunks take no blocks.
+    AbortTransition,
+    /// Moves staged KV together, so that buffers lose the blocks of empty staging slots.
+    CompactStaging,
+    /// Begins a change, and the step waits for it. If it cannot begin, `or` is the answer.
+    Start { transition: Transition, or: Prepared },
+    /// Creates this many chunks of the share again.
+    Recreate(u32),
+    /// Asks peers for loans of these sizes ([`crate::loans::BorrowDemand`]), none if they cannot be asked.
+    AskPeers { sizes: Vec<u32>, missing: u32 },
+    /// Does what the policy proposes. If it frees nothing, the policy's next step follows.
+    Reclaim { missing: u32, step: ReclaimStep, action: ReclaimAction },
+}
+
+/// How a step of the policy is carried out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ReclaimAction {
+    /// Begins a change.
+    Start(Transition),
+    /// Evicts KV of paused requests.
+    EvictPaused,
+    /// Counts that own layers are not remapped, and why; `remember` chunks are not tried again for a while.
+    Decline { reason: Reason, remember: Option<u32> },
+}
+
+impl MemoryManager {
+    /// Plans the next step of an attempt.
+    pub(super) fn plan_memory(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
+        match attempt.tried {
+            Tried::Nothing => self.plan_without_cost(need, attempt.demand),
+            Tried::Peers { missing } => self.plan_reclaim(attempt.demand, missing, None),
+            Tried::Reclaim { missing, step } => self.plan_reclaim(attempt.demand, missing, Some(step)),
+        }
+    }
+
+    /// Plans what costs no request anything.
+    fn plan_without_cost(&self, need: &StepNeed, demand: StepDemand) -> MemoryStep {
+        let (free, held) = (self.kv.chunk_pool().free_layer_blocks(), self.activation_chunks());
+        if demand.activation > self.most_activations() {
+            return MemoryStep::Answer(Prepared::Short { missing_kv_blocks: 0, activation: true });
+        }
+        if self.lacks_weights()
+            || (self.has_debt() && !self.in_backoff())
+            || self.kv.has_pending_spills()
+            || self.kv.exceeds_loads()
+        {
+            return MemoryStep::Answer(Prepared::Wait);
+        }
+        if demand.activation <= held && demand.layer_blocks <= free {
+            return MemoryStep::Allocate;
+        }
+        if self.change.transition().is_some() {
+            return MemoryStep::AbortTransition;
+        }
+        if demand.layer_blocks > free && self.kv.slot_counts().1 > 0 {
+            let can_compact = self.kv.fetches() == 0;
+            return if can_compact { MemoryStep::CompactStaging } else { MemoryStep::Answer(Prepared::Wait) };
+        }
+        let missing = demand.layer_blocks.saturating_sub(free + self.kv.evictable_layer_blocks());
+        self.plan_activations(demand, missing).unwrap_or_else(|| self.plan_kv(need, demand, missing))
+    }
+
+    /// Plans changes of the activation space that come before any of KV.
+    fn plan_activations(&self, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
+        if demand.activation > self.sizes.activation_max {
+            let or = Prepared::Short { missing_kv_blocks: 0, activation: true };
+            return Some(match self.grow_activations(demand) {
+                Some(transition) => MemoryStep::Start { transition, or },
+                None => MemoryStep::Answer(or),
+            });
+        }
+        let short_of_blocks = demand.layer_blocks > self.kv.chunk_pool().free_layer_blocks();
+        if let Some(transition) = self.shrink_activations().filter(|_| short_of_blocks) {
+            return Some(MemoryStep::Start { transition, or: self.shortfall(missing) });
+        }
+        if demand.activation > self.activation_chunks() {
+            let or =
+                Prepared::Short { missing_kv_blocks: missing.div_ceil(self.kv.layers()), activation: true };
+            return Some(match self.balloon(demand) {
+                Some(transition) => MemoryStep::Start { transition, or },
+                None => MemoryStep::Answer(or),
+            });
+        }
+        None
+    }
+
+    /// Plans KV from free chunks, the share, the prefix cache and peers, in this order.
+    fn plan_kv(&self, need: &StepNeed, demand: StepDemand, missing: u32) -> MemoryStep {
+        let (free, per) = (self.kv.chunk_pool().free_layer_blocks(), self.sizes.layer_blocks_per_chunk);
+        let gainable = self.free_kv_chunks() * per;
+        let lacking = demand.layer_blocks.saturating_sub(free);
+        if lacking > 0 && gainable > 0 && missing <= gainable && !self.in_backoff() {
+            let target = TransitionTarget::KvChunks(lacking.div_ceil(per).min(self.free_kv_chunks()));
+            let transition = Transition { target, reason: Reason::FreeChunks };
+            return MemoryStep::Start { transition, or: self.shortfall(missing) };
+        }
+        if let Some(chunks) = self.chunks_to_recreate(lacking.saturating_sub(gainable)) {
+            return MemoryStep::Recreate(chunks);
+        }
+        if missing == 0 {
+            return MemoryStep::Allocate;
+        }
+        let sizes = self.loan_sizes(need, demand.to_load, demand.layer_blocks - missing + gainable);
+        MemoryStep::AskPeers { sizes, missing }
+    }
+
+    /// Plans the policy's next step that can be carried out, after the step `tried`.
+    fn plan_reclaim(&self, demand: StepDemand, missing: u32, mut tried: Option<ReclaimStep>) -> MemoryStep {
+        loop {
+            let step = self.params.policy().next(&self.reclaim_view(missing, tried));
+            let action = match step {
+                ReclaimStep::InflateKv => self.balloon(demand).map(ReclaimAction::Start),
+                ReclaimStep::RemapWeights => self.remap_own(missing),
+                ReclaimStep::EvictPaused => Some(ReclaimAction::EvictPaused),
+                ReclaimStep::ShrinkBatch => return MemoryStep::Answer(self.refusal(missing)),
+            };
+            match action {
+                Some(action) => return MemoryStep::Reclaim { missing, step, action },
+                None => tried = Some(step),
+            }
+        }
+    }
+
+    /// The answer when the policy reclaims nothing. Unused KV is free once it is written back; the first write-back
+    /// shows how long that takes.
+    fn refusal(&self, missing: u32) -> Prepared {
+        let coming = self.kv.layer_blocks_freed_by_write_back() >= missing;
+        if coming && self.layer_block_out_ns().is_some() { Prepared::Wait } else { self.shortfall(missing) }
+    }
+
+    pub(super) fn shortfall(&self, missing_layer_blocks: u32) -> Prepared {
+        let missing_kv_blocks = missing_layer_blocks.div_ceil(self.kv.layers());
+        Prepared::Short { missing_kv_blocks, activation: false }
+    }
+
+    fn reclaim_view(&self, missing_layer_blocks: u32, tried: Option<ReclaimStep>) -> ReclaimView {
+        ReclaimView {
+            missing_layer_blocks,
+            tried,
+            in_backoff: self.in_backoff(),
+            is_layout_forced: self.forced.is_some(),
+            settings: self.params.policy_settings(),
+        }
+    }
+
+    /// Activation chunks that a step may have at most.
+    fn most_activations(&self) -> u32 {
+        if self.weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
+    }
+
+    /// Free chunks that KV may take.
+    pub(super) fn free_kv_chunks(&self) -> u32 {
+        self.chunks.free_count().min(self.kv_chunk_room())
+    }
+
+    /// KV chunks without a chunk.
+    fn kv_chunk_room(&self) -> u32 {
+        self.sizes.kv_limit - self.kv.chunk_pool().backed()
+    }
+
+    /// Chunks that own layers would give at most, by the cost model.
+    pub(super) fn own_chunks(&self) -> u32 {
+        let remaps = self.params.policy().reclaims_weights() && self.forced.is_none();
+        if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
+            return 0;
+        }
+        let current = self.weights.layout();
+        let most = self.choose(current, u16::MAX, self.cost().allowance_ns()).layout;
+        self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
+    }
+
+    /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.
+    fn balloon(&self, demand: StepDemand) -> Option<Transition> {
+        if !self.params.policy().reclaims_activations() || self.in_backoff() {
+            return None;
+        }
+        let (per, held) = (self.sizes.layer_blocks_per_chunk, self.activation_chunks());
+        // A deflation takes free chunks first; an inflation counts those that KV may still take.
+        let deflates = demand.activation > held;
+        let free = if deflates { self.chunks.free_count() } else { self.free_kv_chunks() };
+        let unused = self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks();
+        let activation = demand.activation.max(self.sizes.activation_min);
+        match balloon(unused / per + free, held, demand.layer_blocks.div_ceil(per), activation) {
+            Balloon::Inflate(chunks) if chunks <= self.kv_chunk_room() => {
+                let ahead = self.lookahead_chunks(demand, activation, chunks);
+                let target = TransitionTarget::Activation(held - chunks - ahead);
+                Some(Transition { target, reason: Reason::Inflate })
+            }
+            Balloon::Deflate(_) => {
+                let target = TransitionTarget::Activation(activation);
+                Some(Transition { target, reason: Reason::Deflate })
+            }
+            Balloon::Inflate(_) | Balloon::Level | Balloon::Short { .. } => None,
+        }
+    }
+
+    /// Oneiros: remaps as many layers as cover what is missing, if their copies hide.
+    fn remap_own(&self, missing: u32) -> Option<ReclaimAction> {
+        let chunks = self.chunks_of_layers(missing)?;
+        if self.change.is_declined(RemapKind::Hidden, self.counters.steps(), chunks) {
+            return None;
+        }
+        if !self.step_stats.compute_known() {
+            // Not remembered: the next step may measure it.
+            return Some(ReclaimAction::Decline { reason: Reason::DeclinedUnmeasured, remember: None });
+        }
+        Some(match self.layout_for(chunks, self.cost().allowance_ns()) {
+            Ok(layout) => {
+                let target = TransitionTarget::Layout(layout);
+                ReclaimAction::Start(Transition { target, reason: Reason::RemapOwn })
+            }
+            Err(reason) => ReclaimAction::Decline { reason, remember: Some(chunks) },
+        })
+    }
+
+    /// Chunks that own layers must give for `missing` layer blocks; none if KV may not grow by them, or not now.
+    pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
+        let (per, usable_free) = (self.sizes.layer_blocks_per_chunk, self.free_kv_chunks());
+        let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
+        (!self.in_backoff() && chunks + usable_free <= self.kv_chunk_room()).then_some(chunks)
+    }
+
+    /// The layout with the fewest moving layers that gives these chunks within the stall; else why there is none.
+    pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
+        let current = self.weights.layout();
+        let weights = self.sizes.weights(current);
+        let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
+        loop {
+            let choice = self.choose(current, wanted, allowance_ns);
+            if let Some(reason) = choice.declined {
+                return Err(reason);
+            }
+            if self.sizes.weights(&choice.layout) + chunks <= weights {
+                return Ok(choice.layout);
+            }
+            wanted = wanted.max(choice.layout.alpha()) + 1;
+        }
+    }
+
+    /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
+    pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
+        self.cost().choose(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
+    }
+}
