@@ -44,7 +44,7 @@ pub fn run(workspace: &Workspace, args: &SoakArgs) -> Result<bool> {
 
 fn test(root: &Utf8Path, target: &Utf8Path, args: &SoakArgs) -> Result<Command> {
     let words =
-        ["test", "--locked", "-p", "sluice-e2e", "--test", "main", "--", "--exact", "--nocapture", TEST];
+        ["test", "--locked", "-p", "sluice-e2e", "--test", "processes", "--", "--exact", "--nocapture", TEST];
     let mut command = process::cargo(root, &words);
     let tenants: Vec<_> = args.tenants.iter().map(u8::to_string).collect();
     command

@@ -23,13 +23,23 @@ pub enum Scope {
     Full,
 }
 
+/// Builds the binaries that tests start.
+const BINARIES: [&str; 4] = ["build", "--locked", "--workspace", "--bins"];
+
+/// Builds those that the quick tests start, with the features of the whole workspace.
+#[rustfmt::skip]
+const QUICK_BINARIES: [&str; 15] = [
+    "build", "--locked", "--workspace", "--bin", "sluice", "--bin", "sluice-sidecar", "--bin", "sluice-engine",
+    "--bin", "sluice-model-gen", "--bin", "sluice-operator", "--bin", "sluice-devices",
+];
+
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
     let root = &workspace.root;
     let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
     announce(shared.as_deref());
     let full = scope == Scope::Full;
-    let build = || process::passes(process::cargo(root, &["build", "--workspace", "--bins", "--locked"]));
+    let build = || process::passes(process::cargo(root, if full { &BINARIES[..] } else { &QUICK_BINARIES }));
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     let (mut kubernetes, mut images, mut browser) = (None, None, false);
     let get_kubernetes = || {

@@ -118,23 +118,20 @@ pub fn all_pass(tests: impl Fn() -> Command + Sync) -> Result<bool> {
     Ok(failed.is_empty() && examples_pass(tests())?)
 }
 
-/// Packages whose tests start engines, browsers or processes of CUDA, and the end-to-end tests.
-const NOT_QUICK: [&str; 4] = [END_TO_END, "sluice-kernels", "sluice-probe", "sluice-page"];
-/// The agent's tests with models, which take minutes.
-const SYSTEM: &str = "system";
-/// End-to-end tests that need an API server alone.
-const API_SERVER: &str = "cluster";
+/// What the quick tests are of: the workspace without the packages whose tests start engines, browsers or processes of
+/// CUDA, so that dependencies have the features that they have in all other builds. Of its integration tests those of
+/// crates (`main`, `modules`) and those that need an API server alone (`cluster`). The others are not compiled.
+#[rustfmt::skip]
+const QUICK: [&str; 15] = [
+    "--workspace", "--exclude", "sluice-kernels", "--exclude", "sluice-probe", "--exclude", "sluice-page", "--lib",
+    "--bins", "--test", "main", "--test", "modules", "--test", "cluster",
+];
 
-/// Builds and runs the tests that take minutes together; `tests` makes `cargo test` of the packages that it is given.
+/// Builds and runs the tests that take minutes together; `tests` makes `cargo test` of the targets that it is given.
 pub fn quick_pass(tests: impl Fn(&[&str]) -> Command) -> Result<bool> {
-    let mut words = vec!["--workspace"];
-    words.extend(NOT_QUICK.iter().flat_map(|package| ["--exclude", package]));
-    let Some(mut programs) = built(tests(&words))? else { return Ok(false) };
-    programs.retain(|program| program.target != SYSTEM);
-    let Some(cluster) = built(tests(&["-p", END_TO_END, "--test", API_SERVER]))? else { return Ok(false) };
-    programs.extend(cluster);
+    let Some(programs) = built(tests(&QUICK))? else { return Ok(false) };
     let mut times = Times::default();
-    let failed = failing(&programs, &tests(&words), &mut times)?;
+    let failed = failing(&programs, &tests(&QUICK), &mut times)?;
     report(&failed, &times);
     Ok(failed.is_empty())
 }
@@ -281,7 +278,7 @@ mod tests {
     #[test]
     fn timing_and_node_programs_are_known() {
         assert!(program(END_TO_END, NODE, "").is_of_node());
-        assert!(program(END_TO_END, "main", "").looks_at_the_clock());
+        assert!(program(END_TO_END, "processes", "").looks_at_the_clock());
         assert!(program("sluice-memory", "main", "").looks_at_the_clock());
         assert!(!program("sluice-plan", "main", "").looks_at_the_clock());
     }
