@@ -3,15 +3,16 @@
 //! Licences, bans and sources need the crates registry alone. Advisories need the database of RustSec, which lies on
 //! another host: where that cannot be reached, they are skipped, and this says so.
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::cache::variable;
 use crate::cargo_tool::CargoTool;
-use crate::child_process::Group;
 use crate::process;
 
 /// What `deny.toml` is written for.
@@ -70,15 +71,19 @@ fn passes(root: &Utf8Path, program: &Utf8Path, arguments: &[&str]) -> Result<boo
 fn fetch_advisories(root: &Utf8Path, program: &Utf8Path) -> Result<()> {
     let mut command = command(root, program, &["fetch", "db"]);
     // Git asks for no password: the answer is then "skipped".
-    let mut group = Group::spawn(command.env("GIT_TERMINAL_PROMPT", "0"))?;
+    command.env("GIT_TERMINAL_PROMPT", "0").process_group(0);
+    let mut child = command.spawn().with_context(|| format!("{program} does not start"))?;
     let start = Instant::now();
     while start.elapsed() < FETCH_LIMIT {
-        if let Some(status) = group.child().try_wait()? {
+        if let Some(status) = child.try_wait()? {
             ensure!(status.success(), "cargo-deny could not fetch it (see above)");
             return Ok(());
         }
         std::thread::sleep(POLL_INTERVAL);
     }
+    // Its group, because it starts git. It may have ended just now.
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    child.wait()?;
     bail!("no answer in {} s", FETCH_LIMIT.as_secs())
 }
 

@@ -14,7 +14,6 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 
-use crate::child_process::Scratch;
 use crate::process;
 use crate::workspace::Workspace;
 
@@ -138,7 +137,7 @@ pub fn pack(name: &str, command: &[&str], binary: &Utf8Path, mode: u32) -> Resul
 
 /// The binary without what only a debugger reads, most of its bytes.
 fn stripped(binary: &Utf8Path) -> Result<Vec<u8>> {
-    let scratch = Scratch::new()?;
+    let scratch = tempfile::tempdir().context("a folder for temporary files")?;
     let to = scratch.path().join("stripped");
     let mut command = Command::new("strip");
     command.args(["--strip-debug", "-o"]).arg(&to).arg(binary).stdin(Stdio::null());

@@ -113,14 +113,6 @@ pub fn stage(root: &Utf8Path, api_alone: bool) -> Result<Option<Utf8PathBuf>> {
     Ok(None)
 }
 
-/// The folder with the binaries of an API server, which are got if they are missing.
-///
-/// # Errors
-/// They cannot be had.
-pub fn of_api_server(root: &Utf8Path) -> Result<Utf8PathBuf> {
-    provide(root, Tier::Api, false)
-}
-
 fn given_folder(given: &str, tier: Tier) -> Result<Utf8PathBuf> {
     // Tests run in the folders of their crates, so a relative path must be made absolute here.
     let folder = Utf8Path::new(given).canonicalize_utf8().with_context(|| format!("{FOLDER}={given}"))?;

@@ -3,13 +3,10 @@
 //! Every rule is a pure function over strings and small structs (`rules`); reading files and starting processes
 //! happens at the rim (`workspace`, `process`).
 
-mod bench;
 mod cache;
 mod cargo_tool;
 mod chart;
 mod check;
-mod child_process;
-mod client;
 mod debian;
 mod demo;
 mod deny;
@@ -19,14 +16,11 @@ mod image;
 mod kernels;
 mod kube;
 mod lint_violation;
-mod policy_comparison;
 mod process;
 mod reference;
 mod rules;
 mod rust_text;
-mod sharing_bench;
 mod soak;
-mod tenant;
 mod test_runner;
 mod workspace;
 
@@ -34,7 +28,6 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::child_process::Interrupted;
 use crate::test_runner::Scope;
 use crate::workspace::Workspace;
 
@@ -88,8 +81,6 @@ enum Task {
     /// `kind load image-archive`, `ctr images import`, `docker load`, podman and skopeo take them. The same binaries on
     /// the same system give the same bytes.
     Image(image::ImageArgs),
-    /// Measure it: the budgets, the policies, neighbours on one GPU.
-    Bench(bench::BenchArgs),
     /// Build what `sluice demo` needs, and run it with the same arguments.
     Demo(demo::DemoArgs),
     /// Try to break it: tenants of one GPU under random load, random kills and slow links.
@@ -116,7 +107,7 @@ fn main() -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("xtask: {error:#}");
-            Interrupted::status_of(&error).map_or(ExitCode::FAILURE, ExitCode::from)
+            ExitCode::FAILURE
         }
     }
 }
@@ -131,7 +122,6 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Kernels { check } => kernels::run(&workspace.root, *check),
         Task::Kube(args) => kube::run(&workspace.root, args).map(|()| true),
         Task::Image(args) => image::run(&workspace, args).map(|()| true),
-        Task::Bench(args) => bench::run(&workspace, args),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),
         Task::Test { quick } => test_runner::run(&workspace, if *quick { Scope::Quick } else { Scope::Full }),

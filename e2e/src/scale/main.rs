@@ -1,5 +1,5 @@
-//! `sluice-operator-budgets`: checks the budgets of an operator. `cargo xtask bench operator` builds and runs it,
-//! and prints its verdicts as a table.
+//! `sluice-operator-budgets`: checks the budgets of an operator. `cargo run -p sluice-benches -- operator` builds and
+//! runs it, and prints its verdicts as a table.
 
 mod bench;
 

@@ -53,7 +53,7 @@ const SIDECAR: &[&str] = &[
 const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, alone: false };
 
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 19] = [
+pub const TABLE: [Row; 20] = [
     Row {
         name: "sluice-types",
         may: &["kube", "k8s-openapi"],
@@ -203,6 +203,8 @@ pub const TABLE: [Row; 19] = [
         ],
         ..BLANK
     },
+    // rustix: it starts the product's binaries and ends their process groups. It links none of them.
+    Row { name: "sluice-benches", may: &["rustix"], ..BLANK },
     // It writes the CRDs and drives cargo; it starts the product's binaries, ends their process groups, and links none.
     Row { name: "xtask", may: &["sluice-types", "rustix"], ..BLANK },
 ];

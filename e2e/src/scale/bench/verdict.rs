@@ -1,4 +1,4 @@
-//! Values with limits, in the format of `cargo xtask bench`.
+//! Values with limits, in the format of `cargo run -p sluice-benches`.
 
 use serde_json::{Value, json};
 

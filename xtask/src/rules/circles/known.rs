@@ -2,6 +2,14 @@
 
 /// The files of each circle, sorted.
 pub const KNOWN: [&[&str]; 61] = [
+    &["benches/src/policies.rs", "benches/src/policies/table.rs"],
+    &["benches/src/sharing.rs", "benches/src/sharing/table.rs", "benches/src/sharing/verdict.rs"],
+    &[
+        "benches/src/sharing_bench.rs",
+        "benches/src/sharing_bench/load.rs",
+        "benches/src/sharing_bench/outcome.rs",
+    ],
+    &["benches/src/tenant.rs", "benches/src/tenant/up.rs"],
     &[
         "crds/types/src/load.rs",
         "crds/types/src/load/check.rs",
@@ -269,8 +277,6 @@ pub const KNOWN: [&[&str]; 61] = [
     &["sidecar/standin/src/call_guard.rs", "sidecar/standin/src/objects.rs"],
     &["sidecar/standin/src/calls/graph.rs", "sidecar/standin/src/calls/stream.rs"],
     &["sidecar/standin/src/kernels.rs", "sidecar/standin/src/operation.rs"],
-    &["xtask/src/bench/policies.rs", "xtask/src/bench/policies/table.rs"],
-    &["xtask/src/bench/sharing.rs", "xtask/src/bench/sharing/table.rs", "xtask/src/bench/sharing/verdict.rs"],
     &[
         "xtask/src/image.rs",
         "xtask/src/image/archive.rs",
@@ -283,6 +289,4 @@ pub const KNOWN: [&[&str]; 61] = [
         "xtask/src/kube/recipe.rs",
         "xtask/src/kube/wheel.rs",
     ],
-    &["xtask/src/sharing_bench.rs", "xtask/src/sharing_bench/load.rs", "xtask/src/sharing_bench/outcome.rs"],
-    &["xtask/src/tenant.rs", "xtask/src/tenant/up.rs"],
 ];

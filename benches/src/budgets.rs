@@ -1,4 +1,4 @@
-//! `cargo xtask bench budgets`: what the product may cost, held to the limits of its design.
+//! `cargo run -p sluice-benches -- budgets`: what the product may cost, held to the limits of its design.
 
 mod examples;
 mod idle;
@@ -17,10 +17,10 @@ use self::examples::Example;
 use self::verdict::{Verdict, Verdicts};
 use super::{machine, report};
 use crate::child_process::Stop;
+use crate::source_tree::SourceTree;
 use crate::tenant::BenchEnv;
-use crate::workspace::Workspace;
 
-/// Options of `cargo xtask bench budgets`.
+/// Options of `cargo run -p sluice-benches -- budgets`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BudgetArgs {
     /// Measure this budget; may be given more than once. Absent = all.
@@ -100,25 +100,25 @@ impl Budget {
 }
 
 /// Measures, one budget after the other; `false` if a limit was not kept.
-pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
+pub fn run(tree: &SourceTree, args: &BudgetArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
     let wanted = if args.only.is_empty() { Budget::value_variants() } else { &args.only };
     // Before the benchmarks start: the load shows how quiet the machine was.
     let machine = machine::describe();
-    build(workspace, wanted, &stop)?;
-    let bench = Bench { workspace, stop, pairs: args.pairs.into() };
+    build(tree, wanted, &stop)?;
+    let bench = Bench { tree, stop, pairs: args.pairs.into() };
     let mut verdicts = Verdicts::default();
     for budget in wanted {
         eprintln!("== {}", budget.name());
         let measured = bench.measure(*budget);
         bench.stop.check()?;
         let measured = measured.unwrap_or_else(|error| {
-            eprintln!("xtask: {}: {error:#}", budget.name());
+            eprintln!("sluice-benches: {}: {error:#}", budget.name());
             vec![Verdict::missing(budget.name(), &format!("{error:#}"))]
         });
         verdicts.0.extend(measured.into_iter().map(|verdict| (budget.name(), verdict)));
     }
-    let report = all(workspace, machine, &verdicts);
+    let report = all(tree, machine, &verdicts);
     print!("{}", machine::heading(&report));
     print!("{verdicts}");
     report::write(args.json.as_deref(), &report)?;
@@ -126,19 +126,19 @@ pub fn run(workspace: &Workspace, args: &BudgetArgs) -> Result<bool> {
 }
 
 /// Builds all that will be measured, so that no compiler runs between measurements.
-fn build(workspace: &Workspace, wanted: &[Budget], stop: &Stop) -> Result<()> {
+fn build(tree: &SourceTree, wanted: &[Budget], stop: &Stop) -> Result<()> {
     let examples: Vec<_> = wanted.iter().filter_map(|budget| budget.example()).collect();
     if !examples.is_empty() {
-        examples::build(workspace, &examples, stop)?;
+        examples::build(tree, &examples, stop)?;
     }
     if wanted.iter().any(|budget| budget.example().is_none()) {
-        crate::tenant::build(workspace, stop)?;
+        crate::tenant::build(tree, stop)?;
     }
     Ok(())
 }
 
 struct Bench<'a> {
-    workspace: &'a Workspace,
+    tree: &'a SourceTree,
     stop: Stop,
     pairs: usize,
 }
@@ -146,10 +146,10 @@ struct Bench<'a> {
 impl Bench<'_> {
     fn measure(&self, budget: Budget) -> Result<Vec<Verdict>> {
         if let Some(example) = budget.example() {
-            return examples::measure(self.workspace, &example, &self.stop);
+            return examples::measure(self.tree, &example, &self.stop);
         }
         let model = if budget == Budget::IdleElasticity { idle::MODEL } else { resident::MODEL };
-        let world = BenchEnv::new(self.workspace, &self.stop, None, model)?;
+        let world = BenchEnv::new(self.tree, &self.stop, None, model)?;
         match budget {
             Budget::IdleElasticity => idle::measure(&world, self.pairs),
             Budget::PageCost => page::measure(&world),
@@ -158,8 +158,8 @@ impl Bench<'_> {
     }
 }
 
-fn all(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
-    let mut report = machine::report(workspace, machine);
+fn all(tree: &SourceTree, machine: Value, verdicts: &Verdicts) -> Value {
+    let mut report = machine::report(tree, machine);
     report["passed"] = verdicts.passed().into();
     report["budgets"] = verdicts.json();
     report
@@ -167,6 +167,7 @@ fn all(workspace: &Workspace, machine: Value, verdicts: &Verdicts) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use cargo_metadata::MetadataCommand;
     use clap::{Args, Command, FromArgMatches};
 
     use super::*;
@@ -203,9 +204,15 @@ mod tests {
 
     #[test]
     fn every_named_example_is_in_the_tree() {
-        let workspace = Workspace::open().unwrap();
+        let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+        let packages = metadata.workspace_packages();
+        let is_there = |example: &Example| {
+            let package = packages.iter().find(|package| package.name == example.package);
+            let mut targets = package.iter().flat_map(|package| &package.targets);
+            targets.any(|target| target.is_example() && target.name == example.name)
+        };
         for example in Budget::value_variants().iter().filter_map(|budget| budget.example()) {
-            assert!(examples::exists(&workspace, &example), "{example:?}");
+            assert!(is_there(&example), "{example:?}");
         }
     }
 }

@@ -95,7 +95,7 @@ impl Drop for Up<'_> {
     fn drop(&mut self) {
         drop(self.group.take());
         if let Err(error) = std::fs::remove_dir_all(&self.files) {
-            eprintln!("xtask: {} stays behind: {error}", self.files.display());
+            eprintln!("sluice-benches: {} stays behind: {error}", self.files.display());
         }
     }
 }

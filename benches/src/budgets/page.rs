@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::tenant::{Burst, start_with};
 use super::verdict::Verdict;
-use crate::bench::statistics::Interval;
+use crate::statistics::Interval;
 use crate::tenant::{BenchEnv, Tenant};
 
 /// Most of a core that the page may take from a sidecar, percent.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench neighbours`: three tenants of one GPU under each sharing rule, and the cost of waking from
+//! `cargo run -p sluice-benches -- sharing`: three tenants of one GPU under each sharing rule, and the cost of waking from
 //! hibernation.
 
 mod table;
@@ -15,8 +15,8 @@ use super::report::{self, Verdict};
 use super::wake::Wakes;
 use crate::child_process::Stop;
 use crate::sharing_bench::{self, FIXED, LRU, MRU, Outcome, Setting, Shape, Size, VictimPolicy};
+use crate::source_tree::SourceTree;
 use crate::tenant::BenchEnv;
-use crate::workspace::Workspace;
 
 /// Fewest repetitions that have a median and a range.
 const FEWEST: u32 = 3;
@@ -31,9 +31,9 @@ const SIZE: Size = Size::FULL;
 const LOADS: [(Shape, &[VictimPolicy]); 2] =
     [(Shape::Alternating, &[FIXED, MRU, LRU]), (Shape::Skewed, &[FIXED, MRU])];
 
-/// Options of `cargo xtask bench neighbours`.
+/// Options of `cargo run -p sluice-benches -- sharing`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct NeighbourArgs {
+pub struct SharingArgs {
     /// Runs under every rule and load, interleaved.
     #[arg(long, value_name = "N", default_value_t = FEWEST, value_parser = clap::value_parser!(u32).range(i64::from(FEWEST)..))]
     repetitions: u32,
@@ -71,16 +71,16 @@ impl Runs {
 }
 
 /// Runs the comparison; `false` if trading lost, or changed a token.
-pub fn run(workspace: &Workspace, args: &NeighbourArgs) -> Result<bool> {
+pub fn run(tree: &SourceTree, args: &SharingArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
     let (bins, model) = (args.bins.as_deref(), args.model.as_deref());
-    let world = BenchEnv::prepare(workspace, &stop, bins, model, sharing_bench::MODEL)?;
+    let world = BenchEnv::prepare(tree, &stop, bins, model, sharing_bench::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let setting = Setting::measure(&world, SIZE, RATIO)?;
     let machine = machine::describe();
     let runs = measure(&world, &setting, args.repetitions)?;
     let wakes = Wakes::measure(&world, NAPS)?;
-    let mut report = machine::report(workspace, machine);
+    let mut report = machine::report(tree, machine);
     println!("{}{}", machine::heading(&report), text(&setting).replace("; ", "\n"));
     println!(
         "Recompute: fixed partitions. Oneiros: neighbours lend; MRU and LRU: who is asked first, the most or the least recently used"

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::tenant::{Burst, start};
 use super::verdict::Verdict;
-use crate::bench::statistics::{Interval, median};
+use crate::statistics::{Interval, median};
 use crate::tenant::{BenchEnv, Tenant, metric};
 
 /// Most of a step's time, percent.

@@ -1,4 +1,4 @@
-//! `cargo xtask bench operator`: an operator with thousands of tenants against the budgets of its design.
+//! `cargo run -p sluice-benches -- operator`: an operator with thousands of tenants against the budgets of its design.
 //!
 //! `sluice-operator-budgets` of `e2e` measures; this builds both in release and prints the table.
 
@@ -10,14 +10,13 @@ use serde_json::Value;
 
 use super::budgets::verdict::{Verdict, Verdicts};
 use super::{machine, report};
-use crate::child_process::{Scratch, Stop, capture, cargo};
-use crate::kube;
-use crate::workspace::Workspace;
+use crate::child_process::{Scratch, Stop, capture};
+use crate::source_tree::SourceTree;
 
 const BUDGET: &str = "operator";
 const MEASURES: &str = "sluice-operator-budgets";
 
-/// Options of `cargo xtask bench operator`.
+/// Options of `cargo run -p sluice-benches -- operator`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct OperatorArgs {
     /// Tenants, each of one slot.
@@ -64,21 +63,21 @@ impl OperatorArgs {
 }
 
 /// Measures; `false` if a limit was not kept.
-pub fn run(workspace: &Workspace, args: &OperatorArgs) -> Result<bool> {
+pub fn run(tree: &SourceTree, args: &OperatorArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
     let machine = machine::describe();
-    let kubernetes = kube::of_api_server(&workspace.root)?;
-    build(workspace, &stop)?;
-    let release = workspace.target.join("release");
+    let kubernetes = tree.cargo_output(&["xtask", "kube", "--tier", "api", "--print"], &stop)?;
+    build(tree, &stop)?;
+    let release = tree.target.join("release");
     let mut command = Command::new(release.join(MEASURES));
     // What it writes to the folder for temporary files goes even if it is cut short.
     let scratch = Scratch::new()?;
     command.env("TMPDIR", scratch.path());
-    command.env(kube::FOLDER, kubernetes).arg("--operator").arg(release.join("sluice-operator"));
+    command.env("SLUICE_KUBE_BIN", kubernetes.trim()).arg("--operator").arg(release.join("sluice-operator"));
     let (status, text) = capture(command.args(args.flags()), &stop)?;
     let (verdicts, notes) = read(&text)?;
     ensure!(!verdicts.0.is_empty(), "nothing was measured; it ended with {status}");
-    let mut whole = machine::report(workspace, machine);
+    let mut whole = machine::report(tree, machine);
     (whole["passed"], whole["budgets"], whole["notes"]) = (verdicts.passed().into(), verdicts.json(), notes);
     print!("{}{verdicts}", machine::heading(&whole));
     println!("\n{}", printed_result(&whole["notes"]));
@@ -87,9 +86,9 @@ pub fn run(workspace: &Workspace, args: &OperatorArgs) -> Result<bool> {
     Ok(verdicts.passed())
 }
 
-fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
+fn build(tree: &SourceTree, stop: &Stop) -> Result<()> {
     let packages = ["build", "--release", "--locked", "-p", "sluice-operator", "-p", "sluice-e2e", "--bins"];
-    cargo(&workspace.root, &packages, stop)
+    tree.cargo(&packages, stop)
 }
 
 /// Verdicts, and what has no limit.

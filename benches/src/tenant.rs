@@ -13,8 +13,8 @@ use serde_json::Value;
 pub use http::post;
 pub use up::Up;
 
-use crate::child_process::{Scratch, Stop, capture, cargo};
-use crate::workspace::Workspace;
+use crate::child_process::{Scratch, Stop, capture};
+use crate::source_tree::SourceTree;
 
 /// The release binaries, a model, and a folder for what runs write.
 pub struct BenchEnv {
@@ -26,9 +26,9 @@ pub struct BenchEnv {
 }
 
 /// Builds the binaries.
-pub fn build(workspace: &Workspace, stop: &Stop) -> Result<()> {
+pub fn build(tree: &SourceTree, stop: &Stop) -> Result<()> {
     // The quick start's command: with other packages, features may differ, and all is compiled again.
-    cargo(&workspace.root, &["build", "--release", "--locked", "--bins"], stop)
+    tree.cargo(&["build", "--release", "--locked", "--bins"], stop)
 }
 
 /// Whether the folder of `--model` can be one at all.
@@ -41,19 +41,14 @@ fn holds_model(folder: &Path) -> Result<()> {
 
 impl BenchEnv {
     /// With the model in `folder`, or one that `sluice-model-gen` makes with the options `shape`.
-    pub fn new(
-        workspace: &Workspace,
-        stop: &Stop,
-        folder: Option<&Path>,
-        shape: &[&str],
-    ) -> Result<BenchEnv> {
-        BenchEnv::with_binaries(workspace.target.join("release").as_std_path(), stop, folder, shape)
+    pub fn new(tree: &SourceTree, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<BenchEnv> {
+        BenchEnv::with_binaries(tree.target.join("release").as_std_path(), stop, folder, shape)
     }
 
     /// The same with the binaries in the folder `bins`, else with ones that are built first. `folder` is what
     /// `--model` names.
     pub fn prepare(
-        workspace: &Workspace,
+        tree: &SourceTree,
         stop: &Stop,
         bins: Option<&Path>,
         folder: Option<&Path>,
@@ -64,8 +59,8 @@ impl BenchEnv {
         if let Some(bins) = bins {
             return BenchEnv::with_binaries(bins, stop, folder, shape);
         }
-        build(workspace, stop)?;
-        BenchEnv::new(workspace, stop, folder, shape)
+        build(tree, stop)?;
+        BenchEnv::new(tree, stop, folder, shape)
     }
 
     fn with_binaries(bins: &Path, stop: &Stop, folder: Option<&Path>, shape: &[&str]) -> Result<BenchEnv> {

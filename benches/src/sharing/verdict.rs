@@ -75,7 +75,7 @@ fn tokens_identical(runs: &Runs) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::sharing::LOADS;
+    use crate::sharing::LOADS;
     use crate::sharing_bench::VictimPolicy;
     use crate::sharing_bench::delays;
 

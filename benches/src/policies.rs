@@ -1,4 +1,4 @@
-//! `cargo xtask bench policies`: the policies under the same load, on a fast link and on a slow one.
+//! `cargo run -p sluice-benches -- policies`: the policies under the same load, on a fast link and on a slow one.
 
 mod table;
 
@@ -12,8 +12,8 @@ use super::report::{self, Verdict};
 use super::statistics::middle as median;
 use crate::child_process::Stop;
 use crate::policy_comparison::{self, Calibration, LOAD, Outcome};
+use crate::source_tree::SourceTree;
 use crate::tenant::{BenchEnv, Device};
-use crate::workspace::Workspace;
 
 /// Compared with each other; the first is what the others are measured against.
 const POLICIES: [&str; 3] = ["Recompute", "Oneiros", "Ellm"];
@@ -22,7 +22,7 @@ const FEWEST: u32 = 3;
 /// A link on which remapping must win, and one on which it must decline (DESIGN 12).
 const RATIOS: [f64; 2] = [7.5, 70.0];
 
-/// Options of `cargo xtask bench policies`.
+/// Options of `cargo run -p sluice-benches -- policies`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PolicyArgs {
     /// Runs of every policy on every link, interleaved.
@@ -44,15 +44,15 @@ struct Runs {
 }
 
 /// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
-pub fn run(workspace: &Workspace, args: &PolicyArgs) -> Result<bool> {
+pub fn run(tree: &SourceTree, args: &PolicyArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = BenchEnv::prepare(workspace, &stop, None, args.model.as_deref(), policy_comparison::MODEL)?;
+    let world = BenchEnv::prepare(tree, &stop, None, args.model.as_deref(), policy_comparison::MODEL)?;
     eprintln!("measuring the model with ample memory");
     let calibration = policy_comparison::calibrate(&world, LOAD)?;
     let machine = machine::describe();
     let links = RATIOS.map(|ratio| measure(&world, &calibration, ratio, args.repetitions));
     let links = links.into_iter().collect::<Result<Vec<_>>>()?;
-    let mut report = machine::report(workspace, machine);
+    let mut report = machine::report(tree, machine);
     println!("{}{}", machine::heading(&report), setting(&calibration));
     links.iter().for_each(table::print);
     let verdicts = verdicts(&links);

@@ -6,7 +6,7 @@ use std::process::Command;
 use cargo_metadata::camino::Utf8Path;
 use serde_json::{Value, json};
 
-use crate::workspace::Workspace;
+use crate::source_tree::SourceTree;
 
 /// Features that decide which kernels run and how fast, of those that `/proc/cpuinfo` names.
 const FEATURES: [&str; 20] = [
@@ -47,10 +47,10 @@ pub fn describe() -> Value {
 }
 
 /// The head of a report: command, commit, and the machine as [`describe`] found it.
-pub fn report(workspace: &Workspace, machine: Value) -> Value {
+pub fn report(tree: &SourceTree, machine: Value) -> Value {
     let words: Vec<_> = std::env::args().skip(1).collect();
-    let command = format!("cargo xtask {}", words.join(" "));
-    json!({"command": command, "commit": commit(&workspace.root), "machine": machine})
+    let command = format!("cargo run -p sluice-benches -- {}", words.join(" "));
+    json!({"command": command, "commit": commit(&tree.root), "machine": machine})
 }
 
 /// The same as text.
@@ -130,8 +130,9 @@ mod tests {
             "processor": "P", "cores": 2, "memory_mib": 24_104, "kernel": "6.1", "load_1_min": 0.05,
             "features": ["avx2", "fma"],
         });
-        let report = json!({"command": "cargo xtask bench budgets", "commit": "abc", "machine": machine});
-        let expected = "cargo xtask bench budgets\ncommit abc\nP, 2 cores, 24104 MiB, kernel 6.1, load 0.05 at the \
+        let report =
+            json!({"command": "cargo run -p sluice-benches -- budgets", "commit": "abc", "machine": machine});
+        let expected = "cargo run -p sluice-benches -- budgets\ncommit abc\nP, 2 cores, 24104 MiB, kernel 6.1, load 0.05 at the \
                         start\navx2 fma\n\n";
         assert_eq!(heading(&report), expected);
     }

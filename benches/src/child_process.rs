@@ -8,13 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::camino::Utf8Path;
+use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
-
-use crate::process;
 
 /// Between two looks at a child and at the signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -142,7 +139,7 @@ impl Drop for Group {
         let asked = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
             if asked.elapsed() > END_LIMIT {
-                eprintln!("xtask: process {} does not end: killing its group", self.0.id());
+                eprintln!("sluice-benches: process {} does not end: killing its group", self.0.id());
                 self.signal(Signal::KILL);
                 break;
             }
@@ -164,14 +161,6 @@ pub fn capture(command: &mut Command, stop: &Stop) -> Result<(ExitStatus, String
     let status = group.wait(stop)?;
     let Ok(text) = reader.join() else { bail!("the reader of a pipe panicked") };
     Ok((status, text.context("output that is not UTF-8")?))
-}
-
-/// Runs cargo in the workspace root with its words on stderr.
-pub fn cargo(root: &Utf8Path, arguments: &[&str], stop: &Stop) -> Result<()> {
-    eprintln!("$ cargo {}", arguments.join(" "));
-    let status = Group::spawn(process::cargo(root, arguments).stdout(Stdio::null()))?.wait(stop)?;
-    ensure!(status.success(), "cargo {} failed", arguments.join(" "));
-    Ok(())
 }
 
 /// A folder for what a measurement writes, removed with this value.
@@ -197,7 +186,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("xtask: {} stays behind: {error}", self.0.display());
+            eprintln!("sluice-benches: {} stays behind: {error}", self.0.display());
         }
     }
 }

@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use cargo_metadata::camino::Utf8Path;
 
 use super::verdict::Verdict;
-use crate::child_process::{Scratch, Stop, capture, cargo};
-use crate::workspace::Workspace;
+use crate::child_process::{Scratch, Stop, capture};
+use crate::source_tree::SourceTree;
 
 /// An example that prints verdicts.
 #[derive(Clone, Copy, Debug)]
@@ -21,17 +21,17 @@ pub struct Example {
 }
 
 /// Builds examples, all before the first one is run.
-pub fn build(workspace: &Workspace, examples: &[Example], stop: &Stop) -> Result<()> {
+pub fn build(tree: &SourceTree, examples: &[Example], stop: &Stop) -> Result<()> {
     let mut build = vec!["build", "--release", "--locked"];
     build.extend(examples.iter().flat_map(|example| ["-p", example.package, "--example", example.name]));
-    cargo(&workspace.root, &build, stop)
+    tree.cargo(&build, stop)
 }
 
 /// Runs one example. It fails by its verdicts; an example that prints none has not measured.
-pub fn measure(workspace: &Workspace, example: &Example, stop: &Stop) -> Result<Vec<Verdict>> {
+pub fn measure(tree: &SourceTree, example: &Example, stop: &Stop) -> Result<Vec<Verdict>> {
     // What it writes to the folder for temporary files goes even if it is cut short.
     let scratch = Scratch::new()?;
-    let mut command = command(&workspace.target, example);
+    let mut command = command(&tree.target, example);
     command.env("TMPDIR", scratch.path());
     eprintln!("running {}", example.name);
     let (status, text) = capture(&mut command, stop)?;
@@ -48,12 +48,4 @@ fn command(target: &Utf8Path, example: &Example) -> Command {
     let mut command = Command::new(target.join("release/examples").join(example.name));
     command.args(example.json.then_some("--json"));
     command
-}
-
-/// Whether a package of the workspace has the example, for tests.
-#[cfg(test)]
-pub fn exists(workspace: &Workspace, example: &Example) -> bool {
-    let wanted = format!("/examples/{}.rs", example.name);
-    let package = workspace.members.iter().find(|member| member.name == example.package);
-    package.is_some_and(|package| package.roots.iter().any(|root| root.ends_with(&wanted)))
 }

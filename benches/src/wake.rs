@@ -1,4 +1,4 @@
-//! `cargo xtask bench wake`: the first token of a tenant that had given up all its memory, against what copying its
+//! `cargo run -p sluice-benches -- wake`: the first token of a tenant that had given up all its memory, against what copying its
 //! weights behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
 
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use super::report::{self, Verdict};
 use super::statistics::{cell, middle};
 use crate::child_process::Stop;
 use crate::sharing_bench::MODEL;
+use crate::source_tree::SourceTree;
 use crate::tenant::{BenchEnv, Device, Setup, Tenant, post};
-use crate::workspace::Workspace;
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
 const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
@@ -28,7 +28,7 @@ const DEVICE_TIMES: u64 = 4;
 /// Characters of a prompt, each a token or a part of one.
 const PROMPT: usize = 256;
 
-/// Options of `cargo xtask bench wake`.
+/// Options of `cargo run -p sluice-benches -- wake`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct WakeArgs {
     /// Times that the tenant sleeps, for each ratio.
@@ -123,12 +123,12 @@ impl Samples {
 }
 
 /// Measures; `false` if a median is above the limit.
-pub fn run(workspace: &Workspace, args: &WakeArgs) -> Result<bool> {
+pub fn run(tree: &SourceTree, args: &WakeArgs) -> Result<bool> {
     let stop = Stop::on_signals()?;
-    let world = BenchEnv::prepare(workspace, &stop, args.bins.as_deref(), None, MODEL)?;
+    let world = BenchEnv::prepare(tree, &stop, args.bins.as_deref(), None, MODEL)?;
     let machine = machine::describe();
     let wakes = Wakes::measure(&world, args.repetitions)?;
-    let mut report = machine::report(workspace, machine);
+    let mut report = machine::report(tree, machine);
     print!("{}", machine::heading(&report));
     wakes.print();
     println!();
