@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use sluice_policy::remap::{Question, choose, uniform};
+use sluice_policy::remap::{Question, choose_layout, uniform};
 use sluice_policy::step_model::{Layout, Times};
 
 const LAYERS: u16 = 80;
@@ -65,7 +65,7 @@ fn ask(r_permille: u64, alike: bool, held_alpha: u16, wanted_alpha: u16) -> Vec<
     };
     let timed = |_| {
         let start = Instant::now();
-        black_box(choose(black_box(&question)));
+        black_box(choose_layout(black_box(&question)));
         start.elapsed().as_nanos()
     };
     (0..REPEATS).map(timed).collect()

@@ -4,8 +4,9 @@
 //! from peers first, under every policy. [`ReclaimPolicy::next`] decides what comes after them. Each policy is one file
 //! that reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it proposes.
 //!
-//! A new policy is one file in this folder and one line in the table below. This one preempts the request with the most
-//! KV, and reclaims own weights before:
+//! A new policy is one file in this folder and one line in the table below. The places outside this crate that name
+//! policies are in CONTRIBUTING.md ("Add a reclaim policy"). This policy preempts the request with the most KV, and
+//! reclaims own weights before:
 //!
 //! ```
 //! use sluice_policy::reclaim::{PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView};
@@ -51,7 +52,8 @@ mod unified;
 /// The table of policies: its name, which configurations use, and the type that decides.
 macro_rules! policies {
     ($($(#[$about:meta])* $name:ident => $policy:path,)+) => {
-        /// Named policies.
+        /// Named policies. `Policy` of `crds/types` has the same names in manifests, with another order and another
+        /// default: this order is the number in journals.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum PolicyName {
             $($(#[$about])* $name,)+

@@ -15,7 +15,7 @@ mod sets;
 
 pub use sets::{even, nested, uniform, uniform_widened};
 
-/// Input of [`choose`].
+/// Input of [`choose_layout`].
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     /// Times of each layer.
@@ -32,7 +32,7 @@ pub struct Question<'a> {
     pub horizon_tokens: u64,
 }
 
-/// Output of [`choose`].
+/// Output of [`choose_layout`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The chosen layout.
@@ -57,7 +57,7 @@ impl Choice {
 /// two slots, uniform or nested in the current layout, for odd m at two slots also with a wider gap over the token's
 /// end. Ties prefer one slot, then the nested set. The choice never costs more over the horizon than always alpha + 1
 /// or always alpha + 2, where those are allowed.
-pub fn choose(question: &Question<'_>) -> Choice {
+pub fn choose_layout(question: &Question<'_>) -> Choice {
     let search = Search::new(question);
     if question.wanted_alpha == 0 {
         return search.resident(None);

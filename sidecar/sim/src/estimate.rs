@@ -60,14 +60,14 @@ fn largest_alpha(layers: u16, compute_ns: u64, transfer_ns: u64, beta: u8) -> u1
 
 #[cfg(test)]
 mod tests {
-    use sluice_policy::remap::{Question, choose};
+    use sluice_policy::remap::{Question, choose_layout};
 
     use super::*;
 
     /// Returns the alpha that the policy chooses when it may free every layer.
     fn policy_alpha(layers: u16, compute_ns: u64, transfer_ns: u64) -> u16 {
         let (compute, transfer) = (vec![compute_ns; layers.into()], vec![transfer_ns; layers.into()]);
-        let choice = choose(&Question {
+        let choice = choose_layout(&Question {
             times: &Times { compute_ns: &compute, transfer_ns: &transfer },
             current: &Layout::resident(),
             wanted_alpha: layers,

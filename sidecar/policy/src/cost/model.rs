@@ -2,7 +2,7 @@
 
 use super::{CostContext, StepStats};
 use crate::params::Params;
-use crate::remap::{Choice, Question, choose};
+use crate::remap::{Choice, Question, choose_layout};
 use crate::step_model::{Layout, Times, stall_per_token_ns};
 
 /// Predictions by measured times under the parameters in force. It is a view: it remembers and changes nothing.
@@ -77,9 +77,15 @@ impl<'a> CostModel<'a> {
     }
 
     /// The layout that moves `wanted_alpha` layers with the least stall, at most `cap_m` of them (Oneiros 4.3).
-    pub fn choose(&self, current: &Layout, wanted_alpha: u16, cap_m: u16, allowance_ns: u64) -> Choice {
+    pub fn choose_layout(
+        &self,
+        current: &Layout,
+        wanted_alpha: u16,
+        cap_m: u16,
+        allowance_ns: u64,
+    ) -> Choice {
         let (compute_ns, transfer_ns) = (self.stats.compute_ns(), self.stats.transfer_ns());
-        choose(&Question {
+        choose_layout(&Question {
             times: &Times { compute_ns: &compute_ns, transfer_ns: &transfer_ns },
             current,
             wanted_alpha,

@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 
 use super::MemoryManager;
-use super::reclaim_plan::StepDemand;
+use super::prepare_plan::StepDemand;
 use crate::action::Action;
 use crate::ellm::premap_chunks;
 use crate::pending::Change;

@@ -16,7 +16,8 @@ impl MemoryManager {
         self.lendable().unwrap_or(0)
     }
 
-    /// As [`MemoryManager::lendable_chunks`], at least one.
+    /// As [`MemoryManager::lendable_chunks`], at least one. This is the rule that keeps a tenant at its floor; the loan
+    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]), which no message reaches.
     ///
     /// # Errors
     /// Why nothing can be lent now.

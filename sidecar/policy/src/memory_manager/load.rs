@@ -119,7 +119,7 @@ impl MemoryManager {
             return Some(resident);
         }
         let most = if self.params.policy().reclaims_weights() { self.sizes.cap_m } else { 0 };
-        (1..most).map(|alpha| self.choose(&resident, alpha, u64::MAX).layout).find(fits)
+        (1..most).map(|alpha| self.choose_layout(&resident, alpha, u64::MAX).layout).find(fits)
     }
 
     pub(super) fn initial_ownership(&self, layout: &Layout) -> Ownership {

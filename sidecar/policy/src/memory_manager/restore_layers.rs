@@ -22,7 +22,7 @@ impl MemoryManager {
         let most = if lends { self.sizes.cap_m } else { 0 };
         let wanted = current.alpha() + 1..most;
         wanted
-            .map(move |alpha| self.choose(current, alpha, u64::MAX))
+            .map(move |alpha| self.choose_layout(current, alpha, u64::MAX))
             .filter(|choice| choice.declined.is_none())
             .map(|choice| choice.layout)
     }

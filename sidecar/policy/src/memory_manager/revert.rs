@@ -95,7 +95,7 @@ impl MemoryManager {
             return Some(self.base.clone());
         }
         // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.
-        let layout = self.choose(&self.weights.layout().clone(), wanted, u64::MAX).layout;
+        let layout = self.choose_layout(&self.weights.layout().clone(), wanted, u64::MAX).layout;
         (layout.alpha() < alpha).then_some(layout)
     }
 

@@ -217,7 +217,7 @@ impl MemoryManager {
             return None;
         }
         let most = self.sizes.cap_m.saturating_sub(1);
-        let layout = self.choose(&Layout::resident(), most, u64::MAX).layout;
+        let layout = self.choose_layout(&Layout::resident(), most, u64::MAX).layout;
         let room = self.chunks.weights_held() + self.chunks.free_count() + self.idle_kv_chunks();
         (self.sizes.weights(&layout) <= room).then_some(layout)
     }

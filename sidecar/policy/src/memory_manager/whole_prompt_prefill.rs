@@ -5,7 +5,7 @@
 //! for it, and are returned at the first boundary at which nothing loads. No request loses by it: no cached block is
 //! evicted, no block moves, and KV keeps its guarantee.
 
-use super::reclaim_plan::StepDemand;
+use super::prepare_plan::StepDemand;
 use super::{MemoryManager, StepNeed};
 use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;

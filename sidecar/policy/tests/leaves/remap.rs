@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use sluice_policy::ids::LayerId;
 use sluice_policy::reason::Reason;
-use sluice_policy::remap::{Choice, Question, choose, nested, uniform, uniform_widened};
+use sluice_policy::remap::{Choice, Question, choose_layout, nested, uniform, uniform_widened};
 use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
 
 fn positions(moving: &[LayerId]) -> Vec<u16> {
@@ -37,7 +37,7 @@ fn with_allowance(n: u16, r_tenths: u64, wanted_alpha: u16, allowance_ns: u64) -
         allowance_ns,
         horizon_tokens: 64,
     };
-    choose(&question)
+    choose_layout(&question)
 }
 
 #[test]
@@ -90,7 +90,7 @@ proptest! {
     fn a_choice_is_honest_allowed_and_never_worse_than_either_fixed_number_of_slots(case in cases()) {
         let times = Times { compute_ns: &case.compute, transfer_ns: &case.transfer };
         let question = case.question(&times);
-        let choice = choose(&question);
+        let choice = choose_layout(&question);
         let m = choice.layout.moving.len() as u16;
         prop_assert!(choice.stall_ns <= case.allowance && m <= case.cap && m < case.layers());
         prop_assert_eq!(choice.stall_ns, stall_per_token_ns(&times, &choice.layout));
@@ -106,7 +106,7 @@ proptest! {
     #[test]
     fn no_alpha_nearer_to_the_wanted_one_is_allowed_with_a_uniform_set(case in cases()) {
         let times = Times { compute_ns: &case.compute, transfer_ns: &case.transfer };
-        let chosen = choose(&case.question(&times)).layout.alpha();
+        let chosen = choose_layout(&case.question(&times)).layout.alpha();
         let nearer = if chosen >= case.wanted { case.wanted..chosen } else { chosen + 1..case.layers() };
         for alpha in nearer.filter(|alpha| *alpha > 0) {
             prop_assert!([1, 2].iter().all(|beta| case.fixed_cost(alpha, *beta).is_none()), "alpha = {alpha}");
@@ -266,7 +266,7 @@ fn the_cap_is_kept_and_named() {
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     let current = Layout::resident();
     let ask = |wanted_alpha, cap_m| {
-        choose(&Question {
+        choose_layout(&Question {
             times: &times,
             current: &current,
             wanted_alpha,
@@ -304,7 +304,7 @@ fn nothing_wanted_is_all_resident_and_names_what_comes_back() {
         horizon_tokens: 1,
     };
     let expected = Choice { layout: Layout::resident(), stall_ns: 0, transition_ns: 40, declined: None };
-    assert_eq!(choose(&question), expected);
+    assert_eq!(choose_layout(&question), expected);
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn growth_keeps_the_moving_layers_unless_a_fresh_set_pays_for_its_loads() {
             allowance_ns: 1000,
             horizon_tokens,
         };
-        choose(&question)
+        choose_layout(&question)
     };
     let (soon, late) = (after(1), after(1000));
     assert_eq!(soon.transition_ns, 0);

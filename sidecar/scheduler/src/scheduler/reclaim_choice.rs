@@ -43,16 +43,16 @@ impl Scheduler {
         match least(self.victim_options(now, &self.clients(&in_store))) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. })
                 if self.pause(now, id) => {}
-            _ => self.preempt_youngest(now),
+            _ => self.preempt_victim(now),
         }
     }
 
     /// Returns the options: pausing the first pause victim, and pausing or preempting the preemption victim.
     fn victim_options(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
-        let youngest = self.preemption_victim(now);
+        let victim = self.preemption_victim(now);
         let pausing = self.manager.can_pause_help();
         let latest = self.pause_victim(now).filter(|id| pausing && self.can_be_paused(now, *id));
-        let instead = youngest.filter(|id| pausing && self.can_be_paused(now, *id));
+        let instead = victim.filter(|id| pausing && self.can_be_paused(now, *id));
         let pause = |one: &Sequence| {
             self.manager.price_of_pause(one.id(), self.buffered_tokens_of(now, one), clients)
         };
@@ -68,7 +68,7 @@ impl Scheduler {
             .into_iter()
             .chain(instead)
             .filter_map(|id| self.reclaim_option(id, ReclaimKind::Pause, pause));
-        let all = pauses.chain(youngest.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
+        let all = pauses.chain(victim.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
         all.filter(|offer| offer.cost.freed_bytes > 0).collect()
     }
 

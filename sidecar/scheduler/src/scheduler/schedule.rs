@@ -150,8 +150,8 @@ impl Scheduler {
 
     /// Finds a batch that memory can hold. If the first one does not fit, it reduces the tokens if activations are
     /// short (a whole-prompt prefill first drops to the usual number), then returns the newest admissions to the queue,
-    /// then preempts the youngest running request. The oldest request is never a victim. Returns `None` while memory is
-    /// moving or if no request can run.
+    /// then preempts the running request that the policy ranks first. The oldest request is never a victim. Returns
+    /// `None` while memory is moving or if no request can run.
     fn build_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
         let fitting = self.fitting_tokens(now);
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes());
@@ -243,7 +243,7 @@ impl Scheduler {
             None if self.pause_or_preempt(now) => {}
             None => match admitted.pop() {
                 Some(overdue) => self.requeue_with_backoff(overdue),
-                None => self.preempt_youngest(now),
+                None => self.preempt_victim(now),
             },
         }
         true
@@ -295,7 +295,7 @@ impl Scheduler {
     }
 
     /// Preempts the victim: it waits and is recomputed from the same tokens.
-    pub(super) fn preempt_youngest(&mut self, now: Nanos) {
+    pub(super) fn preempt_victim(&mut self, now: Nanos) {
         if let Some(sequence) = self.preemption_victim(now).and_then(|id| self.remove_running(id)) {
             self.requeue_for_recompute(sequence);
         }

@@ -6,7 +6,7 @@ use crate::peers::Peer;
 
 impl LoanBook {
     /// Returns the chunks that can be lent: own share less loans, above the floor. Borrowed chunks are never lent.
-    pub fn lendable(&self) -> u32 {
+    pub fn chunks_above_floor(&self) -> u32 {
         self.own_chunks().saturating_sub(self.floor)
     }
 
@@ -34,7 +34,7 @@ impl LoanBook {
         if self.loans_out.iter().any(|given| given.nonce == nonce) {
             return Err(LoanError::Replayed { nonce, answered: nonce }); // another instance's nonce
         }
-        let lendable = self.lendable();
+        let lendable = self.chunks_above_floor();
         if chunks > lendable {
             return Err(LoanError::BelowFloor { asked: chunks, lendable });
         }

@@ -1,5 +1,5 @@
 //! Decides how a step gets its memory. Planning changes nothing, counts nothing and remembers nothing:
-//! [`MemoryManager::plan_memory`] names one [`MemoryStep`] at a time, and `reclaim` carries it out.
+//! [`MemoryManager::plan_memory`] names one [`MemoryStep`] at a time, and `prepare` carries it out.
 //!
 //! The order: free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks, loans; then
 //! what the named policy proposes ([`crate::reclaim`]). All or nothing: no change is planned that does not cover what
@@ -224,7 +224,7 @@ impl MemoryManager {
             return 0;
         }
         let current = self.weights.layout();
-        let most = self.choose(current, u16::MAX, self.cost().allowance_ns()).layout;
+        let most = self.choose_layout(current, u16::MAX, self.cost().allowance_ns()).layout;
         self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
     }
 
@@ -285,7 +285,7 @@ impl MemoryManager {
         let weights = self.sizes.weights(current);
         let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
         loop {
-            let choice = self.choose(current, wanted, allowance_ns);
+            let choice = self.choose_layout(current, wanted, allowance_ns);
             if let Some(reason) = choice.declined {
                 return Err(reason);
             }
@@ -297,7 +297,7 @@ impl MemoryManager {
     }
 
     /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
-    pub(super) fn choose(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
-        self.cost().choose(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
+    pub(super) fn choose_layout(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
+        self.cost().choose_layout(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
     }
 }

@@ -1,8 +1,8 @@
-//! Carries out what `reclaim_plan` decides about the memory of a step, until there is an answer.
+//! Carries out what `prepare_plan` decides about the memory of a step, until there is an answer.
 
 use alloc::vec::Vec;
 
-use super::reclaim_plan::{Attempt, MemoryStep, ReclaimAction, StepDemand, Tried};
+use super::prepare_plan::{Attempt, MemoryStep, ReclaimAction, StepDemand, Tried};
 use super::transition::TransitionProgress;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
