@@ -21,5 +21,6 @@ mod resource_demand;
 mod share_plan;
 mod sidecar_report;
 mod slots;
+mod snapshots;
 mod status_reporting;
 mod volumes;
