@@ -16,6 +16,7 @@ mod image;
 mod kernels;
 mod kube;
 mod lint_violation;
+mod nightly;
 mod process;
 mod reference;
 mod rules;
@@ -88,6 +89,10 @@ enum Task {
     /// The seed is printed first; the same seed, length and number of tenants give the same requests and the same
     /// kills.
     Soak(soak::SoakArgs),
+    /// Run what takes too long, or fails too seldom, for every change: many seeds, long loads, budgets, advisories.
+    ///
+    /// All parts run, also after one has failed. The exit status is 1 if one did. `cargo xtask test` must pass first.
+    Nightly(nightly::NightlyArgs),
     /// Run everything a change must pass: check, build all binaries, run all tests.
     ///
     /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
@@ -124,6 +129,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Image(args) => image::run(&workspace, args).map(|()| true),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),
+        Task::Nightly(args) => nightly::run(&workspace, args),
         Task::Test { quick } => test_runner::run(&workspace, if *quick { Scope::Quick } else { Scope::Full }),
     }
 }

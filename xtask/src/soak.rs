@@ -18,6 +18,9 @@ const TEST: &str = "soak::tenants_under_random_load_and_troubles_answer_as_if_al
 /// The sidecar of tests, whose loans can be short.
 const SHORT_LOANS: &str = "faulty-sidecar";
 
+/// Numbers of tenants.
+const TENANTS: [u8; 3] = [2, 3, 8];
+
 /// Options of `cargo xtask soak`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct SoakArgs {
@@ -25,7 +28,7 @@ pub struct SoakArgs {
     #[arg(long, default_value_t = 180)]
     seconds: u64,
     /// Numbers of tenants on the GPU, one run each.
-    #[arg(long, value_delimiter = ',', default_value = "2,3,8", value_parser = clap::value_parser!(u8).range(2..=64))]
+    #[arg(long, value_delimiter = ',', default_values_t = TENANTS, value_parser = clap::value_parser!(u8).range(2..=64))]
     tenants: Vec<u8>,
     /// Everything random follows from it. Default: another one each time; it is printed first.
     #[arg(long)]
@@ -33,6 +36,13 @@ pub struct SoakArgs {
     /// Copy journals and logs of a run that failed to this folder.
     #[arg(long, value_name = "DIR")]
     keep: Option<String>,
+}
+
+impl SoakArgs {
+    /// The usual numbers of tenants, `seconds` of load for each, and another seed each time.
+    pub fn of_seconds(seconds: u64) -> SoakArgs {
+        SoakArgs { seconds, tenants: TENANTS.to_vec(), seed: None, keep: None }
+    }
 }
 
 /// Builds and runs it; `true` if nothing was found.
