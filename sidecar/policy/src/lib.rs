@@ -1,9 +1,9 @@
 //! The memory manager: every decision about device memory, as a pure function of events.
 //!
-//! This crate uses only `core` and `alloc`. It reads no clock, does no I/O, logs nothing and holds no hash map: time is
-//! an argument, every quantity is an integer (nanoseconds, bytes, permille), and the same inputs give the same
-//! decisions on every machine. Every [`action::Action`] stays pending until its [`event::Completion`] arrives, so that
-//! a failing backend is ordinary input.
+//! This crate uses only `core`, `alloc` and `sluice-common`. It reads no clock, does no I/O, logs nothing and holds no
+//! hash map: time is an argument, every quantity is an integer (nanoseconds, bytes, permille), and the same inputs give
+//! the same decisions on every machine. Every [`action::Action`] stays pending until its [`event::Completion`] arrives,
+//! so that a failing backend is ordinary input.
 //!
 //! The crate does not copy data, run steps or process text.
 #![no_std]

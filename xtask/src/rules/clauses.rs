@@ -28,7 +28,13 @@ const EFFECTS: &[&str] = &[
     "TcpStream",
 ];
 
-const CLAUSES: [Clause; 4] = [
+const CLAUSES: [Clause; 5] = [
+    Clause {
+        name: "sluice-common",
+        words: &["std"],
+        remedy: "the crate is core and alloc only, so that the policy can use it",
+        library_only: false,
+    },
     Clause {
         name: "sluice-policy",
         words: &["std"],

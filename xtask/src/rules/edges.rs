@@ -1,7 +1,7 @@
 //! Direct edges between our crates, and to the guarded libraries, follow the table.
 
 use super::manifest::dependency_line;
-use super::table::{GUARDED, KUBE_WITHOUT_CLIENT, Row, belongs};
+use super::table::{COMMON, GUARDED, KUBE_WITHOUT_CLIENT, Row, belongs};
 use crate::lint_violation::LintViolation;
 use crate::workspace::{Dependency, Member};
 
@@ -53,8 +53,10 @@ fn verdict(row: &Row, edge: &Dependency, ours: bool) -> Option<String> {
     let Row { name, may, never, .. } = row;
     let dependency = &edge.name;
     let guarded = ours || GUARDED.iter().any(|family| belongs(dependency, family));
-    if row.alone {
-        Some(format!("{name} depends on {dependency}, but is to have no dependency at all"))
+    if dependency == COMMON {
+        None
+    } else if row.alone {
+        Some(format!("{name} depends on {dependency}, but is to have no dependency except {COMMON}"))
     } else if never.iter().any(|family| belongs(dependency, family)) {
         Some(format!("{name} must never depend on {dependency}"))
     } else if guarded && !may.iter().any(|family| belongs(dependency, family)) {

@@ -15,7 +15,7 @@ pub struct Row {
     pub never: &'static [&'static str],
     /// `kube` only as kinds and derive macros: none of the features that bring the client.
     pub kube_without_client: bool,
-    /// No dependency of any kind on anything.
+    /// No dependency of any kind, except on [`COMMON`].
     pub alone: bool,
 }
 
@@ -52,8 +52,12 @@ const SIDECAR: &[&str] = &[
 
 const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, alone: false };
 
+/// The crate that every other crate may use: small algorithms without effects.
+pub const COMMON: &str = "sluice-common";
+
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 20] = [
+pub const TABLE: [Row; 21] = [
+    Row { name: COMMON, alone: true, ..BLANK },
     Row {
         name: "sluice-types",
         may: &["kube", "k8s-openapi"],

@@ -1,0 +1,12 @@
+//! Small algorithms that several crates need: a hash, random numbers, percentiles and back-off delays.
+//!
+//! This crate uses only `core` and `alloc` and has no effect. Hashes and random numbers are the same on every machine
+//! and in every version: digests, journals and generated models depend on them.
+#![no_std]
+#![forbid(unsafe_code)]
+extern crate alloc;
+
+pub mod back_off;
+pub mod hash;
+pub mod random;
+pub mod statistics;
