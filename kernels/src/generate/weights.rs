@@ -7,6 +7,8 @@ use std::path::Path;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
+use sluice_common::hash::fnv1a;
+use sluice_common::random::GOLDEN_GAMMA;
 use sluice_link::model::{Dtype, Family};
 use sluice_link::slab::{Tensor, TensorSpan, slab_layout};
 
@@ -130,7 +132,7 @@ fn mean_and_deviation(family: Family, place: &TensorSpan) -> (f32, f32) {
 }
 
 fn write_tensor(model: &RandomModel, entry: &TensorEntry, to: &mut impl Write) -> io::Result<()> {
-    let stream = fnv(&entry.name) ^ model.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let stream = fnv1a(entry.name.bytes()) ^ model.seed.wrapping_mul(GOLDEN_GAMMA);
     let (mean, deviation) = mean_and_deviation(model.spec.family, &entry.place);
     let count = entry.place.rows as usize * entry.place.columns as usize;
     let width = model.spec.dtype.bytes();
@@ -159,9 +161,4 @@ fn normal_sample(bits: u64) -> f32 {
     let sum: u64 = (0..4).map(|part| (bits >> (16 * part)) & 0xffff).sum();
     // Four uniform numbers in 0 ..= 65535 have mean 131070 and deviation 65536 / sqrt(3).
     (sum as f32 - 131_070.0) * (1.732_050_8 / 65_536.0)
-}
-
-fn fnv(name: &str) -> u64 {
-    name.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,10 +1,10 @@
 //! The GPUs of a pool, and the capacity that each offers to slots.
 
+use sluice_common::hash::fnv1a;
 use sluice_types::GpuPool;
 use sluice_types::pool::{GpuGroup, Sharing, SharingMode};
 
 use crate::gpu_settings::GpuSettings;
-use crate::objects::fnv1a;
 
 /// Maximum slots on a time-sliced GPU: each has one record in the GPU ledger.
 const MAX_TEMPORAL_SLOTS: usize = 64;
@@ -100,7 +100,7 @@ fn gpu_name(pool: &str, group: &str, index: i32) -> String {
     if !group.contains('-') {
         return plain;
     }
-    let digest = fnv1a(&format!("{pool}/{group}")) & 0x00ff_ffff;
+    let digest = fnv1a(format!("{pool}/{group}").bytes()) & 0x00ff_ffff;
     format!("{plain}-{digest:06x}")
 }
 

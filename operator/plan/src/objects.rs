@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sluice_common::hash::fnv1a;
 use sluice_types::{API_VERSION, GpuPool, ModelTenant};
 
 pub use self::child::{Child, ChildKind, gpu_children, read_digest, slot_children, tenant_children};
@@ -225,13 +226,7 @@ pub fn label(text: &str) -> String {
     if text.len() <= LONGEST {
         return text.to_owned();
     }
-    let digest = format!("{:016x}", fnv1a(text));
+    let digest = format!("{:016x}", fnv1a(text.bytes()));
     let head: String = text.chars().take(LONGEST - 1 - digest.len()).collect();
     format!("{head}-{digest}")
-}
-
-/// Returns the 64-bit FNV-1a hash. Unlike the standard library's hash it is the same in every release.
-pub fn fnv1a(text: &str) -> u64 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, step)
 }

@@ -1,6 +1,8 @@
 //! Slab layout: the offset of each tensor in the contiguous range of its layer. Both ends use the same function, and
 //! `Hello` carries its digest, so that two builds with different layouts refuse each other.
 
+use sluice_common::hash::fnv1a;
+
 use crate::model::{Family, ModelSpec};
 
 /// Alignment of every tensor, for SIMD loads and device copies.
@@ -156,21 +158,13 @@ fn layer_slab(spec: &ModelSpec) -> Slab {
 impl SlabLayout {
     /// Returns FNV-1a over every span: equal digests mean that both ends read each tensor at the same offset.
     pub fn digest(&self) -> u64 {
-        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-        let mut eat = |word: u64| {
-            for byte in word.to_le_bytes() {
-                hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-            }
+        let words_of = |p: &TensorSpan| {
+            [p.tensor as u64, u64::from(p.rows), u64::from(p.columns), p.offset_bytes, p.bytes]
         };
-        for slab in [&self.global, &self.layer] {
-            eat(slab.bytes);
-            for p in &slab.tensors {
-                let words =
-                    [p.tensor as u64, u64::from(p.rows), u64::from(p.columns), p.offset_bytes, p.bytes];
-                words.into_iter().for_each(&mut eat);
-            }
-        }
-        hash
+        let slabs = [&self.global, &self.layer].into_iter();
+        let words =
+            slabs.flat_map(|slab| std::iter::once(slab.bytes).chain(slab.tensors.iter().flat_map(words_of)));
+        fnv1a(words.flat_map(u64::to_le_bytes))
     }
 }
 

@@ -18,6 +18,7 @@ mod step_pacing;
 use std::collections::BTreeMap;
 use std::hash::Hash;
 
+use sluice_common::hash::fnv1a;
 use sluice_policy::action::Action;
 use sluice_policy::digest::Digest;
 use sluice_policy::ids::{Nanos, RequestId, RowId};
@@ -295,9 +296,7 @@ impl Scheduler {
             words.push(self.manager.prefill_digest());
         }
         words.push(self.negotiator.as_ref().map_or(0, LoanNegotiator::digest));
-        words
-            .into_iter()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x0100_0000_01b3))
+        fnv1a(words)
     }
 
     /// Returns a fingerprint of the commands and outputs that were not taken yet, in order. It does not depend on names

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
-use sluice_plan::objects::{CLAIM_NAME, MANAGER, POOL, SLOT, TENANT, fnv1a, read_digest};
+use sluice_common::hash::fnv1a;
+use sluice_plan::objects::{CLAIM_NAME, MANAGER, POOL, SLOT, TENANT, read_digest};
 
 use super::PoolKey;
 
@@ -46,7 +47,7 @@ impl ObservedChild {
 
     /// Whether its owner is the one with this uid.
     pub fn is_owned_by(&self, owner: &str) -> bool {
-        self.owner == fnv1a(owner)
+        self.owner == fnv1a(owner.bytes())
     }
 
     /// Whether this is a later version of the same object than `other`.
@@ -69,7 +70,7 @@ impl ObservedChild {
         let mut child = ObservedChild {
             uid: metadata.uid.clone().unwrap_or_default(),
             version: resource_version(metadata),
-            owner: owner.map_or(0, |owner| fnv1a(&owner.uid)),
+            owner: owner.map_or(0, |owner| fnv1a(owner.uid.bytes())),
             digest: read_digest(annotations),
             managed_fields: 0,
             applied_fields: before
@@ -102,7 +103,7 @@ fn managed_fields_digest(managers: &[ManagedFieldsEntry]) -> u64 {
             format!("{:?} {:?} {time:?} {:?};", entry.manager, entry.operation, entry.fields_v1)
         })
         .collect();
-    fnv1a(&text)
+    fnv1a(text.bytes())
 }
 
 /// Whether another manager set a field after us, or the managed fields of a known object differ although the same was

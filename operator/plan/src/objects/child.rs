@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value;
+use sluice_common::hash::fnv1a;
 use sluice_types::{GpuPool, ModelTenant};
 
 use super::{
-    DIGEST, PlacedSlot, Release, budget, claim, clients_policy, config_map, deployment, fnv1a, peers_policy,
-    service,
+    DIGEST, PlacedSlot, Release, budget, claim, clients_policy, config_map, deployment, peers_policy, service,
 };
 use crate::gpu::Gpu;
 
@@ -74,7 +74,7 @@ impl Child {
     /// Serialises `object`, which must have a name and a kind.
     pub fn new(kind: ChildKind, object: &impl Serialize) -> Child {
         let mut body = serde_json::to_value(object).expect("an object serialises");
-        let digest = fnv1a(&body.to_string());
+        let digest = fnv1a(body.to_string().bytes());
         let metadata = &mut body["metadata"];
         let name = metadata["name"].as_str().unwrap_or_default().to_owned();
         metadata["annotations"][DIGEST] = Value::from(format!("{digest:016x}"));

@@ -6,10 +6,11 @@ use k8s_openapi::api::resource::v1::{
 };
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde_json::{Value, json};
+use sluice_common::hash::fnv1a;
 use sluice_types::pool::{HostDevice, SharingMode};
 use sluice_types::{API_VERSION, GpuPool};
 
-use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, fnv1a, gpu_labels, label, object_meta};
+use super::{CLAIM_DIGEST, SETTINGS, SHARING_MODE, gpu_labels, label, object_meta};
 use crate::gpu::Gpu;
 
 /// Name of the request for the GPU.
@@ -53,7 +54,7 @@ pub fn claim_digest(pool: &GpuPool, gpu: &Gpu) -> String {
 
 fn digest_of(spec: &ResourceClaimSpec) -> String {
     let text = serde_json::to_string(spec).expect("a claim serialises");
-    format!("{:016x}", fnv1a(&text))
+    format!("{:016x}", fnv1a(text.bytes()))
 }
 
 fn claim_spec(pool: &GpuPool, gpu: &Gpu) -> ResourceClaimSpec {

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use sluice_common::hash::fnv1a;
 use sluice_types::rules::{is_own_annotation, is_own_label};
 use sluice_types::shared::{Label, Toleration as Written};
 use sluice_types::tenant::{EngineKind, ModelTenantSpec};
@@ -17,8 +18,8 @@ use sluice_wire::config::SidecarConfig;
 use super::containers::{CLAIM, engine, fetch, sidecar};
 use super::volumes::{fetches, volumes};
 use super::{
-    CLAIM_NAME, COMPONENT, FETCHING, GPU, PlacedSlot, Release, SLOT, claim, fnv1a, label, object_meta,
-    service, sidecar_config,
+    CLAIM_NAME, COMPONENT, FETCHING, GPU, PlacedSlot, Release, SLOT, claim, label, object_meta, service,
+    sidecar_config,
 };
 
 /// Annotation of a pod: digest of the configuration that needs a new pod to take effect.
@@ -175,5 +176,5 @@ fn config_digest(mut config: SidecarConfig) -> String {
         (place.share_bytes, place.priority) = (0, 0);
     }
     let text = serde_json::to_string(&config).expect("a configuration serialises");
-    format!("{:016x}", fnv1a(&text))
+    format!("{:016x}", fnv1a(text.bytes()))
 }

@@ -6,10 +6,11 @@ use k8s_openapi::api::core::v1::{
     ConfigMapVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, PersistentVolumeClaimVolumeSource,
     SecretVolumeSource, Volume, VolumeMount,
 };
+use sluice_common::hash::fnv1a;
 use sluice_types::ModelTenantSpec;
 use sluice_types::tenant::{EngineKind, SourceType, WeightType};
 
-use super::{PlacedSlot, fnv1a, quantity};
+use super::{PlacedSlot, quantity};
 use crate::geometry::Geometry;
 
 /// The sidecar's configuration.
@@ -54,7 +55,7 @@ fn cache_folder(spec: &ModelTenantSpec) -> Option<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "._".contains(c) { c } else { '-' };
     let name: String = hub.repo.chars().map(plain).take(MAX_CACHED_NAME_CHARS).collect();
     let all = format!("{}\n{}\n{}", hub.endpoint, hub.repo, hub.revision);
-    Some(format!("{}-{:016x}", name.trim_start_matches('.'), fnv1a(&all)))
+    Some(format!("{}-{:016x}", name.trim_start_matches('.'), fnv1a(all.bytes())))
 }
 
 /// Maximum characters of a model's name in a cache: file systems limit a name to 255.

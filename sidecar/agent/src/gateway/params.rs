@@ -7,6 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use serde::de::{DeserializeOwned, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
+use sluice_common::hash::fnv1a;
 use sluice_ports::sampling::Sampling;
 
 use super::detok::DecodeOptions;
@@ -369,9 +370,7 @@ impl CommonParams {
 
     /// Returns a hash of the prefix cache scope.
     pub fn cache_salt_hash(&self) -> u64 {
-        let bytes = self.cache_salt.as_deref().unwrap_or_default().bytes();
-        bytes
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        fnv1a(self.cache_salt.as_deref().unwrap_or_default().bytes())
     }
 }
 
