@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use sluice_common::back_off;
+
 /// First wait.
 pub const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest wait: each is twice the one before, up to this.
@@ -12,13 +14,11 @@ pub const RESET_AFTER: Duration = Duration::from_secs(10);
 
 /// The waits of one supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackOff {
-    next: Duration,
-}
+pub struct BackOff(back_off::BackOff);
 
 impl Default for BackOff {
     fn default() -> Self {
-        BackOff { next: INITIAL_BACKOFF }
+        BackOff(back_off::BackOff::new(INITIAL_BACKOFF, MAX_BACKOFF))
     }
 }
 
@@ -26,10 +26,8 @@ impl BackOff {
     /// How long to wait after a life of `lived`.
     pub fn next_delay(&mut self, lived: Duration) -> Duration {
         if lived >= RESET_AFTER {
-            self.next = INITIAL_BACKOFF;
+            self.0.reset();
         }
-        let wait = self.next;
-        self.next = (wait * 2).min(MAX_BACKOFF);
-        wait
+        self.0.next_delay()
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use sluice_common::back_off::BackOff;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -29,7 +30,7 @@ struct Inner {
     running: HashSet<PoolKey>,
     /// Earliest next start, so that a slow pool does not occupy a worker all the time.
     not_before: HashMap<PoolKey, Instant>,
-    failures: HashMap<PoolKey, u32>,
+    back_offs: HashMap<PoolKey, BackOff>,
 }
 
 impl Queue {
@@ -95,14 +96,13 @@ impl Queue {
         inner.running.remove(unit);
         inner.not_before.insert(unit.clone(), Instant::now() + took.saturating_mul(2).min(MAX_BACKOFF));
         if failed {
-            let failures = inner.failures.entry(unit.clone()).or_insert(0);
-            let delay = BASE_BACKOFF.saturating_mul(1 << (*failures).min(10)).min(MAX_BACKOFF);
-            *failures += 1;
-            let at = Instant::now() + delay;
+            let back_off = inner.back_offs.entry(unit.clone());
+            let back_off = back_off.or_insert(BackOff::new(BASE_BACKOFF, MAX_BACKOFF));
+            let at = Instant::now() + back_off.next_delay();
             let due = inner.due_at.entry(unit.clone()).or_insert(at);
             *due = at.min(*due);
         } else {
-            inner.failures.remove(unit);
+            inner.back_offs.remove(unit);
         }
         drop(inner);
         self.wake.notify_one();
@@ -111,7 +111,7 @@ impl Queue {
     /// Drops the state of a removed pool.
     pub fn forget(&self, unit: &PoolKey) {
         let mut inner = self.lock();
-        inner.failures.remove(unit);
+        inner.back_offs.remove(unit);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -202,7 +202,7 @@ mod tests {
         queue.next().await;
         let inner = queue.lock();
         assert!(
-            inner.due_at.is_empty() && inner.not_before.is_empty() && inner.failures.is_empty(),
+            inner.due_at.is_empty() && inner.not_before.is_empty() && inner.back_offs.is_empty(),
             "{inner:?}"
         );
     }

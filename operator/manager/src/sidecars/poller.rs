@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use sluice_common::back_off::BackOff;
 use sluice_plan::sidecar_report::{floor_bytes, owned_bytes};
 use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use sluice_wire::time::unix_ms;
@@ -124,8 +125,8 @@ struct PollCursor {
     last: Option<(SidecarAddress, HeaderValue)>,
     /// The last states will change soon.
     is_transient: bool,
-    /// Consecutive readings of such states.
-    transient_polls: u32,
+    /// Delays between readings of such states.
+    back_off: Option<BackOff>,
 }
 
 impl PollCursor {
@@ -157,10 +158,13 @@ impl PollCursor {
             PollResult::AllFailed(_) => return None,
             PollResult::States(..) | PollResult::NotModified => {}
         }
-        self.transient_polls = if self.is_transient { self.transient_polls.saturating_add(1) } else { 0 };
-        let wait = RETRY_DELAY * 2_u32.saturating_pow(self.transient_polls.saturating_sub(1));
+        if !self.is_transient {
+            self.back_off = None;
+            return None;
+        }
+        let wait = self.back_off.get_or_insert(BackOff::new(RETRY_DELAY, POLL_INTERVAL)).next_delay();
         // A sidecar that never completes loading is finally polled at the normal interval.
-        (self.is_transient && wait < POLL_INTERVAL).then_some(wait)
+        (wait < POLL_INTERVAL).then_some(wait)
     }
 }
 

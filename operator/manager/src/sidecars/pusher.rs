@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::{HeaderMap, Method, StatusCode, header};
+use sluice_common::back_off::BackOff;
 use sluice_wire::directive::{CurrentFence, Directive, Fence};
 
 use super::http_client::{SidecarAddress, Transport};
@@ -89,7 +90,7 @@ pub async fn push_until_accepted(
     mut deposed: impl FnMut(Fence),
     mut trouble: impl FnMut(Option<&str>),
 ) {
-    let mut wait = BASE_BACKOFF;
+    let mut back_off = BackOff::new(BASE_BACKOFF, MAX_BACKOFF);
     while let PushResult::Deposed(current) =
         push_until_done(way, address, directive, fences, &mut trouble).await
     {
@@ -99,8 +100,7 @@ pub async fn push_until_accepted(
         }
         deposed(current);
         trouble(Some(&format!("409: it follows a newer leader, of epoch {}", current.epoch)));
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(MAX_BACKOFF);
+        tokio::time::sleep(back_off.next_delay()).await;
     }
 }
 
@@ -113,7 +113,8 @@ pub async fn push_until_done(
     fences: &FenceCounter,
     mut trouble: impl FnMut(Option<&str>),
 ) -> PushResult {
-    let (mut wait, mut fence, mut past) = (BASE_BACKOFF, fences.next(), false);
+    let mut back_off = BackOff::new(BASE_BACKOFF, MAX_BACKOFF);
+    let (mut fence, mut past) = (fences.next(), false);
     loop {
         let fenced = Directive { epoch: fence.epoch, sequence: fence.sequence, ..directive.clone() };
         let problem = match push_once(way, address, &fenced).await {
@@ -135,8 +136,7 @@ pub async fn push_until_done(
             PushAttempt::Retry(problem) => problem,
         };
         trouble(Some(&problem));
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(MAX_BACKOFF);
+        tokio::time::sleep(back_off.next_delay()).await;
     }
 }
 

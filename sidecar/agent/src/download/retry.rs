@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluice_common::back_off::BackOff;
 use sluice_wire::download::{DownloadReport, Retry};
 
 use super::{DownloadError, ProgressOutput, error_chain};
@@ -68,12 +69,13 @@ pub(super) struct RetryState {
     failures: u32,
     /// Failures that `connect_tries` bounds; `failures` does not count them.
     connect_failures: u32,
-    backoff: Duration,
+    back_off: BackOff,
 }
 
 impl RetryState {
     pub(super) fn new(policy: RetryPolicy, report: ProgressOutput) -> Self {
-        RetryState { policy, report, failures: 0, connect_failures: 0, backoff: policy.initial_backoff }
+        let back_off = BackOff::new(policy.initial_backoff, policy.max_backoff);
+        RetryState { policy, report, failures: 0, connect_failures: 0, back_off }
     }
 
     /// Resets the failures, because bytes have arrived since.
@@ -98,17 +100,18 @@ impl RetryState {
             return Err(error);
         }
         self.report_retry(&error);
-        tokio::time::sleep(self.backoff).await;
-        self.backoff = (self.backoff * 2).min(self.policy.max_backoff);
+        tokio::time::sleep(self.back_off.next_delay()).await;
         Ok(())
     }
 
     fn report_retry(&self, error: &DownloadError) {
         let problem = error_chain(error);
         match self.report {
-            ProgressOutput::Log => tracing::warn!(error = problem, again_in = ?self.backoff, "trying again"),
+            ProgressOutput::Log => {
+                tracing::warn!(error = problem, again_in = ?self.back_off.delay(), "trying again")
+            }
             ProgressOutput::Json => {
-                let retry_in_ms = u64::try_from(self.backoff.as_millis()).unwrap_or(u64::MAX);
+                let retry_in_ms = u64::try_from(self.back_off.delay().as_millis()).unwrap_or(u64::MAX);
                 ProgressOutput::write(&DownloadReport::Retry(Retry { problem, retry_in_ms }));
             }
         }

@@ -21,6 +21,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_common::back_off::BackOff;
 use sluice_memory::gpu_ledger::{LedgerError, ParticipantHandle};
 use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::Params;
@@ -107,7 +108,7 @@ pub struct ShareController {
     last_state: Option<ShareState>,
     /// Time of the next retry.
     retry_at: Option<Instant>,
-    retry_delay: Duration,
+    back_off: BackOff,
     /// Step that was rejected, and the state at that time. It is not emitted again before either changes.
     rejected: Option<(ShareState, ShareStep)>,
     last_step: Option<ShareStep>,
@@ -125,7 +126,7 @@ impl ShareController {
             floor: None,
             last_state: None,
             retry_at: None,
-            retry_delay: RETRY_MIN,
+            back_off: BackOff::new(RETRY_MIN, RETRY_MAX),
             rejected: None,
             last_step: None,
             is_waiting: false,
@@ -163,7 +164,8 @@ impl ShareController {
             return Vec::new();
         }
         if changed {
-            (self.retry_delay, self.is_waiting) = (RETRY_MIN, false);
+            self.back_off.reset();
+            self.is_waiting = false;
             self.log_if_unsatisfiable(manager);
         }
         let floor = |policy, cap| floor(manager, policy, cap);
@@ -212,11 +214,11 @@ impl ShareController {
         }
         self.is_waiting = waits;
         if self.grant.chunks() > before {
-            self.retry_delay = RETRY_MIN;
+            self.back_off.reset();
         } else if due {
-            self.retry_delay = (self.retry_delay * 2).min(RETRY_MAX);
+            self.back_off.double();
         }
-        self.retry_at = (waits || !well).then(|| now + self.retry_delay);
+        self.retry_at = (waits || !well).then(|| now + self.back_off.delay());
     }
 
     fn emit(&mut self, step: ShareStep, has: ShareState) -> Vec<Event> {

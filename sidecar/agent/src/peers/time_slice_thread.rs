@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
+use sluice_common::back_off::BackOff;
 use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, SliceQueue, TurnOrder};
 use sluice_ports::peers::PeerPortEvent;
 
@@ -87,7 +88,7 @@ fn acquire_slice(
     wishes: &Receiver<()>,
     ends: &Channels,
 ) -> Option<Epoch> {
-    let (line, mut pause) = (seat.slice_queue(), RETRY_MIN);
+    let (line, mut back_off) = (seat.slice_queue(), BackOff::new(RETRY_MIN, RETRY_MAX));
     loop {
         let ticket = line.request(standing.priority());
         let taken = ticket.and_then(|()| line.acquire_within(standing.order, WAIT_TIMEOUT));
@@ -97,11 +98,10 @@ fn acquire_slice(
         }
         match taken {
             Ok(Some(epoch)) => return Some(epoch),
-            Ok(None) => pause = RETRY_MIN,
+            Ok(None) => back_off.reset(),
             Err(error) => {
                 tracing::error!(%error, "the turn cannot be waited for");
-                std::thread::sleep(pause);
-                pause = (2 * pause).min(RETRY_MAX);
+                std::thread::sleep(back_off.next_delay());
             }
         }
         // A second request before the first is granted is the same request.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use sluice_common::back_off::BackOff;
 
 use super::layout::RECORDS;
 
@@ -55,16 +56,15 @@ pub(super) fn retry_within(
     patience: Duration,
     mut attempt: impl FnMut() -> Result<bool, Errno>,
 ) -> Result<bool, Errno> {
-    let (mut nap, mut left) = (MIN_BACKOFF, patience);
+    let (mut back_off, mut left) = (BackOff::new(MIN_BACKOFF, MAX_BACKOFF), patience);
     while !attempt()? {
         if left.is_zero() {
             return Ok(false);
         }
         // Only time slept counts, so that a process that was itself stopped does not use up its wait.
-        let slept = nap.min(left);
+        let slept = back_off.next_delay().min(left);
         std::thread::sleep(slept);
         left -= slept;
-        nap = (nap * 2).min(MAX_BACKOFF);
     }
     Ok(true)
 }

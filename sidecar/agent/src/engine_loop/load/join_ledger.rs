@@ -3,6 +3,7 @@
 //! On a fully assigned GPU the tenant takes the free chunks and waits for the rest, which peers release as their
 //! directives change. No chunk is created before the floor is granted.
 
+use sluice_common::back_off::BackOff;
 use sluice_link::slab::SlabLayout;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::{self, MemoryManager};
@@ -72,7 +73,7 @@ impl LedgerJoin<'_> {
     ) -> Result<MemoryManager, LoadError> {
         let chunk_bytes = self.loaded.config.gpu.chunk_bytes;
         let mut grant = place.map(|place| ShareGrant::new(Some(place.ledger.clone()), 0, chunk_bytes));
-        let mut pause = RETRY_MIN;
+        let mut pause = BackOff::new(RETRY_MIN, RETRY_MAX);
         loop {
             let before = grant.as_ref().map(ShareGrant::chunks);
             let changed = self.source.refresh();
@@ -84,8 +85,12 @@ impl LedgerJoin<'_> {
                 return Ok(manager);
             }
             let more = grant.as_ref().map(ShareGrant::chunks) > before;
-            pause = if more || changed { RETRY_MIN } else { (pause * 2).min(RETRY_MAX) };
-            self.startup_inbox.wait(pause).inspect_err(|_| self.startup_inbox.shutdown_engine())?;
+            if more || changed {
+                pause.reset();
+            } else {
+                pause.double();
+            }
+            self.startup_inbox.wait(pause.delay()).inspect_err(|_| self.startup_inbox.shutdown_engine())?;
         }
     }
 
