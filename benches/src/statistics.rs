@@ -1,5 +1,7 @@
 //! Medians and intervals of small samples.
 
+use sluice_common::statistics::median;
+
 /// A mean and its 95 % interval (Student's t).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
@@ -23,14 +25,6 @@ impl Interval {
         let half = student_975(count - 1.0) * (variance / count).sqrt();
         Some(Interval { mean, low: mean - half, high: mean + half })
     }
-}
-
-/// The middle value, the mean of the two middle ones for an even count; `None` for no sample.
-pub fn median(samples: &[f64]) -> Option<f64> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    Some(if sorted.len() % 2 == 1 { upper } else { (sorted[sorted.len() / 2 - 1] + upper) / 2.0 })
 }
 
 /// The median; NaN, which passes no verdict, where there is no sample.
@@ -89,13 +83,6 @@ mod tests {
     fn equal_samples_have_an_interval_of_no_width() {
         assert_eq!(Interval::of_mean(&[2.0; 30]), Some(Interval { mean: 2.0, low: 2.0, high: 2.0 }));
         assert_eq!(Interval::of_mean(&[2.0]), None);
-    }
-
-    #[test]
-    fn a_median_is_the_middle_in_any_order() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-        assert_eq!(median(&[]), None);
     }
 
     #[test]

@@ -2,10 +2,11 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use sluice_common::statistics::{median, percentile_of_sorted};
 
 use super::tenant::{Burst, start};
 use super::verdict::Verdict;
-use crate::statistics::{Interval, median};
+use crate::statistics::Interval;
 use crate::tenant::{BenchEnv, Tenant, metric};
 
 /// Most of a step's time, percent.
@@ -174,7 +175,7 @@ fn overhead(rounds: &[Vec<Sample>]) -> Result<Verdict> {
 fn lower_quartile(samples: impl Iterator<Item = f64>) -> Option<f64> {
     let mut sorted: Vec<_> = samples.collect();
     sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len().div_ceil(4).saturating_sub(1)).copied()
+    percentile_of_sorted(&sorted, 250)
 }
 
 fn mean(samples: &[f64]) -> f64 {

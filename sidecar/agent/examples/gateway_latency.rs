@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use sluice_agent::scheduler_handle::RequestUpdate;
+use sluice_common::statistics::percentile_of_sorted;
 use sluice_policy::token_deposit::Pacing;
 
 use self::engine::{Moment, Sent};
@@ -170,7 +171,7 @@ fn latencies(
 
 /// Prints percentiles and returns the 99th, us.
 fn print_percentiles(name: &str, nanos: Vec<u64>) -> f64 {
-    let at = |permille| host::rank(&nanos, permille) as f64 / 1000.0;
+    let at = |permille| percentile_of_sorted(&nanos, permille).map_or(f64::NAN, |ns| ns as f64 / 1000.0);
     let (p50, p90, p99, max) = (at(500), at(900), at(990), at(1000));
     println!("  {name}: p50 {p50:.1} us, p90 {p90:.1} us, p99 {p99:.1} us, max {max:.1} us");
     p99

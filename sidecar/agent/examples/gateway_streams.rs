@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_agent::scheduler_handle::RequestUpdate;
+use sluice_common::statistics::percentile_of_sorted;
 use sluice_policy::token_deposit::Pacing;
 
 use self::host::{Server, Updates};
@@ -165,9 +166,11 @@ fn read_streams(address: SocketAddr, streams: u32, time: Duration) -> anyhow::Re
     tally.read(&mut reader, Instant::now() + time)?;
     let mut late = tally.late_us;
     late.sort_unstable();
-    ensure!(!late.is_empty(), "no token came");
-    let ms = |permille| host::rank(&late, permille) as f64 / 1000.0;
-    println!("{} {} {} {}", late.len(), ms(500), ms(990), ms(1000));
+    let ms = |permille| {
+        let us = percentile_of_sorted(&late, permille).context("no token came")?;
+        anyhow::Ok(us as f64 / 1000.0)
+    };
+    println!("{} {} {} {}", late.len(), ms(500)?, ms(990)?, ms(1000)?);
     Ok(ExitCode::SUCCESS)
 }
 

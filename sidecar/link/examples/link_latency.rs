@@ -13,6 +13,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sluice_common::statistics::percentile;
 use sluice_link::client::{EngineRequest, SidecarLink};
 use sluice_link::control::ControlPage;
 use sluice_link::frame::HEADER_BYTES;
@@ -205,8 +206,7 @@ fn measure(
             times_ns.push(took_ns);
         }
     }
-    times_ns.sort_unstable();
-    let (p50_ns, p99_ns) = (times_ns[ROUNDS / 2], times_ns[ROUNDS * 99 / 100]);
+    let [p50_ns, p99_ns] = [500, 990].map(|of| percentile(&mut times_ns, of).expect("there are rounds"));
     let order = Message::Step(step_order(&step(WARM_UP as u32, rows), 0));
     let command_bytes = HEADER_BYTES + order.encode().len();
     Ok(LatencyResult { name, command_bytes, p50_ns, p99_ns })
@@ -259,8 +259,7 @@ fn floor_ns(hold: Duration) -> Outcome<u64> {
     }
     drop(near);
     child.wait()?;
-    times_ns.sort_unstable();
-    Ok(times_ns[ROUNDS / 2])
+    Ok(percentile(&mut times_ns, 500).expect("there are rounds"))
 }
 
 /// How long the other end polls for a packet, as the link's engine does.

@@ -8,6 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use sluice_common::statistics::percentile;
 use sluice_memory::gpu_ledger::{
     GpuLedger, LedgerIdentity, ParticipantHandle, RECORDS, TurnOrder, current_boot_id,
 };
@@ -52,8 +53,7 @@ fn open(folder: &Path) -> Result<GpuLedger> {
 
 /// Returns the median, nanoseconds.
 fn median(mut times: Vec<Duration>) -> u64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_nanos() as u64
+    percentile(&mut times, 500).expect("there are times").as_nanos() as u64
 }
 
 fn reserve(seat: &ParticipantHandle) -> Result<u64> {

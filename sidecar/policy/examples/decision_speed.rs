@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use sluice_common::statistics::percentile;
 use sluice_policy::remap::{Question, choose_layout, uniform};
 use sluice_policy::step_model::{Layout, Times};
 
@@ -72,6 +73,5 @@ fn ask(r_permille: u64, alike: bool, held_alpha: u16, wanted_alpha: u16) -> Vec<
 }
 
 fn median(mut samples: Vec<u128>) -> u128 {
-    samples.sort_unstable();
-    samples[samples.len() / 2]
+    percentile(&mut samples, 500).expect("there are samples")
 }

@@ -10,6 +10,7 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use sluice_common::statistics::percentile_of_sorted;
 use sluice_policy::action::{Action, Work};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
@@ -210,8 +211,8 @@ impl Samples {
         Samples(ns)
     }
 
-    fn at(&self, permille: usize) -> u64 {
-        self.0[self.0.len() * permille / 1000]
+    fn at(&self, permille: u64) -> u64 {
+        percentile_of_sorted(&self.0, permille).unwrap_or(0)
     }
 }
 
@@ -244,7 +245,7 @@ fn print(json: bool, policy: PolicyName, sequences: u32) -> bool {
     }
     let (median, p99) = (steps.at(500), steps.at(990));
     let passed = median <= LIMIT_NS;
-    let planned = if plans.0.is_empty() { [0, 0] } else { [plans.at(500), plans.at(990)] };
+    let planned = [plans.at(500), plans.at(990)];
     if json {
         let plans = format!(
             r#""plans": {}, "plan_median_ns": {}, "plan_p99_ns": {}"#,

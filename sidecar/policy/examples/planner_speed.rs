@@ -8,6 +8,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use sluice_common::statistics::percentile_of_sorted;
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::request::{PlanRequest, RequestState};
 use sluice_policy::planner::search::DEFAULT_EXPANSIONS;
@@ -68,9 +69,8 @@ fn live(seed: u64, room_permille: u64) -> PlanRequest {
     }
 }
 
-/// Returns the value at this permille of a sorted list.
-fn at(sorted: &[u64], permille: usize) -> u64 {
-    sorted[(sorted.len() - 1) * permille / 1000]
+fn at(sorted: &[u64], permille: u64) -> u64 {
+    percentile_of_sorted(sorted, permille).expect("there are samples")
 }
 
 /// Returns the times of plans and their proven gaps, both sorted.

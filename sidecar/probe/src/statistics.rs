@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use sluice_common::statistics::median;
 
 /// A measurement and its spread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,7 +36,7 @@ impl Figure {
         Figure {
             name: name.into(),
             unit: unit.into(),
-            median: median(&sorted),
+            median: median(samples).expect("a figure has a sample"),
             min: *min.expect("a figure has a sample"),
             max: *max.expect("a figure has a sample"),
             samples: samples.len(),
@@ -54,11 +55,6 @@ pub fn timed<T, E>(samples: &mut Vec<f64>, work: impl FnOnce() -> Result<T, E>) 
     let done = work()?;
     samples.push(start.elapsed().as_secs_f64() * 1e6);
     Ok(done)
-}
-
-fn median(sorted: &[f64]) -> f64 {
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[middle] } else { f64::midpoint(sorted[middle - 1], sorted[middle]) }
 }
 
 /// Returns the median of these samples.

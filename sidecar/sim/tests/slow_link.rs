@@ -1,11 +1,12 @@
 //! The step model's decision: own layers are remapped if their copies are hidden, and not if they would stall.
 
+use sluice_common::random::Rng;
+use sluice_common::statistics::percentile;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
 use sluice_sim::Simulation;
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, VOCAB, assert_same, expected, load, request, setup};
@@ -85,11 +86,8 @@ fn long_request(id: u64) -> Request {
     Request { prompt, max_tokens: 110, priority: 0, ..request(id, &mut rng) }
 }
 
-/// Returns the median.
 fn median(gaps: &[u64]) -> u64 {
-    let mut sorted = gaps.to_vec();
-    sorted.sort_unstable();
-    sorted[sorted.len() / 2]
+    percentile(&mut gaps.to_vec(), 500).unwrap()
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
+use sluice_common::statistics::{percentile, percentile_of_sorted};
 
 use super::RequestRecord;
 
@@ -29,9 +30,9 @@ impl Distribution {
         let mut ms: Vec<f64> = values.into_iter().map(|d| d.as_secs_f64() * 1e3).collect();
         ms.sort_by(f64::total_cmp);
         let max = ms.last().copied()?;
-        let rank = |share: f64| ms[((share * ms.len() as f64).ceil() as usize).clamp(1, ms.len()) - 1];
         let mean = ms.iter().sum::<f64>() / ms.len() as f64;
-        Some(Distribution { mean, p50: rank(0.50), p90: rank(0.90), p99: rank(0.99), max })
+        let rank = |permille| percentile_of_sorted(&ms, permille);
+        Some(Distribution { mean, p50: rank(500)?, p90: rank(900)?, p99: rank(990)?, max })
     }
 }
 
@@ -132,10 +133,8 @@ fn ratio(part: usize, whole: usize) -> f64 {
 }
 
 fn meets_slo(record: &RequestRecord, ttft: Duration, tbt: Duration) -> bool {
-    let mut gaps = record.inter_chunk_gaps.clone();
-    gaps.sort();
-    let p99 = gaps.get(((gaps.len() as f64 * 0.99).ceil() as usize).max(1) - 1);
-    record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| *gap <= tbt)
+    let p99 = percentile(&mut record.inter_chunk_gaps.clone(), 990);
+    record.ttft.is_some_and(|t| t <= ttft) && p99.is_none_or(|gap| gap <= tbt)
 }
 
 /// Covers the same time as the gaps, so that TBT and TPOT differ only by tokens that arrived in one chunk.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use sluice_common::statistics::median;
+
 use super::config::{DemoConfig, SharingPolicy};
 use super::run_stats::{Figures, RunStats};
 
@@ -53,15 +55,11 @@ fn throughput_noise_percent(run: &RunStats) -> f64 {
 /// Returns the difference of the two halves of a run, percent.
 fn half_spread_percent(outcome: &RunStats, figure: fn(&Figures) -> f64) -> f64 {
     let (first, second) = outcome.rounds.split_at(outcome.rounds.len() / 2);
-    if first.is_empty() {
-        return f64::INFINITY;
+    let median_of = |rounds: &[Figures]| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+    match (median_of(first), median_of(second)) {
+        (Some(first), Some(second)) => relative_difference_percent(first, second),
+        _ => f64::INFINITY,
     }
-    let median = |rounds: &[Figures]| {
-        let mut values: Vec<f64> = rounds.iter().map(figure).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    };
-    relative_difference_percent(median(first), median(second))
 }
 
 /// Returns the difference relative to the smaller value, percent, so that half and twice differ equally.

@@ -161,11 +161,6 @@ pub fn request(prompt: &str, max_tokens: u32) -> Vec<u8> {
     format!("{head}content-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// Returns the value of rank `permille` in `sorted`.
-pub fn rank(sorted: &[u64], permille: usize) -> u64 {
-    sorted[(sorted.len() * permille).div_ceil(1000).clamp(1, sorted.len()) - 1]
-}
-
 /// Prints one result; `floor` is the same value for [`Server::Bare`].
 pub fn print_check(name: &str, value: f64, limit: f64, unit: &str, floor: Option<f64>) -> bool {
     let passed = value <= limit;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use sluice_common::statistics::nearest_rank;
 use sluice_wire::state::Percentiles;
 
 /// Buckets per factor of two: a percentile is at most 1/16 too high.
@@ -54,8 +55,8 @@ impl SlidingPercentiles {
         let counts: Vec<u64> =
             (0..BUCKETS).map(|i| self.slots.iter().map(|part| u64::from(part[i])).sum()).collect();
         let samples: u64 = counts.iter().sum();
-        let at = |percent: u64| {
-            let rank = (samples * percent).div_ceil(100).max(1);
+        let at = |permille| {
+            let rank = nearest_rank(samples, permille);
             let mut seen = 0;
             let index = counts.iter().position(|count| {
                 seen += count;
@@ -65,7 +66,7 @@ impl SlidingPercentiles {
         };
         match samples {
             0 => Percentiles::default(),
-            _ => Percentiles { samples, p50_ns: at(50), p99_ns: at(99) },
+            _ => Percentiles { samples, p50_ns: at(500), p99_ns: at(990) },
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sluice_common::statistics::percentile;
 
 use crate::isolation::{SHAPE, TIMEOUT, TestServer, VOCAB, tenant_config};
 use crate::models::generate;
@@ -77,11 +78,6 @@ fn too_long(address: SocketAddr, request: &[u8]) {
     assert!(status == 400 && rest.contains("context_length_exceeded"), "{status} {rest}");
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort();
-    times[times.len() / 2]
-}
-
 /// Times to first token, per small request.
 struct Times {
     alone: Vec<Vec<Duration>>,
@@ -123,9 +119,10 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
 /// Formats the times; fails if a small request is delayed.
 fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
     let (mut words, mut late) = (String::new(), times.ended_early);
+    let median = |times: &Vec<Duration>| percentile(&mut times.clone(), 500).expect("there are times");
     for ((alone, beside), request) in times.alone.iter().zip(&times.concurrent).zip(small) {
         let worst = beside.iter().max().copied().unwrap_or_default();
-        let (alone, beside) = (median(alone.clone()), median(beside.clone()));
+        let (alone, beside) = (median(alone), median(beside));
         late |= beside > 2 * alone + NOISE || worst > 2 * alone + QUEUED;
         words +=
             &format!("{} bytes: {alone:?} alone, {beside:?} beside, at worst {worst:?}; ", request.len());

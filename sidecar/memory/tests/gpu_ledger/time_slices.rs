@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
+use sluice_common::statistics::percentile;
 use sluice_memory::gpu_ledger::{Epoch, GpuLedger, LedgerError, ParticipantHandle, SKIP_AFTER, TurnOrder};
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
@@ -341,8 +342,7 @@ fn slice_of_killed_holder_passes_within_50_ms() {
     // Takes the median, because a busy machine may be late at times, and a late waiter may find that the
     // holder has already exited.
     let mut times: Vec<_> = (0..5).map(once).collect();
-    times.sort_unstable();
-    assert!(times[2] < Duration::from_millis(50), "{times:?}");
+    assert!(percentile(&mut times, 500).unwrap() < Duration::from_millis(50), "{times:?}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Summarizes many samples in a few numbers: a worker takes thousands, more than a message can hold.
 
 use serde::{Deserialize, Serialize};
+use sluice_common::statistics::percentile_of_sorted;
 
 use crate::statistics::Figure;
 
@@ -24,7 +25,7 @@ impl SampleSpread {
         let Figure { median, min, max, .. } = Figure::of("", "", samples);
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let p99 = sorted[(sorted.len() * 99).div_ceil(100) - 1];
+        let p99 = percentile_of_sorted(&sorted, 990).expect("a figure has a sample");
         SampleSpread { median, min, p99, max, samples: samples.len() }
     }
 
