@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use sluice_common::random::Rng;
 
 use super::machine;
 use super::report::{self, Verdict};
@@ -332,12 +333,8 @@ impl Visit {
     /// Returns the time of one token after a new prompt, milliseconds.
     fn ask(&mut self) -> Result<f64> {
         self.asked += 1;
-        let mut word = self.asked.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let letters = (0..PROMPT).map(|_| {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            char::from(b'a' + (word >> 33) as u8 % 26)
-        });
-        let prompt: String = letters.collect();
+        let mut rng = Rng::new(self.asked);
+        let prompt: String = (0..PROMPT).map(|_| char::from(b'a' + rng.below(26) as u8)).collect();
         let body = json!({"model": "bench", "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string();
         let begun = Instant::now();
         post(self.serve, "/v1/completions", None, &body)?;

@@ -73,6 +73,8 @@ fn proportion(room: u64, part: u64, whole: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use sluice_common::random::Rng;
+
     use super::*;
 
     const CHUNK: u64 = 64 << 10;
@@ -125,13 +127,12 @@ mod tests {
         assert_eq!(of(10, &[(0, 10), (0, 10)]), [5, 5], "not even the floors fit");
     }
 
-    /// Returns sizes of all magnitudes from a fixed sequence (Knuth's MMIX generator). In most cases the floors fit
-    /// together.
+    /// Returns sizes of all magnitudes from a fixed sequence. In most cases the floors fit together.
     fn cases() -> impl Iterator<Item = (u64, u64, Vec<ShareInput>)> {
-        let mut seed = 20_u64;
+        let mut rng = Rng::new(20);
         let mut next = move || {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 8) >> (seed % 50)
+            let bits = rng.next_u64();
+            (bits >> 8) >> (bits % 50)
         };
         (0..4000).map(move |at| {
             let (capacity, chunk, count) = (next(), 1 + next() % (2 << 20), 1 + next() % 7);

@@ -5,7 +5,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
 
-use crate::digest::mix;
+use sluice_common::random::mix;
+
 use crate::ids::{ChunkId, Generation, LayerId, SlotId};
 use crate::peers::Peer;
 

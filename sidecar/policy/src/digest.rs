@@ -2,12 +2,7 @@
 
 use core::hash::Hasher;
 
-/// Mixes the bits of a word (the finaliser of SplitMix64).
-pub const fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
+use sluice_common::random::{GOLDEN_GAMMA, mix};
 
 /// A fingerprint of a sequence of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,12 +11,12 @@ pub struct Digest(u64);
 impl Digest {
     /// Returns the digest of the empty sequence, scoped by `seed`.
     pub const fn new(seed: u64) -> Digest {
-        Digest(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)))
+        Digest(mix(seed.wrapping_add(GOLDEN_GAMMA)))
     }
 
     /// Appends `word` to the sequence.
     pub const fn word(&mut self, word: u64) {
-        self.0 = mix(self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ word);
+        self.0 = mix(self.0.wrapping_mul(GOLDEN_GAMMA) ^ word);
     }
 
     /// Returns the fingerprint of the sequence so far.

@@ -30,6 +30,7 @@ mod revoke;
 
 use borrow_search::Search;
 pub use messages::{PeerCommand, PeerEvent};
+use sluice_common::random::mix;
 
 /// The directive's terms of trade.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -288,7 +289,7 @@ impl LoanNegotiator {
     pub fn digest(&self) -> u64 {
         let counts = [self.book.borrowed(), self.book.lent_out(), self.arriving.len() as u32];
         let searching = u64::from(self.search != Search::Idle) << 1 | u64::from(self.awaits_loan_return);
-        counts.into_iter().fold(searching, |word, count| crate::digest::mix(word ^ u64::from(count)))
+        counts.into_iter().fold(searching, |word, count| mix(word ^ u64::from(count)))
     }
 }
 

@@ -16,7 +16,8 @@ pub(crate) use recreation::{REGROW_BOUNDARIES, Recreation};
 pub(crate) use transfer::OutgoingTransfer;
 pub use transfer::{TransferKind, TransferResult};
 
-use crate::digest::mix;
+use sluice_common::random::mix;
+
 use crate::revert::Hysteresis;
 
 /// The loans of a tenant, and whether it takes part in lending now.

@@ -51,7 +51,6 @@ mod peers {
     mod loans;
     mod loans_random;
     mod next_use;
-    mod splitmix;
     mod time_slice;
     mod victim;
     mod world;

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use sluice_common::random::{GOLDEN_GAMMA, mix};
 use sluice_policy::action::Address;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RowId};
@@ -16,7 +17,6 @@ use sluice_ports::compute::{
 
 use crate::device::{Content, Detail, Device, SharedDevice};
 use crate::profiles::cost::{self, Batch};
-use crate::rng::combine;
 
 /// Layers after which a step that shares the processors checks again how many steps share them.
 const LOOKAHEAD_LAYERS: u16 = 8;
@@ -268,6 +268,11 @@ fn is_ready(ready: &BTreeMap<LayerId, Generation>, expected: Option<Generation>,
 
 fn layer_block_of(table: &LayerBlockTable, layer: LayerId, position: u32) -> Option<LayerBlockId> {
     table.get(&(position / 16))?.get(layer.index()).copied()
+}
+
+/// Combines two fingerprints into one.
+fn combine(a: u64, b: u64) -> u64 {
+    mix(a ^ mix(b.wrapping_add(GOLDEN_GAMMA)))
 }
 
 fn write_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32, value: u64) -> bool {

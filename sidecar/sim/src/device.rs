@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
+use sluice_common::random::Rng;
 use sluice_policy::action::Address;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
@@ -19,7 +20,6 @@ use crate::machine::{Direction, LinkTransfer, Machine, SharedMachine};
 use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
 use crate::profiles::model::Model;
-use crate::rng::Rng;
 pub(crate) use arbiter::SwapTransfer;
 use copies::{QueuedCopy, RunningCopy};
 pub(crate) use kv::LayerBlockAccess;

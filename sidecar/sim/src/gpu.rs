@@ -14,6 +14,7 @@ mod share_changes;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
@@ -23,7 +24,6 @@ use sluice_scheduler::{Event, Request};
 use crate::device::{Detail, Faults};
 use crate::gpu_ledger::{SharedLedger, SimGpuLedger};
 use crate::machine::{Machine, SharedMachine};
-use crate::rng::Rng;
 use network::{LinkDelays, SimNetwork};
 use slice_queue::SliceQueue;
 use tenant::{Instance, OutMessage, RequestOutcome, SimTenant, TenantSetup};

@@ -18,7 +18,6 @@ pub mod memory;
 pub mod paper;
 pub mod planner;
 pub mod profiles;
-pub mod rng;
 pub mod serve;
 pub mod simulation;
 pub mod soak;

@@ -14,12 +14,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use std::rc::Rc;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::reason::Reason;
 use sluice_scheduler::Request;
 
 use crate::gpu::Gpu;
-use crate::rng::Rng;
 pub use faults::{Fault, PlantedBug};
 pub use options::Options;
 

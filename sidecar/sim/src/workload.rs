@@ -5,11 +5,11 @@ pub mod table;
 
 use std::sync::Arc;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::RequestId;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::Request;
 
-use crate::rng::Rng;
 use arrivals::ArrivalProcess;
 use table::{Table, TraceRow};
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::Slo;
 use sluice_policy::reason::Reason;
@@ -10,7 +11,6 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Simulation;
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::Setup;
 
 use crate::support::{self, LIMIT, setup};

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
@@ -14,7 +15,6 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::Simulation;
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::Setup;
 
 use crate::support::{LIMIT, request, setup};

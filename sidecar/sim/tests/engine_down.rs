@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
@@ -11,7 +12,6 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::Simulation;
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::RequestResult;
 
 use crate::support::{LIMIT, request, setup};

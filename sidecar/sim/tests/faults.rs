@@ -31,7 +31,7 @@ fn tokens_survive_kills_at_any_moment_of_a_drain_that_spans_steps() {
         let mut setup = setup(PolicyName::Oneiros, 6, 18, seed);
         // One layer block per step boundary, so that chunks drain over many steps and kills happen between these.
         setup.params.compact_budget_bytes = 12_000;
-        let mut rng = sluice_sim::rng::Rng::new(seed);
+        let mut rng = sluice_common::random::Rng::new(seed);
         let mut world = Simulation::new(setup, None).unwrap();
         load.iter().for_each(|(_, request)| world.submit(request.clone()));
         for _ in 0..30 {

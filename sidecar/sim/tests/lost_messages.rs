@@ -92,7 +92,7 @@ impl Tenant {
     fn ask(&mut self, requests: u64) {
         let first = self.world.outcomes.len() as u64 + 1;
         for id in first..first + requests {
-            let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+            let mut request = request(id, &mut sluice_common::random::Rng::new(id));
             request.prompt = (0..60).map(|token| token + 200 * id as u32).collect();
             request.max_tokens = 60;
             self.world.submit(request);

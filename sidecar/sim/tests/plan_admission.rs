@@ -4,13 +4,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::RequestId;
 use sluice_policy::planner::request::PlanRequest;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Finish, Request};
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::{RequestResult, Setup};
 use sluice_sim::{Faults, Simulation};
 

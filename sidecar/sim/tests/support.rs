@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use sluice_common::random::Rng;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::{ForcedRemap, Params};
 use sluice_policy::reclaim::{KvPlacementMode, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
-use sluice_sim::rng::Rng;
 use sluice_sim::simulation::{RequestResult, Setup};
 use sluice_sim::{Profile, Simulation};
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand};
 use sluice_policy::peers::Peer;
@@ -10,7 +11,6 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_scheduler::{Event, Membership, Sharing};
 use sluice_sim::Simulation;
-use sluice_sim::rng::Rng;
 
 use crate::support::{LIMIT, expected, load, setup, with_tier};
 

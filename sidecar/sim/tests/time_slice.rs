@@ -54,7 +54,7 @@ fn tenant_of(mut setup: Setup, quantum_ns: u64, calls: &RecordingPort) -> Simula
     let world = Simulation::with_peers(Box::new(calls.clone()), setup, None);
     let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
     for id in 1..=2 {
-        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        let mut request = request(id, &mut sluice_common::random::Rng::new(id));
         request.prompt = (0..120).map(|token| token + 200 * id as u32).collect();
         request.max_tokens = 8;
         world.submit(request);
@@ -155,7 +155,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
     );
     slow(&world, 1);
     for id in 3..=10 {
-        let mut request = request(id, &mut sluice_sim::rng::Rng::new(id));
+        let mut request = request(id, &mut sluice_common::random::Rng::new(id));
         // The first one decodes while the prompts of the others are computed.
         let (prompt, answer) = if id == 3 { (4, 100) } else { (120, 8) };
         request.prompt = (0..prompt).map(|token| token + 200 * id as u32).collect();

@@ -1,29 +1,21 @@
-//! Reproducible random numbers: SplitMix64.
+//! Random draws for a soak: each purpose has a stream of its own.
+
+use sluice_common::random;
 
 /// Draws that follow from a seed.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(random::Rng);
 
 impl Rng {
     /// Returns the stream of `seed` for one purpose: additional draws of one stream do not affect the others.
     pub fn of(seed: u64, what: &str) -> Rng {
-        let mut dice = Rng(seed);
-        for byte in what.bytes() {
-            dice = Rng(dice.next() ^ u64::from(byte));
-        }
-        dice
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        let start = what.bytes().fold(seed, |seed, byte| random::Rng::new(seed).next_u64() ^ u64::from(byte));
+        Rng(random::Rng::new(start))
     }
 
     /// One of `from..to`.
     pub fn between(&mut self, from: u64, to: u64) -> u64 {
-        from + self.next() % (to - from)
+        from + self.0.below(to - from)
     }
 
     /// Returns true with this probability in percent.

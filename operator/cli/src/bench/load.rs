@@ -5,6 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use sluice_common::random::Rng;
 
 use super::BenchArgs;
 
@@ -98,7 +99,7 @@ fn parse_range(text: &str) -> Result<(u32, u32), String> {
 /// # Errors
 /// The file cannot be read or lacks the columns.
 pub fn generate_requests(args: &BenchArgs) -> anyhow::Result<Vec<BenchRequest>> {
-    let mut rng = Rng(args.seed);
+    let mut rng = Rng::new(args.seed);
     let times = sample_arrivals(&args.arrivals, args.requests, &mut rng)?;
     let lengths = lengths(&args.lengths, times.len(), &mut rng)?;
     let jobs = times.into_iter().zip(lengths).map(|(at, (prompt, output))| {
@@ -125,7 +126,7 @@ fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::
         Arrivals::Every(gap) => gaps(&mut |_| *gap),
         Arrivals::Gamma { rate, cv } => {
             let shape = 1.0 / (cv * cv);
-            gaps(&mut |rng| rng.gamma(shape) / (shape * rate))
+            gaps(&mut |rng| gamma(rng, shape) / (shape * rate))
         }
         Arrivals::Trace(path, speedup) => {
             let times = CsvTable::read(path)?.times()?;
@@ -138,7 +139,8 @@ fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::
 fn lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<(u32, u32)>> {
     match lengths {
         Lengths::Uniform(prompt, output) => {
-            Ok((0..count).map(|_| (rng.between(*prompt), rng.between(*output))).collect())
+            let mut within = |(low, high): (u32, u32)| rng.between(low.into(), high.into()) as u32;
+            Ok((0..count).map(|_| (within(*prompt), within(*output))).collect())
         }
         Lengths::File(path) => {
             let rows = CsvTable::read(path)?.lengths()?;
@@ -209,48 +211,28 @@ fn parse_timestamp(text: &str) -> Option<f64> {
     Some(((day * 24.0 + hours) * 60.0 + minutes) * 60.0 + seconds)
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), so that a seed always gives the same load.
-struct Rng(u64);
+/// Returns a number in (0, 1].
+fn unit_f64(rng: &mut Rng) -> f64 {
+    ((rng.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
+}
 
-impl Rng {
-    fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
+fn normal(rng: &mut Rng) -> f64 {
+    (-2.0 * unit_f64(rng).ln()).sqrt() * (std::f64::consts::TAU * unit_f64(rng)).cos()
+}
+
+/// Draws from the gamma distribution with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000). Below shape 1 it uses
+/// their boost.
+fn gamma(rng: &mut Rng, shape: f64) -> f64 {
+    if shape < 1.0 {
+        return gamma(rng, shape + 1.0) * unit_f64(rng).powf(1.0 / shape);
     }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next_u64() % bound
-    }
-
-    fn between(&mut self, (low, high): (u32, u32)) -> u32 {
-        low + self.below(u64::from(high - low) + 1) as u32
-    }
-
-    /// Returns a number in (0, 1].
-    fn unit_f64(&mut self) -> f64 {
-        ((self.next_u64() >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * self.unit_f64().ln()).sqrt() * (std::f64::consts::TAU * self.unit_f64()).cos()
-    }
-
-    /// Draws from the gamma distribution with scale 1 (Marsaglia and Tsang, ACM TOMS 26, 2000). Below shape 1 it uses
-    /// their boost.
-    fn gamma(&mut self, shape: f64) -> f64 {
-        if shape < 1.0 {
-            return self.gamma(shape + 1.0) * self.unit_f64().powf(1.0 / shape);
-        }
-        let d = shape - 1.0 / 3.0;
-        let c = 1.0 / (9.0 * d).sqrt();
-        loop {
-            let x = self.normal();
-            let v = (1.0 + c * x).powi(3);
-            if v > 0.0 && self.unit_f64().ln() < 0.5 * x * x + d - d * v + d * v.ln() {
-                return d * v;
-            }
+    let d = shape - 1.0 / 3.0;
+    let c = 1.0 / (9.0 * d).sqrt();
+    loop {
+        let x = normal(rng);
+        let v = (1.0 + c * x).powi(3);
+        if v > 0.0 && unit_f64(rng).ln() < 0.5 * x * x + d - d * v + d * v.ln() {
+            return d * v;
         }
     }
 }
@@ -262,7 +244,8 @@ mod tests {
     #[test]
     fn gamma_gaps_have_the_asked_rate_and_spread() {
         for cv in [0.5, 1.0, 4.0] {
-            let times = sample_arrivals(&Arrivals::Gamma { rate: 10.0, cv }, 40_000, &mut Rng(7)).unwrap();
+            let times =
+                sample_arrivals(&Arrivals::Gamma { rate: 10.0, cv }, 40_000, &mut Rng::new(7)).unwrap();
             let gaps: Vec<_> = times.windows(2).map(|w| w[1] - w[0]).collect();
             let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
             let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
@@ -291,9 +274,9 @@ mod tests {
         let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,48,10\n2023-11-16 18:17:05.0,31,8\n";
         std::fs::write(file.path(), rows).unwrap();
         let trace = Arrivals::Trace(file.path().into(), 3.0);
-        assert_eq!(sample_arrivals(&trace, 9, &mut Rng(1)).unwrap(), [0.0, 0.5]);
+        assert_eq!(sample_arrivals(&trace, 9, &mut Rng::new(1)).unwrap(), [0.0, 0.5]);
         assert_eq!(
-            lengths(&Lengths::File(file.path().into()), 3, &mut Rng(1)).unwrap(),
+            lengths(&Lengths::File(file.path().into()), 3, &mut Rng::new(1)).unwrap(),
             [(48, 10), (31, 8), (48, 10)]
         );
     }

@@ -3,26 +3,27 @@
 use std::path::Path;
 use std::time::Duration;
 
+use sluice_common::random::Rng;
 use sluice_ports::sampling::Sampling;
 use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{
-    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+    Answer, CHUNK, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
 };
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
 
 /// Returns greedy, seeded, penalized and biased requests; some share a prefix.
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng(5);
-    let common = rng.prompt(50, 700);
+    let mut rng = Rng::new(5);
+    let common = random_prompt(&mut rng, 50, 700);
     let request = |number: u64| {
-        let own = rng.within(1..100);
-        let prompt = rng.prompt(own, 700);
+        let own = rng.between(1, 99);
+        let prompt = random_prompt(&mut rng, own, 700);
         let prompt = if number.is_multiple_of(3) { [&common[..], &prompt].concat() } else { prompt };
-        TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, rng.within(30..70) as u32) }
+        TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, rng.between(30, 69) as u32) }
     };
     (0..10).map(request).collect()
 }
@@ -50,9 +51,9 @@ fn base(model: &Path, step_tokens: u32, threads: u32) -> SidecarConfig {
 /// Submits in random order at random times, so that batches always differ.
 fn serve_staggered(tenant: &Tenant, wanted: &[TestRequest], rng: &mut Rng) -> Vec<Answer> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
-    (1..order.len()).for_each(|last| order.swap(last, rng.within(0..last as u64 + 1) as usize));
+    (1..order.len()).for_each(|last| order.swap(last, rng.between(0, last as u64) as usize));
     let submit = |number: usize| {
-        std::thread::sleep(Duration::from_micros(rng.within(0..3000)));
+        std::thread::sleep(Duration::from_micros(rng.between(0, 2999)));
         (number, tenant.submit(&wanted[number]))
     };
     let mut tickets: Vec<_> = order.into_iter().map(submit).collect();
@@ -62,7 +63,7 @@ fn serve_staggered(tenant: &Tenant, wanted: &[TestRequest], rng: &mut Rng) -> Ve
 
 #[test]
 fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_threads() {
-    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(23));
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(23));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     assert!(
         calm.iter().zip(&wanted).all(|(a, w)| a.bits.len() == w.max_tokens as usize),
@@ -82,7 +83,7 @@ fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_
 
 #[test]
 fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
-    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(29));
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(29));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let kv_bytes = SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + CHUNK;
     for (step_tokens, no_prefix_cache) in [(16, true), (64, false), (512, true), (512, false)] {
@@ -111,7 +112,7 @@ fn config_with_placement(model: &Path, policy: &str) -> SidecarConfig {
 
 #[test]
 fn log_probabilities_do_not_depend_on_kv_placement() {
-    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(31));
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(31));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     for policy in ["FlexGen", "OrbitFlow", "Unified"] {
         let tenant = Tenant::start(config_with_placement(model.path(), policy));
@@ -126,9 +127,9 @@ fn log_probabilities_do_not_depend_on_kv_placement() {
 /// short. So answers are long, and the same requests repeat until a layer has moved.
 #[test]
 fn log_probabilities_are_equal_while_pie_moves_layers() {
-    let (model, mut rng) = (generate(&SHAPE), Rng(43));
+    let (model, mut rng) = (generate(&SHAPE), Rng::new(43));
     let answer = |number: u64| {
-        let prompt = rng.prompt(12, 700);
+        let prompt = random_prompt(&mut rng, 12, 700);
         TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, 200) }
     };
     let wanted: Vec<_> = (0..6).map(answer).collect();
@@ -149,7 +150,7 @@ const MAX_TENANTS: u32 = 8;
 
 #[test]
 fn log_probabilities_are_equal_while_write_backs_hardly_move() {
-    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(37));
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(37));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let mut served = |policy: &str| {
         let mut config = config_with_placement(model.path(), policy);
@@ -172,7 +173,7 @@ fn log_probabilities_are_equal_while_write_backs_hardly_move() {
 
 #[test]
 fn objectives_decide_if_requests_can_pause() {
-    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng(41));
+    let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(41));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
     let mut paused_in = |seconds: u32, rounds: u32| {
         let mut config = config_with_placement(model.path(), "OrbitFlow");

@@ -4,16 +4,17 @@ use std::path::Path;
 use std::time::Duration;
 
 use sluice_agent::engine_loop::InjectedFaults;
+use sluice_common::random::Rng;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, Rng, Tenant, TestRequest, assert_same, config, poisoned};
+use crate::support::{Answer, Tenant, TestRequest, assert_same, config, poisoned, random_prompt};
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 512 };
 
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng(3);
-    (0..3).map(|_| TestRequest::greedy(&rng.prompt(40, 512), 24)).collect()
+    let mut rng = Rng::new(3);
+    (0..3).map(|_| TestRequest::greedy(&random_prompt(&mut rng, 40, 512), 24)).collect()
 }
 
 /// Two free layers and one slot for three. A layer's copy takes 10 ms, so that it seldom completes in time by chance.

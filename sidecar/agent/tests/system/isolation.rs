@@ -17,6 +17,7 @@ use sluice_agent::gateway::serve::{ListenerLimits, serve};
 use sluice_agent::gateway::{ApiKeys, Gateway};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
+use sluice_common::random::Rng;
 use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
@@ -26,7 +27,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::models::{Shape, generate};
-use crate::support::{Rng, Tenant, TestRequest, assert_same, config};
+use crate::support::{Tenant, TestRequest, assert_same, config, random_prompt};
 use crate::tokenizers::{ModelFolder, folders, texts};
 
 pub const VOCAB: u32 = 512;
@@ -284,8 +285,8 @@ fn requests_do_not_affect_each_other() {
 fn unknown_token_fails_only_its_request() {
     let model = generate(&SHAPE);
     let tenant = Tenant::start(tenant_config(model.path()));
-    let mut rng = Rng(5);
-    let mut wanted = |tokens| TestRequest::greedy(&rng.prompt(tokens, VOCAB.into()), 30);
+    let mut rng = Rng::new(5);
+    let mut wanted = |tokens| TestRequest::greedy(&random_prompt(&mut rng, tokens, VOCAB.into()), 30);
     let good: Vec<_> = [5, 40, 90, 17].map(&mut wanted).to_vec();
     let alone = tenant.serve_in_order(&good);
     let bad = [(0, VOCAB), (39, VOCAB + 7), (100, u32::MAX), (149, VOCAB)].map(|(place, token)| {

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_common::random::Rng;
 use sluice_wire::State;
 
 use crate::golden::{reference, requests, short, tiered};
 use crate::models::{Shape, generate};
 use crate::random::expected;
-use crate::support::{Answer, Rng, Tenant, TestRequest, assert_same, config, event_count, slowed};
+use crate::support::{Answer, Tenant, TestRequest, assert_same, config, event_count, random_prompt, slowed};
 
 /// Kills the engine `kills` times at random times while `wanted` are served.
 fn serve_with_kills(tenant: &Tenant, wanted: &[TestRequest], kills: u64, rng: &mut Rng) -> Vec<Answer> {
@@ -17,7 +18,7 @@ fn serve_with_kills(tenant: &Tenant, wanted: &[TestRequest], kills: u64, rng: &m
     for _ in 0..kills {
         let fresh = |pid: &Option<u32>| pid.is_some_and(|pid| !killed.contains(&pid));
         let state = tenant.state_when("a new engine", |s| fresh(&s.engine.pid) && s.queue.running > 0);
-        std::thread::sleep(Duration::from_micros(rng.within(0..60_000)));
+        std::thread::sleep(Duration::from_micros(rng.between(0, 59_999)));
         let pid = state.engine.pid.unwrap();
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
         assert!(tenant.state().queue.running > 0, "it was killed while it generated");
@@ -58,7 +59,7 @@ fn serve_while_kv_moves(
             break;
         }
         // At a random time of a step.
-        std::thread::sleep(Duration::from_micros(rng.within(0..3_000)));
+        std::thread::sleep(Duration::from_micros(rng.between(0, 2_999)));
         let pid = state.engine.pid.unwrap();
         kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();
         killed += 1;
@@ -73,7 +74,7 @@ fn serve_while_kv_moves(
 #[test]
 fn streams_survive_repeated_kills_in_every_layout() {
     let Some(folder) = reference() else { return };
-    let (wanted, mut rng) = (requests(&folder), Rng(31));
+    let (wanted, mut rng) = (requests(&folder), Rng::new(31));
     for (alpha, beta) in [(1, 1), (3, 1), (2, 2)] {
         let mut config = config(&folder, 16 << 20, "Oneiros");
         config.debug.force_remap = Some((alpha, beta));
@@ -88,7 +89,7 @@ fn streams_survive_repeated_kills_in_every_layout() {
 #[test]
 fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy_that_keeps_kv_on_the_device() {
     let Some(folder) = reference() else { return };
-    let (wanted, mut rng) = (requests(&folder), Rng(37));
+    let (wanted, mut rng) = (requests(&folder), Rng::new(37));
     for policy in ["Recompute", "Oneiros", "Ellm", "Unified"] {
         for _ in 0..2 {
             let tenant = Tenant::start_with(short(&folder, policy), slowed(Duration::from_micros(400)));
@@ -102,7 +103,7 @@ fn streams_survive_an_engine_killed_while_memory_moves_under_every_policy_that_k
 #[test]
 fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves_it() {
     let Some(folder) = reference() else { return };
-    let (short, wanted, mut rng) = (short(&folder, "Recompute"), requests(&folder), Rng(47));
+    let (short, wanted, mut rng) = (short(&folder, "Recompute"), requests(&folder), Rng::new(47));
     // Unified moves KV if no layer may move.
     for (policy, percent) in [("FlexGen", 60), ("Pie", 60), ("OrbitFlow", 60), ("Unified", 0)] {
         let config = tiered(&short, policy, percent);
@@ -121,8 +122,9 @@ fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves
 #[test]
 fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_move() {
     let shape = Shape { family: "opt", dtype: "f16", layers: 8, hidden: 64, vocab: 512 };
-    let (model, mut rng) = (generate(&shape), Rng(41));
-    let mut wanted: Vec<_> = (1..=8).map(|n| TestRequest::greedy(&rng.prompt(n * 12, 512), 60)).collect();
+    let (model, mut rng) = (generate(&shape), Rng::new(41));
+    let mut wanted: Vec<_> =
+        (1..=8).map(|n| TestRequest::greedy(&random_prompt(&mut rng, n * 12, 512), 60)).collect();
     for (seed, wanted) in wanted.iter_mut().enumerate() {
         (wanted.sampling.temperature, wanted.sampling.seed) = (0.8, seed as u64);
     }
@@ -143,7 +145,7 @@ fn ten_kills_in_a_minute_are_survived() {
     let mut config = config(&folder, 16 << 20, "Oneiros");
     config.debug.force_remap = Some((2, 1));
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(1)));
-    let answers = serve_with_kills(&tenant, &wanted, 10, &mut Rng(43));
+    let answers = serve_with_kills(&tenant, &wanted, 10, &mut Rng::new(43));
     crate::golden::check(&answers, &folder, "ten kills");
     assert!(begun.elapsed() < Duration::from_secs(60), "within a minute");
     assert!(event_count(&tenant.state(), "rebuild") >= 10, "slots were rebuilt");

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use sluice_common::random::Rng;
 use sluice_wire::State;
 
 use crate::models::{Shape, generate};
-use crate::support::{CHUNK, Rng, Tenant, TestRequest, config};
+use crate::support::{CHUNK, Tenant, TestRequest, config, random_prompt};
 
 const MIB: u64 = 1 << 20;
 /// Most private memory of an engine, for any model.
@@ -104,8 +105,8 @@ fn assert_no_model_file(pid: u32, areas: &[MappedRange], model: &Path) {
 }
 
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng(53);
-    (0..4).map(|_| TestRequest::greedy(&rng.prompt(100, 512), 20)).collect()
+    let mut rng = Rng::new(53);
+    (0..4).map(|_| TestRequest::greedy(&random_prompt(&mut rng, 100, 512), 20)).collect()
 }
 
 /// Serves, inspects the engine while layers move, and returns its private bytes outside of the pool.

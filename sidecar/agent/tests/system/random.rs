@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use sluice_common::random::Rng;
 use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::support::{
-    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+    Answer, CHUNK, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
 };
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "f32", layers: 9, hidden: 64, vocab: 512 };
@@ -19,10 +20,10 @@ const PRECISIONS: [(&str, &str); 6] =
 const MAX_LOADS: usize = 10;
 
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng(11);
+    let mut rng = Rng::new(11);
     let mut wanted = || {
-        let tokens = rng.within(3..90);
-        TestRequest::greedy(&rng.prompt(tokens, 512), rng.within(40..80) as u32)
+        let tokens = rng.between(3, 89);
+        TestRequest::greedy(&random_prompt(&mut rng, tokens, 512), rng.between(40, 79) as u32)
     };
     (0..6).map(|_| wanted()).collect()
 }
@@ -82,10 +83,10 @@ fn random_models_answer_alike_with_every_layout_of_moving_layers() {
 /// Returns a tenant of [`DEEP`] with memory for two requests, whose plans admit requests first-come-first-served if all
 /// fit with part of the KV offloaded; its requests; and their answers with ample memory.
 pub fn first_come_case(model: &Path) -> (SidecarConfig, Vec<TestRequest>, Vec<Answer>) {
-    let mut rng = Rng(7);
+    let mut rng = Rng::new(7);
     let mut wanted = || {
-        let tokens = rng.within(90..120);
-        TestRequest::greedy(&rng.prompt(tokens, 512), rng.within(40..70) as u32)
+        let tokens = rng.between(90, 119);
+        TestRequest::greedy(&random_prompt(&mut rng, tokens, 512), rng.between(40, 69) as u32)
     };
     let wanted: Vec<_> = (0..10).map(|_| wanted()).collect();
     let mut config = base(model, "OrbitFlow");

@@ -1,12 +1,13 @@
 //! Tests of the real engine over a fast and a slow link with little memory, and of the number of link messages.
 
+use sluice_common::random::Rng;
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{
-    Answer, CHUNK, Rng, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count,
+    Answer, CHUNK, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
 };
 
 /// Layers 24 apart share a slot, which hides a copy on a fast link.
@@ -16,8 +17,8 @@ const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 48, hidden:
 const SLOW_COPY_NS: u64 = 4_000_000;
 
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng(17);
-    (0..6).map(|_| TestRequest::greedy(&rng.prompt(10, 512), 60)).collect()
+    let mut rng = Rng::new(17);
+    (0..6).map(|_| TestRequest::greedy(&random_prompt(&mut rng, 10, 512), 60)).collect()
 }
 
 /// Returns the bytes of a layer's weights: 2 matrices for queries and outputs, 2 of half their size, 3 of the MLP, 2

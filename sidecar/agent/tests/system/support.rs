@@ -15,6 +15,7 @@ use sluice_agent::peers::admin_call::AdminCall;
 use sluice_agent::scheduler_handle::{
     Message, MessageSender, RequestHandle, RequestUpdate, SchedulerHandle, Status, Submission,
 };
+use sluice_common::random::Rng;
 use sluice_link::server::Listener;
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 use sluice_scheduler::Finish;
@@ -414,25 +415,7 @@ pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig
     config
 }
 
-/// Pseudo-random numbers (SplitMix64, Steele et al. 2014).
-#[derive(Clone, Debug)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number in `range`.
-    pub fn within(&mut self, range: std::ops::Range<u64>) -> u64 {
-        range.start + self.next() % (range.end - range.start)
-    }
-
-    /// Returns a prompt of `tokens` tokens below `vocab`; the first ids are reserved for special tokens.
-    pub fn prompt(&mut self, tokens: u64, vocab: u64) -> Vec<u32> {
-        (0..tokens).map(|_| self.within(3..vocab) as u32).collect()
-    }
+/// Returns a prompt of `tokens` tokens below `vocab`; the first ids are reserved for special tokens.
+pub fn random_prompt(rng: &mut Rng, tokens: u64, vocab: u64) -> Vec<u32> {
+    (0..tokens).map(|_| rng.between(3, vocab - 1) as u32).collect()
 }

@@ -7,13 +7,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sluice_common::random::Rng;
 use sluice_memory::gpu_ledger::{
     GpuLedger, JoinError, LedgerError, LedgerFaults, Participant, ParticipantHandle, ShareRequest,
 };
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 use super::raw;
-use super::stress::{HeldBytes, Rng};
+use super::stress::HeldBytes;
 
 const PROCESSES: usize = 6;
 const OPERATIONS: u64 = 200;
@@ -189,7 +190,7 @@ pub fn stress(
     seed: u64,
     count: u64,
 ) -> Result<String, String> {
-    let (mut dice, mut has) = (Rng(seed), HeldBytes::new(folder, at));
+    let (mut dice, mut has) = (Rng::new(seed), HeldBytes::new(folder, at));
     has.set(seat.share_bytes());
     let mut changes = 0;
     for _ in 0..count {
@@ -284,7 +285,7 @@ impl ShareStressTest {
 fn shares_never_exceed_capacity_under_kills() {
     let seed = super::seed();
     println!("seed {seed}");
-    let (mut dice, begun) = (Rng(seed), Instant::now());
+    let (mut dice, begun) = (Rng::new(seed), Instant::now());
     let (mut dealt, mut rounds) = (ShareStressTest::new(), 0);
     while rounds < MAX_ROUNDS && begun.elapsed() < MAX_DURATION {
         dealt.round(&mut dice);

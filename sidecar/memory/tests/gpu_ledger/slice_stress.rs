@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags};
+use sluice_common::random::Rng;
 use sluice_memory::gpu_ledger::{
     Epoch, LedgerError, OVERDUE_GRACE, ParticipantHandle, SliceQueue, TurnOrder,
 };
 use sluice_memory::since_boot;
 
 use super::env::{LedgerEnv, LedgerProcess};
-use super::stress::Rng;
 
 const PROCESSES: usize = 4;
 /// Time by which a holder extends its deadline at each step.
@@ -38,7 +38,7 @@ fn highest_epoch(folder: &Path) -> &'static AtomicU64 {
 
 /// The child's part: takes time slices for `ms` milliseconds. Returns how many of them it took over.
 pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Result<String, String> {
-    let (mut dice, begun, highest) = (Rng(seed), Instant::now(), highest_epoch(folder));
+    let (mut dice, begun, highest) = (Rng::new(seed), Instant::now(), highest_epoch(folder));
     let mut taken_over = 0;
     while begun.elapsed() < Duration::from_millis(ms) {
         let before = highest.load(Ordering::SeqCst);
@@ -140,7 +140,7 @@ impl SliceStressTest {
 /// Runs rounds until a process reports a violation or `least` takeovers have happened. Returns the number of
 /// takeovers.
 fn rounds(crowd: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, String> {
-    let (mut dice, mut taken_over) = (Rng(seed), 0);
+    let (mut dice, mut taken_over) = (Rng::new(seed), 0);
     for round in 0..MAX_ROUNDS {
         if round >= MIN_ROUNDS && taken_over >= least {
             break;

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sluice_common::random::Rng;
 use sluice_memory::gpu_ledger::{EarmarkState, LedgerError, Participant, ParticipantHandle};
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
@@ -16,18 +17,6 @@ const PROCESSES: usize = 8;
 const OPERATIONS: u64 = 150;
 const MAX_DURATION: Duration = Duration::from_secs(4);
 const MAX_ROUNDS: usize = 60;
-
-/// xorshift64*: the same numbers for the same seed on every machine.
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
-    }
-}
 
 /// Actual bytes of one process, visible to the parent.
 pub struct HeldBytes {
@@ -56,7 +45,7 @@ pub fn stress(
     seed: u64,
     count: u64,
 ) -> Result<String, String> {
-    let mut dice = Rng(seed);
+    let mut dice = Rng::new(seed);
     let mut has = HeldBytes::new(folder, at);
     has.bytes = seat.held_bytes();
     for operation in 0..count {
@@ -242,7 +231,7 @@ impl StressTest {
 
 /// Runs rounds until one fails or the time is over. Returns the number of rounds.
 fn rounds(anvil: &mut StressTest, seed: u64) -> Result<usize, String> {
-    let (mut dice, begun) = (Rng(seed), Instant::now());
+    let (mut dice, begun) = (Rng::new(seed), Instant::now());
     let mut rounds = 0;
     while rounds < MAX_ROUNDS && begun.elapsed() < MAX_DURATION {
         anvil.round(&mut dice)?;

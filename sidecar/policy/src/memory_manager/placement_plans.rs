@@ -9,9 +9,10 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use sluice_common::random::mix;
+
 use super::kv_placement::moving_layout;
 use super::{MemoryManager, RunningRequest, SchedulerView};
-use crate::digest::mix;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;

@@ -13,7 +13,8 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 
-use crate::digest::mix;
+use sluice_common::random::mix;
+
 use crate::ids::{Nanos, RequestId};
 
 /// Bytes of one deposited token (OrbitFlow 4.4).

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use sluice_common::random::Rng;
 use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
@@ -14,29 +15,10 @@ use kv::KvCopy;
 mod host_pool;
 mod kv;
 
-/// SplitMix64.
-#[derive(Clone, Debug)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-
-    pub fn permille(&mut self, permille: u32) -> bool {
-        self.below(1000) < u64::from(permille)
-    }
-}
-
-pub fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+/// Returns true with a probability of `permille` / 1000. Draws a number for a probability of 0 too, so that the
+/// numbers after it are the same.
+pub fn happens(rng: &mut Rng, permille: u32) -> bool {
+    rng.below(1000) < u64::from(permille)
 }
 
 /// Weight contents of a chunk.
@@ -132,7 +114,7 @@ impl Device {
         let layers = usize::from(geometry.layers());
         Device {
             geometry,
-            rng: Rng(seed),
+            rng: Rng::new(seed),
             faults,
             orders: VecDeque::new(),
             fills: Vec::new(),
@@ -196,7 +178,7 @@ impl Device {
         }
         let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at));
         choices.extend(fills.map(Choice::Fill));
-        let slow = self.rng.permille(self.slow_writes_permille) && !choices.is_empty();
+        let slow = happens(&mut self.rng, self.slow_writes_permille) && !choices.is_empty();
         let copies = (0..self.kv.len()).filter(|at| self.may_go_on(*at));
         choices.extend(copies.filter(|at| !slow || self.kv[*at].is_of_buffer()).map(Choice::Kv));
         if choices.is_empty() {
@@ -270,7 +252,7 @@ impl Device {
     }
 
     fn fails(&mut self) -> bool {
-        let fails = self.faults.left > 0 && self.rng.permille(self.faults.permille);
+        let fails = self.faults.left > 0 && happens(&mut self.rng, self.faults.permille);
         self.faults.left -= u32::from(fails);
         fails
     }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sluice_common::random::Rng;
 use sluice_policy::cost::price::Clients;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::Failed;
@@ -14,7 +15,7 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
-use super::device::{Faults, Rng};
+use super::device::Faults;
 use super::random::{MODEL_TOKENS, load};
 use super::world::World;
 
@@ -101,7 +102,7 @@ fn served(case: &Case, requests: u64) -> (World, BTreeMap<RequestId, Vec<u32>>) 
     world.device.faults = faults;
     world.kill_permille = case.kill_permille;
     world.sleep_permille = case.naps;
-    let expected = load(&mut world, &mut Rng(case.seed ^ 1), requests);
+    let expected = load(&mut world, &mut Rng::new(case.seed ^ 1), requests);
     world.run();
     (world, expected)
 }
@@ -127,7 +128,7 @@ proptest! {
         prop_assert!(world.load());
         world.device.faults = faults;
         (world.kill_permille, world.sleep_permille, world.switch_permille) = (case.kill_permille, case.naps, 200);
-        let expected = load(&mut world, &mut Rng(case.seed ^ 1), 8);
+        let expected = load(&mut world, &mut Rng::new(case.seed ^ 1), 8);
         world.run();
         prop_assert!(world.switches > 0, "what is tested happens");
         prop_assert_eq!(&world.finished, &expected);
@@ -204,7 +205,7 @@ fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_we
         }
         // More consecutive failures than retries: all KV in buffers is dropped.
         world.device.faults.lost_fetches = if seed % 6 == 5 { 10 } else { 0 };
-        let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
+        let expected = load(&mut world, &mut Rng::new(seed ^ 1), 8);
         world.run();
         assert_eq!(world.finished, expected, "seed {seed}");
         (world.sleep_permille, world.switch_permille) = (0, 0);
@@ -226,7 +227,7 @@ fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
     let mut world = world(&Case { window: 4, ..quiet(PolicyName::OrbitFlow) });
     world.no_plans = true;
     assert!(world.load());
-    let expected = load(&mut world, &mut Rng(6), 8);
+    let expected = load(&mut world, &mut Rng::new(6), 8);
     let (mut batch, mut most) = ((Vec::new(), 0), 0);
     while world.finished.len() < expected.len() {
         world.tick();
@@ -246,7 +247,7 @@ fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
 fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
     let mut world = world(&quiet(PolicyName::FlexGen));
     assert!(world.load());
-    let expected = load(&mut world, &mut Rng(6), 8);
+    let expected = load(&mut world, &mut Rng::new(6), 8);
     while world.manager.fetched_bytes() == 0 {
         world.tick();
     }
@@ -271,7 +272,7 @@ fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
     let mut world = world(&quiet(PolicyName::Ellm));
     assert!(world.load());
     world.prefill_offload_permille = 1000;
-    let expected = load(&mut world, &mut Rng(6), 8);
+    let expected = load(&mut world, &mut Rng::new(6), 8);
     let (mut failed, mut fetched) = (0, world.device.fetched);
     while world.finished.len() < expected.len() {
         world.tick();
@@ -291,7 +292,7 @@ fn fetches_of_nothing_that_never_come_fail_the_tenant() {
     let mut world = world(&quiet(PolicyName::Ellm));
     assert!(world.load());
     world.prefill_offload_permille = 1000;
-    load(&mut world, &mut Rng(6), 8);
+    load(&mut world, &mut Rng::new(6), 8);
     world.device.faults.lost_empty_fetches = u32::MAX;
     let failed = |world: &World| matches!(world.manager.failed(), Some(Failed::Fetch { .. }));
     let ended = (0..100_000).any(|_| {

@@ -4,6 +4,7 @@
 mod pair;
 
 use proptest::prelude::*;
+use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::{MemoryManager, TransferKind};
@@ -13,7 +14,7 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{CHUNK, guaranteed_chunks, tenant};
-use super::device::{Faults, Rng};
+use super::device::Faults;
 use super::random::{MODEL_TOKENS, load};
 use super::world::World;
 use pair::{Pair, peer};
@@ -30,7 +31,7 @@ proptest! {
         faults in 0u32..40,
     ) {
         let mut pair = Pair::new(&slabs, extra_kv, seed, faults);
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let mut expected = Vec::new();
         for world in &mut pair.worlds {
             prop_assume!(world.load());
@@ -53,7 +54,7 @@ proptest! {
 #[test]
 fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     let mut pair = Pair::new(&[4; 8], 4, 7, 0);
-    let mut rng = Rng(7);
+    let mut rng = Rng::new(7);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.turn(0);
     load(&mut pair.worlds[0], &mut rng, 10);
@@ -114,7 +115,7 @@ fn served_without(
     after: impl Fn(&mut MemoryManager),
 ) -> MemoryManager {
     let mut pair = Pair::new(slabs, 4, 9, 0);
-    let mut rng = Rng(9);
+    let mut rng = Rng::new(9);
     before(&mut pair.worlds[1].manager);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.turn(0);

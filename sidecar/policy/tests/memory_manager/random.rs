@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sluice_common::random::{Rng, mix};
 use sluice_policy::ids::RequestId;
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{guaranteed_chunks, tenant};
-use super::device::{Faults, Rng, mix};
+use super::device::Faults;
 use super::world::World;
 
 pub const MODEL_TOKENS: u32 = 96;
@@ -90,7 +91,7 @@ proptest! {
         let mut world = world(&case);
         prop_assert!(world.load(), "a few failures do not keep a tenant from loading");
         world.kill_permille = case.kill_permille;
-        let expected = load(&mut world, &mut Rng(case.seed ^ 1), 8);
+        let expected = load(&mut world, &mut Rng::new(case.seed ^ 1), 8);
         world.run();
         prop_assert_eq!(&world.finished, &expected);
         world.rest(3000);
@@ -107,7 +108,7 @@ proptest! {
             let mut world = world(case);
             // Too many consecutive failures end the load permanently, which is also a valid history.
             if world.load() {
-                load(&mut world, &mut Rng(case.seed ^ 1), 4);
+                load(&mut world, &mut Rng::new(case.seed ^ 1), 4);
                 world.run();
             }
             (world.manager.digest(), world.steps)

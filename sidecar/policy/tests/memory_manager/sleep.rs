@@ -3,6 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use proptest::prelude::*;
+use sluice_common::random::Rng;
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::SleepState;
@@ -10,7 +11,7 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
-use super::device::{Faults, Rng};
+use super::device::Faults;
 use super::random::{MODEL_TOKENS, load};
 use super::world::World;
 
@@ -219,7 +220,7 @@ proptest! {
         let mut world = world(policy, host, seed);
         (world.sleep_permille, world.kill_permille) = (naps, kills);
         world.device.faults = Faults { permille: faults, left: 6, ..Faults::default() };
-        let expected = load(&mut world, &mut Rng(seed ^ 1), 8);
+        let expected = load(&mut world, &mut Rng::new(seed ^ 1), 8);
         world.run();
         prop_assert_eq!(&world.finished, &expected);
         world.sleep_permille = 0;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use sluice_common::random::Rng;
 use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
@@ -13,7 +14,7 @@ use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
 
-use super::device::{Device, Faults, Rng};
+use super::device::{Device, Faults, happens};
 
 mod admission;
 mod audit;
@@ -107,7 +108,7 @@ impl World {
             tables: BTreeMap::new(),
             step: None,
             lost: None,
-            rng: Rng(seed ^ 0x5eed),
+            rng: Rng::new(seed ^ 0x5eed),
             kill_permille: 0,
             max_batch: 4,
             steps: 0,
@@ -193,11 +194,11 @@ impl World {
         if !self.manager.is_loaded() {
             return self.load_on();
         }
-        let device_first = self.rng.permille(500);
+        let device_first = self.rng.chance(500);
         if device_first && self.poll() {
             return;
         }
-        if self.step.is_some() && self.rng.permille(self.kill_permille) {
+        if self.step.is_some() && happens(&mut self.rng, self.kill_permille) {
             self.kill();
         } else if self.step.is_some() {
             self.run_layer();
@@ -288,7 +289,7 @@ impl World {
     }
 
     fn switch_policy(&mut self) {
-        if self.switch_permille > 0 && self.rng.permille(self.switch_permille) {
+        if self.switch_permille > 0 && happens(&mut self.rng, self.switch_permille) {
             let policy = PolicyName::ALL[self.rng.below(PolicyName::ALL.len() as u64) as usize];
             self.switches += u32::from(self.manager.set_policy(policy).is_ok());
         }

@@ -2,9 +2,9 @@
 //! its share.
 
 use proptest::prelude::*;
+use sluice_common::random::Rng;
 use sluice_policy::peers::loans::LoanBook;
 
-use super::splitmix::word;
 use super::world::network::MessageBody;
 use super::world::{Flaw, LoanSimulation};
 
@@ -34,8 +34,8 @@ proptest! {
 }
 
 fn words(seed: u64) -> Vec<u64> {
-    let mut state = seed;
-    (0..600).map(|_| word(&mut state)).collect()
+    let mut rng = Rng::new(seed);
+    (0..600).map(|_| rng.next_u64()).collect()
 }
 
 /// Returns how many of 200 runs promise a byte twice.

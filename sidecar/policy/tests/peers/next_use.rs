@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::next_use::{NextUse, PERIODS_KEPT, PERIODS_MIN};
 use sluice_policy::peers::victim::{Borrower, PeerState, PeerView, order};
-
-use super::splitmix::word;
 
 /// Busy for 10 ns each time, idle for `periods` in between, idle at the end. Returns the end of the last use.
 fn used(periods: &[u64]) -> (NextUse, Nanos) {
@@ -87,7 +86,7 @@ struct Tenant {
 struct Gpu {
     tenants: Vec<Tenant>,
     fitting: usize,
-    random: u64,
+    rng: Rng,
 }
 
 /// How a victim is chosen.
@@ -102,14 +101,14 @@ enum By {
 impl Gpu {
     fn new(means: &[u64], fitting: usize, seed: u64) -> Gpu {
         let tenant = |mean: &u64| Tenant { mean: *mean, next: 0, seen: NextUse::default(), last_used: 0 };
-        let mut gpu = Gpu { tenants: means.iter().map(tenant).collect(), fitting, random: seed };
+        let mut gpu = Gpu { tenants: means.iter().map(tenant).collect(), fitting, rng: Rng::new(seed) };
         (0..means.len()).for_each(|at| gpu.draw(at, 0));
         gpu
     }
 
     /// Draws the tenant's next arrival, memoryless.
     fn draw(&mut self, at: usize, now: u64) {
-        let uniform = ((word(&mut self.random) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+        let uniform = ((self.rng.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
         let tenant = &mut self.tenants[at];
         tenant.next = now + 1 + (-uniform.ln() * tenant.mean as f64) as u64;
     }

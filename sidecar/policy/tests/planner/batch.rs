@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use sluice_common::random::Rng;
 use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext, BatchPlan, BatchScore};
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::problem::{Object, Problem};
@@ -215,11 +216,8 @@ fn placements(problem: &Problem) -> Vec<Vec<u16>> {
 
 #[test]
 fn no_batch_is_better_than_the_one_that_is_found() {
-    let mut seed = 7_u64;
-    let mut draw = |below: u64| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (seed >> 33) % below
-    };
+    let mut rng = Rng::new(7);
+    let mut draw = |below| rng.below(below);
     let (mut pauses, mut admissions) = (0, 0);
     for _ in 0..300 {
         let link = Link::fluid(1_000_000_000);

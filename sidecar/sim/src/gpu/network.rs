@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 use sluice_ports::peers::PeerPortEvent;
-
-use crate::rng::Rng;
 
 /// A message in transit.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 //! Faults, and bugs that can be planted.
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::{Bounds, Params};
@@ -10,7 +11,6 @@ use super::Options;
 use crate::device::Faults;
 use crate::gpu::Gpu;
 use crate::gpu::network::LinkDelays;
-use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sluice_common::random::Rng;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
@@ -18,7 +19,6 @@ use crate::device::{Detail, Faults, Profile};
 use crate::gpu::network::LinkDelays;
 use crate::gpu::tenant::TenantSetup;
 use crate::gpu::{Gpu, GpuSetup, Sharing};
-use crate::rng::Rng;
 
 const MS: u64 = 1_000_000;
 const CHUNK_BYTES: u64 = 1 << 16;

@@ -1,7 +1,8 @@
 //! Arrival processes: a trace, Poisson, or gamma-distributed gaps.
 
+use sluice_common::random::Rng;
+
 use super::table::{Table, TraceRow};
-use crate::rng::Rng;
 
 /// A source of arrival times.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
 use sluice_policy::memory_manager::{TransferKind, TransferResult};
 use sluice_policy::params::Params;
@@ -9,7 +10,7 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
 use super::super::cases::{guaranteed_chunks, tenant};
-use super::super::device::{Faults, Rng};
+use super::super::device::Faults;
 use super::super::random::{MODEL_TOKENS, trading};
 use super::super::world::World;
 
@@ -58,7 +59,7 @@ impl Pair {
             repaying: BTreeMap::new(),
             nonce: 0,
             lent: 0,
-            rng: Rng(seed ^ 0x7a11),
+            rng: Rng::new(seed ^ 0x7a11),
         }
     }
 
@@ -112,7 +113,7 @@ impl Pair {
         let at = self.rng.below(2) as usize;
         self.worlds[at].tick();
         self.collect();
-        if !self.earmarks.is_empty() && self.rng.permille(300) {
+        if !self.earmarks.is_empty() && self.rng.chance(300) {
             let (to, nonce, chunks, repays) = self.earmarks[0];
             let claim = if repays.is_some() { TransferKind::Return } else { TransferKind::Lend };
             let earmark = Earmark { peer: peer(1 - to), nonce: Nonce(nonce) };
@@ -191,7 +192,7 @@ impl Pair {
             let turns = round % 400 == 0 || (!self.busy(holder) && round % 20 == 0);
             if turns && !self.worlds[holder].in_step() {
                 self.turn(1 - holder);
-            } else if self.rng.permille(20) && self.worlds[holder].active {
+            } else if self.rng.chance(20) && self.worlds[holder].active {
                 self.ask(holder);
             }
             self.tick();

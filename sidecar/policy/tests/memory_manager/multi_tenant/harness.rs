@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use sluice_common::random::Rng;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
@@ -14,7 +15,7 @@ use sluice_policy::peers::loans::{LoanBook, Nonce};
 use sluice_policy::peers::victim::{PeerState, PeerView};
 
 use super::super::cases::{guaranteed_chunks, tenant};
-use super::super::device::{Faults, Rng};
+use super::super::device::Faults;
 use super::super::quota::{Ledger, Quota};
 use super::super::random::{MODEL_TOKENS, load, trading};
 use super::super::world::{Request, World};
@@ -196,7 +197,7 @@ impl SimGpu {
             instances: 0,
             holder: 0,
             deaths: case.deaths,
-            rng: Rng(case.seed ^ 0x7044),
+            rng: Rng::new(case.seed ^ 0x7044),
             assigned: vec![bounds; case.tenants],
             released: 0,
         };
@@ -234,7 +235,7 @@ impl SimGpu {
         if fits(&params, &self.geometry).is_err() {
             params.remap_cap_permille = self.params.remap_cap_permille;
         }
-        let mut world = World::new(params, self.geometry.clone(), self.rng.next(), Faults::default());
+        let mut world = World::new(params, self.geometry.clone(), self.rng.next_u64(), Faults::default());
         world.device.quota = Some(Quota { ledger: self.ledger.clone(), me });
         world.kill_permille = self.case.kills;
         world.late_permille = 300;
@@ -284,7 +285,7 @@ impl SimGpu {
             }
             let tokens = self.slots.iter().map(TenantSlot::tokens).sum();
             still = if std::mem::replace(&mut known, tokens) < tokens { 0 } else { still + 1 };
-            if self.deaths > 0 && self.rng.permille(if self.trades() { 5 } else { 1 }) {
+            if self.deaths > 0 && self.rng.chance(if self.trades() { 5 } else { 1 }) {
                 self.deaths -= 1;
                 let at = self.rng.below(self.slots.len() as u64) as usize;
                 self.stop_instance(at);
@@ -376,7 +377,7 @@ impl SimGpu {
             self.follow(at);
             self.with(at, World::tick);
             self.look(at);
-        } else if self.rng.permille(100) && self.has_room(at) {
+        } else if self.rng.chance(100) && self.has_room(at) {
             self.start_instance(at);
         }
         while let Some((to, post)) = self.network.next(self.now) {
@@ -391,7 +392,7 @@ impl SimGpu {
             let holder = &self.slots[self.holder];
             (holder.tenant.as_ref().is_some_and(|tenant| tenant.world.in_step()), holder.busy())
         };
-        if !running && self.rng.permille(if busy { 10 } else { 100 }) {
+        if !running && self.rng.chance(if busy { 10 } else { 100 }) {
             self.holder = (self.holder + 1) % self.slots.len();
         }
     }

@@ -1,11 +1,12 @@
 //! Messages in transit: delayed, lost, duplicated and reordered.
 
+use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
-use super::super::device::Rng;
+use super::super::device::happens;
 
 /// A delivered message.
 #[derive(Clone, Debug)]
@@ -37,7 +38,7 @@ pub struct Network {
 
 impl Network {
     pub fn new(seed: u64, loss: u32, doubles: u32) -> Network {
-        Network { items: Vec::new(), rng: Rng(seed), loss, duplicates: doubles }
+        Network { items: Vec::new(), rng: Rng::new(seed), loss, duplicates: doubles }
     }
 
     /// Returns the next message that has arrived, and its recipient.
@@ -56,15 +57,15 @@ impl Network {
     }
 
     fn delay(&mut self) -> u64 {
-        let most = if self.rng.permille(100) { 40_000_000 } else { 4_000_000 };
+        let most = if self.rng.chance(100) { 40_000_000 } else { 4_000_000 };
         self.rng.below(most)
     }
 
     fn outside(&mut self, now: Nanos, to: Peer, post: Message) {
-        if self.rng.permille(self.loss) {
+        if happens(&mut self.rng, self.loss) {
             return;
         }
-        if self.rng.permille(self.duplicates) {
+        if happens(&mut self.rng, self.duplicates) {
             self.inside(now, to, post.clone());
         }
         self.inside(now, to, post);
@@ -129,7 +130,7 @@ impl Network {
     /// Sends a request. It may arrive although its sender assumes that it was lost.
     fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
         self.request(now, from, to, news);
-        if self.rng.permille(self.loss) {
+        if happens(&mut self.rng, self.loss) {
             self.inside(now, from, Message::News(PeerEvent::Refused { peer: to, nonce, why: None }));
             self.request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
         }

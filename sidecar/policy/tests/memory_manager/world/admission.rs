@@ -2,6 +2,7 @@
 
 use sluice_policy::ids::RequestId;
 
+use super::super::device::happens;
 use super::{Request, World};
 
 /// A request admitted at this boundary, and whether its KV was kept.
@@ -39,7 +40,7 @@ impl World {
 
     fn start_prefill_offload(&mut self, request: &Request) {
         let kv_blocks = request.tokens.len().div_ceil(16) as u32;
-        if self.rng.permille(self.prefill_offload_permille)
+        if happens(&mut self.rng, self.prefill_offload_permille)
             && self.manager.can_offload_prefill(kv_blocks, kv_blocks)
         {
             self.manager.start_prefill_offload(request.id, kv_blocks);

@@ -3,6 +3,7 @@
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 
+use super::super::device::happens;
 use super::World;
 
 impl World {
@@ -19,7 +20,7 @@ impl World {
 
     /// Puts the tenant to sleep, or wakes it, at random.
     pub(super) fn maybe_sleep(&mut self) {
-        if self.sleep_permille == 0 || !self.rng.permille(self.sleep_permille) {
+        if self.sleep_permille == 0 || !happens(&mut self.rng, self.sleep_permille) {
             return;
         }
         if self.manager.sleep_state() == SleepState::Awake {

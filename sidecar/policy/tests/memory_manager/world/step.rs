@@ -1,10 +1,10 @@
 //! The engine's part of a step: each layer reads the KV that it wrote before.
 
+use sluice_common::random::mix;
 use sluice_policy::ellm::Violations;
 use sluice_policy::ids::{LayerId, RequestId};
 use sluice_policy::memory_manager::StepTimes;
 
-use super::super::device::mix;
 use super::World;
 
 impl World {

@@ -5,6 +5,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerEvent};
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 
+use super::super::device::happens;
 use super::{World, audit};
 
 impl World {
@@ -36,11 +37,11 @@ impl World {
     }
 
     pub(super) fn next_completion(&mut self) -> Option<Completion> {
-        if self.late.is_some() && self.rng.permille(300) {
+        if self.late.is_some() && self.rng.chance(300) {
             return self.late.take();
         }
         let Some(done) = self.device.poll() else { return self.late.take() };
-        if self.device.traded && self.late_permille > 0 && self.rng.permille(self.late_permille) {
+        if self.device.traded && self.late_permille > 0 && happens(&mut self.rng, self.late_permille) {
             self.late = Some(done);
             return None;
         }
