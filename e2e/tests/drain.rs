@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use sluice_client::RequestError;
 use tokio::net::TcpStream;
 
-use crate::support::http::Failure;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{TestEnv, eventually, slow};
 
@@ -58,7 +58,9 @@ async fn streams_beyond_drain_timeout_are_cut() {
     let begun = Instant::now();
     up.signal(Signal::TERM);
     match stream.finish().await {
-        Err(Failure::Event(event)) => assert_eq!(event["error"]["type"], "service_unavailable", "{event}"),
+        Err(RequestError::Failed(event)) => {
+            assert_eq!(event["error"]["type"], "service_unavailable", "{event}")
+        }
         other => panic!("what was cut must say so, not {other:?}"),
     }
     assert!(begun.elapsed() > Duration::from_millis(900), "it had its time: {:?}", begun.elapsed());

@@ -3,12 +3,13 @@
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sluice_client::RequestError;
 use sluice_e2e::files;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 
-use crate::support::http::{Failure, Raw};
+use crate::support::http::Raw;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Answer, Stream, Tenant, TestEnv, Up, WAIT_LIMIT, processes, slow};
 
@@ -197,14 +198,14 @@ enum Outcome {
 }
 
 /// Returns the result of a stream that may not have been opened.
-async fn outcome(opened: Result<Stream, Failure>) -> Outcome {
+async fn outcome(opened: Result<Stream, RequestError>) -> Outcome {
     match opened {
         Ok(stream) => Outcome::Served(stream.finish().await.expect("who is let in is answered whole")),
-        Err(Failure::Status(status, _, retry)) => {
-            assert!([429, 503].contains(&status.as_u16()) && retry.is_some(), "{status}");
+        Err(RequestError::Refused { status, retry_after, .. }) => {
+            assert!([429, 503].contains(&status.as_u16()) && retry_after.is_some(), "{status}");
             Outcome::Rejected
         }
-        Err(Failure::Broken(_)) => Outcome::Disconnected,
+        Err(RequestError::Transport(_)) => Outcome::Disconnected,
         Err(event) => panic!("{event:?}"),
     }
 }

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sluice_client::RequestError;
 
-use crate::support::http::{self, CLIENT, Failure, Raw};
+use crate::support::http::{self, CLIENT, Raw};
 use crate::support::tenant::{greedy, prompt};
 use crate::support::{Tenant, TestEnv, Yaml, eventually, slow};
 
@@ -50,7 +51,7 @@ async fn only_listed_api_keys_are_accepted() {
 async fn status(tenant: &Tenant, key: Option<&str>) -> (u16, Value) {
     match http::post(&tenant.url("/v1/completions"), &greedy(&prompt(1, 4), 2), key).await {
         Ok(response) => (response.status().as_u16(), Value::Null),
-        Err(Failure::Status(status, body, _)) => (status.as_u16(), body),
+        Err(RequestError::Refused { status, body, .. }) => (status.as_u16(), body),
         Err(other) => panic!("{other:?}"),
     }
 }
@@ -117,8 +118,8 @@ async fn full_queue_returns_429_and_queued_requests_complete() {
                 assert_eq!(answer, expected);
                 served += 1;
             }
-            Err(Failure::Status(status, body, retry)) => {
-                assert_eq!((status.as_u16(), retry.is_some()), (429, true), "{body}");
+            Err(RequestError::Refused { status, body, retry_after }) => {
+                assert_eq!((status.as_u16(), retry_after.is_some()), (429, true), "{body}");
                 refused += 1;
             }
             Err(other) => panic!("{other:?}"),

@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use sluice_client::RequestError;
 
 use self::hub::{Hub, REPO};
 use self::session::{Session, models, sluice};
-use crate::support::http::{self, CLIENT, Failure, Stream};
+use crate::support::http::{self, CLIENT, Stream};
 use crate::support::model::Stories;
 use crate::support::tenant::greedy;
 use crate::support::{Answer, TestEnv, eventually, processes};
@@ -136,8 +137,8 @@ async fn two_models_answer_at_one_port_each_to_its_name_and_come_back_when_a_pro
     is_golden(&url, "stories260k", &stories).await;
     assert_eq!(other_stream.finish().await.unwrap(), alone);
     body["model"] = json!("third");
-    let Err(Failure::Status(status, error, _)) = http::post(&format!("{url}/completions"), &body, None).await
-    else {
+    let refused = http::post(&format!("{url}/completions"), &body, None).await;
+    let Err(RequestError::Refused { status, body: error, .. }) = refused else {
         panic!("an unknown model is refused")
     };
     let message = error["error"]["message"].as_str().unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use reqwest::{Client, Response, StatusCode};
 use serde_json::Value;
+use sluice_client::{EventStream, RequestError, send};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -19,51 +20,31 @@ pub static CLIENT: LazyLock<Client> = LazyLock::new(|| {
     Client::builder().read_timeout(WAIT_LIMIT).pool_max_idle_per_host(0).build().unwrap()
 });
 
-/// Reason for a missing answer.
-#[derive(Debug)]
-#[expect(dead_code, reason = "a test that fails prints what it got")]
-pub enum Failure {
-    /// It was refused.
-    Status(StatusCode, Value, Option<String>),
-    /// The stream has an error event.
-    Event(Value),
-    /// The connection ended or broke.
-    Broken(String),
-}
-
-impl From<reqwest::Error> for Failure {
-    fn from(error: reqwest::Error) -> Failure {
-        assert!(!error.is_timeout(), "nothing came for {WAIT_LIMIT:?}");
-        Failure::Broken(error.to_string())
-    }
-}
-
 /// An open stream of server-sent events.
 #[derive(Debug)]
 pub struct Stream {
-    response: Response,
-    unread: Vec<u8>,
+    events: EventStream,
     /// The answer received so far.
     pub answer: Answer,
 }
 
 /// Sends a body.
-pub async fn post(url: &str, body: &Value, key: Option<&str>) -> Result<Response, Failure> {
+pub async fn post(url: &str, body: &Value, key: Option<&str>) -> Result<Response, RequestError> {
     let request = CLIENT.post(url).json(body);
-    let request = key.into_iter().fold(request, |request, key| request.bearer_auth(key));
-    let response = request.send().await?;
-    if response.status() == StatusCode::OK {
-        return Ok(response);
+    in_time(send(key.into_iter().fold(request, |request, key| request.bearer_auth(key))).await)
+}
+
+/// Fails the test if the library has waited too long.
+fn in_time<T>(result: Result<T, RequestError>) -> Result<T, RequestError> {
+    if let Err(RequestError::Transport(error)) = &result {
+        assert!(!error.is_timeout(), "nothing came for {WAIT_LIMIT:?}");
     }
-    let status = response.status();
-    let retry = response.headers().get("retry-after").map(|value| value.to_str().unwrap().to_owned());
-    let body = response.bytes().await?;
-    Err(Failure::Status(status, serde_json::from_slice(&body).unwrap_or(Value::Null), retry))
+    result
 }
 
 impl Stream {
     /// Opens a stream.
-    pub async fn open(url: &str, body: &Value) -> Result<Stream, Failure> {
+    pub async fn open(url: &str, body: &Value) -> Result<Stream, RequestError> {
         let mut body = body.clone();
         body["stream"] = true.into();
         let response = post(url, &body, None).await?;
@@ -72,36 +53,14 @@ impl Stream {
 
     /// The events of a response.
     pub fn of(response: Response) -> Stream {
-        Stream { response, unread: Vec::new(), answer: Answer::default() }
+        Stream { events: EventStream::new(response), answer: Answer::default() }
     }
 
     /// Reads one event; `false` after the closing mark.
-    pub async fn next(&mut self) -> Result<bool, Failure> {
-        let event = loop {
-            if let Some(event) = self.take_event() {
-                break event;
-            }
-            match self.response.chunk().await? {
-                Some(bytes) => self.unread.extend_from_slice(&bytes),
-                None => return Err(Failure::Broken("ended without the closing mark".into())),
-            }
-        };
-        if event == "[DONE]" {
-            return Ok(false);
-        }
-        let chunk: Value = serde_json::from_str(&event).unwrap_or_else(|e| panic!("{event}: {e}"));
-        if chunk.get("error").is_some() {
-            return Err(Failure::Event(chunk));
-        }
+    pub async fn next(&mut self) -> Result<bool, RequestError> {
+        let Some(chunk) = in_time(self.events.next().await)? else { return Ok(false) };
         self.answer.add(&chunk);
         Ok(true)
-    }
-
-    fn take_event(&mut self) -> Option<String> {
-        let end = self.unread.windows(2).position(|two| two == b"\n\n")?;
-        let event: Vec<u8> = self.unread.drain(..end + 2).collect();
-        let event = String::from_utf8(event).unwrap();
-        Some(event.trim().strip_prefix("data: ").unwrap_or_else(|| panic!("no event: {event}")).to_owned())
     }
 
     /// Reads until `tokens` tokens have come.
@@ -113,7 +72,7 @@ impl Stream {
     }
 
     /// Reads to the end.
-    pub async fn finish(mut self) -> Result<Answer, Failure> {
+    pub async fn finish(mut self) -> Result<Answer, RequestError> {
         while self.next().await? {}
         Ok(self.answer)
     }

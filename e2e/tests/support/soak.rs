@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
+use sluice_client::run_at;
 use sluice_wire::State;
 use sluice_wire::state::SharingState;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{Answer, TestEnv, Up, Yaml};
@@ -275,18 +275,17 @@ fn start<'a>(world: &'a TestEnv, plan: &Plan, folders: &[PathBuf], fault: Option
 /// Sends every request at its time; returns how often one was cut off.
 async fn ask_all(stage: &SoakRun, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
     let doors: Vec<_> = stage.tenants.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
-    let mut visits = JoinSet::new();
-    for visit in plan.visits.clone() {
-        tokio::time::sleep_until(begun + visit.at).await;
-        let member = stage.tenants[visit.tenant].clone();
+    let visits = plan.visits.iter().cloned().map(|visit| {
+        let (member, at) = (stage.tenants[visit.tenant].clone(), visit.at);
         let body = plan.questions[visit.tenant][visit.question].body(&member.name);
         let (door, findings, expected) =
             (doors[visit.tenant].clone(), stage.findings.clone(), expected.clone());
-        visits.spawn(async move {
+        let request = async move {
             let _permit = door.acquire_owned().await.unwrap();
             let expected = &expected[visit.tenant][visit.question];
             load::visit(&member, &visit, &body, expected, &findings).await
-        });
-    }
-    visits.join_all().await.into_iter().sum()
+        };
+        (at, request)
+    });
+    run_at(begun, visits).await.into_iter().sum()
 }

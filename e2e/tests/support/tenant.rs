@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use sluice_client::RequestError;
 use sluice_wire::State;
 use sluice_wire::config::SidecarRecord;
 
 use super::answer::Answer;
-use super::http::{self, CLIENT, Failure, Stream};
+use super::http::{self, CLIENT, Stream};
 use super::wait::eventually;
 
 /// Where it is.
@@ -47,7 +48,7 @@ impl Tenant {
     }
 
     /// Sends a request without a stream.
-    pub async fn complete(&self, body: &Value) -> Result<Answer, Failure> {
+    pub async fn complete(&self, body: &Value) -> Result<Answer, RequestError> {
         let response = http::post(&self.url("/v1/completions"), body, None).await?;
         let text = response.bytes().await?;
         Ok(Answer::whole(&serde_json::from_slice(&text).unwrap()))
@@ -56,7 +57,9 @@ impl Tenant {
     /// Status, body and Retry-After of a request that must be refused.
     pub async fn refusal(&self, body: &Value) -> (u16, Value, Option<String>) {
         match self.complete(body).await {
-            Err(Failure::Status(status, body, retry)) => (status.as_u16(), body["error"].clone(), retry),
+            Err(RequestError::Refused { status, body, retry_after }) => {
+                (status.as_u16(), body["error"].clone(), retry_after)
+            }
             other => panic!("not refused: {other:?}"),
         }
     }

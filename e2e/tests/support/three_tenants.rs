@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use sluice_client::RequestError;
 use sluice_wire::State;
 use sluice_wire::state::SharingState;
 use tokio::task::JoinHandle;
 
-use super::http::Failure;
 use super::tenant::{greedy, prompt};
 use super::{Answer, Tenant, TestEnv, Up, Yaml, eventually, model};
 
@@ -36,7 +36,7 @@ pub struct ThreeTenants<'a> {
 }
 
 /// Results of the requests of a load, in order.
-pub type Answers = Vec<Result<Answer, Failure>>;
+pub type Answers = Vec<Result<Answer, RequestError>>;
 
 impl<'a> ThreeTenants<'a> {
     /// Starts them with time slices under `policy`.
@@ -153,7 +153,7 @@ impl<'a> ThreeTenants<'a> {
 }
 
 /// Sends all requests of the load.
-pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, Failure>>> {
+pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, RequestError>>> {
     let request = |seed| {
         let tenant = tenant.clone();
         tokio::spawn(async move { tenant.complete(&greedy(&prompt(seed, PROMPT), TOKENS)).await })
@@ -162,7 +162,7 @@ pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, Failure>>> {
 }
 
 /// Waits for the end of all.
-pub async fn ended(load: Vec<JoinHandle<Result<Answer, Failure>>>) -> Answers {
+pub async fn ended(load: Vec<JoinHandle<Result<Answer, RequestError>>>) -> Answers {
     let mut answers = Vec::new();
     for request in load {
         answers.push(request.await.unwrap());

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sluice_client::run_at;
 use tokio::sync::Semaphore;
-use tokio::task::JoinSet;
 
 use crate::print;
 use crate::up::output::eprint_note;
@@ -148,20 +148,17 @@ async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<Req
     let client = Arc::new(client::BenchClient::connect(args).await?);
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
     let start = Instant::now();
-    let mut running = JoinSet::new();
-    for (index, job) in jobs.into_iter().enumerate() {
-        let (client, gate, bar) = (client.clone(), gate.clone(), bar.clone());
-        running.spawn(async move {
-            tokio::time::sleep_until((start + job.arrival).into()).await;
+    let jobs = jobs.into_iter().map(|job| {
+        let (client, gate, bar, arrival) = (client.clone(), gate.clone(), bar.clone(), job.arrival);
+        let send = async move {
             let _permit = gate.acquire_owned().await;
             let record = client.send(start, &job).await;
             bar.inc(1);
-            (index, record)
-        });
-    }
-    let mut records = running.join_all().await;
-    records.sort_by_key(|(index, _)| *index);
-    Ok(records.into_iter().map(|(_, record)| record).collect())
+            record
+        };
+        (arrival, send)
+    });
+    Ok(run_at(start.into(), jobs).await)
 }
 
 /// Prints progress at intervals when there is no terminal. Only the end of the run ends it.

@@ -1,6 +1,7 @@
 //! Hostile clients through a Service, together with normal clients, which must not be affected.
 
 use reqwest::{RequestBuilder, StatusCode};
+use sluice_client::EventStream;
 use sluice_e2e::files;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -121,7 +122,7 @@ async fn outcome(request: RequestBuilder) -> Outcome {
         return Outcome::Rejected;
     }
     assert_eq!(answer.status(), StatusCode::OK);
-    let text = text_of(&answer.text().await.expect("who is let in is answered whole"));
+    let text = text_of(EventStream::new(answer)).await;
     assert!(!text.is_empty(), "eight tokens");
     Outcome::Served(text)
 }

@@ -1,6 +1,7 @@
 //! Requests to tenants: completions and chats, complete or as streams.
 
 use serde_json::{Value, json};
+use sluice_client::{EventStream, chunk_text, send};
 
 use super::{PROMPT, Product};
 
@@ -24,7 +25,7 @@ impl Product<'_> {
 
     /// Returns a streamed completion.
     pub async fn stream(&self, tenant: &str, tokens: u32) -> String {
-        text_of(&self.asked(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true)).await)
+        text_of(open(self.post(tenant, COMPLETIONS, &completion(tenant, PROMPT, tokens, true))).await).await
     }
 
     /// Returns the assistant's answer to [`PROMPT`], not streamed.
@@ -35,7 +36,7 @@ impl Product<'_> {
 
     /// Returns a streamed chat answer.
     pub async fn chat_stream(&self, tenant: &str, tokens: u32) -> String {
-        text_of(&self.asked(tenant, CHATS, &chat(tenant, tokens, true)).await)
+        text_of(open(self.post(tenant, CHATS, &chat(tenant, tokens, true))).await).await
     }
 
     /// Returns the body of a response.
@@ -69,18 +70,22 @@ pub fn completion(tenant: &str, prompt: &str, tokens: u32, stream: bool) -> Valu
     json!({"model": tenant, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": stream})
 }
 
-/// Returns the text of a complete stream, of a completion or a chat.
+/// Opens a stream.
 ///
 /// # Panics
-/// If it was cut.
-pub fn text_of(body: &str) -> String {
-    assert!(body.trim_end().ends_with("data: [DONE]"), "a stream that was cut: {body}");
-    let events = body.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
-    let events = events.map(|event| serde_json::from_str::<Value>(event).unwrap());
-    let part = |event: Value| {
-        let choice = &event["choices"][0];
-        let part = choice["text"].as_str().or_else(|| choice["delta"]["content"].as_str());
-        part.map(str::to_owned)
-    };
-    events.filter_map(part).collect()
+/// If the request is refused.
+pub async fn open(request: reqwest::RequestBuilder) -> EventStream {
+    EventStream::new(send(request).await.unwrap())
+}
+
+/// Returns the text of the rest of a stream, of a completion or a chat.
+///
+/// # Panics
+/// If the stream is cut.
+pub async fn text_of(mut events: EventStream) -> String {
+    let mut text = String::new();
+    while let Some(chunk) = events.next().await.unwrap() {
+        text.push_str(chunk_text(&chunk).unwrap_or_default());
+    }
+    text
 }

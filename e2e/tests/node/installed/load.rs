@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::Value;
+use sluice_client::chunk_text;
 use sluice_e2e::cluster::eventually;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::ask::{COMPLETIONS, completion, text_of};
+use super::ask::{COMPLETIONS, completion, open, text_of};
 use super::processes::{Stopped, container};
 use super::{PROMPT, Product, value};
 
@@ -189,20 +190,16 @@ impl Streams {
     /// If one was cut, or its text is not `expected`.
     pub async fn end_with(self, expected: &str) {
         for task in self.0 {
-            let body = task.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-            assert_eq!(text_of(&body), expected);
+            let text = task.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            assert_eq!(text, expected);
         }
     }
 }
 
 async fn read(request: reqwest::RequestBuilder, begun: Arc<AtomicUsize>) -> String {
-    let mut answer = request.send().await.unwrap();
-    let (mut body, mut first) = (Vec::new(), true);
-    while let Some(part) = answer.chunk().await.unwrap() {
-        body.extend_from_slice(&part);
-        if std::mem::take(&mut first) {
-            begun.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-    String::from_utf8(body).unwrap()
+    let mut events = open(request).await;
+    let first = events.next().await.unwrap();
+    begun.fetch_add(1, Ordering::Relaxed);
+    let text = first.as_ref().and_then(chunk_text).unwrap_or_default().to_owned();
+    text + &text_of(events).await
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::task::JoinSet;
+use sluice_client::run_at;
 use tokio::time::Instant;
 
 use super::SoakRun;
@@ -18,16 +18,15 @@ const NO_TARGET: Duration = Duration::from_millis(4_000);
 
 /// Injects all faults, from `begun` on. Returns when all tenants have recovered.
 pub async fn inject(stage: &Arc<SoakRun>, troubles: &[PlannedFault], begun: Instant) {
-    let mut under_way = JoinSet::new();
-    for trouble in troubles.iter().cloned() {
-        let stage = stage.clone();
-        under_way.spawn(async move {
-            tokio::time::sleep_until(begun + trouble.at).await;
+    let faults = troubles.iter().cloned().map(|trouble| {
+        let (stage, at) = (stage.clone(), trouble.at);
+        let fault = async move {
             let tenant = target(&stage, trouble.target).await;
             kill_or_stop(&stage, tenant, trouble.side, trouble.kind).await;
-        });
-    }
-    under_way.join_all().await;
+        };
+        (at, fault)
+    });
+    run_at(begun, faults).await;
 }
 
 /// Selects the target by the current loans.

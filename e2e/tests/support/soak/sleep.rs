@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use reqwest::StatusCode;
-use tokio::task::JoinSet;
+use sluice_client::run_at;
 use tokio::time::Instant;
 
 use super::finding::Finding;
@@ -32,17 +32,16 @@ enum SleepResult {
 
 /// Runs all sleeps. Returns when every tenant has been ordered to wake.
 pub async fn put_to_sleep(stage: &Arc<SoakRun>, naps: &[PlannedSleep], begun: Instant) {
-    let mut under_way = JoinSet::new();
-    for nap in naps.iter().cloned() {
-        let stage = stage.clone();
-        under_way.spawn(async move {
-            tokio::time::sleep_until(begun + nap.at).await;
+    let sleeps = naps.iter().cloned().map(|nap| {
+        let (stage, at) = (stage.clone(), nap.at);
+        let sleep = async move {
             stage.tenants[nap.tenant].sleep_requested.fetch_add(1, Ordering::Relaxed);
             take(&stage, &nap).await;
             stage.tenants[nap.tenant].sleep_requested.fetch_sub(1, Ordering::Relaxed);
-        });
-    }
-    under_way.join_all().await;
+        };
+        (at, sleep)
+    });
+    run_at(begun, sleeps).await;
 }
 
 async fn take(stage: &SoakRun, nap: &PlannedSleep) {

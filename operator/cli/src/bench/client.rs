@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
-use eventsource_stream::Eventsource;
-use futures_util::StreamExt;
+use anyhow::Context;
 use serde_json::{Value, json};
+use sluice_client::{EventStream, RequestError, send};
 
 use super::{BenchArgs, BenchRequest};
 
@@ -80,39 +79,25 @@ impl BenchClient {
             ..RequestRecord::default()
         };
         if let Err(error) = self.stream(job, &mut record).await {
-            record.error = Some(format!("{error:#}"));
+            record.error = Some(format!("{:#}", anyhow::Error::from(error)));
         }
         record.ended_at = start.elapsed();
         record
     }
 
-    async fn stream(&self, job: &BenchRequest, record: &mut RequestRecord) -> anyhow::Result<()> {
+    async fn stream(&self, job: &BenchRequest, record: &mut RequestRecord) -> Result<(), RequestError> {
         let body = json!({
             "model": self.model, "prompt": job.prompt, "max_tokens": job.max_tokens, "temperature": 0,
             "ignore_eos": self.ignore_eos, "stream": true, "stream_options": {"include_usage": true},
         });
         let sent = Instant::now();
         let request = self.with_api_key(self.http.post(format!("{}/v1/completions", self.url)).json(&body));
-        let response = request.send().await?;
-        if !response.status().is_success() {
-            let status = response.status();
-            let body: Value = response.json().await.unwrap_or_default();
-            return Err(anyhow!("{status}: {}", body["error"]["message"].as_str().unwrap_or("no message")));
-        }
-        let mut events = response.bytes_stream().eventsource();
+        let mut events = EventStream::new(send(request).await?);
         let mut last = None;
-        while let Some(event) = events.next().await {
-            let data = event?.data;
-            if data == "[DONE]" {
-                return Ok(());
-            }
-            let chunk: Value = serde_json::from_str(&data)?;
-            if let Some(message) = chunk["error"]["message"].as_str() {
-                return Err(anyhow!("{message}"));
-            }
+        while let Some(chunk) = events.next().await? {
             record.record_chunk(&chunk, sent, &mut last);
         }
-        Err(anyhow!("the stream ended without [DONE]"))
+        Ok(())
     }
 }
 

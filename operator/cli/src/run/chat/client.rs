@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context, bail};
-use eventsource_stream::Eventsource;
-use futures_util::StreamExt;
+use anyhow::anyhow;
 use serde_json::Value;
+use sluice_client::{EventStream, RequestError, chunk_text, error_message, send};
 
 /// Why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,31 +45,39 @@ impl ChatClient {
     ) -> anyhow::Result<FinishReason> {
         let mut body = body.clone();
         body["stream"] = true.into();
-        let answer = self.http.post(format!("{}{path}", self.url)).json(&body).send().await?;
-        let status = answer.status();
-        if !status.is_success() {
-            let text = answer.text().await.unwrap_or_default();
-            let words = serde_json::from_str(&text).ok().and_then(|error| error_message(&error));
-            bail!("{}", words.unwrap_or_else(|| format!("the server answered {status}: {text}")));
-        }
-        let (mut events, mut ending) = (answer.bytes_stream().eventsource(), FinishReason::Stop);
-        while let Some(event) = events.next().await {
-            let data = event.context("the answer broke off")?.data;
-            if data == "[DONE]" {
-                return Ok(ending);
-            }
-            let event: Value = serde_json::from_str(&data).with_context(|| format!("no JSON: {data}"))?;
-            if let Some(words) = error_message(&event) {
-                bail!("{words}");
-            }
-            if chunk_text(&event).is_some_and(|piece| !take(piece)) {
+        let request = self.http.post(format!("{}{path}", self.url)).json(&body);
+        let answer = send(request).await.map_err(in_words)?;
+        let (mut events, mut ending) = (EventStream::new(answer), FinishReason::Stop);
+        while let Some(chunk) = events.next().await.map_err(broken_off)? {
+            if chunk_text(&chunk).is_some_and(|piece| !take(piece)) {
                 return Ok(FinishReason::Stop);
             }
-            if event.pointer("/choices/0/finish_reason").is_some_and(|reason| reason == "length") {
+            if chunk.pointer("/choices/0/finish_reason").is_some_and(|reason| reason == "length") {
                 ending = FinishReason::Length;
             }
         }
-        bail!("the answer broke off")
+        Ok(ending)
+    }
+}
+
+/// Returns the error of an answer that has begun.
+fn broken_off(error: RequestError) -> anyhow::Error {
+    match error {
+        RequestError::Transport(error) => anyhow::Error::from(error).context("the answer broke off"),
+        error => in_words(error),
+    }
+}
+
+/// Returns the error as a user reads it: the server's own message if there is one.
+fn in_words(error: RequestError) -> anyhow::Error {
+    match error {
+        RequestError::Refused { status, body, .. } => match (error_message(&body), body.as_str()) {
+            (Some(message), _) => anyhow!("{message}"),
+            (None, Some(text)) => anyhow!("the server answered {status}: {text}"),
+            (None, None) => anyhow!("the server answered {status}: {body}"),
+        },
+        RequestError::Cut => anyhow!("the answer broke off"),
+        error => error.into(),
     }
 }
 
@@ -84,34 +91,23 @@ pub fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// Returns the message of an error in OpenAI's form.
-fn error_message(event: &Value) -> Option<String> {
-    Some(event.get("error")?.get("message")?.as_str()?.to_owned())
-}
-
-/// Returns the text of a chunk of either endpoint; `None` = it has none.
-fn chunk_text(chunk: &Value) -> Option<&str> {
-    let choice = chunk.get("choices")?.get(0)?;
-    let text = choice.get("text").or_else(|| choice.get("delta")?.get("content"));
-    text?.as_str().filter(|text| !text.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
+    use reqwest::StatusCode;
     use serde_json::json;
 
     use super::*;
 
     #[test]
-    fn chunks_of_both_endpoints_have_their_text() {
-        assert_eq!(chunk_text(&json!({"choices": [{"text": "a"}]})), Some("a"));
-        assert_eq!(chunk_text(&json!({"choices": [{"delta": {"content": "b"}}]})), Some("b"));
-        for empty in
-            [json!({"choices": []}), json!({"choices": [{"delta": {"role": "assistant"}}]}), json!({})]
-        {
-            assert_eq!(chunk_text(&empty), None);
-        }
-        assert_eq!(error_message(&json!({"error": {"message": "m"}})).as_deref(), Some("m"));
+    fn an_error_is_the_servers_message_if_it_has_one() {
+        let refused = |body| {
+            let status = StatusCode::NOT_FOUND;
+            in_words(RequestError::Refused { status, body, retry_after: None }).to_string()
+        };
+        assert_eq!(refused(json!({"error": {"message": "no such model"}})), "no such model");
+        assert_eq!(refused(json!("nothing here")), "the server answered 404 Not Found: nothing here");
+        assert_eq!(in_words(RequestError::Failed(json!({"error": {"message": "m"}}))).to_string(), "m");
+        assert_eq!(in_words(RequestError::Cut).to_string(), "the answer broke off");
     }
 
     #[test]

@@ -1,0 +1,8 @@
+//! A client of OpenAI-compatible servers: it reads streamed answers, and sends loads at planned times.
+#![forbid(unsafe_code)]
+
+mod event_stream;
+mod open_loop;
+
+pub use event_stream::{EventStream, RequestError, chunk_text, error_message, send};
+pub use open_loop::run_at;
