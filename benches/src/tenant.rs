@@ -214,22 +214,6 @@ fn running_ns(schedstat: &str) -> Option<u64> {
     schedstat.split_whitespace().next()?.parse().ok()
 }
 
-/// Value of the metric `name`, which has one line, in a text of OpenMetrics.
-pub fn metric(text: &str, name: &str) -> Result<f64> {
-    let value = text.lines().find_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        rest.starts_with(['{', ' ']).then(|| rest.rsplit(' ').next())?
-    });
-    value.with_context(|| format!("no metric {name}"))?.parse().with_context(|| format!("metric {name}"))
-}
-
-/// Sum of the lines of the counter `name` that have `label`, such as `reason="lend"`; 0 where there is none.
-pub fn metrics_sum(text: &str, name: &str, label: &str) -> u64 {
-    let lines = text.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} "));
-    let has = |labels: &str| labels.split(',').any(|one| one == label);
-    lines.filter(|(labels, _)| has(labels)).filter_map(|(_, value)| value.parse::<u64>().ok()).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -238,22 +222,6 @@ mod tests {
     fn a_threads_time_on_a_processor_is_the_first_number() {
         assert_eq!(running_ns("1234567 89 12\n"), Some(1_234_567));
         assert_eq!(running_ns(""), None);
-    }
-
-    #[test]
-    fn a_metric_is_found_by_its_whole_name() {
-        let text = "# TYPE a histogram\na_sum_of{m=\"x\"} 1\na_sum{m=\"x y\"} 0.5725\na_count 159\n# EOF\n";
-        assert_eq!(metric(text, "a_sum").unwrap(), 0.5725);
-        assert_eq!(metric(text, "a_count").unwrap(), 159.0);
-        assert_eq!(metric(text, "a").unwrap_err().to_string(), "no metric a");
-    }
-
-    #[test]
-    fn lines_of_a_counter_are_summed_by_their_label() {
-        let text =
-            "m_total{model=\"x\",reason=\"lend\"} 5\nm_total{reason=\"lend\"} 2\nm_total{reason=\"l\"} 9\n";
-        assert_eq!(metrics_sum(text, "m_total", "reason=\"lend\""), 7);
-        assert_eq!(metrics_sum(text, "n_total", "reason=\"lend\""), 0);
     }
 
     #[test]

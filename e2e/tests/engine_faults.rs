@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use sluice_common::metrics_text::sum;
 
 use crate::support::{Tenant, TestEnv, WAIT_LIMIT, eventually, http, processes, slow};
 
@@ -115,8 +116,8 @@ async fn stopped_engine_counts_slo_misses() {
     assert!(stopped.elapsed() < SEEN_WITHIN, "{:?}", stopped.elapsed());
     assert!(missed.slo.tbt_attained_permille.is_some_and(|share| share < 1000), "{:?}", missed.slo);
     let text = http::CLIENT.get(tenant.url("/metrics")).send().await.unwrap().text().await.unwrap();
-    let overdue = "sluice_overdue_tokens{model_name=\"slow\",objective=\"tbt\"} 1";
-    assert!(text.lines().any(|line| line == overdue), "{text}");
+    let labels = [("model_name", "slow"), ("objective", "tbt")];
+    assert_eq!(sum(&text, "sluice_overdue_tokens", &labels), Some(1.0), "{text}");
 
     processes::signal(engine, Signal::CONT);
     assert_eq!(stream.finish().await.unwrap(), expected);

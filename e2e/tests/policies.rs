@@ -48,8 +48,8 @@ impl Mechanism {
     const ALL: [Mechanism; 5] = [Preempts, MovesKv, MovesLayers, LendsActivations, OffloadsPrompts];
 
     fn is_seen(self, metrics: &Metrics) -> bool {
-        let moves = |reason| metrics.sum("sluice_moves_total", &format!("reason=\"{reason}\""));
-        let total = |name| metrics.sum(name, "model_name");
+        let moves = |reason| metrics.sum("sluice_moves_total", &[("reason", reason)]);
+        let total = |name| metrics.sum(name, &[]);
         match self {
             Preempts => total("vllm:num_preemptions_total") > 0.0,
             MovesKv => {
@@ -252,7 +252,7 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
     let mut paused = 0.0;
     for _ in 0..MOST_LOADS {
         streams_in_store(&sidecar.tenant, &stories).await;
-        paused = sidecar.metrics().await.sum("sluice_moves_total", "reason=\"pause\"");
+        paused = sidecar.metrics().await.sum("sluice_moves_total", &[("reason", "pause")]);
         if paused > 0.0 {
             break;
         }
@@ -305,7 +305,7 @@ async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes
     }
     let metrics = sidecar.metrics().await;
     assert!(out, "every prompt waited for room: {metrics:#?}");
-    let written = metrics.sum("sluice_kv_writeback_bytes_total", "model_name");
+    let written = metrics.sum("sluice_kv_writeback_bytes_total", &[]);
     assert!(written > 0.0, "{written} bytes went to the host");
     assert!(!MovesLayers.is_seen(&metrics), "no layer moved");
     is_everything_released(&sidecar.tenant).await;
@@ -360,7 +360,7 @@ async fn behind_a_link_to_the_host_that_hardly_moves_all_ends_in_time_with_the_s
         let begun = Instant::now();
         assert!(load(&sidecar.tenant, &stories).await, "{case:?}: other tokens");
         assert!(begun.elapsed() < SLOW, "{case:?} took {:?}", begun.elapsed());
-        let tries = sidecar.metrics().await.sum("sluice_moves_total", "reason=\"write_back\"");
+        let tries = sidecar.metrics().await.sum("sluice_moves_total", &[("reason", "write_back")]);
         assert!(tries > 0.0, "{case:?}: nothing was on its way to the host");
         is_everything_released(&sidecar.tenant).await;
         sidecar.end_cleanly().await;

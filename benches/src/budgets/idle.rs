@@ -2,12 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use sluice_common::metrics_text::sum;
 use sluice_common::statistics::{median, percentile_of_sorted};
 
 use super::tenant::{Burst, start};
 use super::verdict::Verdict;
 use crate::statistics::Interval;
-use crate::tenant::{BenchEnv, Tenant, metric};
+use crate::tenant::{BenchEnv, Tenant};
 
 /// Most of a step's time, percent.
 const LIMIT_PERCENT: f64 = 1.0;
@@ -122,7 +123,10 @@ struct Gaps {
 
 impl Gaps {
     fn read(metrics: &str) -> Result<Gaps> {
-        let read = |end| metric(metrics, &format!("vllm:inter_token_latency_seconds_{end}"));
+        let read = |end| {
+            let name = format!("vllm:inter_token_latency_seconds_{end}");
+            sum(metrics, &name, &[]).with_context(|| format!("no metric {name}"))
+        };
         Ok(Gaps { seconds: read("sum")?, count: read("count")? })
     }
 

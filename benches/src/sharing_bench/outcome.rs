@@ -2,11 +2,12 @@
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use sluice_common::metrics_text::sum;
 
 use super::delays::{self, Delays};
 use super::{Setting, TENANTS};
 use crate::client::ClientReport;
-use crate::tenant::{Up, metrics_sum};
+use crate::tenant::Up;
 
 /// The most that was seen while the load ran.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,7 +123,10 @@ impl Outcome {
 
 /// Bytes that tenants lent, over the whole run.
 fn lent_bytes(up: &Up<'_>) -> Result<u64> {
-    let of = |tenant| Ok(metrics_sum(&up.metrics(tenant)?, "sluice_moved_bytes_total", "reason=\"lend\""));
+    let of = |tenant| {
+        let lent = sum(&up.metrics(tenant)?, "sluice_moved_bytes_total", &[("reason", "lend")]);
+        Ok(lent.unwrap_or(0.0) as u64)
+    };
     (0..TENANTS.len()).map(of).sum()
 }
 

@@ -100,7 +100,7 @@ impl<'a> Rows<'a> {
 
     /// Kills the engine's worker while it computes, and waits until its sidecar has counted the `time`th crash.
     async fn kill_worker(&self, engine: &Container, address: &str, time: u32) {
-        let sample = |metrics: &str, name: &str| value(metrics, &format!("{name}{{model_name=\"{CHAT}\"}}"));
+        let sample = |metrics: &str, name: &str| value(metrics, name, CHAT, &[]);
         let running = async || {
             let metrics = self.product.metrics(address).await;
             (sample(&metrics, "vllm:num_requests_running") > 0.0).then_some(())

@@ -18,6 +18,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sluice_common::metrics_text::sum;
 use sluice_e2e::cluster::{Binaries, Node, within};
 
 pub use self::ask::{COMPLETIONS, completion, text_of};
@@ -388,8 +389,7 @@ pub fn tenant(name: &str, hub: &str) -> Value {
     })
 }
 
-/// Returns a sample of a metrics text; 0 if it is missing.
-pub fn value(metrics: &str, sample: &str) -> f64 {
-    let found = metrics.lines().find_map(|line| line.strip_prefix(sample));
-    found.map_or(0.0, |value| value.trim().parse().unwrap())
+/// Returns the sum of the samples of a tenant with these labels; 0 if there are none.
+pub fn value(metrics: &str, name: &str, tenant: &str, labels: &[(&str, &str)]) -> f64 {
+    sum(metrics, name, &[&[("model_name", tenant)][..], labels].concat()).unwrap_or(0.0)
 }

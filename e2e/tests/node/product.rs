@@ -71,7 +71,7 @@ impl Product<'_> {
             going["status"]["podIP"].as_str().map(str::to_owned)
         };
         let address = self.wait("one pod is told to go", going).await;
-        let open = value(&self.metrics(&address).await, "sluice_open_requests{model_name=\"chat\"}");
+        let open = value(&self.metrics(&address).await, "sluice_open_requests", "chat", &[]);
         assert!(open > 0.0, "no stream is open where it matters");
         engines.into_iter().for_each(Stopped::go_on);
         streams.end_with(&before).await;

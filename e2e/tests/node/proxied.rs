@@ -104,14 +104,14 @@ impl Product<'_> {
         let after = self.pod(CHAT);
         assert_eq!((uid(&after), container(&after, "engine").restarts), (uid(&before), 0));
         let metrics = self.metrics(&self.address(CHAT)).await;
-        assert_eq!(value(&metrics, &format!("sluice_engine_losses_total{{model_name=\"{CHAT}\"}}")), 1.0);
+        assert_eq!(value(&metrics, "sluice_engine_losses_total", CHAT, &[]), 1.0);
     }
 
     /// Waits until its engine answers a stream that was sent after an open request: then it has both.
     async fn engine_is_at_it(&self) {
         let address = self.address(PROXIED);
-        let open = format!("sluice_open_requests{{model_name=\"{PROXIED}\"}}");
-        let has = async || (value(&self.metrics(&address).await, &open) > 0.0).then_some(());
+        let open = |metrics: &str| value(metrics, "sluice_open_requests", PROXIED, &[]);
+        let has = async || (open(&self.metrics(&address).await) > 0.0).then_some(());
         self.wait("the request is there", has).await;
         let stream = completion(PROXIED, PROMPT, 100, true);
         let mut answer = self.post(PROXIED, COMPLETIONS, &stream).send().await.unwrap();

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use reqwest::StatusCode;
 use rustix::process::Signal;
 use serde_json::json;
+use sluice_common::metrics_text;
 use sluice_wire::config::SidecarConfig;
 
 use super::http::CLIENT;
@@ -137,12 +138,8 @@ impl<'a> Sidecar<'a> {
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Sum over the series of `name` whose labels hold `label`, such as `reason="fetch"`; 0 when there is none.
-    pub fn sum(&self, name: &str, label: &str) -> f64 {
-        let series = self.0.lines().filter_map(|line| {
-            let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
-            labels.contains(label).then(|| value.split(' ').next().unwrap().parse::<f64>().unwrap())
-        });
-        series.sum()
+    /// Sum over the series of `name` that have `labels`; 0 when there is none.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        metrics_text::sum(&self.0, name, labels).unwrap_or(0.0)
     }
 }

@@ -17,18 +17,18 @@ async fn only_leader_writes_and_standby_takes_over_on_exit() {
     stage.tenant("t", json!({})).await;
     stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
-    let led = |figure: Option<String>| figure.as_deref() == Some("1");
-    assert!(led(leads.metric("sluice_operator_leader").await));
-    assert!(!led(waits.metric("sluice_operator_leader").await));
-    assert_eq!(waits.metric("sluice_operator_writes_total").await, None, "{}", waits.log());
+    assert_eq!(leads.metric("sluice_operator_leader", &[]).await, Some(1.0));
+    assert_ne!(waits.metric("sluice_operator_leader", &[]).await, Some(1.0));
+    assert_eq!(waits.metric("sluice_operator_writes_total", &[]).await, None, "{}", waits.log());
     stage.wait_until_idle().await;
     let all = async || {
-        (leads.metric_sum("sluice_operator_writes_total").await == stage.writes().len()).then_some(())
+        let counted = leads.metric("sluice_operator_writes_total", &[]).await;
+        (counted == Some(stage.writes().len() as f64)).then_some(())
     };
     eventually("all that the API server was asked to write is counted", all).await;
-    for written in ["Secret\",verb=\"apply", "Secret\",verb=\"create", "Event\",verb=\"create"] {
-        let figure = format!("sluice_operator_writes_total{{kind=\"{written}\"}}");
-        assert!(leads.metric(&figure).await.is_some(), "{figure}");
+    for (kind, verb) in [("Secret", "apply"), ("Secret", "create"), ("Event", "create")] {
+        let counted = leads.metric("sluice_operator_writes_total", &[("kind", kind), ("verb", verb)]).await;
+        assert!(counted.is_some(), "{verb} {kind}");
     }
     let read = async |one: &super::test_namespace::OperatorProcess| {
         let url = format!(

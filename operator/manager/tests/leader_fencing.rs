@@ -101,7 +101,7 @@ async fn sidecar_claiming_newer_leader_does_not_stop_operator() {
     let epochs: Vec<u64> = came.lock().unwrap().iter().map(|(epoch, _)| *epoch).collect();
     assert!(epochs.len() >= 4 && epochs[0] == 1 && epochs[1..].iter().all(|epoch| *epoch == 3), "{epochs:?}");
     assert_eq!(lease_transitions(&stage).await, Some(3));
-    assert_eq!(operator.metric("sluice_operator_leader").await.as_deref(), Some("1"));
+    assert_eq!(operator.metric("sluice_operator_leader", &[]).await, Some(1.0));
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 

@@ -345,11 +345,11 @@ async fn foreign_pod_requests_reduce_slot_capacity() {
     let lacking = stage.condition("u", "Placed", "False", "NoRoom").await;
     assert!(lacking.message.contains("too little host memory"), "{}", lacking.message);
     stage.condition("t", "Placed", "True", "AsExpected").await;
-    let ready = |ready: &str, reason: &str| {
-        format!("sluice_operator_tenants{{ready=\"{ready}\",reason=\"{reason}\"}}")
-    };
-    assert_eq!(operator.metric(&ready("True", "AsExpected")).await.as_deref(), Some("1"));
-    assert_eq!(operator.metric(&ready("False", "NoRoom")).await.as_deref(), Some("1"));
+    for (ready, reason) in [("True", "AsExpected"), ("False", "NoRoom")] {
+        let tenants =
+            operator.metric("sluice_operator_tenants", &[("ready", ready), ("reason", reason)]).await;
+        assert_eq!(tenants, Some(1.0), "{ready} {reason}");
+    }
 
     stage.terminate_pod("large").await;
     stage.update_spec::<ModelTenant>("u", json!({"priority": 7})).await;

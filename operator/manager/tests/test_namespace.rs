@@ -16,6 +16,7 @@ use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use sluice_common::metrics_text::sum;
 use sluice_e2e::cluster::{self, audit, eventually};
 use sluice_types::{GpuPool, ModelTenant};
 
@@ -93,20 +94,11 @@ impl OperatorProcess {
         .await
     }
 
-    /// Returns the sum of a metric over all of its labels.
-    pub async fn metric_sum(&self, name: &str) -> usize {
-        let url = format!("http://{}/metrics", self.address().await);
-        let text = reqwest::get(url).await.unwrap().text().await.unwrap();
-        let own = text.lines().filter(|line| line.starts_with(name));
-        own.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
-    }
-
-    /// Returns the text of a metric; `None` = no metric has that name.
-    pub async fn metric(&self, name: &str) -> Option<String> {
+    /// Returns the sum of a metric over its series with these labels; `None` = there is none.
+    pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let url = format!("http://{}/metrics", self.address().await);
         let text = reqwest::get(url).await.ok()?.text().await.ok()?;
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        line.rsplit(' ').next().map(str::to_owned)
+        sum(&text, name, labels)
     }
 }
 

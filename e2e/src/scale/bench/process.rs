@@ -9,6 +9,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use kube::Client;
 use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
+use sluice_common::metrics_text::sum;
 use sluice_e2e::cluster::{self, ProcessSpawner, eventually};
 
 use super::Sizes;
@@ -148,8 +149,7 @@ impl Operator {
     pub async fn figure(&self, name: &str) -> Option<f64> {
         let url = format!("http://{}/metrics", self.address);
         let text = reqwest::get(url).await.ok()?.text().await.ok()?;
-        let line = text.lines().find(|line| line.starts_with(name))?.to_owned();
-        line.rsplit(' ').next()?.parse().ok()
+        sum(&text, name, &[])
     }
 
     /// What it has cost so far.

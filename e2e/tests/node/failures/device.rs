@@ -72,18 +72,17 @@ impl Rows<'_> {
     /// A lender restores its layers on a machine without free pages: it tries again, and then serves as before.
     pub async fn weights_that_find_no_pages_come_home_later(&self) {
         let (address, pod) = (self.product.address(CODE), self.product.pod(CODE));
-        let sample = async |name: &str, labels: &str| {
-            let sample = format!("{name}{{model_name=\"{CODE}\"{labels}}}");
-            value(&self.product.metrics(&address).await, &sample)
+        let sample = async |name: &str, labels: &[(&str, &str)]| {
+            value(&self.product.metrics(&address).await, name, CODE, labels)
         };
-        let failed = async || sample("sluice_moves_total", ",reason=\"backend_failed\"").await;
+        let failed = async || sample("sluice_moves_total", &[("reason", "backend_failed")]).await;
         let before = failed().await;
         let traced = without_pages(container(&pod, "sidecar").first().expect("it runs"));
         // Some layers may be restored to pages that are still allocated.
         for _ in 0..ROUNDS {
             self.load.answered(self.product, CHAT).await;
             assert_eq!(self.product.complete(CODE, 200).await, self.golden, "with what there is");
-            let home = async || (sample("sluice_layers_lent", "").await == 0.0).then_some(());
+            let home = async || (sample("sluice_layers_lent", &[]).await == 0.0).then_some(());
             self.product.wait("its layers are home", home).await;
             if failed().await > before {
                 break;

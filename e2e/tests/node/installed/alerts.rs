@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use promql_parser::parser::{self, BinaryExpr, Call, Expr, MatrixSelector, VectorSelector};
 use serde_json::Value as Json;
+use sluice_common::metrics_text;
 
 /// Names and values.
 pub type Labels = BTreeMap<String, String>;
@@ -37,16 +38,11 @@ struct Sample {
 impl Scrapes {
     /// Adds the metrics of a pod, with the target labels that Prometheus adds.
     pub fn add(&mut self, at: Duration, namespace: &str, pod: &str, metrics: &str) {
-        let lines = metrics.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-        self.0.extend(lines.filter_map(|line| {
-            let (series, value) = line.rsplit_once(' ')?;
-            // The parser reads a series as its selector.
-            let Ok(Expr::VectorSelector(series)) = parser::parse(series) else { return None };
-            let own = series.matchers.matchers.into_iter().map(|label| (label.name, label.value));
-            let target = [("namespace", namespace), ("pod", pod)];
-            let target = target.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            let (name, value) = (series.name?, value.parse().ok()?);
-            Some(Sample { at, name, labels: own.chain(target).collect(), value })
+        self.0.extend(metrics_text::samples(metrics).map(|sample| {
+            let own = sample.labels.iter().map(|(name, value)| (*name, value.as_ref()));
+            let labels = own.chain([("namespace", namespace), ("pod", pod)]);
+            let labels = labels.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+            Sample { at, name: sample.name.to_owned(), labels, value: sample.value }
         }));
     }
 

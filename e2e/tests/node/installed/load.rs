@@ -101,11 +101,11 @@ impl Product<'_> {
     /// # Panics
     /// If it borrowed nothing, or if a token differs.
     pub async fn borrows(&self, tenant: &str, address: &str, load: &Load) {
-        let sample = format!("sluice_moves_total{{model_name=\"{tenant}\",reason=\"borrow\"}}");
-        let before = value(&self.metrics(address).await, &sample);
+        let moves = |metrics: &str| value(metrics, "sluice_moves_total", tenant, &[("reason", "borrow")]);
+        let before = moves(&self.metrics(address).await);
         for _ in 0..TRIES {
             load.answered(self, tenant).await;
-            if value(&self.metrics(address).await, &sample) > before {
+            if moves(&self.metrics(address).await) > before {
                 return;
             }
         }
@@ -157,10 +157,9 @@ impl Product<'_> {
     }
 
     async fn each_slot_is_asked(&self, tenant: &str) -> bool {
-        let sample = format!("sluice_open_requests{{model_name=\"{tenant}\"}}");
         for pod in self.pods(tenant) {
             let address = pod["status"]["podIP"].as_str().expect("who is ready has an address");
-            if value(&self.metrics(address).await, &sample) == 0.0 {
+            if value(&self.metrics(address).await, "sluice_open_requests", tenant, &[]) == 0.0 {
                 return false;
             }
         }

@@ -126,12 +126,11 @@ impl TenantPair<'_> {
 
     async fn measured_of(&self, tenant: usize) -> Memory {
         let text = self.product.metrics(&self.addresses[tenant]).await;
-        let sample = |metric: &str, label: &str| {
-            value(&text, &format!("{metric}{{model_name=\"{}\"{label}}}", TENANTS[tenant])) as u64
-        };
-        let bytes = |owner: &str| sample("sluice_memory_bytes", &format!(",owner=\"{owner}\""));
+        let sample =
+            |metric: &str, labels: &[(&str, &str)]| value(&text, metric, TENANTS[tenant], labels) as u64;
+        let bytes = |owner: &str| sample("sluice_memory_bytes", &[("owner", owner)]);
         let weights = ["weights_global", "weights_layers", "slots"].map(bytes).iter().sum();
-        let layers_away = sample("sluice_layers_remapped", "") + sample("sluice_layers_lent", "");
+        let layers_away = sample("sluice_layers_remapped", &[]) + sample("sluice_layers_lent", &[]);
         Memory { weights, kv: bytes("kv"), layers_away }
     }
 }

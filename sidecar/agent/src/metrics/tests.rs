@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use sluice_common::metrics_text::{Sample, samples, sum};
 use sluice_policy::reason::Reason;
 
 use super::objectives::StreamEnd;
 use super::*;
 
 /// Parses OpenMetrics strictly enough to reject a broken line. Returns the families and the samples.
-fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
+fn parse(text: &str) -> (BTreeMap<String, String>, Vec<Sample<'_>>) {
     let mut families = BTreeMap::new();
     let mut samples = Vec::new();
     let mut lines = text.lines();
@@ -18,9 +19,9 @@ fn parse(text: &str) -> (BTreeMap<String, String>, Vec<(String, f64)>) {
             let (name, kind) = rest.split_once(' ').expect("name and type");
             assert!(families.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} is declared twice");
         } else if !line.starts_with("# ") {
-            let (name, value) = line.rsplit_once(' ').expect("a sample and its value");
-            assert!(name.contains("model_name=\"tiny\""), "{line}");
-            samples.push((name.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}"))));
+            let sample = Sample::parse(line).unwrap_or_else(|| panic!("no sample: {line}"));
+            assert_eq!(sample.label("model_name"), Some("tiny"), "{line}");
+            samples.push(sample);
         }
     }
     (families, samples)
@@ -205,34 +206,33 @@ fn docs_list_every_reason() {
 }
 
 fn exposed(metrics: &Metrics, wanted: BTreeSet<(&str, &str)>) {
-    let (families, samples) = parse(&metrics.encode());
+    let text = metrics.encode();
+    let (families, samples) = parse(&text);
     let told: BTreeSet<_> = families.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
     assert_eq!(told, wanted);
     for (name, kind) in wanted {
-        let suffix = if kind == "counter" {
-            "_total{"
-        } else if kind == "histogram" {
-            "_count{"
-        } else {
-            "{"
+        let suffix = match kind {
+            "counter" => "_total",
+            "histogram" => "_count",
+            _ => "",
         };
-        assert!(
-            samples.iter().any(|(sample, _)| sample.starts_with(&format!("{name}{suffix}"))),
-            "{name} has no sample"
-        );
+        let full = format!("{name}{suffix}");
+        assert!(samples.iter().any(|sample| sample.name == full), "{name} has no sample");
     }
 }
 
 #[test]
 fn samples_match_recorded_values() {
-    let (_, samples) = parse(&busy().encode());
-    let value = |name: &str| {
-        let wanted: BTreeSet<_> = name.trim_end_matches('}').split(['{', ',']).collect();
-        let found = samples.iter().find(|(sample, _)| {
-            let labels = sample.replace("model_name=\"tiny\"", "").replace(",}", "").replace('}', "");
-            labels.split(['{', ',']).filter(|part| !part.is_empty()).collect::<BTreeSet<_>>() == wanted
+    let text = busy().encode();
+    let (_, samples) = parse(&text);
+    let value = |series: &str| {
+        let line = format!("{series} 0");
+        let wanted = Sample::parse(&line).expect("a series");
+        let found = samples.iter().find(|sample| {
+            let others = sample.labels.iter().filter(|(name, _)| *name != "model_name");
+            sample.name == wanted.name && others.eq(&wanted.labels)
         });
-        found.unwrap_or_else(|| panic!("no sample {name} in {samples:#?}")).1
+        found.unwrap_or_else(|| panic!("no sample {series} in {samples:#?}")).value
     };
     assert_eq!(value("vllm:request_success_total{finished_reason=\"stop\"}"), 1.0);
     assert_eq!(value("vllm:request_success_total{finished_reason=\"error\"}"), 1.0);
@@ -286,10 +286,10 @@ fn next_token_has_ten_percent_tolerance() {
 
 /// Returns the lines of the metrics of one objective.
 fn slo_lines(metrics: &Metrics, objective: &str) -> Vec<String> {
-    let label = format!("model_name=\"tiny\",objective=\"{objective}\"");
-    let (_, samples) = parse(&metrics.encode());
-    let about = samples.into_iter().filter(|(name, _)| name.contains(&label));
-    about.map(|(name, value)| format!("{} {value}", name.split('{').next().unwrap_or_default())).collect()
+    let text = metrics.encode();
+    let (_, samples) = parse(&text);
+    let about = samples.iter().filter(|sample| sample.label("objective") == Some(objective));
+    about.map(|sample| format!("{} {}", sample.name, sample.value)).collect()
 }
 
 fn slo_lines_for(share: &str, overdue: u32, tokens: u32, missed: u32) -> Vec<String> {
@@ -351,12 +351,8 @@ fn gpu_uuid_label_follows_directive() {
     let uuids = || {
         metrics.set_state(&State::default());
         let text = metrics.encode();
-        let infos = text.lines().filter_map(|line| line.strip_prefix("sluice_tenant_info{"));
-        infos
-            .map(|rest| {
-                rest.split("uuid=\"").nth(1).and_then(|rest| rest.split('"').next()).map(str::to_owned)
-            })
-            .collect::<Vec<_>>()
+        let infos = samples(&text).filter(|sample| sample.name == "sluice_tenant_info");
+        infos.map(|info| info.label("uuid").map(str::to_owned)).collect::<Vec<_>>()
     };
     assert_eq!(uuids(), [Some(String::new())]);
     directives.put(DIRECTIVE.as_bytes()).expect("newer than none");
@@ -368,11 +364,10 @@ fn reasons_cannot_grow_without_bound() {
     let metrics = Metrics::new("tiny", &SloConfig::default());
     (0..1000).for_each(|i| metrics.record_moves(&format!("made up {i}"), 1, 1));
     let text = metrics.encode();
-    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("sluice_moves_total{")).collect();
-    assert_eq!(lines.len(), MOVE_REASONS_MAX + 1);
-    let other =
-        lines.iter().find(|line| line.contains("reason=\"other\"")).expect("the rest is counted together");
-    assert!(other.ends_with(&format!(" {}", 1000 - MOVE_REASONS_MAX)), "{other}");
+    let series = samples(&text).filter(|sample| sample.name == "sluice_moves_total").count();
+    assert_eq!(series, MOVE_REASONS_MAX + 1);
+    let other = sum(&text, "sluice_moves_total", &[("reason", "other")]);
+    assert_eq!(other, Some((1000 - MOVE_REASONS_MAX) as f64), "the rest is counted together");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use sluice_common::metrics_text::sum;
+
 use super::engine::EngineClient;
 
 /// Largest metrics response of an engine, bytes.
@@ -67,9 +69,7 @@ fn metric_name(line: &str) -> Option<&str> {
 
 /// Returns the sum of a gauge's samples; `None` = there are none.
 pub(super) fn gauge(engine: &str, wanted: &str) -> Option<u64> {
-    let samples = engine.lines().filter(|line| !line.starts_with('#') && metric_name(line) == Some(wanted));
-    let values: Vec<f64> = samples.filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
-    (!values.is_empty()).then(|| values.iter().sum::<f64>().max(0.0) as u64)
+    sum(engine, wanted, &[]).map(|value| value.max(0.0) as u64)
 }
 
 #[cfg(test)]

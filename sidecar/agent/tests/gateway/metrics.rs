@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sluice_agent::scheduler_handle::Status;
+use sluice_common::metrics_text::sum;
 use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::Finish;
 use sluice_wire::config::SloConfig;
@@ -22,9 +23,8 @@ async fn request_is_counted_in_vllm_and_sluice_metrics() {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     assert_eq!((answer.head.status, answer.head.header("content-type")), (200, Some(kind)));
     let value = |name: &str| {
-        let line = answer.body.lines().find(|line| line.starts_with(&format!("{name}{{model_name=\"tiny\"")));
-        let line = line.unwrap_or_else(|| panic!("no {name} in\n{}", answer.body));
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        let found = sum(&answer.body, name, &[("model_name", "tiny")]);
+        found.unwrap_or_else(|| panic!("no {name} in\n{}", answer.body))
     };
     for (name, wanted) in [
         ("vllm:prompt_tokens_total", 4.0),
@@ -55,10 +55,7 @@ async fn strict(status: Status) -> Harness {
 /// Returns attainment, overdue tokens, all tokens and missed tokens of an objective, parsed from the exposition.
 fn attainment(world: &Harness, objective: &str) -> [Option<f64>; 4] {
     let text = world.metrics.encode();
-    let value = |name: &str| {
-        let start = format!("{name}{{model_name=\"tiny\",objective=\"{objective}\"}} ");
-        text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok())
-    };
+    let value = |name: &str| sum(&text, name, &[("model_name", "tiny"), ("objective", objective)]);
     [
         "sluice_slo_attainment_ratio",
         "sluice_overdue_tokens",

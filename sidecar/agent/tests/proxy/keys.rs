@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
+use sluice_common::metrics_text::sum;
 
 use super::harness::{COMPLETIONS, Harness, wait_until};
 use crate::gateway::client::Client;
@@ -63,8 +64,8 @@ async fn status(world: &Harness, key: &str) -> u16 {
 /// Whether the last reload of the key file succeeded.
 async fn is_authorized(world: &Harness) -> bool {
     let text = world.get("/metrics").await.body;
-    let start = "sluice_credentials_last_reload_successful{model_name=\"m\",credentials=\"api_keys\"} ";
-    text.lines().find_map(|line| line.strip_prefix(start)).expect("the metric") == "1"
+    let labels = [("model_name", "m"), ("credentials", "api_keys")];
+    sum(&text, "sluice_credentials_last_reload_successful", &labels).expect("the metric") == 1.0
 }
 
 #[tokio::test(flavor = "multi_thread")]

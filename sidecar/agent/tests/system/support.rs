@@ -15,6 +15,7 @@ use sluice_agent::peers::admin_call::AdminCall;
 use sluice_agent::scheduler_handle::{
     Message, MessageSender, RequestHandle, RequestUpdate, SchedulerHandle, Status, Submission,
 };
+use sluice_common::metrics_text::sum;
 use sluice_common::random::Rng;
 use sluice_link::server::Listener;
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
@@ -343,12 +344,7 @@ impl Tenant {
 
     /// Returns the sum of all series of a metric, for metrics that the state does not include.
     pub fn metric(&self, name: &str) -> f64 {
-        let text = self.metrics.encode();
-        let value = |line: &str| {
-            let (_, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once("} ")?;
-            Some(value.parse::<f64>().unwrap())
-        };
-        text.lines().filter_map(value).sum()
+        sum(&self.metrics.encode(), name, &[]).unwrap_or(0.0)
     }
 
     /// Polls the state until `reached` is true.
