@@ -126,8 +126,7 @@ pub struct MemoryConfig {
     /// KV that it may hold at most. `None` = no limit.
     #[serde(default)]
     pub kv_limit_bytes: Option<u64>,
-    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its
-    /// KV
+    /// Host memory for KV that leaves the device, taken at start. 0 = none: a tenant that hibernates computes its KV
     /// again.
     #[serde(default)]
     pub host_kv_bytes: u64,
@@ -229,9 +228,9 @@ pub struct ListenConfig {
 
 /// Mutual TLS of the admin port, TLS 1.3. All files are PEM and are read again when they change.
 ///
-/// One certificate serves both ends. Whose it is says the DNS name `NAME.NAMESPACE.sidecar.sluice` of the tenant
-/// ([`admin_host`]), exactly one of that form: others find their server by it, and a neighbour's client speaks as that
-/// tenant only. What a client may do says its role, a URI among its alternative names:
+/// A sidecar has one certificate, as a server and as a client. It holds exactly one DNS name of the form
+/// `NAME.NAMESPACE.sidecar.sluice` ([`admin_host`]), which names the tenant: clients check it when they connect, and a
+/// neighbour acts for that tenant only. A URI among the alternative names holds the role, which limits a client:
 ///
 /// | URI | may |
 /// |---|---|
