@@ -14,7 +14,7 @@ use sluice_link::model::ModelSpec;
 use crate::simd::{Element, Kernel, Lanes};
 
 /// Tokens of a layer block.
-pub const BLOCK_TOKENS: usize = 16;
+pub const BLOCK_TOKENS: usize = sluice_link::vocabulary::BLOCK_TOKENS as usize;
 
 /// The addresses of the blocks.
 #[derive(Clone, Copy, Debug)]
