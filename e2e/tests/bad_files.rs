@@ -196,7 +196,7 @@ async fn bad_yaml_is_refused_by_file_line_and_field() {
         ("policy: Oneiros", "policy: Magic", "up.yaml:9:3: spec.policy: "),
         ("drainSeconds: 1", "drainSeconds: soon", "up.yaml:14:82: spec.drainSeconds: "),
         ("{name: box}, model:", "{name: other}, model:", "spec.poolRef.name: "),
-        ("hostMemoryPerGPU: 1Gi", "hostMemoryPerGPU: [", "up.yaml:"),
+        ("hostMemoryPerGPU: 4Gi", "hostMemoryPerGPU: [", "up.yaml:"),
         ("kind: ModelTenant", "kind: ModelRenter", "up.yaml:12:1: kind: "),
     ] {
         assert!(good.contains(from), "{from}");

@@ -1,5 +1,4 @@
-//! A tenant's minimum memory is known once its engine has reported the memory of a step. The shares of a GPU are
-//! then assigned again, for every start order and after restarts.
+//! No share is below the minimum memory of its tenant, for every start order and after restarts.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -114,18 +113,19 @@ async fn floor_above_share_is_served_when_started_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn floors_that_do_not_fit_together_are_refused_by_line_with_all_numbers() {
+async fn floors_that_do_not_fit_together_are_refused_by_line_before_anything_starts() {
     let world = TestEnv::new();
     let outcome = world.up(&yaml(&world, "40Mi"), &[]).ended().await;
     world.assert_no_leftovers().await;
-    assert_eq!(outcome.code, Some(78), "{}", outcome.stderr);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
+    // The larger one is placed first, by its name.
     for words in [
-        "up.yaml:6: GpuPool/box spec.device.host.memory: the tenants of the GPU box-one-0 need at least ",
-        ": ModelTenant/larger spec.model.maxModelLen: ",
-        "default/larger ",
-        ", default/smaller ",
-        " and it has 41943040 bytes",
+        "default/smaller: cannot be served",
+        "up.yaml:6: GpuPool/box spec.device.host.memory: no room on 1 GPUs; the nearest is box-one-0: its floors leave too \
+         little device memory, ",
+        ": ModelTenant/smaller spec.model.maxModelLen: ",
     ] {
         assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
     }
+    assert!(!outcome.stderr.contains("sidecar"), "no sidecar has started: {}", outcome.stderr);
 }

@@ -128,6 +128,11 @@ impl CpuQuantity {
     /// Pattern of the text in the schema.
     pub const PATTERN: &'static str = r"^[0-9]{1,9}(m|\.[0-9]{1,3})?$";
 
+    /// Whole CPUs.
+    pub fn from_cores(cores: u32) -> CpuQuantity {
+        CpuQuantity { text: cores.to_string(), millis: u64::from(cores) * 1000 }
+    }
+
     /// Thousandths of a CPU.
     pub fn millis(&self) -> u64 {
         self.millis

@@ -63,7 +63,7 @@ impl Yaml {
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: box}}\nspec:\n  \
              deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}{link}{chunk}}}}}\n  \
-             gpus: [{{name: one, count: {gpus}{sharing}}}]\n  hostMemoryPerGPU: 1Gi\n  policy: {policy}\n{remap}{tenants}"
+             gpus: [{{name: one, count: {gpus}{sharing}}}]\n  hostMemoryPerGPU: 4Gi\n  policy: {policy}\n{remap}{tenants}"
         )
     }
 }

@@ -9,8 +9,7 @@ const CHUNK_SIZES: [u64; 6] = [2 << 20, 1 << 20, 512 << 10, 256 << 10, 128 << 10
 const MIN_CHUNKS_PER_LAYER: u64 = 16;
 
 /// Returns the largest chunk size, bytes, that gives every layer at least [`MIN_CHUNKS_PER_LAYER`] chunks and still
-/// holds one KV
-/// block of every model.
+/// holds one KV block of every model.
 pub fn chunk_bytes<'a>(models: impl IntoIterator<Item = &'a Geometry> + Clone) -> u64 {
     let all = |fits: &dyn Fn(&Geometry) -> bool| models.clone().into_iter().all(fits);
     let fine = |chunk: &u64| all(&|model| chunk * MIN_CHUNKS_PER_LAYER <= model.layer_bytes);

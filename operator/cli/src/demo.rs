@@ -23,12 +23,13 @@ use sluice_types::load;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::admin::AdminClient;
+use crate::manifests::{self, SourceObject};
 use crate::run::machine::available_memory_bytes;
 use crate::up::output::{eprint_note, print_line};
-use crate::up::plan::{SourceObject, UpOptions};
+use crate::up::plan::UpOptions;
 use crate::up::ready::{ReadyEvent, ReadySink};
 use crate::up::{DEFAULT_PAGE, DashboardServer, Fleet, Signals};
-use crate::{Misconfigured, manifests, sibling_binaries};
+use crate::{Misconfigured, sibling_binaries};
 use config::{DemoConfig, LatencySlo, NAMESPACE, RequestLengths, SharingPolicy, TENANTS};
 use machine::Machine;
 use model::DemoModel;
@@ -232,7 +233,7 @@ impl DemoRun {
         work: impl AsyncFnOnce(&RunningTenants) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let (sender, mut ready) = unbounded_channel();
-        let fleet = self.claim_fleet(rule, promise, ReadySink::Channel(sender))?;
+        let fleet = self.claim_fleet(rule, promise, ReadySink::Channel(sender)).await?;
         let admin = AdminClient::new()?;
         match &mut self.page {
             Some(page) => page.set_tenants(&fleet.configs()),
@@ -253,7 +254,7 @@ impl DemoRun {
         done.context(Interrupted)
     }
 
-    fn claim_fleet(
+    async fn claim_fleet(
         &self,
         rule: SharingPolicy,
         promise: LatencySlo,
@@ -273,7 +274,7 @@ impl DemoRun {
             poison: false,
             engine: sibling_binaries::find("sluice-engine")?,
         };
-        Fleet::claim(&objects, &options, self.args.runtime_dir.as_deref(), &ready_sink, true)
+        Fleet::claim(&objects, &options, self.args.runtime_dir.as_deref(), &ready_sink, true).await
     }
 }
 

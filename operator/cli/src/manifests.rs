@@ -2,9 +2,37 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_types::load::{LoadErrors, Loaded, Loader, Problem, Source, SpannedObject};
+use sluice_types::load::{
+    LoadError, LoadErrors, Loaded, Loader, Path as FieldPath, Problem, Source, SpannedObject,
+};
 
 use crate::Misconfigured;
+
+/// An object and the base folder of its relative paths.
+#[derive(Clone, Debug)]
+pub struct SourceObject {
+    /// The object, and its position in the file.
+    pub located: SpannedObject,
+    /// Folder of its file.
+    pub folder: PathBuf,
+}
+
+impl SourceObject {
+    /// Returns its namespace.
+    pub fn namespace(&self) -> &str {
+        self.located.object.namespace()
+    }
+
+    /// Returns its namespace and name.
+    pub fn key(&self) -> (String, String) {
+        (self.namespace().to_owned(), self.located.object.name().to_owned())
+    }
+
+    /// Returns an error at `field`, a path of keys.
+    pub fn field_error(&self, field: &str, problem: &str) -> LoadError {
+        self.located.error(FieldPath::of_keys(field), problem)
+    }
+}
 
 /// Loads all files together.
 pub fn load_files(loader: &Loader, files: &[PathBuf]) -> Loaded {

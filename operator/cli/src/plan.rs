@@ -1,27 +1,25 @@
 //! `sluice plan`: shows the decisions that the operator would make about the objects of files, before they are applied.
 //!
-//! The decisions are the operator's own ([`sluice_plan`]). Its inputs differ: sizes of models are from local
+//! The decisions are the operator's own ([`sluice_plan`]), as those of `sluice up` are. Its inputs differ: sizes of models are from local
 //! folders ([`sizes`]), or all statuses are from a cluster. Compared with an earlier version of the files or that
 //! cluster, it also lists the tenants whose pods a change replaces.
 
 mod change;
-mod inputs;
+pub(crate) mod inputs;
 mod render;
-mod sizes;
+pub(crate) mod sizes;
 
 use std::path::PathBuf;
 
 use anyhow::bail;
 use sluice_plan::observed::ObservedPool;
-use sluice_plan::pool_plan::{PlanContext, PoolPlan, plan};
-use sluice_plan::validate::ClusterFeatures as Abilities;
-use sluice_plan::zone_disruption::ZoneDisruption;
+use sluice_plan::pool_plan::{PoolPlan, plan};
 
 use self::change::{observed_after, slot_templates};
 use self::inputs::{PlanInputs, PoolInputs};
 use self::render::RenderedPool;
 use crate::cluster::ClusterArgs;
-use crate::{Misconfigured, manifests, now_unix_ms, print};
+use crate::{Misconfigured, manifests, print};
 
 /// Options of `sluice plan`.
 #[derive(Clone, Debug, clap::Args)]
@@ -134,31 +132,18 @@ fn print_plan(
 fn render_pool(pool: &PoolInputs<'_>, before: Option<&PoolInputs<'_>>) -> RenderedPool {
     let Some(before) = before else {
         let seen = pool.observed();
-        let given = plan_input(pool, &seen);
+        let given = pool.context(&seen);
         return render::render(pool, &plan(&given), None);
     };
     let there = before.observed();
-    let given_before = plan_input(before, &there);
+    let given_before = before.context(&there);
     let planned_before = plan(&given_before);
     let earlier = slot_templates(before, &planned_before);
     let seen =
         ObservedPool { inspections: pool.observed().inspections, ..observed_after(before, &planned_before) };
-    let given_after = plan_input(pool, &seen);
+    let given_after = pool.context(&seen);
     let planned: PoolPlan<'_> = plan(&given_after);
     render::render(pool, &planned, Some(&earlier))
-}
-
-fn plan_input<'a>(pool: &'a PoolInputs<'a>, seen: &'a ObservedPool) -> PlanContext<'a> {
-    PlanContext {
-        pool: pool.pool,
-        tenants: &pool.tenants,
-        observed: seen,
-        // Whether a cluster supports them is checked there.
-        cluster: Abilities { has_image_volumes: true },
-        disruption: ZoneDisruption::default(),
-        grace_seconds: i64::MAX,
-        now: i64::try_from(now_unix_ms() / 1000).unwrap_or(i64::MAX),
-    }
 }
 
 #[cfg(test)]

@@ -25,13 +25,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::manifests::{self, SourceObject};
 use crate::models::CacheArgs;
 use crate::models::hub_model::DEFAULT_ENDPOINT;
 use crate::up::output::{eprint_hint, eprint_note, print_line};
-use crate::up::plan::{SourceObject, UpOptions};
+use crate::up::plan::UpOptions;
 use crate::up::ready::{ReadyEvent, ReadySink};
 use crate::up::{Fleet, Signals};
-use crate::{manifests, print, sibling_binaries};
+use crate::{print, sibling_binaries};
 use chat::{Chat, ChatModel, Recommended};
 use manifest::RunModel;
 use prepare::Prepared;
@@ -130,7 +131,8 @@ async fn serve(
         args.runtime_dir.as_deref(),
         &ReadySink::Channel(ready_sender),
         true,
-    )?;
+    )
+    .await?;
     let names: Vec<_> = models.iter().map(|model| model.served_name.as_str()).collect();
     let (gpu, total) = (bytes(plan.gpu_bytes), bytes(plan.total_bytes));
     let mut context: Vec<_> = plan.context_tokens.iter().map(ToString::to_string).collect();

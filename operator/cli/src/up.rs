@@ -10,14 +10,12 @@ mod directive_pusher;
 mod fleet;
 mod gpu_ledger;
 pub(crate) mod output;
-mod placement;
 pub(crate) mod plan;
 mod process;
 pub(crate) mod ready;
 mod shared_gpu;
 mod signals;
 mod support_check;
-mod weights;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -25,8 +23,9 @@ use std::path::PathBuf;
 use sluice_types::load::Loader;
 
 use crate::admin::AdminClient;
-use crate::{Misconfigured, manifests, sibling_binaries};
-pub(crate) use config_error::FieldLocator;
+use crate::manifests::{self, SourceObject};
+use crate::{Misconfigured, sibling_binaries};
+pub(crate) use config_error::{FieldLocator, unplaced_fields};
 pub(crate) use dashboard::{DEFAULT_ADDRESS as DEFAULT_PAGE, DashboardServer};
 pub(crate) use fleet::Fleet;
 use output::eprint_note;
@@ -88,7 +87,8 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
     let objects = load_objects(&args.files)?;
     // On a terminal, users do not read the log lines of every start.
     let quiet = std::io::stderr().is_terminal();
-    let fleet = Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, quiet)?;
+    let fleet =
+        Fleet::claim(&objects, &options, args.runtime_dir.as_deref(), &ReadySink::Stdout, quiet).await?;
     if quiet {
         let titles: Vec<_> =
             fleet.configs().iter().map(|config| format!("{}/{}", config.namespace, config.name)).collect();
@@ -104,10 +104,9 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
 }
 
 /// Loads the objects of all files, each with the base folder of its relative paths.
-fn load_objects(paths: &[PathBuf]) -> Result<Vec<plan::SourceObject>, Misconfigured> {
+fn load_objects(paths: &[PathBuf]) -> Result<Vec<SourceObject>, Misconfigured> {
     let loaded = manifests::load_files(&Loader::new(), paths);
-    let place =
-        |located| plan::SourceObject { folder: manifests::folder_of(paths, &located).to_owned(), located };
+    let place = |located| SourceObject { folder: manifests::folder_of(paths, &located).to_owned(), located };
     let placed: Vec<_> = loaded.objects.into_iter().map(place).collect();
     if loaded.errors.is_empty() {
         return Ok(placed);

@@ -95,7 +95,7 @@ fn test_env() -> TestEnv {
     let world = TestEnv::new();
     world.write("local.yaml", &yaml());
     world.script("sluice-engine", "exit 1\n");
-    world.script("sluice-sidecar", LISTENING_SIDECAR);
+    world.sidecar(LISTENING_SIDECAR);
     world
 }
 
@@ -137,7 +137,7 @@ fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
         assert_eq!((directive.sequence, neighbours), (1, expected));
         assert_eq!(directive.epoch, first[0].epoch);
         let own = config(&world, TENANTS[index]).neighbourhood.unwrap();
-        // A third of 24 MiB: the model has no weights.
+        // A third of 24 MiB: the models are equal.
         assert_eq!((own.share_bytes, own.folder), (8 << 20, world.path("run/gpu.default.local-one-0")));
         assert_eq!((own.claim.len(), own.sharing), (32, directive.sharing));
     }

@@ -15,7 +15,7 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 pub fn pool(memory: &str) -> String {
     format!(
         "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: local}}\nspec:\n  \
-         deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}}}}}\n  hostMemoryPerGPU: 400Mi\n  \
+         deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}}}}}\n  hostMemoryPerGPU: 1Gi\n  \
          gpus: [{{name: one}}]\n  policy: Oneiros\n"
     )
 }
@@ -74,6 +74,16 @@ impl TestEnv {
             .unwrap();
         shell.stdin.take().unwrap().write_all(format!("#!/bin/sh\n{body}").as_bytes()).unwrap();
         assert!(shell.wait().unwrap().success());
+    }
+
+    /// Creates a sidecar's program of these lines, which inspects every model as one of 192 KiB of weights.
+    pub fn sidecar(&self, body: &str) {
+        let report = r#"{"version":1,"geometry":{"global_bytes":65536,"layer_bytes":65536,"layers":2,
+            "kv_bytes_per_token":512,"max_model_len":64,"activation_bytes":0,"step_activation_bytes":0,
+            "thread_bytes":0,"staging_bytes":0}}"#;
+        let report = report.replace('\n', "");
+        let inspects = format!("if [ \"$1\" = inspect ]; then echo '{report}'; exit 0; fi\n");
+        self.script("sluice-sidecar", &(inspects + body));
     }
 
     pub fn sluice(&self, args: &[&str]) -> Command {

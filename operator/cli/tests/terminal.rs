@@ -192,10 +192,7 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
         let world = TestEnv::new();
         world.write("local.yaml", YAML);
         world.script("sluice-engine", "exit 1\n");
-        world.script(
-            "sluice-sidecar",
-            "echo \"$SLUICE_LOG\" > told.tmp && mv told.tmp told\nexec sleep 600\n",
-        );
+        world.sidecar("echo \"$SLUICE_LOG\" > told.tmp && mv told.tmp told\nexec sleep 600\n");
         let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
         command.envs(variable.map(|variable| (variable, level)));
         let mut up = PtyProcess::run(command);

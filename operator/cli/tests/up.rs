@@ -47,7 +47,7 @@ fn test_env(sidecar: &str) -> TestEnv {
     let world = TestEnv::new();
     world.write("local.yaml", YAML);
     world.script("sluice-engine", "exit 1\n");
-    world.script("sluice-sidecar", sidecar);
+    world.sidecar(sidecar);
     world
 }
 
@@ -270,6 +270,34 @@ fn rejection_names_file_line_and_field() {
         "sluice: default/story: cannot be served\n\
          local.yaml:6: GpuPool/local spec.device.host.memory: no good\n"
     );
+}
+
+/// A sidecar that cannot inspect a model, for this reason.
+fn uninspectable_env(reason: &str) -> TestEnv {
+    let world = test_env("");
+    let refusal = format!("{{\"reason\": \"{reason}\", \"message\": \"model/config.json: no such file\"}}");
+    let report = format!("{{\"version\": 1, \"refusal\": {refusal}}}");
+    world.script("sluice-sidecar", &format!("test \"$1\" = inspect || touch started\necho '{report}'\n"));
+    world
+}
+
+#[test]
+fn a_model_that_cannot_be_read_is_refused_by_its_line_before_anything_starts() {
+    for (reason, code, expected) in [
+        (
+            "Unreadable",
+            78,
+            "sluice: default/story: cannot be served\n\
+             local.yaml:16: ModelTenant/story spec.model.source.file.path: model/config.json: no such file\n",
+        ),
+        ("Unavailable", 1, "sluice: default/story: model/config.json: no such file\n"),
+    ] {
+        let world = uninspectable_env(reason);
+        let outcome = end(start(&world));
+        assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(code), expected));
+        assert!(!world.path("started").exists(), "{reason}: nothing is started");
+        assert_eq!(world.runtime_dir_entries(), [] as [std::path::PathBuf; 0]);
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! Directives: what the sidecar of each slot on a GPU receives about its peers.
+//! Directives: what the sidecar of each slot on a GPU receives about its peers. The operator and `sluice up` derive
+//! them here.
 //!
 //! A directive follows from the specs, the placement and the pod addresses. Only [`Directive::fallback_order`]
 //! follows from sidecar reports. [`next_directive`] limits changes of the order alone to one every
 //! [`MIN_REORDER_SECONDS`].
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sluice_types::pool::VictimRule as Written;
@@ -13,7 +14,7 @@ use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::directive::{self, Directive, MAX_PEERS, PeerInfo, Sharing, TenantRule, VictimRule};
 use sluice_wire::state::Activity;
 
-use crate::objects::{ADMIN_PORT, name};
+use crate::objects::name;
 use crate::spec_convert::to_u32;
 
 /// Minimum time between two changes of the order alone, seconds.
@@ -30,11 +31,18 @@ pub struct SlotPeer<'a> {
     pub is_share_assigned: bool,
     /// Memory that it cannot lend while it is awake, bytes.
     pub floor_bytes: u64,
-    /// Uid of its pod.
-    pub pod_uid: String,
-    /// Address of its pod.
-    pub address: IpAddr,
-    /// When it was last used, as it reported; `None` = no report yet.
+    /// Its sidecar.
+    pub sidecar: PeerSidecar,
+}
+
+/// Where the sidecar of a slot answers, and when its tenant was last used.
+#[derive(Clone, Debug)]
+pub struct PeerSidecar {
+    /// Uid of its pod; `None` = no cluster.
+    pub pod_uid: Option<String>,
+    /// Address of its admin API.
+    pub admin: SocketAddr,
+    /// When its tenant was last used, as it reported; `None` = no report yet.
     pub activity: Option<Activity>,
 }
 
@@ -43,19 +51,19 @@ impl SlotPeer<'_> {
         self.tenant.metadata.namespace.as_deref().unwrap_or_default()
     }
 
+    fn lender(&self) -> Lender<'_> {
+        let (name, priority) = (name(self.tenant), self.tenant.spec.priority);
+        Lender { name, priority, activity: self.sidecar.activity.as_ref() }
+    }
+
     fn tenant_rule(&self) -> TenantRule {
         // A proxied engine manages its own memory.
         let native = self.tenant.spec.engine.kind == EngineKind::Native;
         tenant_rule(self.tenant, Some(self.share_bytes).filter(|_| self.is_share_assigned && native))
     }
-
-    /// Returns the address of the sidecar's admin API.
-    pub fn admin_address(&self) -> SocketAddr {
-        (self.address, ADMIN_PORT.unsigned_abs() as u16).into()
-    }
 }
 
-/// A GPU and those of its slots that have a pod with an address.
+/// A GPU and those of its slots whose sidecars have an address.
 #[derive(Clone, Debug)]
 pub struct GpuPeers<'a> {
     /// Its pool.
@@ -81,7 +89,7 @@ impl GpuPeers<'_> {
         let neighbours = others.iter().map(|other| self.peer_info(other)).collect();
         let remap = &self.pool.spec.remap;
         let victim = victim_rule(remap.victim);
-        sort_victims(&mut others, victim);
+        sort_victims(&mut others, victim, |other| other.lender());
         Directive {
             version: directive::VERSION,
             epoch: 0,
@@ -102,9 +110,9 @@ impl GpuPeers<'_> {
         PeerInfo {
             namespace: other.namespace().to_owned(),
             name: name(other.tenant).to_owned(),
-            pod_uid: Some(other.pod_uid.clone()),
+            pod_uid: other.sidecar.pod_uid.clone(),
             claim_uid: self.claim_uid.map(str::to_owned),
-            admin: other.admin_address(),
+            admin: other.sidecar.admin,
             priority: other.tenant.spec.priority,
             share_bytes: other.share_bytes,
             // Directives with a floor above the share are invalid. A sidecar whose floor does not fit reports that
@@ -115,7 +123,7 @@ impl GpuPeers<'_> {
 }
 
 /// Returns the tenant's own part of its directive. `share_bytes`: `None` = not known yet.
-pub fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
+fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
     let spec = &tenant.spec;
     TenantRule {
         priority: spec.priority,
@@ -127,7 +135,7 @@ pub fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule
 }
 
 /// Converts a pool's victim rule to the rule in directives.
-pub fn victim_rule(written: Written) -> VictimRule {
+pub(crate) fn victim_rule(written: Written) -> VictimRule {
     match written {
         Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
         Written::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
@@ -135,19 +143,33 @@ pub fn victim_rule(written: Written) -> VictimRule {
     }
 }
 
-fn sort_victims(others: &mut [&SlotPeer<'_>], victim: VictimRule) {
-    if victim != VictimRule::FixedOrder {
-        others.sort_by_key(|other| victim_rank(other.activity.as_ref(), other.tenant.spec.priority, victim));
-    }
+/// What the order of lenders depends on.
+pub(crate) struct Lender<'a> {
+    /// Name of its tenant.
+    pub name: &'a str,
+    /// Priority of its tenant.
+    pub priority: i32,
+    /// When it was last used, as it reported; `None` = no report.
+    pub activity: Option<&'a Activity>,
+}
+
+/// Sorts lenders, first victims first: by [`victim_rank`], then by name. `FixedOrder` is by name alone.
+pub(crate) fn sort_victims<T>(all: &mut [T], victim: VictimRule, lender: impl Fn(&T) -> Lender<'_>) {
+    all.sort_by(|a, b| {
+        let (a, b) = (lender(a), lender(b));
+        let rank = |one: &Lender<'_>| victim_rank(one.activity, one.priority, victim);
+        match victim {
+            VictimRule::FixedOrder => a.name.cmp(b.name),
+            VictimRule::MostRecentlyUsed | VictimRule::LeastRecentlyUsed => {
+                rank(&a).cmp(&rank(&b)).then(a.name.cmp(b.name))
+            }
+        }
+    });
 }
 
 /// Returns the sort key of a tenant as a lender, first victims first: inactive tenants, then low priorities, then by
 /// `victim`. A tenant without a report sorts last among equals.
-pub(crate) fn victim_rank(
-    activity: Option<&Activity>,
-    priority: i32,
-    victim: VictimRule,
-) -> impl Ord + use<> {
+fn victim_rank(activity: Option<&Activity>, priority: i32, victim: VictimRule) -> impl Ord + use<> {
     let recency = match (victim, activity.and_then(|activity| activity.last_used_unix_ms)) {
         (_, None) => (true, 0),
         (VictimRule::MostRecentlyUsed, Some(used)) => (false, u64::MAX - used),

@@ -17,14 +17,17 @@ use sluice_wire::geometry::GeometryError;
 use self::admission::{is_in_removed_group, reject_if_terminating, reject_oversized_kv, validate_tenant};
 use self::desired_slots::{ClaimNames, PoolDemandParams, desired_slots};
 use self::share_plan::assign_shares;
+pub use self::share_plan::slot_memory;
 use crate::claims_in_force::current_claims;
 use crate::conditions::ConditionResult;
+use crate::directives::{GpuPeers, PeerSidecar, SlotPeer};
 use crate::epoch::Epoch;
 use crate::gpu::Gpu;
 use crate::objects::{PlacedSlot, claim_name};
 use crate::observed::{ApplyFailure, ObservedClaim, ObservedIndex, ObservedPod, ObservedPool, SidecarReport};
 use crate::placement::{Placement, Slot, UnfitReason, UnplacedReason, place};
 use crate::resource_demand::{Demand, Geometry};
+use crate::spec_convert::sharing;
 use crate::validate::ClusterFeatures;
 use crate::zone_disruption::ZoneDisruption;
 
@@ -154,6 +157,34 @@ impl<'a> PoolPlan<'a> {
             (tenant, &tenant.slots[slot])
         };
         self.slots.get(gpu).into_iter().flatten().map(of)
+    }
+
+    /// Returns the input for the directives of a GPU's slots. `sidecar` returns the sidecar of a slot; `None` = it has
+    /// no address yet, and no directive names it.
+    pub fn gpu_peers<'p>(
+        &'p self,
+        pool: &'p GpuPool,
+        gpu: usize,
+        sidecar: impl Fn(&TenantPlan<'a>, &SlotPlan) -> Option<PeerSidecar>,
+    ) -> GpuPeers<'p> {
+        let planned = &self.gpus[gpu];
+        let seen = planned.epoch.and_then(|epoch| self.claim(&claim_name(&planned.gpu, epoch.number)));
+        let peer = |(tenant, slot): (&TenantPlan<'a>, &SlotPlan)| {
+            Some(SlotPeer {
+                tenant: tenant.tenant,
+                share_bytes: slot.share_bytes,
+                is_share_assigned: slot.is_share_assigned,
+                floor_bytes: slot.floor_bytes,
+                sidecar: sidecar(tenant, slot)?,
+            })
+        };
+        GpuPeers {
+            pool,
+            sharing: sharing(&planned.gpu.settings.sharing),
+            claim_uid: seen.map(|claim| claim.uid.as_str()),
+            gpu_uuid: seen.and_then(|claim| claim.device.as_ref()?.uuid.as_deref()),
+            peers: self.slots_on(gpu).filter_map(peer).collect(),
+        }
     }
 
     /// Returns the observed claim `name`.

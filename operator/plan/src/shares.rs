@@ -1,19 +1,72 @@
-//! The memory that each tenant of a GPU may hold without borrowing.
+//! The memory that each slot of a GPU may hold without borrowing. The operator and `sluice up` assign it here.
 
-/// A tenant of the GPU.
+/// A slot of the GPU, as its share depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShareInput {
+pub struct SlotMemory {
     /// Weights of its model, bytes.
     pub weights_bytes: u64,
-    /// Memory that it cannot lend, bytes; 0 = not known.
-    pub floor_bytes: u64,
+    /// Planned floor in chunks of the GPU, bytes.
+    pub planned_floor_bytes: u64,
+    /// Floor that its sidecar reports, bytes; 0 = no report.
+    pub reported_floor_bytes: u64,
 }
 
-impl ShareInput {
-    /// Returns an input with weights only.
-    pub const fn of(weights_bytes: u64) -> ShareInput {
-        ShareInput { weights_bytes, floor_bytes: 0 }
-    }
+/// The memory that a slot gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotShare {
+    /// Memory that it cannot lend while it is awake, bytes: the reported value as far as it exceeds the planned one
+    /// and there is room.
+    pub floor_bytes: u64,
+    /// Memory that it may hold without borrowing, bytes. On a GPU of unknown size this is the floor.
+    pub share_bytes: u64,
+}
+
+/// Assigns `capacity` bytes to the slots of a GPU in whole chunks. `None` = the size of the GPU is not known.
+///
+/// A reported floor counts where it exceeds the planned one, because otherwise no peer would ever release the rest. It
+/// counts only as far as all other slots keep their planned floors, whatever is reported.
+pub fn slot_shares(capacity: Option<u64>, chunk: u64, slots: &[SlotMemory]) -> Vec<SlotShare> {
+    let chunk = chunk.max(1);
+    let chunks = |bytes: u64| bytes.div_ceil(chunk);
+    let planned = |slot: &SlotMemory| chunks(slot.planned_floor_bytes);
+    let beyond = |slot: &SlotMemory| chunks(slot.reported_floor_bytes).saturating_sub(planned(slot));
+    let beyond: Vec<u64> = slots.iter().map(beyond).collect();
+    let room = (capacity.unwrap_or(u64::MAX) / chunk).saturating_sub(slots.iter().map(planned).sum());
+    let granted = scale_to_fit(room, &beyond);
+    let part = |(slot, more): (&SlotMemory, u64)| ShareInput {
+        weights_bytes: slot.weights_bytes,
+        floor_bytes: match more {
+            0 => slot.planned_floor_bytes,
+            more => (planned(slot) + more) * chunk,
+        },
+    };
+    let parts: Vec<ShareInput> = slots.iter().zip(granted).map(part).collect();
+    let dealt = match capacity {
+        Some(capacity) => shares(capacity, chunk, &parts),
+        None => parts.iter().map(|part| part.floor_bytes).collect(),
+    };
+    let share =
+        |(part, share_bytes): (&ShareInput, u64)| SlotShare { floor_bytes: part.floor_bytes, share_bytes };
+    parts.iter().zip(dealt).map(share).collect()
+}
+
+/// Returns `wanted` if it fits into `room`, else proportional parts, rounded down.
+fn scale_to_fit(room: u64, wanted: &[u64]) -> Vec<u64> {
+    let all: u128 = wanted.iter().map(|one| u128::from(*one)).sum();
+    let part = |one: &u64| match u64::try_from(all) {
+        Ok(all) if all <= room => *one,
+        _ => proportion(room, *one, all),
+    };
+    wanted.iter().map(part).collect()
+}
+
+/// A slot of the GPU with the floor that counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct ShareInput {
+    /// Weights of its model, bytes.
+    weights_bytes: u64,
+    /// Memory that it cannot lend, bytes; 0 = not known.
+    floor_bytes: u64,
 }
 
 /// Returns the shares of `capacity` bytes in whole chunks, one for each of `parts`: its weights and an equal part of
@@ -24,7 +77,7 @@ impl ShareInput {
 ///
 /// If the floors do not fit, they are scaled in proportion: placement uses planned floors, and reported ones may be
 /// larger. A tenant that has its floor then keeps it, and the others wait for theirs.
-pub fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
+fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
     let chunk = chunk.max(1);
     let room = capacity / chunk;
     let whole = |bytes: u64| bytes.div_ceil(chunk);
@@ -79,8 +132,12 @@ mod tests {
 
     const CHUNK: u64 = 64 << 10;
 
+    const fn of_weights(weights_bytes: u64) -> ShareInput {
+        ShareInput { weights_bytes, floor_bytes: 0 }
+    }
+
     fn by_weights(capacity: u64, weights: &[u64]) -> Vec<u64> {
-        shares(capacity, CHUNK, &weights.iter().copied().map(ShareInput::of).collect::<Vec<_>>())
+        shares(capacity, CHUNK, &weights.iter().copied().map(of_weights).collect::<Vec<_>>())
     }
 
     /// Returns shares in chunks for parts in chunks.
@@ -119,11 +176,7 @@ mod tests {
         assert_eq!(of(12, &[(0, 7), (0, 3), (0, 1)]), [7, 3, 2]);
         assert_eq!(of(10, &[(8, 4), (32, 6)]), [4, 6]);
         let odd = ShareInput { weights_bytes: 0, floor_bytes: 2 * CHUNK + 1 };
-        assert_eq!(
-            shares(4 * CHUNK, CHUNK, &[odd, ShareInput::of(0)]),
-            [3 * CHUNK, CHUNK],
-            "in whole chunks"
-        );
+        assert_eq!(shares(4 * CHUNK, CHUNK, &[odd, of_weights(0)]), [3 * CHUNK, CHUNK], "in whole chunks");
         assert_eq!(of(10, &[(0, 10), (0, 10)]), [5, 5], "not even the floors fit");
     }
 
@@ -175,7 +228,7 @@ mod tests {
                 continue;
             }
             let dealt = shares(capacity, chunk, &parts);
-            let bare: Vec<ShareInput> = parts.iter().map(|part| ShareInput::of(part.weights_bytes)).collect();
+            let bare: Vec<ShareInput> = parts.iter().map(|part| of_weights(part.weights_bytes)).collect();
             binding += usize::from(shares(capacity, chunk, &bare) != dealt);
             for (share, part) in dealt.iter().zip(&parts) {
                 assert!(*share >= part.floor_bytes, "{capacity} {chunk} {parts:?}: {dealt:?}");

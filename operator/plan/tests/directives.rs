@@ -1,7 +1,9 @@
 //! Directives: what a sidecar receives about its peers.
 
 use serde_json::json;
-use sluice_plan::directives::{GpuPeers, MIN_REORDER_SECONDS, SlotPeer, next_directive};
+use sluice_plan::directives::{GpuPeers, MIN_REORDER_SECONDS, PeerSidecar, SlotPeer, next_directive};
+use sluice_policy::ids::Nanos;
+use sluice_policy::peers::{Peer, victim};
 use sluice_types::ModelTenant;
 use sluice_wire::Directive;
 use sluice_wire::directive::Sharing;
@@ -16,9 +18,11 @@ fn slot_peer(tenant: &ModelTenant, host: u8) -> SlotPeer<'_> {
         share_bytes: 48 * MIB,
         is_share_assigned: true,
         floor_bytes: 25 * MIB,
-        pod_uid: format!("pod-of-{name}"),
-        address: [10, 0, 0, host].into(),
-        activity: None,
+        sidecar: PeerSidecar {
+            pod_uid: Some(format!("pod-of-{name}")),
+            admin: ([10, 0, 0, host], 8001).into(),
+            activity: None,
+        },
     }
 }
 
@@ -36,9 +40,9 @@ fn directive_for(victim: &str, change: impl FnOnce(&mut Vec<SlotPeer<'_>>)) -> D
     let idle = json!({"priority": 3, "idle": {"afterSeconds": 20, "hibernateAfterSeconds": 90}});
     let tenants: Vec<_> = names.map(|name| tenant(name, idle.clone())).into();
     let mut members: Vec<_> = tenants.iter().zip(1..).map(|(tenant, host)| slot_peer(tenant, host)).collect();
-    members[2].activity = used(None, 90);
-    members[3].activity = used(Some(10), 10);
-    members[4].activity = used(Some(50), 50);
+    members[2].sidecar.activity = used(None, 90);
+    members[3].sidecar.activity = used(Some(10), 10);
+    members[4].sidecar.activity = used(Some(50), 50);
     change(&mut members);
     let (sharing, claim_uid, gpu_uuid) = (Sharing::Spatial, Some("claim"), Some("GPU-1"));
     GpuPeers { pool: &pool, sharing, claim_uid, gpu_uuid, peers: members }.directive(0)
@@ -62,6 +66,60 @@ fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads
     assert_eq!(Directive::from_json(&text).unwrap(), directive);
 }
 
+/// Returns these peers, by name, activity and priority, in the order in which a sidecar that knows their states asks
+/// them.
+fn asked_by_a_sidecar(peers: &[(String, Activity, i32)], rule: victim::VictimRule) -> Vec<String> {
+    let nanos = |unix_ms: Option<u64>| Nanos(unix_ms.unwrap_or(0) * 1_000_000);
+    let view = |(index, (_, activity, priority)): (u32, &(String, Activity, i32))| victim::PeerView {
+        peer: Peer { index, instance: 1 },
+        priority: *priority,
+        reachable: true,
+        live: Some(victim::PeerState {
+            active: activity.inactive_since_unix_ms.is_none(),
+            last_used: nanos(activity.last_used_unix_ms),
+            lendable_chunks: 1,
+            ..victim::PeerState::default()
+        }),
+    };
+    let views: Vec<_> = (0..).zip(peers).map(view).collect();
+    let asker =
+        victim::Borrower { priority: i32::MAX, need_chunks: u32::MAX, rule, ..victim::Borrower::default() };
+    let asked = victim::order(&views, &asker, nanos(Some(1000)));
+    asked.into_iter().map(|one| peers[one.peer.index as usize].0.clone()).collect()
+}
+
+#[test]
+fn order_without_live_state_is_that_of_a_sidecar_with_live_state() {
+    let mut peers = Vec::new();
+    for (at, priority) in [(1, 7), (2, 3), (3, 7), (4, 3)] {
+        for (suffix, inactive) in [("busy", None), ("idle", Some(5))] {
+            peers.push((
+                format!("t{at}-{suffix}"),
+                used(inactive, 100 + at * 10 + priority).unwrap(),
+                priority,
+            ));
+        }
+    }
+    let peers: Vec<(String, Activity, i32)> =
+        peers.into_iter().map(|(name, activity, priority)| (name, activity, priority as i32)).collect();
+    let tenants: Vec<_> =
+        peers.iter().map(|(name, _, priority)| tenant(name, json!({"priority": priority}))).collect();
+    for (written, rule) in [
+        ("MostRecentlyUsed", victim::VictimRule::MostRecentlyUsed),
+        ("LeastRecentlyUsed", victim::VictimRule::LeastRecentlyUsed),
+    ] {
+        let directive = directive_for(written, |members| {
+            members.truncate(1);
+            for (tenant, (_, activity, _)) in tenants.iter().zip(&peers) {
+                let mut peer = slot_peer(Box::leak(Box::new(tenant.clone())), 9);
+                peer.sidecar.activity = Some(activity.clone());
+                members.push(peer);
+            }
+        });
+        assert_eq!(directive.fallback_order, asked_by_a_sidecar(&peers, rule), "{written}");
+    }
+}
+
 #[test]
 fn inactive_peers_come_first_then_priority_then_victim_rule() {
     let order = |victim| directive_for(victim, |_| ()).fallback_order;
@@ -71,7 +129,7 @@ fn inactive_peers_come_first_then_priority_then_victim_rule() {
     let mut low = tenant("busy", json!({"priority": 1}));
     low.spec.priority = 1;
     let told = directive_for("MostRecentlyUsed", |members| {
-        members[2].activity = used(Some(1), 1);
+        members[2].sidecar.activity = used(Some(1), 1);
         members[2].tenant = Box::leak(Box::new(low));
     });
     assert_eq!(told.fallback_order, ["busy", "recent", "old", "silent"]);
@@ -111,13 +169,14 @@ fn changed_share_or_cap_is_sent_immediately() {
 fn the_order_alone_changes_no_more_often_than_every_half_minute() {
     let first = next_directive(None, directive_for("MostRecentlyUsed", |_| ()), 1000).unwrap();
     assert_eq!(next_directive(Some(&first), (*first.directive).clone(), 9000), None);
-    let other = directive_for("MostRecentlyUsed", |members| members[3].activity = used(Some(99), 99));
+    let other = directive_for("MostRecentlyUsed", |members| members[3].sidecar.activity = used(Some(99), 99));
     assert_ne!(other.fallback_order, first.directive.fallback_order);
     assert_eq!(next_directive(Some(&first), other.clone(), 1000 + MIN_REORDER_SECONDS - 1), None);
     let second = next_directive(Some(&first), other, 1000 + MIN_REORDER_SECONDS).unwrap();
     assert_eq!(second.order_changed_at, 1000 + MIN_REORDER_SECONDS);
     // Any other change is sent at once, and does not delay a change of the order.
-    let moved = directive_for("MostRecentlyUsed", |members| members[1].address = [10, 0, 0, 99].into());
+    let moved =
+        directive_for("MostRecentlyUsed", |members| members[1].sidecar.admin = ([10, 0, 0, 99], 8001).into());
     let at_once = next_directive(Some(&first), moved, 1001).unwrap();
     assert_eq!(at_once.order_changed_at, 1000);
 }

@@ -67,3 +67,8 @@ fn a_proxied_engine_whose_memory_is_stated_needs_no_inspection() {
     assert_eq!(Geometry::without_inspection(&spec(json!({"kind": "Vllm"}))), None);
     assert_eq!(Geometry::without_inspection(&spec(json!({"resources": stated}))), None);
 }
+
+#[test]
+fn a_block_has_as_many_tokens_as_in_a_sidecar() {
+    assert_eq!(sluice_plan::sizes::BLOCK_TOKENS, u64::from(sluice_policy::geometry::BLOCK_TOKENS));
+}

@@ -99,7 +99,9 @@ impl InspectError {
         match self {
             InspectError::Fetch(error) if error.is_final() => GeometryErrorKind::Unreadable,
             InspectError::Fetch(_) => GeometryErrorKind::Unavailable,
-            InspectError::Model(ModelError::Io { .. }) => GeometryErrorKind::Unreadable,
+            InspectError::Model(ModelError::Io { .. } | ModelError::Absent { .. }) => {
+                GeometryErrorKind::Unreadable
+            }
             InspectError::Model(_) | InspectError::TooLong { .. } => GeometryErrorKind::Unsupported,
         }
     }
@@ -154,6 +156,7 @@ impl InspectArgs {
 /// # Errors
 /// The files cannot be fetched, or are not a supported model.
 pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry, InspectError> {
+    files.check_present()?;
     let config = files.path("config.json");
     let map = files.json("config.json", MAX_JSON_BYTES).await?;
     let shape = parse_config(&config, map, dtype)?;

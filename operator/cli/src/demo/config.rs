@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use sluice_plan::geometry::to_status;
+use sluice_plan::resource_demand::{self, DemandParams};
 use sluice_plan::sizes::{self, SMALL_PROCESS_BYTES};
+use sluice_types::pool::Policy;
 use sluice_types::{HOST_DEVICE_CLASS, Quantity};
 use sluice_wire::geometry::Geometry;
 
@@ -175,10 +178,31 @@ impl DemoConfig {
             + kv
             + SPARE_CHUNKS;
         let tenants = TENANTS.len() as u64;
-        let weights = model.global_bytes + layers * model.layer_bytes;
-        let (memory_bytes, host_bytes) = (tenants * share * chunk, tenants * (weights + chunk));
+        let (memory_bytes, host_bytes) = (tenants * share * chunk, tenants * self.tenant_host_bytes(model));
         let total_bytes = memory_bytes + host_bytes + tenants * SMALL_PROCESS_BYTES;
         DemoConfig { memory_bytes, host_bytes, total_bytes, ..self }
+    }
+
+    /// Returns the host memory of one tenant, as its placement counts it.
+    fn tenant_host_bytes(&self, model: &Geometry) -> u64 {
+        let spec = serde_json::from_value(self.tenant_spec(LatencySlo::UNKNOWN, "model"));
+        let spec = spec.expect("the tenant of the demo is a tenant");
+        let sizes = resource_demand::Geometry::from_status(&to_status(model), self.threads);
+        let terms = DemandParams {
+            chunk_bytes: self.chunk_bytes,
+            context_bytes: 0,
+            host_gpu_bytes: None,
+            policy: Policy::Oneiros,
+        };
+        resource_demand::demand(&spec, &sizes.expect("an inspected model has sizes"), &terms).host_bytes
+    }
+
+    fn tenant_spec(&self, promise: LatencySlo, folder: &str) -> serde_json::Value {
+        json!({
+            "poolRef": {"name": "demo"}, "drainSeconds": 1,
+            "slo": {"ttftMilliseconds": promise.ttft_ms, "tbtMilliseconds": promise.tbt_ms},
+            "model": {"source": {"type": "File", "file": {"path": folder}}, "maxModelLen": self.context},
+        })
     }
 
     /// Returns the pool and its tenants under `rule` as documents for the loader. All tenants serve the model in
@@ -194,14 +218,7 @@ impl DemoConfig {
             "deviceClassName": HOST_DEVICE_CLASS, "device": device, "policy": rule.policy_name(),
             "gpus": [{"name": "shared", "sharing": sharing}], "hostMemoryPerGPU": quantity(self.host_bytes),
         });
-        let tenant = |name: &&str| {
-            let spec = json!({
-                "poolRef": {"name": "demo"}, "drainSeconds": 1,
-                "slo": {"ttftMilliseconds": promise.ttft_ms, "tbtMilliseconds": promise.tbt_ms},
-                "model": {"source": {"type": "File", "file": {"path": folder}}, "maxModelLen": self.context},
-            });
-            manifest_object("ModelTenant", name, &spec)
-        };
+        let tenant = |name: &&str| manifest_object("ModelTenant", name, &self.tenant_spec(promise, folder));
         let objects =
             std::iter::once(manifest_object("GpuPool", "demo", &pool)).chain(TENANTS.iter().map(tenant));
         objects.collect::<Vec<_>>().join("\n---\n")

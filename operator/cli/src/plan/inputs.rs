@@ -1,4 +1,5 @@
-//! The planned objects: those of files, those of a cluster, or those of a cluster overlaid with files.
+//! The planned objects: those of files, those of a cluster, those of a cluster overlaid with files, or those of a run
+//! on this machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,14 +9,19 @@ use kube::ResourceExt;
 use sluice_plan::gpu::{GpuSizes, gpus};
 use sluice_plan::objects::claim_digest;
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
+use sluice_plan::pool_plan::PlanContext;
+use sluice_plan::validate::ClusterFeatures;
+use sluice_plan::zone_disruption::ZoneDisruption;
 use sluice_types::load::{LoadError, LoadErrors, Loader, Object, Problem, SpannedObject};
 use sluice_types::pool::GpuStatus;
+use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
-use sluice_types::{DEFAULT_NAMESPACE, GpuPool, ModelTenant};
+use sluice_types::{CpuQuantity, DEFAULT_NAMESPACE, GpuPool, ModelTenant};
 use sluice_wire::geometry::{Geometry, GeometryError};
 
 use crate::cluster::{Cluster, list_objects};
-use crate::manifests;
+use crate::manifests::{self, SourceObject};
+use crate::now_unix_ms;
 use crate::up::FieldLocator;
 
 /// Namespace and name.
@@ -66,6 +72,24 @@ impl PlanInputs {
             scene.add(located, &folder, namespace.unwrap_or(DEFAULT_NAMESPACE));
         }
         Ok(scene)
+    }
+
+    /// Returns the objects of a run on this machine, as they would be in a cluster: new, and with `threads` CPUs for each
+    /// engine. Other limits of containers have no effect here.
+    pub fn for_local_run(objects: impl IntoIterator<Item = SourceObject>, threads: u32) -> PlanInputs {
+        let mut inputs = PlanInputs::default();
+        for SourceObject { located, folder } in objects {
+            inputs.add(located, &folder, DEFAULT_NAMESPACE);
+        }
+        inputs.pools.values_mut().for_each(|pool| pool.status = None);
+        for tenant in inputs.tenants.values_mut() {
+            let cpu = Some(CpuQuantity::from_cores(threads));
+            let limits = Some(ResourceList { cpu, memory: None });
+            tenant.status = None;
+            tenant.spec.engine.resources = Some(Resources { requests: None, limits });
+            tenant.spec.sidecar.resources = None;
+        }
+        inputs
     }
 
     fn add(&mut self, located: SpannedObject, folder: &Path, namespace: &str) {
@@ -204,6 +228,20 @@ impl PoolInputs<'_> {
             self.inputs.sources.get(&(kind, (self.key.0.clone(), name.to_owned()))).cloned()
         };
         Some(FieldLocator::new(written("ModelTenant", tenant)?, written("GpuPool", &self.key.1)))
+    }
+
+    /// Returns the operator's input for this pool, whose observed state is `seen`.
+    pub fn context<'s>(&'s self, seen: &'s ObservedPool) -> PlanContext<'s> {
+        PlanContext {
+            pool: self.pool,
+            tenants: &self.tenants,
+            observed: seen,
+            // Whether a cluster supports them is checked there.
+            cluster: ClusterFeatures { has_image_volumes: true },
+            disruption: ZoneDisruption::default(),
+            grace_seconds: i64::MAX,
+            now: i64::try_from(now_unix_ms() / 1000).unwrap_or(i64::MAX),
+        }
     }
 
     /// Returns the known GPUs and slots of the pool from statuses, and models from folders.

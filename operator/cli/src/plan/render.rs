@@ -1,13 +1,14 @@
 //! Renders a plan as text.
 
 use sluice_plan::conditions::ConditionResult;
-use sluice_plan::placement::{UnfitReason, UnplacedReason};
+use sluice_plan::placement::UnplacedReason;
 use sluice_plan::pool_plan::{GpuPlan, PoolPlan, SlotPlan, TenantPlan};
 use sluice_types::tenant::EngineKind;
 use sluice_wire::config_rejection::ConfigRejection;
 
 use super::change::{SlotChange, SlotTemplates, slot_change, slot_templates};
 use super::inputs::PoolInputs;
+use crate::up::unplaced_fields;
 use sluice_page::text::formatting::bytes;
 
 /// The rendered plan of a pool.
@@ -152,15 +153,7 @@ impl PoolRenderer<'_> {
 
     /// Lists the fields of files whose change would free capacity, as `sluice up` names them.
     fn suggested_changes(&self, tenant: &str, why: &UnplacedReason) -> Vec<String> {
-        let fields = match why {
-            UnplacedReason::ModelLargerThanGpu { .. }
-            | UnplacedReason::NoRoom { misfit: UnfitReason::DeviceMemory(_), .. } => {
-                ConfigRejection::OF_FLOOR
-            }
-            UnplacedReason::NoRoom { misfit: UnfitReason::HostMemory(_), .. } => "gpu.host_memory_bytes",
-            _ => return Vec::new(),
-        };
-        let refusal = ConfigRejection::new(fields, "change this");
+        let refusal = ConfigRejection::new(unplaced_fields(why), "change this");
         let lines = self.pool.field_locator(tenant).map(|blame| blame.lines(&refusal)).unwrap_or_default();
         lines.into_iter().map(|line| format!("    {line}")).collect()
     }

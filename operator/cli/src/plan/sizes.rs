@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use futures_util::future::join_all;
 use sluice_types::tenant::WeightType;
 
-use super::inputs::PlanInputs;
+use super::inputs::{ObjectKey, PlanInputs};
 use crate::inspect::{ModelLocation, inspect};
 
 /// Checks that each of `named` is a tenant of a scene.
@@ -28,11 +29,14 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
 /// Reads the sizes of every tenant that has a folder and unknown sizes; `named` are folders of tenants of that name
 /// in every namespace.
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
-    for key in scene.unknown_sizes() {
+    let folder = |key: ObjectKey| {
         let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);
-        let Some(folder) = named.or_else(|| scene.folders.get(&key)).cloned() else { continue };
+        let folder = named.or_else(|| scene.folders.get(&key))?.clone();
         let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
-        let said = inspect(ModelLocation::Folder(&folder), dtype).await;
-        scene.inspections.insert(key, said);
-    }
+        Some((key, folder, dtype))
+    };
+    let unknown: Vec<_> = scene.unknown_sizes().into_iter().filter_map(folder).collect();
+    let read = unknown.iter().map(|(_, folder, dtype)| inspect(ModelLocation::Folder(folder), *dtype));
+    let said = join_all(read).await;
+    scene.inspections.extend(unknown.into_iter().map(|(key, ..)| key).zip(said));
 }

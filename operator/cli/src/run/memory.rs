@@ -8,6 +8,7 @@ use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::geometry::Geometry;
 
 use crate::chunk_size::{block_bytes, chunk_bytes};
+use crate::up::plan::thread_count;
 use sluice_page::text::formatting::bytes;
 
 /// Longest default context, tokens.
@@ -275,15 +276,6 @@ impl ModelDemand {
         format!(
             "{name}: weights {weights}, KV of {sequences} x {tokens} tokens {kv}, host copy {host}, engine {rest}"
         )
-    }
-}
-
-/// Returns the number of threads of an engine for the option `asked`.
-fn thread_count(asked: u32) -> u32 {
-    match asked {
-        0 => std::thread::available_parallelism()
-            .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
-        asked => asked,
     }
 }
 

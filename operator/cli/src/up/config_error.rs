@@ -1,11 +1,13 @@
 //! Translates a sidecar's refusal for the author of the YAML: object, field and line instead of fields of a
 //! generated configuration.
 
+use sluice_plan::placement::{UnfitReason, UnplacedReason};
+use sluice_types::conditions::Reason;
 use sluice_types::load::{Object, Path, SpannedObject};
 use sluice_types::pool::Policy;
 use sluice_wire::config_rejection::ConfigRejection;
 
-use super::plan::SourceObject;
+use crate::manifests::SourceObject;
 
 /// Origin of a field of a sidecar's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,29 @@ const FIELD_ORIGINS: [(&str, FieldOrigin); 18] = [
     ("listen.serve", Flag("choose another port with --port (0 = a free one) or another address with --host")),
     ("debug.force_remap", Flag("it comes from --force-remap")),
 ];
+
+/// Returns the fields of a sidecar's configuration whose change could give a slot a GPU, separated by commas; empty =
+/// no field could.
+pub fn unplaced_fields(why: &UnplacedReason) -> &'static str {
+    match why {
+        UnplacedReason::ModelLargerThanGpu { .. }
+        | UnplacedReason::NoRoom { misfit: UnfitReason::DeviceMemory(_), .. } => ConfigRejection::OF_FLOOR,
+        UnplacedReason::NoRoom { misfit: UnfitReason::HostMemory(_), .. } => "gpu.host_memory_bytes",
+        UnplacedReason::ModelNotInspected
+        | UnplacedReason::GroupNotFound { .. }
+        | UnplacedReason::NoRoom { .. } => "",
+    }
+}
+
+/// Returns the fields of a sidecar's configuration that a tenant is rejected for, separated by commas; empty = the
+/// message names them.
+pub fn rejection_fields(reason: Reason) -> &'static str {
+    match reason {
+        Reason::ChunkTooSmall => "gpu.chunk_bytes",
+        Reason::ContextDoesNotFit => "memory.kv_limit_bytes, max_model_len",
+        _ => "",
+    }
+}
 
 /// The objects from which a sidecar's configuration was built.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, join_all};
+use sluice_plan::sidecar_report::floor_bytes;
 use sluice_wire::config::SidecarRecord;
 use sluice_wire::config_rejection::ConfigRejection;
 use sluice_wire::directive::{Directive, Fence};
@@ -139,7 +140,8 @@ impl DirectivePusher {
 
     fn check_capacity(&self) -> Result<(), Misconfigured> {
         let Some(problem) = self.gpu.capacity_error() else { return Ok(()) };
-        let largest = (0..self.locators.len()).max_by_key(|member| self.gpu.gpu_tenants[*member].floor_bytes);
+        let largest = (0..self.locators.len())
+            .max_by_key(|member| self.gpu.gpu_tenants[*member].reported_floor_bytes());
         let member = largest.unwrap_or_default();
         let refusal = ConfigRejection::new(ConfigRejection::OF_FLOOR, problem);
         let words =
@@ -186,11 +188,11 @@ impl DirectivePusher {
         let gpu = Arc::make_mut(&mut self.gpu);
         for (member, floor) in floors {
             self.floors_unknown[*member] = false;
-            gpu.gpu_tenants[*member].floor_bytes = *floor;
+            gpu.gpu_tenants[*member].set_reported_floor(*floor);
         }
         let dealt = gpu.reassign_shares();
         if dealt {
-            let parts = gpu.gpu_tenants.iter().map(|one| format!("{} {}", one.name, one.share_bytes));
+            let parts = gpu.gpu_tenants.iter().map(|one| format!("{} {}", one.name, one.share.share_bytes));
             let parts: Vec<_> = parts.collect();
             eprint_note(format_args!(
                 "{}: shares follow the floors of its tenants, bytes: {}",
@@ -206,8 +208,7 @@ impl DirectivePusher {
 async fn fetch_floor(admin: &AdminClient, member: usize, record: &SidecarRecord) -> Option<(usize, u64)> {
     // A sidecar that has exited or does not answer is polled again.
     let state = admin.state(record).await.ok()?;
-    let floor = state.neighbourhood?.floor_bytes;
-    (floor > 0).then_some((member, floor))
+    Some((member, floor_bytes(&state)?))
 }
 
 /// Retries until the directive is accepted or rejected.

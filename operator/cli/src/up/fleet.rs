@@ -6,19 +6,23 @@ use std::path::Path;
 use anyhow::bail;
 use sluice_types::load::Object;
 use sluice_wire::config::SidecarConfig;
+use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
 use tokio::task::JoinSet;
 
 use super::directive_pusher::{self, DirectivePusher, RecordSender};
 use super::output::eprint_note;
-use super::plan::{self, SourceObject, UpOptions};
+use super::plan::{self, UpOptions};
 use super::process::{ProcessCommand, TenantProcess};
 use super::ready::ReadySink;
 use super::shared_gpu::{GpuTenant, SharedGpu};
 use super::signals::Signals;
-use super::{FieldLocator, gpu_ledger, weights};
+use super::{FieldLocator, gpu_ledger};
 use crate::admin::AdminClient;
+use crate::manifests::{self, SourceObject};
+use crate::plan::inputs::PlanInputs;
+use crate::plan::sizes;
 use crate::runtime_dir::{LockedDir, RuntimeDir};
-use crate::{Misconfigured, manifests, sibling_binaries};
+use crate::{Misconfigured, sibling_binaries};
 
 /// Tenants whose folders are claimed and whose processes are not started.
 pub struct Fleet {
@@ -30,9 +34,9 @@ impl Fleet {
     /// Claims the folders of all tenants of `objects`. `quiet` limits their logs to warnings and errors.
     ///
     /// # Errors
-    /// A sibling binary is missing, an object needs an unsupported feature, nothing is to run, or a tenant already
-    /// runs.
-    pub fn claim(
+    /// A sibling binary is missing, an object needs an unsupported feature, a tenant cannot be served or has no GPU,
+    /// nothing is to run, or a tenant already runs.
+    pub async fn claim(
         objects: &[SourceObject],
         options: &UpOptions,
         runtime_dir: Option<&Path>,
@@ -41,8 +45,10 @@ impl Fleet {
     ) -> anyhow::Result<Fleet> {
         let sidecar = sibling_binaries::find("sluice-sidecar")?;
         let runtime = RuntimeDir::open(runtime_dir)?;
-        let mut plan =
-            plan::plan(objects, options, &weights_bytes).map_err(|all| manifests::to_misconfigured(&all))?;
+        let mut inputs = plan::inputs(objects, options).map_err(|all| manifests::to_misconfigured(&all))?;
+        sizes::read_sizes(&mut inputs, &[]).await;
+        check_available(&inputs)?;
+        let mut plan = plan::plan(objects, &inputs, options)?;
         plan.ineffective.iter().for_each(|field| eprint_note(format_args!("warning: {field}")));
         if plan.configs.is_empty() {
             return Err(no_tenants_error(objects).into());
@@ -121,9 +127,14 @@ impl SharedGpus {
     }
 }
 
-/// Returns the bytes of a tenant's weights.
-fn weights_bytes(config: &SidecarConfig) -> u64 {
-    weights::weights_bytes(&config.model_path, config.dtype.as_deref())
+/// Checks that the models could be read just now. A model that is wrong is reported with its line by the plan.
+fn check_available(inputs: &PlanInputs) -> anyhow::Result<()> {
+    for ((namespace, name), said) in &inputs.inspections {
+        if let Err(GeometryError { reason: GeometryErrorKind::Unavailable, message }) = said {
+            bail!("{namespace}/{name}: {message}");
+        }
+    }
+    Ok(())
 }
 
 /// Reports files without a tenant that is to run. To end with success would hide the mistake.

@@ -1,38 +1,25 @@
-//! Translates objects into sidecar configurations. Unsupported fields are rejected by file, line and field. Pure.
+//! Plans the tenants of a run on this machine: the GPU, the floor and the share of each are those of the operator
+//! ([`sluice_plan`]), and its sidecar's configuration is that of a pod with paths and ports of this machine. Fields that
+//! need a cluster are rejected by file, line and field. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use sluice_plan::spec_convert::{self, to_u32};
-use sluice_types::load::{LoadError, LoadErrors, Object, Path as FieldPath, SpannedObject};
-use sluice_types::pool::{HostDevice, Policy};
-use sluice_types::tenant::WeightType;
-use sluice_types::{GpuPool, ModelTenant, Quantity};
-use sluice_wire::config::{DebugConfig, EngineConfig, GpuConfig, ListenConfig, SidecarConfig};
+use sluice_plan::objects::{PlacedSlot, sidecar_config};
+use sluice_plan::pool_plan::{self, PoolPlan, TenantPlan};
+use sluice_types::ModelTenant;
+use sluice_types::load::{LoadError, LoadErrors, Object};
+use sluice_types::pool::Policy;
+use sluice_wire::config::{DebugConfig, EngineConfig, ListenConfig, SidecarConfig};
+use sluice_wire::config_rejection::ConfigRejection;
 
-use super::placement::{GpuAssignment, GpuOccupancy};
-use super::shared_gpu::{self, SharedGpu};
+use super::config_error::{rejection_fields, unplaced_fields};
+use super::shared_gpu::{GpuTenant, SharedGpu};
 use super::support_check::{self, UnsupportedFields};
-
-/// An object and the base folder of its relative paths.
-#[derive(Clone, Debug)]
-pub struct SourceObject {
-    /// The object, and its position in the file.
-    pub located: SpannedObject,
-    /// Folder of its file.
-    pub folder: PathBuf,
-}
-
-impl SourceObject {
-    fn namespace(&self) -> &str {
-        self.located.object.namespace()
-    }
-
-    fn field_error(&self, field: &str, problem: &str) -> LoadError {
-        self.located.error(FieldPath::of_keys(field), problem)
-    }
-}
+use crate::Misconfigured;
+use crate::manifests::SourceObject;
+use crate::plan::inputs::{ObjectKey, PlanInputs, PoolInputs};
 
 /// Choices of the command line.
 #[derive(Clone, Debug)]
@@ -53,6 +40,15 @@ pub struct UpOptions {
     pub engine: PathBuf,
 }
 
+/// Returns the threads of an engine for the option `asked`: 0 = all cores.
+pub fn thread_count(asked: u32) -> u32 {
+    match asked {
+        0 => std::thread::available_parallelism()
+            .map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX)),
+        asked => asked,
+    }
+}
+
 /// The tenants to start, and the ignored fields.
 #[derive(Debug)]
 pub struct LaunchPlan {
@@ -64,48 +60,142 @@ pub struct LaunchPlan {
     pub ineffective: Vec<LoadError>,
 }
 
-/// A tenant that runs, and its GPU.
-#[derive(Debug)]
-pub struct AssignedTenant<'a> {
-    /// As written.
-    pub tenant: &'a ModelTenant,
-    /// Its position in the file.
-    source: &'a SourceObject,
-    /// Its pool.
-    pub pool: &'a GpuPool,
-    /// Its GPU.
-    pub assignment: GpuAssignment,
-    /// Configuration of its sidecar.
-    pub config: SidecarConfig,
-}
-
 /// Parses `ALPHA:BETA`.
 pub fn parse_force_remap(text: &str) -> Result<(u16, u8), String> {
     let parsed = text.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parsed.ok_or_else(|| format!("`{text}` is not ALPHA:BETA, such as 3:1"))
 }
 
-/// Returns one configuration for each tenant to run, in the order of the files. `weigh` returns the bytes of a
-/// tenant's weights.
+/// Returns the objects that run, as the operator would plan them: an engine has the threads of the command line, as if
+/// its pod had as many CPUs. The sizes of their models are still unknown.
 ///
 /// # Errors
-/// All unsupported fields, and all tenants without a GPU.
-pub fn plan(
-    objects: &[SourceObject],
-    options: &UpOptions,
-    weigh: &dyn Fn(&SidecarConfig) -> u64,
-) -> Result<LaunchPlan, LoadErrors> {
-    let UnsupportedFields { errors: mut refused, mut ineffective } = unsupported_fields(objects);
-    let (mut seated, homeless) = assign_tenants(objects, options);
-    refused.extend(homeless);
+/// All unsupported fields.
+pub fn inputs(objects: &[SourceObject], options: &UpOptions) -> Result<PlanInputs, LoadErrors> {
+    let refused = unsupported_fields(objects).errors;
     if !refused.is_empty() {
         return Err(refused.into_iter().collect());
     }
-    let shared = shared_gpu::assign_shares(&mut seated, weigh);
-    ineffective.extend(shared_gpu_warnings(objects, &seated));
-    ineffective.extend(host_tier_warnings(&seated));
-    let configs = seated.into_iter().map(|seated| seated.config).collect();
+    let running = objects.iter().filter(|placed| !is_stopped(placed)).cloned();
+    Ok(PlanInputs::for_local_run(running, thread_count(options.threads)))
+}
+
+/// Returns one configuration for each tenant to run, in the order of the files. `inputs` are those of the objects, with
+/// the sizes of their models.
+///
+/// # Errors
+/// All tenants that cannot be served or have no GPU.
+pub fn plan(
+    objects: &[SourceObject],
+    inputs: &PlanInputs,
+    options: &UpOptions,
+) -> Result<LaunchPlan, Misconfigured> {
+    let launch = LaunchOrder::new(objects);
+    let (mut refused, mut configs, mut shared) = (Vec::new(), BTreeMap::new(), Vec::new());
+    for key in inputs.pools() {
+        let pool = inputs.pool(&key);
+        let seen = pool.observed();
+        let planned = pool_plan::plan(&pool.context(&seen));
+        refused.extend(planned.tenants.iter().filter_map(|tenant| unserved(&pool, tenant)));
+        for gpu in 0..planned.gpus.len() {
+            let placed = launch.configs(&pool, &planned, gpu, inputs, options);
+            shared.extend(launch.shared_gpu(&pool, &planned, gpu));
+            configs.extend(placed);
+        }
+    }
+    if !refused.is_empty() {
+        return Err(Misconfigured(refused.join("\n")));
+    }
+    let configs: Vec<SidecarConfig> = configs.into_values().collect();
+    let mut ineffective = unsupported_fields(objects).ineffective;
+    ineffective.extend(shared_gpu_warnings(objects, inputs, &configs));
+    ineffective.extend(host_tier_warnings(objects, inputs));
     Ok(LaunchPlan { configs, shared, ineffective })
+}
+
+/// Returns why a tenant cannot be served or has no GPU, with the lines of the fields that could help.
+fn unserved(pool: &PoolInputs<'_>, planned: &TenantPlan<'_>) -> Option<String> {
+    let name = planned.tenant.metadata.name.as_deref().unwrap_or_default();
+    let unplaced = || planned.slots.iter().find_map(|slot| slot.gpu_index.as_ref().err());
+    let refusal = match (&planned.inspection_error, planned.rejections.first()) {
+        (Some(error), _) => ConfigRejection::new("model_path", error.message.clone()),
+        (None, Some(one)) => ConfigRejection::new(rejection_fields(one.reason), one.message.clone()),
+        (None, None) => unplaced().map(|why| ConfigRejection::new(unplaced_fields(why), why.to_string()))?,
+    };
+    let words = match pool.field_locator(name) {
+        Some(locator) if refusal.fields.is_empty() => {
+            format!("cannot be served\n{}: {}", locator.location_of(&refusal.problem), refusal.problem)
+        }
+        Some(locator) => locator.describe(&refusal),
+        None => refusal.problem,
+    };
+    Some(format!("{}/{name}: {words}", pool.key.0))
+}
+
+/// The tenants that run, in the order of the files: each has the port of its place.
+struct LaunchOrder<'a>(BTreeMap<ObjectKey, (usize, &'a SourceObject, &'a ModelTenant)>);
+
+impl<'a> LaunchOrder<'a> {
+    fn new(objects: &'a [SourceObject]) -> Self {
+        let running = objects.iter().filter(|placed| !is_stopped(placed));
+        let tenants = running.filter_map(|placed| match &placed.located.object {
+            Object::Tenant(tenant) => Some((placed, tenant)),
+            Object::Pool(_) => None,
+        });
+        let keyed = tenants.enumerate().map(|(at, (placed, tenant))| (placed.key(), (at, placed, tenant)));
+        LaunchOrder(keyed.collect())
+    }
+
+    fn tenant(
+        &self,
+        namespace: &str,
+        planned: &TenantPlan<'_>,
+    ) -> Option<(usize, &'a SourceObject, &'a ModelTenant)> {
+        let name = planned.tenant.metadata.name.clone()?;
+        self.0.get(&(namespace.to_owned(), name)).copied()
+    }
+
+    /// Returns the configurations of a GPU's tenants, by their places.
+    fn configs(
+        &self,
+        pool: &PoolInputs<'_>,
+        plan: &PoolPlan<'_>,
+        gpu: usize,
+        inputs: &PlanInputs,
+        options: &UpOptions,
+    ) -> Vec<(usize, SidecarConfig)> {
+        let is_shared = is_shared(plan, gpu);
+        let slots = plan.slots_on(gpu).filter_map(|(planned, slot)| {
+            let (at, source, tenant) = self.tenant(&pool.key.0, planned)?;
+            let placed = plan.placed_slot(pool.pool?, planned, slot)?;
+            let model = inputs.folders.get(&source.key())?;
+            let config = configure(&placed, model, options, at);
+            let keys = tenant.spec.access.api_keys_file.as_deref();
+            Some((
+                at,
+                SidecarConfig {
+                    api_keys_file: keys.map(|path| absolute(&source.folder.join(path))),
+                    // A tenant that has the GPU alone has no peer, and gets none while this runs.
+                    neighbourhood: config.neighbourhood.filter(|_| is_shared),
+                    ..config
+                },
+            ))
+        });
+        slots.collect()
+    }
+
+    /// Returns the GPU if it has more than one tenant.
+    fn shared_gpu(&self, pool: &PoolInputs<'_>, plan: &PoolPlan<'_>, gpu: usize) -> Option<SharedGpu> {
+        let (namespace, _) = &pool.key;
+        let member =
+            |(planned, slot)| Some(GpuTenant::new(self.tenant(namespace, planned)?.0, planned, slot));
+        let members = plan.slots_on(gpu).filter_map(member).collect();
+        is_shared(plan, gpu).then_some(SharedGpu::new(namespace, pool.pool?, plan, gpu, members))
+    }
+}
+
+fn is_shared(plan: &PoolPlan<'_>, gpu: usize) -> bool {
+    plan.slots_on(gpu).count() > 1
 }
 
 /// Returns the unsupported fields of the objects that run.
@@ -120,33 +210,49 @@ pub fn unsupported_fields(objects: &[SourceObject]) -> UnsupportedFields {
 }
 
 /// Warns about fields for peers of a tenant that has none.
-fn shared_gpu_warnings(objects: &[SourceObject], seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
-    let sharing = seated.iter().filter(|seated| seated.config.neighbourhood.is_some());
-    let name = |seated: &AssignedTenant<'_>, object: &Object| match object {
-        Object::Tenant(_) => seated.config.name.clone(),
-        Object::Pool(_) => seated.pool.metadata.name.clone().unwrap_or_default(),
-    };
+fn shared_gpu_warnings(
+    objects: &[SourceObject],
+    inputs: &PlanInputs,
+    configs: &[SidecarConfig],
+) -> Vec<LoadError> {
+    let sharing = configs.iter().filter(|config| config.neighbourhood.is_some());
     let shares = |placed: &&SourceObject| {
-        let (namespace, object) = (placed.namespace(), &placed.located.object);
-        sharing.clone().any(|s| s.config.namespace == namespace && name(s, object) == object.name())
+        let (namespace, name) = placed.key();
+        sharing.clone().filter(|config| config.namespace == namespace).any(|config| {
+            match &placed.located.object {
+                Object::Tenant(_) => config.name == name,
+                Object::Pool(_) => inputs
+                    .tenant(&(namespace.clone(), config.name.clone()))
+                    .is_some_and(|tenant| tenant.spec.pool_ref.name == name),
+            }
+        })
     };
     let alone = objects.iter().filter(|placed| !is_stopped(placed) && !shares(placed));
-    alone.flat_map(|placed| support_check::shared_gpu_fields(&placed.located)).collect()
+    let fields = |placed: &SourceObject| {
+        let tenant = inputs.tenant(&placed.key());
+        let pool = tenant.map(|tenant| (placed.namespace().to_owned(), tenant.spec.pool_ref.name.clone()));
+        let is_only_tenant = pool.is_none_or(|pool| inputs.pool(&pool).tenants.len() == 1);
+        support_check::shared_gpu_fields(&placed.located, is_only_tenant)
+    };
+    alone.flat_map(fields).collect()
 }
 
 /// Returns tenants whose policy needs KV in the host tier and that have none.
-fn host_tier_warnings(seated: &[AssignedTenant<'_>]) -> Vec<LoadError> {
-    let told = seated.iter().filter_map(|seated| {
-        let policy = seated.pool.spec.policy;
+fn host_tier_warnings(objects: &[SourceObject], inputs: &PlanInputs) -> Vec<LoadError> {
+    let warning = |placed: &SourceObject| {
+        let tenant = inputs.tenant(&placed.key())?;
+        let pool = inputs.pool(&(placed.namespace().to_owned(), tenant.spec.pool_ref.name.clone())).pool?;
+        let policy = pool.spec.policy;
         let moves_kv = matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow);
         let problem = format!(
             "{} moves KV to host memory, of which this tenant has none: it is as Recompute",
             policy.as_str()
         );
-        let in_vain = moves_kv && seated.config.memory.host_kv_bytes == 0;
-        in_vain.then(|| seated.source.field_error("spec.memory.hostKv", &problem))
-    });
-    told.collect()
+        let in_vain = moves_kv && tenant.spec.memory.host_kv.bytes() == 0;
+        in_vain.then(|| placed.field_error("spec.memory.hostKv", &problem))
+    };
+    let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_)));
+    tenants.filter(|placed| !is_stopped(placed)).filter_map(warning).collect()
 }
 
 /// Whether this is a tenant that is not to run.
@@ -157,102 +263,29 @@ fn is_stopped(placed: &SourceObject) -> bool {
     }
 }
 
-/// Assigns every tenant that runs to a GPU, and reports those without one.
-fn assign_tenants<'a>(
-    objects: &'a [SourceObject],
-    options: &UpOptions,
-) -> (Vec<AssignedTenant<'a>>, Vec<LoadError>) {
-    let mut pools = BTreeMap::new();
-    for placed in objects {
-        if let Object::Pool(pool) = &placed.located.object {
-            pools.insert((placed.namespace(), placed.located.object.name()), pool);
-        }
-    }
-    let mut places = GpuOccupancy::default();
-    let (mut seated, mut homeless) = (Vec::new(), Vec::new());
-    for placed in objects.iter().filter(|placed| !is_stopped(placed)) {
-        let Object::Tenant(tenant) = &placed.located.object else { continue };
-        let key = (placed.namespace(), tenant.spec.pool_ref.name.as_str());
-        let Some(&pool) = pools.get(&key) else {
-            homeless.push(placed.field_error("spec.poolRef.name", "no such pool"));
-            continue;
-        };
-        match places.assign(placed.namespace(), pool, tenant.spec.gpu_group.as_deref()) {
-            Ok(place) => {
-                let config = configure(placed, tenant, pool, place.gpu.clone(), options, seated.len() as u16);
-                seated.push(AssignedTenant { tenant, source: placed, pool, assignment: place, config });
-            }
-            Err(problem) => homeless.push(placed.field_error("spec.gpuGroup", problem)),
-        }
-    }
-    (seated, homeless)
-}
-
-fn configure(
-    placed: &SourceObject,
-    tenant: &ModelTenant,
-    pool: &GpuPool,
-    gpu: String,
-    options: &UpOptions,
-    index: u16,
-) -> SidecarConfig {
-    let spec = &tenant.spec;
-    let source = spec.model.source.file.as_ref().map(|f| f.path.as_str()).unwrap_or_default();
-    let (namespace, name) = (placed.namespace().to_owned(), placed.located.object.name().to_owned());
+/// Returns the configuration of a pod's sidecar with the paths and ports of this machine. `model` is the folder of its
+/// model; `at` is its place in the order of the files.
+fn configure(placed: &PlacedSlot<'_>, model: &Path, options: &UpOptions, at: usize) -> SidecarConfig {
+    let config = sidecar_config(placed);
+    let journal = format!("{}.{}.journal", config.namespace, config.name);
     SidecarConfig {
-        served_names: spec.model.served_names.clone(),
-        model_path: resolve(&placed.folder, source),
-        dtype: (spec.model.dtype != WeightType::Auto).then(|| format!("{:?}", spec.model.dtype)),
-        max_model_len: spec.model.max_model_len.map(to_u32),
-        gpu: gpu_config(gpu, pool),
-        // Set for a shared GPU once all tenants are assigned.
-        neighbourhood: None,
-        policy: format!("{:?}", pool.spec.policy),
-        memory: spec_convert::memory(spec),
-        slo: spec_convert::slo(spec),
-        order: format!("{:?}", spec.scheduling.order),
-        pacing: format!("{:?}", spec.pacing.mode),
-        limits: spec_convert::limits(spec),
-        api_keys_file: spec.access.api_keys_file.as_deref().map(|path| resolve(&placed.folder, path)),
-        listen: listen(options, index),
+        model_path: absolute(model),
+        listen: listen(options, u16::try_from(at).unwrap_or(u16::MAX)),
         // Claimed by the caller once all tenants are valid.
         runtime_dir: PathBuf::new(),
-        engine: EngineConfig {
-            spawn: Some(options.engine.clone()),
-            threads: options.threads,
-            hang_timeout_seconds: spec.engine.hang_timeout_seconds.map(to_u32),
-            ..EngineConfig::default()
-        },
-        hibernate_after_seconds: Some(to_u32(spec.idle.hibernate_after_seconds)),
-        drain_seconds: to_u32(spec.drain_seconds),
-        journal: options.journal.as_ref().map(|folder| folder.join(format!("{namespace}.{name}.journal"))),
-        tunables: BTreeMap::default(),
+        engine: EngineConfig { spawn: Some(options.engine.clone()), ..config.engine },
+        journal: options.journal.as_ref().map(|folder| folder.join(journal)),
         debug: DebugConfig {
             force_remap: options.force_remap,
             poison: options.poison,
             no_prefix_cache: false,
         },
-        namespace,
-        name,
+        ..config
     }
 }
 
-fn resolve(folder: &Path, path: &str) -> PathBuf {
-    let joined = folder.join(path);
-    std::path::absolute(&joined).unwrap_or(joined)
-}
-
-fn gpu_config(name: String, pool: &GpuPool) -> GpuConfig {
-    let host = pool.spec.device.as_ref().and_then(|device| device.host.as_ref());
-    let bytes = |get: fn(&HostDevice) -> &Quantity| host.map_or(0, |host| get(host).bytes());
-    GpuConfig {
-        name,
-        memory_bytes: bytes(|host| &host.memory),
-        chunk_bytes: bytes(|host| &host.chunk_bytes),
-        link_bytes_per_second: host.and_then(|h| h.link_bytes_per_second.as_ref()).map(Quantity::bytes),
-        link_to_host_bytes_per_second: None,
-        host_memory_bytes: Some(pool.spec.host_memory_per_gpu.bytes()),
-    }
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 fn listen(options: &UpOptions, index: u16) -> ListenConfig {

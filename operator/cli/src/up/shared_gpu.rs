@@ -1,155 +1,124 @@
-//! A GPU with more than one tenant: shares, and directives about the peers. Pure.
+//! A GPU with more than one tenant, while they run: its shares, and the directives about the peers. Both are those of
+//! the operator ([`sluice_plan`]). Pure.
 
-use sluice_plan::directives::{tenant_rule, victim_rule};
-use sluice_plan::spec_convert::{sharing, to_u32};
-use sluice_types::GpuPool;
-use sluice_wire::config::{LedgerConfig, SidecarConfig, SidecarRecord};
-use sluice_wire::directive::{self, Directive, Fence, PeerInfo, Sharing, TenantRule, VictimRule};
-
-use super::plan::AssignedTenant;
-use sluice_plan::shares::{ShareInput, shares};
+use sluice_plan::directives::{GpuPeers, PeerSidecar, SlotPeer};
+use sluice_plan::pool_plan::{PoolPlan, SlotPlan, TenantPlan, slot_memory};
+use sluice_plan::shares::{SlotMemory, SlotShare, slot_shares};
+use sluice_plan::spec_convert::sharing;
+use sluice_types::{GpuPool, ModelTenant};
+use sluice_wire::config::SidecarRecord;
+use sluice_wire::directive::{Directive, Fence, Sharing};
 
 /// A GPU that its tenants share.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SharedGpu {
     /// Namespace of its pool and of its tenants.
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its tenants, in the order of the files.
+    /// Its tenants, by name.
     pub gpu_tenants: Vec<GpuTenant>,
     /// Its memory, bytes.
     pub memory_bytes: u64,
     chunk_bytes: u64,
-    policy: String,
     sharing: Sharing,
-    victim: VictimRule,
-    min_residence_ms: u32,
-    revoke_bound_ms: u32,
+    pool: GpuPool,
 }
 
 /// A tenant of a shared GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct GpuTenant {
     /// Index of its configuration in the plan.
     pub config_index: usize,
     /// Its name.
     pub name: String,
-    /// Memory that it can hold without a loan, bytes.
-    pub share_bytes: u64,
-    /// Memory that it can never lend, as its sidecar reports, bytes; 0 = not known yet.
-    pub floor_bytes: u64,
-    weights_bytes: u64,
-    tenant_rule: TenantRule,
+    /// What it gets of the GPU.
+    pub share: SlotShare,
+    memory: SlotMemory,
+    tenant: ModelTenant,
 }
 
-/// Assigns the tenants of each shared GPU their shares of device and host memory; returns these GPUs. `weigh`
-/// returns the bytes of a tenant's weights.
-pub fn assign_shares(
-    seated: &mut [AssignedTenant<'_>],
-    weigh: &dyn Fn(&SidecarConfig) -> u64,
-) -> Vec<SharedGpu> {
-    let mut gpus: Vec<Vec<usize>> = Vec::new();
-    for index in 0..seated.len() {
-        let gpu = |at: usize| (&seated[at].config.namespace, &seated[at].config.gpu.name);
-        match gpus.iter_mut().find(|tenants| gpu(tenants[0]) == gpu(index)) {
-            Some(tenants) => tenants.push(index),
-            None => gpus.push(vec![index]),
+impl GpuTenant {
+    /// Creates the tenant of a planned slot.
+    pub fn new(config_index: usize, planned: &TenantPlan<'_>, slot: &SlotPlan) -> GpuTenant {
+        GpuTenant {
+            config_index,
+            name: planned.tenant.metadata.name.clone().unwrap_or_default(),
+            share: SlotShare { floor_bytes: slot.floor_bytes, share_bytes: slot.share_bytes },
+            memory: slot_memory(planned, slot, 0),
+            tenant: planned.tenant.clone(),
         }
     }
-    gpus.retain(|tenants| tenants.len() > 1);
-    gpus.iter().map(|tenants| assign_gpu_shares(seated, tenants, weigh)).collect()
-}
 
-fn assign_gpu_shares(
-    seated: &mut [AssignedTenant<'_>],
-    tenants: &[usize],
-    weigh: &dyn Fn(&SidecarConfig) -> u64,
-) -> SharedGpu {
-    let weights: Vec<u64> = tenants.iter().map(|index| weigh(&seated[*index].config)).collect();
-    let first = &seated[tenants[0]];
-    let (gpu, sharing) = (first.config.gpu.clone(), sharing(&first.assignment.sharing));
-    // Floors are unknown until the first engine has reported the size of its activations; the directive pusher then
-    // assigns shares again.
-    let parts: Vec<_> = weights.iter().copied().map(ShareInput::of).collect();
-    let device = shares(gpu.memory_bytes, gpu.chunk_bytes, &parts);
-    // Host memory is shared, too: each tenant keeps its weights there, and KV while it sleeps.
-    let kept = |(index, weights): (&usize, &u64)| weights + seated[*index].config.memory.host_kv_bytes;
-    let kept: Vec<_> = tenants.iter().zip(&weights).map(kept).map(ShareInput::of).collect();
-    let host = gpu.host_memory_bytes.map(|bytes| shares(bytes, gpu.chunk_bytes, &kept));
-    for (at, index) in tenants.iter().enumerate() {
-        let AssignedTenant { tenant, config, .. } = &mut seated[*index];
-        config.gpu.host_memory_bytes = host.as_ref().map(|host| host[at]);
-        config.neighbourhood = Some(LedgerConfig {
-            // Both are set by the caller once the GPU's folder is claimed.
-            folder: std::path::PathBuf::new(),
-            claim: String::new(),
-            share_bytes: device[at],
-            priority: tenant.spec.priority,
-            sharing,
-        });
+    /// Returns the memory that it can never lend, as its sidecar reports, bytes; 0 = not known yet.
+    pub fn reported_floor_bytes(&self) -> u64 {
+        self.memory.reported_floor_bytes
     }
-    let members = tenants.iter().zip(weights).zip(device);
-    let member =
-        |((index, weights), share): ((&usize, u64), u64)| gpu_tenant(*index, &seated[*index], weights, share);
-    let members = members.map(member).collect();
-    let AssignedTenant { pool, config, .. } = &seated[tenants[0]];
-    SharedGpu::new(config, pool, sharing, members)
-}
 
-fn gpu_tenant(config: usize, seated: &AssignedTenant<'_>, weights_bytes: u64, share_bytes: u64) -> GpuTenant {
-    GpuTenant {
-        config_index: config,
-        name: seated.config.name.clone(),
-        share_bytes,
-        floor_bytes: 0,
-        weights_bytes,
-        tenant_rule: tenant_rule(seated.tenant, Some(share_bytes)),
+    /// Records what its sidecar reports.
+    pub fn set_reported_floor(&mut self, bytes: u64) {
+        self.memory.reported_floor_bytes = bytes;
+    }
+
+    fn peer(&self, record: &SidecarRecord) -> SlotPeer<'_> {
+        SlotPeer {
+            tenant: &self.tenant,
+            share_bytes: self.share.share_bytes,
+            is_share_assigned: true,
+            floor_bytes: self.share.floor_bytes,
+            // It has no pod, and its activity is not read here.
+            sidecar: PeerSidecar { pod_uid: None, admin: record.admin, activity: None },
+        }
     }
 }
 
 impl SharedGpu {
-    fn new(config: &SidecarConfig, pool: &GpuPool, sharing: Sharing, members: Vec<GpuTenant>) -> Self {
-        let remap = &pool.spec.remap;
+    /// Creates the GPU `at` of a plan; `namespace` and `pool` are those of the plan.
+    pub fn new(
+        namespace: &str,
+        pool: &GpuPool,
+        plan: &PoolPlan<'_>,
+        at: usize,
+        gpu_tenants: Vec<GpuTenant>,
+    ) -> Self {
+        let gpu = &plan.gpus[at].gpu;
         SharedGpu {
-            namespace: config.namespace.clone(),
-            name: config.gpu.name.clone(),
-            gpu_tenants: members,
-            memory_bytes: config.gpu.memory_bytes,
-            chunk_bytes: config.gpu.chunk_bytes,
-            policy: config.policy.clone(),
-            sharing,
-            victim: victim_rule(remap.victim),
-            min_residence_ms: to_u32(remap.min_residence_milliseconds),
-            revoke_bound_ms: to_u32(remap.revoke_bound_milliseconds),
+            namespace: namespace.to_owned(),
+            name: gpu.name.clone(),
+            gpu_tenants,
+            memory_bytes: gpu.capacity_bytes.unwrap_or(0),
+            chunk_bytes: gpu.settings.chunk_bytes(),
+            sharing: sharing(&gpu.settings.sharing),
+            pool: pool.clone(),
         }
     }
 
-    /// Assigns its memory again, by the known minimums; true = a share has changed.
+    /// Assigns its memory again, by the reported minimums; true = a share has changed.
     pub fn reassign_shares(&mut self) -> bool {
-        let part =
-            |one: &GpuTenant| ShareInput { weights_bytes: one.weights_bytes, floor_bytes: one.floor_bytes };
-        let parts: Vec<_> = self.gpu_tenants.iter().map(part).collect();
+        let memory: Vec<_> = self.gpu_tenants.iter().map(|one| one.memory).collect();
         let mut changed = false;
-        for (one, share) in
-            self.gpu_tenants.iter_mut().zip(shares(self.memory_bytes, self.chunk_bytes, &parts))
-        {
-            changed |= one.share_bytes != share;
-            (one.share_bytes, one.tenant_rule.share_bytes) = (share, Some(share));
+        let dealt = slot_shares(Some(self.memory_bytes), self.chunk_bytes, &memory);
+        for (one, share) in self.gpu_tenants.iter_mut().zip(dealt) {
+            changed |= one.share.share_bytes != share.share_bytes;
+            one.share = share;
         }
         changed
     }
 
-    /// Returns why its tenants cannot all be served, as far as their floors are known.
+    /// Returns why its tenants cannot all be served, as far as their sidecars have reported their minimums.
     pub fn capacity_error(&self) -> Option<String> {
-        let told = || (0..self.gpu_tenants.len()).filter(|member| self.gpu_tenants[*member].floor_bytes > 0);
-        let floors: u64 = told().map(|member| self.gpu_tenants[member].floor_bytes).sum();
-        let each = |member| format!("{} {}", self.title(member), self.gpu_tenants[member].floor_bytes);
+        let told = || (0..self.gpu_tenants.len()).filter(|member| self.reported_floor(*member) > 0);
+        let floors: u64 = told().map(|member| self.reported_floor(member)).sum();
+        let each = |member| format!("{} {}", self.title(member), self.reported_floor(member));
         let each: Vec<_> = told().map(each).collect();
         (floors > self.memory_bytes).then(|| {
             let (name, memory, each) = (&self.name, self.memory_bytes, each.join(", "));
             format!("the tenants of the GPU {name} need at least {floors} bytes ({each}) and it has {memory} bytes")
         })
+    }
+
+    fn reported_floor(&self, member: usize) -> u64 {
+        self.gpu_tenants[member].reported_floor_bytes()
     }
 
     /// Returns `NAMESPACE/NAME` of a member.
@@ -159,40 +128,14 @@ impl SharedGpu {
 
     /// Returns the directive for `member`. `records` are those of all members, in their order.
     pub fn directive(&self, member: usize, records: &[SidecarRecord], fence: Fence) -> Directive {
-        let others = self.gpu_tenants.iter().zip(records).enumerate().filter(|(index, _)| *index != member);
-        let mut others: Vec<_> = others.map(|(_, (other, record))| (other, record)).collect();
-        // By name, the order of the victim rule `FixedOrder`.
-        others.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
-        let neighbours = others.iter().map(|(other, record)| self.peer_info(other, record)).collect();
-        // No idleness is known here, so the rule reduces to: low priorities give first.
-        others.sort_by_key(|(other, _)| other.tenant_rule.priority);
-        Directive {
-            version: directive::VERSION,
-            epoch: fence.epoch,
-            sequence: fence.sequence,
-            policy: self.policy.clone(),
-            tenant: self.gpu_tenants[member].tenant_rule.clone(),
+        let peers = GpuPeers {
+            pool: &self.pool,
+            sharing: self.sharing,
+            claim_uid: None,
             // Only a driver assigns a UUID to a GPU.
             gpu_uuid: None,
-            sharing: self.sharing,
-            victim: self.victim,
-            min_residence_ms: self.min_residence_ms,
-            revoke_bound_ms: self.revoke_bound_ms,
-            neighbours,
-            fallback_order: others.iter().map(|(other, _)| other.name.clone()).collect(),
-        }
-    }
-
-    fn peer_info(&self, other: &GpuTenant, record: &SidecarRecord) -> PeerInfo {
-        PeerInfo {
-            namespace: self.namespace.clone(),
-            name: other.name.clone(),
-            pod_uid: None,
-            claim_uid: None,
-            admin: record.admin,
-            priority: other.tenant_rule.priority,
-            share_bytes: other.share_bytes,
-            floor_bytes: 0,
-        }
+            peers: self.gpu_tenants.iter().zip(records).map(|(one, record)| one.peer(record)).collect(),
+        };
+        Directive { epoch: fence.epoch, sequence: fence.sequence, ..peers.directive(member) }
     }
 }

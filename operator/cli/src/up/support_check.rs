@@ -136,13 +136,14 @@ impl UnsupportedFields {
     }
 }
 
-/// Returns the fields of `located` that only matter between tenants of one GPU, for use if it shares none.
-pub fn shared_gpu_fields(located: &SpannedObject) -> Vec<LoadError> {
+/// Returns the fields of `located` that only matter between tenants of one GPU, for use if it shares none. The priority
+/// also orders the placement of tenants, unless this is the only tenant of its pool.
+pub fn shared_gpu_fields(located: &SpannedObject, is_only_tenant: bool) -> Vec<LoadError> {
     let mut findings = UnsupportedFields::default();
     match &located.object {
         Object::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
         Object::Tenant(tenant) => {
-            let asked = tenant.spec.priority != DEFAULT_PRIORITY;
+            let asked = is_only_tenant && tenant.spec.priority != DEFAULT_PRIORITY;
             // The directive has it, which only a tenant with peers gets.
             let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;
             let fields = [

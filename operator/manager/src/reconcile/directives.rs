@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use sluice_plan::directives::{GpuPeers, SlotPeer, next_directive};
-use sluice_plan::objects::{claim_name, parse_claim_name};
+use sluice_plan::directives::{GpuPeers, PeerSidecar, next_directive};
+use sluice_plan::objects::{ADMIN_PORT, claim_name, parse_claim_name};
 use sluice_plan::observed::{ObservedPod, SidecarReport};
 use sluice_plan::pool_plan::{PlanContext, PoolPlan};
 use sluice_plan::sidecar_report::reports;
-use sluice_plan::spec_convert::sharing;
 use sluice_types::GpuPool;
 use sluice_wire::directive::Directive;
 use sluice_wire::state::{Activity, TenantReport};
@@ -102,31 +101,20 @@ impl Reconciler {
         let planned = &plan.gpus[gpu];
         let key = key(unit, &planned.gpu.name);
         let claim = planned.epoch.map(|epoch| claim_name(&planned.gpu, epoch.number)).unwrap_or_default();
-        let seen = plan.claim(&claim);
         let active = lock(&self.sidecars).with_reading(&key, |reading| activities(&reading.tenants));
-        let members = plan.slots_on(gpu).filter_map(|(tenant, slot)| {
+        let shared = plan.gpu_peers(pool, gpu, |tenant, slot| {
             let name = tenant.tenant.metadata.name.as_deref()?;
             let pod = plan.pod(name, slot.index, &claim)?;
-            Some(SlotPeer {
-                tenant: tenant.tenant,
-                share_bytes: slot.share_bytes,
-                is_share_assigned: slot.is_share_assigned,
-                floor_bytes: slot.floor_bytes,
-                pod_uid: pod.uid.clone(),
-                address: pod.ip.as_ref()?.parse::<IpAddr>().ok()?,
+            let address = pod.ip.as_ref()?.parse::<IpAddr>().ok()?;
+            Some(PeerSidecar {
+                pod_uid: Some(pod.uid.clone()),
+                admin: (address, ADMIN_PORT.unsigned_abs() as u16).into(),
                 activity: active.as_ref().and_then(|active| active.get(name).cloned()),
             })
         });
-        let shared = GpuPeers {
-            pool,
-            sharing: sharing(&planned.gpu.settings.sharing),
-            claim_uid: seen.map(|claim| claim.uid.as_str()),
-            gpu_uuid: seen.and_then(|claim| claim.device.as_ref()?.uuid.as_deref()),
-            peers: members.collect(),
-        };
         let targets =
             (0..shared.peers.len()).map(|member| self.target(unit, &key, &shared, member, given.now));
-        let node = seen.and_then(|claim| claim.device.as_ref()?.node.clone());
+        let node = plan.claim(&claim).and_then(|claim| claim.device.as_ref()?.node.clone());
         GpuSidecars { targets: targets.collect(), key, node }
     }
 
@@ -140,11 +128,13 @@ impl Reconciler {
     ) -> DirectiveTarget {
         let own = &shared.peers[member];
         let name = own.tenant.metadata.name.clone().unwrap_or_default();
-        let told = (key.clone(), name.clone(), own.pod_uid.clone());
+        // Every sidecar of a cluster has a pod.
+        let pod_uid = own.sidecar.pod_uid.clone().unwrap_or_default();
+        let told = (key.clone(), name.clone(), pod_uid.clone());
         let address =
-            SidecarAddress { namespace: unit.namespace.clone(), name, admin_addr: own.admin_address() };
+            SidecarAddress { namespace: unit.namespace.clone(), name, admin_addr: own.sidecar.admin };
         let directive = self.settle_directive(told, shared.directive(member), now);
-        DirectiveTarget { address, pod_uid: own.pod_uid.clone(), directive }
+        DirectiveTarget { address, pod_uid, directive }
     }
 
     /// Returns the directive of a sidecar: the previous one until a change is due.

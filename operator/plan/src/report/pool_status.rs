@@ -6,11 +6,10 @@ use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::pool::{GpuPoolStatus, GpuStatus};
 use sluice_types::rules::MAX_GPUS;
 use sluice_types::{GpuPool, ModelTenant, Quantity};
-use sluice_wire::directive::VictimRule;
 
 use super::{StatusChange, has_same_conditions, time};
 use crate::conditions::{ConditionResult, ConditionResults, ConditionStatus, conditions};
-use crate::directives::{victim_rank, victim_rule};
+use crate::directives::{Lender, sort_victims, victim_rule};
 use crate::epoch::Epoch;
 use crate::objects::{claim_name, name};
 use crate::observed::SidecarReport;
@@ -175,11 +174,11 @@ fn victim_order(given: &PlanContext<'_>, plan: &PoolPlan<'_>, pool: &GpuPool, in
         report.activity.inactive_since_unix_ms.is_some().then_some((planned.tenant, report))
     });
     let mut inactive: Vec<(&ModelTenant, &SidecarReport)> = inactive.collect();
-    inactive.sort_by_key(|(tenant, _)| name(*tenant));
-    if rule != VictimRule::FixedOrder {
-        inactive
-            .sort_by_key(|(tenant, report)| victim_rank(Some(&report.activity), tenant.spec.priority, rule));
-    }
+    sort_victims(&mut inactive, rule, |(tenant, report)| Lender {
+        name: name(*tenant),
+        priority: tenant.spec.priority,
+        activity: Some(&report.activity),
+    });
     inactive.into_iter().map(|(tenant, _)| name(tenant).to_owned()).collect()
 }
 

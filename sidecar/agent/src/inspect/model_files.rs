@@ -81,6 +81,17 @@ impl ModelFiles {
         }
     }
 
+    /// Checks that there is a model in a local folder. A remote source is checked when it is listed.
+    ///
+    /// # Errors
+    /// The folder or its configuration is missing.
+    pub fn check_present(&self) -> Result<(), ModelError> {
+        match self {
+            ModelFiles::Folder(folder) => ModelError::find_absent(folder).map_or(Ok(()), Err),
+            ModelFiles::Remote(_) => Ok(()),
+        }
+    }
+
     /// Whether there is a file of this name.
     pub fn contains(&self, name: &str) -> bool {
         match self {
