@@ -1,4 +1,14 @@
 //! A client of OpenAI-compatible servers: it reads streamed answers, and sends loads at planned times.
+//!
+//! # Example
+//!
+//! ```
+//! use serde_json::json;
+//! use sluice_client::chunk_text;
+//!
+//! let chunk = json!({"choices": [{"text": "Once"}]});
+//! assert_eq!(chunk_text(&chunk), Some("Once"));
+//! ```
 #![forbid(unsafe_code)]
 
 mod event_stream;

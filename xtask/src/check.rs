@@ -7,7 +7,8 @@ use anyhow::Result;
 use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
 use crate::rules::{
-    circles, clauses, commits, edges, layout, links, manifest, orphans, pages, reach, tidy, words,
+    circles, clauses, commits, edges, layout, library_docs, links, manifest, orphans, pages, reach, tidy,
+    words,
 };
 use crate::workspace::{Member, Workspace};
 use crate::{deny, docs, generate, process};
@@ -78,6 +79,7 @@ fn in_member(workspace: &Workspace, member: &Member) -> Vec<LintViolation> {
     findings.extend(sources.flat_map(|(file, text)| clauses::check(member, file, text)));
     let library = format!("{prefix}src/lib.rs");
     findings.extend(clauses::check_alone(member, &library, workspace.text(&library)));
+    findings.extend(workspace.texts.get(&library).and_then(|text| library_docs::check(&library, text)));
     findings
 }
 

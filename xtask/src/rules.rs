@@ -5,6 +5,7 @@ pub mod clauses;
 pub mod commits;
 pub mod edges;
 pub mod layout;
+pub mod library_docs;
 pub mod links;
 pub mod manifest;
 pub mod orphans;

@@ -5,6 +5,26 @@
 //! rules without a cluster). Doc comments on fields become the CRD's descriptions, so each states unit and default.
 //!
 //! What it does not do: talk to a cluster, place anything, start anything.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_types::load::load_valid_str;
+//!
+//! let yaml = "
+//! apiVersion: sluice.dev/v1alpha1
+//! kind: GpuPool
+//! metadata: {name: pool}
+//! spec:
+//!   deviceClassName: host.sluice.dev
+//!   device: {host: {memory: 96Mi}}
+//!   gpus: [{name: chat}]
+//!   hostMemoryPerGPU: 2Gi
+//! ";
+//! assert_eq!(load_valid_str(yaml, "pool.yaml").expect("it is valid").len(), 1);
+//! let error = load_valid_str(&yaml.replace("96Mi", "much"), "pool.yaml").unwrap_err();
+//! assert!(error.to_string().contains("pool.yaml"), "{error}");
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod conditions;

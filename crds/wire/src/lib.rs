@@ -3,6 +3,18 @@
 //!
 //! Plain data and serde, and the restart delays that both sides of that boundary share. Names end with their unit:
 //! `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_wire::State;
+//! use sluice_wire::state::Phase;
+//!
+//! let mut state = State { phase: Phase::Idle, ..State::default() };
+//! state.tenant.name = "chat".into();
+//! let sent = serde_json::to_vec(&state).expect("it is plain data");
+//! assert_eq!(State::from_json(&sent).expect("the version is ours"), state);
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -1,6 +1,17 @@
 //! `sluice`, also `kubectl-sluice`: runs tenants, shows them, explains their state and measures them.
 //!
 //! It does not link the sidecar or the engine: it starts them as processes and reads their output.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_cli::models::hub_model::HubModel;
+//!
+//! let model = HubModel::parse("HuggingFaceTB/SmolLM2-135M-Instruct@v1", "https://huggingface.co")?;
+//! assert_eq!((model.repo.as_str(), model.revision.as_str()), ("HuggingFaceTB/SmolLM2-135M-Instruct", "v1"));
+//! assert!(HubModel::parse("SmolLM2", "https://huggingface.co").is_err());
+//! # Ok::<(), sluice_cli::models::hub_model::ModelNameError>(())
+//! ```
 
 mod admin;
 pub mod bench;

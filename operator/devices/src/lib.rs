@@ -6,6 +6,21 @@
 //! describes to the container runtime by CDI which devices a container gets.
 //!
 //! The driver does not touch NVIDIA GPUs (NVIDIA's driver does), read neighbourhoods or place pods.
+//!
+//! # Example
+//!
+//! ```
+//! use serde_json::json;
+//! use sluice_devices::config::{ConfigError, check};
+//!
+//! let capacity = "4Gi".parse().expect("a quantity");
+//! let ours = json!({
+//!     "apiVersion": "sluice.dev/v1alpha1", "kind": "HostGpuConfig", "memory": "96Mi", "chunkBytes": "64Ki",
+//! });
+//! assert!(check(&ours, "host-0", &capacity).is_ok());
+//! let other = json!({"apiVersion": "v1", "kind": "Pod"});
+//! assert!(matches!(check(&other, "host-0", &capacity), Err(ConfigError::Kind { .. })));
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod args;

@@ -15,6 +15,20 @@
 //! | [`telemetry`] | log lines and traces |
 //!
 //! All decisions are in `sluice-plan`; this crate communicates with the API server and the sidecars.
+//!
+//! # Example
+//!
+//! ```
+//! use clap::Parser;
+//! use sluice_operator::Args;
+//!
+//! let words = ["sluice-operator", "--sidecar-image", "registry/sidecar:1", "--engine-image", "registry/engine:1"];
+//! let args = Args::parse_from(words);
+//! assert_eq!(args.status_interval().as_secs(), 30);
+//! // Runs until a signal, in a cluster or with KUBECONFIG.
+//! let run: fn(Args) -> _ = sluice_operator::run;
+//! # let _ = run;
+//! ```
 #![forbid(unsafe_code)]
 
 mod api;

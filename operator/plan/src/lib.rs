@@ -5,6 +5,15 @@
 //! [`report`] compute conditions and statuses. The same objects give the same plan, in any order.
 //!
 //! This crate does not read from or write to an API server, and reads no clock.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_plan::shares::{ShareInput, shares};
+//!
+//! // Each tenant gets its weights and an equal part of the rest.
+//! assert_eq!(shares(96, 1, &[ShareInput::of(30), ShareInput::of(50)]), [38, 58]);
+//! ```
 #![forbid(unsafe_code)]
 
 mod claims_in_force;

@@ -1,4 +1,16 @@
 //! The sidecar: HTTP, model files, text, engine process, configuration and the engine loop around a tenant's scheduler.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_agent::gateway::detok::StopFilter;
+//!
+//! // A stop string that tokens cut in two never reaches the client.
+//! let mut filter = StopFilter::new(vec!["END".into()]);
+//! assert_eq!(filter.push("a story EN").text, "a story ");
+//! let last = filter.push("D and more");
+//! assert!(last.is_stopped && last.text.is_empty());
+//! ```
 
 pub mod admin;
 pub mod args;

@@ -4,6 +4,20 @@
 //! [`control`] page carries signals that are too frequent for messages. Sealed shared memory carries block tables and
 //! token histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. [`log_prefix`]
 //! gives the log lines of both one format. [`hang`] and [`watch`] detect a hung process at the other end.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_link::control::ControlPage;
+//! use sluice_link::vocabulary::{Generation, LayerId};
+//!
+//! let sidecar = ControlPage::create(2)?;
+//! // The engine gets the descriptor over the socket.
+//! let engine = ControlPage::open(sidecar.fd().try_clone_to_owned()?, 2)?;
+//! sidecar.publish_ready(LayerId(1), Generation(3))?;
+//! assert_eq!(engine.ready(LayerId(1))?, Generation(3));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub mod activation;
 pub mod client;

@@ -2,6 +2,21 @@
 //! addresses, limited as on a GPU, and filled by transfer threads from the host weights (DESIGN 4).
 //!
 //! The engine uses only [`mapping`] and [`SliceFence`]; the sidecar uses the rest.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_memory::{HostWeightsBuilder, Slab};
+//! use sluice_policy::ids::LayerId;
+//!
+//! let mut weights = HostWeightsBuilder::new(4096, &[8192])?;
+//! weights.slab_mut(Slab::Layer(LayerId(0))).fill(7);
+//! // From here on no process writes them, and copies to the device begin.
+//! let weights = weights.freeze()?;
+//! assert_eq!(weights.slab(Slab::Layer(LayerId(0))).map(|slab| slab[0]), Some(7));
+//! assert_eq!(weights.slab(Slab::Layer(LayerId(1))), None);
+//! # Ok::<(), sluice_memory::HostWeightsError>(())
+//! ```
 
 mod clock;
 mod faults;

@@ -6,6 +6,33 @@
 //! so that a failing backend is ordinary input.
 //!
 //! The crate does not copy data, run steps or process text.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_policy::action::Work;
+//! use sluice_policy::geometry::{ActivationCost, Geometry};
+//! use sluice_policy::ids::Nanos;
+//! use sluice_policy::memory_manager::MemoryManager;
+//! use sluice_policy::params::Params;
+//!
+//! let geometry = Geometry {
+//!     chunk_bytes: 64 << 10,
+//!     capacity_chunks: 64,
+//!     global_bytes: 64 << 10,
+//!     slab_bytes: vec![256 << 10; 4],
+//!     layer_block_bytes: 8 << 10,
+//!     activation: ActivationCost::default(),
+//!     staging_chunks: 1,
+//! };
+//! let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..Params::default() };
+//! let mut manager = MemoryManager::new(params, geometry)?;
+//! let mut actions = Vec::new();
+//! manager.start(Nanos(0), &mut actions);
+//! // Memory first; the rest follows when a backend has reported the end of this action.
+//! assert!(matches!(actions[0].work, Work::Create(_)));
+//! # Ok::<(), sluice_policy::config_error::ConfigError>(())
+//! ```
 #![no_std]
 #![forbid(unsafe_code)]
 extern crate alloc;

@@ -4,6 +4,43 @@
 //!
 //! All interfaces are asynchronous: `submit` returns immediately and `poll` returns what has ended. Callers
 //! pass the time; a simulated backend receives virtual time.
+//!
+//! # Example
+//!
+//! ```
+//! use std::collections::VecDeque;
+//!
+//! use sluice_policy::action::{Action, Work};
+//! use sluice_policy::event::{Completion, Outcome};
+//! use sluice_policy::ids::{ActionId, ChunkId, Nanos};
+//! use sluice_policy::reason::Reason;
+//! use sluice_ports::Memory;
+//!
+//! /// A backend that ends each action at once and copies nothing.
+//! #[derive(Default)]
+//! struct AtOnce(VecDeque<Completion>);
+//!
+//! impl Memory for AtOnce {
+//!     fn submit(&mut self, _now: Nanos, action: Action) {
+//!         let outcome = Outcome::Done { bytes: 0, duration_ns: 0 };
+//!         self.0.push_back(Completion { id: action.id, outcome });
+//!     }
+//!
+//!     fn poll(&mut self, _now: Nanos) -> Option<Completion> {
+//!         self.0.pop_front()
+//!     }
+//!
+//!     fn used_bytes(&self) -> u64 {
+//!         0
+//!     }
+//! }
+//!
+//! let mut memory = AtOnce::default();
+//! let work = Work::Create(vec![ChunkId(0)]);
+//! memory.submit(Nanos(0), Action { id: ActionId(7), work, reason: Reason::Load, due: None });
+//! assert_eq!(memory.poll(Nanos(1)).map(|done| done.id), Some(ActionId(7)));
+//! assert_eq!(memory.poll(Nanos(1)), None);
+//! ```
 
 pub mod compute;
 #[cfg(feature = "conformance")]

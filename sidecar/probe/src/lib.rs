@@ -3,6 +3,17 @@
 //! [`driver`] opens the CUDA driver, [`cuda`] wraps its calls, [`checks`] holds the checks, and [`report`] their
 //! results. Every check runs in its own process ([`child_process`]), so that a device fault, a crash or a hang affects
 //! only that check.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_probe::fitness::expect;
+//!
+//! // A link of 64 GB/s, memory of 3350 GB/s, 80 GiB: what remapping can free of common models.
+//! for model in expect([64.0, 3350.0], 80 << 30) {
+//!     assert!(model.r > 1.0, "copying a layer of {} takes longer than computing it", model.model);
+//! }
+//! ```
 
 pub mod args;
 pub mod bench;

@@ -6,6 +6,33 @@
 //! same code.
 //!
 //! The crate makes no memory decisions (`sluice-policy` does) and knows no text, sockets or clocks.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_policy::geometry::{ActivationCost, Geometry};
+//! use sluice_policy::ids::Nanos;
+//! use sluice_policy::memory_manager::MemoryManager;
+//! use sluice_policy::params::Params;
+//! use sluice_scheduler::{Command, Config, Scheduler};
+//!
+//! let geometry = Geometry {
+//!     chunk_bytes: 64 << 10,
+//!     capacity_chunks: 64,
+//!     global_bytes: 64 << 10,
+//!     slab_bytes: vec![256 << 10; 4],
+//!     layer_block_bytes: 8 << 10,
+//!     activation: ActivationCost::default(),
+//!     staging_chunks: 1,
+//! };
+//! let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..Params::default() };
+//! let mut scheduler = Scheduler::new(Config::default(), MemoryManager::new(params, geometry)?);
+//! scheduler.start(Nanos(0));
+//! // It loads the model first. The caller carries commands out and hands their results in as events.
+//! let commands = scheduler.take_commands();
+//! assert!(!commands.is_empty() && commands.iter().all(|command| matches!(command, Command::Memory(_))));
+//! # Ok::<(), sluice_policy::config_error::ConfigError>(())
+//! ```
 
 pub mod batch;
 pub mod config;

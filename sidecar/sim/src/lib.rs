@@ -6,6 +6,18 @@
 //! changes tokens or is counted.
 //!
 //! The simulator decides nothing itself, reads no clock and uses no unseeded randomness.
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_sim::soak;
+//!
+//! // A seed draws tenants, their load and faults. It fails if a token differs or a chunk does not come back.
+//! let held = soak::run(3, None)?;
+//! assert!(held.answered > 0);
+//! assert_eq!(soak::run(3, None)?, held);
+//! # Ok::<(), soak::SeedFailure>(())
+//! ```
 
 pub mod compute;
 pub mod device;

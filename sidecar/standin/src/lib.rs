@@ -16,6 +16,21 @@
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ from the defaults |
 //! | `CUDA_MODULE_LOADING` | as for the driver: unless `EAGER`, a kernel's first launch waits for all streams |
 //! | `SLUICE_STANDIN_REPORT` | a file: each process appends one line of JSON with the resources that it holds at exit |
+//!
+//! # Example
+//!
+//! ```
+//! use sluice_cuda_standin as _;
+//!
+//! unsafe extern "C" {
+//!     fn cuInit(flags: u32) -> u32;
+//! }
+//!
+//! // SAFETY: it takes a number, and other calls may follow on any thread.
+//! let code = unsafe { cuInit(0) };
+//! // Without SLUICE_STANDIN_POOL there is no device, as on a machine without a GPU.
+//! assert_eq!(code, 100);
+//! ```
 
 #![allow(non_snake_case, reason = "the driver's functions have their names")]
 
