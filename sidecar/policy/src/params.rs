@@ -1,5 +1,6 @@
 //! The policy's tunables, each with its unit, default and source.
 
+use crate::cost::price::ReclaimOption;
 use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
@@ -145,6 +146,11 @@ impl Params {
     /// [`ReclaimPolicy::serves_by_deadline`] under these tunables.
     pub fn serves_by_deadline(&self) -> bool {
         self.policy().serves_by_deadline(&self.policy_settings())
+    }
+
+    /// [`ReclaimPolicy::evict`] under these tunables.
+    pub fn evict(&self, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+        self.policy().evict(&self.policy_settings(), options)
     }
 
     /// [`ReclaimPolicy::compares_costs`] under these tunables.

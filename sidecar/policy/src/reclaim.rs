@@ -39,6 +39,8 @@
 
 use core::fmt::Debug;
 
+use crate::cost::price::{ReclaimKind, ReclaimOption};
+
 mod ellm;
 mod flexgen;
 mod oneiros;
@@ -165,6 +167,12 @@ pub struct PreemptionCandidate {
     pub kv_blocks: u32,
 }
 
+/// Returns the first pause, else the first preemption.
+pub fn pause_before_preempting(options: &[ReclaimOption]) -> Option<ReclaimOption> {
+    let first = |kind| options.iter().find(|option| option.kind == kind).copied();
+    first(ReclaimKind::Pause).or_else(|| first(ReclaimKind::Preempt))
+}
+
 /// Decides what one tenant reclaims for its own requests.
 pub trait ReclaimPolicy: Debug + Sync {
     /// The next step towards a shortfall. The memory manager asks again while steps free nothing.
@@ -195,7 +203,15 @@ pub trait ReclaimPolicy: Debug + Sync {
         false
     }
 
-    /// Reclaim options with a cost are compared by it ([`crate::cost::price`]), not tried in a fixed order.
+    /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
+    /// preempted, or that own layers move although tokens wait for them. `None` = none of them. Default: pauses a
+    /// request before it preempts one, and moves no layer.
+    fn evict(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+        pause_before_preempting(options)
+    }
+
+    /// Reclaim options with a cost are compared by it ([`crate::cost::price`]), not tried in a fixed order. Then layers
+    /// may move although they stall, and KV of paused requests leaves the device for a debt too.
     fn compares_costs(&self, _settings: &PolicySettings) -> bool {
         false
     }

@@ -271,7 +271,8 @@ impl MemoryManager {
         self.kv.is_writing_back().then_some(0)
     }
 
-    fn can_evict_paused(&self) -> bool {
+    /// KV of paused requests may leave the device for a change that must happen.
+    pub fn can_evict_paused(&self) -> bool {
         self.params.compares_costs() && self.params.pauses()
     }
 

@@ -42,9 +42,10 @@ impl MemoryManager {
     }
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
-    /// layers do not become KV, or not now, or steps would take more than twice as long.
+    /// layers do not become KV, or not now, or steps would take more than twice as long, or the policy compares no costs.
     pub fn stalling_remap(&mut self, missing_kv_blocks: u32) -> Option<StallingRemap> {
-        let remaps = self.params.policy().reclaims_weights()
+        let remaps = self.params.compares_costs()
+            && self.params.policy().reclaims_weights()
             && self.forced.is_none()
             && self.step_stats.compute_known();
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());

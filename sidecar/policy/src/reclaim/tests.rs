@@ -1,6 +1,8 @@
 use alloc::vec::Vec;
 
 use super::*;
+use crate::cost::price::{LateTokens, ReclaimCost, ReclaimKind, ReclaimOption};
+use crate::ids::RequestId;
 
 /// The steps that a policy proposes while none of them frees anything.
 fn steps(policy: PolicyName, view: ReclaimView) -> Vec<ReclaimStep> {
@@ -76,4 +78,25 @@ fn names_are_those_of_configurations_in_the_order_of_journals() {
     let names = PolicyName::ALL.map(PolicyName::name);
     assert_eq!(names, ["Recompute", "Oneiros", "Ellm", "FlexGen", "Pie", "OrbitFlow", "Unified"]);
     assert_eq!(PolicyName::default(), PolicyName::Oneiros);
+}
+
+#[test]
+fn unified_takes_the_least_loss_and_the_others_pause_before_they_preempt() {
+    let option = |kind, late| ReclaimOption {
+        kind,
+        request: Some(RequestId(late)),
+        priority: 0,
+        cost: ReclaimCost { loss: LateTokens { late, lost: late }, freed_bytes: 10 },
+    };
+    let options =
+        [option(ReclaimKind::Pause, 9), option(ReclaimKind::Pause, 5), option(ReclaimKind::Preempt, 2)];
+    let by_cost = PolicySettings { reclaim_by_cost: true, ..VIEW.settings };
+    for policy in PolicyName::ALL {
+        let expected = if policy == PolicyName::Unified { options[2] } else { options[0] };
+        assert_eq!(policy.policy().evict(&by_cost, &options), Some(expected), "{policy:?}");
+        let fixed = PolicySettings { reclaim_by_cost: false, ..by_cost };
+        assert_eq!(policy.policy().evict(&fixed, &options), Some(options[0]), "{policy:?}");
+        assert_eq!(policy.policy().evict(&by_cost, &options[2..]), Some(options[2]), "{policy:?}");
+        assert_eq!(policy.policy().evict(&by_cost, &[]), None, "{policy:?}");
+    }
 }

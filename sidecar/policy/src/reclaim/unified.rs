@@ -4,9 +4,12 @@
 //! back, and placed again for each batch. So where own layers may move they move instead of KV, and a plan places KV
 //! only where they may not.
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+use super::{
+    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, pause_before_preempting,
+};
+use crate::cost::price::{ReclaimOption, least};
 
-/// Inflates KV, evicts KV of paused requests, remaps own weights, then shrinks the batch by cost.
+/// Inflates KV, evicts KV of paused requests, remaps own weights that hide, then takes the option of least cost.
 #[derive(Debug)]
 pub struct Unified;
 
@@ -44,6 +47,15 @@ impl ReclaimPolicy for Unified {
     /// Plans then decide only where KV resides, not admissions and pauses.
     fn serves_by_deadline(&self, settings: &PolicySettings) -> bool {
         settings.has_objectives
+    }
+
+    /// The least loss per byte of all options.
+    fn evict(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+        if self.compares_costs(settings) {
+            least(options.iter().copied())
+        } else {
+            pause_before_preempting(options)
+        }
     }
 
     fn compares_costs(&self, settings: &PolicySettings) -> bool {

@@ -13,13 +13,8 @@ use crate::sequence::Sequence;
 const MOST_WAITING: usize = 4;
 
 impl Scheduler {
-    /// Pauses the request with the most KV, or under deadline scheduling the one with the most buffered tokens. The
-    /// oldest request and requests at the pause limit are exempt. Returns whether a request was paused.
-    pub(super) fn pause_one(&mut self, now: Nanos) -> bool {
-        self.pause_victim(now).is_some_and(|id| self.pause(now, id))
-    }
-
-    /// Returns the request that [`Scheduler::pause_one`] would pause.
+    /// Returns the request to pause first: the one with the most KV, or under deadline scheduling the one with the most
+    /// buffered tokens. The oldest request and requests at the pause limit are exempt.
     pub(super) fn pause_victim(&self, now: Nanos) -> Option<RequestId> {
         match self.objectives() {
             Some(_) => self.latest_deadline(now),
@@ -121,14 +116,11 @@ impl Scheduler {
     /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt. Returns
     /// false if there is no other.
     pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
-        if !self.manager.params().compares_costs() && self.manager.can_pause_help() && self.pause_one(now) {
-            return true;
+        let exempt = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
+        if !exempt {
+            self.evict_for_growth(now);
         }
-        let spared = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
-        if !spared {
-            self.evict_cheapest(now);
-        }
-        !spared
+        !exempt
     }
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {

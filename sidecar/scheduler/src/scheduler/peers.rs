@@ -209,15 +209,12 @@ impl Scheduler {
         }
     }
 
-    /// Trades memory with peers at a boundary. If a due return does not fit, it preempts the victim of the policy, or
-    /// evicts the one with the lowest reclaim cost if the policy compares costs.
+    /// Trades memory with peers at a boundary. If a due return does not fit, it pauses or preempts the request that the
+    /// policy chooses.
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
         while self.manager.debt_is_blocked() && self.running.len() > 1 {
-            match self.manager.params().compares_costs() {
-                true => self.evict_cheapest(now),
-                false => self.preempt_victim(now),
-            }
+            self.evict_for_debt(now);
             self.manager.boundary(now, &mut self.actions);
         }
         if self.manager.debt_is_blocked() {

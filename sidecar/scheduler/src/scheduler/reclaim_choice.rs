@@ -1,9 +1,10 @@
-//! Chooses the reclaim option with the lowest cost per byte when running requests outgrow memory (`Unified`).
+//! Names the options that cost requests tokens, with their prices, and carries out the one that the policy chooses.
 //!
 //! The memory manager knows what remapping own layers frees. The cost of a pause or a preemption depends on the tokens
-//! that the client has buffered, which the scheduler knows. The comparison is [`sluice_policy::cost::price`].
+//! that the client has buffered, which the scheduler knows. The choice is
+//! [`sluice_policy::reclaim::ReclaimPolicy::evict`].
 
-use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption, least};
+use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption};
 use sluice_policy::ids::{Nanos, RequestId};
 
 use super::Scheduler;
@@ -11,8 +12,8 @@ use crate::config::Sharing;
 use crate::sequence::Sequence;
 
 impl Scheduler {
-    /// Remaps own layers, with stalls, if that costs less than any pause or preemption; returns whether the remap
-    /// began. It never does so for requests that could be admitted later.
+    /// Remaps own layers, with stalls, if the policy prefers that to a pause or a preemption; returns whether the remap
+    /// began. It never does so for requests that could be admitted later, or for a request that runs alone.
     pub(super) fn apply_stalling_remap(
         &mut self,
         now: Nanos,
@@ -20,27 +21,39 @@ impl Scheduler {
         admitted: &[RequestId],
     ) -> bool {
         let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
-        if later || self.running.len() <= 1 || !self.manager.params().compares_costs() {
+        if later || self.running.len() <= 1 {
             return false;
         }
         let Some(stalling) = self.manager.stalling_remap(kv_blocks) else { return false };
-        let in_store = self.buffered_tokens(now);
-        let clients = self.clients(&in_store);
-        let price = self.manager.price_of_layers(&stalling, &clients);
+        let buffered = self.buffered_tokens(now);
+        let clients = self.clients(&buffered);
+        let mut options = self.victim_options(now, &clients, self.manager.can_pause_help());
+        if options.is_empty() {
+            return false;
+        }
+        let cost = self.manager.price_of_layers(&stalling, &clients);
         let priority = self.running.values().map(|one| one.request.priority).max().unwrap_or(0);
-        let layers = ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost: price };
-        let mut offers = self.victim_options(now, &clients);
-        let instead = !offers.is_empty();
-        offers.push(layers);
-        instead
-            && least(offers).is_some_and(|best| best.kind == ReclaimKind::OwnWeights)
+        options.push(ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost });
+        let chosen = self.manager.params().evict(&options);
+        chosen.is_some_and(|option| option.kind == ReclaimKind::OwnWeights)
             && self.manager.apply_stalling_remap(stalling, &mut self.actions)
     }
 
-    /// Pauses or preempts the request with the lowest cost.
-    pub(super) fn evict_cheapest(&mut self, now: Nanos) {
-        let in_store = self.buffered_tokens(now);
-        match least(self.victim_options(now, &self.clients(&in_store))) {
+    /// Pauses or preempts the request that the policy chooses, for requests that grow.
+    pub(super) fn evict_for_growth(&mut self, now: Nanos) {
+        self.evict(now, self.manager.can_pause_help());
+    }
+
+    /// Pauses or preempts the request that the policy chooses, for memory that is owed. A pause helps only if the KV of
+    /// the paused request can leave the device.
+    pub(super) fn evict_for_debt(&mut self, now: Nanos) {
+        self.evict(now, self.manager.can_pause_help() && self.manager.can_evict_paused());
+    }
+
+    fn evict(&mut self, now: Nanos, may_pause: bool) {
+        let buffered = self.buffered_tokens(now);
+        let options = self.victim_options(now, &self.clients(&buffered), may_pause);
+        match self.manager.params().evict(&options) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. })
                 if self.pause(now, id) => {}
             _ => self.preempt_victim(now),
@@ -48,28 +61,24 @@ impl Scheduler {
     }
 
     /// Returns the options: pausing the first pause victim, and pausing or preempting the preemption victim.
-    fn victim_options(&self, now: Nanos, clients: &Clients<'_>) -> Vec<ReclaimOption> {
+    fn victim_options(&self, now: Nanos, clients: &Clients<'_>, may_pause: bool) -> Vec<ReclaimOption> {
         let victim = self.preemption_victim(now);
-        let pausing = self.manager.can_pause_help();
-        let latest = self.pause_victim(now).filter(|id| pausing && self.can_be_paused(now, *id));
-        let instead = victim.filter(|id| pausing && self.can_be_paused(now, *id));
+        let pausable = |id: &RequestId| may_pause && self.can_be_paused(now, *id);
+        let first = self.pause_victim(now).filter(pausable);
+        let instead = victim.filter(pausable);
         let pause = |one: &Sequence| {
             self.manager.price_of_pause(one.id(), self.buffered_tokens_of(now, one), clients)
         };
         let again = |one: &Sequence| {
-            self.manager.price_of_preemption(
-                one.id(),
-                self.buffered_tokens_of(now, one),
-                one.committed,
-                clients,
-            )
+            let buffered = self.buffered_tokens_of(now, one);
+            self.manager.price_of_preemption(one.id(), buffered, one.committed, clients)
         };
-        let pauses = latest
+        let pauses = first
             .into_iter()
             .chain(instead)
             .filter_map(|id| self.reclaim_option(id, ReclaimKind::Pause, pause));
         let all = pauses.chain(victim.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
-        all.filter(|offer| offer.cost.freed_bytes > 0).collect()
+        all.filter(|option| option.cost.freed_bytes > 0).collect()
     }
 
     fn can_be_paused(&self, now: Nanos, id: RequestId) -> bool {
