@@ -5,7 +5,7 @@ use thiserror::Error;
 use super::memory::UnmappedAddress;
 use crate::forward::ForwardError;
 
-/// Why a step is refused as a whole; a problem of one sequence is a [`FailedSequence`]. All errors but
+/// Why a step is refused as a whole; a problem of one sequence is a `FailedSequence`. All errors but
 /// [`StepError::Overtaken`], [`StepError::KvOvertaken`] and [`StepError::TurnPassed`] are found before the step writes
 /// anything. Those three may leave KV at the step's own positions, in blocks of the step's requests.
 #[derive(Debug, Error)]

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 /// The work of the surrounding process between layers.
 pub trait LayerHooks: Send {
     /// Called before the first read of `layer`'s weights and KV; returns when both are resident. `Break` ends the step
-    /// with [`ForwardError::Aborted`].
+    /// with [`ForwardError::Aborted`](super::ForwardError::Aborted).
     fn before_layer(&mut self, layer: usize) -> ControlFlow<()>;
 
     /// Called after the last read of `layer`'s weights and KV, with its compute time in nanoseconds (without waits).

@@ -176,7 +176,7 @@ pub const KNOWN: [&[&str]; 60] = [
         "sidecar/policy/src/kv.rs",
         "sidecar/policy/src/kv/layer_offload.rs",
         "sidecar/policy/src/kv/layer_offload/prefill_spill.rs",
-        "sidecar/policy/src/kv/missing_blocks.rs",
+        "sidecar/policy/src/kv/missing_layer_blocks.rs",
         "sidecar/policy/src/kv/prefix.rs",
         "sidecar/policy/src/kv/swap.rs",
         "sidecar/policy/src/memory_manager.rs",
