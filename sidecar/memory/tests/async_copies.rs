@@ -173,7 +173,7 @@ fn skipping_reader_wait_overwrites_buffer_early() {
         after,
         layer_blocks: layer_blocks.into(),
     }));
-    assert_eq!(world.layer_block(LayerBlockId(8)), Some(11), "nobody has said that layer 0 was read");
+    assert_eq!(world.layer_block(LayerBlockId(8)), Some(11), "no step has read layer 0 yet");
 }
 
 #[test]

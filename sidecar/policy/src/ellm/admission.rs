@@ -1,5 +1,5 @@
-//! Algorithm 1, lines 1 to 22: whether a prompt is admitted with its KV in the CPU buffer. The scheduler decides who is
-//! admitted with its KV on the device.
+//! Algorithm 1, lines 1 to 22: whether a prompt is admitted with its KV in the CPU buffer. The scheduler decides which
+//! prompts are admitted with their KV on the device.
 
 /// A request's need in this step. `kv` and `activation` may have different units, as long as [`Supply`] has the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

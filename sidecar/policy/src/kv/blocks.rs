@@ -111,7 +111,7 @@ impl KvBlocks {
 
     /// Removes a KV block; its id may be reused.
     pub fn remove(&mut self, id: KvBlockId) {
-        assert!(self.get(id).refs == 0, "a KV block goes when nobody uses it");
+        assert!(self.get(id).refs == 0, "a KV block is removed when it has no reference");
         self.set_staging_slot(id, None);
         self.kv_blocks[id.index()] = KvBlock::default();
         self.layer_blocks_mut(id).fill(NOWHERE);

@@ -71,6 +71,16 @@ pub(super) enum MemoryStep {
     Reclaim { missing: u32, step: ReclaimStep, action: ReclaimAction },
 }
 
+impl MemoryStep {
+    /// Begins this change, or answers `or` without one.
+    fn start_or(transition: Option<Transition>, or: Prepared) -> MemoryStep {
+        match transition {
+            Some(transition) => MemoryStep::Start { transition, or },
+            None => MemoryStep::Answer(or),
+        }
+    }
+}
+
 /// How a step of the policy is carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReclaimAction {
@@ -123,10 +133,7 @@ impl MemoryManager {
     fn plan_activations(&self, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
         if demand.activation > self.sizes.activation_max {
             let or = Prepared::Short { missing_kv_blocks: 0, activation: true };
-            return Some(match self.grow_activations(demand) {
-                Some(transition) => MemoryStep::Start { transition, or },
-                None => MemoryStep::Answer(or),
-            });
+            return Some(MemoryStep::start_or(self.grow_activations(demand), or));
         }
         let short_of_blocks = demand.layer_blocks > self.kv.chunk_pool().free_layer_blocks();
         if let Some(transition) = self.shrink_activations().filter(|_| short_of_blocks) {
@@ -135,10 +142,7 @@ impl MemoryManager {
         if demand.activation > self.activation_chunks() {
             let or =
                 Prepared::Short { missing_kv_blocks: missing.div_ceil(self.kv.layers()), activation: true };
-            return Some(match self.balloon(demand) {
-                Some(transition) => MemoryStep::Start { transition, or },
-                None => MemoryStep::Answer(or),
-            });
+            return Some(MemoryStep::start_or(self.balloon(demand), or));
         }
         None
     }

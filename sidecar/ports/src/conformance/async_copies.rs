@@ -155,7 +155,7 @@ pub fn written_back_layer_block_is_fetched_by_generation<B: Backend>() {
     trial.succeed(fetch(A, 0, 4, None, &[swap(9, 1, 1, 7), swap(10, 1, HOST_BLOCKS - 1, 8)]));
     assert_eq!(layer_blocks(&mut trial, [9, 10]), [Some(8), Some(2)], "{rule}");
     trial.succeed(swap_in(&[swap(3, 0, 1, 7)]));
-    assert_eq!(layer_blocks(&mut trial, [3]), [Some(8)], "{rule}: a name is a name, whoever gave it");
+    assert_eq!(layer_blocks(&mut trial, [3]), [Some(8)], "{rule}: a swap-in reads what a write-back named");
 }
 
 /// Returns pairs of a valid swap and an invalid one: a nonexistent or foreign location, or a duplicate name.

@@ -149,7 +149,11 @@ impl Device {
             }
             Work::WriteBack(_) | Work::Spill(_) => {
                 for (swap, tags) in copy.swaps().iter().zip(copied) {
-                    assert_eq!(self.tags(swap.layer_block), *tags, "nobody writes what goes to the host");
+                    assert_eq!(
+                        self.tags(swap.layer_block),
+                        *tags,
+                        "no step writes a block that is copied to the host"
+                    );
                     self.host.insert(swap.host, (swap.generation, *tags));
                 }
                 self.spilt += u32::from(copy.is_of_buffer());
