@@ -9,10 +9,12 @@
 //! # Example
 //!
 //! ```
-//! use sluice_plan::shares::{ShareInput, shares};
+//! use sluice_plan::shares::{SlotMemory, slot_shares};
 //!
-//! // Each tenant gets its weights and an equal part of the rest.
-//! assert_eq!(shares(96, 1, &[ShareInput::of(30), ShareInput::of(50)]), [38, 58]);
+//! // Each slot gets its weights and an equal part of the rest.
+//! let slot = |weights_bytes| SlotMemory { weights_bytes, ..SlotMemory::default() };
+//! let shares = slot_shares(Some(96), 1, &[slot(30), slot(50)]);
+//! assert_eq!(shares.iter().map(|slot| slot.share_bytes).collect::<Vec<_>>(), [38, 58]);
 //! ```
 #![forbid(unsafe_code)]
 
