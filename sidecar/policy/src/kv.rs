@@ -205,6 +205,7 @@ impl Kv {
         for (at, id) in sequence.kv_blocks.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
+        self.retain_missing_of_running();
     }
 
     /// Drops one reference; an unreferenced KV block is evicted.

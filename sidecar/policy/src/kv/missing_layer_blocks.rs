@@ -4,7 +4,7 @@
 //! Every step needs the total. The blocks are counted once per KV block, and again only for KV blocks that changed
 //! since.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::Kv;
@@ -52,6 +52,11 @@ impl MissingLayerBlocks {
         });
     }
 
+    /// Whether no KV block is tracked.
+    pub fn is_empty(&self) -> bool {
+        self.kv_blocks.is_empty()
+    }
+
     /// Whether the KV block is tracked.
     pub fn contains(&self, id: KvBlockId) -> bool {
         self.kv_blocks.contains_key(&id)
@@ -74,6 +79,20 @@ impl Kv {
         if !self.kv_blocks.is_whole(id) {
             self.missing_layer_blocks.add(id);
         }
+    }
+
+    /// Forgets the KV blocks that no running request uses, for instance those of suspended requests alone.
+    pub(super) fn retain_missing_of_running(&mut self) {
+        if !self.missing_layer_blocks.is_empty() {
+            let running = self.kv_blocks_of_running();
+            self.missing_layer_blocks.retain(|id| running.contains(id));
+        }
+    }
+
+    /// Returns the KV blocks of all requests that are not suspended.
+    pub(super) fn kv_blocks_of_running(&self) -> BTreeSet<KvBlockId> {
+        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
+        running.flat_map(|sequence| sequence.kv_blocks.iter().copied()).collect()
     }
 
     /// Returns the blocks that the tracked KV blocks will take on the device.
@@ -109,7 +128,9 @@ impl Kv {
     pub(super) fn check_missing(&self) {
         let sum: u32 = self.missing_layer_blocks.kv_blocks.values().sum();
         assert_eq!(sum, self.missing_layer_blocks.layer_blocks, "blocks that are wanted");
+        let running = self.kv_blocks_of_running();
         for (id, layer_blocks) in &self.missing_layer_blocks.kv_blocks {
+            assert!(running.contains(id), "a running request uses {id:?}");
             let doubtful = self.missing_layer_blocks.kv_blocks_to_recheck.contains(id);
             assert!(doubtful || *layer_blocks == self.lacking(*id), "{id:?} lacks {layer_blocks} blocks");
         }

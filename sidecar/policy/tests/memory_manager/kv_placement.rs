@@ -193,7 +193,8 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
 #[test]
 fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_were() {
     let (mut sent_out, mut spilt, mut lost) = (0, 0, 0);
-    for seed in 0..60 {
+    // A copy of seed 415 fails for good after its step. In seed 649 a request ends that shares KV with a suspended one.
+    for seed in (0..60).chain([415, 649]) {
         let case = Case { seed, kill_permille: 20 * (seed as u32 % 3), ..quiet(PolicyName::Ellm) };
         let mut world = world(&case);
         assert!(world.load());

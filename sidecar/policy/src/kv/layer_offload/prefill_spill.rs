@@ -229,6 +229,9 @@ impl Kv {
             if end.is_ok() {
                 self.arrived(layer);
             } else if !again {
+                // The host blocks have unknown content. Until their requests let them go, they count as copies, as do
+                // the device blocks of a failed swap-in.
+                self.record_host_copies(layer);
                 lost = self.invalidate_spills();
             }
         }
@@ -238,10 +241,14 @@ impl Kv {
     }
 
     fn arrived(&mut self, layer: LayerId) {
+        self.record_host_copies(layer);
+        self.history.word(!u64::from(layer.0));
+    }
+
+    fn record_host_copies(&mut self, layer: LayerId) {
         for id in &self.layer_offload.prefill_spills.kv_blocks {
             self.kv_blocks.get_mut(*id).hosted_layers.insert(layer);
         }
-        self.history.word(!u64::from(layer.0));
     }
 
     /// Ends the step: its KV blocks become ordinary staged KV blocks once their copies have ended.
