@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::DRIVER;
 use crate::config::{self, ConfigError};
 use crate::devices::{DeviceKind, Offer};
-use crate::proto;
+use crate::proto::dra;
 
 /// Version of [`PreparedClaim`] on disk. A reader ignores unknown fields, so an older driver can read the record of a
 /// newer one. A different version marks a record that it cannot read.
@@ -90,7 +90,7 @@ pub enum ClaimError {
 /// The claim cannot be prepared until its owner corrects it.
 pub fn prepared_claim(
     claim: &ResourceClaim,
-    asked: &proto::Claim,
+    asked: &dra::Claim,
     offer: &Offer,
 ) -> Result<PreparedClaim, ClaimError> {
     let title = format!("{}/{}", asked.namespace, asked.name);
@@ -113,7 +113,7 @@ pub fn prepared_claim(
     })
 }
 
-fn check_uid(claim: &ResourceClaim, asked: &proto::Claim, title: &str) -> Result<(), ClaimError> {
+fn check_uid(claim: &ResourceClaim, asked: &dra::Claim, title: &str) -> Result<(), ClaimError> {
     if !is_uid(&asked.uid) {
         return Err(ClaimError::InvalidUid(asked.uid.clone()));
     }

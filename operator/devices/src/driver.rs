@@ -9,17 +9,23 @@ use futures_util::future::join_all;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::{Api, Client};
 use tokio::sync::{Notify, watch};
+use tonic::{Request, Response, Status};
 
 use crate::DRIVER;
 use crate::cdi;
 use crate::claim::{ClaimError, PreparedClaim, allocated_devices, is_uid, prepared_claim};
 use crate::devices::Offer;
 use crate::health::Metrics;
-use crate::proto::{
-    Claim, Claims, DRA_TYPE, DRA_VERSION, Device, NodePrepareResourceResponse, NodePrepareResourcesResponse,
-    NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse, PluginInfo, RegistrationStatus,
+use crate::proto::dra::dra_plugin_server::DraPlugin;
+use crate::proto::dra::{
+    Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
-use crate::rpc::{Plugin, Registrar};
+use crate::proto::pluginregistration::registration_server::Registration;
+use crate::proto::pluginregistration::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use crate::proto::{DRA_TYPE, DRA_VERSION};
 use crate::store::{Store, StoreError};
 
 /// Time limit for reading a claim from the API server. The kubelet waits 45 seconds for a whole call.
@@ -206,27 +212,39 @@ fn devices(granted: &PreparedClaim) -> Vec<Device> {
         pool_name: given.pool.clone(),
         device_name: given.device.clone(),
         cdi_device_ids: vec![cdi::device_id(&granted.uid, &given.device)],
+        share_id: None,
     };
     granted.devices.iter().map(device).collect()
 }
 
-impl Plugin for Driver {
-    async fn prepare(&self, claims: Claims) -> NodePrepareResourcesResponse {
-        if claims.claims.is_empty() {
+/// Prepares each claim or returns the reason why not. The kubelet repeats a call for claims that are already prepared
+/// or unprepared.
+#[tonic::async_trait]
+impl DraPlugin for Driver {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<NodePrepareResourcesRequest>,
+    ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
+        let claims = request.into_inner().claims;
+        if claims.is_empty() {
             // A probe sends no claims and must not wait for the lock.
-            return NodePrepareResourcesResponse::default();
+            return Ok(Response::new(NodePrepareResourcesResponse::default()));
         }
         let _turn = self.prepare_lock.lock().await;
-        let answers = join_all(claims.claims.into_iter().map(|claim| self.prepare_response(claim))).await;
+        let answers = join_all(claims.into_iter().map(|claim| self.prepare_response(claim))).await;
         self.count();
-        NodePrepareResourcesResponse { claims: answers.into_iter().collect() }
+        Ok(Response::new(NodePrepareResourcesResponse { claims: answers.into_iter().collect() }))
     }
 
-    async fn unprepare(&self, claims: Claims) -> NodeUnprepareResourcesResponse {
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
+        let claims = request.into_inner().claims;
         let _turn = self.prepare_lock.lock().await;
-        let answers = claims.claims.into_iter().map(|claim| self.unprepare_response(claim)).collect();
+        let answers = claims.into_iter().map(|claim| self.unprepare_response(claim)).collect();
         self.count();
-        NodeUnprepareResourcesResponse { claims: answers }
+        Ok(Response::new(NodeUnprepareResourcesResponse { claims: answers }))
     }
 }
 
@@ -248,22 +266,28 @@ impl RegistrationInfo {
     }
 }
 
-impl Registrar for RegistrationInfo {
-    fn info(&self) -> PluginInfo {
-        PluginInfo {
+#[tonic::async_trait]
+impl Registration for RegistrationInfo {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
             r#type: DRA_TYPE.into(),
             name: DRIVER.into(),
             endpoint: self.socket.display().to_string(),
             supported_versions: vec![DRA_VERSION.into()],
-        }
+        }))
     }
 
-    fn registered(&self, status: RegistrationStatus) {
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
         if status.plugin_registered {
             tracing::info!("registered with the kubelet");
         } else {
             tracing::error!(error = status.error, "the kubelet refused the driver");
         }
         self.registered.send_replace(status.plugin_registered);
+        Ok(Response::new(RegistrationStatusResponse {}))
     }
 }

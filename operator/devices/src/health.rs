@@ -15,8 +15,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
-use crate::proto::Claims;
-use crate::rpc::PluginClient;
+use crate::proto::connect;
+use crate::proto::dra::NodePrepareResourcesRequest;
+use crate::proto::dra::dra_plugin_client::DraPluginClient;
+use crate::proto::pluginregistration::InfoRequest;
+use crate::proto::pluginregistration::registration_client::RegistrationClient;
 
 /// Time limit for both sockets to answer a liveness probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -106,8 +109,9 @@ async fn live(State(health): State<Health>) -> (StatusCode, String) {
 
 /// Calls both services, as the kubelet does.
 async fn check_sockets(sockets: &[PathBuf; 2]) -> anyhow::Result<()> {
-    PluginClient::connect(&sockets[0]).await?.info().await?;
-    PluginClient::connect(&sockets[1]).await?.prepare(Claims::default()).await?;
+    let no_claims = NodePrepareResourcesRequest::default();
+    RegistrationClient::new(connect(&sockets[0]).await?).get_info(InfoRequest {}).await?;
+    DraPluginClient::new(connect(&sockets[1]).await?).node_prepare_resources(no_claims).await?;
     Ok(())
 }
 

@@ -34,7 +34,6 @@ pub mod h2_authority;
 pub mod health;
 pub mod helm_hooks;
 pub mod proto;
-pub mod rpc;
 pub mod serve;
 pub mod slice;
 pub mod store;

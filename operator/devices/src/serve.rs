@@ -20,7 +20,8 @@ use crate::args::Args;
 use crate::driver::{Driver, RegistrationInfo};
 use crate::h2_authority::with_fixed_authority;
 use crate::health::{self, Health, Metrics};
-use crate::rpc::{DraService, RegistrationService};
+use crate::proto::dra::dra_plugin_server::DraPluginServer;
+use crate::proto::pluginregistration::registration_server::RegistrationServer;
 use crate::slice::Publisher;
 use crate::store::Store;
 
@@ -48,9 +49,9 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     let (stop, stopped) = watch::channel(false);
     // The kubelet calls as soon as it finds the registration socket, so this socket is created last and removed
     // first.
-    let dra = Server::builder().add_service(DraService::new(Arc::clone(&driver)));
+    let dra = Server::builder().add_service(DraPluginServer::from_arc(Arc::clone(&driver)));
     let (dra, dra_socket) = listen(&args.dra_socket(), dra, stopped.clone())?;
-    let registration = Server::builder().add_service(RegistrationService::new(introduction));
+    let registration = Server::builder().add_service(RegistrationServer::from_arc(introduction));
     let (registration, registration_socket) = listen(&args.registration_socket(), registration, stopped)?;
     let http = TcpListener::bind(args.http).await.with_context(|| args.http.to_string())?;
     tracing::info!(node = args.node_name, http = %http.local_addr()?, "started");

@@ -6,6 +6,7 @@
 mod capabilities;
 mod claims;
 mod node;
+mod proto;
 mod server;
 mod slices;
 mod start;

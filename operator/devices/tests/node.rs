@@ -3,17 +3,22 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use sluice_devices::proto::{
-    Claim, Claims, NodePrepareResourceResponse, NodePrepareResourcesResponse, RegistrationStatus,
+use sluice_devices::proto::connect;
+use sluice_devices::proto::dra::dra_plugin_client::DraPluginClient;
+use sluice_devices::proto::dra::{
+    Claim, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    NodeUnprepareResourcesRequest,
 };
-use sluice_devices::rpc::PluginClient;
+use sluice_devices::proto::pluginregistration::RegistrationStatus;
+use sluice_devices::proto::pluginregistration::registration_client::RegistrationClient;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::transport::Channel;
 
 use crate::server::Server;
 
@@ -124,19 +129,25 @@ impl Running {
     }
 
     /// Connects to the registration service.
-    pub async fn registrar(&self) -> PluginClient {
-        caller(&self.registration).await
+    pub async fn registrar(&self) -> RegistrationClient<Channel> {
+        RegistrationClient::new(connect(&self.registration).await.unwrap())
+    }
+
+    /// Connects to the service that prepares claims.
+    async fn plugin(&self) -> DraPluginClient<Channel> {
+        DraPluginClient::new(connect(&self.dra).await.unwrap())
     }
 
     /// Reports to the driver whether the kubelet has registered it.
     pub async fn registered(&self, plugin_registered: bool) {
         let status = RegistrationStatus { plugin_registered, error: "why not".into() };
-        self.registrar().await.notify(status).await.unwrap();
+        self.registrar().await.notify_registration_status(status).await.unwrap();
     }
 
     /// Prepares claims of the namespace `team`, given as (name, UID).
     pub async fn prepare(&self, claims: &[(&str, &str)]) -> NodePrepareResourcesResponse {
-        caller(&self.dra).await.prepare(asked(claims)).await.unwrap()
+        let request = NodePrepareResourcesRequest { claims: asked(claims) };
+        self.plugin().await.node_prepare_resources(request).await.unwrap().into_inner()
     }
 
     /// Prepares one claim.
@@ -146,8 +157,9 @@ impl Running {
 
     /// Unprepares one claim. Returns the error, which is empty on success.
     pub async fn unprepare(&self, name: &str, uid: &str) -> String {
-        let mut answer = caller(&self.dra).await.unprepare(asked(&[(name, uid)])).await.unwrap();
-        answer.claims.remove(uid).expect("an answer for the claim").error
+        let request = NodeUnprepareResourcesRequest { claims: asked(&[(name, uid)]) };
+        let answer = self.plugin().await.node_unprepare_resources(request).await.unwrap();
+        answer.into_inner().claims.remove(uid).expect("an answer for the claim").error
     }
 
     /// Returns the status and the text of a page.
@@ -161,17 +173,13 @@ impl Running {
     }
 }
 
-async fn caller(path: &Path) -> PluginClient {
-    PluginClient::connect(path).await.unwrap()
-}
-
-fn asked(claims: &[(&str, &str)]) -> Claims {
+fn asked(claims: &[(&str, &str)]) -> Vec<Claim> {
     let claim = |(name, uid): &(&str, &str)| Claim {
         namespace: "team".into(),
         uid: (*uid).into(),
         name: (*name).into(),
     };
-    Claims { claims: claims.iter().map(claim).collect() }
+    claims.iter().map(claim).collect()
 }
 
 /// Retries until `holds` returns true; `what` describes the condition.

@@ -1,6 +1,7 @@
 //! Tests how the driver registers, and how it stops.
 
 use sluice_devices::proto::DRA_VERSION;
+use sluice_devices::proto::pluginregistration::InfoRequest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::node::{Node, until};
@@ -10,7 +11,7 @@ use crate::server::Server;
 async fn kubelet_gets_driver_name_and_endpoint() {
     let node = Node::new(&Server::start().await);
     let driver = node.start(&[]);
-    let info = driver.registrar().await.info().await.unwrap();
+    let info = driver.registrar().await.get_info(InfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.r#type.as_str(), info.name.as_str()), ("DRAPlugin", "sluice.dev"));
     assert_eq!(info.endpoint, node.dra().display().to_string());
     assert_eq!(info.supported_versions, [DRA_VERSION]);

@@ -6,15 +6,15 @@ use sluice_types::Quantity;
 
 use super::{AllocatedDevice, is_uid, prepared_claim};
 use crate::devices::Offer;
-use crate::proto;
+use crate::proto::dra;
 
 fn offer() -> Offer {
     let host_memory = Quantity::from_bytes(96 << 20);
     Offer { node: "one".into(), neighbourhoods: 2, host_gpus: 1, host_memory }
 }
 
-fn asked() -> proto::Claim {
-    proto::Claim { namespace: "team".into(), uid: "u-1".into(), name: "chat-0-e1".into() }
+fn asked() -> dra::Claim {
+    dra::Claim { namespace: "team".into(), uid: "u-1".into(), name: "chat-0-e1".into() }
 }
 
 fn result(request: &str, device: &str) -> Value {
