@@ -11,6 +11,7 @@ mod debian;
 mod demo;
 mod deny;
 mod docs;
+mod fuzz;
 mod generate;
 mod image;
 mod kernels;
@@ -93,6 +94,12 @@ enum Task {
     ///
     /// All parts run, also after one has failed. The exit status is 1 if one did. `cargo xtask test` must pass first.
     Nightly(nightly::NightlyArgs),
+    /// Feed readers of untrusted bytes with inputs that libFuzzer makes up: link messages, request bodies, YAML,
+    /// safetensors, event streams.
+    ///
+    /// It needs rustup with a nightly compiler. cargo-fuzz is of one pinned version, on the PATH or built once into the
+    /// cache folder (SLUICE_CACHE, or ~/.cache/sluice).
+    Fuzz(fuzz::FuzzArgs),
     /// Run everything a change must pass: check, build all binaries, run all tests.
     ///
     /// Tests find the built binaries through SLUICE_BIN_DIR, which this sets, and shared models and data through
@@ -130,6 +137,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),
         Task::Nightly(args) => nightly::run(&workspace, args),
+        Task::Fuzz(args) => fuzz::run(&workspace.root, args),
         Task::Test { quick } => test_runner::run(&workspace, if *quick { Scope::Quick } else { Scope::Full }),
     }
 }

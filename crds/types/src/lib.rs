@@ -29,6 +29,7 @@
 
 pub mod conditions;
 pub mod crd;
+pub mod fuzz;
 pub mod load;
 pub mod pool;
 pub mod quantity;

@@ -4,6 +4,7 @@
 
 mod bad_files;
 mod cel;
+mod corpus;
 mod crd;
 mod examples;
 mod good_files;

@@ -18,6 +18,7 @@ use sluice_wire::config::LimitsConfig;
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 
 use self::headers::headers;
+pub(crate) use self::headers::parse_header;
 pub use self::model_files::ModelFiles;
 use crate::download::{BucketArgs, DownloadError, HubArgs, ProgressOutput, RetryArgs, error_chain};
 use crate::engine_loop::{chunk_tokens, step_limits};

@@ -20,6 +20,7 @@ pub mod directive;
 pub mod download;
 pub mod engine_loop;
 pub mod engine_process;
+pub mod fuzz;
 pub mod gateway;
 pub mod heartbeat;
 pub mod inspect;

@@ -19,6 +19,10 @@ mod fetch {
     pub mod server;
 }
 
+mod fuzz {
+    mod corpus;
+}
+
 mod inspect {
     mod sources;
 }

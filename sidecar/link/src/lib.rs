@@ -25,6 +25,7 @@ pub mod control;
 pub mod error;
 mod expected_replies;
 pub mod frame;
+pub mod fuzz;
 pub mod hang;
 pub mod log_prefix;
 pub mod message;

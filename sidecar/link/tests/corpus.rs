@@ -45,6 +45,13 @@ fn corpus_is_decoded_or_refused_by_file_name() {
 }
 
 #[test]
+fn the_fuzz_target_passes_every_packet_of_the_corpus() {
+    let packets = committed(&[""]);
+    assert!(packets.len() >= 100, "the corpus is incomplete: {} packets", packets.len());
+    packets.iter().for_each(|(_, packet)| sluice_link::fuzz::fuzz_packets(packet));
+}
+
+#[test]
 fn contradicting_answers_are_refused() {
     for (name, packet) in committed(&["right", "wrong", "again"]) {
         let (mut sidecar, mut link, client, _welcome) = attached();

@@ -20,6 +20,7 @@ use super::prompt::{Prompt, PromptEncoder, Prompts};
 use super::response::{self, Endpoint, ResponseMeta};
 use super::token_stream::{TokenStream, TokenStreamConfig};
 use crate::metrics::PendingToken;
+use crate::model::text::Message;
 use crate::scheduler_handle::{Status, Submission};
 
 /// Most alternatives per token in log-probabilities.
@@ -84,22 +85,42 @@ fn check_top_logprobs(name: &str, wanted: Option<u32>) -> Result<Option<u8>, Api
     }
 }
 
+fn parse_completion(body: &[u8]) -> Result<(CommonParams, Completion), ApiError> {
+    parse(body, &["prompt", "logprobs"])
+}
+
+/// Also returns the messages for the template and the alternatives per token.
+fn parse_chat(body: &[u8]) -> Result<(CommonParams, Chat, Vec<Message>, u8), ApiError> {
+    let own = ["messages", "logprobs", "top_logprobs", "add_generation_prompt"];
+    let (common, chat): (_, Chat) = parse(body, &own)?;
+    if chat.top_logprobs.is_some() && !chat.logprobs {
+        return Err(ApiError::invalid_param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
+    }
+    let top = check_top_logprobs("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
+    let messages = messages::parse_messages(body, &chat.messages)?;
+    Ok((common, chat, messages, top))
+}
+
+/// Reads `body` as a request of each endpoint, as far as this needs no model. Returns the refusals.
+pub(crate) fn refusals(body: &[u8]) -> Vec<ApiError> {
+    let completion = parse_completion(body).and_then(|(common, completion)| {
+        check_top_logprobs("logprobs", completion.logprobs)?;
+        common.check_without_model()
+    });
+    let chat = parse_chat(body).and_then(|(common, ..)| common.check_without_model());
+    [completion.err(), chat.err()].into_iter().flatten().collect()
+}
+
 impl Gateway {
     fn completion(&self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
-        let (common, completion): (_, Completion) = parse(body, &["prompt", "logprobs"])?;
+        let (common, completion) = parse_completion(body)?;
         let prompts = self.prompt_encoder(Endpoint::Completion).encode_prompts(completion.prompt)?;
         let logprobs = check_top_logprobs("logprobs", completion.logprobs)?;
         Ok(ParsedRequest { endpoint: Endpoint::Completion, params: common, prompts, logprobs })
     }
 
     fn chat(&self, body: &[u8]) -> Result<ParsedRequest, ApiError> {
-        let own = ["messages", "logprobs", "top_logprobs", "add_generation_prompt"];
-        let (common, chat): (_, Chat) = parse(body, &own)?;
-        if chat.top_logprobs.is_some() && !chat.logprobs {
-            return Err(ApiError::invalid_param("top_logprobs", "`top_logprobs` needs `logprobs: true`"));
-        }
-        let top = check_top_logprobs("top_logprobs", chat.top_logprobs)?.unwrap_or(0);
-        let messages = messages::parse_messages(body, &chat.messages)?;
+        let (common, chat, messages, top) = parse_chat(body)?;
         let rendered = self.text.render(&messages, chat.add_generation_prompt.unwrap_or(true));
         let rendered = rendered.map_err(|message| ApiError::invalid_param("messages", message))?;
         let prompt = self.prompt_encoder(Endpoint::Chat).encode_chat(&rendered)?;

@@ -258,6 +258,17 @@ impl CommonParams {
         if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" }
     }
 
+    /// Checks what needs no model.
+    ///
+    /// # Errors
+    /// 400 that names the parameter.
+    pub fn check_without_model(&self) -> Result<(), ApiError> {
+        self.token_limit()?;
+        self.choice_count()?;
+        self.stop_strings()?;
+        Ok(())
+    }
+
     /// Returns how tokens are decoded.
     pub fn decode_options(&self) -> DecodeOptions {
         DecodeOptions {

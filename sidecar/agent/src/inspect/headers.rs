@@ -39,22 +39,41 @@ async fn shards(files: &ModelFiles, most_json: u64) -> Result<Vec<String>, Inspe
 async fn header(files: &ModelFiles, name: &str) -> Result<Vec<(String, TensorHeader)>, InspectError> {
     let path = files.path(name);
     let whole = files.bytes(name)?;
-    if whole < LENGTH_BYTES {
-        return Err(damaged(&path, format!("{whole} bytes are too few for a header")).into());
+    let start = files.range(name, 0, LENGTH_BYTES.min(whole)).await?;
+    let length = header_bytes(&path, &start, whole)?;
+    let text = files.range(name, LENGTH_BYTES, length).await?;
+    Ok(tensors(&path, &text, whole - LENGTH_BYTES - length)?)
+}
+
+/// Returns the length of the header, of the first bytes of a file of `whole` bytes.
+fn header_bytes(path: &Path, start: &[u8], whole: u64) -> Result<u64, ModelError> {
+    let Ok(length) = start.try_into().map(u64::from_le_bytes) else {
+        return Err(damaged(path, format!("{whole} bytes are too few for a header")));
+    };
+    if length > MAX_HEADER_BYTES.min(whole - LENGTH_BYTES) {
+        return Err(damaged(path, format!("a header of {length} bytes in a file of {whole}")));
     }
-    let told = files.range(name, 0, LENGTH_BYTES).await?;
-    let told = u64::from_le_bytes(told.try_into().expect("as many bytes as were asked for"));
-    if told > MAX_HEADER_BYTES.min(whole - LENGTH_BYTES) {
-        return Err(damaged(&path, format!("a header of {told} bytes in a file of {whole}")).into());
-    }
-    let text = files.range(name, LENGTH_BYTES, told).await?;
-    Ok(tensors(&path, &text, whole - LENGTH_BYTES - told)?)
+    Ok(length)
+}
+
+/// Reads the header of a whole file as [`headers`] does, for [`crate::fuzz`].
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub(crate) fn parse_header(path: &Path, file: &[u8]) -> Result<Vec<(String, TensorHeader)>, ModelError> {
+    let start = file.get(..LENGTH_BYTES as usize).unwrap_or(file);
+    let length = header_bytes(path, start, file.len() as u64)?;
+    let (text, data) = file[LENGTH_BYTES as usize..].split_at(length as usize);
+    tensors(path, text, data.len() as u64)
 }
 
 /// Parses a header. The file must have exactly the `data` bytes after it that the header describes.
 fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, TensorHeader)>, ModelError> {
-    let read = serde_json::from_slice::<Metadata>(text);
-    let metadata = read.map_err(|error| damaged(path, format!("its header cannot be read: {error}")))?;
+    let unreadable =
+        |error: &dyn std::fmt::Display| damaged(path, format!("its header cannot be read: {error}"));
+    // serde_json reads bytes too, but passes over those of unknown fields unchecked.
+    let text = std::str::from_utf8(text).map_err(|error| unreadable(&error))?;
+    let metadata = serde_json::from_str::<Metadata>(text).map_err(|error| unreadable(&error))?;
     let told = metadata.data_len() as u64;
     if told != data {
         return Err(damaged(path, format!("its header tells of {told} bytes, {data} are there")));

@@ -2,6 +2,7 @@
 //! copy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -232,7 +233,8 @@ impl ShardIndex {
     /// Names a file outside the model's folder.
     pub fn shards(self, path: &Path) -> Result<BTreeSet<String>, ModelError> {
         let names: BTreeSet<_> = self.weight_map.into_values().collect();
-        match names.iter().find(|name| name.contains('/') || name.as_str() == "..") {
+        // "", "." and ".." have no name of a file, "a/" and "a/b" have another.
+        match names.iter().find(|name| Path::new(name).file_name() != Some(OsStr::new(name))) {
             Some(bad) => Err(ModelError::field(path, "weight_map", format!("`{bad}` leaves the folder"))),
             None => Ok(names),
         }
@@ -249,8 +251,12 @@ fn shard_paths(folder: &Path) -> Result<Vec<PathBuf>, ModelError> {
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
 
-fn parse<'a>(path: &Path, map: &'a Mmap) -> Result<SafeTensors<'a>, ModelError> {
-    SafeTensors::deserialize(map)
+/// Parses a whole file.
+///
+/// # Errors
+/// Names the file and what is wrong with it.
+pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>, ModelError> {
+    SafeTensors::deserialize(bytes)
         .map_err(|e| ModelError::Safetensors { path: path.to_owned(), problem: e.to_string() })
 }
 
@@ -321,7 +327,7 @@ fn opt_name(tensor: Tensor) -> &'static str {
 
 /// Copies values, widened or rounded to the format in memory (to nearest, ties to even). `None` for an unsupported
 /// format.
-fn convert(from: Stored, to: Dtype, data: &[u8], out: &mut [u8]) -> Option<()> {
+pub(crate) fn convert(from: Stored, to: Dtype, data: &[u8], out: &mut [u8]) -> Option<()> {
     match (from, to) {
         (Stored::F32, Dtype::F32) | (Stored::F16, Dtype::F16) | (Stored::BF16, Dtype::Bf16) => {
             out.copy_from_slice(data);
