@@ -58,6 +58,7 @@ pub mod linear_fit;
 pub mod loan_negotiator;
 mod loans;
 pub mod memory_manager;
+mod offload;
 pub mod params;
 pub mod peers;
 pub mod pending;

@@ -57,6 +57,7 @@ use crate::geometry::Geometry;
 use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
+use crate::offload::{Offload, write_back};
 use crate::params::{ForcedRemap, Params};
 use crate::pending::{Pending, PendingActions};
 use crate::reason::Reason;
@@ -73,9 +74,9 @@ use step_state::StepState;
 pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
     ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
-    ("write_piece_ns", kv_offload::WRITE_PIECE_NS),
-    ("most_piece_bytes", kv_offload::MOST_PIECE_BYTES),
-    ("most_wait_ns", kv_offload::MOST_WAIT_NS),
+    ("write_piece_ns", write_back::WRITE_PIECE_NS),
+    ("most_piece_bytes", write_back::MOST_PIECE_BYTES),
+    ("most_wait_ns", write_back::MOST_WAIT_NS),
     ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
     ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
     ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
@@ -108,7 +109,7 @@ pub struct MemoryManager {
     /// Copies to the host tier that failed in a row.
     swap_failures: u32,
     /// KV that is offloaded while its requests run.
-    offload: kv_offload::Offload,
+    offload: Offload,
     /// Requests whose KV was lost in a failed copy.
     lost_requests: Vec<RequestId>,
     /// Requests that were admitted again at this boundary, with their KV.
@@ -152,7 +153,7 @@ impl MemoryManager {
             sleep: SleepState::Awake,
             discards_kv: false,
             swap_failures: 0,
-            offload: kv_offload::Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
+            offload: Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
             lost_requests: Vec::new(),
             resumed_requests: Vec::new(),
             had_running: false,

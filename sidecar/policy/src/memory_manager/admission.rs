@@ -74,13 +74,13 @@ impl MemoryManager {
         if self.offload.due.is_some() {
             return false;
         }
-        if let Some(set) = self.offload.plans.admitted.get(&waiter.request) {
+        if let Some(set) = self.offload.plans.admitted_layers(waiter.request) {
             let needed = self.layer_blocks_needed(waiter) + coming_layer_blocks + self.kv.layers();
             let next = self.target_spare_layer_blocks() - self.reserve_layer_blocks();
             let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
             let fits = lacking == 0 || lacking <= self.kv.evictable_paused_layer_blocks(waiter.request);
             let buffers_rest = set.is_empty() || self.kv.fetches() == 0;
-            self.offload.plans.skips_early_fetches = fits && !buffers_rest;
+            self.offload.plans.set_skips_early_fetches(fits && !buffers_rest);
             return fits && buffers_rest;
         }
         self.kv.placement().layout.moving.is_empty() && self.has_room(waiter, coming_layer_blocks)
@@ -112,7 +112,7 @@ impl MemoryManager {
 
     /// The layers that a plan offloads of a request that it admits.
     fn planned_layers(&self, request: RequestId) -> &[LayerId] {
-        self.offload.plans.admitted.get(&request).map_or(&[], Vec::as_slice)
+        self.offload.plans.admitted_layers(request).unwrap_or_default()
     }
 
     /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
@@ -134,19 +134,18 @@ impl MemoryManager {
     /// Admits a request of the plan: its KV is placed as planned from now on. Offloaded KV that is not on the device
     /// gets a staging slot.
     pub(super) fn apply_plan(&mut self, request: RequestId) {
-        let Some(set) = self.offload.plans.admitted.get(&request) else { return };
+        let Some(set) = self.offload.plans.admitted_layers(request) else { return };
         let layout = &self.kv.placement().layout;
         let moves = set.iter().all(|layer| layout.slot_of(*layer).is_some());
         let joins = !set.is_empty() && moves && self.kv.fetches() == 0;
-        if joins && self.kv.join(request, set.clone()) {
-            self.offload.plans.joined_requests.insert(request);
+        if joins && self.kv.join(request, set.to_vec()) {
+            self.offload.plans.on_joined(request);
         }
     }
 
     /// Marks the queue head that admission skipped, so that the next plan includes it. `None` = the queue is empty.
     pub fn set_blocked_head(&mut self, request: Option<RequestId>) {
-        self.offload.plans.blocked_head = request;
-        self.offload.plans.skips_early_fetches &= request.is_some();
+        self.offload.plans.set_blocked_head(request);
     }
 
     /// The request waits no longer.
@@ -156,7 +155,7 @@ impl MemoryManager {
 
     /// Requests that the plan adopted last pauses.
     pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.offload.plans.pauses)
+        self.offload.plans.take_pauses()
     }
 
     /// Running requests as the planner sees them, `growth` blocks later. KV without a host block stays on the device;

@@ -2,89 +2,20 @@
 
 use alloc::vec::Vec;
 
-use super::kv_prefetch::FetchFailures;
-use super::placement_plans::PlacementPlans;
 use super::{MemoryManager, Prepared};
 use crate::action::{Action, Work};
-use crate::ellm::BufferController;
 use crate::event::{Failure, Outcome};
-use crate::ewma::Ewma;
 use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::kv::layer_offload::Placement;
-use crate::params::Params;
 use crate::pending::Pending;
-use crate::pie::expansion::Expansion;
-use crate::planner::replan::ReplanWatch;
 use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
-
-/// Time that one write-back takes at most, by the measured link, nanoseconds: a step that needs its blocks waits no
-/// longer.
-pub(super) const WRITE_PIECE_NS: u64 = 20_000_000;
-
-/// Blocks of the first write-back, before the link to the host was measured: it may be slow.
-const FIRST_PIECE_BLOCKS: u32 = 1;
-
-/// Bytes of one write-back at most. Smaller copies do not reach the link's bandwidth; larger ones delay a waiting step
-/// if the link slows down.
-pub(super) const MOST_PIECE_BYTES: u64 = 16 << 20;
-
-/// The longest wait of steps for KV of paused requests to leave the device, nanoseconds: beyond it, requests are
-/// recomputed.
-pub(super) const MOST_WAIT_NS: u64 = 200_000_000;
-
-/// State of the offload.
-#[derive(Clone, Debug)]
-pub(super) struct Offload {
-    /// Another placement waits until no fetch is under way: the next step orders no early fetches.
-    pub due: Option<Placement>,
-    /// Layers that may be offloaded (`Pie`).
-    pub expansion: Expansion,
-    /// The plan in force and its replan triggers (`OrbitFlow`).
-    pub watch: Option<ReplanWatch>,
-    pub plans: PlacementPlans,
-    /// The link to the host is to be measured.
-    pub probe: bool,
-    /// No measurement before this boundary.
-    pub probe_at: u64,
-    /// Sizes the part of the host tier for prompts (eLLM).
-    pub prompts: BufferController,
-    /// Time of one block to the host, nanoseconds.
-    layer_block_out_ns: Ewma,
-    pub fetch_failures: FetchFailures,
-    write_failures: u32,
-    /// No write-back is tried before this boundary.
-    write_at: u64,
-    pub fetched_bytes: u64,
-    /// Time that the link took for fetches since the last step ended, nanoseconds.
-    pub fetched_ns: u64,
-}
-
-impl Offload {
-    pub fn new(params: &Params, layers: u16, host_kv_blocks: u32) -> Offload {
-        Offload {
-            due: None,
-            expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
-            watch: None,
-            plans: PlacementPlans::new(layers),
-            probe: false,
-            probe_at: 0,
-            prompts: BufferController::new(host_kv_blocks.into()),
-            layer_block_out_ns: Ewma::default(),
-            fetch_failures: FetchFailures::default(),
-            write_failures: 0,
-            write_at: 0,
-            fetched_bytes: 0,
-            fetched_ns: 0,
-        }
-    }
-}
 
 impl MemoryManager {
     /// Bytes of KV that were fetched for steps.
     pub fn fetched_bytes(&self) -> u64 {
-        self.offload.fetched_bytes
+        self.offload.fetched_bytes()
     }
 
     /// The placement in force.
@@ -135,8 +66,7 @@ impl MemoryManager {
 
     /// Nothing is offloaded any more: KV that the device lacks is loaded, or stays in the host tier as a whole.
     pub(super) fn restore_all(&mut self) {
-        self.offload.due = None;
-        self.offload.plans.forget();
+        self.offload.forget_plan();
         if !self.kv.placement().layout.moving.is_empty() {
             self.kv.place(Placement::default());
         }
@@ -179,13 +109,13 @@ impl MemoryManager {
 
     /// Writes the next piece back to the host tier, by `due` if a step waits for its blocks.
     fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
-        if self.kv.is_writing_back() || self.counters.boundaries() < self.offload.write_at {
+        if self.kv.is_writing_back() || !self.write_back_is_healthy() {
             return;
         }
-        let piece = self.write_piece();
+        let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
         let which = (self.params.pauses(), self.params.kv_placement() != KvPlacementMode::Prompts);
         let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
-        if core::mem::take(&mut self.offload.probe) && written.is_empty() {
+        if self.offload.write_back.take_probe() && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));
         }
         if written.is_empty() {
@@ -203,24 +133,17 @@ impl MemoryManager {
 
     /// Time of one block to the host, nanoseconds; none before one was measured.
     pub(super) fn layer_block_out_ns(&self) -> Option<u64> {
-        self.offload.layer_block_out_ns.value()
-    }
-
-    /// The state of write-backs, for the digest.
-    pub(super) fn write_digest(&self) -> u64 {
-        let Offload { write_at, write_failures, probe, probe_at, .. } = &self.offload;
-        write_at ^ u64::from(*write_failures) << 32 ^ u64::from(*probe) << 63 ^ probe_at << 16
+        self.offload.write_back.layer_block_ns()
     }
 
     /// No write-back failed a moment ago.
     pub(super) fn write_back_is_healthy(&self) -> bool {
-        self.counters.boundaries() >= self.offload.write_at
+        self.offload.write_back.is_healthy(self.counters.boundaries())
     }
 
     /// `layer_blocks` can leave the device before steps have waited for long, as far as is known.
     pub(super) fn can_write_back_in_time(&self, layer_blocks: u32) -> bool {
-        let layer_block_ns = self.offload.layer_block_out_ns.value().unwrap_or(0);
-        u64::from(layer_blocks).saturating_mul(layer_block_ns) <= MOST_WAIT_NS
+        self.offload.write_back.is_fast_enough(layer_blocks)
     }
 
     /// A pause frees memory soon enough for the requests that continue.
@@ -244,7 +167,7 @@ impl MemoryManager {
         }
         self.write_back(Some(self.step.now()), out);
         if !self.kv.is_writing_back() {
-            self.offload.layer_block_out_ns.value()?;
+            self.layer_block_out_ns()?;
             let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
             let swaps = self.kv.plan_paused_out(most, &mut self.generations);
@@ -302,24 +225,15 @@ impl MemoryManager {
         self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(layer_blocks)
     }
 
-    fn write_piece(&self) -> u32 {
-        let most = (MOST_PIECE_BYTES / self.geometry.layer_block_bytes).max(1);
-        let within = |layer_block_ns: u64| (WRITE_PIECE_NS / layer_block_ns.max(1)).clamp(1, most);
-        self.offload
-            .layer_block_out_ns
-            .value()
-            .map_or(FIRST_PIECE_BLOCKS, |layer_block_ns| within(layer_block_ns) as u32)
-    }
-
     pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {
             let layer_blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
-            self.on_written(layer_blocks, duration_ns);
+            self.offload.write_back.on_written(layer_blocks, duration_ns);
         } else {
             self.count(Reason::BackendFailed);
-            self.pause_writes();
+            self.offload.write_back.on_failed(self.counters.boundaries());
         }
     }
 
@@ -328,7 +242,8 @@ impl MemoryManager {
         let repeated = self.step.holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
-                self.on_written(bytes / self.geometry.layer_block_bytes.max(1), duration_ns);
+                let layer_blocks = bytes / self.geometry.layer_block_bytes.max(1);
+                self.offload.write_back.on_written(layer_blocks, duration_ns);
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -338,7 +253,7 @@ impl MemoryManager {
             self.count(Reason::BackendFailed);
             // Once for all layers of a step.
             if self.write_back_is_healthy() {
-                self.pause_writes();
+                self.offload.write_back.on_failed(self.counters.boundaries());
             }
         }
         self.drop_kv(lost);
@@ -352,20 +267,5 @@ impl MemoryManager {
                 self.lost_requests.push(request);
             }
         }
-    }
-
-    /// Measures the link to the host.
-    fn on_written(&mut self, layer_blocks: u64, duration_ns: u64) {
-        if let Some(layer_block_ns) = duration_ns.checked_div(layer_blocks) {
-            self.offload.layer_block_out_ns.observe(layer_block_ns);
-            self.offload.write_failures = 0;
-        }
-    }
-
-    /// Stops write-backs for a while.
-    fn pause_writes(&mut self) {
-        self.offload.write_failures += 1;
-        let pause = 1 << self.offload.write_failures.min(10);
-        self.offload.write_at = self.counters.boundaries() + pause;
     }
 }

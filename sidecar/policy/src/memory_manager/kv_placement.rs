@@ -124,7 +124,7 @@ impl MemoryManager {
     /// Feeds the duration of a step to the controllers. `Pie` grows while the link has spare time: the swaps that fit
     /// the spare time count as early.
     pub(super) fn observe_step(&mut self, times: &StepTimes) {
-        let busy_ns = core::mem::take(&mut self.offload.fetched_ns).min(times.total_ns);
+        let busy_ns = self.offload.take_fetched_ns().min(times.total_ns);
         if !times.decode_only {
             return;
         }

@@ -7,38 +7,19 @@ use crate::action::{Action, Fetch, Spill, Work};
 use crate::copy_priority::CopyDeadlines;
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, LayerId, SlotId};
+use crate::offload::fetch_failures::AfterFailure;
 use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 use crate::slots::DueCopy;
 use crate::step_model::Layout;
 
-/// Fetches in a row that may fail before their KV is given up.
-const FETCH_RETRIES: u32 = super::FILL_RETRIES;
-/// Fetches in a row that may fail before the tenant counts as failed.
-pub(super) const FETCH_FAILURES: u32 = 2 * (FETCH_RETRIES + 1);
-
-/// Fetches that failed in a row. Empty fetches, which copy nothing because no request has the layer offloaded, are
-/// counted separately: their success does not show that others would succeed, and their failure loses no KV.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FetchFailures {
-    copies: u32,
-    empty: u32,
-}
-
-impl FetchFailures {
-    /// The count of fetches that copy blocks, or of empty ones.
-    fn of(&mut self, copies: bool) -> &mut u32 {
-        if copies { &mut self.copies } else { &mut self.empty }
-    }
-}
-
 impl MemoryManager {
     /// A step begins: orders its fetches.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // The last step of a prompt would fetch early for no reader.
         let prompts = self.params.kv_placement() == KvPlacementMode::Prompts || self.kv.places_prefills();
-        let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches;
+        let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches();
         let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);
         self.order_fetches(due, out);
@@ -110,9 +91,8 @@ impl MemoryManager {
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 self.step_stats.timed(bytes, duration_ns);
-                self.offload.fetched_bytes = self.offload.fetched_bytes.saturating_add(bytes);
-                self.offload.fetched_ns = self.offload.fetched_ns.saturating_add(duration_ns);
-                *self.offload.fetch_failures.of(copies) = 0;
+                self.offload.record_fetch(bytes, duration_ns);
+                self.offload.fetch_failures.on_done(copies);
                 Ok(())
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
@@ -123,13 +103,11 @@ impl MemoryManager {
             return;
         }
         self.count(Reason::BackendFailed);
-        let failures = self.offload.fetch_failures.of(copies);
-        *failures += 1;
-        let (given_up, failed) = (*failures == FETCH_RETRIES + 1, *failures > FETCH_FAILURES);
-        if copies && given_up {
+        let after = self.offload.fetch_failures.on_failed(copies);
+        if after == AfterFailure::GiveUp {
             self.abort_fetches();
         }
-        if failed {
+        if after == AfterFailure::Fail {
             self.failure = Some(Failed::Fetch { layer: place.0 });
         } else if self.kv.fetches_behind(place.1, generation) {
             self.drop_fills(Reason::BackendFailed, out);
@@ -144,7 +122,6 @@ impl MemoryManager {
         let lost = self.kv.abort_fetches();
         self.count_many(Reason::SwapLost, lost.len() as u32);
         self.lost_requests.extend(lost);
-        self.offload.plans.forget();
-        self.offload.due = None;
+        self.offload.forget_plan();
     }
 }

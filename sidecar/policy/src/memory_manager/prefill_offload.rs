@@ -11,9 +11,6 @@ use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 use crate::step_model::Layout;
 
-/// Boundaries between two measurements of a link that is, or was, too slow for prompts.
-const PROBE_BOUNDARIES: u64 = 1024;
-
 impl MemoryManager {
     /// Prompts without space may be offloaded.
     pub fn offloads_prefills(&self) -> bool {
@@ -100,9 +97,8 @@ impl MemoryManager {
     fn can_spill_in_time(&mut self, kv_blocks: u32) -> bool {
         let known = self.layer_block_out_ns().is_some();
         let soon = self.can_write_back_in_time(kv_blocks * self.kv.layers());
-        if !(known && soon) && self.counters.boundaries() >= self.offload.probe_at {
-            self.offload.probe = true;
-            self.offload.probe_at = self.counters.boundaries() + PROBE_BOUNDARIES;
+        if !(known && soon) {
+            self.offload.write_back.request_probe(self.counters.boundaries());
         }
         known && soon
     }
@@ -135,7 +131,7 @@ impl MemoryManager {
     /// The state of offloaded prompts, for the digest.
     pub fn prefill_digest(&self) -> u64 {
         self.offload.prompts.word()
-            ^ self.write_digest().rotate_left(7)
+            ^ self.offload.write_back.digest_word().rotate_left(7)
             ^ self.layer_block_out_ns().unwrap_or(0) << 20
     }
 

@@ -2,10 +2,10 @@
 
 use alloc::vec::Vec;
 
-use super::kv_prefetch::FETCH_FAILURES;
 use crate::action::FillTarget;
 use crate::geometry::StepShape;
 use crate::ids::{Generation, LayerBlockId, LayerId, RequestId};
+use crate::offload::fetch_failures::FETCH_FAILURES;
 use crate::weights::FILL_RETRIES;
 
 /// The memory that a step needs.
