@@ -6,6 +6,7 @@
 
 mod copy_queue;
 mod layer_block_reservations;
+mod operation_refs;
 mod serial_queue;
 mod serial_worker;
 mod table;

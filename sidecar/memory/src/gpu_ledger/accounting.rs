@@ -5,36 +5,9 @@ use sluice_policy::peers::Peer;
 use super::error::LedgerError;
 use super::guard::LedgerFiles;
 use super::layout::record as word;
+use super::live_set::{LiveSet, sum_word};
 use super::mapped_words::MappedWords;
 use super::record::{self, EarmarkEntry, Record};
-use super::share;
-
-/// A set of records, one bit each.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LiveSet(u64);
-
-impl LiveSet {
-    /// Treats all participants as live, so the count is never too small.
-    pub(super) const ALL: LiveSet = LiveSet(u64::MAX);
-
-    pub(super) fn insert(&mut self, index: u32) {
-        self.0 |= 1 << index;
-    }
-
-    pub(super) fn contains(self, index: u32) -> bool {
-        self.0 & (1 << index) != 0
-    }
-
-    /// Returns the records of the live participants.
-    pub(super) fn records(self, words: &MappedWords) -> impl Iterator<Item = Record<'_>> {
-        record::all(words).filter(move |record| record.instance() != 0 && self.contains(record.index))
-    }
-
-    /// Returns the record of a live instance.
-    pub(super) fn of_instance(self, words: &MappedWords, instance: u64) -> Option<Record<'_>> {
-        record::of_instance(words, instance).filter(|record| self.contains(record.index))
-    }
-}
 
 /// State of an earmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +183,7 @@ impl LedgerFiles {
             capacity_bytes: self.capacity_bytes(),
             counted_bytes: sum_counted(words, living),
             unsettled_bytes: unsettled.fold(0, u64::saturating_add),
-            shares_bytes: share::sum_word(words, living, word::SHARE),
+            shares_bytes: sum_word(words, living, word::SHARE),
             participants: living.records(words).map(of).collect(),
         })
     }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Duration;
 
-use super::accounting::LiveSet;
 use super::error::{LedgerError, kernel_error};
 use super::layout::header;
+use super::live_set::LiveSet;
 use super::locks::{self, GUARD_TIMEOUT};
 use super::mapped_words::MappedWords;
 use super::record::{self, Record};

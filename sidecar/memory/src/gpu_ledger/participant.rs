@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use sluice_policy::peers::Peer;
 
-use super::accounting::{LedgerAudit, LiveSet, Participant, sum_counted};
+use super::accounting::{LedgerAudit, Participant, sum_counted};
 use super::error::{JoinError, LedgerError, kernel_error};
 use super::guard::{Guard, LedgerFiles};
 use super::layout::{RECORDS, header, record as word};
+use super::live_set::{LiveSet, sum_word};
 use super::locks;
 use super::record::{self, Record};
-use super::share::{self, ShareRequest};
-use super::slice_holder::SliceTracker;
-use super::time_slice::SliceQueue;
+use super::share_request::ShareRequest;
+use super::slice_tracker::SliceTracker;
 
 /// A record that this participant owns while a process has the open file description that
 /// [`ParticipantHandle::liveness`] returns.
@@ -165,11 +165,6 @@ impl ParticipantHandle {
         self.files.audit()
     }
 
-    /// Returns this participant's view of the wait queue.
-    pub fn slice_queue(&self) -> SliceQueue<'_> {
-        SliceQueue::new(self)
-    }
-
     pub(super) fn record(&self) -> Record<'_> {
         self.files.record(self.peer.index)
     }
@@ -212,12 +207,12 @@ fn admit(shared: &LedgerFiles, name: &str, wish: ShareRequest) -> Result<u64, Jo
     let capacity = shared.capacity_bytes();
     let least = wish.min_bytes.max(wish.floor_bytes).min(wish.share_bytes);
     for (what, at, asked) in [("floor", word::FLOOR, wish.floor_bytes), ("share", word::SHARE, least)] {
-        let taken = share::sum_word(&shared.words, living, at);
+        let taken = sum_word(&shared.words, living, at);
         if taken.checked_add(asked).is_none_or(|sum| sum > capacity) {
             return Err(JoinError::Overcommitted { what, taken, asked, capacity });
         }
     }
-    let left = capacity.saturating_sub(share::sum_word(&shared.words, living, word::SHARE));
+    let left = capacity.saturating_sub(sum_word(&shared.words, living, word::SHARE));
     Ok(wish.share_bytes.min(left))
 }
 

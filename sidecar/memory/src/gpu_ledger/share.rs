@@ -6,30 +6,12 @@
 
 use std::sync::atomic::Ordering;
 
-use super::accounting::LiveSet;
 use super::error::LedgerError;
 use super::layout::record as word;
-use super::mapped_words::MappedWords;
+use super::live_set::sum_word;
 use super::participant::ParticipantHandle;
 
 const SHARE_MISMATCH: &str = "a record says another share than its owner was granted";
-
-/// Share that a joining participant requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShareRequest {
-    /// Bytes that it never lends; 0 = not known yet.
-    pub floor_bytes: u64,
-    /// Requested share, bytes.
-    pub share_bytes: u64,
-    /// Smallest acceptable share, bytes; the floor applies if it is larger.
-    pub min_bytes: u64,
-}
-
-/// Sums the word `at` over `living`. Saturates, so that a value that a faulty peer wrote causes no panic
-/// here.
-pub(super) fn sum_word(words: &MappedWords, living: LiveSet, at: usize) -> u64 {
-    living.records(words).map(|record| record.get(at)).fold(0, u64::saturating_add)
-}
 
 impl ParticipantHandle {
     /// Returns the granted share, bytes.

@@ -19,7 +19,7 @@ use super::layout::{RECORDS, header, record as word};
 use super::locks;
 use super::mapped_words::next_nonzero;
 use super::participant::ParticipantHandle;
-use super::slice_holder::ActiveSlice;
+use super::slice_tracker::ActiveSlice;
 use crate::clock::since_boot;
 
 /// An exited holder wakes no waiter, so waiters check again after this time.
@@ -55,6 +55,13 @@ enum SliceStatus {
 #[derive(Clone, Copy, Debug)]
 pub struct SliceQueue<'a> {
     pub(super) participant: &'a ParticipantHandle,
+}
+
+impl ParticipantHandle {
+    /// Returns this participant's view of the wait queue.
+    pub fn slice_queue(&self) -> SliceQueue<'_> {
+        SliceQueue::new(self)
+    }
 }
 
 impl<'a> SliceQueue<'a> {

@@ -8,7 +8,7 @@ use sluice_policy::ids::{ActionId, SlotId};
 
 use super::HostMemory;
 use super::layer_block_reservations::LayerBlockUse;
-use super::serial_queue::OperationRefs;
+use super::operation_refs::{OperationRefs, all_distinct};
 use crate::host_weights::Slab;
 use crate::transfers::TransferOrder;
 
@@ -187,11 +187,4 @@ fn target_slot(target: FillTarget) -> Option<SlotId> {
         FillTarget::Slot(slot, _) => Some(slot),
         FillTarget::Global | FillTarget::Resident(_) => None,
     }
-}
-
-/// Whether all elements are distinct.
-pub(super) fn all_distinct<T: Ord>(all: impl IntoIterator<Item = T>) -> bool {
-    let mut sorted: Vec<T> = all.into_iter().collect();
-    sorted.sort_unstable();
-    sorted.is_sorted_by(|a, b| a < b)
 }

@@ -7,12 +7,12 @@ use std::time::Instant;
 use sluice_policy::action::{Action, Address, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, KvChunkId, LayerBlockId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, KvChunkId, LayerBlockId, Nanos};
 use sluice_policy::reason::Reason;
 
 use super::HostMemory;
-use super::copy_queue::all_distinct;
 use super::layer_block_reservations::LayerBlockUse;
+use super::operation_refs::{OperationRefs, all_distinct};
 use super::serial_worker::{LayerBlockCopy, SerialJob};
 
 /// Operations in order; the first may have started.
@@ -31,33 +31,6 @@ struct Operation {
     reason: Reason,
     due: Option<Nanos>,
     refs: OperationRefs,
-}
-
-/// Chunks and host blocks that an operation refers to, each sorted.
-#[derive(Debug)]
-pub(super) struct OperationRefs {
-    chunks: Vec<ChunkId>,
-    host_blocks: Vec<HostBlockId>,
-}
-
-impl OperationRefs {
-    pub(super) fn of(work: &Work) -> OperationRefs {
-        let mut chunks = work.chunks();
-        let mut hosts: Vec<_> = work.swaps().iter().map(|swap| swap.host).collect();
-        chunks.sort_unstable();
-        hosts.sort_unstable();
-        OperationRefs { chunks, host_blocks: hosts }
-    }
-
-    /// Whether both refer to the same chunk or host block.
-    pub(super) fn overlaps(&self, other: &OperationRefs) -> bool {
-        intersects(&self.chunks, &other.chunks) || intersects(&self.host_blocks, &other.host_blocks)
-    }
-}
-
-/// Whether `sorted` and `others` have a common element.
-fn intersects<T: Ord>(sorted: &[T], others: &[T]) -> bool {
-    others.iter().any(|other| sorted.binary_search(other).is_ok())
 }
 
 /// Progress of the first operation.

@@ -5,8 +5,8 @@ use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::Failure;
 
 use super::HostMemory;
-use super::copy_queue::all_distinct;
 use super::layer_block_reservations::LayerBlockUse;
+use super::operation_refs::all_distinct;
 use crate::tier::TierCopy;
 use crate::transfers::TransferOrder;
 
