@@ -45,6 +45,8 @@
 pub mod compute;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "fake")]
+pub mod fake_memory;
 pub mod memory;
 pub mod peers;
 pub mod planner;

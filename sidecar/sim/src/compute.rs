@@ -14,8 +14,9 @@ use sluice_ports::compute::{
     Compute, ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, SequenceStep, Step,
     StepDone, TableUpdate,
 };
+use sluice_ports::fake_memory::ChunkContent;
 
-use crate::device::{Content, Detail, Device, SharedDevice};
+use crate::device::{Detail, Device, SharedDevice};
 use crate::profiles::cost::{self, Batch};
 
 /// Layers after which a step that shares the processors checks again how many steps share them.
@@ -180,8 +181,8 @@ impl RunningStep {
         let expected = generation_of(&self.step.generations, layer);
         let mut fingerprint = 0;
         for index in 0..device.geometry.slab_chunks(layer.index()) {
-            let right = match device.content(Address::Layer(layer, index)) {
-                Some(Content::Slab { layer: Some(l), generation, index: i }) => {
+            let right = match device.memory.content(Address::Layer(layer, index)) {
+                Some(ChunkContent::Slab { layer: Some(l), generation, index: i }) => {
                     *l == layer && *i == index && expected.is_none_or(|e| e == *generation)
                 }
                 _ => false,
@@ -218,7 +219,7 @@ impl RunningStep {
     fn finish(&mut self, device: &mut Device, now: Nanos) {
         device.machine.borrow_mut().end_step();
         let global = device.detail == Detail::Times || (0..device.geometry.chunks_for(device.geometry.global_bytes))
-            .all(|i| matches!(device.content(Address::Global(i)), Some(Content::Slab { layer: None, index, .. }) if *index == i));
+            .all(|i| matches!(device.memory.content(Address::Global(i)), Some(ChunkContent::Slab { layer: None, index, .. }) if *index == i));
         self.wrong_reads += u64::from(!global);
         let sampling = self.step.sequences.iter().zip(&self.hidden).filter(|(s, _)| s.sample.is_some());
         let sampled = sampling.map(|(s, hidden)| {
@@ -276,8 +277,8 @@ fn combine(a: u64, b: u64) -> u64 {
 }
 
 fn write_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32, value: u64) -> bool {
-    let layer_block =
-        layer_block_of(table, layer, position).and_then(|layer_block| device.layer_block_mut(layer_block));
+    let layer_block = layer_block_of(table, layer, position)
+        .and_then(|layer_block| device.memory.layer_block_mut(layer_block));
     layer_block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
 }
 
@@ -285,8 +286,8 @@ fn write_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, positi
 fn read_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32) -> (u64, u64) {
     let (mut past, mut missing) = (0, 0);
     for p in 0..=position {
-        let layer_block =
-            layer_block_of(table, layer, p).and_then(|layer_block| device.layer_block_mut(layer_block));
+        let layer_block = layer_block_of(table, layer, p)
+            .and_then(|layer_block| device.memory.layer_block_mut(layer_block));
         let value = layer_block.and_then(|tokens| tokens[p as usize % 16]);
         missing += u64::from(value.is_none());
         past = combine(past, value.unwrap_or(0xdead));
@@ -302,7 +303,9 @@ impl Device {
             return 0;
         }
         let claimed = (0..(limit_bytes / self.geometry.chunk_bytes) as u32).map(Address::Activation);
-        let behind = claimed.map(|address| self.table.get(&address).and_then(|chunk| self.mapped.get(chunk)));
+        let memory = &self.memory;
+        let behind =
+            claimed.map(|address| memory.table.get(&address).map(|chunk| memory.addresses_of(*chunk)));
         behind.filter(|mapped| mapped.is_none_or(|addresses| addresses.len() != 1)).count() as u64
     }
 }

@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use sluice_common::random::Rng;
-use sluice_policy::action::Address;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, Nanos};
+use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
+use sluice_ports::fake_memory::FakeMemory;
 
 use crate::compute::RunningStep;
 use crate::gpu_ledger::Quota;
@@ -144,36 +144,6 @@ pub struct Faults {
     pub swap_in_wrong_layer_block: bool,
 }
 
-/// The contents of a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Content {
-    /// Unreadable: fresh, handed over, or partly written.
-    Garbage,
-    /// Chunk `index` of a slab.
-    Slab {
-        /// `None` = embeddings, head and norm.
-        layer: Option<LayerId>,
-        /// Generation of the slab.
-        generation: Generation,
-        /// Index of the chunk in the slab.
-        index: u32,
-    },
-    /// Layer-blocks.
-    Kv(Vec<Tokens>),
-}
-
-/// The contents of a layer block: a fingerprint per token; `None` where nothing was written.
-pub type Tokens = [Option<u64>; 16];
-
-/// A block of the host tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostBlock {
-    /// Generation of the contents; `None` if they are unreadable.
-    pub generation: Option<Generation>,
-    /// The contents.
-    pub tokens: Tokens,
-}
-
 /// A simulated device.
 #[derive(Debug)]
 pub struct Device {
@@ -185,20 +155,14 @@ pub struct Device {
     pub faults: Faults,
     /// Generator that decides about faults.
     pub rng: Rng,
-    /// Existing chunks and their contents.
-    pub chunks: BTreeMap<ChunkId, Content>,
-    /// The chunk that backs each address.
-    pub table: BTreeMap<Address, ChunkId>,
-    /// The addresses that each chunk backs; a chunk without an address has no entry.
-    pub(crate) mapped: BTreeMap<ChunkId, Vec<Address>>,
+    /// Chunks, addresses and the host tier.
+    pub memory: FakeMemory,
     /// The link and the processors, shared with peers.
     pub machine: SharedMachine,
     /// The ledger of the GPU, shared with peers; `None` if this device has all of the capacity.
     pub quota: Option<Quota>,
     /// Level of detail.
     pub detail: Detail,
-    /// The host tier, by block; empty if there is none.
-    pub host: Vec<HostBlock>,
     /// `ready` of the global slab.
     pub ready_global: Generation,
     /// `ready` of each layer.
@@ -238,18 +202,15 @@ impl Device {
     /// Creates an empty device with a host tier of `host_blocks` layer blocks.
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> SharedDevice {
         Rc::new(RefCell::new(Device {
-            mapped: BTreeMap::new(),
             wrong_reads: 0,
             machine: Machine::single_tenant(),
             quota: None,
             detail: Detail::default(),
+            memory: FakeMemory::new(geometry.layer_blocks_per_chunk(), host_blocks),
             geometry,
             profile,
             faults: Faults::default(),
             rng: Rng::new(seed),
-            chunks: BTreeMap::new(),
-            table: BTreeMap::new(),
-            host: vec![HostBlock::default(); host_blocks as usize],
             ready_global: Generation(0),
             ready: BTreeMap::new(),
             done: BTreeMap::new(),
@@ -316,31 +277,6 @@ impl Device {
     pub(crate) fn start_transfer(&mut self, now: Nanos, way: Direction, bytes: u64) -> LinkTransfer {
         let slowdown = if self.rng.chance(self.faults.copy_slow_permille) { 10 } else { 1 };
         self.machine.borrow_mut().transfer(now, way, bytes, &self.profile, slowdown)
-    }
-
-    /// Returns the contents behind an address, or `None` if no chunk is mapped there.
-    pub fn content(&self, address: Address) -> Option<&Content> {
-        self.chunks.get(self.table.get(&address)?)
-    }
-
-    /// Returns the layer block's tokens for writing, or `None` if its KV chunk is not backed.
-    pub fn layer_block_mut(&mut self, layer_block: LayerBlockId) -> Option<&mut Tokens> {
-        let per_chunk = self.geometry.layer_blocks_per_chunk();
-        let chunk = *self.table.get(&Address::Kv(KvChunkId(layer_block.0 / per_chunk)))?;
-        self.chunk_layer_block_mut(chunk, layer_block.0 % per_chunk)
-    }
-
-    /// Returns block `position` of a chunk, which becomes a KV chunk if it is not one.
-    pub fn chunk_layer_block_mut(&mut self, chunk: ChunkId, position: u32) -> Option<&mut Tokens> {
-        let per_chunk = self.geometry.layer_blocks_per_chunk() as usize;
-        let content = self.chunks.get_mut(&chunk)?;
-        if !matches!(content, Content::Kv(_)) {
-            *content = Content::Kv(vec![[None; 16]; per_chunk]);
-        }
-        match content {
-            Content::Kv(layer_blocks) => layer_blocks.get_mut(position as usize),
-            _ => None,
-        }
     }
 }
 

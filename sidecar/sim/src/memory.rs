@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 
 use sluice_policy::action::{Action, Address, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
-use sluice_policy::ids::{ActionId, ChunkId, KvChunkId, LayerBlockId, Nanos};
+use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Content, Detail, Device, LayerBlockAccess, SharedDevice, SwapTransfer, completion};
+use crate::device::{Detail, Device, LayerBlockAccess, SharedDevice, SwapTransfer, completion};
 use crate::machine::{Direction, LinkTransfer};
 use deferred_ops::DeferredCopies;
 
@@ -166,7 +166,7 @@ impl Memory for SimMemory {
 
     fn used_bytes(&self) -> u64 {
         let device = self.device.borrow();
-        device.chunks.len() as u64 * device.geometry.chunk_bytes
+        device.memory.chunks.len() as u64 * device.geometry.chunk_bytes
     }
 }
 
@@ -184,8 +184,8 @@ impl Device {
     fn execute(&mut self, work: Work) -> Result<(), Failure> {
         self.count(&work)?;
         match work {
-            Work::Create(chunks) | Work::Accept { chunks, .. } => self.create(&chunks),
-            Work::Lend { chunks, .. } | Work::Release(chunks) => self.release(&chunks),
+            Work::Create(chunks) | Work::Accept { chunks, .. } => self.memory.create(&chunks)?,
+            Work::Lend { chunks, .. } | Work::Release(chunks) => self.memory.release(&chunks)?,
             Work::Reback(transaction) => self.reback(&transaction)?,
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
@@ -229,26 +229,18 @@ impl Device {
 
     fn creatable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
         let limit = self.faults.create_limit.unwrap_or(u32::MAX).min(self.geometry.capacity_chunks);
-        if self.chunks.len() + chunks.len() > limit as usize {
+        if self.memory.chunks.len() + chunks.len() > limit as usize {
             return Err(Failure::OutOfMemory);
         }
-        let known = chunks.iter().any(|c| self.chunks.contains_key(c));
-        if known { Err(Failure::Refused) } else { Ok(()) }
+        self.memory.check_new(chunks)
     }
 
     fn releasable(&self, chunks: &[ChunkId]) -> Result<(), Failure> {
         let copied = self.copying_chunks();
-        let bound =
-            |c: &ChunkId| !self.chunks.contains_key(c) || self.mapped.contains_key(c) || copied.contains(c);
-        if chunks.iter().any(bound) { Err(Failure::Refused) } else { Ok(()) }
-    }
-
-    fn create(&mut self, chunks: &[ChunkId]) {
-        self.chunks.extend(chunks.iter().map(|c| (*c, Content::Garbage)));
-    }
-
-    fn release(&mut self, chunks: &[ChunkId]) {
-        chunks.iter().for_each(|c| drop(self.chunks.remove(c)));
+        if chunks.iter().any(|chunk| copied.contains(chunk)) {
+            return Err(Failure::Refused);
+        }
+        self.memory.check_unmapped(chunks)
     }
 
     /// Applies a transaction atomically: if one operation does not fit, the earlier ones are reverted.
@@ -257,7 +249,7 @@ impl Device {
             return Err(Failure::Refused);
         }
         let copied = self.copying_chunks();
-        if transaction.handed_over.iter().any(|c| !self.chunks.contains_key(c) || copied.contains(c)) {
+        if transaction.handed_over.iter().any(|c| !self.memory.chunks.contains_key(c) || copied.contains(c)) {
             return Err(Failure::Refused);
         }
         let kv = self.kv_chunks();
@@ -267,14 +259,12 @@ impl Device {
             return Err(Failure::Refused);
         }
         let ops = self.kept(&transaction.ops);
-        let made = ops.iter().take_while(|op| self.apply_op(**op)).count();
-        let owned = self.faults.keep_unmapped || ops.iter().all(|op| self.has_one_owner(op));
-        if made < ops.len() || !owned {
-            ops[..made].iter().rev().for_each(|op| self.revert_op(*op));
-            return Err(Failure::Refused);
+        match self.faults.keep_unmapped {
+            true => self.memory.reback_with_two_owners(&ops)?,
+            false => self.memory.reback(&ops)?,
         }
         if self.detail == Detail::Fingerprints {
-            self.chunks.extend(transaction.handed_over.iter().map(|chunk| (*chunk, Content::Garbage)));
+            self.memory.poison(&transaction.handed_over);
         }
         Ok(())
     }
@@ -286,69 +276,17 @@ impl Device {
         ops.iter().filter(|op| !(self.faults.keep_unmapped && lost(op))).copied().collect()
     }
 
-    /// Whether a mapped chunk backs only addresses that may share it. Checked at the end, since a chunk may back its
-    /// old and its new address within a transaction.
-    fn has_one_owner(&self, op: &Reback) -> bool {
-        let Reback::Map(address, chunk) = *op else { return true };
-        let mut others = self.mapped.get(&chunk).into_iter().flatten().filter(|other| **other != address);
-        self.table.get(&address) != Some(&chunk) || others.all(|other| address.may_share(*other))
-    }
-
-    /// Applies an operation. Returns `false` and changes nothing if the operation contradicts the table.
-    fn apply_op(&mut self, op: Reback) -> bool {
-        match op {
-            Reback::Unmap(address, chunk) => {
-                let fits = self.table.get(&address) == Some(&chunk);
-                if fits {
-                    self.unmap(address, chunk);
-                }
-                fits
-            }
-            Reback::Map(address, chunk) => {
-                let fits = self.chunks.contains_key(&chunk) && !self.table.contains_key(&address);
-                if fits {
-                    self.map(address, chunk);
-                }
-                fits
-            }
-        }
-    }
-
-    fn revert_op(&mut self, op: Reback) {
-        match op {
-            Reback::Unmap(address, chunk) => self.map(address, chunk),
-            Reback::Map(address, chunk) => self.unmap(address, chunk),
-        }
-    }
-
-    fn map(&mut self, address: Address, chunk: ChunkId) {
-        self.table.insert(address, chunk);
-        self.mapped.entry(chunk).or_default().push(address);
-    }
-
-    fn unmap(&mut self, address: Address, chunk: ChunkId) {
-        self.table.remove(&address);
-        let addresses = self.mapped.get_mut(&chunk).expect("a chunk behind an address is mapped");
-        addresses.retain(|other| *other != address);
-        if addresses.is_empty() {
-            self.mapped.remove(&chunk);
-        }
-    }
-
     fn move_layer_blocks(&mut self, moves: &[LayerBlockMove]) -> Result<(), Failure> {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
-        let per_chunk = self.geometry.layer_blocks_per_chunk();
-        let backed = |layer_block: LayerBlockId, chunk| {
-            self.table.get(&Address::Kv(KvChunkId(layer_block.0 / per_chunk))) == Some(&chunk)
-        };
+        let memory = &self.memory;
         let (fetched, taken) =
             (self.busy_layer_blocks(LayerBlockAccess::Read), self.busy_layer_blocks(LayerBlockAccess::Write));
         let fits = |one: &LayerBlockMove| {
-            let free = !fetched.contains(&(one.from_chunk, one.from.0 % per_chunk))
-                && !taken.contains(&(one.to_chunk, one.to.0 % per_chunk));
-            free && backed(one.from, one.from_chunk) && backed(one.to, one.to_chunk)
+            let free = !fetched.contains(&(one.from_chunk, memory.position(one.from)))
+                && !taken.contains(&(one.to_chunk, memory.position(one.to)));
+            free && memory.is_backed(one.from, one.from_chunk) && memory.is_backed(one.to, one.to_chunk)
         };
         if !moves.iter().all(fits) {
             return Err(Failure::Refused);
@@ -356,12 +294,6 @@ impl Device {
         if self.detail == Detail::Times {
             return Ok(());
         }
-        for one in moves {
-            let tokens = *self
-                .chunk_layer_block_mut(one.from_chunk, one.from.0 % per_chunk)
-                .ok_or(Failure::Refused)?;
-            *self.chunk_layer_block_mut(one.to_chunk, one.to.0 % per_chunk).ok_or(Failure::Refused)? = tokens;
-        }
-        Ok(())
+        moves.iter().try_for_each(|one| self.memory.move_layer_block(one))
     }
 }

@@ -7,7 +7,8 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 use sluice_ports::Memory;
 use sluice_ports::conformance::{Backend, SlabChunk, chunk_with_two_owners_is_refused, run_all};
-use sluice_sim::device::{Content, SharedDevice};
+use sluice_ports::fake_memory::ChunkContent;
+use sluice_sim::device::SharedDevice;
 use sluice_sim::{Device, Profile, SimMemory};
 
 /// A backend; a careless one permits chunks with two owners.
@@ -69,20 +70,20 @@ impl<const CARELESS: bool> Backend for SimBackend<CARELESS> {
     }
 
     fn contents(&mut self, address: Address) -> Option<SlabChunk> {
-        match self.device.borrow().content(address) {
-            Some(Content::Slab { layer, index, .. }) => Some(SlabChunk { layer: *layer, chunk: *index }),
+        match self.device.borrow().memory.content(address) {
+            Some(ChunkContent::Slab { layer, index, .. }) => Some(SlabChunk { layer: *layer, chunk: *index }),
             _ => None,
         }
     }
 
     fn write_layer_block(&mut self, layer_block: LayerBlockId, tag: u32) {
         let mut device = self.device.borrow_mut();
-        *device.layer_block_mut(layer_block).expect("the block's KV chunk is backed") =
+        *device.memory.layer_block_mut(layer_block).expect("the block's KV chunk is backed") =
             [Some(u64::from(tag)); 16];
     }
 
     fn layer_block(&mut self, layer_block: LayerBlockId) -> Option<u32> {
-        let tokens = *self.device.borrow_mut().layer_block_mut(layer_block)?;
+        let tokens = *self.device.borrow_mut().memory.layer_block_mut(layer_block)?;
         let tag = tokens[0].filter(|_| tokens.iter().all(|token| *token == tokens[0]))?;
         u32::try_from(tag).ok()
     }

@@ -112,7 +112,7 @@ fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
 /// Returns the number of existing chunks on all devices, plus the promised ones.
 fn existing(gpu: &Gpu) -> u32 {
     let chunks = |seat: &sluice_sim::gpu::tenant::SimTenant| {
-        seat.instance.as_ref().map_or(0, |life| life.device.borrow().chunks.len() as u32)
+        seat.instance.as_ref().map_or(0, |life| life.device.borrow().memory.chunks.len() as u32)
     };
     gpu.tenants.iter().map(chunks).sum::<u32>() + gpu.ledger.borrow().pending_chunks()
 }
@@ -211,7 +211,10 @@ fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
     let loads = uneven_load(&mut gpu, 11);
     gpu.run_until(Nanos(90 * MS));
     gpu.stop_instance(0);
-    assert_eq!(existing(&gpu), gpu.tenants[1].instance.as_ref().unwrap().device.borrow().chunks.len() as u32);
+    assert_eq!(
+        existing(&gpu),
+        gpu.tenants[1].instance.as_ref().unwrap().device.borrow().memory.chunks.len() as u32
+    );
     let broken = gpu.tenants[0].outcomes.values().filter(|fate| fate.is_disconnected).count();
     assert!(broken > 0, "its clients see closed streams");
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());

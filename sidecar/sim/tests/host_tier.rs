@@ -120,11 +120,12 @@ impl Bench {
     }
 
     fn write(&self, layer_block: u32, tag: u64) {
-        *self.device.borrow_mut().layer_block_mut(LayerBlockId(layer_block)).unwrap() = [Some(tag); 16];
+        *self.device.borrow_mut().memory.layer_block_mut(LayerBlockId(layer_block)).unwrap() =
+            [Some(tag); 16];
     }
 
     fn read(&self, layer_block: u32) -> Option<u64> {
-        self.device.borrow_mut().layer_block_mut(LayerBlockId(layer_block)).unwrap()[0]
+        self.device.borrow_mut().memory.layer_block_mut(LayerBlockId(layer_block)).unwrap()[0]
     }
 
     /// Returns the token after `tokens`, which start at position `start`; `kv_blocks` are the blocks of both layers

@@ -67,7 +67,7 @@ fn inflation_defers_unmap_until_idle() {
         world.run();
         world.rest(1000);
         assert_eq!(world.manager.stale_addresses(), 0, "{policy:?}");
-        let behind = world.device.table.len() as u32;
+        let behind = world.device.memory.table.len() as u32;
         assert_eq!(behind, world.manager.ledger().created() - world.manager.ledger().free().count() as u32);
     }
 }
@@ -109,7 +109,7 @@ fn deferred_unmap_precedes_chunk_release() {
     inflate(&mut world);
     world.start_sleep();
     world.rest(1000);
-    assert_eq!((world.manager.sleep_state(), world.device.table.len()), (SleepState::Asleep, 0));
+    assert_eq!((world.manager.sleep_state(), world.device.memory.table.len()), (SleepState::Asleep, 0));
     assert_eq!((world.manager.stale_addresses(), world.manager.counted(Reason::UnmapLater)), (0, 0));
 }
 

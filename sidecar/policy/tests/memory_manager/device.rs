@@ -1,13 +1,15 @@
-//! A test device: executes actions with delays, in any order that the contract allows, and sometimes fails them. It
-//! tracks the contents of every chunk, so that it detects a wrong read, and trusts no statement of the memory manager.
+//! A test device: executes actions with delays, in any order that the contract allows, and sometimes fails them. Its
+//! [`FakeMemory`] has the contents of every chunk, so that it detects a wrong read. It trusts no statement of the memory
+//! manager: what a backend refuses fails the test here.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use sluice_common::random::Rng;
 use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockMove, Reback, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, LayerBlockId, LayerId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerBlockId, LayerId};
+use sluice_ports::fake_memory::{ChunkContent, FakeMemory};
 
 use super::quota::Quota;
 use kv::KvCopy;
@@ -19,14 +21,6 @@ mod kv;
 /// numbers after it are the same.
 pub fn happens(rng: &mut Rng, permille: u32) -> bool {
     rng.below(1000) < u64::from(permille)
-}
-
-/// Weight contents of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cell {
-    Poison,
-    Global(u32),
-    Layer(LayerId, u32),
 }
 
 /// Rate and number of failures.
@@ -76,13 +70,8 @@ pub struct Device {
     kv: Vec<KvCopy>,
     dropped: VecDeque<ActionId>,
     dropping: Option<ActionId>,
-    pub chunks: BTreeSet<ChunkId>,
-    pub table: BTreeMap<Address, ChunkId>,
-    pub cells: BTreeMap<ChunkId, Cell>,
-    /// Tags of the 16 tokens of each block, by the block's physical location.
-    layer_blocks: BTreeMap<(ChunkId, u32), [u64; 16]>,
-    /// Contents and generation of each host block.
-    host: BTreeMap<HostBlockId, (Generation, [u64; 16])>,
+    /// Chunks, addresses, and a host tier without a limit of its own.
+    pub memory: FakeMemory,
     /// Whether loaded KV contains another block's contents.
     pub mix_up_swaps: bool,
     pub ready: Vec<Generation>,
@@ -113,6 +102,7 @@ impl Device {
     pub fn new(geometry: Geometry, seed: u64, faults: Faults) -> Device {
         let layers = usize::from(geometry.layers());
         Device {
+            memory: FakeMemory::new(geometry.layer_blocks_per_chunk(), u32::MAX),
             geometry,
             rng: Rng::new(seed),
             faults,
@@ -121,11 +111,6 @@ impl Device {
             kv: Vec::new(),
             dropped: VecDeque::new(),
             dropping: None,
-            chunks: BTreeSet::new(),
-            table: BTreeMap::new(),
-            cells: BTreeMap::new(),
-            layer_blocks: BTreeMap::new(),
-            host: BTreeMap::new(),
             mix_up_swaps: false,
             ready: vec![Generation(0); layers],
             done: vec![Generation(0); layers],
@@ -209,23 +194,14 @@ impl Device {
         if !self.fills[at].running {
             self.fills[at].running = true;
             self.check_fill_target(&self.fills[at].fill.clone());
-            let chunks = self.fills[at].fill.chunks.clone();
-            chunks.into_iter().for_each(|chunk| {
-                self.cells.insert(chunk, Cell::Poison);
-            });
+            self.memory.poison(&self.fills[at].fill.chunks);
             return None;
         }
         let QueuedFill { id, fill, .. } = self.fills.remove(at);
         if self.fails() {
             return Some(failed(id, Failure::CopyFailed));
         }
-        for (part, chunk) in fill.chunks.iter().enumerate() {
-            let cell = match fill.target {
-                FillTarget::Global => Cell::Global(part as u32),
-                FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => Cell::Layer(layer, part as u32),
-            };
-            self.cells.insert(*chunk, cell);
-        }
+        self.memory.write_slab(fill.target.layer(), fill.generation, &fill.chunks);
         let bytes = match fill.target {
             FillTarget::Global => self.geometry.global_bytes,
             FillTarget::Resident(layer) | FillTarget::Slot(_, layer) => {
@@ -247,7 +223,11 @@ impl Device {
                     Address::Layer(layer, part as u32)
                 }
             };
-            assert_eq!(self.table.get(&address), Some(chunk), "a copy writes where its target is read");
+            assert_eq!(
+                self.memory.table.get(&address),
+                Some(chunk),
+                "a copy writes where its target is read"
+            );
         }
     }
 
@@ -270,7 +250,7 @@ impl Device {
         let id = action.id;
         if let Work::Create(chunks) = &action.work {
             let capacity = self.geometry.capacity_chunks - self.faults.missing_chunks;
-            if self.chunks.len() + chunks.len() > capacity as usize {
+            if self.memory.chunks.len() + chunks.len() > capacity as usize {
                 return Some(failed(id, Failure::OutOfMemory));
             }
         }
@@ -300,20 +280,13 @@ impl Device {
         }
         self.traded = matches!(action.work, Work::Lend { .. } | Work::Accept { .. });
         match action.work {
-            Work::Create(chunks) => chunks.iter().for_each(|chunk| {
-                assert!(self.chunks.insert(*chunk), "a chunk is created once");
-                self.cells.insert(*chunk, Cell::Poison);
-            }),
-            Work::Accept { chunks, .. } => chunks.iter().for_each(|chunk| {
-                assert!(self.chunks.insert(*chunk), "a chunk is created once");
-                self.cells.insert(*chunk, Cell::Poison);
-            }),
-            Work::Release(chunks) | Work::Lend { chunks, .. } => chunks.iter().for_each(|chunk| {
-                assert!(!self.table.values().any(|mapped| mapped == chunk), "released chunks are unmapped");
-                assert!(self.chunks.remove(chunk), "released chunks exist");
-                self.check_untouched(*chunk);
-                self.layer_blocks.retain(|(at, _), _| at != chunk);
-            }),
+            Work::Create(chunks) | Work::Accept { chunks, .. } => {
+                self.memory.create(&chunks).expect("a chunk is created once");
+            }
+            Work::Release(chunks) | Work::Lend { chunks, .. } => {
+                chunks.iter().for_each(|chunk| self.check_untouched(*chunk));
+                self.memory.release(&chunks).expect("released chunks exist and are unmapped");
+            }
             Work::Reback(transaction) => self.reback(&transaction),
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
@@ -325,32 +298,19 @@ impl Device {
         Some(Completion { id, outcome: DONE })
     }
 
-    /// Applies the changes one by one, so that a transaction that is invalid in the middle is detected. During it a
-    /// chunk may back two addresses; at the end it has one owner.
+    /// Applies the changes one by one. During it a chunk may back two addresses; at the end it has one owner.
     pub fn reback(&mut self, transaction: &Transaction) {
         self.rebacks += 1;
         for op in &transaction.ops {
-            match *op {
-                Reback::Unmap(address, chunk) => {
-                    if let Address::Kv(_) = address {
-                        self.check_untouched(chunk);
-                    }
-                    assert_eq!(
-                        self.table.remove(&address),
-                        Some(chunk),
-                        "{address:?} is unmapped as it was mapped"
-                    );
-                }
-                Reback::Map(address, chunk) => {
-                    assert!(self.chunks.contains(&chunk), "{chunk:?} exists");
-                    assert_eq!(self.table.insert(address, chunk), None, "{address:?} is mapped over nothing");
-                }
+            if let Reback::Unmap(Address::Kv(_), chunk) = *op {
+                self.check_untouched(chunk);
             }
         }
-        for chunk in &transaction.handed_over {
-            self.cells.insert(*chunk, Cell::Poison);
-            self.layer_blocks.retain(|(at, _), _| at != chunk);
-        }
+        let applied = self.memory.reback(&transaction.ops);
+        applied.unwrap_or_else(|_| {
+            panic!("every change of {transaction:?} fits the table, and owners are single")
+        });
+        self.memory.poison(&transaction.handed_over);
         self.check_sharing();
     }
 
@@ -358,7 +318,7 @@ impl Device {
     /// address.
     fn check_sharing(&self) {
         let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
-        for (address, chunk) in &self.table {
+        for (address, chunk) in &self.memory.table {
             users.entry(*chunk).or_default().push(*address);
         }
         for (chunk, users) in users.iter().filter(|(_, users)| users.len() > 1) {
@@ -376,8 +336,8 @@ impl Device {
     /// Checks that every activation chunk that a step may use is mapped and not shared.
     pub fn check_activations(&self, limit_bytes: u64) {
         for at in (0..limit_bytes / self.geometry.chunk_bytes).map(|at| Address::Activation(at as u32)) {
-            let chunk = self.table.get(&at).unwrap_or_else(|| panic!("{at:?} is backed"));
-            let users = self.table.values().filter(|other| *other == chunk).count();
+            let chunk = self.memory.table.get(&at).unwrap_or_else(|| panic!("{at:?} is backed"));
+            let users = self.memory.addresses_of(*chunk).len();
             assert_eq!(users, 1, "{chunk:?} is behind {at:?} alone");
         }
     }
@@ -392,39 +352,32 @@ impl Device {
                 (m.from_chunk, m.to_chunk),
                 "moves name chunks"
             );
-            if let Some(tags) = self.layer_blocks.get(&self.place(m.from)).copied() {
-                let to = self.place(m.to);
-                self.layer_blocks.insert(to, tags);
-            }
+            self.memory.move_layer_block(m).expect("both layer_blocks are backed");
         }
     }
 
     /// Returns the physical location of a block.
     fn place(&self, layer_block: LayerBlockId) -> (ChunkId, u32) {
-        let per = self.geometry.layer_blocks_per_chunk();
-        let kv_chunk = sluice_policy::ids::KvChunkId(layer_block.0 / per);
-        let chunk =
-            self.table.get(&Address::Kv(kv_chunk)).unwrap_or_else(|| panic!("{layer_block:?} is backed"));
-        (*chunk, layer_block.0 % per)
+        self.memory.place(layer_block).unwrap_or_else(|| panic!("{layer_block:?} is backed"))
     }
 
     pub fn write_token(&mut self, layer_block: LayerBlockId, at: usize, tag: u64) {
-        let place = self.place(layer_block);
-        self.layer_blocks.entry(place).or_insert([0; 16])[at] = tag;
+        self.memory.layer_block_mut(layer_block).unwrap_or_else(|| panic!("{layer_block:?} is backed"))[at] =
+            Some(tag);
     }
 
     pub fn read_token(&self, layer_block: LayerBlockId, at: usize) -> u64 {
-        self.layer_blocks.get(&self.place(layer_block)).map_or(0, |tags| tags[at])
+        self.memory.tokens(self.place(layer_block))[at].unwrap_or(0)
     }
 
     /// Returns what a layer's kernel would read. `Err` names the first wrong chunk.
     pub fn read_layer(&self, layer: LayerId) -> Result<(), String> {
         for part in 0..self.geometry.slab_chunks(layer.index()) {
-            let chunk = self.table.get(&Address::Layer(layer, part));
-            let chunk = chunk.ok_or_else(|| format!("{layer:?} part {part} is not mapped"))?;
-            let cell = self.cells[chunk];
-            if cell != Cell::Layer(layer, part) {
-                return Err(format!("{layer:?} part {part} reads {cell:?}"));
+            let content = self.memory.content(Address::Layer(layer, part));
+            let content = content.ok_or_else(|| format!("{layer:?} part {part} is not mapped"))?;
+            match content {
+                ChunkContent::Slab { layer: Some(of), index, .. } if (*of, *index) == (layer, part) => {}
+                other => return Err(format!("{layer:?} part {part} reads {other:?}")),
             }
         }
         Ok(())

@@ -56,7 +56,7 @@ fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
         world.manager.failed(),
         Some(Failed::Create { created_bytes: floor_bytes - CHUNK, floor_bytes })
     );
-    assert_eq!(world.device.chunks.len(), 0);
+    assert_eq!(world.device.memory.chunks.len(), 0);
     assert_eq!(world.manager.ledger().created(), 0);
 }
 

@@ -75,7 +75,7 @@ fn set_share(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
 }
 
 fn created(world: &World) -> u32 {
-    world.device.chunks.len() as u32
+    world.device.memory.chunks.len() as u32
 }
 
 /// Submits more requests than fit into its KV.

@@ -32,8 +32,12 @@ fn sleep(world: &mut World) {
     world.start_sleep();
     world.rest(1000);
     assert_eq!(world.manager.sleep_state(), SleepState::Asleep);
-    assert_eq!((world.manager.ledger().created(), world.device.chunks.len()), (0, 0), "it holds nothing");
-    assert!(world.device.table.is_empty(), "and nothing is mapped");
+    assert_eq!(
+        (world.manager.ledger().created(), world.device.memory.chunks.len()),
+        (0, 0),
+        "it holds nothing"
+    );
+    assert!(world.device.memory.table.is_empty(), "and nothing is mapped");
 }
 
 fn wake(world: &mut World) {

@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use sluice_policy::action::{Fetch, Fill, FillTarget, LayerBlockSwap, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
+use sluice_ports::fake_memory::LayerBlockTokens;
 
-use super::{Content, Detail, Device, Tokens, completion};
+use super::{Detail, Device, completion};
 use crate::machine::{Direction, LinkTransfer};
 
 /// A copy to the device, or out of a buffer.
@@ -35,7 +36,7 @@ pub(super) struct RunningCopy {
     id: ActionId,
     pub(super) copy: CopyOp,
     /// Copied KV, as it was when the copy began.
-    tokens: Vec<Tokens>,
+    tokens: Vec<LayerBlockTokens>,
     pub(super) transfer: LinkTransfer,
     should_fail: bool,
 }
@@ -135,7 +136,7 @@ impl Device {
         };
         let count = bytes.map(|bytes| self.geometry.chunks_for(bytes) as usize);
         let copied = self.kv_chunks();
-        let free = |chunk| self.chunks.contains_key(chunk) && !copied.contains(chunk);
+        let free = |chunk| self.memory.chunks.contains_key(chunk) && !copied.contains(chunk);
         count == Some(fill.chunks.len()) && fill.chunks.iter().all(free)
     }
 
@@ -243,11 +244,11 @@ impl Device {
 
     fn invalidate(&mut self, copy: &CopyOp) {
         match copy {
-            CopyOp::Slab(fill) => {
-                self.chunks.extend(fill.chunks.iter().map(|chunk| (*chunk, Content::Garbage)))
-            }
-            CopyOp::Kv(fetch) => self
-                .write_layer_blocks(&fetch.layer_blocks, &vec![Tokens::default(); fetch.layer_blocks.len()]),
+            CopyOp::Slab(fill) => self.memory.poison(&fill.chunks),
+            CopyOp::Kv(fetch) => self.write_layer_blocks(
+                &fetch.layer_blocks,
+                &vec![LayerBlockTokens::default(); fetch.layer_blocks.len()],
+            ),
             CopyOp::Spill(_) => {}
         }
     }
@@ -292,11 +293,8 @@ impl Device {
     fn write_slab(&mut self, fill: &Fill) {
         let layer = fill.target.layer();
         let flip = std::mem::take(&mut self.faults.flip_next_fill);
-        for (index, chunk) in fill.chunks.iter().enumerate() {
-            let generation = Generation(fill.generation.0 ^ u64::from(flip) << 63);
-            let content = Content::Slab { layer, generation, index: index as u32 };
-            self.chunks.insert(*chunk, content);
-        }
+        let generation = Generation(fill.generation.0 ^ u64::from(flip) << 63);
+        self.memory.write_slab(layer, generation, &fill.chunks);
     }
 
     fn publish(&mut self, copy: &CopyOp) {

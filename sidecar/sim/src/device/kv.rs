@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, Nanos};
+use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
 use super::copies::CopyOp;
-use super::{Detail, Device, HostBlock, Tokens, completion};
+use super::{Detail, Device, completion};
 use crate::machine::{Direction, LinkTransfer};
 
 /// A waiting write-back.
@@ -26,7 +27,7 @@ pub(super) struct RunningWriteBack {
     id: ActionId,
     swaps: Vec<LayerBlockSwap>,
     /// Contents of the blocks when the copy began.
-    tokens: Vec<Tokens>,
+    tokens: Vec<LayerBlockTokens>,
     pub(super) transfer: LinkTransfer,
     should_fail: bool,
 }
@@ -119,8 +120,7 @@ impl Device {
 
     /// Returns the blocks, as chunk and position, that concurrent copies exclude from this access.
     pub(crate) fn busy_layer_blocks(&self, to: LayerBlockAccess) -> BTreeSet<(ChunkId, u32)> {
-        let per_chunk = self.geometry.layer_blocks_per_chunk();
-        let place = |swap: &LayerBlockSwap| (swap.chunk, swap.layer_block.0 % per_chunk);
+        let place = |swap: &LayerBlockSwap| self.place(swap);
         match to {
             LayerBlockAccess::Read => self.buffer_swaps().map(place).collect(),
             LayerBlockAccess::Fetch => self.write_back_swaps().map(place).collect(),
@@ -131,22 +131,19 @@ impl Device {
     }
 
     /// Returns the contents that a fetch copies, or `None` if a host block does not have the expected generation.
-    pub(super) fn read_host_blocks(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<Tokens>> {
+    pub(super) fn read_host_blocks(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<LayerBlockTokens>> {
         if self.detail == Detail::Times {
             return Some(Vec::new());
         }
-        let carried =
-            |swap: &LayerBlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
         let tokens = |(at, swap): (usize, &LayerBlockSwap)| {
             self.host_tokens(swap.host, self.faults.swap_in_wrong_layer_block && at == 0)
         };
-        swaps.iter().all(carried).then(|| swaps.iter().enumerate().map(tokens).collect())
+        swaps.iter().all(|swap| self.is_carried(swap)).then(|| swaps.iter().enumerate().map(tokens).collect())
     }
 
-    pub(super) fn write_layer_blocks(&mut self, swaps: &[LayerBlockSwap], tokens: &[Tokens]) {
-        let per_chunk = self.geometry.layer_blocks_per_chunk();
+    pub(super) fn write_layer_blocks(&mut self, swaps: &[LayerBlockSwap], tokens: &[LayerBlockTokens]) {
         for (swap, tokens) in swaps.iter().zip(tokens) {
-            let layer_block = self.chunk_layer_block_mut(swap.chunk, swap.layer_block.0 % per_chunk);
+            let layer_block = self.memory.chunk_layer_block_mut(self.place(swap));
             *layer_block.expect("a chunk stays while its blocks are copied") = *tokens;
         }
     }
@@ -163,19 +160,20 @@ impl Device {
     }
 
     /// Returns the contents to copy. The host blocks have no generation until the copy ends.
-    pub(super) fn start_host_write(&mut self, swaps: &[LayerBlockSwap]) -> Vec<Tokens> {
+    pub(super) fn start_host_write(&mut self, swaps: &[LayerBlockSwap]) -> Vec<LayerBlockTokens> {
         let layer_blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
         let tokens = layer_blocks.iter().map(|swap| self.tokens(swap)).collect();
-        layer_blocks.iter().for_each(|swap| self.host[swap.host.index()] = HostBlock::default());
+        layer_blocks.iter().for_each(|swap| self.memory.set_host_block(swap.host, HostBlock::default()));
         tokens
     }
 
     /// Stores the copied contents. Blocks that were overwritten during the copy are torn and stored as empty.
-    pub(super) fn finish_host_write(&mut self, swaps: &[LayerBlockSwap], tokens: Vec<Tokens>) {
+    pub(super) fn finish_host_write(&mut self, swaps: &[LayerBlockSwap], tokens: Vec<LayerBlockTokens>) {
         for (swap, tokens) in swaps.iter().zip(tokens) {
             let torn = self.tokens(swap) != tokens;
-            let tokens = if torn { Tokens::default() } else { tokens };
-            self.host[swap.host.index()] = HostBlock { generation: Some(swap.generation), tokens };
+            let tokens = if torn { LayerBlockTokens::default() } else { tokens };
+            let layer_block = HostBlock { generation: Some(swap.generation), tokens };
+            self.memory.set_host_block(swap.host, layer_block);
         }
     }
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use sluice_policy::action::{Address, LayerBlockSwap};
+use sluice_policy::action::LayerBlockSwap;
 use sluice_policy::event::Failure;
-use sluice_policy::ids::{HostBlockId, KvChunkId};
+use sluice_policy::ids::{ChunkId, HostBlockId};
+use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
-use crate::device::{Content, Detail, Device, HostBlock, LayerBlockAccess, Tokens};
+use crate::device::{Detail, Device, LayerBlockAccess};
 
 impl Device {
     /// Copies blocks to the host. A failed copy leaves the host blocks without a generation.
@@ -19,7 +20,8 @@ impl Device {
         let layer_blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
         for swap in layer_blocks {
             let generation = Some(swap.generation).filter(|_| !fails);
-            self.host[swap.host.index()] = HostBlock { generation, tokens: self.tokens(swap) };
+            let layer_block = HostBlock { generation, tokens: self.tokens(swap) };
+            self.memory.set_host_block(swap.host, layer_block);
         }
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
     }
@@ -30,17 +32,15 @@ impl Device {
         if !self.has_no_pending_writes(swaps) {
             return Err(Failure::Refused);
         }
-        let carried =
-            |swap: &LayerBlockSwap| self.host[swap.host.index()].generation == Some(swap.generation);
-        if self.detail == Detail::Fingerprints && !swaps.iter().all(carried) {
+        if self.detail == Detail::Fingerprints && !swaps.iter().all(|swap| self.is_carried(swap)) {
             return Err(Failure::Refused);
         }
         let fails = self.rng.chance(self.faults.copy_fails_permille);
         let layer_blocks = if self.detail == Detail::Fingerprints { swaps } else { &[] };
         for (at, swap) in layer_blocks.iter().enumerate() {
             let next = self.faults.swap_in_wrong_layer_block && at == 0;
-            let tokens = if fails { Tokens::default() } else { self.host_tokens(swap.host, next) };
-            *self.layer_block_mut(swap.layer_block).ok_or(Failure::Refused)? = tokens;
+            let tokens = if fails { LayerBlockTokens::default() } else { self.host_tokens(swap.host, next) };
+            *self.memory.layer_block_mut(swap.layer_block).ok_or(Failure::Refused)? = tokens;
         }
         if fails { Err(Failure::CopyFailed) } else { Ok(()) }
     }
@@ -58,30 +58,34 @@ impl Device {
         }
         let (mut hosts, mut layer_blocks) = (BTreeSet::new(), self.busy_layer_blocks(to));
         let fits = |swap: &LayerBlockSwap| {
-            let position = swap.layer_block.0 % self.geometry.layer_blocks_per_chunk();
-            let once = hosts.insert(swap.host) && layer_blocks.insert((swap.chunk, position));
-            once && swap.host.index() < self.host.len() && self.is_backed(swap)
+            let once = hosts.insert(swap.host) && layer_blocks.insert(self.place(swap));
+            once && swap.host.0 < self.memory.host_blocks() && self.is_backed(swap)
         };
         if !refused && swaps.iter().all(fits) { Ok(()) } else { Err(Failure::Refused) }
     }
 
     fn is_backed(&self, swap: &LayerBlockSwap) -> bool {
-        let kv_chunk = Address::Kv(KvChunkId(swap.layer_block.0 / self.geometry.layer_blocks_per_chunk()));
-        self.table.get(&kv_chunk) == Some(&swap.chunk) && !self.is_filling(swap.chunk)
+        self.memory.is_backed(swap.layer_block, swap.chunk) && !self.is_filling(swap.chunk)
     }
 
-    /// Returns the contents of a device block; the chunk's content does not change.
-    pub(crate) fn tokens(&self, swap: &LayerBlockSwap) -> Tokens {
-        let position = swap.layer_block.0 % self.geometry.layer_blocks_per_chunk();
-        match self.chunks.get(&swap.chunk) {
-            Some(Content::Kv(layer_blocks)) => layer_blocks[position as usize],
-            _ => Tokens::default(),
-        }
+    /// Returns the chunk of the device block, and the position there.
+    pub(crate) fn place(&self, swap: &LayerBlockSwap) -> (ChunkId, u32) {
+        (swap.chunk, self.memory.position(swap.layer_block))
+    }
+
+    /// Whether the host block has the generation that the swap names.
+    pub(crate) fn is_carried(&self, swap: &LayerBlockSwap) -> bool {
+        self.memory.host_block(swap.host).generation == Some(swap.generation)
+    }
+
+    /// Returns the contents of a device block.
+    pub(crate) fn tokens(&self, swap: &LayerBlockSwap) -> LayerBlockTokens {
+        self.memory.tokens(self.place(swap))
     }
 
     /// Returns the contents of a host block, or of the next one if `next`.
-    pub(crate) fn host_tokens(&self, layer_block: HostBlockId, next: bool) -> Tokens {
-        let at = (layer_block.index() + usize::from(next)) % self.host.len();
-        self.host[at].tokens
+    pub(crate) fn host_tokens(&self, layer_block: HostBlockId, next: bool) -> LayerBlockTokens {
+        let at = (layer_block.0 + u32::from(next)) % self.memory.host_blocks();
+        self.memory.host_block(HostBlockId(at)).tokens
     }
 }

@@ -40,7 +40,7 @@ pub(super) fn all_loaded(gpu: &Gpu) -> bool {
 
 /// Returns the number of existing chunks in each tenant's device.
 pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
-    instances(gpu).map(|life| life.device.borrow().chunks.len() as u32).collect()
+    instances(gpu).map(|life| life.device.borrow().memory.chunks.len() as u32).collect()
 }
 
 /// Returns the number of chunks on loan.
@@ -64,11 +64,11 @@ pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
     }
     for life in instances(gpu) {
         let (device, held) = (life.device.borrow(), ledger.held(life.me.instance));
-        if held as usize != device.chunks.len() {
+        if held as usize != device.memory.chunks.len() {
             return Err(format!(
                 "{:?} holds {} chunks, the ledger counts {held}",
                 life.me,
-                device.chunks.len()
+                device.memory.chunks.len()
             ));
         }
         if device.wrong_reads > 0 {
@@ -117,7 +117,7 @@ fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
     let (still, mut left) = (!manager.is_blocked() && manager.is_loaded(), 0);
     // KV is before activations in the order of addresses.
-    for (address, chunk) in &device.table {
+    for (address, chunk) in &device.memory.table {
         let kind = kind(*address);
         let other = owners.get(chunk).copied();
         let reached =
@@ -129,7 +129,7 @@ fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
             }
             _ => drop(owners.insert(*chunk, kind)),
         }
-        if !device.chunks.contains_key(chunk) {
+        if !device.memory.chunks.contains_key(chunk) {
             return Err(format!("{chunk:?} backs {address:?} and does not exist"));
         }
     }
@@ -287,7 +287,7 @@ pub(super) fn state(gpu: &Gpu) -> String {
             manager.is_whole(),
             manager.failed(),
             manager.kv_counts().used_kv_blocks,
-            life.device.borrow().chunks.len(),
+            life.device.borrow().memory.chunks.len(),
         )
     };
     let tenants: Vec<_> = instances(gpu).map(tenant).collect();

@@ -3,6 +3,7 @@
 use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, LayerBlockId};
+use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
 use super::{Device, failed};
 
@@ -18,7 +19,7 @@ enum Work {
 pub(super) struct KvCopy {
     id: ActionId,
     work: Work,
-    copied: Option<Vec<[u64; 16]>>,
+    copied: Option<Vec<LayerBlockTokens>>,
 }
 
 impl KvCopy {
@@ -141,8 +142,7 @@ impl Device {
         match &copy.work {
             Work::Fetch(fetch) => {
                 for (swap, tags) in fetch.layer_blocks.iter().zip(copied) {
-                    let place = self.place(swap.layer_block);
-                    self.layer_blocks.insert(place, *tags);
+                    self.write_layer_block(swap.layer_block, *tags);
                 }
                 self.kv_ready[fetch.layer.index()] = fetch.generation;
                 self.fetched += 1;
@@ -154,7 +154,8 @@ impl Device {
                         *tags,
                         "no step writes a block that is copied to the host"
                     );
-                    self.host.insert(swap.host, (swap.generation, *tags));
+                    let layer_block = HostBlock { generation: Some(swap.generation), tokens: *tags };
+                    self.memory.set_host_block(swap.host, layer_block);
                 }
                 self.spilt += u32::from(copy.is_of_buffer());
             }
@@ -173,14 +174,13 @@ impl Device {
                     return Some(failed(copy.id, Failure::Refused));
                 };
                 for swap in &fetch.layer_blocks {
-                    let place = self.place(swap.layer_block);
-                    self.layer_blocks.remove(&place);
+                    self.write_layer_block(swap.layer_block, LayerBlockTokens::default());
                 }
                 copied
             }
             Work::WriteBack(swaps) | Work::Spill(Spill { layer_blocks: swaps, .. }) => {
                 for swap in swaps {
-                    self.host.remove(&swap.host);
+                    self.memory.set_host_block(swap.host, HostBlock::default());
                 }
                 swaps.iter().map(|swap| self.tags(swap.layer_block)).collect()
             }
@@ -190,18 +190,25 @@ impl Device {
     }
 
     /// Returns the contents of the host blocks, shuffled if configured; `None` if one does not have its generation.
-    fn carried(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<[u64; 16]>> {
-        let held = |swap: &LayerBlockSwap| self.host.get(&swap.host).copied();
-        let carried = swaps.iter().map(|swap| held(swap).filter(|(name, _)| *name == swap.generation));
-        let mut tags: Vec<_> = carried.map(|held| held.map(|(_, tags)| tags)).collect::<Option<_>>()?;
+    fn carried(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<LayerBlockTokens>> {
+        let tokens = |swap: &LayerBlockSwap| {
+            let layer_block = self.memory.host_block(swap.host);
+            (layer_block.generation == Some(swap.generation)).then_some(layer_block.tokens)
+        };
+        let mut tags: Vec<_> = swaps.iter().map(tokens).collect::<Option<_>>()?;
         if self.mix_up_swaps {
             tags.reverse();
         }
         Some(tags)
     }
 
-    fn tags(&self, layer_block: LayerBlockId) -> [u64; 16] {
-        self.layer_blocks.get(&self.place(layer_block)).copied().unwrap_or([0; 16])
+    fn tags(&self, layer_block: LayerBlockId) -> LayerBlockTokens {
+        self.memory.tokens(self.place(layer_block))
+    }
+
+    pub(super) fn write_layer_block(&mut self, layer_block: LayerBlockId, tokens: LayerBlockTokens) {
+        *self.memory.layer_block_mut(layer_block).unwrap_or_else(|| panic!("{layer_block:?} is backed")) =
+            tokens;
     }
 
     /// Checks that no copy in parallel with steps names the chunk, so that it may be unmapped and released.

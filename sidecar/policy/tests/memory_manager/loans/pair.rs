@@ -167,7 +167,7 @@ impl Pair {
     /// Checks the capacity: existing and earmarked chunks, by the devices and by the budgets.
     fn audit(&self) {
         let promised: u32 = self.earmarks.iter().map(|(_, _, chunks, _)| chunks).sum();
-        let exists: usize = self.worlds.iter().map(|world| world.device.chunks.len()).sum();
+        let exists: usize = self.worlds.iter().map(|world| world.device.memory.chunks.len()).sum();
         let total: u32 = self.shares.iter().sum();
         assert!(exists <= total as usize, "never more chunks than the GPU has");
         let quiet = self.worlds.iter().all(|world| !world.manager.is_blocked());

@@ -133,7 +133,7 @@ impl Tenant {
         let asleep = self.world.manager.sleep_state() == SleepState::Asleep;
         let even = book.loans_out().is_empty() && book.loans_in().is_empty();
         even && self.world.manager.is_loaded()
-            && self.world.device.chunks.len() as u32 == (if asleep { 0 } else { share })
+            && self.world.device.memory.chunks.len() as u32 == (if asleep { 0 } else { share })
             && balance(&self.world.manager) == (0, 0)
             && self.world.manager.budget_chunks() == share
             && self.world.idle()
@@ -530,7 +530,7 @@ impl SimGpu {
     /// Checks the capacity against the devices, and the books against the memory managers.
     fn audit(&mut self, at: usize) {
         let tenants = || self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
-        let exists: usize = tenants().map(|tenant| tenant.world.device.chunks.len()).sum();
+        let exists: usize = tenants().map(|tenant| tenant.world.device.memory.chunks.len()).sum();
         let ledger = self.ledger.borrow();
         let total = self.share as usize * self.slots.len();
         let shares: u32 = tenants().map(|tenant| tenant.world.manager.share_chunks()).sum();
@@ -539,7 +539,7 @@ impl SimGpu {
         for Tenant { me, world, .. } in tenants() {
             assert_eq!(
                 ledger.held(me.instance) as usize,
-                world.device.chunks.len(),
+                world.device.memory.chunks.len(),
                 "what exists is counted"
             );
         }

@@ -13,24 +13,25 @@ use crate::memory_manager::device::Device;
 pub fn audit(manager: &MemoryManager, device: &Device) {
     let created: BTreeSet<ChunkId> = manager.ledger().owners().map(|(chunk, _)| chunk).collect();
     let capacity = device.geometry.capacity_chunks as usize;
-    assert!(device.chunks.len() <= capacity, "never more chunks than the capacity");
-    let mapped: BTreeSet<ChunkId> = device.table.values().copied().collect();
-    assert!(mapped.is_subset(&device.chunks), "what is mapped exists");
+    assert!(device.memory.chunks.len() <= capacity, "never more chunks than the capacity");
+    let mapped: BTreeSet<ChunkId> = device.memory.table.values().copied().collect();
+    let existing: BTreeSet<ChunkId> = device.memory.chunks.keys().copied().collect();
+    assert!(mapped.is_subset(&existing), "what is mapped exists");
     if manager.is_blocked() {
         return;
     }
-    assert_eq!(created, device.chunks, "the ledger knows what exists");
+    assert_eq!(created, existing, "the ledger knows what exists");
     assert_eq!(
         manager.addresses().collect::<BTreeMap<_, _>>(),
-        device.table,
+        device.memory.table,
         "both address tables are equal"
     );
     let by_owner: u32 = manager.ledger().counts().map(|(_, count)| count).sum();
-    assert_eq!(by_owner as usize, device.chunks.len(), "capacity = the sum over owners");
+    assert_eq!(by_owner as usize, device.memory.chunks.len(), "capacity = the sum over owners");
     let free = manager.ledger().free().count();
-    assert_eq!(mapped.len() + free, device.chunks.len(), "chunks are mapped or free, none is lost");
+    assert_eq!(mapped.len() + free, device.memory.chunks.len(), "chunks are mapped or free, none is lost");
     let mut users: BTreeMap<ChunkId, Vec<Address>> = BTreeMap::new();
-    for (address, chunk) in &device.table {
+    for (address, chunk) in &device.memory.table {
         users.entry(*chunk).or_default().push(*address);
     }
     let mut left = 0;
