@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 use self::examples::Example;
-use self::verdict::{Verdict, Verdicts};
+use self::verdict::{BudgetCheck, Verdicts};
 use super::{machine, report};
 use crate::child_process::Stop;
 use crate::source_tree::SourceTree;
@@ -114,7 +114,7 @@ pub fn run(tree: &SourceTree, args: &BudgetArgs) -> Result<bool> {
         bench.stop.check()?;
         let measured = measured.unwrap_or_else(|error| {
             eprintln!("sluice-benches: {}: {error:#}", budget.name());
-            vec![Verdict::missing(budget.name(), &format!("{error:#}"))]
+            vec![BudgetCheck::missing(budget.name(), &format!("{error:#}"))]
         });
         verdicts.0.extend(measured.into_iter().map(|verdict| (budget.name(), verdict)));
     }
@@ -144,7 +144,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(&self, budget: Budget) -> Result<Vec<Verdict>> {
+    fn measure(&self, budget: Budget) -> Result<Vec<BudgetCheck>> {
         if let Some(example) = budget.example() {
             return examples::measure(self.tree, &example, &self.stop);
         }

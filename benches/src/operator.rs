@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::budgets::verdict::{Verdict, Verdicts};
+use super::budgets::verdict::{BudgetCheck, Verdicts};
 use super::{machine, report};
 use crate::child_process::{Scratch, Stop, capture};
 use crate::source_tree::SourceTree;
@@ -98,7 +98,7 @@ fn read(text: &str) -> Result<(Verdicts, Value)> {
         let object: Value = serde_json::from_str(line).with_context(|| format!("it printed {line}"))?;
         match object.get("note") {
             Some(note) => notes = note.clone(),
-            None => verdicts.0.extend(Verdict::read(line)?.map(|verdict| (BUDGET, verdict))),
+            None => verdicts.0.extend(BudgetCheck::read(line)?.map(|verdict| (BUDGET, verdict))),
         }
     }
     Ok((verdicts, notes))

@@ -11,9 +11,9 @@ use super::machine;
 use super::report::{self, Verdict};
 use super::statistics::middle as median;
 use crate::child_process::Stop;
-use crate::policy_comparison::{self, Calibration, LOAD, Outcome};
+use crate::policy_comparison::{self, Calibration, LOAD, PolicyRunFigures};
 use crate::source_tree::SourceTree;
-use crate::tenant::{BenchEnv, Device};
+use crate::tenant::{BenchEnv, TenantDevice};
 
 /// Compared with each other; the first is what the others are measured against.
 const POLICIES: [&str; 3] = ["Recompute", "Oneiros", "Ellm"];
@@ -39,8 +39,8 @@ pub struct PolicyArgs {
 /// The runs on one link, `[policy][repetition]`.
 struct Runs {
     ratio: f64,
-    device: Device,
-    outcomes: Vec<Vec<Outcome>>,
+    device: TenantDevice,
+    outcomes: Vec<Vec<PolicyRunFigures>>,
 }
 
 /// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
@@ -64,7 +64,7 @@ pub fn run(tree: &SourceTree, args: &PolicyArgs) -> Result<bool> {
 
 fn measure(world: &BenchEnv, calibration: &Calibration, ratio: f64, repetitions: u32) -> Result<Runs> {
     let device = calibration.short_device(LOAD.context(), calibration.link_for(ratio));
-    let mut outcomes: Vec<Vec<Outcome>> = POLICIES.iter().map(|_| Vec::new()).collect();
+    let mut outcomes: Vec<Vec<PolicyRunFigures>> = POLICIES.iter().map(|_| Vec::new()).collect();
     for repetition in 1..=repetitions {
         for (policy, outcomes) in POLICIES.iter().zip(&mut outcomes) {
             eprint!("r {ratio}, {repetition} of {repetitions}: {policy} ");
@@ -77,18 +77,18 @@ fn measure(world: &BenchEnv, calibration: &Calibration, ratio: f64, repetitions:
 }
 
 impl Runs {
-    fn of(&self, policy: &str) -> impl Iterator<Item = &Outcome> {
+    fn of(&self, policy: &str) -> impl Iterator<Item = &PolicyRunFigures> {
         let runs = POLICIES.iter().zip(&self.outcomes).filter(move |(name, _)| **name == policy);
         runs.flat_map(|(_, outcomes)| outcomes)
     }
 
     /// `figure` of a policy over that of `Recompute` in the same repetition.
-    fn ratios(&self, policy: &str, figure: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+    fn ratios(&self, policy: &str, figure: impl Fn(&PolicyRunFigures) -> f64) -> Vec<f64> {
         self.of(policy).zip(self.of(POLICIES[0])).map(|(this, base)| figure(this) / figure(base)).collect()
     }
 
     /// Median of a figure of one policy.
-    fn median(&self, policy: &str, figure: impl Fn(&Outcome) -> f64) -> f64 {
+    fn median(&self, policy: &str, figure: impl Fn(&PolicyRunFigures) -> f64) -> f64 {
         median(&self.of(policy).map(figure).collect::<Vec<_>>())
     }
 
@@ -131,7 +131,7 @@ fn premises(runs: &Runs) -> [Verdict; 2] {
 }
 
 fn wins(fast: &Runs) -> [Verdict; 4] {
-    let times = |figure: fn(&Outcome) -> f64| median(&fast.ratios("Oneiros", figure));
+    let times = |figure: fn(&PolicyRunFigures) -> f64| median(&fast.ratios("Oneiros", figure));
     let throughput = times(|outcome| outcome.throughput);
     let ttft = times(|outcome| outcome.ttft_p99);
     let tbt = times(|outcome| outcome.delivered_tbt_p99);
@@ -170,7 +170,7 @@ fn setting(calibration: &Calibration) -> String {
 fn add_runs(report: &mut Value, calibration: &Calibration, links: &[Runs], verdicts: &[Verdict]) {
     let link = |runs: &Runs| {
         let policies = POLICIES.iter().zip(&runs.outcomes).map(|(policy, outcomes)| {
-            json!({"policy": policy, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
+            json!({"policy": policy, "runs": outcomes.iter().map(PolicyRunFigures::to_json).collect::<Vec<_>>()})
         });
         json!({
             "r_wished": runs.ratio,

@@ -10,10 +10,10 @@ use anyhow::Result;
 use serde_json::Value;
 
 pub use calibration::{Calibration, calibrate};
-pub use outcome::Outcome;
+pub use outcome::PolicyRunFigures;
 
 use crate::client::{self, Client, ClientReport};
-use crate::tenant::{BenchEnv, Device, Setup, Tenant};
+use crate::tenant::{BenchEnv, Tenant, TenantDevice, TenantOptions};
 
 /// 64 layers of 1.6 MB: enough of them that a few may move at r = 7.5, small enough that two cores decode a hundred
 /// tokens a second.
@@ -47,8 +47,8 @@ impl Load {
     }
 
     /// A tenant for it.
-    pub fn setup<'a>(&self, policy: &'a str, device: Device) -> Setup<'a> {
-        Setup { policy, device, context: self.context(), paced: true, threads: None, page: false }
+    pub fn setup<'a>(&self, policy: &'a str, device: TenantDevice) -> TenantOptions<'a> {
+        TenantOptions { policy, device, context: self.context(), paced: true, threads: None, page: false }
     }
 
     fn options(&self) -> Vec<String> {
@@ -64,17 +64,17 @@ impl Load {
 pub fn run(
     world: &BenchEnv,
     policy: &str,
-    device: Device,
+    device: TenantDevice,
     load: Load,
     mut show: impl FnMut(&Value),
-) -> Result<Outcome> {
+) -> Result<PolicyRunFigures> {
     let tenant = Tenant::start(world, &policy.to_lowercase(), &load.setup(policy, device))?;
     let mut seen = outcome::Observed::default();
     let report = burst(world, &tenant, load, |state| {
         seen.look(state);
         show(state);
     })?;
-    Outcome::new(&report.figures, &tenant.state()?, seen, report.outputs)
+    PolicyRunFigures::new(&report.figures, &tenant.state()?, seen, report.outputs)
 }
 
 /// Sends the load by `sluice bench`.

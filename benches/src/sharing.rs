@@ -14,7 +14,7 @@ use super::machine;
 use super::report::{self, Verdict};
 use super::wake::Wakes;
 use crate::child_process::Stop;
-use crate::sharing_bench::{self, FIXED, LRU, MRU, Outcome, Setting, Shape, Size, VictimPolicy};
+use crate::sharing_bench::{self, FIXED, LRU, MRU, Setting, Shape, SharingRunFigures, Size, VictimPolicy};
 use crate::source_tree::SourceTree;
 use crate::tenant::BenchEnv;
 
@@ -52,7 +52,7 @@ pub struct SharingArgs {
 struct Runs {
     shape: Shape,
     rules: &'static [VictimPolicy],
-    outcomes: Vec<Vec<Outcome>>,
+    outcomes: Vec<Vec<SharingRunFigures>>,
 }
 
 impl Runs {
@@ -60,12 +60,17 @@ impl Runs {
         Runs { shape, rules, outcomes: rules.iter().map(|_| Vec::new()).collect() }
     }
 
-    fn of(&self, rule: VictimPolicy) -> &[Outcome] {
+    fn of(&self, rule: VictimPolicy) -> &[SharingRunFigures] {
         self.rules.iter().position(|other| *other == rule).map_or(&[], |at| &self.outcomes[at])
     }
 
     /// `figure` under a rule over that under another one in the same repetition.
-    fn ratios(&self, this: VictimPolicy, other: VictimPolicy, figure: fn(&Outcome) -> f64) -> Vec<f64> {
+    fn ratios(
+        &self,
+        this: VictimPolicy,
+        other: VictimPolicy,
+        figure: fn(&SharingRunFigures) -> f64,
+    ) -> Vec<f64> {
         self.of(this).iter().zip(self.of(other)).map(|(this, other)| figure(this) / figure(other)).collect()
     }
 }
@@ -140,7 +145,7 @@ fn text(setting: &Setting) -> String {
 fn add_runs(report: &mut Value, setting: &Setting, runs: &[Runs], verdicts: &[Verdict]) {
     let load = |runs: &Runs| {
         let rules = runs.rules.iter().zip(&runs.outcomes).map(|(rule, outcomes)| {
-            json!({"rule": rule.name, "runs": outcomes.iter().map(Outcome::to_json).collect::<Vec<_>>()})
+            json!({"rule": rule.name, "runs": outcomes.iter().map(SharingRunFigures::to_json).collect::<Vec<_>>()})
         });
         json!({"load": runs.shape.name(), "rules": rules.collect::<Vec<_>>()})
     };

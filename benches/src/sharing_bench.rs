@@ -12,10 +12,10 @@ use anyhow::Result;
 use serde_json::Value;
 
 pub use load::{Shape, Size};
-pub use outcome::{Observed, Outcome};
+pub use outcome::{Observed, SharingRunFigures};
 
 use crate::policy_comparison::{self, Calibration, Load};
-use crate::tenant::{BenchEnv, Device, Up};
+use crate::tenant::{BenchEnv, TenantDevice, Up};
 
 /// The tenants, in the order in which `sluice top` shows them.
 pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
@@ -56,7 +56,7 @@ pub const LRU: VictimPolicy =
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// The GPU of all three.
-    pub device: Device,
+    pub device: TenantDevice,
     /// One burst to a tenant.
     pub burst: Load,
     /// Pace of a stream, milliseconds.
@@ -85,7 +85,7 @@ impl Setting {
         let pace_ms = (3 * step_ns).div_ceil(1_000_000).max(50);
         // Twice what a burst gets where memory is ample: one that is served in parts does not keep it.
         let ttft_ms = (2.0 * calibration.ttft_ms).ceil() as u64;
-        let device = Device { memory_bytes, ..share };
+        let device = TenantDevice { memory_bytes, ..share };
         Setting { device, burst, pace_ms, ttft_ms, tbt_ms: 2 * pace_ms, calibration }
     }
 
@@ -134,7 +134,7 @@ pub fn run(
     rule: VictimPolicy,
     (shape, size): (Shape, Size),
     mut show: impl FnMut(&[Value]),
-) -> Result<Outcome> {
+) -> Result<SharingRunFigures> {
     let up = setting.start(world, "neighbours", rule, 0)?;
     let mut seen = Observed::default();
     let rounds = shape.rounds(size, setting);
@@ -142,7 +142,7 @@ pub fn run(
         seen.look(states);
         show(states);
     })?;
-    Outcome::read(&up, setting, &reports, seen)
+    SharingRunFigures::read(&up, setting, &reports, seen)
 }
 
 #[cfg(test)]

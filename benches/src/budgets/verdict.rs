@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 /// One line of the table.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct BudgetCheck {
     /// What was measured.
     pub name: String,
     /// The value; `None` = not measured, with the reason in `detail`.
@@ -24,30 +24,35 @@ pub struct Verdict {
     pub detail: Value,
 }
 
-impl Verdict {
+impl BudgetCheck {
     /// A value that must not exceed its limit. NaN exceeds it.
-    pub fn at_most(name: &str, value: f64, unit: &str, limit: f64) -> Verdict {
+    pub fn at_most(name: &str, value: f64, unit: &str, limit: f64) -> BudgetCheck {
         let (name, unit) = (name.to_owned(), unit.to_owned());
         let passed = value <= limit;
         let (at_least, not_shown, detail) = (false, None, Value::Null);
-        Verdict { name, value: Some(value), unit, limit, at_least, passed, not_shown, detail }
+        BudgetCheck { name, value: Some(value), unit, limit, at_least, passed, not_shown, detail }
     }
 
     /// What was to be measured and was not.
-    pub fn missing(name: &str, error: &str) -> Verdict {
-        Verdict { value: None, passed: false, detail: error.into(), ..Verdict::at_most(name, 0.0, "", 0.0) }
+    pub fn missing(name: &str, error: &str) -> BudgetCheck {
+        BudgetCheck {
+            value: None,
+            passed: false,
+            detail: error.into(),
+            ..BudgetCheck::at_most(name, 0.0, "", 0.0)
+        }
     }
 
     /// The same with what else was measured.
-    pub fn with(self, detail: Value) -> Verdict {
-        Verdict { detail, ..self }
+    pub fn with(self, detail: Value) -> BudgetCheck {
+        BudgetCheck { detail, ..self }
     }
 
     /// The same for a value that is the lower bound of an interval up to `high`: it may pass because the interval is
     /// wide, which the verdict then says. Whether it passed stays as it is.
-    pub fn of_interval(self, high: f64) -> Verdict {
+    pub fn of_interval(self, high: f64) -> BudgetCheck {
         let shown = high <= self.limit;
-        Verdict { not_shown: (self.passed && !shown).then_some(high), ..self }
+        BudgetCheck { not_shown: (self.passed && !shown).then_some(high), ..self }
     }
 
     fn word(&self) -> String {
@@ -81,18 +86,20 @@ impl Verdict {
     /// Reads a line that an example prints. With `--json`, an object with `name`, `value`, `unit`, `limit`,
     /// `passed` and perhaps `at_least`; else text as in `latency, p99   12.5 us  limit 200 us  PASS` or `latency:
     /// 12.5 us (limit 200) PASS`; what follows is a note. `None` for any other line.
-    pub fn read(line: &str) -> Result<Option<Verdict>> {
+    pub fn read(line: &str) -> Result<Option<BudgetCheck>> {
         if line.starts_with('{') {
-            return Verdict::read_json(line).map(Some).with_context(|| format!("an example printed {line}"));
+            return BudgetCheck::read_json(line)
+                .map(Some)
+                .with_context(|| format!("an example printed {line}"));
         }
-        Ok(Verdict::read_text(line))
+        Ok(BudgetCheck::read_text(line))
     }
 
-    fn read_json(line: &str) -> Result<Verdict> {
+    fn read_json(line: &str) -> Result<BudgetCheck> {
         let object: Value = serde_json::from_str(line)?;
         let text = |key: &str| object[key].as_str().map(str::to_owned).with_context(|| format!("no `{key}`"));
         let number = |key: &str| object[key].as_f64().with_context(|| format!("no `{key}`"));
-        Ok(Verdict {
+        Ok(BudgetCheck {
             name: text("name")?,
             // What did not come about is null, and fails.
             value: if object.get("value") == Some(&Value::Null) { None } else { Some(number("value")?) },
@@ -105,7 +112,7 @@ impl Verdict {
         })
     }
 
-    fn read_text(line: &str) -> Option<Verdict> {
+    fn read_text(line: &str) -> Option<BudgetCheck> {
         let plain = line.replace(['(', ')'], " ");
         let words: Vec<_> = plain.split_whitespace().collect();
         let at = words.iter().position(|word| *word == "limit").filter(|at| *at >= 3)?;
@@ -117,8 +124,8 @@ impl Verdict {
         let note = words[told + 1..].join(" ");
         let detail = if note.is_empty() { Value::Null } else { note.into() };
         let passed = words[told] == "PASS";
-        let verdict = Verdict::at_most(name.trim_end_matches(':'), value, unit, limit).with(detail);
-        Some(Verdict { passed, ..verdict })
+        let verdict = BudgetCheck::at_most(name.trim_end_matches(':'), value, unit, limit).with(detail);
+        Some(BudgetCheck { passed, ..verdict })
     }
 }
 
@@ -133,7 +140,7 @@ fn number(value: f64) -> String {
 
 /// Verdicts by the name of their budget, in the order in which they were measured.
 #[derive(Clone, Debug, Default)]
-pub struct Verdicts(pub Vec<(&'static str, Verdict)>);
+pub struct Verdicts(pub Vec<(&'static str, BudgetCheck)>);
 
 impl Verdicts {
     /// Whether all limits were kept.
@@ -168,53 +175,55 @@ mod tests {
     #[test]
     fn an_examples_json_line_is_a_verdict() {
         let line = r#"{"name":"16 decodes, p50","value":41.5,"unit":"us","limit":50,"passed":true,"detail":{"p99":70}}"#;
-        let read = Verdict::read(line).unwrap().unwrap();
-        let expected = Verdict::at_most("16 decodes, p50", 41.5, "us", 50.0).with(json!({"p99": 70}));
+        let read = BudgetCheck::read(line).unwrap().unwrap();
+        let expected = BudgetCheck::at_most("16 decodes, p50", 41.5, "us", 50.0).with(json!({"p99": 70}));
         assert_eq!(read, expected);
         let least =
             r#"{"name":"fill","value":950,"unit":"permille","limit":900,"at_least":true,"passed":true}"#;
-        assert!(Verdict::read(least).unwrap().unwrap().at_least);
+        assert!(BudgetCheck::read(least).unwrap().unwrap().at_least);
         let never = r#"{"name":"restart","value":null,"unit":"s","limit":60,"passed":false}"#;
-        assert_eq!(Verdict::read(never).unwrap().unwrap().value, None);
+        assert_eq!(BudgetCheck::read(never).unwrap().unwrap().value, None);
     }
 
     #[test]
     fn a_json_line_that_lacks_something_is_an_error_and_not_skipped() {
-        let error = Verdict::read(r#"{"name":"x","value":1,"unit":"us","passed":true}"#).unwrap_err();
+        let error = BudgetCheck::read(r#"{"name":"x","value":1,"unit":"us","passed":true}"#).unwrap_err();
         assert!(format!("{error:#}").contains("no `limit`"), "{error:#}");
-        assert!(Verdict::read("{").is_err());
+        assert!(BudgetCheck::read("{").is_err());
     }
 
     #[test]
     fn an_examples_text_line_is_a_verdict_and_other_lines_are_none() {
         let line = "added latency per token, p99           61.20 us   limit   200.00 us   PASS";
-        let expected = Verdict::at_most("added latency per token, p99", 61.2, "us", 200.0);
-        assert_eq!(Verdict::read(line).unwrap(), Some(expected.clone()));
+        let expected = BudgetCheck::at_most("added latency per token, p99", 61.2, "us", 200.0);
+        assert_eq!(BudgetCheck::read(line).unwrap(), Some(expected.clone()));
         let short = "added latency per token, p99: 61.2 us (limit 200) PASS";
-        assert_eq!(Verdict::read(short).unwrap(), Some(expected.clone()));
+        assert_eq!(BudgetCheck::read(short).unwrap(), Some(expected.clone()));
         let noted =
-            Verdict::read("added latency per token, p99 61.2 us limit 200 us PASS  (bare: 3.1 us)").unwrap();
+            BudgetCheck::read("added latency per token, p99 61.2 us limit 200 us PASS  (bare: 3.1 us)")
+                .unwrap();
         assert_eq!(noted, Some(expected.with("bare: 3.1 us".into())));
-        let failed = Verdict::read("memory per stream  40.00 KiB  limit 32.00 KiB  FAIL").unwrap().unwrap();
+        let failed =
+            BudgetCheck::read("memory per stream  40.00 KiB  limit 32.00 KiB  FAIL").unwrap().unwrap();
         assert!(!failed.passed && failed.value == Some(40.0));
         for other in ["", "p50 1.0 us, p99 2.0 us", "PASS", "limit 3 us PASS", "a x us limit 3 us PASS"] {
-            assert_eq!(Verdict::read(other).unwrap(), None, "{other}");
+            assert_eq!(BudgetCheck::read(other).unwrap(), None, "{other}");
         }
     }
 
     #[test]
     fn a_limit_includes_itself_and_nan_keeps_none() {
-        assert!(Verdict::at_most("x", 1.0, "%", 1.0).passed);
-        assert!(!Verdict::at_most("x", 1.01, "%", 1.0).passed);
-        assert!(!Verdict::at_most("x", f64::NAN, "%", 1.0).passed);
+        assert!(BudgetCheck::at_most("x", 1.0, "%", 1.0).passed);
+        assert!(!BudgetCheck::at_most("x", 1.01, "%", 1.0).passed);
+        assert!(!BudgetCheck::at_most("x", f64::NAN, "%", 1.0).passed);
     }
 
     #[test]
     fn one_failure_or_one_missing_value_fails_the_table() {
-        let good = Verdict::at_most("x", 1.0, "us", 2.0);
+        let good = BudgetCheck::at_most("x", 1.0, "us", 2.0);
         let mut verdicts = Verdicts(vec![("a", good)]);
         assert!(verdicts.passed());
-        verdicts.0.push(("b", Verdict::missing("y", "why")));
+        verdicts.0.push(("b", BudgetCheck::missing("y", "why")));
         assert!(!verdicts.passed());
         let table = verdicts.to_string();
         let lines: Vec<_> = table.lines().collect();
@@ -229,7 +238,7 @@ mod tests {
     #[test]
     fn a_lower_bound_that_passes_below_an_upper_one_that_does_not_says_so_and_still_passes() {
         let word = |low, high| {
-            let verdict = Verdict::at_most("x", low, "%", 1.0).of_interval(high);
+            let verdict = BudgetCheck::at_most("x", low, "%", 1.0).of_interval(high);
             let json = verdict.json("a");
             assert_eq!(json["passed"], low <= 1.0, "the exit status is that of the lower bound");
             let verdicts = Verdicts(vec![("a", verdict)]);

@@ -1,10 +1,10 @@
 //! Medians and ranges as text.
 
 use super::super::statistics::cell;
-use super::{Outcome, POLICIES, Runs};
+use super::{POLICIES, PolicyRunFigures, Runs};
 
 /// A figure's name, its decimals, and where it is.
-type Row = (&'static str, usize, fn(&Outcome) -> f64);
+type Row = (&'static str, usize, fn(&PolicyRunFigures) -> f64);
 
 const ROWS: [Row; 11] = [
     ("throughput, output tokens/s", 1, |o| o.throughput),

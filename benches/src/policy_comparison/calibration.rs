@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Load, burst};
-use crate::tenant::{BenchEnv, Device, Tenant};
+use crate::tenant::{BenchEnv, Tenant, TenantDevice};
 
 /// Tokens of a KV block (DESIGN 4).
 const BLOCK_TOKENS: u64 = 16;
@@ -33,7 +33,7 @@ pub struct Calibration {
 pub fn calibrate(world: &BenchEnv, load: Load) -> Result<Calibration> {
     let weights_bytes = weights_bytes(world)?;
     let (memory_bytes, chunk_bytes) = (weights_bytes * 5 / 4 + 256 * MIB, chunk_bytes(weights_bytes));
-    let device = Device { memory_bytes, chunk_bytes, link_bytes_per_s: None };
+    let device = TenantDevice { memory_bytes, chunk_bytes, link_bytes_per_s: None };
     let tenant = Tenant::start(world, "calibration", &load.setup("Recompute", device))?;
     let few = Load { requests: load.concurrency * 2, ..load };
     let report = burst(world, &tenant, few, |_| ())?;
@@ -85,10 +85,10 @@ impl Calibration {
     }
 
     /// A device with KV for hardly more than one request of `context` tokens.
-    pub fn short_device(&self, context: u32, link_bytes_per_s: u64) -> Device {
+    pub fn short_device(&self, context: u32, link_bytes_per_s: u64) -> TenantDevice {
         let blocks = u64::from(context).div_ceil(BLOCK_TOKENS);
         let memory_bytes = self.fixed_bytes + blocks * BLOCK_TOKENS * self.token_bytes + self.chunk_bytes;
-        Device {
+        TenantDevice {
             memory_bytes: memory_bytes.next_multiple_of(self.chunk_bytes.max(MIB)),
             chunk_bytes: self.chunk_bytes,
             link_bytes_per_s: Some(link_bytes_per_s),

@@ -21,7 +21,7 @@ impl Observed {
 
 /// Figures of one run. Times in milliseconds.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct PolicyRunFigures {
     /// Output tokens per second.
     pub throughput: f64,
     /// P99 of the time to the first token, at the client.
@@ -50,8 +50,13 @@ pub struct Outcome {
     pub outputs: Vec<u8>,
 }
 
-impl Outcome {
-    pub(super) fn new(report: &Value, state: &Value, seen: Observed, outputs: Vec<u8>) -> Result<Outcome> {
+impl PolicyRunFigures {
+    pub(super) fn new(
+        report: &Value,
+        state: &Value,
+        seen: Observed,
+        outputs: Vec<u8>,
+    ) -> Result<PolicyRunFigures> {
         let figure = |value: &Value, path: &str| {
             value.pointer(path).and_then(Value::as_f64).with_context(|| format!("no {path} in {value}"))
         };
@@ -61,7 +66,7 @@ impl Outcome {
             let counts = reasons.filter(|event| event["reason"] == reason);
             counts.filter_map(|event| event["count"].as_u64()).sum()
         };
-        Ok(Outcome {
+        Ok(PolicyRunFigures {
             throughput: figure(report, "/output_tokens_per_s")?,
             ttft_p99: figure(report, "/ttft_ms/p99")?,
             delivered_tbt_p99: figure(report, "/tbt_ms/p99")?,
@@ -110,11 +115,12 @@ mod tests {
         let mut seen = Observed::default();
         seen.look(&json!({"remap": {"alpha": 6}, "queue": {"running": 2}}));
         seen.look(&json!({"remap": {"alpha": 1}, "queue": {"running": 3}}));
-        let found = Outcome::new(&report, &json!({"figures": figures}), seen, vec![1]).unwrap().to_json();
+        let found =
+            PolicyRunFigures::new(&report, &json!({"figures": figures}), seen, vec![1]).unwrap().to_json();
         assert_eq!((&found["engine_tbt_p99_ms"], &found["r"]), (&json!(2.0), &json!(7.5)));
         assert_eq!((&found["layers_remapped"], &found["requests_running"]), (&json!(6), &json!(3)));
         assert_eq!((&found["remappings"], &found["remappings_declined"]), (&json!(6), &json!(0)));
-        let error = Outcome::new(&json!({}), &json!({}), seen, vec![]).unwrap_err().to_string();
+        let error = PolicyRunFigures::new(&json!({}), &json!({}), seen, vec![]).unwrap_err().to_string();
         assert!(error.contains("/output_tokens_per_s"), "{error}");
     }
 }

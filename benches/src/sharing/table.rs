@@ -1,11 +1,11 @@
 //! Medians and ranges as text.
 
 use super::super::statistics::cell;
-use super::{Outcome, Runs};
+use super::{Runs, SharingRunFigures};
 use crate::sharing_bench::delays::{Delay, KINDS};
 
 /// A figure's name, its decimals, and where it is.
-type Row = (&'static str, usize, fn(&Outcome) -> f64);
+type Row = (&'static str, usize, fn(&SharingRunFigures) -> f64);
 
 const ROWS: [Row; 10] = [
     ("goodput, output tokens/s", 1, |o| o.goodput),
@@ -29,11 +29,11 @@ pub(super) fn print(runs: &Runs) {
     for (name, digits, figure) in ROWS {
         row(runs, name, digits, figure);
     }
-    let part = |name: &str, which: &str, figure: &dyn Fn(&Outcome) -> f64| {
+    let part = |name: &str, which: &str, figure: &dyn Fn(&SharingRunFigures) -> f64| {
         row(runs, &format!("{name}, {which}"), 2, figure);
     };
     for (at, (name, _)) in KINDS.iter().enumerate() {
-        let delay = |outcome: &Outcome| -> Delay { outcome.delays[at] };
+        let delay = |outcome: &SharingRunFigures| -> Delay { outcome.delays[at] };
         row(runs, &format!("{name}, times"), 0, |o| delay(o).samples as f64);
         part(name, "p50 ms", &|o| delay(o).p50_ms);
         part(name, "p99 ms", &|o| delay(o).p99_ms);
@@ -41,7 +41,7 @@ pub(super) fn print(runs: &Runs) {
 }
 
 /// One figure under all rules; a run that has none counts for nothing.
-fn row(runs: &Runs, name: &str, digits: usize, figure: impl Fn(&Outcome) -> f64) {
+fn row(runs: &Runs, name: &str, digits: usize, figure: impl Fn(&SharingRunFigures) -> f64) {
     print!("{name:<32}");
     for outcomes in &runs.outcomes {
         let samples: Vec<f64> = outcomes.iter().map(&figure).filter(|value| !value.is_nan()).collect();

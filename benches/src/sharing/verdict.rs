@@ -2,7 +2,7 @@
 
 use super::super::report::Verdict;
 use super::super::statistics::middle;
-use super::{FIXED, LRU, MRU, Outcome, Runs, Shape};
+use super::{FIXED, LRU, MRU, Runs, Shape, SharingRunFigures};
 
 /// All verdicts, and whether each holds.
 pub(super) fn all(runs: &[Runs]) -> Vec<Verdict> {
@@ -16,8 +16,9 @@ pub(super) fn all(runs: &[Runs]) -> Vec<Verdict> {
 
 fn premises(runs: &Runs) -> [Verdict; 2] {
     let load = runs.shape.name();
-    let least =
-        |outcomes: &[Outcome], figure: fn(&Outcome) -> u64| outcomes.iter().map(figure).min().unwrap_or(0);
+    let least = |outcomes: &[SharingRunFigures], figure: fn(&SharingRunFigures) -> u64| {
+        outcomes.iter().map(figure).min().unwrap_or(0)
+    };
     let preempted = least(runs.of(FIXED), |outcome| outcome.preempted);
     let lent = least(runs.of(MRU), |outcome| outcome.chunks_lent);
     [
@@ -79,9 +80,9 @@ mod tests {
     use crate::sharing_bench::VictimPolicy;
     use crate::sharing_bench::delays;
 
-    fn outcome(rule: VictimPolicy, goodput: f64) -> Outcome {
+    fn outcome(rule: VictimPolicy, goodput: f64) -> SharingRunFigures {
         let trades = rule != FIXED;
-        Outcome {
+        SharingRunFigures {
             throughput: goodput,
             goodput,
             ttft_p99: 1000.0 / goodput,

@@ -48,7 +48,7 @@ pub enum Shape {
 
 /// Requests to one tenant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stream {
+pub struct RequestStream {
     tenant: usize,
     requests: u32,
     arrivals: Arrivals,
@@ -64,7 +64,7 @@ enum Arrivals {
 }
 
 /// Streams that begin together. The next round begins when all have ended.
-pub type Round = Vec<Stream>;
+pub type Round = Vec<RequestStream>;
 
 impl Shape {
     /// For tables.
@@ -88,7 +88,7 @@ fn alternating(size: Size) -> Vec<Round> {
     let bursts = (0..size.cycles).flat_map(|_| 0..TENANTS.len()).enumerate();
     let burst = |(number, tenant): (usize, usize)| {
         let arrivals = Arrivals::Open(size.requests);
-        vec![Stream { tenant, requests: size.requests, arrivals, seed: number as u32 + 1 }]
+        vec![RequestStream { tenant, requests: size.requests, arrivals, seed: number as u32 + 1 }]
     };
     bursts.map(burst).collect()
 }
@@ -98,14 +98,14 @@ fn skewed(size: Size, setting: &Setting) -> Round {
     // Time enough between them to be asked for memory, which then has to come back: twice that of an answer.
     let step_ns = setting.calibration.compute_ns * setting.calibration.layers;
     let gap_ms = 2 * (u64::from(size.output) * step_ns).div_ceil(1_000_000);
-    let few = |tenant: usize| Stream {
+    let few = |tenant: usize| RequestStream {
         tenant,
         requests: size.cycles,
         arrivals: Arrivals::Every(gap_ms),
         seed: tenant as u32 + 1,
     };
     let rest = size.requests() - 2 * size.cycles;
-    let many = Stream { tenant: 0, requests: rest, arrivals: Arrivals::Open(size.requests), seed: 1 };
+    let many = RequestStream { tenant: 0, requests: rest, arrivals: Arrivals::Open(size.requests), seed: 1 };
     vec![many, few(1), few(2)]
 }
 
@@ -125,7 +125,7 @@ pub fn send(
     rounds.iter().map(&mut send).collect()
 }
 
-impl Stream {
+impl RequestStream {
     fn client(&self, world: &BenchEnv, up: &Up<'_>, setting: &Setting) -> Client {
         let arrivals = match self.arrivals {
             Arrivals::Open(requests) => ["--concurrency".to_owned(), requests.to_string()],

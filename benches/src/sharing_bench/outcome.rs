@@ -32,7 +32,7 @@ impl Observed {
 
 /// Figures of one run over all tenants. Times in milliseconds.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SharingRunFigures {
     /// Output tokens per second.
     pub throughput: f64,
     /// Those of requests that met both objectives.
@@ -61,16 +61,16 @@ pub struct Outcome {
     pub outputs: Vec<Vec<u8>>,
 }
 
-impl Outcome {
+impl SharingRunFigures {
     pub(super) fn read(
         up: &Up<'_>,
         setting: &Setting,
         rounds: &[Vec<ClientReport>],
         mut seen: Observed,
-    ) -> Result<Outcome> {
+    ) -> Result<SharingRunFigures> {
         let states = up.states()?;
         seen.look(&states);
-        Outcome::new(setting, rounds, &states, lent_bytes(up)?, seen)
+        SharingRunFigures::new(setting, rounds, &states, lent_bytes(up)?, seen)
     }
 
     fn new(
@@ -79,13 +79,13 @@ impl Outcome {
         states: &[Value],
         lent_bytes: u64,
         seen: Observed,
-    ) -> Result<Outcome> {
+    ) -> Result<SharingRunFigures> {
         let chunk_bytes = setting.device.chunk_bytes;
         let total = |name: &str| {
             let of = |state| figure(state, &format!("/figures/{name}")).map(|number| number as u64);
             states.iter().map(of).sum::<Result<u64>>()
         };
-        Ok(Outcome {
+        Ok(SharingRunFigures {
             throughput: rate(rounds, "/output_tokens_per_s")?,
             goodput: rate(rounds, "/goodput_tokens_per_s")?,
             ttft_p99: worst(rounds, "/ttft_ms/p99")?,
@@ -175,7 +175,7 @@ mod tests {
         let states = [state.clone(), state];
         let mut seen = Observed::default();
         seen.look(&states);
-        let found = Outcome::new(&setting(), &rounds, &states, 8 << 16, seen).unwrap();
+        let found = SharingRunFigures::new(&setting(), &rounds, &states, 8 << 16, seen).unwrap();
         assert_eq!((found.throughput, found.goodput), (320.0 / 3.0, 160.0 / 3.0));
         assert_eq!((found.ttft_p99, found.tbt_p99), (50.0, 5.0));
         assert_eq!((found.preempted, found.recomputed, found.copied_bytes), (4, 6, 8));

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use clap::{Parser, Subcommand};
 
-use crate::bench::Setup;
+use crate::bench::ProbeOptions;
 use crate::checks;
 
 static VERSION: LazyLock<String> =
@@ -21,7 +21,7 @@ static VERSION: LazyLock<String> =
 /// there is no usable CUDA driver; 4 when there is no such device.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluice-gpu-probe", version = VERSION.as_str(), args_conflicts_with_subcommands = true)]
-pub struct Args {
+pub struct ProbeArgs {
     /// Which of the driver's devices.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: u32,
@@ -60,10 +60,10 @@ pub enum Part {
     },
 }
 
-impl Args {
+impl ProbeArgs {
     /// Returns the parameters of the checks.
-    pub fn setup(&self) -> Setup {
-        Setup { ordinal: self.device, quick: self.quick }
+    pub fn setup(&self) -> ProbeOptions {
+        ProbeOptions { ordinal: self.device, quick: self.quick }
     }
 }
 
@@ -75,12 +75,12 @@ mod tests {
 
     #[test]
     fn command_line_definition_is_valid() {
-        Args::command().debug_assert();
+        ProbeArgs::command().debug_assert();
     }
 
     #[test]
     fn version_names_the_commit() {
-        let version = Args::command().render_version();
+        let version = ProbeArgs::command().render_version();
         assert!(version.starts_with("sluice-gpu-probe 0.1.0 (commit "), "{version}");
     }
 }

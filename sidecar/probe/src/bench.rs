@@ -3,19 +3,19 @@
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::cuda::{Context, Device};
-use crate::driver::Driver;
+use crate::cuda::{Context, CudaDevice};
+use crate::driver::CudaDriver;
 
 /// Options of the command line. Child processes of the probe get the same.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct ProbeOptions {
     /// Index of the device in the driver.
     pub ordinal: u32,
     /// Fewer samples and smaller sizes.
     pub quick: bool,
 }
 
-impl Setup {
+impl ProbeOptions {
     /// Returns `quick` with `--quick`, else `full`.
     pub fn pick<T>(self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
@@ -26,17 +26,17 @@ impl Setup {
 #[derive(Debug)]
 pub struct Bench {
     /// Options of the command line.
-    pub setup: Setup,
+    pub setup: ProbeOptions,
     /// The device.
-    pub device: Device,
+    pub device: CudaDevice,
     /// The context.
     pub context: Context,
 }
 
 impl Bench {
     /// Opens the driver and creates a context.
-    pub fn open(setup: Setup) -> Result<Bench, Error> {
-        let device = Device::open(Driver::open()?, setup.ordinal)?;
+    pub fn open(setup: ProbeOptions) -> Result<Bench, Error> {
+        let device = CudaDevice::open(CudaDriver::open()?, setup.ordinal)?;
         let context = Context::new(device)?;
         Ok(Bench { setup, device, context })
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::ParentPipe;
 use crate::report::Answer;
 use crate::results::Findings;
@@ -52,7 +52,7 @@ pub const ALL: &[Check] = &[
 ];
 
 /// The work of a child process of a check.
-pub type Role = fn(Setup, &ParentPipe) -> Result<(), Error>;
+pub type Role = fn(ProbeOptions, &ParentPipe) -> Result<(), Error>;
 
 /// Roles of child processes, by name.
 pub const ROLES: &[(&str, Role)] =

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::Error;
-use crate::bench::Setup;
+use crate::bench::ProbeOptions;
 use crate::channel::Channel;
 
 /// Default time limit for the other process's next message.
@@ -24,12 +24,16 @@ pub struct ChildProcess {
 
 impl ChildProcess {
     /// Starts this program as `role`.
-    pub fn start(setup: Setup, role: &str) -> Result<ChildProcess, Error> {
+    pub fn start(setup: ProbeOptions, role: &str) -> Result<ChildProcess, Error> {
         ChildProcess::start_with(setup, role, &[])
     }
 
     /// Like [`ChildProcess::start`], with these environment variables, which override those of every child process.
-    pub fn start_with(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Result<ChildProcess, Error> {
+    pub fn start_with(
+        setup: ProbeOptions,
+        role: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<ChildProcess, Error> {
         let (channel, theirs) = Channel::pair()?;
         let mut command = command(setup, role, environment);
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn();
@@ -111,7 +115,7 @@ impl ChildProcess {
 }
 
 /// Returns the command of this program as `role`. The caller's variables override the defaults.
-fn command(setup: Setup, role: &str, environment: &[(&str, &str)]) -> Command {
+fn command(setup: ProbeOptions, role: &str, environment: &[(&str, &str)]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(["child", role, "--device", &setup.ordinal.to_string()]);
     command.args(setup.quick.then_some("--quick"));
@@ -179,7 +183,7 @@ mod tests {
     #[test]
     fn given_variables_override_defaults() {
         let value = |environment: &[(&str, &str)]| {
-            let command = command(Setup { ordinal: 0, quick: true }, "context", environment);
+            let command = command(ProbeOptions { ordinal: 0, quick: true }, "context", environment);
             let mut all = command.get_envs();
             let found = all.find(|(name, _)| *name == "CUDA_MODULE_LOADING").and_then(|(_, value)| value);
             found.map(|value| value.to_string_lossy().into_owned())

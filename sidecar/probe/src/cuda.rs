@@ -10,13 +10,13 @@ pub mod memory;
 pub mod stream;
 
 pub use context::{Context, MemoryInfo};
-pub use device::Device;
+pub use device::CudaDevice;
 pub use graph::{ExecGraph, GraphBuilder};
 pub use host::HostMemory;
 pub use kernels::Kernels;
-pub use launch::{Argument, Function, Grid, Launch, Module};
+pub use launch::{Argument, Function, Grid, KernelLaunch, Module};
 pub use memory::{Buffer, Handle, Range};
-pub use stream::{Event, Stream};
+pub use stream::{CudaEvent, CudaStream};
 
 /// An address in the device's address space.
 pub type Address = u64;

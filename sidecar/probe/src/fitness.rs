@@ -9,7 +9,7 @@ use sluice_policy::closed_form::Alike;
 
 use crate::checks::link;
 use crate::layouts;
-use crate::models::{self, Model};
+use crate::models::{self, ModelShape};
 use crate::report::{Answer, CheckResult, DeviceFacts};
 
 /// Whether a machine is fit.
@@ -90,7 +90,7 @@ pub fn expect([link, device]: [f64; 2], memory_bytes: u64) -> Vec<Expectation> {
     models::ALL.iter().map(|model| of_model(model, [link, device], memory_bytes)).collect()
 }
 
-fn of_model(model: &Model, [link, device]: [f64; 2], memory_bytes: u64) -> Expectation {
+fn of_model(model: &ModelShape, [link, device]: [f64; 2], memory_bytes: u64) -> Expectation {
     let ns = |rate: f64| (model.layer_bytes as f64 / rate).round().max(1.0);
     let (transfer, compute) = (ns(link), ns(device));
     let alike = Alike { layers: model.layers, compute_ns: compute as u64, transfer_ns: transfer as u64 };

@@ -5,7 +5,7 @@ const HALF: u64 = 2;
 
 /// A decoder of identical layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelShape {
     /// Name of the model.
     pub name: &'static str,
     /// n: number of layers.
@@ -16,7 +16,7 @@ pub struct Model {
     pub global_bytes: u64,
 }
 
-impl Model {
+impl ModelShape {
     /// Returns the bytes of all weights.
     pub const fn bytes(&self) -> u64 {
         self.layers as u64 * self.layer_bytes + self.global_bytes
@@ -24,25 +24,25 @@ impl Model {
 }
 
 /// Returns an OPT model: full attention, two matrices of four times the width, one table for input and output.
-const fn opt(name: &'static str, layers: u16, width: u64) -> Model {
+const fn opt(name: &'static str, layers: u16, width: u64) -> ModelShape {
     let layer_bytes = HALF * (4 * width * width + 2 * width * 4 * width);
-    Model { name, layers, layer_bytes, global_bytes: HALF * 50_272 * width }
+    ModelShape { name, layers, layer_bytes, global_bytes: HALF * 50_272 * width }
 }
 
 /// Returns a Llama model: keys and values of `kv` numbers, a gated network of `ffn`, separate tables for input and
 /// output.
-const fn llama(name: &'static str, layers: u16, [width, kv, ffn, vocab]: [u64; 4]) -> Model {
+const fn llama(name: &'static str, layers: u16, [width, kv, ffn, vocab]: [u64; 4]) -> ModelShape {
     let layer_bytes = HALF * (2 * width * width + 2 * width * kv + 3 * width * ffn);
-    Model { name, layers, layer_bytes, global_bytes: HALF * 2 * vocab * width }
+    ModelShape { name, layers, layer_bytes, global_bytes: HALF * 2 * vocab * width }
 }
 
 /// Llama-3-8B.
-pub const LLAMA_3_8B: Model = llama("Llama-3-8B", 32, [4096, 1024, 14_336, 128_256]);
+pub const LLAMA_3_8B: ModelShape = llama("Llama-3-8B", 32, [4096, 1024, 14_336, 128_256]);
 /// OPT-13B.
-pub const OPT_13B: Model = opt("OPT-13B", 40, 5120);
+pub const OPT_13B: ModelShape = opt("OPT-13B", 40, 5120);
 
 /// All models.
-pub const ALL: [Model; 6] = [
+pub const ALL: [ModelShape; 6] = [
     LLAMA_3_8B,
     llama("Llama-3-70B", 80, [8192, 1024, 28_672, 128_256]),
     llama("Llama-2-13B", 40, [5120, 5120, 13_824, 32_000]),

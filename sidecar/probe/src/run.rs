@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use crate::Error;
-use crate::args::{Args, Part};
-use crate::bench::{Bench, Setup};
+use crate::args::{Part, ProbeArgs};
+use crate::bench::{Bench, ProbeOptions};
 use crate::checks::{self, Check};
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::Device;
-use crate::driver::Driver;
+use crate::cuda::CudaDevice;
+use crate::driver::CudaDriver;
 use crate::fitness;
 use crate::machine::{self, Machine};
 use crate::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
@@ -32,9 +32,9 @@ const FULL: Duration = Duration::from_secs(450);
 const CHECK_ROLE_PREFIX: &str = "row/";
 
 /// Runs the program.
-pub fn main(args: &Args) -> ExitCode {
+pub fn main(args: &ProbeArgs) -> ExitCode {
     if let Some(Part::Child { role, device, quick }) = &args.part {
-        return exit_code(child(role, Setup { ordinal: *device, quick: *quick }).map_err(Into::into));
+        return exit_code(child(role, ProbeOptions { ordinal: *device, quick: *quick }).map_err(Into::into));
     }
     if args.list {
         return exit_code(print(&list()).map(|()| ExitCode::SUCCESS));
@@ -70,9 +70,9 @@ fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-fn probe(args: &Args) -> anyhow::Result<ProbeReport> {
+fn probe(args: &ProbeArgs) -> anyhow::Result<ProbeReport> {
     let (date, setup) = (machine::now(), args.setup());
-    let device = facts(Device::open(Driver::open()?, args.device)?)?;
+    let device = facts(CudaDevice::open(CudaDriver::open()?, args.device)?)?;
     eprintln!("{}, CUDA {}", device.name, device.cuda);
     let deadline = Instant::now() + setup.pick(QUICK, FULL);
     let mut rows: Vec<CheckResult> =
@@ -105,14 +105,14 @@ fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
 }
 
 /// Returns the chosen checks, those that decide fitness first, because a slow device may exceed the time limit.
-fn selected_checks(args: &Args) -> Vec<&'static Check> {
+fn selected_checks(args: &ProbeArgs) -> Vec<&'static Check> {
     let wanted = |question: &&Check| args.only.is_empty() || args.only.contains(&question.id);
     let mut chosen: Vec<_> = checks::ALL.iter().filter(wanted).collect();
     chosen.sort_by_key(|question| (!fitness::DECIDE.contains(&question.name), question.id));
     chosen
 }
 
-fn facts(device: Device) -> Result<DeviceFacts, Error> {
+fn facts(device: CudaDevice) -> Result<DeviceFacts, Error> {
     Ok(DeviceFacts {
         name: device.name()?,
         uuid: device.uuid()?,
@@ -126,7 +126,7 @@ fn facts(device: Device) -> Result<DeviceFacts, Error> {
 }
 
 /// Runs one check. Returns a result even if its process crashes.
-fn check_result(setup: Setup, question: &Check, deadline: Instant) -> CheckResult {
+fn check_result(setup: ProbeOptions, question: &Check, deadline: Instant) -> CheckResult {
     let start = Instant::now();
     eprintln!("{} {}: {}", question.id, question.name, question.text);
     let limit = question.limit.min(deadline.saturating_duration_since(start));
@@ -147,7 +147,7 @@ fn check_result(setup: Setup, question: &Check, deadline: Instant) -> CheckResul
 
 /// Runs a check in a child process and returns its answer. Findings are added to `row` as they arrive, so they are kept
 /// if the process crashes.
-fn run_in_child(setup: Setup, limit: Duration, row: &mut CheckResult) -> Result<Answer, Error> {
+fn run_in_child(setup: ProbeOptions, limit: Duration, row: &mut CheckResult) -> Result<Answer, Error> {
     if limit.is_zero() {
         return Err(Error::Timeout {
             what: "the questions before it".into(),
@@ -194,7 +194,7 @@ fn timeout_or(error: Error, until: Instant, limit: Duration) -> Error {
 }
 
 /// Runs a child process of the probe.
-fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
+fn child(role: &str, setup: ProbeOptions) -> Result<ExitCode, Error> {
     let parent = ParentPipe::open()?;
     let asks = role.strip_prefix(CHECK_ROLE_PREFIX).and_then(|id| checks::parse_id(id).ok());
     if let Some(id) = asks {
@@ -207,7 +207,7 @@ fn child(role: &str, setup: Setup) -> Result<ExitCode, Error> {
 }
 
 /// Runs a check and sends its answer before the context is dropped, which may hang after a device fault.
-fn run_check(setup: Setup, question: &Check, parent: &ParentPipe) -> Result<(), Error> {
+fn run_check(setup: ProbeOptions, question: &Check, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup);
     let answer = bench.as_ref().map_err(Answer::unknown).and_then(|bench| {
         let needed = bench.need(setup.pick(question.quick_mib, question.mib));
@@ -219,7 +219,7 @@ fn run_check(setup: Setup, question: &Check, parent: &ParentPipe) -> Result<(), 
 
 /// Writes the report to the requested places. The text is written first, so it is not lost if the file cannot be
 /// written.
-fn publish(args: &Args, report: &ProbeReport) -> anyhow::Result<ExitCode> {
+fn publish(args: &ProbeArgs, report: &ProbeReport) -> anyhow::Result<ExitCode> {
     let stdout = Path::new("-");
     match args.json.as_deref() {
         Some(path) if path == stdout => print(&report.json())?,

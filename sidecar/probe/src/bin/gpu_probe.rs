@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use sluice_probe::args::Args;
+use sluice_probe::args::ProbeArgs;
 
 fn main() -> ExitCode {
-    sluice_probe::run::main(&Args::parse())
+    sluice_probe::run::main(&ProbeArgs::parse())
 }

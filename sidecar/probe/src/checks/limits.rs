@@ -9,7 +9,7 @@ use super::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
-use crate::cuda::{Handle, HostMemory, Range, Stream};
+use crate::cuda::{CudaStream, Handle, HostMemory, Range};
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
@@ -106,7 +106,7 @@ fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
 /// One stream writes a word, another one waits for it.
 fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
     const WORD: u64 = 0x1_0000_0001;
-    let (writer, waiter) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
+    let (writer, waiter) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     writer.write_value(page.address()?, WORD)?;
     writer.finish_within(AT_ONCE)?;
     waiter.wait_value(page.address()?, WORD)?;

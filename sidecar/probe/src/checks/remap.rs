@@ -15,7 +15,7 @@ use super::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::layouts;
-use crate::models::{self, Model};
+use crate::models::{self, ModelShape};
 use crate::numa;
 use crate::report::Answer;
 use crate::results::Findings;
@@ -75,7 +75,7 @@ struct Layer {
 }
 
 impl Study<'_, '_> {
-    fn model(&mut self, bench: &Bench, model: &Model) -> Result<(), Error> {
+    fn model(&mut self, bench: &Bench, model: &ModelShape) -> Result<(), Error> {
         let bytes = layer_bytes(bench, model)?;
         let mut decode = Decode::new(bench, model.layers, bytes)?;
         let copies = decode.isolated_copies()?;
@@ -101,7 +101,7 @@ impl Study<'_, '_> {
     fn regime(
         &mut self,
         bench: &Bench,
-        model: &Model,
+        model: &ModelShape,
         decode: &mut Decode,
         (reads, transfer): (u32, f64),
     ) -> Result<f64, Error> {
@@ -135,24 +135,30 @@ impl Study<'_, '_> {
     }
 
     /// Compares measured tokens with the model: `base` is the time with all layers resident, in nanoseconds.
-    fn compare_tokens(&mut self, model: &Model, name: &str, tokens: &[f64], (base, expected): (f64, f64)) {
+    fn compare_tokens(
+        &mut self,
+        model: &ModelShape,
+        name: &str,
+        tokens: &[f64],
+        (base, expected): (f64, f64),
+    ) {
         let stalls: Vec<f64> = tokens.iter().map(|token| (token - base) / 1000.0).collect();
         self.figure(model, &format!("{name}: stall"), &stalls);
         self.figure(model, &format!("{name}: expected"), &[expected / 1000.0]);
         self.compare(model, name, mean(tokens), base + expected);
     }
 
-    fn figure(&mut self, model: &Model, what: &str, us: &[f64]) {
+    fn figure(&mut self, model: &ModelShape, what: &str, us: &[f64]) {
         self.findings.figures.push(Figure::of(format!("{} {what}", model.name), "us", us));
     }
 
-    fn verified(&mut self, model: &Model, name: &str, wrong: u64) {
+    fn verified(&mut self, model: &ModelShape, name: &str, wrong: u64) {
         if wrong > 0 {
             self.deviations.push(format!("{} {name}: {wrong} tags were not those of the layer", model.name));
         }
     }
 
-    fn compare(&mut self, model: &Model, what: &str, measured: f64, expected: f64) {
+    fn compare(&mut self, model: &ModelShape, what: &str, measured: f64, expected: f64) {
         if differs(measured, expected) {
             let (name, ours, theirs) = (model.name, measured / 1000.0, expected / 1000.0);
             self.deviations.push(format!("{name} {what}: a token took {ours:.0} us in place of {theirs:.0}"));
@@ -161,7 +167,7 @@ impl Study<'_, '_> {
 }
 
 /// Returns the bytes of the model's layers, or less with `--quick`.
-fn layer_bytes(bench: &Bench, model: &Model) -> Result<u64, Error> {
+fn layer_bytes(bench: &Bench, model: &ModelShape) -> Result<u64, Error> {
     const LEAST: u64 = 2 << 20;
     let small = (bench.context.memory()?.free / 256).clamp(LEAST, 128 << 20) / LEAST * LEAST;
     Ok(bench.setup.pick(small.min(model.layer_bytes), model.layer_bytes))

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
 use crate::cuda::memory::granularity;
-use crate::cuda::{Buffer, Handle, HostMemory, Kernels, Range, Stream};
+use crate::cuda::{Buffer, CudaStream, Handle, HostMemory, Kernels, Range};
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::Figure;
@@ -70,7 +70,7 @@ fn answer(wrong: u64, late: &[&str]) -> Answer {
 /// Each process writes what the other one reads. Returns the number of wrong words.
 fn same_bytes(bench: &Bench, peer: &mut ChildProcess, bytes: u64) -> Result<u64, Error> {
     let context = &bench.context;
-    let (stream, kernels) = (Stream::new(context)?, Kernels::load(context)?);
+    let (stream, kernels) = (CudaStream::new(context)?, Kernels::load(context)?);
     let handle = Handle::create(context, bytes)?;
     let mut range = Range::reserve(context, bytes)?;
     range.remap(0, &handle)?;
@@ -98,7 +98,7 @@ pub(super) fn wrong_words(
     bytes: u64,
     value: u64,
 ) -> Result<u64, Error> {
-    let (stream, count) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
+    let (stream, count) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
     let host = HostMemory::registered(&bench.context, 4096)?;
     stream.fill(count.at(0), 0, 8)?;
     kernels.compare(&stream, range.at(0), (bytes / 8, value), count.at(0))?;

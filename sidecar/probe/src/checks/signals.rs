@@ -7,7 +7,7 @@ use super::{Check, Role};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
-use crate::cuda::{GraphBuilder, Kernels, Stream};
+use crate::cuda::{CudaStream, GraphBuilder, Kernels};
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
@@ -123,7 +123,7 @@ fn signals(
     bench.progress(&format!("signals by {}{beside}", way.name()));
     let mut pair = Pair::start(bench)?;
     let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
-    let stream = Stream::new(&bench.context)?;
+    let stream = CudaStream::new(&bench.context)?;
     let stream_limit = samples + 1;
     let mut times = [Vec::new(), Vec::new()];
     for value in 1..2 * stream_limit {
@@ -141,7 +141,7 @@ fn signals(
 }
 
 /// Measures one signal. Returns the microseconds from the write of the word, by `stream` or else by the CPU.
-fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&Stream>) -> Result<f64, Error> {
+fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&CudaStream>) -> Result<f64, Error> {
     let (word, wanted) = way.target(value);
     pair.page.set(SEEN, 0);
     pair.request(&WaiterCommand::Arm { way, value })?;
@@ -180,7 +180,7 @@ fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<
 /// Measures, for comparison, the time from a kernel launch until its first write is visible in this process.
 fn launches(bench: &Bench) -> Result<Figure, Error> {
     let kernels = Kernels::load(&bench.context)?;
-    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
+    let (page, stream) = (SignalPage::new(&bench.context)?, CudaStream::new(&bench.context)?);
     let mut times = Vec::new();
     for _ in 0..=bench.setup.pick(10, 200) {
         page.set(STARTED, 0);
@@ -195,7 +195,7 @@ fn launches(bench: &Bench) -> Result<Figure, Error> {
 
 /// Tests whether a stream's wait can be captured.
 fn captured(bench: &Bench) -> Result<(), Error> {
-    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
+    let (page, stream) = (SignalPage::new(&bench.context)?, CudaStream::new(&bench.context)?);
     let chain = GraphBuilder::capture(&stream, |stream| stream.wait_value(page.address(STARTED), 1))?;
     let ready = chain.instantiate()?;
     ready.launch(&stream)?;

@@ -5,18 +5,18 @@ use std::ffi::{CStr, c_char, c_int};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
 use crate::Error;
-use crate::driver::{Driver, call};
+use crate::driver::{CudaDriver, call};
 
 /// One device.
 #[derive(Clone, Copy, Debug)]
-pub struct Device {
-    driver: Driver,
+pub struct CudaDevice {
+    driver: CudaDriver,
     raw: sys::CUdevice,
 }
 
-impl Device {
+impl CudaDevice {
     /// Opens the device with this index in the driver.
-    pub fn open(driver: Driver, ordinal: u32) -> Result<Device, Error> {
+    pub fn open(driver: CudaDriver, ordinal: u32) -> Result<CudaDevice, Error> {
         let seen = driver.devices()?;
         if ordinal >= seen {
             return Err(Error::NoDevice { asked: ordinal, seen });
@@ -24,11 +24,11 @@ impl Device {
         let mut raw = 0;
         // SAFETY: writes one integer.
         unsafe { call!(cuDeviceGet(&mut raw, ordinal as c_int)) }?;
-        Ok(Device { driver, raw })
+        Ok(CudaDevice { driver, raw })
     }
 
     /// Returns the driver.
-    pub fn driver(&self) -> Driver {
+    pub fn driver(&self) -> CudaDriver {
         self.driver
     }
 

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType, CUstreamCaptureMode, CUstreamWaitValue_flags,
 };
 
-use super::{Address, Context, Launch, Stream};
+use super::{Address, Context, CudaStream, KernelLaunch};
 use crate::Error;
 use crate::driver::call;
 
@@ -57,7 +57,7 @@ pub struct GraphBuilder {
 
 /// A node of a [`GraphBuilder`], which can be changed in the [`ExecGraph`] made from it.
 #[derive(Clone, Copy, Debug)]
-pub struct Node(sys::CUgraphNode);
+pub struct GraphNode(sys::CUgraphNode);
 
 /// A graph that can be launched.
 #[derive(Debug)]
@@ -83,8 +83,8 @@ impl GraphBuilder {
 
     /// Captures the work that `work` queues on the stream into a graph; the work does not run.
     pub fn capture(
-        stream: &Stream,
-        work: impl FnOnce(&Stream) -> Result<(), Error>,
+        stream: &CudaStream,
+        work: impl FnOnce(&CudaStream) -> Result<(), Error>,
     ) -> Result<GraphBuilder, Error> {
         let driver = stream.context().device().driver();
         CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
@@ -103,7 +103,7 @@ impl GraphBuilder {
     }
 
     /// Adds a node with these operations, in order.
-    pub fn words(&mut self, words: &[MemOp]) -> Result<Node, Error> {
+    pub fn words(&mut self, words: &[MemOp]) -> Result<GraphNode, Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.context, &mut operations);
         let (before, count) = self.before();
@@ -111,11 +111,11 @@ impl GraphBuilder {
         // SAFETY: writes one pointer; reads the parameters, their list, which the driver copies, and at most one node.
         unsafe { call!(cuGraphAddBatchMemOpNode(&mut node, self.raw, before, count, &parameters)) }?;
         self.last = Some(node);
-        Ok(Node(node))
+        Ok(GraphNode(node))
     }
 
     /// Adds a kernel.
-    pub fn kernel(&mut self, launch: &Launch<'_>) -> Result<Node, Error> {
+    pub fn kernel(&mut self, launch: &KernelLaunch<'_>) -> Result<GraphNode, Error> {
         let mut values: Vec<u64> = launch.arguments.iter().map(|argument| argument.bits()).collect();
         let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
         let parameters = kernel(launch, &mut places);
@@ -124,7 +124,7 @@ impl GraphBuilder {
         // SAFETY: as in `words`; a `Launch` has the arguments of its kernel, which the driver copies.
         unsafe { call!(cuGraphAddKernelNode_v2(&mut node, self.raw, before, count, &parameters)) }?;
         self.last = Some(node);
-        Ok(Node(node))
+        Ok(GraphNode(node))
     }
 
     /// Instantiates the graph for launches.
@@ -150,7 +150,7 @@ impl Drop for GraphBuilder {
 
 impl ExecGraph {
     /// Changes a node's operations from the next launch on.
-    pub fn set_node(&self, node: Node, words: &[MemOp]) -> Result<(), Error> {
+    pub fn set_node(&self, node: GraphNode, words: &[MemOp]) -> Result<(), Error> {
         let mut operations: Vec<_> = words.iter().map(|word| word.operation()).collect();
         let parameters = batch(&self.chain.context, &mut operations);
         // SAFETY: the node belongs to the chain, which exists; the driver copies the parameters and their list.
@@ -158,7 +158,7 @@ impl ExecGraph {
     }
 
     /// Queues the graph on the stream.
-    pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
+    pub fn launch(&self, stream: &CudaStream) -> Result<(), Error> {
         // SAFETY: graph and stream exist; the driver keeps the resources of a running launch.
         unsafe { call!(cuGraphLaunch(self.raw, stream.raw())) }
     }
@@ -205,7 +205,7 @@ fn batch(context: &Context, operations: &mut [CUstreamBatchMemOpParams]) -> CUDA
     }
 }
 
-fn kernel(launch: &Launch<'_>, places: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
+fn kernel(launch: &KernelLaunch<'_>, places: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
     let ([x, y, z], [a, b, c]) = (launch.grid.blocks, launch.grid.threads);
     CUDA_KERNEL_NODE_PARAMS {
         func: launch.function.raw(),

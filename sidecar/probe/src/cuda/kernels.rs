@@ -3,7 +3,7 @@
 
 use std::ffi::CString;
 
-use super::{Address, Argument, Buffer, Context, Function, Grid, Launch, Module, Stream};
+use super::{Address, Argument, Buffer, Context, CudaStream, Function, Grid, KernelLaunch, Module};
 use crate::Error;
 
 /// Output of `cargo xtask kernels` for `cuda/probe.cu`; the driver compiles it for its device.
@@ -62,12 +62,12 @@ impl Kernels {
     }
 
     /// Keeps one thread of the device busy for `ns` nanoseconds.
-    pub fn spin(&self, stream: &Stream, ns: u64) -> Result<(), Error> {
+    pub fn spin(&self, stream: &CudaStream, ns: u64) -> Result<(), Error> {
         run(stream, &self.spin, Grid::line(1, 1), &[Argument::U64(ns)])
     }
 
     /// Reads `bytes` bytes (a multiple of 16) once.
-    pub fn read(&self, stream: &Stream, from: Address, bytes: u64) -> Result<(), Error> {
+    pub fn read(&self, stream: &CudaStream, from: Address, bytes: u64) -> Result<(), Error> {
         let arguments =
             [Argument::Address(from), Argument::U64(bytes / 16), Argument::Address(self.sums.at(0))];
         run(stream, &self.read, self.wide(), &arguments)
@@ -77,7 +77,7 @@ impl Kernels {
     ///
     /// # Panics
     /// If `n` is not a multiple of 64.
-    pub fn product(&self, stream: &Stream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
+    pub fn product(&self, stream: &CudaStream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
         assert!(n.is_multiple_of(TILE), "a matrix consists of whole tiles");
         let tiles = u32::try_from(n / TILE).expect("a matrix fits a device");
         let [a, b, c] = matrices.map(Argument::Address);
@@ -86,7 +86,7 @@ impl Kernels {
     }
 
     /// Writes `value`, `value + 1`, ... into `words` words of 64 bits.
-    pub fn write(&self, stream: &Stream, to: Address, words: u64, value: u64) -> Result<(), Error> {
+    pub fn write(&self, stream: &CudaStream, to: Address, words: u64, value: u64) -> Result<(), Error> {
         let arguments = [Argument::Address(to), Argument::U64(words), Argument::U64(value)];
         run(stream, &self.write, self.wide(), &arguments)
     }
@@ -95,7 +95,7 @@ impl Kernels {
     /// [`Kernels::write`].
     pub fn compare(
         &self,
-        stream: &Stream,
+        stream: &CudaStream,
         from: Address,
         (words, value): (u64, u64),
         wrong: Address,
@@ -105,29 +105,29 @@ impl Kernels {
     }
 
     /// Waits on the device until a flag reaches the counter.
-    pub fn await_flag(&self, stream: &Stream, order: FlagWait) -> Result<(), Error> {
-        let Launch { function, grid, arguments } = self.await_node(order);
+    pub fn await_flag(&self, stream: &CudaStream, order: FlagWait) -> Result<(), Error> {
+        let KernelLaunch { function, grid, arguments } = self.await_node(order);
         run(stream, function, grid, &arguments)
     }
 
     /// Returns the launch of [`Kernels::await_flag`] for a graph.
-    pub fn await_node(&self, order: FlagWait) -> Launch<'_> {
+    pub fn await_node(&self, order: FlagWait) -> KernelLaunch<'_> {
         let FlagWait { flag, counter, bump, limit_ns, timed_out: gave_up } = order;
         let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
         let arguments = vec![flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
-        Launch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }
+        KernelLaunch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }
     }
 
     /// Writes `value` to one word with one thread: the minimal kernel.
-    pub fn mark(&self, stream: &Stream, word: Address, value: u64) -> Result<(), Error> {
-        let Launch { function, grid, arguments } = self.mark_node(word, value);
+    pub fn mark(&self, stream: &CudaStream, word: Address, value: u64) -> Result<(), Error> {
+        let KernelLaunch { function, grid, arguments } = self.mark_node(word, value);
         run(stream, function, grid, &arguments)
     }
 
     /// Returns the launch of [`Kernels::mark`] for a graph.
-    pub fn mark_node(&self, word: Address, value: u64) -> Launch<'_> {
+    pub fn mark_node(&self, word: Address, value: u64) -> KernelLaunch<'_> {
         let arguments = vec![Argument::Address(word), Argument::U64(1), Argument::U64(value)];
-        Launch { function: &self.write, grid: Grid::line(1, 1), arguments }
+        KernelLaunch { function: &self.write, grid: Grid::line(1, 1), arguments }
     }
 
     fn wide(&self) -> Grid {
@@ -135,7 +135,7 @@ impl Kernels {
     }
 }
 
-fn run(stream: &Stream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
+fn run(stream: &CudaStream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
     // SAFETY: each caller above passes the arguments of its kernel in `cuda/probe.cu`; the kernels write only device
     // memory, or words of `HostMemory`, which are atomics.
     unsafe { stream.launch(function, grid, arguments) }

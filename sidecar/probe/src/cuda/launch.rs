@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use cudarc::driver::sys;
 
-use super::{Address, Context, Stream};
+use super::{Address, Context, CudaStream};
 use crate::Error;
 use crate::driver::call;
 
@@ -31,7 +31,7 @@ pub struct Function {
 
 /// A kernel and its arguments, made by `Kernels` for a graph: their number, order and types match the kernel.
 #[derive(Debug)]
-pub struct Launch<'a> {
+pub struct KernelLaunch<'a> {
     pub(super) function: &'a Function,
     pub(super) grid: Grid,
     pub(super) arguments: Vec<Argument>,
@@ -96,7 +96,7 @@ impl Function {
     }
 }
 
-impl Stream {
+impl CudaStream {
     /// Queues `function` on the stream.
     ///
     /// # Safety

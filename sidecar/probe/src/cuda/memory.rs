@@ -10,18 +10,18 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
-use super::{Address, Context, Device};
+use super::{Address, Context, CudaDevice};
 use crate::Error;
 use crate::driver::call;
 
 /// The only handle type that the probe exports.
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-fn location(device: Device) -> CUmemLocation {
+fn location(device: CudaDevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.raw() }
 }
 
-fn properties(device: Device, handles: CUmemAllocationHandleType) -> CUmemAllocationProp {
+fn properties(device: CudaDevice, handles: CUmemAllocationHandleType) -> CUmemAllocationProp {
     CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         requestedHandleTypes: handles,
@@ -37,7 +37,7 @@ fn properties(device: Device, handles: CUmemAllocationHandleType) -> CUmemAlloca
 }
 
 /// Returns the granularity: every handle's size is a multiple of it, in bytes.
-pub fn granularity(device: Device) -> Result<u64, Error> {
+pub fn granularity(device: CudaDevice) -> Result<u64, Error> {
     let (mut bytes, wanted) = (0, properties(device, FD));
     let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: reads the properties and writes one integer.

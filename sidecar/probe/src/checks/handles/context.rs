@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::cublas;
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::checks::Role;
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::{Buffer, Kernels, Stream};
+use crate::cuda::{Buffer, CudaStream, Kernels};
 use crate::results::Findings;
 use crate::statistics::Figure;
 
@@ -67,14 +67,14 @@ fn measure_memory(bench: &Bench, loading: &str, mib: &mut [Vec<f64>; 3]) -> Resu
     peer.stop().map(|()| None)
 }
 
-fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let say = |stage: Stage| -> Result<(), Error> {
         parent.send(&stage, &[])?;
         parent.recv::<()>().map(|_| ())
     };
     let bench = Bench::open(setup)?;
     say(Stage::Context)?;
-    let (kernels, stream) = (Kernels::load(&bench.context)?, Stream::new(&bench.context)?);
+    let (kernels, stream) = (Kernels::load(&bench.context)?, CudaStream::new(&bench.context)?);
     let words = Buffer::new(&bench.context, 4096)?;
     // The driver may load code only when it is used.
     kernels.write(&stream, words.at(0), 512, 1)?;

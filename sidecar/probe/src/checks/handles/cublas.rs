@@ -5,7 +5,7 @@ use std::ptr;
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cublasStatus_t, cudaDataType};
 
 use crate::Error;
-use crate::cuda::{Buffer, Context, Stream};
+use crate::cuda::{Buffer, Context, CudaStream};
 
 /// Rows and columns of the matrices.
 const SIDE: u64 = 256;
@@ -50,7 +50,7 @@ impl Cublas {
 
     fn product(&self, context: &Context) -> Result<(), String> {
         let words = |error: Error| error.to_string();
-        let stream = Stream::new(context).map_err(words)?;
+        let stream = CudaStream::new(context).map_err(words)?;
         let matrices = Buffer::new(context, 3 * SIDE * SIDE * 4).map_err(words)?;
         stream.fill(matrices.at(0), 0, matrices.bytes()).map_err(words)?;
         let [a, b, c] = [0, 1, 2].map(|index| matrices.at(index * SIDE * SIDE * 4));

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CHUNK, CHUNKS, handles, remap_all, unmap_all};
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::checks::Role;
 use crate::child_process::ParentPipe;
 use crate::cuda::{Handle, Range};
@@ -25,7 +25,7 @@ pub enum ExporterCommand {
     HandOver,
 }
 
-fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup)?;
     let mut range = Range::reserve(&bench.context, CHUNKS * CHUNK)?;
     let mut held: Vec<Handle> = Vec::new();

@@ -8,7 +8,7 @@ use sluice_policy::step_model::Layout;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
-use crate::cuda::{Address, Buffer, Event, Handle, HostMemory, Kernels, Range, Stream};
+use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
 
 /// A model's layers, represented by their bytes.
 pub struct Decode {
@@ -19,8 +19,8 @@ pub struct Decode {
     /// Number of timed copies of one layer.
     copies_alone: usize,
     kernels: Kernels,
-    compute: Stream,
-    copies: Stream,
+    compute: CudaStream,
+    copies: CudaStream,
     resident: Buffer,
     /// One address per layer. A moving layer's address is backed by its slot, so no pointer changes.
     addresses: Range,
@@ -35,9 +35,9 @@ pub struct Decode {
 struct Slot {
     memory: Handle,
     /// Its last fill is complete.
-    ready: Event,
+    ready: CudaEvent,
     /// The last reader of its contents is done.
-    read: Event,
+    read: CudaEvent,
 }
 
 /// The first word of a page of the master copy is this plus the page's number.
@@ -57,7 +57,7 @@ impl Decode {
         let backed = bytes.next_multiple_of(granularity(bench.device)?);
         let slot = || -> Result<Slot, Error> {
             let memory = Handle::create(context, backed)?;
-            Ok(Slot { memory, ready: Event::new(context)?, read: Event::new(context)? })
+            Ok(Slot { memory, ready: CudaEvent::new(context)?, read: CudaEvent::new(context)? })
         };
         let decode = Decode {
             layers,
@@ -65,8 +65,8 @@ impl Decode {
             tokens: bench.setup.pick(3, 10),
             copies_alone: bench.setup.pick(5, 20),
             kernels: Kernels::load(context)?,
-            compute: Stream::new(context)?,
-            copies: Stream::new(context)?,
+            compute: CudaStream::new(context)?,
+            copies: CudaStream::new(context)?,
             resident: Buffer::new(context, bytes)?,
             addresses: Range::reserve(context, backed * u64::from(layers))?,
             slots: [slot()?, slot()?],
@@ -83,9 +83,9 @@ impl Decode {
     pub fn isolated_copies(&mut self) -> Result<Vec<f64>, Error> {
         self.addresses.remap(0, &self.slots[0].memory)?;
         let once = |_| -> Result<f64, Error> {
-            let start = Event::after(&self.copies)?;
+            let start = CudaEvent::after(&self.copies)?;
             self.copies.upload(self.addresses.at(0), &self.master, 0, self.bytes)?;
-            let end = Event::after(&self.copies)?;
+            let end = CudaEvent::after(&self.copies)?;
             end.finish()?;
             Ok(end.since_ns(&start)?.max(500.0))
         };
@@ -103,7 +103,7 @@ impl Decode {
             let mut ends = Vec::with_capacity(WARMUP_TOKENS + tokens);
             for _ in 0..WARMUP_TOKENS + tokens {
                 decode.token(layout, &|at, _| decode.read(at, reads))?;
-                ends.push(Event::after(&decode.compute)?);
+                ends.push(CudaEvent::after(&decode.compute)?);
             }
             decode.finish()?;
             let timed = &ends[WARMUP_TOKENS - 1..];

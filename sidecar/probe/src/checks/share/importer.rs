@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::wrong_words;
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::checks::Role;
 use crate::child_process::ParentPipe;
-use crate::cuda::{Handle, Kernels, Range, Stream};
+use crate::cuda::{CudaStream, Handle, Kernels, Range};
 use crate::statistics::timed;
 
 /// The role's name and function.
@@ -119,7 +119,7 @@ struct HeldImport {
 }
 
 /// Executes commands until the parent closes the channel.
-fn run(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup)?;
     let mut held = HeldImport::default();
     while let Some((order, fds)) = parent.recv_or_exit()? {
@@ -162,7 +162,7 @@ fn execute(
 }
 
 fn check(bench: &Bench, fd: &OwnedFd, bytes: u64, (ours, theirs): (u64, u64)) -> Result<u64, Error> {
-    let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
+    let (stream, kernels) = (CudaStream::new(&bench.context)?, Kernels::load(&bench.context)?);
     let handle = Handle::import(&bench.context, fd.as_fd(), bytes)?;
     let mut range = Range::reserve(&bench.context, bytes)?;
     range.remap(0, &handle)?;

@@ -10,7 +10,7 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::{ChildProcess, REPLY_LIMIT};
 use crate::cuda::memory::granularity;
-use crate::cuda::{Handle, Kernels, Range, Stream};
+use crate::cuda::{CudaStream, Handle, Kernels, Range};
 
 /// Pattern written to the memory before the exits.
 const VALUE: u64 = 0x5111_ce00_0000_0000;
@@ -78,7 +78,7 @@ impl<'a> Owner<'a> {
         let handle = Handle::create(context, granularity(bench.device)?)?;
         let mut range = Range::reserve(context, handle.bytes())?;
         range.remap(0, &handle)?;
-        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
+        let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
         kernels.write(&stream, range.at(0), handle.bytes() / 8, VALUE)?;
         stream.finish()?;
         Ok(Owner { bench, range, handle })

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::work::now_ns;
 use crate::Error;
 use crate::cuda::stream::poll_until;
-use crate::cuda::{Address, HostMemory, Stream};
+use crate::cuda::{Address, CudaStream, HostMemory};
 
 /// Bytes after the copied ones, for the words.
 pub const WORDS: u64 = 4096;
@@ -21,7 +21,7 @@ const COPIES_PER_RATE: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct SignalledCopies<'a> {
     /// Stream of the copies.
-    pub stream: &'a Stream,
+    pub stream: &'a CudaStream,
     /// Source, with [`WORDS`] more bytes at its end.
     pub host: &'a HostMemory,
     /// Destination.

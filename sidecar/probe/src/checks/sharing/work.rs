@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::signalled::{self, SignalledCopies, WORDS};
 use super::spread::SampleSpread;
 use crate::Error;
-use crate::bench::Setup;
-use crate::cuda::{Buffer, Context, Event, HostMemory, Kernels, Stream};
+use crate::bench::ProbeOptions;
+use crate::cuda::{Buffer, Context, CudaEvent, CudaStream, HostMemory, Kernels};
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,9 +45,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// A load and its resources.
 #[derive(Debug)]
-pub struct Work {
+pub struct RunningLoad {
     load: Load,
-    stream: Stream,
+    stream: CudaStream,
     kernels: Kernels,
     /// Source of copies; one page for loads that do not copy.
     host: HostMemory,
@@ -91,9 +91,9 @@ impl Load {
     }
 }
 
-impl Work {
+impl RunningLoad {
     /// Allocates the resources of `load`.
-    pub fn new(setup: Setup, context: &Context, load: Load) -> Result<Work, Error> {
+    pub fn new(setup: ProbeOptions, context: &Context, load: Load) -> Result<RunningLoad, Error> {
         let side = setup.pick(512, 4096);
         let bytes = match load {
             Load::Copy => setup.pick(16, 64) << 20,
@@ -107,9 +107,9 @@ impl Work {
             Load::Read => (4096, bytes),
             Load::Product => (4096, 3 * bytes),
         };
-        let work = Work {
+        let work = RunningLoad {
             load,
-            stream: Stream::new(context)?,
+            stream: CudaStream::new(context)?,
             kernels: Kernels::load(context)?,
             host: HostMemory::registered(context, host)?,
             device: Buffer::new(context, device)?,
@@ -155,7 +155,7 @@ impl Work {
         while now_ns() < warm_ns + window_ns || ends.len() < MIN_SAMPLES {
             while flying.len() < DEPTH {
                 self.submit_one()?;
-                flying.push_back(Event::after(&self.stream)?);
+                flying.push_back(CudaEvent::after(&self.stream)?);
             }
             let first = flying.pop_front().expect("pieces are in flight");
             first.finish_within(LIMIT)?;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::work::{Load, Track, Work};
+use super::work::{Load, RunningLoad, Track};
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe, REPLY_LIMIT};
-use crate::cuda::{Buffer, Context, Event, Handle, HostMemory, Kernels, Range, Stream};
+use crate::cuda::{Buffer, Context, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
 
 /// Commands of the parent.
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ fn recv_reply_within(peer: &mut ChildProcess, limit: Duration) -> Result<WorkerR
 }
 
 /// The main function of the process.
-pub fn run_worker(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+pub fn run_worker(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     // An error at the start is the reply to each request.
     let mut worker =
         Bench::open(setup).map(|bench| Worker { import: None, spin: None, threads: Vec::new(), bench });
@@ -119,7 +119,7 @@ impl Worker {
             }
             WorkerCommand::Fault => {
                 let (kernels, stream) =
-                    (Kernels::load(&self.bench.context)?, Stream::new(&self.bench.context)?);
+                    (Kernels::load(&self.bench.context)?, CudaStream::new(&self.bench.context)?);
                 // Address 64 is in the lowest page of the device's addresses, which is never mapped.
                 kernels.mark(&stream, 64, 1)?;
                 stream.finish()?;
@@ -140,7 +140,7 @@ impl Worker {
 
 /// Checks that `bytes` of memory at `from` hold the owner's pattern.
 pub fn check(context: &Context, from: u64, bytes: u64, value: u64) -> Result<(), Error> {
-    let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
+    let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
     let (wrong, host) = (Buffer::new(context, 8)?, HostMemory::registered(context, 4096)?);
     stream.fill(wrong.at(0), 0, 8)?;
     kernels.compare(&stream, from, (bytes / 8, value), wrong.at(0))?;
@@ -170,17 +170,17 @@ impl Import {
 
 /// A kernel that runs for a given time.
 struct Spin {
-    stream: Stream,
+    stream: CudaStream,
     // Kept, because a running kernel must not be unloaded.
     _kernels: Kernels,
 }
 
 impl Spin {
     fn start(context: &Context, ns: u64) -> Result<Spin, Error> {
-        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
+        let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
         // The first kernel loads the code; the second one starts right after the event.
         kernels.spin(&stream, 1)?;
-        let begun = Event::after(&stream)?;
+        let begun = CudaEvent::after(&stream)?;
         kernels.spin(&stream, ns)?;
         begun.finish()?;
         Ok(Spin { stream, _kernels: kernels })
@@ -202,7 +202,7 @@ impl LoadThread {
         let (ready, prepared) = channel();
         let (setup, context) = (bench.setup, bench.context.clone());
         let thread = thread::spawn(move || {
-            let work = context.enter().and_then(|()| Work::new(setup, &context, load));
+            let work = context.enter().and_then(|()| RunningLoad::new(setup, &context, load));
             let (work, answer) = match work {
                 Ok(work) => (Some(work), Ok(())),
                 Err(error) => (None, Err(error)),

@@ -8,7 +8,7 @@ use super::waiter::WaiterCommand;
 use super::{LIMIT, Pair};
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Buffer, Event, HostMemory, Stream};
+use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory};
 use crate::results::Findings;
 use crate::statistics::Figure;
 
@@ -43,7 +43,7 @@ pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
 
 fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
     let mut pair = Pair::start(bench)?;
-    let (stream, other) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
+    let (stream, other) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     let held = stages(&mut pair, (&stream, &other), memory, times);
     // In every case, end all waits, so that the memory is unused when it is freed.
     pair.page.set(STARTED, FAR);
@@ -53,13 +53,13 @@ fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> 
 
 fn stages(
     pair: &mut Pair,
-    (stream, other): (&Stream, &Stream),
+    (stream, other): (&CudaStream, &CudaStream),
     (host, device): &(HostMemory, Buffer),
     times: &mut ExitTimes,
 ) -> Result<(), Error> {
     stream.wait_value(pair.page.address(STARTED), FAR)?;
     stream.upload(device.at(0), host, 0, BYTES)?;
-    let copied = Event::after(stream)?;
+    let copied = CudaEvent::after(stream)?;
     // The other process waits too, for a word that is not written, so it is killed with work on the device.
     pair.request(&WaiterCommand::Arm { way: SignalPath::Stream, value: FAR })?;
     let start = Instant::now();

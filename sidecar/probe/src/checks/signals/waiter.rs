@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::page::{ARMED, FLAG, GATE, GO, LAYER, SEEN, SignalPage};
 use super::signal_path::SignalPath;
 use crate::Error;
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::graph::{MemOp, Node};
+use crate::cuda::graph::{GraphNode, MemOp};
 use crate::cuda::kernels::FlagWait;
-use crate::cuda::{Address, Buffer, Event, ExecGraph, GraphBuilder, HostMemory, Kernels, Stream};
+use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, HostMemory, Kernels};
 
 /// Layers of the graph whose cost is measured.
 pub const LAYERS: u64 = 32;
@@ -56,7 +56,7 @@ pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaiterReply, Error> {
 }
 
 /// The main function of the process.
-pub fn run_waiter(setup: Setup, parent: &ParentPipe) -> Result<(), Error> {
+pub fn run_waiter(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let ((), mut fds) = parent.recv()?;
     let file = fds.pop().ok_or(Error::Peer { role: "parent".into(), what: "sent no page".into() })?;
     let bench = Bench::open(setup)?;
@@ -82,7 +82,7 @@ fn send_reply(parent: &ParentPipe, reply: Result<WaiterReply, Error>) -> Result<
 struct Waiter<'a> {
     bench: &'a Bench,
     // Dropped before the memory that its work uses.
-    stream: Stream,
+    stream: CudaStream,
     graph: Option<Graph>,
     kernels: Kernels,
     page: SignalPage,
@@ -93,13 +93,13 @@ struct Waiter<'a> {
 /// A graph and the nodes that change before a launch.
 struct Graph {
     ready: ExecGraph,
-    waits: Vec<Node>,
+    waits: Vec<GraphNode>,
 }
 
 impl<'a> Waiter<'a> {
     fn new(bench: &'a Bench, page: SignalPage) -> Result<Waiter<'a>, Error> {
         let kernels = Kernels::load(&bench.context)?;
-        let (stream, words) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
+        let (stream, words) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
         stream.fill(words.at(0), 0, 4096)?;
         let waiter = Waiter { bench, stream, graph: None, kernels, page, words };
         // Run each kernel once while nothing waits, so that its code is loaded.
@@ -161,11 +161,11 @@ impl<'a> Waiter<'a> {
         }
         let gate = FlagWait { counter: self.gate(), bump: 1, ..self.wait(self.page.address(GATE), true) };
         self.kernels.await_flag(&self.stream, gate)?;
-        let before = Event::after(&self.stream)?;
+        let before = CudaEvent::after(&self.stream)?;
         let start = Instant::now();
         let launched = launch();
         let host = start.elapsed().as_secs_f64() * 1e6;
-        let after = launched.and_then(|()| Event::after(&self.stream));
+        let after = launched.and_then(|()| CudaEvent::after(&self.stream));
         self.page.set(GATE, turn);
         let after = after?;
         self.stream.finish_within(LIMIT)?;
