@@ -23,7 +23,7 @@ use params::check_ids;
 
 /// The chosen token.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
+pub struct SampledToken {
     /// Its id.
     pub token: u32,
     /// Present if requested.
@@ -38,7 +38,7 @@ pub fn sample(
     row: &mut LogitRow<'_>,
     params: &SamplingParams,
     history: History<'_>,
-) -> Result<Choice, SamplingError> {
+) -> Result<SampledToken, SamplingError> {
     params.check(row.logits.len())?;
     check_ids("the history", history.tokens, row.logits.len())?;
     let raw =
@@ -49,7 +49,7 @@ pub fn sample(
     }
     let token = draw::choose(row, params, history.tokens.len() as u64)?;
     let logprobs = raw.map(|raw| raw.finish(token, row.logits[token as usize]));
-    Ok(Choice { token, logprobs })
+    Ok(SampledToken { token, logprobs })
 }
 
 /// Returns the tokens whose logits bans, bias and penalties may change.

@@ -1,6 +1,6 @@
 //! What a fuzzer calls, and what tests call with the committed corpus (`tests/corpus`).
 
-use crate::load::{Loader, Source};
+use crate::load::{Loader, SourceFile};
 
 /// Loads a file, applies all rules and formats every mistake. Bytes that are not UTF-8 are no file.
 ///
@@ -9,7 +9,7 @@ use crate::load::{Loader, Source};
 pub fn fuzz_yaml(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let load = || {
-        let loaded = Loader::new().load(&[Source::new("file.yaml", text)]);
+        let loaded = Loader::new().load(&[SourceFile::new("file.yaml", text)]);
         (loaded.objects.len(), loaded.errors.to_string())
     };
     assert_eq!(load(), load(), "loading depends on more than the file");

@@ -24,9 +24,9 @@ mod spanned_tree;
 mod unread;
 mod validate;
 
-pub use self::document::Object;
+pub use self::document::ManifestObject;
 pub use self::errors::{LoadError, LoadErrors};
-pub use self::loader::{Loaded, Loader, Source};
+pub use self::loader::{Loaded, Loader, SourceFile};
 pub use self::path::{Path, Segment};
 pub use self::problem::Problem;
 use self::problem::list;
@@ -41,8 +41,8 @@ pub const MAX_FILE_BYTES: usize = 3 << 20;
 ///
 /// # Errors
 /// Everything that is no YAML, no field or no value of the field's type.
-pub fn load_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadErrors> {
-    let loaded = Loader::new().without_rules().load(&[Source::new(file_name, text)]);
+pub fn load_str(text: &str, file_name: &str) -> Result<Vec<ManifestObject>, LoadErrors> {
+    let loaded = Loader::new().without_rules().load(&[SourceFile::new(file_name, text)]);
     objects(loaded.into_result()?)
 }
 
@@ -50,7 +50,7 @@ pub fn load_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadErrors> 
 ///
 /// # Errors
 /// As [`Loader::load`].
-pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadErrors> {
+pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<ManifestObject>, LoadErrors> {
     objects(load_located_str(text, file_name)?)
 }
 
@@ -59,9 +59,9 @@ pub fn load_valid_str(text: &str, file_name: &str) -> Result<Vec<Object>, LoadEr
 /// # Errors
 /// As [`Loader::load`].
 pub fn load_located_str(text: &str, file_name: &str) -> Result<Vec<SpannedObject>, LoadErrors> {
-    Loader::new().load(&[Source::new(file_name, text)]).into_result()
+    Loader::new().load(&[SourceFile::new(file_name, text)]).into_result()
 }
 
-fn objects(located: Vec<SpannedObject>) -> Result<Vec<Object>, LoadErrors> {
+fn objects(located: Vec<SpannedObject>) -> Result<Vec<ManifestObject>, LoadErrors> {
     Ok(located.into_iter().map(|located| located.object).collect())
 }

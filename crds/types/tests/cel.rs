@@ -2,7 +2,7 @@
 
 use kube_cel::{Validator, compile_schema};
 use serde_json::{Value, json};
-use sluice_types::load::Object;
+use sluice_types::load::ManifestObject;
 use sluice_types::{crd_yaml, rules};
 
 use crate::good_files::{TENANT, tenant};
@@ -13,10 +13,10 @@ fn schema(kind: &str) -> Value {
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
-fn json_of(object: &Object) -> Value {
+fn json_of(object: &ManifestObject) -> Value {
     match object {
-        Object::Pool(pool) => serde_json::to_value(pool).unwrap(),
-        Object::Tenant(tenant) => serde_json::to_value(tenant).unwrap(),
+        ManifestObject::Pool(pool) => serde_json::to_value(pool).unwrap(),
+        ManifestObject::Tenant(tenant) => serde_json::to_value(tenant).unwrap(),
     }
 }
 
@@ -29,7 +29,7 @@ fn broken(kind: &str, value: &Value, old: Option<&Value>) -> Vec<String> {
 }
 
 /// Panics unless CEL breaks exactly those rules of `native` (messages of the native check) that are CEL rules.
-pub fn agrees(object: &Object, native: &[&str]) {
+pub fn agrees(object: &ManifestObject, native: &[&str]) {
     let in_crd = messages();
     let mut expected: Vec<String> = native.iter().map(|message| (*message).to_owned()).collect();
     expected.retain(|message| in_crd.contains(&message.as_str()));

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use sluice_types::load::{Object, load_valid_str};
+use sluice_types::load::{ManifestObject, load_valid_str};
 use sluice_types::pool::Policy;
 use sluice_types::tenant::SourceType;
 
-fn example(name: &str) -> Vec<Object> {
+fn example(name: &str) -> Vec<ManifestObject> {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples")).join(name);
     let text = std::fs::read_to_string(&path).unwrap();
     load_valid_str(&text, name).unwrap_or_else(|errors| panic!("{name}: {errors:?}"))
@@ -27,7 +27,9 @@ fn every_example_is_valid() {
 #[test]
 fn the_quickstart_is_one_host_gpu_and_one_tenant_from_a_relative_folder() {
     let objects = example("quickstart.yaml");
-    let [Object::Pool(pool), Object::Tenant(tenant)] = &objects[..] else { panic!("a pool and a tenant") };
+    let [ManifestObject::Pool(pool), ManifestObject::Tenant(tenant)] = &objects[..] else {
+        panic!("a pool and a tenant")
+    };
     assert_eq!(pool.spec.device_class_name, sluice_types::HOST_DEVICE_CLASS);
     assert_eq!(pool.spec.gpus.iter().map(|group| group.count).sum::<i32>(), 1);
     assert_eq!(pool.spec.policy, Policy::Oneiros);
@@ -39,7 +41,9 @@ fn the_quickstart_is_one_host_gpu_and_one_tenant_from_a_relative_folder() {
 #[test]
 fn two_gpus_serve_one_tenant_each() {
     let objects = example("two-gpus.yaml");
-    let [Object::Pool(pool), Object::Tenant(one), Object::Tenant(other)] = &objects[..] else {
+    let [ManifestObject::Pool(pool), ManifestObject::Tenant(one), ManifestObject::Tenant(other)] =
+        &objects[..]
+    else {
         panic!("a pool and two tenants")
     };
     assert_eq!(pool.spec.gpus.iter().map(|group| group.count).sum::<i32>(), 2);

@@ -1,6 +1,6 @@
 //! Files that load: defaults, both kinds, many documents, spellings of values.
 
-use sluice_types::load::{Object, load_str, load_valid_str};
+use sluice_types::load::{ManifestObject, load_str, load_valid_str};
 use sluice_types::pool::{Policy, SharingMode, Temporal, UpdatePolicy};
 use sluice_types::tenant::{Idle, Limits, PacingMode, Slo, SourceType, TenantMemory, WeightType};
 use sluice_types::{GpuPool, ModelTenant, Quantity};
@@ -41,15 +41,15 @@ pub fn both() -> String {
 
 pub fn pool(text: &str) -> GpuPool {
     match load_str(text, "pool.yaml").unwrap().remove(0) {
-        Object::Pool(pool) => pool,
-        Object::Tenant(_) => panic!("a tenant"),
+        ManifestObject::Pool(pool) => pool,
+        ManifestObject::Tenant(_) => panic!("a tenant"),
     }
 }
 
 pub fn tenant(text: &str) -> ModelTenant {
     match load_str(text, "tenant.yaml").unwrap().remove(0) {
-        Object::Tenant(tenant) => tenant,
-        Object::Pool(_) => panic!("a pool"),
+        ManifestObject::Tenant(tenant) => tenant,
+        ManifestObject::Pool(_) => panic!("a pool"),
     }
 }
 
@@ -117,8 +117,8 @@ fn defaults_are_the_same_as_those_of_the_api_server() {
         let mut written: serde_json::Value = serde_yaml::from_str(text).unwrap();
         defaulted(schema, &mut written["spec"]);
         let read = match load_str(text, "f.yaml").unwrap().remove(0) {
-            Object::Pool(pool) => serde_json::to_value(pool.spec).unwrap(),
-            Object::Tenant(tenant) => serde_json::to_value(tenant.spec).unwrap(),
+            ManifestObject::Pool(pool) => serde_json::to_value(pool.spec).unwrap(),
+            ManifestObject::Tenant(tenant) => serde_json::to_value(tenant.spec).unwrap(),
         };
         assert_eq!(read, written["spec"]);
     }
@@ -220,7 +220,9 @@ spec:
   podAnnotations: {note: b}
 ";
     let objects = load_valid_str(text, "f.yaml").unwrap();
-    let [Object::Pool(pool), Object::Tenant(tenant)] = &objects[..] else { panic!("two kinds") };
+    let [ManifestObject::Pool(pool), ManifestObject::Tenant(tenant)] = &objects[..] else {
+        panic!("two kinds")
+    };
     assert_eq!(pool.spec.gpus[2].sharing.isolated.as_ref().unwrap().profile, "3g.71gb");
     let cpu = tenant.spec.sidecar.resources.clone().unwrap().limits.unwrap().cpu.unwrap();
     assert_eq!(cpu.millis(), 2000);
@@ -240,7 +242,7 @@ fn every_source_is_read() {
             .replace("type: File", &format!("type: {kind}"))
             .replace("file:\n        path: models/story", member);
         let objects = load_valid_str(&text, "f.yaml").unwrap();
-        let Object::Tenant(tenant) = &objects[1] else { panic!("a tenant") };
+        let ManifestObject::Tenant(tenant) = &objects[1] else { panic!("a tenant") };
         assert_eq!(tenant.spec.model.source.kind.as_str(), kind);
     }
 }

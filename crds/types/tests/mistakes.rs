@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sluice_types::load::{Loader, Source};
+use sluice_types::load::{Loader, SourceFile};
 
 fn cases() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mistakes");
@@ -14,12 +14,12 @@ fn cases() -> Vec<PathBuf> {
 }
 
 /// The files of a case, by name.
-fn sources(case: &Path) -> Vec<Source> {
+fn sources(case: &Path) -> Vec<SourceFile> {
     let files = std::fs::read_dir(case).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<PathBuf> = files.filter(|file| file.extension().unwrap() == "yaml").collect();
     files.sort();
     let name = |file: &PathBuf| file.file_name().unwrap().to_str().unwrap().to_owned();
-    files.iter().map(|file| Source::new(&name(file), &std::fs::read_to_string(file).unwrap())).collect()
+    files.iter().map(|file| SourceFile::new(&name(file), &std::fs::read_to_string(file).unwrap())).collect()
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Rules between fields and objects: for each rule a file that breaks that rule alone.
 
-use sluice_types::load::{Object, load_str, load_valid_str, validate};
+use sluice_types::load::{ManifestObject, load_str, load_valid_str, validate};
 use sluice_types::rules::{self, CelRule};
 
 use crate::cel;
@@ -344,5 +344,5 @@ fn immutable_fields_are_compared() {
 
 #[test]
 fn an_empty_slice_is_valid() {
-    assert_eq!(validate(&[] as &[Object]), Ok(()));
+    assert_eq!(validate(&[] as &[ManifestObject]), Ok(()));
 }

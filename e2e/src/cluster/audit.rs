@@ -25,7 +25,7 @@ pub struct Record {
     pub user_agent: String,
     /// Object of the request; `None` for paths that are not resources.
     #[serde(rename = "objectRef")]
-    pub object: Option<Object>,
+    pub object: Option<AuditedObject>,
     /// Response.
     #[serde(rename = "responseStatus")]
     pub answer: Answer,
@@ -58,7 +58,7 @@ pub struct User {
 /// Object of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Object {
+pub struct AuditedObject {
     /// API group; empty for the core.
     pub api_group: String,
     /// Plural of the kind.

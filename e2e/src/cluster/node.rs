@@ -41,7 +41,7 @@ const READY: Duration = Duration::from_secs(120);
 const IMPORT: [&str; 4] = ["images", "import", "--all-platforms", "--digests"];
 
 /// A node and its cluster.
-pub struct Node {
+pub struct ClusterNode {
     api: Api,
     /// `None`: a node of an external cluster.
     own: Option<Own>,
@@ -73,7 +73,7 @@ struct Running {
 ///
 /// # Panics
 /// If the node does not start (every test then panics at once with the same message), or if the test panics.
-pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+pub fn on_node(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
     let _beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
@@ -82,7 +82,7 @@ pub fn on_node(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
 ///
 /// # Panics
 /// Same as [`on_node`].
-pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+pub fn on_node_alone(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
     let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
@@ -91,12 +91,12 @@ pub fn on_node_alone(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
 static TURNS: RwLock<()> = RwLock::new(());
 
 /// Returns the node of this test binary.
-fn shared() -> Option<&'static Node> {
-    static SHARED: OnceLock<TestResult<Node>> = OnceLock::new();
+fn shared() -> Option<&'static ClusterNode> {
+    static SHARED: OnceLock<TestResult<ClusterNode>> = OnceLock::new();
     try_api(SHARED.get_or_init(|| thread::spawn(start).join().map_err(error_text)))
 }
 
-fn run(test: impl AsyncFnOnce(&'static Node) + Send + 'static) {
+fn run(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
     let Some(node) = shared() else { return };
     let in_network = spawn_with_same_binaries(move || {
         node.enter();
@@ -126,9 +126,9 @@ fn missing(why: &'static str) -> &'static str {
     why
 }
 
-fn start() -> Result<Node, &'static str> {
+fn start() -> Result<ClusterNode, &'static str> {
     if super::given_kubeconfig().is_some() {
-        return runtime().block_on(super::start()).map(|api| Node { api, own: None });
+        return runtime().block_on(super::start()).map(|api| ClusterNode { api, own: None });
     }
     let binaries = Binaries::named()?;
     if std::env::var_os("SLUICE_TIER").is_some_and(|tier| tier == "api") {
@@ -151,7 +151,7 @@ fn start() -> Result<Node, &'static str> {
 
 impl Own {
     /// Starts all components in the namespaces of `keeper`.
-    fn start(binaries: Binaries, keeper: ProcessSpawner) -> Node {
+    fn start(binaries: Binaries, keeper: ProcessSpawner) -> ClusterNode {
         let own = Own::prepare(binaries, keeper, NodeDirs::First, Cgroup::make);
         own.inside(async || own.start_components().await).into_node(own)
     }
@@ -273,13 +273,13 @@ struct Started {
 }
 
 impl Started {
-    fn into_node(self, own: Own) -> Node {
+    fn into_node(self, own: Own) -> ClusterNode {
         let api = Api {
             kubeconfig: self.plane.admin(),
             kubectl: Some(own.binaries.kubectl()),
             own: Some(self.plane),
         };
-        let node = Node { api, own: Some(own) };
+        let node = ClusterNode { api, own: Some(own) };
         let own = node.own.as_ref().expect("just given");
         own.inside(async || {
             crds::establish(&node.api.client().await).await;
@@ -289,7 +289,7 @@ impl Started {
     }
 }
 
-impl Node {
+impl ClusterNode {
     /// The cluster's API server.
     pub fn api(&self) -> &Api {
         &self.api
@@ -385,7 +385,7 @@ impl Node {
     }
 }
 
-/// [`Node::import`] on an external cluster.
+/// [`ClusterNode::import`] on an external cluster.
 fn load_by_command(archive: &Path) -> Option<()> {
     let command = std::env::var("SLUICE_LOAD_IMAGE").unwrap_or_default();
     let mut words = command.split_whitespace();

@@ -25,7 +25,7 @@ use self::audit_counts::AuditCounts;
 use self::process::{Cost, Operator};
 use self::stub::Stub;
 use self::tenants::TenantPopulation;
-pub use self::verdict::Verdict;
+pub use self::verdict::LimitCheck;
 
 /// Limit of a wait whose duration grows with the number of tenants.
 const WAIT_LIMIT: Duration = Duration::from_secs(3600);
@@ -83,17 +83,17 @@ pub struct Options {
 
 /// Results of the benchmark.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct BenchOutcome {
     /// Values with limits.
-    pub verdicts: Vec<Verdict>,
+    pub verdicts: Vec<LimitCheck>,
     /// Values without limits.
     pub notes: Value,
 }
 
-impl Outcome {
+impl BenchOutcome {
     /// Whether all limits hold.
     pub fn passed(&self) -> bool {
-        self.verdicts.iter().all(Verdict::passed)
+        self.verdicts.iter().all(LimitCheck::passed)
     }
 }
 
@@ -107,7 +107,7 @@ struct OperatorRun {
 ///
 /// # Panics
 /// If an expected event does not occur.
-pub async fn run(options: &Options) -> Option<Outcome> {
+pub async fn run(options: &Options) -> Option<BenchOutcome> {
     let server = cluster::api().await?;
     if !server.is_own_cluster() {
         return None;
@@ -149,7 +149,7 @@ pub async fn run(options: &Options) -> Option<Outcome> {
         "restart": {"cpu_seconds": restarted.cpu.as_secs_f64(), "looked_seconds": restarted.looked},
         "handshakes": stub.handshakes(), "directives": stub.directives(),
     });
-    Some(Outcome { verdicts: verdicts(sizes, observed, &first, &second, &rest), notes })
+    Some(BenchOutcome { verdicts: verdicts(sizes, observed, &first, &second, &rest), notes })
 }
 
 /// Costs of a restart other than its time.
@@ -229,7 +229,7 @@ fn verdicts(
     first: &OperatorRun,
     second: &OperatorRun,
     rest: &IdlePeriod,
-) -> Vec<Verdict> {
+) -> Vec<LimitCheck> {
     let needed = sizes.rest_seconds * READ_PERMILLE / 1000 / interval(sizes);
     let cores = rest.cost.cpu.as_secs_f64() / rest.duration.as_secs_f64();
     let peak = first.peak_mib.max(second.peak_mib);
@@ -237,15 +237,15 @@ fn verdicts(
         "resident_at_the_end_mib": rest.cost.resident_mib});
     let written = |writes: &[String]| json!(writes.iter().take(20).collect::<Vec<_>>());
     vec![
-        Verdict::at_most("leader's peak memory", peak, "MiB", MEMORY_MIB).with(lives),
-        Verdict::of("restart to all observed", observed, "s", OBSERVED_SECONDS),
-        Verdict::at_most("writes after a restart", count(&second.writes), "writes", 0.0)
+        LimitCheck::at_most("leader's peak memory", peak, "MiB", MEMORY_MIB).with(lives),
+        LimitCheck::of("restart to all observed", observed, "s", OBSERVED_SECONDS),
+        LimitCheck::at_most("writes after a restart", count(&second.writes), "writes", 0.0)
             .with(written(&second.writes)),
-        Verdict::at_most("CPU at rest", cores, "cores", CORES).with(
+        LimitCheck::at_most("CPU at rest", cores, "cores", CORES).with(
             json!({"cpu_seconds": rest.cost.cpu.as_secs_f64(), "seconds": rest.duration.as_secs_f64()}),
         ),
-        Verdict::at_least("least reads of a GPU at rest", rest.least_reads as f64, "reads", needed as f64),
-        Verdict::at_most("writes at rest", count(&rest.writes), "writes", 0.0).with(written(&rest.writes)),
+        LimitCheck::at_least("least reads of a GPU at rest", rest.least_reads as f64, "reads", needed as f64),
+        LimitCheck::at_most("writes at rest", count(&rest.writes), "writes", 0.0).with(written(&rest.writes)),
     ]
 }
 

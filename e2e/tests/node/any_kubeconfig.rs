@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use sluice_e2e::cluster::{Node, on_node_alone};
+use sluice_e2e::cluster::{ClusterNode, on_node_alone};
 
 use crate::installed::IMAGES;
 
@@ -11,7 +11,7 @@ use crate::installed::IMAGES;
 ///
 /// # Panics
 /// If the test fails, or if no test has that name.
-fn again(node: &Node, name: &str) -> Option<String> {
+fn again(node: &ClusterNode, name: &str) -> Option<String> {
     if !node.api().is_own_cluster() || IMAGES.iter().any(|image| node.image(image).is_none()) {
         return None;
     }

@@ -11,7 +11,7 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, PostParams};
 use serde_json::json;
-use sluice_e2e::cluster::{Binaries, Node, eventually, on_node};
+use sluice_e2e::cluster::{Binaries, ClusterNode, eventually, on_node};
 
 /// Group of the shared folders (`devices.group` of the chart).
 const GROUP: u32 = 65_500;
@@ -19,7 +19,7 @@ const GROUP: u32 = 65_500;
 const WAITS: &str = "registry.k8s.io/pause:3.10.1";
 
 /// Installs the chart. Only the driver's image is loaded.
-fn install(node: &Node, namespace: &str) {
+fn install(node: &ClusterNode, namespace: &str) {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/sluice");
     let values = ["--set", "trial.enabled=true,trial.memory=96Mi,operator.replicas=1"];
     let install =
@@ -29,7 +29,7 @@ fn install(node: &Node, namespace: &str) {
 
 /// The installed chart. Dropping this value uninstalls it, also after a failure: the next test's driver would have
 /// the same name.
-struct Installed<'a>(&'a Node, &'a str);
+struct Installed<'a>(&'a ClusterNode, &'a str);
 
 impl Drop for Installed<'_> {
     fn drop(&mut self) {
@@ -38,7 +38,7 @@ impl Drop for Installed<'_> {
     }
 }
 
-fn helm(node: &Node, arguments: &[&str]) {
+fn helm(node: &ClusterNode, arguments: &[&str]) {
     let home = tempfile::tempdir().unwrap();
     let mut helm = Command::new(Binaries::find().expect("a node has binaries").path("helm"));
     helm.env("HOME", home.path()).env("KUBECONFIG", node.api().kubeconfig_path());

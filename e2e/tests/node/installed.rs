@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluice_common::metrics_text::sum;
-use sluice_e2e::cluster::{Binaries, Node, within};
+use sluice_e2e::cluster::{Binaries, ClusterNode, within};
 
 pub use self::ask::{COMPLETIONS, completion, text_of};
 pub use self::hub::{COMMIT, Hub, model, part, read, serve};
@@ -49,7 +49,7 @@ pub fn binary(name: &str) -> PathBuf {
 /// A node with the product on it.
 pub struct Product<'a> {
     /// The node.
-    pub node: &'a Node,
+    pub node: &'a ClusterNode,
     helm: PathBuf,
     home: tempfile::TempDir,
     values: String,
@@ -63,12 +63,12 @@ pub struct Product<'a> {
 
 impl<'a> Product<'a> {
     /// Installs the chart. If a prerequisite is missing, prints the reason and returns `None`.
-    pub async fn install(node: &'a Node) -> Option<Product<'a>> {
+    pub async fn install(node: &'a ClusterNode) -> Option<Product<'a>> {
         Product::install_with(node, "").await
     }
 
     /// Same as [`Product::install`], with further values, each after a comma.
-    pub async fn install_with(node: &'a Node, more: &str) -> Option<Product<'a>> {
+    pub async fn install_with(node: &'a ClusterNode, more: &str) -> Option<Product<'a>> {
         let product = Product::prepare(node, more).await?;
         // The suite has established the CRDs already. helm takes over and replaces older ones of a failed test.
         product.release("install", &chart(), &["--take-ownership"]);
@@ -77,7 +77,7 @@ impl<'a> Product<'a> {
 
     /// Same as [`Product::install`], with an operator that has rights only in the tenants' namespace and only
     /// manages it.
-    pub async fn install_for_its_namespace(node: &'a Node) -> Option<Product<'a>> {
+    pub async fn install_for_its_namespace(node: &'a ClusterNode) -> Option<Product<'a>> {
         let mut product = Product::prepare(node, "").await?;
         let _ = write!(product.values, ",operator.namespaces[0]={}", product.namespace);
         product.release("install", &chart(), &["--take-ownership"]);
@@ -85,7 +85,7 @@ impl<'a> Product<'a> {
     }
 
     /// Prepares all prerequisites of an installation. Installs nothing.
-    pub async fn prepare(node: &'a Node, more: &str) -> Option<Product<'a>> {
+    pub async fn prepare(node: &'a ClusterNode, more: &str) -> Option<Product<'a>> {
         let helm = Binaries::find()?.path("helm");
         for image in IMAGES {
             node.image(image)?;

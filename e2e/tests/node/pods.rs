@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Api, LogParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use sluice_e2e::cluster::{Node, WAIT_LIMIT, eventually, on_node};
+use sluice_e2e::cluster::{ClusterNode, WAIT_LIMIT, eventually, on_node};
 
 /// Creates a namespace that only admits pods of the `restricted` level.
-async fn restricted(node: &Node, name: &str) -> String {
+async fn restricted(node: &ClusterNode, name: &str) -> String {
     let namespace = node.api().namespace(name).await;
     let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
     let all = Api::<Namespace>::all(node.api().client().await);
@@ -36,7 +36,7 @@ fn pod(image: &str, args: &[&str]) -> Value {
     })
 }
 
-async fn pods(node: &Node, namespace: &str) -> Api<Pod> {
+async fn pods(node: &ClusterNode, namespace: &str) -> Api<Pod> {
     Api::namespaced(node.api().client().await, namespace)
 }
 
@@ -99,7 +99,7 @@ fn the_restricted_level_is_in_force() {
 }
 
 /// Creates a Service `hub` that routes to a port of the node itself.
-async fn service_to(node: &Node, namespace: &str, at: SocketAddr) {
+async fn service_to(node: &ClusterNode, namespace: &str, at: SocketAddr) {
     let client = node.api().client().await;
     let service =
         json!({"metadata": {"name": "hub"}, "spec": {"ports": [{"port": 80, "targetPort": at.port()}]}});

@@ -16,7 +16,7 @@ use super::inputs::{ExpectedGenerations, StepInputs};
 use super::memory::EngineMemory;
 use super::step_error::StepError;
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow, LogitsView, Model, Ranges};
-use crate::sampling::{Choice, History, SamplingError, SamplingParams, sample};
+use crate::sampling::{History, SampledToken, SamplingError, SamplingParams, sample};
 
 /// Runs steps on one model and its memory.
 pub(super) struct Stepper {
@@ -141,7 +141,7 @@ impl Sampler<'_> {
         sequence: &SequenceOrder,
         params: &SamplingParams,
         row: &mut LogitRow<'_>,
-    ) -> Result<Choice, SequenceFailure> {
+    ) -> Result<SampledToken, SequenceFailure> {
         let refused = |reason: String| SequenceFailure::Refused(reason);
         let end = sequence.start + sequence.count;
         self.history.clear();
@@ -156,7 +156,7 @@ impl Sampler<'_> {
     }
 }
 
-fn sampled_token(sequence: &SequenceOrder, choice: Choice) -> Sampled {
+fn sampled_token(sequence: &SequenceOrder, choice: SampledToken) -> Sampled {
     let logprobs = choice.logprobs.map(|of| TokenLogprobs { chosen: of.chosen, top: of.top });
     Sampled { row: sequence.row, token: choice.token, logprobs }
 }

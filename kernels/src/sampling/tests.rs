@@ -5,7 +5,7 @@ use super::*;
 const LOGITS: [f32; 6] = [1.0, 3.0, 2.0, 3.0, -1.0, 0.5];
 const NO_HISTORY: History<'static> = History { tokens: &[], prompt_tokens: 0 };
 
-fn choice(params: &SamplingParams, history: History<'_>) -> Choice {
+fn choice(params: &SamplingParams, history: History<'_>) -> SampledToken {
     let (mut logits, mut scratch) = (LOGITS, [0xdead_beef_u32; 6]);
     sample(&mut LogitRow { logits: &mut logits, scratch: &mut scratch }, params, history).unwrap()
 }

@@ -6,7 +6,7 @@ use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::{EngineEvent, EngineLink};
 use sluice_link::vocabulary::{Generation, LayerId, StepId};
-use sluice_memory::gpu_ledger::{GpuLedger, LedgerIdentity, ParticipantHandle, TurnOrder};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerIdentity, ParticipantHandle, SliceOrder};
 
 use super::faults::stop_inside;
 use super::harness::*;
@@ -26,7 +26,11 @@ fn join(folder: &Path, name: &str) -> ParticipantHandle {
 
 fn take(seat: &ParticipantHandle) -> u64 {
     seat.slice_queue().request(0).unwrap();
-    seat.slice_queue().acquire_within(TurnOrder::RoundRobin, TEST_TIMEOUT).unwrap().expect("the turn comes").0
+    seat.slice_queue()
+        .acquire_within(SliceOrder::RoundRobin, TEST_TIMEOUT)
+        .unwrap()
+        .expect("the turn comes")
+        .0
 }
 
 /// Takes the time slice from its holder, which has not released it.

@@ -31,7 +31,7 @@ use crate::up::ready::{ReadyEvent, ReadySink};
 use crate::up::{DEFAULT_PAGE, DashboardServer, Fleet, Signals};
 use crate::{Misconfigured, sibling_binaries};
 use config::{DemoConfig, LatencySlo, NAMESPACE, RequestLengths, SharingPolicy, TENANTS};
-use machine::Machine;
+use machine::MachineSpeed;
 use model::DemoModel;
 use run_stats::RunStats;
 use screen::LiveOutput;
@@ -93,7 +93,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let mut signals = Signals::new()?;
     let prepared = async {
         let model = DemoModel::find(args.model.as_deref()).await?;
-        let machine = tokio::task::spawn_blocking(Machine::measure).await?;
+        let machine = tokio::task::spawn_blocking(MachineSpeed::measure).await?;
         anyhow::Ok((model, machine))
     };
     let (model, machine) = tokio::select! {
@@ -153,7 +153,7 @@ struct DemoRun {
 }
 
 impl DemoRun {
-    async fn warm_up(&mut self, machine: &Machine) -> anyhow::Result<LatencySlo> {
+    async fn warm_up(&mut self, machine: &MachineSpeed) -> anyhow::Result<LatencySlo> {
         let setting = self.setting;
         let work = async |tenants: &RunningTenants| {
             print_setup(machine, &setting);
@@ -318,7 +318,7 @@ fn report_disturbance(title: &str, run: &RunStats) {
 }
 
 /// Prints the measurements of the machine and the resulting configuration.
-fn print_setup(machine: &Machine, setting: &DemoConfig) {
+fn print_setup(machine: &MachineSpeed, setting: &DemoConfig) {
     let others = machine.other_cpu_permille.map_or("an unknown part".into(), |all| format!("{} %", all / 10));
     let speed = |bytes: u64| format!("{:.1} GB/s", bytes as f64 / 1e9);
     let DemoConfig { threads, link_bytes_per_s, memory_bytes, requests, lengths, .. } = setting;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use sluice_types::load::{
-    LoadError, LoadErrors, Loaded, Loader, Path as FieldPath, Problem, Source, SpannedObject,
+    LoadError, LoadErrors, Loaded, Loader, Path as FieldPath, Problem, SourceFile, SpannedObject,
 };
 
 use crate::Misconfigured;
@@ -36,7 +36,7 @@ impl SourceObject {
 
 /// Loads all files together.
 pub fn load_files(loader: &Loader, files: &[PathBuf]) -> Loaded {
-    let sources: Vec<Source> = files.iter().map(|file| Source::read(file)).collect();
+    let sources: Vec<SourceFile> = files.iter().map(|file| SourceFile::read(file)).collect();
     loader.load(&sources)
 }
 

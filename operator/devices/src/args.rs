@@ -13,7 +13,7 @@ use crate::store::NodeDirs;
 
 /// Options of the driver.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub struct PluginArgs {
     /// Name of this node.
     #[arg(long, env = "NODE_NAME")]
     pub node_name: String,
@@ -65,7 +65,7 @@ pub enum OfferError {
     MemoryTooSmall(String),
 }
 
-impl Args {
+impl PluginArgs {
     /// Returns the node's offer.
     ///
     /// # Errors
@@ -117,10 +117,10 @@ impl Args {
 mod tests {
     use clap::Parser;
 
-    use super::Args;
+    use super::PluginArgs;
     use crate::cli::Cli;
 
-    fn args(rest: &[&str]) -> Args {
+    fn args(rest: &[&str]) -> PluginArgs {
         Cli::parse_from(["sluice-devices", "--node-name", "one"].iter().chain(rest)).driver.unwrap()
     }
 

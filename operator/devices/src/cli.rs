@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 
 use crate::DRIVER;
-use crate::args::Args;
+use crate::args::PluginArgs;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{} (commit {}, driver {DRIVER})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
@@ -25,7 +25,7 @@ pub struct Cli {
     pub job: Option<Job>,
     /// The driver.
     #[command(flatten)]
-    pub driver: Option<Args>,
+    pub driver: Option<PluginArgs>,
 }
 
 /// A Job of the chart.

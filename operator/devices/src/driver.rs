@@ -15,7 +15,7 @@ use crate::DRIVER;
 use crate::cdi;
 use crate::claim::{ClaimError, PreparedClaim, allocated_devices, is_uid, prepared_claim};
 use crate::devices::Offer;
-use crate::health::Metrics;
+use crate::health::DriverMetrics;
 use crate::proto::dra::dra_plugin_server::DraPlugin;
 use crate::proto::dra::{
     Claim, Device, NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
@@ -36,7 +36,7 @@ pub struct Driver {
     client: Client,
     offer: Offer,
     store: Mutex<Store>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<DriverMetrics>,
     /// Serialises prepare, unprepare and sweep calls, as the helper of upstream's drivers does. Otherwise a claim
     /// that is unprepared while it is being prepared would stay.
     prepare_lock: tokio::sync::Mutex<()>,
@@ -69,7 +69,7 @@ pub enum PrepareError {
 
 impl Driver {
     /// Creates a driver that offers `offer` and owns `store`.
-    pub fn new(client: Client, offer: Offer, store: Store, metrics: Arc<Metrics>) -> Driver {
+    pub fn new(client: Client, offer: Offer, store: Store, metrics: Arc<DriverMetrics>) -> Driver {
         let driver = Driver {
             client,
             offer,

@@ -33,14 +33,14 @@ struct Call {
 }
 
 /// Metrics of the driver.
-pub struct Metrics {
+pub struct DriverMetrics {
     registry: Mutex<Registry>,
     calls: Family<Call, Counter>,
     claims: Gauge,
     bad_records: Gauge,
 }
 
-impl Default for Metrics {
+impl Default for DriverMetrics {
     fn default() -> Self {
         let (calls, claims, bad_records) = (Family::default(), Gauge::default(), Gauge::default());
         let mut registry = Registry::with_prefix("sluice_devices");
@@ -48,11 +48,11 @@ impl Default for Metrics {
         registry.register("claims", "Claims prepared on this node", claims.clone());
         let help = "Records of claims that this driver could not understand and put aside";
         registry.register("bad_records", help, bad_records.clone());
-        Metrics { registry: Mutex::new(registry), calls, claims, bad_records }
+        DriverMetrics { registry: Mutex::new(registry), calls, claims, bad_records }
     }
 }
 
-impl Metrics {
+impl DriverMetrics {
     /// Counts a prepare call for one claim.
     pub fn prepared(&self, well: bool) {
         self.call("prepare", well);
@@ -90,7 +90,7 @@ pub struct Health {
     /// Whether the kubelet has registered the driver, and whether the slice is published.
     pub ready: [watch::Receiver<bool>; 2],
     /// Metrics that `/metrics` returns.
-    pub metrics: std::sync::Arc<Metrics>,
+    pub metrics: std::sync::Arc<DriverMetrics>,
 }
 
 /// Routes `/live`, `/ready` and `/metrics`.

@@ -16,10 +16,10 @@ use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 
-use crate::args::Args;
+use crate::args::PluginArgs;
 use crate::driver::{Driver, RegistrationInfo};
 use crate::h2_authority::with_fixed_authority;
-use crate::health::{self, Health, Metrics};
+use crate::health::{self, DriverMetrics, Health};
 use crate::proto::dra::dra_plugin_server::DraPluginServer;
 use crate::proto::pluginregistration::registration_server::RegistrationServer;
 use crate::slice::Publisher;
@@ -33,9 +33,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// The driver cannot start because a folder, a socket or an address is not available, or its sockets cannot be
 /// removed.
-pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>) -> anyhow::Result<()> {
+pub async fn serve(args: &PluginArgs, client: Client, ended: impl Future<Output = ()>) -> anyhow::Result<()> {
     let offer = args.offer()?;
-    let metrics = Arc::new(Metrics::default());
+    let metrics = Arc::new(DriverMetrics::default());
     let store = Store::open(args.node_dirs())?;
     let driver = Arc::new(Driver::new(client.clone(), offer.clone(), store, Arc::clone(&metrics)));
     let introduction = Arc::new(RegistrationInfo::new(args.dra_socket()));
@@ -76,7 +76,7 @@ pub async fn serve(args: &Args, client: Client, ended: impl Future<Output = ()>)
     Ok(())
 }
 
-async fn garbage_collect_loop(driver: &Driver, args: &Args) {
+async fn garbage_collect_loop(driver: &Driver, args: &PluginArgs) {
     // The first sweep waits for one interval: after a reboot the kubelet restores its pods first.
     let mut every = tokio::time::interval_at(Instant::now() + args.sweep_interval(), args.sweep_interval());
     loop {

@@ -7,7 +7,7 @@ use kube::Client;
 use sluice_plan::validate::ClusterFeatures;
 
 use crate::cache::ClusterCache;
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 
 /// First minor version of Kubernetes 1 with image volumes by default.
 const IMAGE_VOLUMES_MIN_MINOR: u32 = 36;
@@ -38,7 +38,7 @@ impl ClusterCapabilities {
     }
 
     /// Queries missing features repeatedly. When one appears, all pools are enqueued.
-    pub async fn poll_until_complete(&self, client: &Client, world: &ClusterCache, queue: &Queue) {
+    pub async fn poll_until_complete(&self, client: &Client, world: &ClusterCache, queue: &WorkQueue) {
         if self.current().has_image_volumes {
             return;
         }
@@ -94,7 +94,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn cluster_upgrade_enqueues_all_pools() {
-        let (world, queue) = (ClusterCache::default(), Queue::default());
+        let (world, queue) = (ClusterCache::default(), WorkQueue::default());
         let unit = PoolKey { namespace: "ns".into(), pool: "p".into() };
         let pool: GpuPool = serde_json::from_value(json!({"apiVersion": "sluice.dev/v1alpha1", "kind": "GpuPool",
             "metadata": {"name": "p"}, "spec": {"deviceClassName": "gpu", "gpus": [{"name": "g", "count": 1}], "hostMemoryPerGPU": "1Gi"}}))

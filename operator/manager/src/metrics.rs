@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use sluice_types::ModelTenant;
 
 use crate::cache::ClusterCache;
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 
 /// The metrics. Clones share their values.
 #[derive(Clone, Debug)]
@@ -165,7 +165,7 @@ impl Metrics {
     }
 
     /// Returns all metrics as text.
-    pub fn render(&self, world: &ClusterCache, queue: &Queue) -> String {
+    pub fn render(&self, world: &ClusterCache, queue: &WorkQueue) -> String {
         self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
         for (kind, count) in world.object_counts() {
             self.objects

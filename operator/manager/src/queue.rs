@@ -19,7 +19,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The queue.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct WorkQueue {
     inner: Mutex<Inner>,
     wake: Notify,
 }
@@ -33,7 +33,7 @@ struct Inner {
     back_offs: HashMap<PoolKey, BackOff>,
 }
 
-impl Queue {
+impl WorkQueue {
     /// Enqueues a pool with the default delay.
     pub fn add(&self, unit: &PoolKey) {
         self.add_after(unit, DEBOUNCE);
@@ -53,7 +53,7 @@ impl Queue {
         self.lock().due_at.len()
     }
 
-    /// Returns the next due pool. It is not returned again before [`Queue::done`].
+    /// Returns the next due pool. It is not returned again before [`WorkQueue::done`].
     pub async fn next(&self) -> PoolKey {
         loop {
             let wait = match self.try_pop() {
@@ -136,7 +136,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn duplicate_adds_are_coalesced() {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         queue.add(&pool_key("a"));
         queue.add(&pool_key("a"));
         assert_eq!(queue.next().await, pool_key("a"));
@@ -145,7 +145,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn key_is_processed_by_one_worker_at_a_time() {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         queue.add(&pool_key("a"));
         let first = queue.next().await;
         queue.add(&first);
@@ -158,7 +158,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failures_back_off_and_success_resets_backoff() {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         let mut waited = Vec::new();
         queue.add(&pool_key("a"));
         for failed in [true, true, true, false] {
@@ -178,7 +178,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn long_reconcile_delays_next_by_at_most_a_minute() {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         queue.add(&pool_key("a"));
         let a = queue.next().await;
         for (took, pause) in [(3, 6), (3600, 60)] {
@@ -192,7 +192,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn forgotten_key_leaves_no_state() {
-        let queue = Queue::default();
+        let queue = WorkQueue::default();
         queue.add(&pool_key("a"));
         let gone = queue.next().await;
         queue.forget(&gone);

@@ -33,7 +33,7 @@ use crate::cache::{ClusterCache, NamespacedName, PoolKey};
 use crate::capabilities::ClusterCapabilities;
 use crate::credentials::CertificateManager;
 use crate::metrics::Metrics;
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 use crate::sidecars::{GpuKey, GpuRead, SidecarRegistry};
 
 /// State and clients of a reconciliation.
@@ -41,7 +41,7 @@ pub struct Reconciler {
     /// Access to the API server.
     pub client: Client,
     pub cache: Arc<ClusterCache>,
-    pub queue: Arc<Queue>,
+    pub queue: Arc<WorkQueue>,
     /// Settings for every pod.
     pub release: Release,
     pub capabilities: Arc<ClusterCapabilities>,

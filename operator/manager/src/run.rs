@@ -27,7 +27,7 @@ use crate::credentials::CertificateManager;
 use crate::dashboard;
 use crate::leader_election::LeaderElection;
 use crate::metrics::Metrics;
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 use crate::reconcile::{EventRecorder, ReconcileCache, Reconciler};
 use crate::server::{HttpState, LeaderFlag, read_router, router};
 use crate::sidecars::http_client::{SidecarAddress, Transport};
@@ -73,7 +73,7 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let (metrics, leads, hub) = (Metrics::default(), LeaderFlag::default(), dashboard::empty_hub());
     let config = Config::infer().await.context("no way to the API server")?;
     let client = api::client(config, api::REQUEST_TIMEOUT, &metrics).context("no way to the API server")?;
-    let (world, queue) = (Arc::new(ClusterCache::default()), Arc::new(Queue::default()));
+    let (world, queue) = (Arc::new(ClusterCache::default()), Arc::new(WorkQueue::default()));
     let feed = WatchContext {
         cache: world.clone(),
         queue: queue.clone(),

@@ -20,7 +20,7 @@ use sluice_wire::time::unix_ms;
 
 use crate::cache::ClusterCache;
 use crate::metrics::Metrics;
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 use crate::reconcile::Reconciler;
 
 /// State that the handlers read.
@@ -31,7 +31,7 @@ pub struct HttpState {
     /// Caches of the watched objects.
     pub cache: Arc<ClusterCache>,
     /// Queue of pools.
-    pub queue: Arc<Queue>,
+    pub queue: Arc<WorkQueue>,
     /// Watches that have not listed everything yet.
     pub pending: Arc<AtomicUsize>,
 }

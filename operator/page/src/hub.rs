@@ -246,7 +246,7 @@ pub struct Viewer {
 }
 
 /// One message to a viewer: the name of its kind and JSON.
-pub type Message = (&'static str, String);
+pub type ViewerMessage = (&'static str, String);
 
 #[derive(Serialize)]
 struct List<'a> {
@@ -266,7 +266,7 @@ struct List<'a> {
 
 impl Viewer {
     /// Waits for the next update, or returns the present state at first; `None` = there will be none.
-    pub async fn next(&mut self) -> Option<Vec<Message>> {
+    pub async fn next(&mut self) -> Option<Vec<ViewerMessage>> {
         self.updates.changed().await.ok()?;
         let number = *self.updates.borrow_and_update();
         Some(self.messages(number))
@@ -275,7 +275,7 @@ impl Viewer {
     /// The present state, whole. The GPU that the viewer asks for is made with the next update, if it is not there
     /// yet:
     /// waits for it.
-    pub async fn snapshot(&mut self) -> Option<Vec<Message>> {
+    pub async fn snapshot(&mut self) -> Option<Vec<ViewerMessage>> {
         loop {
             let messages = self.next().await?;
             if !self.is_awaited() {
@@ -294,7 +294,7 @@ impl Viewer {
     }
 
     /// What is new for this viewer: the list, then for each GPU that it sees its history and its present.
-    fn messages(&mut self, number: u64) -> Vec<Message> {
+    fn messages(&mut self, number: u64) -> Vec<ViewerMessage> {
         let hub = self.hub.clone();
         let inner = lock(&hub.inner);
         let mut messages = vec![("list", self.list(&inner, number))];

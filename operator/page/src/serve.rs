@@ -16,7 +16,7 @@ use axum::routing::get;
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
 
-use crate::hub::{Hub, Message, Viewer};
+use crate::hub::{Hub, Viewer, ViewerMessage};
 
 /// Path, kind and contents of the page's files.
 pub const FILES: [(&str, &str, &str); 6] = [
@@ -111,7 +111,7 @@ async fn events(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) ->
 }
 
 fn event_stream(viewer: Viewer) -> impl Stream<Item = Result<Event, Infallible>> {
-    let left: std::vec::IntoIter<Message> = Vec::new().into_iter();
+    let left: std::vec::IntoIter<ViewerMessage> = Vec::new().into_iter();
     stream::unfold((viewer, left), async |(mut viewer, mut left)| {
         loop {
             if let Some((kind, json)) = left.next() {

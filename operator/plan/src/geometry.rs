@@ -6,7 +6,7 @@ use sluice_wire::geometry::Geometry as Told;
 
 /// Sizes of a model on an engine with a known number of threads. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
+pub struct EngineGeometry {
     /// Weights outside of layers: embeddings, head, norms.
     pub global_bytes: u64,
     /// Weights of the largest layer.
@@ -27,14 +27,14 @@ pub struct Geometry {
     pub download_bytes: Option<u64>,
 }
 
-impl Geometry {
+impl EngineGeometry {
     /// Returns the sizes from a tenant's status, for an engine with `threads` threads; `None` = an older operator
     /// wrote the status with fewer fields, and the model must be inspected again.
-    pub fn from_status(model: &ModelStatus, threads: u32) -> Option<Geometry> {
+    pub fn from_status(model: &ModelStatus, threads: u32) -> Option<EngineGeometry> {
         let bytes = |kept: i64| u64::try_from(kept).ok();
         let count = |kept: i32| u32::try_from(kept).ok().filter(|count| *count > 0);
         let of_threads = bytes(model.thread_bytes)? * u64::from(threads);
-        Some(Geometry {
+        Some(EngineGeometry {
             global_bytes: bytes(model.global_bytes)?,
             layer_bytes: bytes(model.layer_bytes).filter(|bytes| *bytes > 0)?,
             layers: count(model.layers)?,
@@ -49,9 +49,9 @@ impl Geometry {
 
     /// Returns placeholder sizes for a proxied engine whose container memory is declared: it lends no memory and
     /// shares no GPU. `None` = the model must be inspected.
-    pub fn without_inspection(spec: &ModelTenantSpec) -> Option<Geometry> {
+    pub fn without_inspection(spec: &ModelTenantSpec) -> Option<EngineGeometry> {
         let proxied = spec.engine.kind == EngineKind::Vllm;
-        (proxied && declared_bytes(spec.engine.resources.as_ref()).is_some()).then_some(Geometry {
+        (proxied && declared_bytes(spec.engine.resources.as_ref()).is_some()).then_some(EngineGeometry {
             global_bytes: 0,
             layer_bytes: 0,
             layers: 1,

@@ -34,7 +34,7 @@ pub use self::pod::deployment;
 pub use self::service::selector_text as selector;
 pub use self::service::{budget, service};
 pub(crate) use self::volumes::fetches;
-use crate::geometry::Geometry;
+use crate::geometry::EngineGeometry;
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
 
@@ -108,7 +108,7 @@ pub struct PlacedSlot<'a> {
     /// Epoch of the GPU's claim.
     pub epoch: u32,
     /// Sizes of its model.
-    pub model: Geometry,
+    pub model: EngineGeometry,
     /// Resources that it takes.
     pub demand: Demand,
     /// Device memory that it may hold without borrowing, bytes.

@@ -128,15 +128,15 @@ pub enum UnfitReason {
 }
 
 /// The GPU of every slot, or why it has none, by tenant and index.
-pub type Placement = BTreeMap<(String, u32), Result<String, UnplacedReason>>;
+pub type SlotPlacement = BTreeMap<(String, u32), Result<String, UnplacedReason>>;
 
 /// Places every one of `slots` on one of `gpus`. The order of both does not matter.
-pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> Placement {
+pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> SlotPlacement {
     let mut rooms: Vec<GpuCapacity<'a>> = gpus.iter().map(GpuCapacity::new).collect();
     rooms.sort_by_key(|room| &room.gpu.name);
     let mut order: Vec<&Slot> = slots.iter().collect();
     order.sort_by_key(|slot| (Reverse(slot.priority), slot.created, &slot.tenant, slot.index));
-    let mut placement = Placement::new();
+    let mut placement = SlotPlacement::new();
     // Serving slots first, because their floors are in use; new slots last, on the remaining capacity.
     place_each(&mut order, &mut placement, |slot| {
         if slot.is_serving { keep_current_gpu(&mut rooms, slot) } else { None }
@@ -158,7 +158,7 @@ fn slot_key(slot: &Slot) -> (String, u32) {
 /// Removes the slots from `order` that `step` places.
 fn place_each<'a>(
     order: &mut Vec<&'a Slot>,
-    placement: &mut Placement,
+    placement: &mut SlotPlacement,
     mut step: impl FnMut(&'a Slot) -> Option<String>,
 ) {
     order.retain(|slot| {

@@ -25,8 +25,8 @@ use crate::epoch::Epoch;
 use crate::gpu::Gpu;
 use crate::objects::{PlacedSlot, claim_name};
 use crate::observed::{ApplyFailure, ObservedClaim, ObservedIndex, ObservedPod, ObservedPool, SidecarReport};
-use crate::placement::{Placement, Slot, UnfitReason, UnplacedReason, place};
-use crate::resource_demand::{Demand, Geometry};
+use crate::placement::{Slot, SlotPlacement, UnfitReason, UnplacedReason, place};
+use crate::resource_demand::{Demand, EngineGeometry};
 use crate::spec_convert::sharing;
 use crate::validate::ClusterFeatures;
 use crate::zone_disruption::ZoneDisruption;
@@ -85,7 +85,7 @@ pub struct TenantPlan<'a> {
     /// Every reason why it cannot be served at all; empty = it is accepted.
     pub rejections: Vec<ConditionResult>,
     /// Sizes of its model; `None` = not known.
-    pub model: Option<Geometry>,
+    pub model: Option<EngineGeometry>,
     /// Inspection result for its status.
     pub inspected: Option<ModelStatus>,
     /// Why an inspection determined no sizes.
@@ -269,7 +269,7 @@ fn slots_by_gpu(plan: &PoolPlan<'_>) -> Vec<Vec<(usize, usize)>> {
 
 fn plan_slot(
     slot: &Slot,
-    placement: &mut Placement,
+    placement: &mut SlotPlacement,
     gpus: &[Gpu],
     at: &impl Fn(String) -> usize,
 ) -> SlotPlan {

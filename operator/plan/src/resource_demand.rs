@@ -5,7 +5,7 @@ use sluice_types::pool::Policy;
 use sluice_types::shared::Resources;
 use sluice_types::tenant::EngineKind;
 
-pub use crate::geometry::Geometry;
+pub use crate::geometry::EngineGeometry;
 use crate::geometry::declared_bytes;
 use crate::objects::fetches;
 use crate::sizes::{SMALL_PROCESS_BYTES, block_bytes, block_chunks, sequence_blocks};
@@ -75,7 +75,7 @@ impl PodMemory {
 }
 
 /// Returns the resources that one slot of the tenant takes.
-pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -> Demand {
+pub fn demand(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandParams) -> Demand {
     let sidecar_bytes = sidecar_bytes(spec, model);
     let pod = pod_memory(spec, model, terms, sidecar_bytes);
     let host_bytes = match spec.engine.kind {
@@ -91,7 +91,7 @@ pub fn demand(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) ->
 /// `sidecar_bytes` without the GPU; chunks of a host-backed GPU are charged to the sidecar, up to the whole GPU.
 pub fn pod_memory(
     spec: &ModelTenantSpec,
-    model: &Geometry,
+    model: &EngineGeometry,
     terms: &DemandParams,
     sidecar_bytes: u64,
 ) -> PodMemory {
@@ -115,7 +115,7 @@ pub(crate) fn container_bytes(written: Option<&Resources>, computed: u64) -> u64
 /// DESIGN 1, "floor": WeightsGlobal, the layers that the cap keeps resident and one slot for all others, KV,
 /// activations, staging and contexts, each in whole chunks. The sidecar declares the same value. A layout's second
 /// slot counts as memory above the floor, also in the sidecar.
-fn floor_bytes(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -> u64 {
+fn floor_bytes(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandParams) -> u64 {
     let whole = |bytes: u64| bytes.div_ceil(terms.chunk_bytes) * terms.chunk_bytes;
     let layers = u64::from(min_layers(spec, model.layers, terms.policy));
     whole(model.global_bytes)
@@ -127,7 +127,7 @@ fn floor_bytes(spec: &ModelTenantSpec, model: &Geometry, terms: &DemandParams) -
 }
 
 /// Only eLLM's step lends the activations that a smaller step than the largest does not need.
-const fn activation_bytes(model: &Geometry, policy: Policy) -> u64 {
+const fn activation_bytes(model: &EngineGeometry, policy: Policy) -> u64 {
     match policy {
         Policy::Unified | Policy::Ellm => model.activation_bytes,
         Policy::Recompute | Policy::FlexGen | Policy::Pie | Policy::Oneiros | Policy::OrbitFlow => {
@@ -150,7 +150,7 @@ fn min_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
 
 /// Returns the chunks of KV that the tenant can always hold: its guarantee, within its limit, and at least one
 /// sequence of maximum length.
-fn kv_chunks(spec: &ModelTenantSpec, model: &Geometry, chunk_bytes: u64) -> u64 {
+fn kv_chunks(spec: &ModelTenantSpec, model: &EngineGeometry, chunk_bytes: u64) -> u64 {
     let memory = &spec.memory;
     let limit = memory.kv_limit.as_ref().map_or(u64::MAX, |limit| limit.bytes() / chunk_bytes);
     let asked = memory.guaranteed_kv.as_ref().map_or(0, |asked| asked.bytes().div_ceil(chunk_bytes));
@@ -166,7 +166,7 @@ struct LongestSequence {
 }
 
 impl LongestSequence {
-    fn of(spec: &ModelTenantSpec, model: &Geometry) -> LongestSequence {
+    fn of(spec: &ModelTenantSpec, model: &EngineGeometry) -> LongestSequence {
         let layers = model.layers.max(1);
         let longest = spec.model.max_model_len.and_then(|tokens| u32::try_from(tokens).ok());
         let tokens = longest.unwrap_or(model.max_model_len);
@@ -217,7 +217,7 @@ pub enum DemandError {
 /// [`DemandError`].
 pub fn check_kv_fits(
     spec: &ModelTenantSpec,
-    model: &Geometry,
+    model: &EngineGeometry,
     terms: &DemandParams,
 ) -> Result<(), DemandError> {
     let (sequence, chunk_bytes) = (LongestSequence::of(spec, model), terms.chunk_bytes);
@@ -236,7 +236,7 @@ pub fn check_kv_fits(
 
 /// Master copy, host tier, the sidecar itself and its streams, and 5 % more. The sidecar of a proxied engine has
 /// neither of the first two, but buffers request bodies and early tokens.
-fn sidecar_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
+fn sidecar_bytes(spec: &ModelTenantSpec, model: &EngineGeometry) -> u64 {
     match spec.engine.kind {
         EngineKind::Native => {
             with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + base_bytes(spec))
@@ -247,7 +247,7 @@ fn sidecar_bytes(spec: &ModelTenantSpec, model: &Geometry) -> u64 {
 
 /// Returns the host memory of a proxied engine, bytes: its interpreter and libraries, and its weights while it
 /// sleeps.
-fn proxied_engine_bytes(model: &Geometry) -> u64 {
+fn proxied_engine_bytes(model: &EngineGeometry) -> u64 {
     PROXIED_ENGINE_BYTES + with_reserve(model.weights_bytes())
 }
 

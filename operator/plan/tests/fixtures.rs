@@ -7,7 +7,7 @@ use sluice_plan::gpu::{Gpu, GpuSizes, gpus};
 use sluice_plan::objects::{PlacedSlot, Release, claim_digest};
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedNode, ObservedPool, ObservedSlot};
 use sluice_plan::pool_plan::PlanContext;
-use sluice_plan::resource_demand::{Demand, Geometry, demand, pod_memory};
+use sluice_plan::resource_demand::{Demand, EngineGeometry, demand, pod_memory};
 use sluice_plan::validate::ClusterFeatures;
 use sluice_plan::zone_disruption::ZoneDisruption;
 use sluice_types::tenant::EngineKind;
@@ -19,7 +19,7 @@ pub const GRACE: i64 = 60;
 pub const NOW: i64 = 1_000_000;
 
 /// Ten layers of 3 MiB, 5 MiB of other weights, 1 KiB of KV a token.
-pub const MODEL: Geometry = Geometry {
+pub const MODEL: EngineGeometry = EngineGeometry {
     global_bytes: 5 * MIB,
     layer_bytes: 3 * MIB,
     layers: 10,

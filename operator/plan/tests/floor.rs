@@ -1,7 +1,7 @@
 //! The planned floor of a tenant equals the floor that its sidecar declares.
 
 use proptest::prelude::*;
-use sluice_plan::geometry::Geometry;
+use sluice_plan::geometry::EngineGeometry;
 use sluice_plan::resource_demand::{DemandParams, demand};
 use sluice_policy::geometry::{ActivationCost, Geometry as Inside, StepShape};
 use sluice_policy::memory_manager::MemoryManager;
@@ -25,7 +25,7 @@ const COST: ActivationCost = ActivationCost {
 #[derive(Clone, Debug)]
 struct Case {
     chunk: u64,
-    model: Geometry,
+    model: EngineGeometry,
     block: u64,
     policy: Policy,
     percent: u32,
@@ -49,7 +49,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let kv = (any::<bool>(), any::<bool>(), 1..9000 * KIB, 1..9000 * KIB, proptest::option::of(1..5000_u32));
     (policies, sizes, step, 0..=100_u32, kv).prop_map(|(policy, sizes, step, percent, kv)| {
         let (chunk, global_bytes, layer_bytes, layers, per_layer, max_model_len) = sizes;
-        let model = Geometry {
+        let model = EngineGeometry {
             global_bytes,
             layer_bytes,
             layers,

@@ -57,7 +57,7 @@ fn with_current_gpu(gpu: &str, slot: Slot) -> Slot {
 }
 
 fn of<'a>(
-    placement: &'a sluice_plan::placement::Placement,
+    placement: &'a sluice_plan::placement::SlotPlacement,
     tenant: &str,
 ) -> Result<&'a str, &'a UnplacedReason> {
     placement[&(tenant.to_owned(), 0)].as_deref()

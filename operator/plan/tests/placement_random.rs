@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use sluice_plan::gpu::Gpu;
-use sluice_plan::placement::{Placement, Slot, place};
+use sluice_plan::placement::{Slot, SlotPlacement, place};
 use sluice_plan::resource_demand::{Demand, PodMemory};
 use sluice_types::pool::SharingMode;
 
@@ -60,7 +60,7 @@ fn tenants() -> impl Strategy<Value = Vec<Slot>> {
 }
 
 /// Returns the slots, each on the GPU from `placement`.
-fn settled(slots: &[Slot], placement: &Placement) -> Vec<Slot> {
+fn settled(slots: &[Slot], placement: &SlotPlacement) -> Vec<Slot> {
     let on = |slot: &Slot| placement[&(slot.tenant.clone(), slot.index)].clone().ok();
     slots.iter().map(|slot| Slot { current_gpu: on(slot), ..slot.clone() }).collect()
 }

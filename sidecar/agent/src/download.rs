@@ -28,7 +28,7 @@ pub(crate) use self::error::error_chain;
 pub use self::hub::Hub;
 use self::lock::FolderLock;
 use self::partial_file::PartialFile;
-use self::progress::Progress;
+use self::progress::ByteProgress;
 pub use self::progress::ProgressOutput;
 use self::retry::RetryState;
 pub(crate) use self::retry::with_retries;
@@ -175,7 +175,7 @@ pub async fn download_model(
     if is_present(asked, to)? {
         return Ok(());
     }
-    let progress = Progress::new(items.iter().map(|item| item.bytes).sum());
+    let progress = ByteProgress::new(items.iter().map(|item| item.bytes).sum());
     let files = stream::iter(&items).map(|item| {
         let job = FileDownload {
             client: &client,
@@ -231,7 +231,7 @@ struct FileDownload<'a> {
     source: &'a Source,
     file: &'a ModelFile,
     path: PathBuf,
-    progress: &'a Progress,
+    progress: &'a ByteProgress,
 }
 
 impl FileDownload<'_> {

@@ -34,7 +34,7 @@ use crate::metrics::Metrics;
 use crate::peers::admin_call::{AdminCall, reject_grant};
 use crate::peers::membership::LedgerMembership;
 use crate::peers::pending_replies::PendingReplies;
-use crate::scheduler_handle::{Message, RequestUpdate, Status};
+use crate::scheduler_handle::{RequestUpdate, SchedulerMessage, Status};
 use backend::EngineCompute;
 use engine_acceptor::EngineConnEvent;
 use engine_watch::EngineWatch;
@@ -61,7 +61,7 @@ pub struct DeviceFailed(String);
 /// The thread's state.
 pub struct EngineLoop {
     driver: Driver<HostMemory, EngineCompute>,
-    inbox: Receiver<Message>,
+    inbox: Receiver<SchedulerMessage>,
     status: watch::Sender<Status>,
     streams: HashMap<RequestId, mpsc::UnboundedSender<RequestUpdate>>,
     metrics: Arc<Metrics>,
@@ -87,7 +87,7 @@ pub struct EngineLoop {
 }
 
 impl EngineLoop {
-    /// Runs until [`Message::Stop`].
+    /// Runs until [`SchedulerMessage::Stop`].
     ///
     /// # Errors
     /// The device failed. Open streams have received the failure.
@@ -104,7 +104,7 @@ impl EngineLoop {
                 Err(RecvTimeoutError::Disconnected) => break,
             };
             while let Some(one) = message {
-                if matches!(one, Message::Stop) {
+                if matches!(one, SchedulerMessage::Stop) {
                     self.stop();
                     return Ok(());
                 }
@@ -139,28 +139,28 @@ impl EngineLoop {
         self.clock.now()
     }
 
-    fn on_message(&mut self, message: Message) {
+    fn on_message(&mut self, message: SchedulerMessage) {
         match message {
-            Message::Submit(request, updates) => {
+            SchedulerMessage::Submit(request, updates) => {
                 self.streams.insert(request.id, updates);
                 self.driver.push(Event::Submit(request));
             }
-            Message::Cancel(id) => {
+            SchedulerMessage::Cancel(id) => {
                 // Every handle sends this when it is dropped. It cancels a request only if the response has not ended.
                 if self.streams.remove(&id).is_some() {
                     self.driver.push(Event::Cancel(id));
                 }
             }
-            Message::Wake => {}
-            Message::Engine(news) => self.on_engine_event(*news),
-            Message::Admin(call) => self.on_call(call),
-            Message::Peer(event) => self.driver.push(Event::Peer(*event)),
-            Message::State(reply) => {
+            SchedulerMessage::Wake => {}
+            SchedulerMessage::Engine(news) => self.on_engine_event(*news),
+            SchedulerMessage::Admin(call) => self.on_call(call),
+            SchedulerMessage::Peer(event) => self.driver.push(Event::Peer(*event)),
+            SchedulerMessage::State(reply) => {
                 let state = self.state();
                 // The receiver may be dropped.
                 let _ = reply.send(Box::new(state));
             }
-            Message::Stop => unreachable!("handled by the loop"),
+            SchedulerMessage::Stop => unreachable!("handled by the loop"),
         }
     }
 

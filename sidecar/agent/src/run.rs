@@ -29,7 +29,7 @@ use crate::gateway::scrape::MetricsScrape;
 use crate::gateway::{ApiKeys, Gateway};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
-use crate::scheduler_handle::{Message, MessageSender, SchedulerHandle, Status};
+use crate::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
 use crate::{download, inspect, proxied_engine};
 
 fn config_error(error: impl Into<anyhow::Error>) -> Failure {
@@ -213,7 +213,7 @@ async fn serve_native(
         closed.store(true, Ordering::Relaxed);
         ending.store(true, Ordering::Relaxed);
         // Every running request ends, and its client receives the reason.
-        inbox.send(Message::Stop);
+        inbox.send(SchedulerMessage::Stop);
     };
     serving.drain(cut).await;
     let joined = tokio::task::spawn_blocking(move || room.join()).await;

@@ -80,13 +80,13 @@ impl RequestHandle {
 
 impl Drop for RequestHandle {
     fn drop(&mut self) {
-        self.inbox.send(Message::Cancel(self.id));
+        self.inbox.send(SchedulerMessage::Cancel(self.id));
     }
 }
 
 /// Message to the scheduler's thread.
 #[derive(Debug)]
-pub enum Message {
+pub enum SchedulerMessage {
     /// A request, and the sender of its updates.
     Submit(Request, mpsc::UnboundedSender<RequestUpdate>),
     /// The client has disconnected.
@@ -108,18 +108,18 @@ pub enum Message {
 /// Sender of messages. It is unbounded, because the limits on open requests, checked before each send, bound its
 /// length.
 #[derive(Clone, Debug)]
-pub struct MessageSender(std::sync::mpsc::Sender<Message>);
+pub struct MessageSender(std::sync::mpsc::Sender<SchedulerMessage>);
 
 impl MessageSender {
     /// Creates an inbox and its receiver.
-    pub fn new() -> (MessageSender, std::sync::mpsc::Receiver<Message>) {
+    pub fn new() -> (MessageSender, std::sync::mpsc::Receiver<SchedulerMessage>) {
         let (sender, receiver) = std::sync::mpsc::channel();
         (MessageSender(sender), receiver)
     }
 
     /// Sends a message. If the scheduler has ended, the message is dropped, and a caller that waits for its answer sees
     /// the channel close.
-    pub fn send(&self, message: Message) {
+    pub fn send(&self, message: SchedulerMessage) {
         let _ = self.0.send(message);
     }
 }
@@ -161,13 +161,13 @@ impl SchedulerHandle {
         let (sender, updates) = mpsc::unbounded_channel();
         let sampling = Arc::new(sampling);
         let request = Request { id, prompt, max_tokens, sampling, priority, salt, paced };
-        self.inbox.send(Message::Submit(request, sender));
+        self.inbox.send(SchedulerMessage::Submit(request, sender));
         RequestHandle { id, updates, inbox: self.inbox.clone() }
     }
 
     /// Returns the state. `None` if the scheduler has ended, or loads weights.
     pub async fn state(&self) -> Option<sluice_wire::State> {
-        self.query(STATE_TIMEOUT, Message::State).await.map(|state| *state)
+        self.query(STATE_TIMEOUT, SchedulerMessage::State).await.map(|state| *state)
     }
 
     /// Sends a query and waits at most `patience` for its answer. `None` if the scheduler has ended or did not answer
@@ -175,7 +175,7 @@ impl SchedulerHandle {
     pub async fn query<T>(
         &self,
         patience: Duration,
-        question: impl FnOnce(oneshot::Sender<T>) -> Message,
+        question: impl FnOnce(oneshot::Sender<T>) -> SchedulerMessage,
     ) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         self.inbox.send(question(sender));
@@ -184,7 +184,7 @@ impl SchedulerHandle {
 
     /// Makes the scheduler check everything that it watches.
     pub fn wake(&self) {
-        self.inbox.send(Message::Wake);
+        self.inbox.send(SchedulerMessage::Wake);
     }
 
     /// Returns a watch on whether requests can be served.

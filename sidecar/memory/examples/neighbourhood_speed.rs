@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use sluice_common::statistics::percentile;
 use sluice_memory::gpu_ledger::{
-    GpuLedger, LedgerIdentity, ParticipantHandle, RECORDS, TurnOrder, current_boot_id,
+    GpuLedger, LedgerIdentity, ParticipantHandle, RECORDS, SliceOrder, current_boot_id,
 };
 
 const ROUNDS: usize = 2_000;
@@ -115,7 +115,7 @@ fn hand_over(folder: &Path, seat: &ParticipantHandle) -> Result<u64> {
 }
 
 fn ping_pong(seat: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
-    let (turn, order) = (seat.slice_queue(), TurnOrder::RoundRobin);
+    let (turn, order) = (seat.slice_queue(), SliceOrder::RoundRobin);
     let mut times = vec![];
     turn.request(0)?;
     turn.acquire_within(order, TIMEOUT)?.context("the first turn")?;
@@ -143,7 +143,7 @@ fn partner(folder: &Path) -> Result<()> {
     let seat = open(folder)?.join("partner", 0, 0)?;
     loop {
         seat.slice_queue().request(0)?;
-        if seat.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT)?.is_none() {
+        if seat.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT)?.is_none() {
             return Ok(());
         }
         seat.slice_queue().release()?;

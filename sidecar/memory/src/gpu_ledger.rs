@@ -54,7 +54,7 @@ pub use share_request::ShareRequest;
 pub use slice_holder::SliceHolder;
 pub use slice_tracker::SliceTakeover;
 pub use sluice_policy::peers::Peer;
-pub use sluice_policy::peers::time_slice::TurnOrder;
+pub use sluice_policy::peers::time_slice::SliceOrder;
 pub use time_slice::{Epoch, FIRST_DEADLINE, OVERDUE_GRACE, SliceQueue};
 pub use transfer::ClearedTransfers;
 pub use wait_queue::SKIP_AFTER;

@@ -36,8 +36,8 @@ pub use clock::since_boot;
 pub use faults::Faults;
 pub use fence::{FenceError, SliceFence};
 pub use gpu_ledger::{
-    GpuLedger, JoinError, LedgerError, LedgerIdentity, OpenError, ParticipantHandle, Peer, SliceQueue,
-    TurnOrder,
+    GpuLedger, JoinError, LedgerError, LedgerIdentity, OpenError, ParticipantHandle, Peer, SliceOrder,
+    SliceQueue,
 };
 pub use host::{AuditError, EngineConnection, HostError, HostMemory, HostOptions, KvCopyStats};
 pub use host_weights::{HostWeights, HostWeightsBuilder, HostWeightsError, Slab};

@@ -19,7 +19,7 @@ use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::peers::Peer;
 use crate::peers::loans::{LoanBook, LoanIn, LoanInState, LoanOut, ReturnOrder};
 use crate::peers::next_use;
-use crate::peers::victim::VictimRule;
+use crate::peers::victim::VictimOrder;
 
 mod borrow_search;
 mod messages;
@@ -40,8 +40,8 @@ pub struct NegotiationPolicy {
     /// Priorities of peers. While the tenant is active, it lends nothing to a peer of lower priority.
     pub priorities: Vec<(Peer, i32)>,
     /// Order in which peers are asked.
-    pub rule: VictimRule,
-    /// Order of [`VictimRule::FixedOrder`], and of peers without state.
+    pub rule: VictimOrder,
+    /// Order of [`VictimOrder::FixedOrder`], and of peers without state.
     pub order: Vec<Peer>,
     /// Time after a restore of its layers during which a tenant lends nothing, nanoseconds.
     pub min_residence_ns: u64,
@@ -60,7 +60,7 @@ impl Default for NegotiationPolicy {
         NegotiationPolicy {
             priority: 0,
             priorities: Vec::new(),
-            rule: VictimRule::default(),
+            rule: VictimOrder::default(),
             order: Vec::new(),
             min_residence_ns: 500_000_000,
             revoke_bound_ns: 200_000_000,

@@ -29,7 +29,7 @@ impl Generations {
 
 /// The progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum CopyProgress {
     /// It has to be ordered.
     Due,
     /// It was ordered and has not ended.
@@ -48,7 +48,7 @@ pub struct Instance {
     /// Names the contents.
     pub generation: Generation,
     /// Progress of its copy.
-    pub progress: Progress,
+    pub progress: CopyProgress,
 }
 
 /// A copy to order.
@@ -121,7 +121,7 @@ impl Slots {
             let (layer, slot) = (self.layout.moving[index], self.layout.slot(index));
             let (generation, progress) = match self.before(self.window.len(), slot) {
                 Some(previous) if previous.layer == layer => (previous.generation, previous.progress),
-                _ => (generations.next_generation(), Progress::Due),
+                _ => (generations.next_generation(), CopyProgress::Due),
             };
             self.window.push_back(Instance { layer, slot, generation, progress });
         }
@@ -132,7 +132,7 @@ impl Slots {
         let earlier = self.window.range(..at).rev().find(|i| i.slot == slot).copied();
         earlier.or_else(|| {
             let (layer, generation) = self.base[slot.index()]?;
-            Some(Instance { layer, slot, generation, progress: Progress::Committed })
+            Some(Instance { layer, slot, generation, progress: CopyProgress::Committed })
         })
     }
 
@@ -142,20 +142,20 @@ impl Slots {
         let mut readers: Vec<Option<(LayerId, Generation)>> = vec![None; self.base.len()];
         for at in 0..self.window.len() {
             let instance = self.window[at];
-            if instance.progress == Progress::Due {
+            if instance.progress == CopyProgress::Due {
                 let after = readers[instance.slot.index()];
                 // A layer alone in its slot stays there: one copy serves all of its steps.
                 if after.is_none_or(|(_, generation)| generation != instance.generation) {
                     due.push(DueCopy { instance, after, early: at >= self.moving() });
                 }
-                self.window[at].progress = Progress::Ordered;
+                self.window[at].progress = CopyProgress::Ordered;
             }
             readers[instance.slot.index()] = Some((instance.layer, instance.generation));
         }
         due
     }
 
-    fn mark(&mut self, generation: Generation, progress: Progress) {
+    fn mark(&mut self, generation: Generation, progress: CopyProgress) {
         for instance in self.window.iter_mut().filter(|i| i.generation == generation) {
             instance.progress = progress;
         }
@@ -163,7 +163,7 @@ impl Slots {
 
     /// A copy is complete. Its step may be over already: `done` can overtake `ready`.
     pub fn committed(&mut self, slot: SlotId, layer: LayerId, generation: Generation) {
-        self.mark(generation, Progress::Committed);
+        self.mark(generation, CopyProgress::Committed);
         let newer = self.contents[slot.index()].is_none_or(|(_, shown)| shown < generation);
         if newer {
             self.contents[slot.index()] = Some((layer, generation));
@@ -187,7 +187,7 @@ impl Slots {
         let promised = if leased { self.moving().min(self.window.len()) } else { 0 };
         let keeps = self.window.range(..promised).any(|i| i.generation == generation);
         let generation = if keeps { generation } else { self.rename(generation, names) };
-        self.mark(generation, Progress::Due);
+        self.mark(generation, CopyProgress::Due);
     }
 
     fn rename(&mut self, generation: Generation, names: &mut Generations) -> Generation {
@@ -201,7 +201,7 @@ impl Slots {
     /// Whether copies that were ordered later into `slot` wait behind the one of `generation`.
     pub fn queued_behind(&self, slot: SlotId, generation: Generation) -> bool {
         let mut behind = self.window.iter().filter(|i| i.slot == slot && i.generation != generation);
-        behind.any(|i| i.progress == Progress::Ordered)
+        behind.any(|i| i.progress == CopyProgress::Ordered)
     }
 
     /// Generations of this step's moving layers, in layer order.
@@ -214,7 +214,7 @@ impl Slots {
     /// the end of its reader can overtake.
     pub fn finish_step(&mut self) -> bool {
         assert!(self.window.len() >= self.moving(), "a step that ends was leased");
-        let late = self.window.range(..self.moving()).any(|i| i.progress != Progress::Committed);
+        let late = self.window.range(..self.moving()).any(|i| i.progress != CopyProgress::Committed);
         for instance in self.window.drain(..self.moving()) {
             self.base[instance.slot.index()] = Some((instance.layer, instance.generation));
         }
@@ -231,8 +231,8 @@ impl Slots {
     /// The first instance of each slot is complete.
     pub fn loaded(&self) -> bool {
         let beta = usize::from(self.layout.beta);
-        let first =
-            self.window.len() >= beta && self.window.range(..beta).all(|i| i.progress == Progress::Committed);
+        let first = self.window.len() >= beta
+            && self.window.range(..beta).all(|i| i.progress == CopyProgress::Committed);
         beta == 0 || first
     }
 

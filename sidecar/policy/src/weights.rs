@@ -11,7 +11,7 @@ use crate::action::FillTarget;
 use crate::chunk_table::{LayerHome, State};
 use crate::ids::{Generation, LayerId, SlotId};
 use crate::reason::Reason;
-use crate::slots::{DueCopy, Generations, Progress, Slots};
+use crate::slots::{CopyProgress, DueCopy, Generations, Slots};
 use crate::step_model::Layout;
 
 #[cfg(test)]
@@ -24,19 +24,19 @@ pub const FILL_RETRIES: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slab {
     generation: Generation,
-    progress: Progress,
+    progress: CopyProgress,
 }
 
 impl Slab {
     fn due(generations: &mut Generations) -> Slab {
-        Slab { generation: generations.next_generation(), progress: Progress::Due }
+        Slab { generation: generations.next_generation(), progress: CopyProgress::Due }
     }
 
     fn state(self) -> State {
         match self.progress {
-            Progress::Due => State::Idle,
-            Progress::Ordered => State::Filling(self.generation),
-            Progress::Committed => State::Committed(self.generation),
+            CopyProgress::Due => State::Idle,
+            CopyProgress::Ordered => State::Filling(self.generation),
+            CopyProgress::Committed => State::Committed(self.generation),
         }
     }
 }
@@ -126,7 +126,7 @@ impl Weights {
 
     /// The global part is complete.
     pub fn is_global_loaded(&self) -> bool {
-        self.global.is_some_and(|slab| slab.progress == Progress::Committed)
+        self.global.is_some_and(|slab| slab.progress == CopyProgress::Committed)
     }
 
     /// Every holder is complete: each slab, and the first layer of each slot.
@@ -148,7 +148,7 @@ impl Weights {
             }
             None => {
                 let slab = self.layers[layer.index()]?;
-                (slab.progress == Progress::Committed).then_some(slab.generation)
+                (slab.progress == CopyProgress::Committed).then_some(slab.generation)
             }
         }
     }
@@ -162,7 +162,7 @@ impl Weights {
     }
 
     fn slot_state(&self, slot: SlotId) -> State {
-        let ordered = self.slots.window().find(|i| i.slot == slot && i.progress == Progress::Ordered);
+        let ordered = self.slots.window().find(|i| i.slot == slot && i.progress == CopyProgress::Ordered);
         match (ordered, self.slots.contents()[slot.index()]) {
             (Some(instance), _) => State::Filling(instance.generation),
             (None, Some((_, generation))) => State::Committed(generation),
@@ -175,7 +175,7 @@ impl Weights {
         if self.settled {
             return Vec::new();
         }
-        let due = self.slabs().filter(|(_, slab)| slab.progress == Progress::Due);
+        let due = self.slabs().filter(|(_, slab)| slab.progress == CopyProgress::Due);
         due.map(|(target, slab)| (target, slab.generation)).collect()
     }
 
@@ -192,7 +192,7 @@ impl Weights {
     /// A copy into chunks of their own was ordered. Copies into slots count as ordered when they are taken.
     pub fn on_ordered(&mut self, target: FillTarget) {
         if let Some(slab) = self.slab_mut(target) {
-            slab.progress = Progress::Ordered;
+            slab.progress = CopyProgress::Ordered;
         }
     }
 
@@ -202,7 +202,7 @@ impl Weights {
         if let FillTarget::Slot(slot, layer) = target {
             self.slots.committed(slot, layer, generation);
         } else if let Some(slab) = self.slab_mut(target).filter(|slab| slab.generation == generation) {
-            slab.progress = Progress::Committed;
+            slab.progress = CopyProgress::Committed;
             self.settled = self.all_committed();
         }
     }
@@ -221,7 +221,7 @@ impl Weights {
         }
         let next = if in_step { generation } else { generations.next_generation() };
         if let Some(slab) = self.slab_mut(target).filter(|slab| slab.generation == generation) {
-            *slab = Slab { generation: next, progress: Progress::Due };
+            *slab = Slab { generation: next, progress: CopyProgress::Due };
             self.settled = false;
         }
     }
@@ -260,7 +260,7 @@ impl Weights {
     /// Resident layers that a step has to wait for.
     fn loading(&self) -> impl Iterator<Item = (LayerId, Generation)> + '_ {
         self.slabs().filter_map(|(target, slab)| match target {
-            FillTarget::Resident(layer) if slab.progress != Progress::Committed => {
+            FillTarget::Resident(layer) if slab.progress != CopyProgress::Committed => {
                 Some((layer, slab.generation))
             }
             _ => None,
@@ -302,7 +302,7 @@ impl Weights {
                 }
                 (LayerHome::Absent, _) => None,
                 (LayerHome::Resident, Some(generation)) => {
-                    Some(Slab { generation, progress: Progress::Committed })
+                    Some(Slab { generation, progress: CopyProgress::Committed })
                 }
                 (LayerHome::Resident, None) => Some(Slab::due(generations)),
             };
@@ -320,7 +320,7 @@ impl Weights {
     }
 
     fn all_committed(&self) -> bool {
-        self.slabs().all(|(_, slab)| slab.progress == Progress::Committed)
+        self.slabs().all(|(_, slab)| slab.progress == CopyProgress::Committed)
     }
 
     fn slabs(&self) -> impl Iterator<Item = (FillTarget, Slab)> + '_ {

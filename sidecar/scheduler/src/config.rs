@@ -16,7 +16,7 @@ pub enum QueueOrder {
 
 /// How the tenants of a GPU share its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sharing {
+pub enum TimeSharing {
     /// This tenant owns the GPU or a fixed partition of it.
     #[default]
     Exclusive,
@@ -49,7 +49,7 @@ pub struct Config {
     /// Order among waiting requests.
     pub order: QueueOrder,
     /// How tenants share the GPU's time.
-    pub sharing: Sharing,
+    pub sharing: TimeSharing,
     /// Peers with which memory is traded. `None`: memory is not traded.
     pub membership: Option<Membership>,
 }
@@ -62,7 +62,7 @@ impl Default for Config {
             max_sequences: 64,
             max_queued: 1024,
             order: QueueOrder::FirstCome,
-            sharing: Sharing::Exclusive,
+            sharing: TimeSharing::Exclusive,
             membership: None,
         }
     }

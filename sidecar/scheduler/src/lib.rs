@@ -44,7 +44,7 @@ pub mod scheduler;
 pub mod sequence;
 pub mod snapshot;
 
-pub use config::{Config, Membership, QueueOrder, Sharing};
+pub use config::{Config, Membership, QueueOrder, TimeSharing};
 pub use driver::Driver;
 pub use event::{Command, Event, Finish, RejectReason, Request, SchedulerOutput, Sleep, UnavailableReason};
 pub use scheduler::{CONSTANTS, Scheduler};

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_policy::reclaim::PolicyName;
-use sluice_sim::gpu::Sharing;
+use sluice_sim::gpu::GpuSharing;
 use sluice_sim::profiles::{hardware, model};
 use sluice_sim::serve::{self, ServeConfig};
 use sluice_sim::workload::{Arrival, Lengths};
@@ -23,7 +23,7 @@ const LENGTHS: Lengths = Lengths { prompt: 128, output: 256 };
 fn case(policy: PolicyName) -> ServeConfig {
     let machine = *hardware::find("gh200").expect("a machine of the list");
     let model = *model::find("opt-13b").expect("a model of the list");
-    ServeConfig::new(machine, serve::tenant_models(&machine, &[model], &[300]), Sharing::Isolated, policy)
+    ServeConfig::new(machine, serve::tenant_models(&machine, &[model], &[300]), GpuSharing::Isolated, policy)
 }
 
 /// Returns the tokens made, and the rate in tokens per second of wall time.

@@ -16,8 +16,8 @@ use sluice_ports::compute::{
 };
 use sluice_ports::fake_memory::ChunkContent;
 
-use crate::device::{Detail, Device, SharedDevice};
-use crate::profiles::cost::{self, Batch};
+use crate::device::{Detail, SharedDevice, SimDevice};
+use crate::profiles::cost::{self, BatchShape};
 
 /// Layers after which a step that shares the processors checks again how many steps share them.
 const LOOKAHEAD_LAYERS: u16 = 8;
@@ -54,7 +54,7 @@ pub struct RunningStep {
 /// The work of a step.
 #[derive(Clone, Copy, Debug, Default)]
 struct StepWork {
-    batch: Batch,
+    batch: BatchShape,
     tokens: u64,
 }
 
@@ -83,7 +83,7 @@ impl RunningStep {
     }
 
     /// Starts the current layer if it waits and its slab and KV are ready.
-    pub fn start_layer(&mut self, device: &mut Device) {
+    pub fn start_layer(&mut self, device: &mut SimDevice) {
         if self.finished.is_some() || self.ends.is_some() {
             return;
         }
@@ -114,7 +114,7 @@ impl RunningStep {
     }
 
     /// Returns the number of layers, from the current one, that wait for nothing and that no copy waits for.
-    fn span_of(&self, device: &Device) -> u16 {
+    fn span_of(&self, device: &SimDevice) -> u16 {
         let Step { generations, kv_generations, .. } = &self.step;
         let waits = |layer: u16| generations.iter().chain(kv_generations).any(|(l, _)| l.0 == layer);
         if device.detail == Detail::Fingerprints || waits(self.layer) {
@@ -127,7 +127,7 @@ impl RunningStep {
 
     /// Returns the time of one layer, nanoseconds. Without a kernel model, each activation chunk reads the weights
     /// once.
-    fn layer_time_ns(&self, device: &Device) -> u64 {
+    fn layer_time_ns(&self, device: &SimDevice) -> u64 {
         let (sharers, profile) = (device.machine.borrow().sharers(), &device.profile);
         match &profile.kernels {
             Some(kernels) => cost::layer_ns(
@@ -145,7 +145,7 @@ impl RunningStep {
     }
 
     /// Returns the time of the head, nanoseconds. Only the last layer adds it.
-    fn head_ns(&self, device: &Device) -> u64 {
+    fn head_ns(&self, device: &SimDevice) -> u64 {
         let last = self.layer + self.span == device.geometry.layers();
         let kernels = device.profile.kernels.as_ref().filter(|_| last);
         let sharers = device.machine.borrow().sharers();
@@ -153,7 +153,7 @@ impl RunningStep {
     }
 
     /// Ends the current layers: reads their slabs and KV, writes their KV, publishes `done`.
-    pub fn end_layer(&mut self, device: &mut Device, now: Nanos) {
+    pub fn end_layer(&mut self, device: &mut SimDevice, now: Nanos) {
         let layer = LayerId(self.layer);
         if device.detail == Detail::Fingerprints {
             let slab = self.check_slab(device, layer);
@@ -177,7 +177,7 @@ impl RunningStep {
     }
 
     /// Returns the fingerprint of the slab at the layer's addresses. Wrong contents change it and are counted.
-    fn check_slab(&mut self, device: &Device, layer: LayerId) -> u64 {
+    fn check_slab(&mut self, device: &SimDevice, layer: LayerId) -> u64 {
         let expected = generation_of(&self.step.generations, layer);
         let mut fingerprint = 0;
         for index in 0..device.geometry.slab_chunks(layer.index()) {
@@ -194,7 +194,7 @@ impl RunningStep {
     }
 
     /// Counts wrong reads if the step waited for a fetch of the layer's KV and the KV is missing.
-    fn check_kv(&mut self, device: &mut Device, layer: LayerId) {
+    fn check_kv(&mut self, device: &mut SimDevice, layer: LayerId) {
         let Some(generation) = generation_of(&self.step.kv_generations, layer) else { return };
         self.wrong_reads += u64::from(device.kv_ready.get(&layer) != Some(&generation));
         for SequenceStep { row, start, .. } in &self.step.sequences {
@@ -203,7 +203,7 @@ impl RunningStep {
         }
     }
 
-    fn forward(&mut self, device: &mut Device, sequence: usize, layer: LayerId, slab: u64) {
+    fn forward(&mut self, device: &mut SimDevice, sequence: usize, layer: LayerId, slab: u64) {
         let SequenceStep { row, start, ref tokens, .. } = self.step.sequences[sequence];
         let table = &self.rows[&row];
         for i in 0..tokens.len() {
@@ -216,7 +216,7 @@ impl RunningStep {
         }
     }
 
-    fn finish(&mut self, device: &mut Device, now: Nanos) {
+    fn finish(&mut self, device: &mut SimDevice, now: Nanos) {
         device.machine.borrow_mut().end_step();
         let global = device.detail == Detail::Times || (0..device.geometry.chunks_for(device.geometry.global_bytes))
             .all(|i| matches!(device.memory.content(Address::Global(i)), Some(ChunkContent::Slab { layer: None, index, .. }) if *index == i));
@@ -276,14 +276,20 @@ fn combine(a: u64, b: u64) -> u64 {
     mix(a ^ mix(b.wrapping_add(GOLDEN_GAMMA)))
 }
 
-fn write_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32, value: u64) -> bool {
+fn write_kv(
+    device: &mut SimDevice,
+    table: &LayerBlockTable,
+    layer: LayerId,
+    position: u32,
+    value: u64,
+) -> bool {
     let layer_block = layer_block_of(table, layer, position)
         .and_then(|layer_block| device.memory.layer_block_mut(layer_block));
     layer_block.map(|tokens| tokens[position as usize % 16] = Some(value)).is_some()
 }
 
 /// Returns the hash of the KV at positions `0..=position` and the number of missing positions.
-fn read_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, position: u32) -> (u64, u64) {
+fn read_kv(device: &mut SimDevice, table: &LayerBlockTable, layer: LayerId, position: u32) -> (u64, u64) {
     let (mut past, mut missing) = (0, 0);
     for p in 0..=position {
         let layer_block = layer_block_of(table, layer, p)
@@ -295,7 +301,7 @@ fn read_kv(device: &mut Device, table: &LayerBlockTable, layer: LayerId, positio
     (past, missing)
 }
 
-impl Device {
+impl SimDevice {
     /// Returns the number of activation chunks that the step claims and that are not backed, or whose chunk also backs
     /// another address.
     fn unmapped_activations(&self, limit_bytes: u64) -> u64 {

@@ -19,14 +19,14 @@ use crate::gpu_ledger::Quota;
 use crate::machine::{Direction, LinkTransfer, Machine, SharedMachine};
 use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
-use crate::profiles::model::Model;
+use crate::profiles::model::ModelProfile;
 pub(crate) use arbiter::SwapTransfer;
 use copies::{QueuedCopy, RunningCopy};
 pub(crate) use kv::LayerBlockAccess;
 use kv::{QueuedWriteBack, RunningWriteBack};
 
 /// One device, shared by the memory and compute ports.
-pub type SharedDevice = Rc<RefCell<Device>>;
+pub type SharedDevice = Rc<RefCell<SimDevice>>;
 
 /// Speeds of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct Kernels {
     /// The machine, or the tenant's partition of it.
     pub hardware: Hardware,
     /// The model.
-    pub model: Model,
+    pub model: ModelProfile,
     /// How kernels are launched.
     pub launch: Launch,
 }
@@ -117,7 +117,7 @@ impl Default for Profile {
 
 /// Fault model: faults with a chance each, and six planted bugs for negative controls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct SimFaults {
     /// Copies and swaps that fail, permille.
     pub copy_fails_permille: u64,
     /// Copies and swaps that take ten times as long, permille.
@@ -146,13 +146,13 @@ pub struct Faults {
 
 /// A simulated device.
 #[derive(Debug)]
-pub struct Device {
+pub struct SimDevice {
     /// Sizes of the model and the memory.
     pub geometry: Geometry,
     /// Speeds.
     pub profile: Profile,
     /// Active faults.
-    pub faults: Faults,
+    pub faults: SimFaults,
     /// Generator that decides about faults.
     pub rng: Rng,
     /// Chunks, addresses and the host tier.
@@ -193,15 +193,15 @@ pub struct Device {
     clock: Nanos,
 }
 
-impl Device {
+impl SimDevice {
     /// Creates an empty device without a host tier.
     pub fn new(geometry: Geometry, profile: Profile, seed: u64) -> SharedDevice {
-        Device::with_host_tier(geometry, profile, seed, 0)
+        SimDevice::with_host_tier(geometry, profile, seed, 0)
     }
 
     /// Creates an empty device with a host tier of `host_blocks` layer blocks.
     pub fn with_host_tier(geometry: Geometry, profile: Profile, seed: u64, host_blocks: u32) -> SharedDevice {
-        Rc::new(RefCell::new(Device {
+        Rc::new(RefCell::new(SimDevice {
             wrong_reads: 0,
             machine: Machine::single_tenant(),
             quota: None,
@@ -209,7 +209,7 @@ impl Device {
             memory: FakeMemory::new(geometry.layer_blocks_per_chunk(), host_blocks),
             geometry,
             profile,
-            faults: Faults::default(),
+            faults: SimFaults::default(),
             rng: Rng::new(seed),
             ready_global: Generation(0),
             ready: BTreeMap::new(),

@@ -3,9 +3,9 @@
 use sluice_policy::remap::even;
 use sluice_policy::step_model::{Layout, Times, stall_per_token_ns};
 
-use crate::profiles::cost::{Batch, Launch, layer_ns, step_ns};
+use crate::profiles::cost::{BatchShape, Launch, layer_ns, step_ns};
 use crate::profiles::hardware::Hardware;
-use crate::profiles::model::Model;
+use crate::profiles::model::ModelProfile;
 
 /// The policy's result with all layers resident and without a cap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Estimate {
 
 impl Estimate {
     /// Estimates for steps with this batch.
-    pub fn new(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> Estimate {
+    pub fn new(hardware: &Hardware, model: &ModelProfile, batch: &BatchShape, launch: Launch) -> Estimate {
         let compute_ns = layer_ns(hardware, model, batch, launch);
         let transfer_ns = hardware.link.in_ns(model.layer_bytes());
         let largest = |beta| largest_alpha(model.layers, compute_ns, transfer_ns, beta);

@@ -17,11 +17,11 @@ use std::rc::Rc;
 use sluice_common::random::Rng;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::peers::Peer;
-use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
+use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
 use sluice_ports::peers::SliceCommand;
 use sluice_scheduler::{Event, Request};
 
-use crate::device::{Detail, Faults};
+use crate::device::{Detail, SimFaults};
 use crate::gpu_ledger::{SharedLedger, SimGpuLedger};
 use crate::machine::{Machine, SharedMachine};
 use network::{LinkDelays, SimNetwork};
@@ -33,13 +33,13 @@ const SURVEY_INTERVAL_NS: u64 = 25_000_000;
 
 /// How the tenants share the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
+pub enum GpuSharing {
     /// One tenant at a time.
     Temporal {
         /// Shortest and longest time slice.
         quantum: Quantum,
         /// Order of the waiting tenants.
-        order: TurnOrder,
+        order: SliceOrder,
     },
     /// All at once: while n steps run, each has 1/n of the arithmetic and of the memory bandwidth.
     Spatial,
@@ -51,7 +51,7 @@ pub enum Sharing {
 #[derive(Clone, Debug)]
 pub struct GpuSetup {
     /// How the tenants share it.
-    pub sharing: Sharing,
+    pub sharing: GpuSharing,
     /// Chunks of device memory.
     pub capacity_chunks: u32,
     /// Delays and losses of messages.
@@ -80,7 +80,7 @@ pub struct Gpu {
     /// Messages in transit.
     pub network: SimNetwork,
     /// Faults of the devices of future instances.
-    pub faults: Faults,
+    pub faults: SimFaults,
     /// Whether the invariants of a tenant are checked after each of its events; slow.
     pub checked: bool,
     now: Nanos,
@@ -95,10 +95,10 @@ impl Gpu {
     /// # Errors
     /// The name of a refused tenant, and why the policy refuses it.
     pub fn new(setup: GpuSetup, tenants: Vec<TenantSetup>) -> Result<Gpu, (String, String)> {
-        let machine = Machine::with_shared_compute(setup.sharing == Sharing::Spatial);
+        let machine = Machine::with_shared_compute(setup.sharing == GpuSharing::Spatial);
         let order = match setup.sharing {
-            Sharing::Temporal { order, .. } => order,
-            _ => TurnOrder::default(),
+            GpuSharing::Temporal { order, .. } => order,
+            _ => SliceOrder::default(),
         };
         let keeps_tokens = setup.detail == Detail::Fingerprints;
         let mut gpu = Gpu {
@@ -107,7 +107,7 @@ impl Gpu {
             machine: Rc::new(RefCell::new(machine)),
             slice_queue: SliceQueue::new(order),
             network: SimNetwork::new(setup.link_delays, setup.seed ^ 0x3a11),
-            faults: Faults::default(),
+            faults: SimFaults::default(),
             checked: setup.detail == Detail::Fingerprints,
             now: Nanos(0),
             instances_started: 0,

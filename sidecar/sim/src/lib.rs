@@ -37,7 +37,7 @@ pub mod tunables;
 pub mod workload;
 
 pub use compute::SimCompute;
-pub use device::{Detail, Device, Faults, Profile, SharedDevice};
+pub use device::{Detail, Profile, SharedDevice, SimDevice, SimFaults};
 pub use gpu::Gpu;
 pub use memory::SimMemory;
 pub use simulation::Simulation;

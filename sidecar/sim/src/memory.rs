@@ -10,7 +10,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
 
-use crate::device::{Detail, Device, LayerBlockAccess, SharedDevice, SwapTransfer, completion};
+use crate::device::{Detail, LayerBlockAccess, SharedDevice, SimDevice, SwapTransfer, completion};
 use crate::machine::{Direction, LinkTransfer};
 use deferred_ops::DeferredCopies;
 
@@ -170,7 +170,7 @@ impl Memory for SimMemory {
     }
 }
 
-impl Device {
+impl SimDevice {
     /// Returns the bytes that an operation copies over the link.
     fn link_bytes(&self, work: &Work) -> u64 {
         match work {

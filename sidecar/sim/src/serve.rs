@@ -4,18 +4,18 @@ pub mod measure;
 pub mod tenants;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::peers::time_slice::TurnOrder;
+use sluice_policy::peers::time_slice::SliceOrder;
 use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 
 use crate::device::Detail;
 use crate::gpu::network::LinkDelays;
-use crate::gpu::{Gpu, GpuSetup, Sharing};
+use crate::gpu::{Gpu, GpuSetup, GpuSharing};
 use crate::profiles::cost::Launch;
 use crate::profiles::hardware::Hardware;
-use crate::profiles::model::Model;
+use crate::profiles::model::ModelProfile;
 use crate::workload::{Arrival, request};
-pub use measure::{ServeStats, Slo};
+pub use measure::{RequestSlo, ServeStats};
 
 /// Ten days of virtual time, longer than any load.
 const LIMIT: Nanos = Nanos(864_000_000_000_000);
@@ -24,7 +24,7 @@ const LIMIT: Nanos = Nanos(864_000_000_000_000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TenantModel {
     /// The model.
-    pub model: Model,
+    pub model: ModelProfile,
     /// The tenant's share of device memory, permille.
     pub share_permille: u32,
 }
@@ -50,7 +50,7 @@ pub struct ServeConfig {
     /// Tenants of the machine.
     pub tenants: Vec<TenantModel>,
     /// How the tenants share it.
-    pub sharing: Sharing,
+    pub sharing: GpuSharing,
     /// Policy of all tenants.
     pub policy: PolicyName,
     /// How kernels are launched.
@@ -62,9 +62,9 @@ pub struct ServeConfig {
     /// Whether prompts with a common prefix share KV.
     pub prefix_caching: bool,
     /// Order in which peers are asked for memory.
-    pub rule: sluice_policy::peers::victim::VictimRule,
+    pub rule: sluice_policy::peers::victim::VictimOrder,
     /// Objectives for a request.
-    pub slo: Slo,
+    pub slo: RequestSlo,
     /// Further options.
     pub options: ServeOptions,
     /// Tunables that differ from the policy's defaults.
@@ -74,8 +74,8 @@ pub struct ServeConfig {
 }
 
 /// Returns round-robin sharing in time slices of `quantum`.
-pub const fn round_robin(quantum: sluice_policy::peers::time_slice::Quantum) -> Sharing {
-    Sharing::Temporal { quantum, order: TurnOrder::RoundRobin }
+pub const fn round_robin(quantum: sluice_policy::peers::time_slice::Quantum) -> GpuSharing {
+    GpuSharing::Temporal { quantum, order: SliceOrder::RoundRobin }
 }
 
 impl ServeConfig {
@@ -84,7 +84,7 @@ impl ServeConfig {
     pub fn new(
         hardware: Hardware,
         tenants: Vec<TenantModel>,
-        sharing: Sharing,
+        sharing: GpuSharing,
         policy: PolicyName,
     ) -> ServeConfig {
         ServeConfig {
@@ -96,8 +96,8 @@ impl ServeConfig {
             chunk_bytes: 16 << 20,
             max_sequences: 64,
             prefix_caching: false,
-            rule: sluice_policy::peers::victim::VictimRule::default(),
-            slo: Slo::default(),
+            rule: sluice_policy::peers::victim::VictimOrder::default(),
+            slo: RequestSlo::default(),
             options: ServeOptions::default(),
             tunables: Tuned::default(),
             seed: 1,
@@ -114,11 +114,16 @@ impl ServeConfig {
 
 /// Returns tenants with these models and shares. A tenant without an entry in `shares_permille` gets its weights plus
 /// an equal part of the memory that all weights leave.
-pub fn tenant_models(hardware: &Hardware, models: &[Model], shares_permille: &[u32]) -> Vec<TenantModel> {
-    let weights: u64 = models.iter().map(Model::weight_bytes).sum();
+pub fn tenant_models(
+    hardware: &Hardware,
+    models: &[ModelProfile],
+    shares_permille: &[u32],
+) -> Vec<TenantModel> {
+    let weights: u64 = models.iter().map(ModelProfile::weight_bytes).sum();
     let rest = hardware.memory_bytes.saturating_sub(weights) / models.len().max(1) as u64;
-    let equal = |model: &Model| ((model.weight_bytes() + rest) * 1000 / hardware.memory_bytes) as u32;
-    let share = |at: usize, model: &Model| shares_permille.get(at).copied().unwrap_or_else(|| equal(model));
+    let equal = |model: &ModelProfile| ((model.weight_bytes() + rest) * 1000 / hardware.memory_bytes) as u32;
+    let share =
+        |at: usize, model: &ModelProfile| shares_permille.get(at).copied().unwrap_or_else(|| equal(model));
     models
         .iter()
         .enumerate()

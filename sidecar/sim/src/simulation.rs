@@ -16,7 +16,7 @@ use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Scheduler, SchedulerOutput};
 
 use crate::compute::SimCompute;
-use crate::device::{Device, Profile, SharedDevice};
+use crate::device::{Profile, SharedDevice, SimDevice};
 use crate::memory::SimMemory;
 use crate::planner::TimedPlanner;
 
@@ -111,7 +111,7 @@ impl Simulation {
         let host_blocks = setup.params.host_kv_bytes / setup.geometry.layer_block_bytes.max(1);
         let host_blocks = u32::try_from(host_blocks).unwrap_or(u32::MAX);
         let manager = MemoryManager::new(setup.params, setup.geometry.clone())?;
-        let device = Device::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
+        let device = SimDevice::with_host_tier(setup.geometry, setup.profile, setup.seed, host_blocks);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::new(device.clone(), setup.vocab);
         let core = Scheduler::new(setup.config, manager);

@@ -9,7 +9,7 @@ use sluice_ports::Memory;
 use sluice_ports::conformance::{Backend, SlabChunk, chunk_with_two_owners_is_refused, run_all};
 use sluice_ports::fake_memory::ChunkContent;
 use sluice_sim::device::SharedDevice;
-use sluice_sim::{Device, Profile, SimMemory};
+use sluice_sim::{Profile, SimDevice, SimMemory};
 
 /// A backend; a careless one permits chunks with two owners.
 struct SimBackend<const CARELESS: bool> {
@@ -22,7 +22,7 @@ impl<const CARELESS: bool> Backend for SimBackend<CARELESS> {
     type Memory = SimMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
-        let device = Device::with_host_tier(geometry.clone(), Profile::default(), 1, host_blocks);
+        let device = SimDevice::with_host_tier(geometry.clone(), Profile::default(), 1, host_blocks);
         device.borrow_mut().faults.keep_unmapped = CARELESS;
         SimBackend { memory: SimMemory::new(device.clone()), device, now: Nanos(0) }
     }

@@ -13,7 +13,7 @@ use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
-use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_scheduler::{Event, Membership, TimeSharing};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
@@ -194,7 +194,7 @@ fn tenant(turns: bool, is_wide: bool, said: &RecordingPort, layer_ns: u64) -> Si
     setup.params.share_chunks = setup.geometry.capacity_chunks;
     setup.geometry.capacity_chunks += PEER_CHUNKS;
     let quantum = Quantum::new(5 * MS, 50 * MS);
-    setup.config.sharing = if turns { Sharing::Temporal(quantum) } else { Sharing::Spatial };
+    setup.config.sharing = if turns { TimeSharing::Temporal(quantum) } else { TimeSharing::Spatial };
     let me = Peer { index: 0, instance: 1 };
     let terms = NegotiationPolicy { min_residence_ns: 0, ..NegotiationPolicy::default() };
     setup.config.membership = Some(Membership { own_peer: me, terms });

@@ -10,7 +10,7 @@ use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
-use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_scheduler::{Event, Membership, TimeSharing};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::RequestResult;
 
@@ -51,7 +51,7 @@ impl Tenant {
         let mut setup = setup(PolicyName::Oneiros, 4, 30, 1);
         setup.params.share_chunks = setup.geometry.capacity_chunks;
         setup.geometry.capacity_chunks += PEER_CHUNKS;
-        setup.config.sharing = Sharing::Spatial;
+        setup.config.sharing = TimeSharing::Spatial;
         let me = Peer { index: 0, instance: 1 };
         let terms = NegotiationPolicy { ttl_ns: TTL_NS, min_residence_ns: 0, ..NegotiationPolicy::default() };
         setup.config.membership = Some(Membership { own_peer: me, terms });

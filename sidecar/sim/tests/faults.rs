@@ -2,7 +2,7 @@
 
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Finish, Request};
-use sluice_sim::{Faults, Simulation};
+use sluice_sim::{SimFaults, Simulation};
 
 use crate::support::{assert_same, expected, forced, load, run, setup};
 
@@ -55,11 +55,11 @@ fn tokens_survive_failing_copies_and_refused_mappings() {
         let world = {
             let mut world = Simulation::new(setup, None).unwrap();
             world.run_until(sluice_policy::ids::Nanos(50_000_000));
-            world.device.borrow_mut().faults = Faults {
+            world.device.borrow_mut().faults = SimFaults {
                 copy_fails_permille: 30,
                 copy_slow_permille: 50,
                 refused_permille: 50,
-                ..Faults::default()
+                ..SimFaults::default()
             };
             for (at, request) in &load {
                 world.run_until(sluice_policy::ids::Nanos(50_000_000 + at));
@@ -183,12 +183,12 @@ fn cancelled_request_frees_memory_within_one_step() {
 }
 
 /// Returns the wrong reads of a run with a planted bug, over a slow link.
-fn wrong_reads(faults: Faults) -> u64 {
+fn wrong_reads(faults: SimFaults) -> u64 {
     run_planted(faults, 500_000_000).0
 }
 
 /// Returns the wrong reads of a run with a planted bug, and whether all requests ended within half a second.
-fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
+fn run_planted(faults: SimFaults, link_bytes_per_second: u64) -> (u64, bool) {
     let mut setup = forced(setup(PolicyName::Oneiros, 6, 14, 1), 3, 1);
     setup.profile.link_bytes_per_second = link_bytes_per_second;
     let mut world = Simulation::new(setup, None).unwrap();
@@ -205,28 +205,28 @@ fn run_planted(faults: Faults, link_bytes_per_second: u64) -> (u64, bool) {
 #[test]
 fn early_slot_reuse_over_fast_link_is_caught_without_hang() {
     for link in [16_000_000_000, 1_000_000_000_000] {
-        let (wrong, ended) = run_planted(Faults { ignore_after: true, ..Faults::default() }, link);
+        let (wrong, ended) = run_planted(SimFaults { ignore_after: true, ..SimFaults::default() }, link);
         assert!(wrong > 0 && ended, "{link} bytes per second: {wrong} wrong reads, ended: {ended}");
-        assert_eq!(run_planted(Faults::default(), link), (0, true), "without the bug");
+        assert_eq!(run_planted(SimFaults::default(), link), (0, true), "without the bug");
     }
 }
 
 #[test]
 fn without_a_planted_bug_nothing_is_read_wrong() {
-    assert_eq!(wrong_reads(Faults::default()), 0);
+    assert_eq!(wrong_reads(SimFaults::default()), 0);
 }
 
 #[test]
 fn a_slot_that_is_reused_before_its_reader_is_done_is_caught() {
-    assert!(wrong_reads(Faults { ignore_after: true, ..Faults::default() }) > 0);
+    assert!(wrong_reads(SimFaults { ignore_after: true, ..SimFaults::default() }) > 0);
 }
 
 #[test]
 fn a_slab_that_is_called_ready_too_early_is_caught() {
-    assert!(wrong_reads(Faults { publish_early: true, ..Faults::default() }) > 0);
+    assert!(wrong_reads(SimFaults { publish_early: true, ..SimFaults::default() }) > 0);
 }
 
 #[test]
 fn a_flipped_byte_in_a_filled_slot_is_caught() {
-    assert!(wrong_reads(Faults { flip_next_fill: true, ..Faults::default() }) > 0);
+    assert!(wrong_reads(SimFaults { flip_next_fill: true, ..SimFaults::default() }) > 0);
 }

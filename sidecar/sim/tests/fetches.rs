@@ -5,7 +5,7 @@ use sluice_policy::action::{Fetch, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId};
 use sluice_ports::compute::StepDone;
-use sluice_sim::Faults;
+use sluice_sim::SimFaults;
 
 use crate::host_tier::{Bench, swap_of};
 
@@ -24,7 +24,7 @@ fn fetch(layer: u16, generation: u64, after: Option<(u16, u64)>, host: (u32, u64
 
 /// Runs the step after a KV block that is in the host tier and is fetched into block 6, layer by layer. Returns the
 /// step and the number of wrong reads.
-fn step(faults: Faults) -> (StepDone, u64) {
+fn step(faults: SimFaults) -> (StepDone, u64) {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
     let written = bench.run(Work::WriteBack(vec![swap_of((0, 1, 1)), swap_of((1, 0, 2))]));
@@ -46,7 +46,7 @@ fn expected() -> u32 {
 
 #[test]
 fn layers_that_share_a_buffer_read_their_own_and_wait_for_it() {
-    let (done, wrong_reads) = step(Faults::default());
+    let (done, wrong_reads) = step(SimFaults::default());
     assert_eq!((done.sampled[0].token, wrong_reads), (expected(), 0));
     assert_eq!(done.kv_stall_ns, [BLOCK_NS; 2], "the second begins when the first layer is through");
     assert_eq!(done.stall_ns, [0; 2], "of weights nobody spoke");
@@ -56,9 +56,9 @@ fn layers_that_share_a_buffer_read_their_own_and_wait_for_it() {
 #[test]
 fn every_planted_kv_fetch_bug_is_detected() {
     let planted = [
-        Faults { ignore_after: true, ..Faults::default() },
-        Faults { publish_early: true, ..Faults::default() },
-        Faults { swap_in_wrong_layer_block: true, ..Faults::default() },
+        SimFaults { ignore_after: true, ..SimFaults::default() },
+        SimFaults { publish_early: true, ..SimFaults::default() },
+        SimFaults { swap_in_wrong_layer_block: true, ..SimFaults::default() },
     ];
     for faults in planted {
         let (done, wrong_reads) = step(faults);
@@ -74,11 +74,11 @@ fn async_kv_copies_take_link_time_and_fail_like_swaps() {
     assert_eq!(bench.run(Work::WriteBack(vec![swap_of((0, 1, 1))])), taken);
     assert_eq!(bench.run(fetch(0, 5, None, (1, 1))), taken);
     assert_eq!(bench.now.since(begun), 2 * BLOCK_NS);
-    bench.set_faults(Faults { copy_fails_permille: 1000, ..Faults::default() });
+    bench.set_faults(SimFaults { copy_fails_permille: 1000, ..SimFaults::default() });
     let failed = Outcome::Failed(Failure::CopyFailed);
     assert_eq!(bench.run(fetch(0, 6, None, (1, 1))), failed);
     assert_eq!(bench.run(Work::WriteBack(vec![swap_of((0, 1, 2))])), failed);
-    bench.set_faults(Faults::default());
+    bench.set_faults(SimFaults::default());
     for name in [1, 2] {
         let refused = bench.run(fetch(0, 7, None, (1, name)));
         assert_eq!(refused, Outcome::Failed(Failure::Refused), "{name}: a failed write-back leaves no name");

@@ -3,7 +3,7 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::memory_manager::MemoryManager;
-use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
+use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::PeerPortEvent;
@@ -11,15 +11,15 @@ use sluice_scheduler::{Event, Request};
 use sluice_sim::Detail;
 use sluice_sim::gpu::network::LinkDelays;
 use sluice_sim::gpu::tenant::TenantSetup;
-use sluice_sim::gpu::{Gpu, GpuSetup, Sharing};
+use sluice_sim::gpu::{Gpu, GpuSetup, GpuSharing};
 
 use crate::support::{LIMIT, VOCAB, expected, load, setup};
 
 pub const MS: u64 = 1_000_000;
 pub const LAYERS: u16 = 6;
 
-pub fn temporal() -> Sharing {
-    Sharing::Temporal { quantum: Quantum::new(MS, 8 * MS), order: TurnOrder::RoundRobin }
+pub fn temporal() -> GpuSharing {
+    GpuSharing::Temporal { quantum: Quantum::new(MS, 8 * MS), order: SliceOrder::RoundRobin }
 }
 
 pub fn tenants(policy: PolicyName, count: u32, kv_blocks: u32) -> (u32, Vec<TenantSetup>) {
@@ -44,7 +44,7 @@ pub fn tenants(policy: PolicyName, count: u32, kv_blocks: u32) -> (u32, Vec<Tena
     (tenants[0].geometry.capacity_chunks, tenants)
 }
 
-fn gpu(sharing: Sharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
+fn gpu(sharing: GpuSharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
     recording(false, sharing, policy, count, kv_blocks)
 }
 
@@ -66,12 +66,16 @@ pub fn record_peers(requests: u64) -> Vec<String> {
     lives.map(|text| String::from_utf8(text).unwrap()).collect()
 }
 
-fn recording(recorded: bool, sharing: Sharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
+fn recording(recorded: bool, sharing: GpuSharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
     shared(recorded, sharing, tenants(policy, count, kv_blocks))
 }
 
 /// Returns a GPU with this capacity, in chunks, and these tenants.
-pub fn shared(recorded: bool, sharing: Sharing, (capacity_chunks, tenants): (u32, Vec<TenantSetup>)) -> Gpu {
+pub fn shared(
+    recorded: bool,
+    sharing: GpuSharing,
+    (capacity_chunks, tenants): (u32, Vec<TenantSetup>),
+) -> Gpu {
     let setup = GpuSetup {
         sharing,
         capacity_chunks,
@@ -146,7 +150,7 @@ fn run_is_deterministic() {
 
 #[test]
 fn tokens_are_the_same_however_the_gpu_is_shared() {
-    for sharing in [Sharing::Spatial, Sharing::Isolated] {
+    for sharing in [GpuSharing::Spatial, GpuSharing::Isolated] {
         for policy in [PolicyName::Recompute, PolicyName::Oneiros] {
             let mut gpu = gpu(sharing, policy, 2, 14);
             let loads = uneven_load(&mut gpu, 5);
@@ -157,7 +161,7 @@ fn tokens_are_the_same_however_the_gpu_is_shared() {
 }
 
 /// Returns the time when the last request ends, with the same requests for each tenant.
-fn ends(sharing: Sharing, count: u32) -> u64 {
+fn ends(sharing: GpuSharing, count: u32) -> u64 {
     let mut gpu = gpu(sharing, PolicyName::Recompute, count, 100);
     for at in 0..count as usize {
         let load = load(8, 9);
@@ -169,9 +173,9 @@ fn ends(sharing: Sharing, count: u32) -> u64 {
 
 #[test]
 fn tenants_that_compute_at_once_share_the_processors() {
-    let (alone, isolated) = (ends(Sharing::Isolated, 1), ends(Sharing::Isolated, 2));
+    let (alone, isolated) = (ends(GpuSharing::Isolated, 1), ends(GpuSharing::Isolated, 2));
     assert_eq!(alone, isolated, "who has a part of its own is not slowed");
-    let together = ends(Sharing::Spatial, 2) as f64 / alone as f64;
+    let together = ends(GpuSharing::Spatial, 2) as f64 / alone as f64;
     assert!((1.95..2.05).contains(&together), "{together}");
 }
 
@@ -182,7 +186,7 @@ fn peer_copies_share_one_link() {
         // A slab takes a millisecond, so loading time is copy time.
         tenants.iter_mut().for_each(|tenant| tenant.profile.link_bytes_per_second = 262_137_000);
         let setup = GpuSetup {
-            sharing: Sharing::Isolated,
+            sharing: GpuSharing::Isolated,
             capacity_chunks,
             link_delays: LinkDelays::default(),
             detail: Detail::Times,
@@ -230,7 +234,7 @@ fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
 /// A tenant is stopped before its first poll of the ledger. During the stop a peer asks it for memory and exits.
 #[test]
 fn loan_to_peer_that_died_before_first_survey_is_recovered() {
-    let mut gpu = gpu(Sharing::Spatial, PolicyName::Oneiros, 2, 14);
+    let mut gpu = gpu(GpuSharing::Spatial, PolicyName::Oneiros, 2, 14);
     while !manager(&gpu, 0).is_loaded() {
         assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
     }

@@ -13,7 +13,7 @@ use sluice_ports::compute::{SampleRequest, SequenceStep, Step, StepDone, TableUp
 use sluice_ports::sampling::Sampling;
 use sluice_ports::{Compute, ComputeEvent, Memory};
 use sluice_sim::device::SharedDevice;
-use sluice_sim::{Device, Faults, Profile, SimCompute, SimMemory};
+use sluice_sim::{Profile, SimCompute, SimDevice, SimFaults, SimMemory};
 
 const CHUNK: u64 = 1 << 16;
 /// Bytes of a layer block; five fit in a chunk.
@@ -41,7 +41,7 @@ impl Bench {
             activation: ActivationCost::default(),
             staging_chunks: 0,
         };
-        let device = Device::with_host_tier(geometry, Profile::default(), 1, 4);
+        let device = SimDevice::with_host_tier(geometry, Profile::default(), 1, 4);
         let (memory, compute) = (SimMemory::new(device.clone()), SimCompute::new(device.clone(), 50_000));
         let mut bench = Bench { device, memory, compute, now: Nanos(0), orders: 0 };
         bench.run(Work::Create((0..5).map(ChunkId).collect()));
@@ -115,7 +115,7 @@ impl Bench {
         self.run(order(swaps.iter().copied().map(swap_of).collect()))
     }
 
-    pub fn set_faults(&self, faults: Faults) {
+    pub fn set_faults(&self, faults: SimFaults) {
         self.device.borrow_mut().faults = faults;
     }
 
@@ -191,7 +191,7 @@ fn a_swap_takes_the_time_of_its_bytes_on_the_link() {
         assert_eq!(bench.swap(order, &swaps), Outcome::Done { bytes, duration_ns });
         assert_eq!(bench.now.since(begun), duration_ns);
     }
-    bench.set_faults(Faults { copy_slow_permille: 1000, ..Faults::default() });
+    bench.set_faults(SimFaults { copy_slow_permille: 1000, ..SimFaults::default() });
     let begun = bench.now;
     bench.swap(Work::SwapIn, &[(0, 0, 1)]);
     assert_eq!(bench.now.since(begun), 17_500, "ten times as long");
@@ -201,9 +201,9 @@ fn a_swap_takes_the_time_of_its_bytes_on_the_link() {
 fn failed_swap_out_leaves_no_generation() {
     let mut bench = Bench::new();
     bench.swap(Work::SwapOut, &[(0, 0, 1), (1, 1, 2)]);
-    bench.set_faults(Faults { copy_fails_permille: 1000, ..Faults::default() });
+    bench.set_faults(SimFaults { copy_fails_permille: 1000, ..SimFaults::default() });
     assert_eq!(bench.swap(Work::SwapOut, &[(0, 0, 3), (1, 1, 4)]), FAILED);
-    bench.set_faults(Faults::default());
+    bench.set_faults(SimFaults::default());
     for named in [(5, 0, 1), (5, 1, 2), (5, 0, 3), (5, 1, 4)] {
         assert_eq!(bench.swap(Work::SwapIn, &[named]), REFUSED, "{named:?}");
     }
@@ -215,10 +215,10 @@ fn a_swap_in_that_fails_leaves_nothing_to_read_and_may_be_repeated() {
     bench.write(0, 10);
     bench.write(5, 15);
     bench.swap(Work::SwapOut, &[(0, 0, 1)]);
-    bench.set_faults(Faults { copy_fails_permille: 1000, ..Faults::default() });
+    bench.set_faults(SimFaults { copy_fails_permille: 1000, ..SimFaults::default() });
     assert_eq!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), FAILED);
     assert_eq!(bench.read(5), None);
-    bench.set_faults(Faults::default());
+    bench.set_faults(SimFaults::default());
     assert!(matches!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), Outcome::Done { .. }));
     assert_eq!(bench.read(5), Some(10));
 }
@@ -229,17 +229,17 @@ fn a_swap_that_is_refused_by_chance_changes_nothing() {
     bench.write(0, 10);
     bench.write(5, 15);
     bench.swap(Work::SwapOut, &[(0, 0, 1)]);
-    bench.set_faults(Faults { refused_permille: 1000, ..Faults::default() });
+    bench.set_faults(SimFaults { refused_permille: 1000, ..SimFaults::default() });
     assert_eq!(bench.swap(Work::SwapOut, &[(5, 0, 2)]), REFUSED);
     assert_eq!(bench.swap(Work::SwapIn, &[(5, 0, 1)]), REFUSED);
     assert_eq!(bench.read(5), Some(15));
-    bench.set_faults(Faults::default());
+    bench.set_faults(SimFaults::default());
     bench.swap(Work::SwapIn, &[(5, 0, 1)]);
     assert_eq!(bench.read(5), Some(10));
 }
 
 /// Returns the token after a prompt whose first KV block was swapped out and in again, if `away`.
-fn token_after(away: bool, faults: Faults) -> u32 {
+fn token_after(away: bool, faults: SimFaults) -> u32 {
     let mut bench = Bench::new();
     bench.step(0, (0..16).collect(), &[(0, [0, 1])]);
     if !away {
@@ -255,11 +255,11 @@ fn token_after(away: bool, faults: Faults) -> u32 {
 
 #[test]
 fn a_token_is_the_same_when_its_past_was_on_the_host() {
-    assert_eq!(token_after(true, Faults::default()), token_after(false, Faults::default()));
+    assert_eq!(token_after(true, SimFaults::default()), token_after(false, SimFaults::default()));
 }
 
 #[test]
 fn another_host_blocks_contents_change_the_token() {
-    let planted = Faults { swap_in_wrong_layer_block: true, ..Faults::default() };
-    assert_ne!(token_after(true, planted), token_after(false, Faults::default()));
+    let planted = SimFaults { swap_in_wrong_layer_block: true, ..SimFaults::default() };
+    assert_ne!(token_after(true, planted), token_after(false, SimFaults::default()));
 }

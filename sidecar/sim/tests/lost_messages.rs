@@ -11,7 +11,7 @@ use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::{PeerState, PeerView};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
-use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_scheduler::{Event, Membership, TimeSharing};
 use sluice_sim::Simulation;
 
 use crate::support::{LIMIT, request, setup};
@@ -58,7 +58,7 @@ struct Tenant {
 
 impl Tenant {
     /// Creates a loaded tenant among peers.
-    fn new(sharing: Sharing, kv_blocks: u32) -> Tenant {
+    fn new(sharing: TimeSharing, kv_blocks: u32) -> Tenant {
         let mut setup = setup(PolicyName::Oneiros, 8, kv_blocks, 1);
         setup.config.sharing = sharing;
         // The other half of the GPU belongs to the peers.
@@ -160,7 +160,7 @@ impl Tenant {
 
 #[test]
 fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound() {
-    let mut tenant = Tenant::new(Sharing::Temporal(Quantum::new(0, QUANTUM_NS)), 60);
+    let mut tenant = Tenant::new(TimeSharing::Temporal(Quantum::new(0, QUANTUM_NS)), 60);
     tenant.ask(1);
     tenant.serves();
     tenant.lend_all();
@@ -179,7 +179,7 @@ fn revocations(tenant: &Tenant) -> Vec<Nanos> {
 
 /// Returns a tenant that has lent all that it can, with more requests than the remaining memory can hold.
 fn tenant_with_lent_memory() -> Tenant {
-    let mut tenant = Tenant::new(Sharing::Spatial, 40);
+    let mut tenant = Tenant::new(TimeSharing::Spatial, 40);
     tenant.ask(1);
     tenant.serves();
     tenant.lend_all();

@@ -4,7 +4,7 @@
 use sluice_policy::ids::Nanos;
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
-use sluice_sim::gpu::Sharing;
+use sluice_sim::gpu::GpuSharing;
 use sluice_sim::gpu::tenant::TenantStats;
 
 use crate::gpu::{MS, assert_same_as_alone, shared, tenants};
@@ -30,7 +30,7 @@ fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
         tenant.params.next_use_by_arrivals = by_arrivals;
         tenant.params.revert_patience_steps = 4;
     }
-    let mut gpu = shared(false, Sharing::Spatial, (capacity_chunks, tenants));
+    let mut gpu = shared(false, GpuSharing::Spatial, (capacity_chunks, tenants));
     let loads = [bursts(10, 16, 9060, 1000), bursts(95, 1, 50, 200), bursts(7, 1, 40, 3000)];
     for (at, load) in loads.iter().enumerate() {
         load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(*when), request.clone()));

@@ -12,7 +12,7 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Finish, Request};
 use sluice_sim::simulation::{RequestResult, Setup};
-use sluice_sim::{Faults, Simulation};
+use sluice_sim::{SimFaults, Simulation};
 
 use crate::support::{LIMIT, assert_same, expected, run, setup};
 
@@ -93,7 +93,7 @@ fn host_tier_smaller_than_admitted_kv_changes_no_token() {
 fn copy_failures_crashes_and_policy_changes_change_no_token() {
     let (mut joined, mut lost, mut replays) = (0, 0, 0);
     for seed in 0..10 {
-        let faults = Faults { copy_fails_permille: 40, copy_slow_permille: 40, ..Faults::default() };
+        let faults = SimFaults { copy_fails_permille: 40, copy_slow_permille: 40, ..SimFaults::default() };
         let world = serve(short(), seed, |world, id| {
             world.device.borrow_mut().faults = faults;
             if id % 5 == seed % 5 {

@@ -9,7 +9,7 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::simulation::Setup;
-use sluice_sim::{Faults, Simulation};
+use sluice_sim::{SimFaults, Simulation};
 
 use crate::support::{LIMIT, assert_same, expected, load, run, setup};
 
@@ -106,7 +106,7 @@ fn prefill_offload_changes_no_token() {
 fn copy_failures_and_crashes_in_offloaded_prefill_change_no_token() {
     let (mut out, mut lost, mut replays) = (0, 0, 0);
     for seed in 0..8 {
-        let faults = Faults { copy_fails_permille: 40, copy_slow_permille: 40, ..Faults::default() };
+        let faults = SimFaults { copy_fails_permille: 40, copy_slow_permille: 40, ..SimFaults::default() };
         let world = serve_burst(seed, |world, id| {
             world.device.borrow_mut().faults = faults;
             if id % 5 == seed % 5 {
@@ -125,7 +125,7 @@ fn copy_failures_and_crashes_in_offloaded_prefill_change_no_token() {
 fn spill_before_its_step_is_detected() {
     let load = burst(1);
     let mut world = run(short(EAGER, 100), &load, |world, _| {
-        world.device.borrow_mut().faults = Faults { spill_early: true, ..Faults::default() };
+        world.device.borrow_mut().faults = SimFaults { spill_early: true, ..SimFaults::default() };
     });
     assert!(counters(&world).prefills_offloaded > 0, "prompts go out");
     let differs =

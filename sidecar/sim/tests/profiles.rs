@@ -3,14 +3,14 @@
 use sluice_sim::estimate::Estimate;
 use sluice_sim::experiments;
 use sluice_sim::experiments::{ExperimentCheck, ExperimentKind};
-use sluice_sim::profiles::cost::{Batch, Launch, step_ns};
+use sluice_sim::profiles::cost::{BatchShape, Launch, step_ns};
 use sluice_sim::profiles::{hardware, model};
 
 fn machine(name: &str) -> hardware::Hardware {
     *hardware::find(name).expect("a machine of this name")
 }
 
-fn model(name: &str) -> model::Model {
+fn model(name: &str) -> model::ModelProfile {
     *model::find(name).expect("a model of this name")
 }
 
@@ -46,7 +46,7 @@ fn published_prefill_ms(tokens: f64) -> f64 {
     22.05 + 0.1405 * tokens + 8.08e-6 * tokens * tokens
 }
 
-fn ours_ms(batch: Batch) -> f64 {
+fn ours_ms(batch: BatchShape) -> f64 {
     step_ns(&machine("a100-pcie4"), &model("opt-13b"), &batch, Launch::Eager) as f64 / 1e6
 }
 
@@ -54,7 +54,7 @@ fn ours_ms(batch: Batch) -> f64 {
 fn decode_steps_take_what_distserve_measured() {
     for (sequences, context) in [(1, 128), (8, 512), (32, 512), (64, 256), (16, 2_000)] {
         let published = published_decode_ms(sequences as f64, (sequences * context) as f64);
-        let ours = ours_ms(Batch::decode(sequences, context));
+        let ours = ours_ms(BatchShape::decode(sequences, context));
         assert!((ours / published - 1.0).abs() < 0.1, "{sequences} x {context}: {ours} of {published} ms");
     }
 }
@@ -63,7 +63,7 @@ fn decode_steps_take_what_distserve_measured() {
 fn prompts_take_what_distserve_measured() {
     for tokens in [512, 1_024, 2_048] {
         let published = published_prefill_ms(tokens as f64);
-        let ours = ours_ms(Batch::prefill(tokens));
+        let ours = ours_ms(BatchShape::prefill(tokens));
         assert!((ours / published - 1.0).abs() < 0.2, "{tokens}: {ours} of {published} ms");
     }
 }
@@ -71,7 +71,7 @@ fn prompts_take_what_distserve_measured() {
 #[test]
 fn r_is_about_7_5_on_gh200_and_about_70_over_pcie_5_when_weights_bound_a_step() {
     let estimate = |name| {
-        let batch = Batch::decode(1, 0);
+        let batch = BatchShape::decode(1, 0);
         Estimate::new(&machine(name), &model("opt-13b"), &batch, Launch::Graph)
     };
     let (coherent, pcie) = (estimate("gh200"), estimate("h200-pcie5"));
@@ -88,7 +88,7 @@ fn a_larger_batch_lowers_r_and_frees_more() {
     let estimates: Vec<Estimate> = [1, 16, 64, 128]
         .iter()
         .map(|&sequences| {
-            Estimate::new(&machine, &model("opt-13b"), &Batch::decode(sequences, 1_024), Launch::Graph)
+            Estimate::new(&machine, &model("opt-13b"), &BatchShape::decode(sequences, 1_024), Launch::Graph)
         })
         .collect();
     assert!(

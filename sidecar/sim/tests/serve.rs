@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::reclaim::PolicyName;
-use sluice_sim::gpu::Sharing;
+use sluice_sim::gpu::GpuSharing;
 use sluice_sim::profiles::cost::Launch;
 use sluice_sim::profiles::{hardware, model};
 use sluice_sim::serve::{self, ServeConfig, ServeOptions, ServeStats};
@@ -61,7 +61,7 @@ fn run_is_deterministic_per_seed() {
 #[test]
 fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_shared() {
     let load = load(6, 1.0);
-    for sharing in [Sharing::Spatial, Sharing::Isolated, case(PolicyName::Recompute).sharing] {
+    for sharing in [GpuSharing::Spatial, GpuSharing::Isolated, case(PolicyName::Recompute).sharing] {
         let served = |policy| serve(&ServeConfig { sharing, ..case(policy) }, &load);
         let reference = served(PolicyName::Recompute);
         for policy in PolicyName::ALL {
@@ -80,7 +80,7 @@ fn a_step_alone_takes_the_time_that_the_cost_model_says() {
     let load = [Arrival { at_ns: 0, tenant: 0, lengths: Lengths { prompt: 100, output: 400 } }];
     let case = case(PolicyName::Recompute);
     let served = serve(&case, &load);
-    let batch = sluice_sim::profiles::cost::Batch::decode(1, 300);
+    let batch = sluice_sim::profiles::cost::BatchShape::decode(1, 300);
     let step_ns =
         sluice_sim::profiles::cost::step_ns(&case.hardware, &case.tenants[0].model, &batch, Launch::Graph);
     let error = served.tbt_p50 * 1e6 / step_ns as f64 - 1.0;

@@ -9,7 +9,7 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
-use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_scheduler::{Event, Membership, TimeSharing};
 use sluice_sim::Simulation;
 
 use crate::support::{LIMIT, expected, load, setup, with_tier};
@@ -51,7 +51,7 @@ struct Tenant {
 impl Tenant {
     fn new(policy: PolicyName, seed: u64) -> Tenant {
         let mut setup = with_tier(setup(policy, LAYERS, 24, seed));
-        setup.config.sharing = Sharing::Temporal(Quantum::new(0, QUANTUM_NS));
+        setup.config.sharing = TimeSharing::Temporal(Quantum::new(0, QUANTUM_NS));
         let me = Peer { index: 0, instance: 1 };
         setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
         let turns = RecordingPort::default();

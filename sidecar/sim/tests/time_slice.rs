@@ -9,7 +9,7 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
-use sluice_scheduler::{Event, Membership, Sharing};
+use sluice_scheduler::{Event, Membership, TimeSharing};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
@@ -46,7 +46,7 @@ fn tenant(quantum_ns: u64, calls: &RecordingPort) -> Simulation {
 }
 
 fn tenant_of(mut setup: Setup, quantum_ns: u64, calls: &RecordingPort) -> Simulation {
-    setup.config.sharing = Sharing::Temporal(Quantum::new(0, quantum_ns));
+    setup.config.sharing = TimeSharing::Temporal(Quantum::new(0, quantum_ns));
     let me = Peer { index: 0, instance: 1 };
     setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
     (setup.profile.layer_ns, setup.profile.layer_token_ns) = (100_000, 50_000);

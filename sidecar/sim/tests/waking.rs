@@ -11,7 +11,7 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::peers::{PeerPort, PeerPortEvent, SliceCommand};
 use sluice_ports::sampling::Sampling;
-use sluice_scheduler::{Event, Membership, Request, Sharing};
+use sluice_scheduler::{Event, Membership, Request, TimeSharing};
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
@@ -62,7 +62,7 @@ impl Case {
         setup.params.guaranteed_kv_bytes = u64::from(guaranteed) * setup.geometry.chunk_bytes;
         (setup.params.max_model_tokens, setup.config.max_model_tokens) = (MODEL_TOKENS, MODEL_TOKENS);
         setup.params.remap_cap_permille = 1000;
-        setup.config.sharing = Sharing::Spatial;
+        setup.config.sharing = TimeSharing::Spatial;
         let me = Peer { index: 0, instance: 1 };
         setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
         if self.spare_kv_blocks == 0 {

@@ -19,26 +19,26 @@ use crate::{API_VERSION, DEFAULT_NAMESPACE, GpuPool, GpuPoolSpec, ModelTenant, M
 /// An object of either kind.
 #[expect(clippy::large_enum_variant, reason = "a file holds a handful of objects")]
 #[derive(Clone, Debug, PartialEq)]
-pub enum Object {
+pub enum ManifestObject {
     /// A pool.
     Pool(GpuPool),
     /// A tenant.
     Tenant(ModelTenant),
 }
 
-impl Object {
+impl ManifestObject {
     /// The kind.
     pub fn kind(&self) -> &'static str {
         match self {
-            Object::Pool(_) => "GpuPool",
-            Object::Tenant(_) => "ModelTenant",
+            ManifestObject::Pool(_) => "GpuPool",
+            ManifestObject::Tenant(_) => "ModelTenant",
         }
     }
 
     fn metadata(&self) -> &ObjectMeta {
         match self {
-            Object::Pool(pool) => &pool.metadata,
-            Object::Tenant(tenant) => &tenant.metadata,
+            ManifestObject::Pool(pool) => &pool.metadata,
+            ManifestObject::Tenant(tenant) => &tenant.metadata,
         }
     }
 
@@ -98,7 +98,7 @@ impl Metadata {
 #[derive(Debug)]
 pub(super) struct ParsedDocument {
     /// The object, with the defaults of its kind; `None` = its kind is not known.
-    pub object: Option<Object>,
+    pub object: Option<ManifestObject>,
     /// The document as it was written.
     pub root: Node,
     /// Where `object` differs from the document.
@@ -217,12 +217,13 @@ fn text<'a>(root: &'a Node, key: &str) -> Option<(&'a str, Position)> {
 }
 
 /// Reads a document into the types of its kind.
-pub(super) fn to_object(kind: &str, root: &Node) -> Result<Object, DeError> {
+pub(super) fn to_object(kind: &str, root: &Node) -> Result<ManifestObject, DeError> {
     match kind {
-        "GpuPool" => manifest(root)
-            .map(|(metadata, spec): (_, GpuPoolSpec)| Object::Pool(GpuPool { metadata, spec, status: None })),
+        "GpuPool" => manifest(root).map(|(metadata, spec): (_, GpuPoolSpec)| {
+            ManifestObject::Pool(GpuPool { metadata, spec, status: None })
+        }),
         _ => manifest(root).map(|(metadata, spec): (_, ModelTenantSpec)| {
-            Object::Tenant(ModelTenant { metadata, spec, status: None })
+            ManifestObject::Tenant(ModelTenant { metadata, spec, status: None })
         }),
     }
 }

@@ -8,26 +8,26 @@ use super::problem::Problem;
 use super::spanned_object::SpannedObject;
 use super::spanned_tree::{self, Position};
 use super::validate::{Subject, Violation, violations};
-use super::{MAX_FILE_BYTES, Object, Path};
+use super::{MAX_FILE_BYTES, ManifestObject, Path};
 use crate::DEFAULT_NAMESPACE;
 
 /// A file to be read.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct SourceFile {
     name: String,
     text: Result<String, String>,
 }
 
-impl Source {
+impl SourceFile {
     /// A file whose text is known. `name` is used in errors alone.
     pub fn new(name: &str, text: &str) -> Self {
-        Source { name: name.to_owned(), text: Ok(text.to_owned()) }
+        SourceFile { name: name.to_owned(), text: Ok(text.to_owned()) }
     }
 
     /// Reads a file. A failure to read it is an error of [`Loader::load`], like all other mistakes.
     pub fn read(path: &FilePath) -> Self {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
-        Source { name: path.display().to_string(), text }
+        SourceFile { name: path.display().to_string(), text }
     }
 }
 
@@ -81,7 +81,7 @@ impl Loader {
 
     /// Loads all files and finds every mistake: text that is no YAML, fields that are unknown or missing, values of
     /// another type, and broken rules. A rule is not applied where it reads a value that is not known.
-    pub fn load(&self, sources: &[Source]) -> Loaded {
+    pub fn load(&self, sources: &[SourceFile]) -> Loaded {
         let mut batch = Batch::default();
         for (index, source) in sources.iter().enumerate() {
             batch.read(&source.name, index, &source.text);
@@ -96,7 +96,7 @@ impl Loader {
 /// The objects and mistakes so far.
 #[derive(Default)]
 struct Batch<'a> {
-    objects: Vec<Object>,
+    objects: Vec<ManifestObject>,
     /// Of each object.
     written: Vec<LoadedDocument<'a>>,
     /// There may be a GpuPool that could not be read.

@@ -3,20 +3,20 @@
 use super::errors::LoadError;
 use super::problem::Problem;
 use super::spanned_tree::Node;
-use super::{Object, Path};
+use super::{ManifestObject, Path};
 
 /// An object of a file.
 #[derive(Clone, Debug)]
 pub struct SpannedObject {
     /// What was written.
-    pub object: Object,
+    pub object: ManifestObject,
     file: String,
     source: usize,
     root: Node,
 }
 
 impl SpannedObject {
-    pub(super) fn new(object: Object, root: Node, file: &str, source: usize) -> Self {
+    pub(super) fn new(object: ManifestObject, root: Node, file: &str, source: usize) -> Self {
         SpannedObject { object, file: file.to_owned(), source, root }
     }
 

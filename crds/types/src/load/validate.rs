@@ -8,7 +8,7 @@ use kube::CustomResourceExt;
 use serde_json::Value;
 
 use super::problem::did_you_mean;
-use super::{Object, Path, bounds, hint};
+use super::{ManifestObject, Path, bounds, hint};
 use crate::rules::{self, CelRule, OneOf};
 use crate::shared::{Resources, TaintEffect, Toleration, TolerationOperator};
 use crate::tenant::EngineKind;
@@ -141,8 +141,9 @@ impl Violations {
 ///
 /// # Errors
 /// Every violation.
-pub fn validate(objects: &[Object]) -> Result<(), Vec<InvalidObject>> {
-    let named = |object: &Object| format!("{} {}/{}", object.kind(), object.namespace(), object.name());
+pub fn validate(objects: &[ManifestObject]) -> Result<(), Vec<InvalidObject>> {
+    let named =
+        |object: &ManifestObject| format!("{} {}/{}", object.kind(), object.namespace(), object.name());
     let all = violations(objects, DEFAULT_NAMESPACE).into_iter().map(|violation| InvalidObject {
         index: violation.index,
         object: named(&objects[violation.index]),
@@ -154,7 +155,7 @@ pub fn validate(objects: &[Object]) -> Result<(), Vec<InvalidObject>> {
 }
 
 /// Every broken rule, in order of the objects; those that name no namespace are in `namespace`.
-pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> {
+pub(super) fn violations(objects: &[ManifestObject], namespace: &str) -> Vec<Violation> {
     let objects = Objects::new(objects, namespace);
     let mut violations = Vec::new();
     for (index, object) in objects.all.iter().enumerate() {
@@ -162,8 +163,8 @@ pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> 
         check_name(object, &mut broken);
         objects.check_duplicate(index, &mut broken);
         match object {
-            Object::Pool(pool) => check_pool(&pool.spec, &mut broken),
-            Object::Tenant(tenant) => {
+            ManifestObject::Pool(pool) => check_pool(&pool.spec, &mut broken),
+            ManifestObject::Tenant(tenant) => {
                 check_tenant(&tenant.spec, &mut broken);
                 objects.check_references(objects.namespace_of(object), &tenant.spec, &mut broken);
             }
@@ -173,12 +174,12 @@ pub(super) fn violations(objects: &[Object], namespace: &str) -> Vec<Violation> 
     violations
 }
 
-fn check_name(object: &Object, broken: &mut Violations) {
+fn check_name(object: &ManifestObject, broken: &mut Violations) {
     let good = |name: &str, most: usize| name.len() <= most && rules::is_dns_label(name);
     let named = good(object.name(), rules::MAX_NAME_LENGTH);
     let (named, rule) = match object {
-        Object::Pool(_) => (named, &rules::OBJECT_NAME),
-        Object::Tenant(_) => (named && rules::is_service_name(object.name()), &rules::TENANT_NAME),
+        ManifestObject::Pool(_) => (named, &rules::OBJECT_NAME),
+        ManifestObject::Tenant(_) => (named && rules::is_service_name(object.name()), &rules::TENANT_NAME),
     };
     broken.require(named, "metadata.name", &["metadata.name"], rule);
     if !good(object.namespace(), 63) {
@@ -298,7 +299,7 @@ fn is_commit(revision: &str) -> bool {
 
 /// All objects, for rules between them.
 struct Objects<'a> {
-    all: &'a [Object],
+    all: &'a [ManifestObject],
     /// Namespace of objects that name none.
     namespace: &'a str,
     /// The first object of each kind, namespace and name.
@@ -306,7 +307,7 @@ struct Objects<'a> {
 }
 
 impl<'a> Objects<'a> {
-    fn new(all: &'a [Object], namespace: &'a str) -> Self {
+    fn new(all: &'a [ManifestObject], namespace: &'a str) -> Self {
         let mut objects = Objects { all, namespace, first: BTreeMap::new() };
         for (index, object) in all.iter().enumerate() {
             let key = (object.kind(), objects.namespace_of(object), object.name());
@@ -315,7 +316,7 @@ impl<'a> Objects<'a> {
         objects
     }
 
-    fn namespace_of(&self, object: &'a Object) -> &'a str {
+    fn namespace_of(&self, object: &'a ManifestObject) -> &'a str {
         object.written_namespace().unwrap_or(self.namespace)
     }
 
@@ -334,7 +335,7 @@ impl<'a> Objects<'a> {
     fn check_references(&self, namespace: &str, spec: &ModelTenantSpec, broken: &mut Violations) {
         let name = &spec.pool_ref.name;
         let found = self.first.get(&("GpuPool", namespace, name)).map(|index| (*index, &self.all[*index]));
-        let Some((index, Object::Pool(pool))) = found else {
+        let Some((index, ManifestObject::Pool(pool))) = found else {
             let pools = || self.first.iter().filter(|((kind, ..), _)| *kind == "GpuPool");
             let here = pools().filter(|((_, of, _), _)| *of == namespace);
             let closest = hint::closest(name, here.map(|((.., name), _)| *name));

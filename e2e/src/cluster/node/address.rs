@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Client;
 use kube::api::ListParams;
 
-use super::Node;
+use super::ClusterNode;
 
 /// Address of this machine on the pod bridge of our own node.
 const GATEWAY: &str = "10.244.0.1";
 
-impl Node {
+impl ClusterNode {
     /// Returns this machine's address as pods reach it, for servers that tests start. On an external cluster it is
     /// `SLUICE_HOST_ADDRESS`, or else the source address of packets to its first node.
     ///

@@ -10,12 +10,12 @@ use rustix::process::Signal;
 
 use super::cgroup::Cgroup;
 use super::node_dirs::NodeDirs;
-use super::{Node, Own, TURNS, archive, components, lock, runtime, spawn_with_same_binaries};
+use super::{ClusterNode, Own, TURNS, archive, components, lock, runtime, spawn_with_same_binaries};
 use crate::cluster::process_spawner::ProcessSpawner;
 
 /// The second node. Dropping this value ends it.
 pub struct SecondNode<'a> {
-    first: &'a Node,
+    first: &'a ClusterNode,
     own: Own,
 }
 
@@ -23,7 +23,7 @@ pub struct SecondNode<'a> {
 ///
 /// # Panics
 /// Same as [`super::on_node`].
-pub fn on_two_nodes(test: impl AsyncFnOnce(&'static Node, &SecondNode<'_>) + Send + 'static) {
+pub fn on_two_nodes(test: impl AsyncFnOnce(&'static ClusterNode, &SecondNode<'_>) + Send + 'static) {
     let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
     let Some(first) = super::shared() else { return };
     if !first.api().is_own_cluster() {
@@ -40,7 +40,7 @@ pub fn on_two_nodes(test: impl AsyncFnOnce(&'static Node, &SecondNode<'_>) + Sen
 }
 
 impl<'a> SecondNode<'a> {
-    fn start(first: &'a Node) -> SecondNode<'a> {
+    fn start(first: &'a ClusterNode) -> SecondNode<'a> {
         let at_first = first.own.as_ref().expect("a node of ours");
         let plane = first.api().own.as_ref().expect("a cluster of ours");
         let keeper =
@@ -62,7 +62,7 @@ impl<'a> SecondNode<'a> {
         self.own.dirs.name()
     }
 
-    /// As [`Node::image`].
+    /// As [`ClusterNode::image`].
     pub fn image(&self, name: &str) -> Option<()> {
         self.own.import(&archive(name)?);
         Some(())

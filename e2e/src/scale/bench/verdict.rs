@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// A value with its limit.
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct LimitCheck {
     /// Name of the value.
     pub name: &'static str,
     /// The value; `None` = not reached.
@@ -15,25 +15,25 @@ pub struct Verdict {
     detail: Value,
 }
 
-impl Verdict {
+impl LimitCheck {
     /// Returns the verdict on a value that must not exceed its limit; `None` exceeds it.
-    pub fn of(name: &'static str, value: Option<f64>, unit: &'static str, limit: f64) -> Verdict {
-        Verdict { name, value, unit, limit, at_least: false, detail: Value::Null }
+    pub fn of(name: &'static str, value: Option<f64>, unit: &'static str, limit: f64) -> LimitCheck {
+        LimitCheck { name, value, unit, limit, at_least: false, detail: Value::Null }
     }
 
     /// Returns the verdict on a value that must not exceed its limit.
-    pub fn at_most(name: &'static str, value: f64, unit: &'static str, limit: f64) -> Verdict {
-        Verdict::of(name, Some(value), unit, limit)
+    pub fn at_most(name: &'static str, value: f64, unit: &'static str, limit: f64) -> LimitCheck {
+        LimitCheck::of(name, Some(value), unit, limit)
     }
 
     /// Returns the verdict on a value that must reach its limit.
-    pub fn at_least(name: &'static str, value: f64, unit: &'static str, limit: f64) -> Verdict {
-        Verdict { at_least: true, ..Verdict::at_most(name, value, unit, limit) }
+    pub fn at_least(name: &'static str, value: f64, unit: &'static str, limit: f64) -> LimitCheck {
+        LimitCheck { at_least: true, ..LimitCheck::at_most(name, value, unit, limit) }
     }
 
     /// Returns the same verdict with details.
-    pub fn with(self, detail: Value) -> Verdict {
-        Verdict { detail, ..self }
+    pub fn with(self, detail: Value) -> LimitCheck {
+        LimitCheck { detail, ..self }
     }
 
     /// Whether the value is within its limit.

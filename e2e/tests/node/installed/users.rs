@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use sluice_e2e::cluster::Node;
+use sluice_e2e::cluster::ClusterNode;
 
 use super::{Product, binary};
 
@@ -12,7 +12,7 @@ const VIEWER: &str = "viewer";
 
 impl<'a> Product<'a> {
     /// Same as [`Product::install`], with a user who may use `kubectl sluice`.
-    pub async fn install_for_users(node: &'a Node) -> Option<Product<'a>> {
+    pub async fn install_for_users(node: &'a ClusterNode) -> Option<Product<'a>> {
         let viewer = format!(
             ",people.cli[0].kind=User,people.cli[0].name={VIEWER},people.cli[0].apiGroup=rbac.authorization.k8s.io"
         );

@@ -10,7 +10,7 @@ use sluice_types::pool::Policy;
 use sluice_types::{HOST_DEVICE_CLASS, Quantity};
 use sluice_wire::geometry::Geometry;
 
-use super::machine::Machine;
+use super::machine::MachineSpeed;
 use crate::chunk_size::{block_bytes, chunk_bytes};
 
 /// The tenants, in the order of the page.
@@ -134,7 +134,7 @@ pub struct DemoConfig {
 
 impl DemoConfig {
     /// Computes the settings for `machine` and three tenants of a model of these sizes.
-    pub fn new(machine: &Machine, model: &Geometry, lengths: RequestLengths) -> DemoConfig {
+    pub fn new(machine: &MachineSpeed, model: &Geometry, lengths: RequestLengths) -> DemoConfig {
         // One core is reserved for copies, sidecars and clients, which would otherwise slow down the engine.
         let threads = machine.cores.saturating_sub(1).clamp(1, MAX_THREADS);
         let chunk_bytes = chunk_bytes([model]);
@@ -187,7 +187,7 @@ impl DemoConfig {
     fn tenant_host_bytes(&self, model: &Geometry) -> u64 {
         let spec = serde_json::from_value(self.tenant_spec(LatencySlo::UNKNOWN, "model"));
         let spec = spec.expect("the tenant of the demo is a tenant");
-        let sizes = resource_demand::Geometry::from_status(&to_status(model), self.threads);
+        let sizes = resource_demand::EngineGeometry::from_status(&to_status(model), self.threads);
         let terms = DemandParams {
             chunk_bytes: self.chunk_bytes,
             context_bytes: 0,
@@ -239,8 +239,8 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn machine(cores: u32) -> Machine {
-        Machine { cores, copy_bytes_per_s: 8_000_000_000, other_cpu_permille: Some(0) }
+    fn machine(cores: u32) -> MachineSpeed {
+        MachineSpeed { cores, copy_bytes_per_s: 8_000_000_000, other_cpu_permille: Some(0) }
     }
 
     /// 32 layers of 1.6 MiB, 32 KiB of KV a token.

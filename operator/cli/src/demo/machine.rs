@@ -13,7 +13,7 @@ const COPY_DURATION: Duration = Duration::from_millis(800);
 
 /// Measurements from before the first model was loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Machine {
+pub struct MachineSpeed {
     /// Cores that this process may use.
     pub cores: u32,
     /// Copy rate of one thread, bytes per second: the best of several copies.
@@ -22,12 +22,12 @@ pub struct Machine {
     pub other_cpu_permille: Option<u32>,
 }
 
-impl Machine {
+impl MachineSpeed {
     /// Measures for about a second. Blocks the thread.
-    pub fn measure() -> Machine {
+    pub fn measure() -> MachineSpeed {
         let usage = CpuUsage::start();
         let copy_bytes_per_s = measure_copy_rate();
-        Machine {
+        MachineSpeed {
             cores: u32::try_from(usable_cores()).unwrap_or(u32::MAX),
             copy_bytes_per_s,
             other_cpu_permille: usage.other_cpu_permille(),

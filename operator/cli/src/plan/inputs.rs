@@ -12,7 +12,7 @@ use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, Observed
 use sluice_plan::pool_plan::PlanContext;
 use sluice_plan::validate::ClusterFeatures;
 use sluice_plan::zone_disruption::ZoneDisruption;
-use sluice_types::load::{LoadError, LoadErrors, Loader, Object, Problem, SpannedObject};
+use sluice_types::load::{LoadError, LoadErrors, Loader, ManifestObject, Problem, SpannedObject};
 use sluice_types::pool::GpuStatus;
 use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
@@ -95,12 +95,12 @@ impl PlanInputs {
     fn add(&mut self, located: SpannedObject, folder: &Path, namespace: &str) {
         let kind = located.object.kind();
         let key = match located.object.clone() {
-            Object::Pool(mut pool) => {
+            ManifestObject::Pool(mut pool) => {
                 let key = set_namespace(&mut pool.metadata, namespace);
                 self.pools.insert(key.clone(), pool);
                 key
             }
-            Object::Tenant(mut tenant) => {
+            ManifestObject::Tenant(mut tenant) => {
                 let key = set_namespace(&mut tenant.metadata, namespace);
                 if let Some(model) = local_model(&mut tenant, folder) {
                     self.folders.insert(key.clone(), model);

@@ -38,9 +38,9 @@ pub struct ChatModel {
 }
 
 impl ChatModel {
-    fn settings(&self) -> settings::Model<'_> {
+    fn settings(&self) -> settings::ModelSettings<'_> {
         let ChatModel { has_template, context_tokens, recommended, .. } = self;
-        settings::Model { has_template: *has_template, context_tokens: *context_tokens, recommended }
+        settings::ModelSettings { has_template: *has_template, context_tokens: *context_tokens, recommended }
     }
 }
 

@@ -163,7 +163,7 @@ fn dns_label(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_types::load::{self, Object};
+    use sluice_types::load::{self, ManifestObject};
 
     use super::*;
     use crate::models::hub_model::{DEFAULT_ENDPOINT, HubModel};
@@ -210,12 +210,12 @@ mod tests {
         let objects = load::load_located_str(&text, MANIFEST_NAME)
             .unwrap_or_else(|errors| panic!("{errors:?}\n{text}"));
         assert_eq!(objects.len(), 5);
-        let Object::Pool(pool) = &objects[0].object else { panic!("{text}") };
+        let ManifestObject::Pool(pool) = &objects[0].object else { panic!("{text}") };
         let host = pool.spec.device.as_ref().unwrap().host.as_ref().unwrap();
         assert_eq!((host.memory.bytes(), host.chunk_bytes.bytes()), (3 << 29, 1 << 20));
         assert_eq!(pool.spec.host_memory_per_gpu.bytes(), (1 << 30) + 1);
         for (object, (model, tokens)) in objects[1..].iter().zip(models().iter().zip(plan.context_tokens)) {
-            let Object::Tenant(tenant) = &object.object else { panic!("{text}") };
+            let ManifestObject::Tenant(tenant) = &object.object else { panic!("{text}") };
             assert_eq!(tenant.spec.model.served_names, std::slice::from_ref(&model.served_name));
             assert_eq!(tenant.spec.model.source.file.as_ref().unwrap().path, model.folder.to_str().unwrap());
             assert_eq!(tenant.spec.model.max_model_len, Some(i32::try_from(tokens).unwrap()));

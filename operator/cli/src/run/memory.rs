@@ -243,7 +243,7 @@ impl ModelDemand {
             policy: wishes.policy,
         };
         let sized =
-            resource_demand::Geometry::from_status(&to_status(inspected), thread_count(wishes.threads));
+            resource_demand::EngineGeometry::from_status(&to_status(inspected), thread_count(wishes.threads));
         let geometry = sized.ok_or_else(|| unfit("its sizes are no model's".into()))?;
         resource_demand::check_kv_fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
         let demand = resource_demand::demand(&spec, &geometry, &terms);

@@ -3,7 +3,7 @@
 
 use sluice_plan::placement::{UnfitReason, UnplacedReason};
 use sluice_types::conditions::Reason;
-use sluice_types::load::{Object, Path, SpannedObject};
+use sluice_types::load::{ManifestObject, Path, SpannedObject};
 use sluice_types::pool::Policy;
 use sluice_wire::config_rejection::ConfigRejection;
 
@@ -84,8 +84,8 @@ impl FieldLocator {
         };
         let tenant = find("ModelTenant", name)?;
         let pool = match &tenant.object {
-            Object::Tenant(object) => find("GpuPool", &object.spec.pool_ref.name),
-            Object::Pool(_) => None,
+            ManifestObject::Tenant(object) => find("GpuPool", &object.spec.pool_ref.name),
+            ManifestObject::Pool(_) => None,
         };
         Some(FieldLocator::new(tenant, pool))
     }
@@ -130,12 +130,12 @@ impl FieldLocator {
     /// Whether another value of the field could resolve the rejection. An absent field, or one without effect, cannot.
     fn is_relevant(&self, field: &str) -> bool {
         let spec = match &self.tenant.object {
-            Object::Tenant(tenant) => &tenant.spec,
-            Object::Pool(_) => return true,
+            ManifestObject::Tenant(tenant) => &tenant.spec,
+            ManifestObject::Pool(_) => return true,
         };
         let pool = self.pool.as_ref().and_then(|pool| match &pool.object {
-            Object::Pool(pool) => Some(&pool.spec),
-            Object::Tenant(_) => None,
+            ManifestObject::Pool(pool) => Some(&pool.spec),
+            ManifestObject::Tenant(_) => None,
         });
         match field {
             "gpu.memory_bytes" => {

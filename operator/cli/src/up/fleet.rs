@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::bail;
-use sluice_types::load::Object;
+use sluice_types::load::ManifestObject;
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
 use tokio::task::JoinSet;
@@ -139,7 +139,8 @@ fn check_available(inputs: &PlanInputs) -> anyhow::Result<()> {
 
 /// Reports files without a tenant that is to run. To end with success would hide the mistake.
 fn no_tenants_error(objects: &[SourceObject]) -> Misconfigured {
-    let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_))).count();
+    let tenants =
+        objects.iter().filter(|placed| matches!(placed.located.object, ManifestObject::Tenant(_))).count();
     Misconfigured(match tenants {
         0 => "nothing to run: the files hold no ModelTenant".into(),
         1 => "nothing to run: the one ModelTenant is suspended or has no replicas".into(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use sluice_plan::objects::{PlacedSlot, sidecar_config};
 use sluice_plan::pool_plan::{self, PoolPlan, TenantPlan};
 use sluice_types::ModelTenant;
-use sluice_types::load::{LoadError, LoadErrors, Object};
+use sluice_types::load::{LoadError, LoadErrors, ManifestObject};
 use sluice_types::pool::Policy;
 use sluice_wire::config::{DebugConfig, EngineConfig, ListenConfig, SidecarConfig};
 use sluice_wire::config_rejection::ConfigRejection;
@@ -139,8 +139,8 @@ impl<'a> LaunchOrder<'a> {
     fn new(objects: &'a [SourceObject]) -> Self {
         let running = objects.iter().filter(|placed| !is_stopped(placed));
         let tenants = running.filter_map(|placed| match &placed.located.object {
-            Object::Tenant(tenant) => Some((placed, tenant)),
-            Object::Pool(_) => None,
+            ManifestObject::Tenant(tenant) => Some((placed, tenant)),
+            ManifestObject::Pool(_) => None,
         });
         let keyed = tenants.enumerate().map(|(at, (placed, tenant))| (placed.key(), (at, placed, tenant)));
         LaunchOrder(keyed.collect())
@@ -220,8 +220,8 @@ fn shared_gpu_warnings(
         let (namespace, name) = placed.key();
         sharing.clone().filter(|config| config.namespace == namespace).any(|config| {
             match &placed.located.object {
-                Object::Tenant(_) => config.name == name,
-                Object::Pool(_) => inputs
+                ManifestObject::Tenant(_) => config.name == name,
+                ManifestObject::Pool(_) => inputs
                     .tenant(&(namespace.clone(), config.name.clone()))
                     .is_some_and(|tenant| tenant.spec.pool_ref.name == name),
             }
@@ -251,15 +251,15 @@ fn host_tier_warnings(objects: &[SourceObject], inputs: &PlanInputs) -> Vec<Load
         let in_vain = moves_kv && tenant.spec.memory.host_kv.bytes() == 0;
         in_vain.then(|| placed.field_error("spec.memory.hostKv", &problem))
     };
-    let tenants = objects.iter().filter(|placed| matches!(placed.located.object, Object::Tenant(_)));
+    let tenants = objects.iter().filter(|placed| matches!(placed.located.object, ManifestObject::Tenant(_)));
     tenants.filter(|placed| !is_stopped(placed)).filter_map(warning).collect()
 }
 
 /// Whether this is a tenant that is not to run.
 fn is_stopped(placed: &SourceObject) -> bool {
     match &placed.located.object {
-        Object::Tenant(tenant) => tenant.spec.suspend || tenant.spec.replicas == 0,
-        Object::Pool(_) => false,
+        ManifestObject::Tenant(tenant) => tenant.spec.suspend || tenant.spec.replicas == 0,
+        ManifestObject::Pool(_) => false,
     }
 }
 

@@ -5,7 +5,7 @@
 //! only affects a cluster or a device, and for one that only matters between tenants of one GPU where each has its
 //! own. A field with its default value is ignored, written or not: both mean the same object.
 
-use sluice_types::load::{LoadError, Object, Path, SpannedObject};
+use sluice_types::load::{LoadError, ManifestObject, Path, SpannedObject};
 use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
 use sluice_types::tenant::{EngineKind, Idle, SourceType};
 use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
@@ -35,8 +35,8 @@ impl UnsupportedFields {
     pub fn check(located: &SpannedObject) -> Self {
         let mut findings = UnsupportedFields::default();
         match &located.object {
-            Object::Pool(pool) => findings.check_pool(located, &pool.spec),
-            Object::Tenant(tenant) => findings.check_tenant(located, &tenant.spec),
+            ManifestObject::Pool(pool) => findings.check_pool(located, &pool.spec),
+            ManifestObject::Tenant(tenant) => findings.check_tenant(located, &tenant.spec),
         }
         findings
     }
@@ -141,8 +141,8 @@ impl UnsupportedFields {
 pub fn shared_gpu_fields(located: &SpannedObject, is_only_tenant: bool) -> Vec<LoadError> {
     let mut findings = UnsupportedFields::default();
     match &located.object {
-        Object::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
-        Object::Tenant(tenant) => {
+        ManifestObject::Pool(pool) => findings.add_warnings(located, &remap_checks(&pool.spec.remap)),
+        ManifestObject::Tenant(tenant) => {
             let asked = is_only_tenant && tenant.spec.priority != DEFAULT_PRIORITY;
             // The directive has it, which only a tenant with peers gets.
             let idle = tenant.spec.idle.after_seconds != Idle::default().after_seconds;

@@ -32,7 +32,7 @@ use super::pod::{
 };
 use super::pod_request::{SCHEDULED_PODS_SELECTOR, pod_request};
 use super::{ClaimEntry, ClusterCache, NamespacedName, ObservedChild, PoolKey, Store, node};
-use crate::queue::Queue;
+use crate::queue::WorkQueue;
 
 /// Objects of a page of a list.
 const LIST_PAGE_SIZE: u32 = 100;
@@ -46,7 +46,7 @@ pub struct WatchContext {
     /// The caches to update.
     pub cache: Arc<ClusterCache>,
     /// The queue for affected pools.
-    pub queue: Arc<Queue>,
+    pub queue: Arc<WorkQueue>,
     /// Watches that have not listed everything yet.
     pub pending: Arc<AtomicUsize>,
     /// Notified when `pending` reaches 0.

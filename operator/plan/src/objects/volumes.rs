@@ -11,7 +11,7 @@ use sluice_types::ModelTenantSpec;
 use sluice_types::tenant::{EngineKind, SourceType, WeightType};
 
 use super::{PlacedSlot, quantity};
-use crate::geometry::Geometry;
+use crate::geometry::EngineGeometry;
 
 /// The sidecar's configuration.
 pub const CONFIG: &str = "/etc/sluice";
@@ -108,7 +108,7 @@ fn scratch(bytes: u64) -> EmptyDirVolumeSource {
 }
 
 /// Returns the model's volume. Without a cache, a download of known size gets a volume of matching size limit.
-pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Volume {
+pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&EngineGeometry>) -> Volume {
     let source = &spec.model.source;
     let there = source.persistent_volume_claim.as_ref().map(|claim| (&claim.claim_name, true));
     let cache = spec.cache.as_ref().map(|cache| (&cache.claim_name, false));
@@ -133,7 +133,7 @@ pub fn model_volume(spec: &ModelTenantSpec, downloaded: Option<&Geometry>) -> Vo
 
 /// Returns a volume for the files, a simultaneous partial download, tokenizer and configuration. A model of unknown
 /// size gets no limit.
-fn download_volume(model: &Geometry, dtype: WeightType) -> EmptyDirVolumeSource {
+fn download_volume(model: &EngineGeometry, dtype: WeightType) -> EmptyDirVolumeSource {
     // Older inspections did not report the download size: the files have at most twice the bits.
     let widest = match dtype {
         WeightType::Float16 | WeightType::BFloat16 => 2,

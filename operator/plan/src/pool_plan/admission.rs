@@ -7,7 +7,7 @@ use sluice_types::{GpuPool, ModelTenant};
 use super::desired_slots::PoolDemandParams;
 use super::{PlanContext, TenantPlan};
 use crate::conditions::ConditionResult;
-use crate::geometry::{self, Geometry, engine_threads};
+use crate::geometry::{self, EngineGeometry, engine_threads};
 use crate::gpu::Gpu;
 use crate::objects::inspect::inspection_conditions;
 use crate::objects::name;
@@ -28,13 +28,14 @@ pub fn validate_tenant<'a>(
     keeps_group: bool,
 ) -> TenantPlan<'a> {
     let kept = tenant.status.as_ref().and_then(|status| status.model.clone());
-    let sizes = |kept: &ModelStatus| Geometry::from_status(kept, engine_threads(&tenant.spec));
+    let sizes = |kept: &ModelStatus| EngineGeometry::from_status(kept, engine_threads(&tenant.spec));
     let said = given.observed.inspections.get(name(tenant));
     let told = said.and_then(|said| said.as_ref().ok()).map(geometry::to_status);
     let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
     let mut refusals = rejections(tenant, given.pool, given.cluster);
     refusals.retain(|refusal| !keeps_group || refusal.reason != Reason::GroupNotFound);
-    let model = Geometry::without_inspection(&tenant.spec).or_else(|| inspected.as_ref().and_then(sizes));
+    let model =
+        EngineGeometry::without_inspection(&tenant.spec).or_else(|| inspected.as_ref().and_then(sizes));
     let refusal = said.and_then(|said| said.as_ref().err()).filter(|_| model.is_none()).cloned();
     let verdict = refusal
         .as_ref()

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use sluice_agent::engine_loop::engine_acceptor::EngineConnEvent;
-use sluice_agent::scheduler_handle::{Message, MessageSender};
+use sluice_agent::scheduler_handle::{MessageSender, SchedulerMessage};
 use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::message::StepOrder;
 use sluice_link::server::EngineEvent;
@@ -110,7 +110,7 @@ impl FakeEngine {
 
     fn answer(&mut self, done: StepDone) {
         let streams: Vec<_> = done.sampled.iter().map(|sampled| self.rows[&sampled.row]).collect();
-        let message = Message::Engine(Box::new(EngineConnEvent::Event(EngineEvent::Done(done))));
+        let message = SchedulerMessage::Engine(Box::new(EngineConnEvent::Event(EngineEvent::Done(done))));
         let at = moment();
         self.inbox.send(message);
         streams.into_iter().for_each(|stream| self.sent[stream].push(at));

@@ -12,7 +12,9 @@ use sluice_agent::gateway::serve::{ListenerLimits, serve};
 use sluice_agent::gateway::{ApiKeys, Gateway};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
-use sluice_agent::scheduler_handle::{Message, MessageSender, RequestUpdate, SchedulerHandle, Status};
+use sluice_agent::scheduler_handle::{
+    MessageSender, RequestUpdate, SchedulerHandle, SchedulerMessage, Status,
+};
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SloConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -124,7 +126,7 @@ fn scheduler(opened: Sender<Updates>) -> MessageSender {
     let (inbox, messages) = MessageSender::new();
     std::thread::spawn(move || {
         for message in messages {
-            if let Message::Submit(_, updates) = message {
+            if let SchedulerMessage::Submit(_, updates) = message {
                 // Fails after the end of the measurement.
                 let _ = opened.send(updates);
             }

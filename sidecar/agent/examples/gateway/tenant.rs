@@ -12,7 +12,7 @@ use serde_json::json;
 use sluice_agent::engine_loop::{TenantLoader, load};
 use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
-use sluice_agent::scheduler_handle::{Message, MessageSender, SchedulerHandle, Status};
+use sluice_agent::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
 use sluice_link::server::Listener;
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::{LimitsConfig, SidecarConfig, SloConfig};
@@ -87,7 +87,7 @@ impl Tenant {
         let text = self.host.metrics.encode();
         let preempted = text.lines().filter(|line| line.starts_with("vllm:num_preemptions_total"));
         ensure!(preempted.clone().all(|line| line.ends_with(" 0")), "requests were preempted: {text}");
-        self.inbox.send(Message::Stop);
+        self.inbox.send(SchedulerMessage::Stop);
         self.engine.join().expect("the engine does not panic")
     }
 }

@@ -15,7 +15,7 @@ use super::error::AdminError;
 use crate::gateway::error::ApiError;
 use crate::peers::admin_call::AdminCall;
 use crate::peers::membership::full_name;
-use crate::scheduler_handle::Message;
+use crate::scheduler_handle::SchedulerMessage;
 
 /// Maximum size of a request in bytes.
 pub const MAX_BYTES: usize = 64 << 10;
@@ -32,7 +32,7 @@ pub async fn post(
     let request = GrantRequest::from_json(&text, admin.chunk_bytes)?;
     let sender = request.sender();
     caller.check_identity(&full_name(&sender.namespace, &sender.name))?;
-    let question = |answer| Message::Admin(AdminCall::Grant(request, answer));
+    let question = |answer| SchedulerMessage::Admin(AdminCall::Grant(request, answer));
     let answer = admin.service.query(DECISION_TIMEOUT, question).await;
     let answer = answer.ok_or_else(|| ApiError::unavailable("the scheduler did not decide in time", 1))?;
     Ok(([(header::CONTENT_TYPE, "application/json")], answer.to_json()).into_response())

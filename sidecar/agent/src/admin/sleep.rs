@@ -14,7 +14,7 @@ use super::Admin;
 use super::error::AdminError;
 use crate::gateway::error::ApiError;
 use crate::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
-use crate::scheduler_handle::Message;
+use crate::scheduler_handle::SchedulerMessage;
 
 /// Time limit for sleep and for wake-up.
 const SLEEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,7 +44,10 @@ pub async fn sleep(
         }
     };
     into_result(
-        admin.service.query(SLEEP_TIMEOUT, |answer| Message::Admin(AdminCall::Sleep(level, answer))).await,
+        admin
+            .service
+            .query(SLEEP_TIMEOUT, |answer| SchedulerMessage::Admin(AdminCall::Sleep(level, answer)))
+            .await,
     )
     .map(|()| StatusCode::OK)
 }
@@ -55,14 +58,19 @@ pub async fn wake_up(
     query: Result<Query<WakeUpQuery>, QueryRejection>,
 ) -> Result<StatusCode, AdminError> {
     parse_query(query)?;
-    into_result(admin.service.query(SLEEP_TIMEOUT, |answer| Message::Admin(AdminCall::WakeUp(answer))).await)
-        .map(|()| StatusCode::OK)
+    into_result(
+        admin.service.query(SLEEP_TIMEOUT, |answer| SchedulerMessage::Admin(AdminCall::WakeUp(answer))).await,
+    )
+    .map(|()| StatusCode::OK)
 }
 
 /// Whether the tenant sleeps.
 pub async fn is_sleeping(State(admin): State<Admin>) -> Result<Json<Value>, AdminError> {
     let sleeping = into_result(
-        admin.service.query(QUERY_TIMEOUT, |answer| Message::Admin(AdminCall::IsSleeping(answer))).await,
+        admin
+            .service
+            .query(QUERY_TIMEOUT, |answer| SchedulerMessage::Admin(AdminCall::IsSleeping(answer)))
+            .await,
     )?;
     Ok(Json(json!({"is_sleeping": sleeping})))
 }

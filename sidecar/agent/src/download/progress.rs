@@ -37,14 +37,14 @@ impl ProgressOutput {
 
 /// Downloaded and total bytes.
 #[derive(Debug)]
-pub struct Progress {
+pub struct ByteProgress {
     present_bytes: AtomicU64,
     total_bytes: u64,
 }
 
-impl Progress {
+impl ByteProgress {
     pub fn new(all: u64) -> Self {
-        Progress { present_bytes: AtomicU64::new(0), total_bytes: all }
+        ByteProgress { present_bytes: AtomicU64::new(0), total_bytes: all }
     }
 
     pub fn add(&self, bytes: u64) {

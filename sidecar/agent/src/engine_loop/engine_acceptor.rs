@@ -19,7 +19,7 @@ use sluice_link::server::{
 use sluice_link::tables::TableWriter;
 use sluice_ports::EngineHello;
 
-use crate::scheduler_handle::{Message, MessageSender};
+use crate::scheduler_handle::{MessageSender, SchedulerMessage};
 pub use engine_lease::EngineLease;
 
 /// Interval at which the acceptor checks whether it is closed.
@@ -168,7 +168,7 @@ impl EngineAcceptor {
     }
 
     fn notify(&self, news: EngineConnEvent) {
-        self.inbox.send(Message::Engine(Box::new(news)));
+        self.inbox.send(SchedulerMessage::Engine(Box::new(news)));
     }
 }
 

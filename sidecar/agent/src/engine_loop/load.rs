@@ -60,7 +60,7 @@ use crate::model::config::read_spec;
 use crate::model::text::Text;
 use crate::peers::membership::LedgerMembership;
 use crate::peers::quota::LedgerQuota;
-use crate::scheduler_handle::{Message, MessageSender, Status};
+use crate::scheduler_handle::{MessageSender, SchedulerMessage, Status};
 
 /// Faults that tests inject to prove that they detect them. A production sidecar has none: no configuration names them.
 #[derive(Clone, Debug, Default)]
@@ -153,7 +153,7 @@ pub struct TenantLoader {
     /// Sender of messages to the engine loop.
     pub inbox: MessageSender,
     /// Receiver of those messages.
-    pub messages: Receiver<Message>,
+    pub messages: Receiver<SchedulerMessage>,
     /// Access to peers. `None` if the GPU is not shared.
     pub peers: Option<PeerContext>,
     /// Directives, which may change policy, cap, share and idle times. `None` if nothing may change.
@@ -251,7 +251,7 @@ fn create_memory(
     inbox: MessageSender,
 ) -> Result<(HostMemory, OwnedFd), LoadError> {
     let gate = Arc::new(ControlPageGate(control.clone()));
-    let notify = Arc::new(move || inbox.send(Message::Wake));
+    let notify = Arc::new(move || inbox.send(SchedulerMessage::Wake));
     let memory = HostMemory::new(options, Arc::new(master), gate, Box::new(engine.clone()), notify)?;
     let pool = memory.pool_fd().try_clone_to_owned();
     let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
@@ -301,7 +301,7 @@ fn min_hang_timeout(config: &SidecarConfig) -> Duration {
 /// Starts the planner thread, which wakes the engine loop after each plan.
 fn start_planner(inbox: MessageSender) -> Result<PlannerThread, LoadError> {
     // If the engine loop has ended, the wake-up is lost, which is harmless.
-    let planner = PlannerThread::start(move || inbox.send(Message::Wake));
+    let planner = PlannerThread::start(move || inbox.send(SchedulerMessage::Wake));
     planner.map_err(|source| LoadError::Io { path: "the planner's thread".into(), source })
 }
 

@@ -20,7 +20,7 @@ use super::prompt::{Prompt, PromptEncoder, Prompts};
 use super::response::{self, Endpoint, ResponseMeta};
 use super::token_stream::{TokenStream, TokenStreamConfig};
 use crate::metrics::PendingToken;
-use crate::model::text::Message;
+use crate::model::text::ChatMessage;
 use crate::scheduler_handle::{Status, Submission};
 
 /// Most alternatives per token in log-probabilities.
@@ -90,7 +90,7 @@ fn parse_completion(body: &[u8]) -> Result<(CommonParams, Completion), ApiError>
 }
 
 /// Also returns the messages for the template and the alternatives per token.
-fn parse_chat(body: &[u8]) -> Result<(CommonParams, Chat, Vec<Message>, u8), ApiError> {
+fn parse_chat(body: &[u8]) -> Result<(CommonParams, Chat, Vec<ChatMessage>, u8), ApiError> {
     let own = ["messages", "logprobs", "top_logprobs", "add_generation_prompt"];
     let (common, chat): (_, Chat) = parse(body, &own)?;
     if chat.top_logprobs.is_some() && !chat.logprobs {

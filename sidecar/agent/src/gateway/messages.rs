@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::values;
-use crate::model::text::Message;
+use crate::model::text::ChatMessage;
 
 /// Returns the messages of `body`, with their fields in the order of the body. `messages` are the same messages,
 /// parsed.
 ///
 /// # Errors 400 that names the message and its fault.
-pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<Message>, ApiError> {
+pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Vec<ChatMessage>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid_param("messages", "at least one message is needed"));
     }
@@ -28,12 +28,12 @@ pub fn parse_messages(body: &[u8], messages: &[Map<String, Value>]) -> Result<Ve
 }
 
 /// Parses the messages again, because `serde_json` maps do not keep the order of fields.
-fn ordered_messages(body: &[u8]) -> Result<Vec<Message>, serde_json::Error> {
+fn ordered_messages(body: &[u8]) -> Result<Vec<ChatMessage>, serde_json::Error> {
     let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body)?;
     fields.get("messages").map_or(Ok(Vec::new()), |messages| serde_json::from_str(messages.get()))
 }
 
-fn validate_message(message: &Map<String, Value>, in_order: Message) -> Result<Message, String> {
+fn validate_message(message: &Map<String, Value>, in_order: ChatMessage) -> Result<ChatMessage, String> {
     if !message.get("role").is_some_and(Value::is_string) {
         return Err("`role` must be a string".into());
     }
@@ -48,7 +48,7 @@ fn validate_message(message: &Map<String, Value>, in_order: Message) -> Result<M
 }
 
 /// Returns the message as templates read it, and whether the assistant calls tools in it.
-fn tool_calls(message: &Map<String, Value>, in_order: Message) -> Result<(Message, bool), String> {
+fn tool_calls(message: &Map<String, Value>, in_order: ChatMessage) -> Result<(ChatMessage, bool), String> {
     let assistant = message.get("role").is_some_and(|role| role == "assistant");
     let function_call = message.get("function_call").is_some_and(Value::is_object);
     match message.get("tool_calls") {

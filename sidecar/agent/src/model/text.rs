@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokenizers::Tokenizer;
 
 use self::chat_template::{ChatTemplate, RenderOptions};
-pub use self::message::Message;
+pub use self::message::ChatMessage;
 use self::tokenizer::{ByteEncoding, bytes_of};
 use self::tokenizer_config::TokenizerConfig;
 use super::error::{ModelError, read_json, read_optional_json};
@@ -167,7 +167,7 @@ impl Text {
     ///
     /// # Errors
     /// The template's own message for an input that it refuses, or the reason why there is no usable template.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, String> {
+    pub fn render(&self, messages: &[ChatMessage], add_generation_prompt: bool) -> Result<String, String> {
         let given = RenderOptions { add_generation_prompt, tokens: &self.named_tokens };
         self.template.render(messages, given)
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::join_all;
-use sluice_memory::gpu_ledger::{Participant, ParticipantHandle, TurnOrder};
+use sluice_memory::gpu_ledger::{Participant, ParticipantHandle, SliceOrder};
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
@@ -23,7 +23,7 @@ use super::state_cache::PeerStateCache;
 use super::{loan_denied, ms, ns};
 use crate::clock::Clock;
 use crate::directive::DirectiveStore;
-use crate::scheduler_handle::{Message, MessageSender};
+use crate::scheduler_handle::{MessageSender, SchedulerMessage};
 
 /// Timeout of a state query in a survey. A later answer is not worth the delay.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(15);
@@ -48,7 +48,7 @@ pub struct GrantClient {
     /// Loan terms where a directive sets none.
     pub terms: NegotiationPolicy,
     /// Order of time slices, if the GPU is time-sliced.
-    pub slice_order: Option<TurnOrder>,
+    pub slice_order: Option<SliceOrder>,
     /// Last known states of peers.
     pub state_cache: Arc<PeerStateCache>,
 }
@@ -64,7 +64,7 @@ impl GrantClient {
 
     /// Sends an event to the scheduler.
     pub fn notify(&self, news: PeerEvent) {
-        self.inbox.send(Message::Peer(Box::new(PeerPortEvent::Peer(news))));
+        self.inbox.send(SchedulerMessage::Peer(Box::new(PeerPortEvent::Peer(news))));
     }
 
     async fn send(&self, letter: PeerCommand) {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use sluice_memory::gpu_ledger::{
     GpuLedger, JoinError, LedgerFaults, LedgerIdentity, OpenError, ParticipantHandle, ShareRequest,
-    TurnOrder as LedgerOrder, current_boot_id,
+    SliceOrder as LedgerOrder, current_boot_id,
 };
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_scheduler::Sharing;
+use sluice_scheduler::TimeSharing;
 use sluice_wire::config::{LedgerConfig, SidecarConfig};
 use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 
@@ -196,14 +196,13 @@ impl LedgerMembership {
     }
 
     /// Returns how the scheduler shares time on this GPU.
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> TimeSharing {
         match self.config.sharing {
-            SharingRule::Isolated => Sharing::Exclusive,
-            SharingRule::Spatial => Sharing::Spatial,
-            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => Sharing::Temporal(Quantum::new(
-                ns(min_quantum_ms.min(max_quantum_ms)),
-                ns(max_quantum_ms.max(1)),
-            )),
+            SharingRule::Isolated => TimeSharing::Exclusive,
+            SharingRule::Spatial => TimeSharing::Spatial,
+            SharingRule::Temporal { min_quantum_ms, max_quantum_ms, .. } => TimeSharing::Temporal(
+                Quantum::new(ns(min_quantum_ms.min(max_quantum_ms)), ns(max_quantum_ms.max(1))),
+            ),
         }
     }
 

@@ -5,13 +5,13 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::Duration;
 
 use sluice_common::back_off::BackOff;
-use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, SliceQueue, TurnOrder};
+use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, SliceOrder, SliceQueue};
 use sluice_ports::peers::PeerPortEvent;
 
 use super::takeovers::Takeovers;
 use crate::directive::DirectiveStore;
 use crate::metrics::Metrics;
-use crate::scheduler_handle::{Message, MessageSender};
+use crate::scheduler_handle::{MessageSender, SchedulerMessage};
 
 /// Longest wait before the thread checks whether it must end and which priority applies.
 const WAIT_TIMEOUT: Duration = Duration::from_millis(500);
@@ -35,7 +35,7 @@ pub struct Channels {
 #[derive(Debug)]
 pub struct SliceConfig {
     /// Order of the wait queue.
-    pub order: TurnOrder,
+    pub order: SliceOrder,
     /// Configured priority, used while no directive is in force.
     pub priority: i32,
     /// Directives, which may change the priority at any time.
@@ -68,7 +68,7 @@ fn run(seat: &ParticipantHandle, standing: &SliceConfig, wishes: &Receiver<()>, 
     while wished || wishes.recv().is_ok() {
         let Some(epoch) = acquire_slice(seat, standing, wishes, ends) else { return };
         let event = PeerPortEvent::SliceGranted { epoch: epoch.0 };
-        ends.inbox.send(Message::Peer(Box::new(event)));
+        ends.inbox.send(SchedulerMessage::Peer(Box::new(event)));
         if let Some(time) = seat.slice_queue().handover() {
             ends.metrics.record_handover(time);
         }
@@ -123,7 +123,7 @@ fn notify_when_contended(
         match line.wait_for_waiter(WAIT_TIMEOUT) {
             Ok(true) => {
                 let event = PeerPortEvent::SliceRequested { epoch: epoch.0 };
-                ends.inbox.send(Message::Peer(Box::new(event)));
+                ends.inbox.send(SchedulerMessage::Peer(Box::new(event)));
                 return false;
             }
             Ok(false) => {}

@@ -15,7 +15,7 @@ use crate::clock::unix_ms;
 use crate::directive::DirectiveStore;
 use crate::metrics::Metrics;
 use crate::peers::admin_call::{AdminCall, CallRejected, reject_grant};
-use crate::scheduler_handle::Message;
+use crate::scheduler_handle::SchedulerMessage;
 
 /// Replies to messages for a tenant with a proxied engine.
 #[derive(Debug)]
@@ -40,12 +40,14 @@ pub struct AdminHandler {
     pub reported: (Told, SystemTime),
 }
 
-/// Forwards messages from a blocking channel to an async one, until [`Message::Stop`].
-pub fn forward(messages: Receiver<Message>) -> std::io::Result<mpsc::UnboundedReceiver<Message>> {
+/// Forwards messages from a blocking channel to an async one, until [`SchedulerMessage::Stop`].
+pub fn forward(
+    messages: Receiver<SchedulerMessage>,
+) -> std::io::Result<mpsc::UnboundedReceiver<SchedulerMessage>> {
     let (sender, receiver) = mpsc::unbounded_channel();
     std::thread::Builder::new().name("desk".into()).spawn(move || {
         for message in messages {
-            if matches!(message, Message::Stop) || sender.send(message).is_err() {
+            if matches!(message, SchedulerMessage::Stop) || sender.send(message).is_err() {
                 break;
             }
         }
@@ -55,7 +57,7 @@ pub fn forward(messages: Receiver<Message>) -> std::io::Result<mpsc::UnboundedRe
 
 impl AdminHandler {
     /// Handles messages until all senders are dropped.
-    pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<Message>) {
+    pub async fn run(mut self, mut messages: mpsc::UnboundedReceiver<SchedulerMessage>) {
         loop {
             // Also updates the phase twice a second, so that its start is accurate.
             let message = tokio::time::timeout(Duration::from_millis(500), messages.recv()).await;
@@ -68,19 +70,19 @@ impl AdminHandler {
         }
     }
 
-    fn on_message(&mut self, message: Message) {
+    fn on_message(&mut self, message: SchedulerMessage) {
         match message {
             // Fails if the caller has disconnected.
-            Message::State(answer) => drop(answer.send(Box::new(self.state()))),
-            Message::Admin(call) => self.on_call(call),
+            SchedulerMessage::State(answer) => drop(answer.send(Box::new(self.state()))),
+            SchedulerMessage::Admin(call) => self.on_call(call),
             // A directive has arrived.
-            Message::Wake => self.gate.monitor_wakeup.notify_one(),
+            SchedulerMessage::Wake => self.gate.monitor_wakeup.notify_one(),
             // A proxied tenant has no native requests, engine link or peers.
-            Message::Submit(..)
-            | Message::Cancel(_)
-            | Message::Engine(_)
-            | Message::Peer(_)
-            | Message::Stop => {}
+            SchedulerMessage::Submit(..)
+            | SchedulerMessage::Cancel(_)
+            | SchedulerMessage::Engine(_)
+            | SchedulerMessage::Peer(_)
+            | SchedulerMessage::Stop => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use sluice_agent::peers::admin_call::AdminCall;
-use sluice_agent::scheduler_handle::Message;
+use sluice_agent::scheduler_handle::SchedulerMessage;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 
 use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config};
@@ -19,10 +19,10 @@ fn ask() -> GrantRequest {
     GrantRequest::Ask { borrower: participant("code"), nonce: 41, bytes: 2 * CHUNK, ttl_ms: 5000 }
 }
 
-fn calls() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<AdminCall>) {
+fn calls() -> (impl FnMut(SchedulerMessage) + Send + 'static, mpsc::Receiver<AdminCall>) {
     let (sender, receiver) = mpsc::channel();
     let room = move |message| {
-        if let Message::Admin(call) = message {
+        if let SchedulerMessage::Admin(call) = message {
             drop(sender.send(call));
         }
     };
@@ -36,7 +36,7 @@ async fn grant_request_and_answer_round_trip() {
         GrantAnswer::Granted { nonce: 41, bytes: CHUNK, ttl_ms: 4000, lender: participant("story") };
     let answer = granted.clone();
     let room = move |message| {
-        if let Message::Admin(AdminCall::Grant(request, reply)) = message {
+        if let SchedulerMessage::Admin(AdminCall::Grant(request, reply)) = message {
             assert_eq!(request, ask());
             reply.send(answer.clone()).unwrap();
         }

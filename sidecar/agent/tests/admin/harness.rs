@@ -14,7 +14,7 @@ use sluice_agent::directive::ActiveDirective;
 use sluice_agent::gateway::serve::ListenerLimits;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::peers::admin_call::{AdminCall, CallRejected, reject_grant};
-use sluice_agent::scheduler_handle::{Message, MessageSender, SchedulerHandle, Status};
+use sluice_agent::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
 use sluice_wire::config::{SidecarConfig, SloConfig};
 use sluice_wire::state::{State, Tenant};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -71,19 +71,19 @@ pub fn config(folder: &Path, name: &str) -> SidecarConfig {
 }
 
 /// Returns a scheduler that reports its state and makes no loans.
-pub fn start_idle(name: &str) -> impl FnMut(Message) + Send + 'static {
+pub fn start_idle(name: &str) -> impl FnMut(SchedulerMessage) + Send + 'static {
     let tenant = Tenant { namespace: "default".into(), name: name.into(), ..Tenant::default() };
     move |message| match message {
         // Fails if the caller has disconnected.
-        Message::State(reply) => {
+        SchedulerMessage::State(reply) => {
             let state = State { tenant: tenant.clone(), ..State::default() };
             drop(reply.send(Box::new(state)));
         }
-        Message::Admin(AdminCall::IsSleeping(answer)) => drop(answer.send(Ok(false))),
-        Message::Admin(AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer)) => {
+        SchedulerMessage::Admin(AdminCall::IsSleeping(answer)) => drop(answer.send(Ok(false))),
+        SchedulerMessage::Admin(AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer)) => {
             drop(answer.send(Err(CallRejected("not now".into()))));
         }
-        Message::Admin(AdminCall::Grant(_, answer)) => reject_grant(answer),
+        SchedulerMessage::Admin(AdminCall::Grant(_, answer)) => reject_grant(answer),
         _ => {}
     }
 }
@@ -104,14 +104,17 @@ pub fn directive(epoch: u64, sequence: u64, neighbours: &[(&str, SocketAddr)]) -
 }
 
 impl AdminPort {
-    pub async fn start(config: &SidecarConfig, room: impl FnMut(Message) + Send + 'static) -> AdminPort {
+    pub async fn start(
+        config: &SidecarConfig,
+        room: impl FnMut(SchedulerMessage) + Send + 'static,
+    ) -> AdminPort {
         AdminPort::start_with(config, room, None).await
     }
 
     /// Starts a port. With `tls`, the test reloads the certificates itself.
     pub async fn start_with(
         config: &SidecarConfig,
-        mut room: impl FnMut(Message) + Send + 'static,
+        mut room: impl FnMut(SchedulerMessage) + Send + 'static,
         tls: Option<Arc<Tls>>,
     ) -> AdminPort {
         let (inbox, messages) = MessageSender::new();

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 
 use sluice_agent::admin::start::AdminCredentials;
 use sluice_agent::peers::admin_call::{AdminCall, reject_grant};
-use sluice_agent::scheduler_handle::Message;
+use sluice_agent::scheduler_handle::SchedulerMessage;
 use sluice_wire::grants::{GrantRequest, Participant, RevokeReason};
 
 use super::certificates::{CLAIM, CertificateAuthority};
@@ -24,10 +24,10 @@ fn all_of(tenant: &str) -> [GrantRequest; 4] {
 }
 
 /// Returns a scheduler that rejects every request, and the requests that it received.
-fn listener() -> (impl FnMut(Message) + Send + 'static, mpsc::Receiver<GrantRequest>) {
+fn listener() -> (impl FnMut(SchedulerMessage) + Send + 'static, mpsc::Receiver<GrantRequest>) {
     let (sender, heard) = mpsc::channel();
     let room = move |message| {
-        if let Message::Admin(AdminCall::Grant(request, answer)) = message {
+        if let SchedulerMessage::Admin(AdminCall::Grant(request, answer)) = message {
             drop(sender.send(request));
             reject_grant(answer);
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 use sluice_agent::peers::admin_call::{AdminCall, CallRejected, SleepLevel};
-use sluice_agent::scheduler_handle::Message;
+use sluice_agent::scheduler_handle::SchedulerMessage;
 
 use super::harness::{AdminPort, assert_refused, config};
 
@@ -47,7 +47,7 @@ async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
     let room = Arc::new(Mutex::new(FakeScheduler::default()));
     let taken = room.clone();
     let take = move |message| {
-        if let Message::Admin(call) = message {
+        if let SchedulerMessage::Admin(call) = message {
             taken.lock().unwrap().on_call(call);
         }
     };

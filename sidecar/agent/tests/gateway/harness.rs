@@ -14,7 +14,9 @@ use sluice_agent::gateway::serve::{ListenerLimits, Timeouts, serve_with_timeouts
 use sluice_agent::gateway::{ApiKeys, Gateway};
 use sluice_agent::metrics::Metrics;
 use sluice_agent::model::text::Text;
-use sluice_agent::scheduler_handle::{Message, MessageSender, RequestUpdate, SchedulerHandle, Status};
+use sluice_agent::scheduler_handle::{
+    MessageSender, RequestUpdate, SchedulerHandle, SchedulerMessage, Status,
+};
 use sluice_policy::ids::RequestId;
 use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::{Finish, Request};
@@ -82,7 +84,7 @@ pub struct Harness {
 }
 
 /// The scheduler's end of the message channel.
-pub struct FakeScheduler(Receiver<Message>);
+pub struct FakeScheduler(Receiver<SchedulerMessage>);
 
 /// A request as the scheduler receives it.
 pub struct ReceivedRequest {
@@ -175,12 +177,12 @@ impl Harness {
         std::thread::spawn(move || {
             for message in messages {
                 match message {
-                    Message::Submit(request, updates) => {
+                    SchedulerMessage::Submit(request, updates) => {
                         let taken = ReceivedRequest { request, updates };
                         taken.send_text(text);
                         taken.finish(Finish::Length);
                     }
-                    Message::State(answer) => drop(answer.send(Box::default())),
+                    SchedulerMessage::State(answer) => drop(answer.send(Box::default())),
                     _ => {}
                 }
             }
@@ -190,7 +192,7 @@ impl Harness {
 
 impl FakeScheduler {
     /// Returns the next message, if one arrives in time.
-    pub async fn next(&self, patience: Duration) -> Option<Message> {
+    pub async fn next(&self, patience: Duration) -> Option<SchedulerMessage> {
         let until = Instant::now() + patience;
         loop {
             match self.0.try_recv() {
@@ -206,8 +208,8 @@ impl FakeScheduler {
     pub async fn recv_request(&self) -> ReceivedRequest {
         loop {
             match self.next(TIMEOUT).await.expect("a request") {
-                Message::Submit(request, updates) => return ReceivedRequest { request, updates },
-                Message::Cancel(_) => {}
+                SchedulerMessage::Submit(request, updates) => return ReceivedRequest { request, updates },
+                SchedulerMessage::Cancel(_) => {}
                 other => panic!("expected a request, not {other:?}"),
             }
         }
@@ -216,7 +218,7 @@ impl FakeScheduler {
     /// Returns the next cancellation.
     pub async fn cancelled(&self, patience: Duration) -> Option<RequestId> {
         match self.next(patience).await {
-            Some(Message::Cancel(id)) => Some(id),
+            Some(SchedulerMessage::Cancel(id)) => Some(id),
             None => None,
             other => panic!("expected a cancellation, not {other:?}"),
         }

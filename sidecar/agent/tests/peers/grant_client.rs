@@ -7,8 +7,8 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use sluice_agent::peers::grant_client::GrantClient;
-use sluice_agent::scheduler_handle::Message;
-use sluice_memory::gpu_ledger::TurnOrder;
+use sluice_agent::scheduler_handle::SchedulerMessage;
+use sluice_memory::gpu_ledger::SliceOrder;
 use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::victim::PeerView;
 use sluice_ports::peers::PeerPortEvent;
@@ -49,12 +49,12 @@ async fn serve_state(state: State, open: Arc<AtomicBool>) -> SocketAddr {
 }
 
 /// Returns the next survey sent to the scheduler.
-fn peer_views(messages: &Receiver<Message>) -> Vec<PeerView> {
+fn peer_views(messages: &Receiver<SchedulerMessage>) -> Vec<PeerView> {
     let begun = Instant::now();
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("a survey is told");
-        if let Message::Peer(event) = message
+        if let SchedulerMessage::Peer(event) = message
             && let PeerPortEvent::Peer(PeerEvent::Survey(found)) = *event
         {
             return found;
@@ -73,11 +73,11 @@ fn state(name: &str, lendable_chunks: u64) -> State {
 /// A running grant client.
 struct Borrower {
     commands: UnboundedSender<PeerCommand>,
-    messages: Option<Receiver<Message>>,
+    messages: Option<Receiver<SchedulerMessage>>,
 }
 
 impl Borrower {
-    fn new((office, messages): (GrantClient, Receiver<Message>)) -> Borrower {
+    fn new((office, messages): (GrantClient, Receiver<SchedulerMessage>)) -> Borrower {
         let (letters, written) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(office.run(written));
         Borrower { commands: letters, messages: Some(messages) }
@@ -138,7 +138,7 @@ async fn queue_position_counts_earlier_peers() {
         serve_state(state("second", 1), open.clone()).await,
     ];
     let (mut office, messages) = grant_client(&folder, &me);
-    office.slice_order = Some(TurnOrder::RoundRobin);
+    office.slice_order = Some(SliceOrder::RoundRobin);
     let named = [("second", addresses[1]), ("first", addresses[0])];
     office.directives.put(directive(1, 1, &named).to_string().as_bytes()).unwrap();
     let seen = Borrower::new((office, messages)).survey_until_complete().await;

@@ -10,7 +10,7 @@ use sluice_agent::peers::client::{PeerClient, PeerCredential};
 use sluice_agent::peers::grant_client::GrantClient;
 use sluice_agent::peers::ledger_watch::watch_ledger;
 use sluice_agent::peers::pending_replies::PendingReplies;
-use sluice_agent::scheduler_handle::{Message, MessageSender};
+use sluice_agent::scheduler_handle::{MessageSender, SchedulerMessage};
 use sluice_memory::gpu_ledger::{GpuLedger, ParticipantHandle};
 use sluice_policy::loan_negotiator::{NegotiationPolicy, PeerEvent};
 use sluice_policy::peers::Peer;
@@ -21,7 +21,10 @@ use tempfile::TempDir;
 use super::pending_replies::{CHUNK, identity, join, participants};
 use crate::gateway::client::TIMEOUT;
 
-pub fn grant_client(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (GrantClient, Receiver<Message>) {
+pub fn grant_client(
+    folder: &TempDir,
+    seat: &Arc<ParticipantHandle>,
+) -> (GrantClient, Receiver<SchedulerMessage>) {
     let (inbox, messages) = MessageSender::new();
     let office = GrantClient {
         ledger: seat.clone(),
@@ -38,12 +41,13 @@ pub fn grant_client(folder: &TempDir, seat: &Arc<ParticipantHandle>) -> (GrantCl
 }
 
 /// Returns when the exit of `peer` is reported.
-fn assert_peer_exited(peer: Peer, messages: &Receiver<Message>) {
+fn assert_peer_exited(peer: Peer, messages: &Receiver<SchedulerMessage>) {
     let begun = Instant::now();
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left).expect("its death is told");
-        if matches!(message, Message::Peer(event) if *event == PeerPortEvent::Peer(PeerEvent::Died(peer))) {
+        if matches!(message, SchedulerMessage::Peer(event) if *event == PeerPortEvent::Peer(PeerEvent::Died(peer)))
+        {
             return;
         }
     }
@@ -106,14 +110,14 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
 }
 
 /// Returns when a state with this order is reported, with its priorities.
-fn order_of(expected: &[Peer], messages: &Receiver<Message>) -> Vec<(Peer, i32)> {
+fn order_of(expected: &[Peer], messages: &Receiver<SchedulerMessage>) -> Vec<(Peer, i32)> {
     let begun = Instant::now();
     let mut last = None;
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left);
         let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
-        if let Message::Peer(event) = message
+        if let SchedulerMessage::Peer(event) = message
             && let PeerPortEvent::Peer(PeerEvent::Terms(terms)) = *event
         {
             if terms.order == expected {

@@ -8,8 +8,8 @@ use std::time::Instant;
 use sluice_agent::directive::DirectiveStore;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::peers::time_slice_thread::{Channels, SliceConfig, spawn};
-use sluice_agent::scheduler_handle::{Message, MessageSender};
-use sluice_memory::gpu_ledger::{ParticipantHandle, TurnOrder};
+use sluice_agent::scheduler_handle::{MessageSender, SchedulerMessage};
+use sluice_memory::gpu_ledger::{ParticipantHandle, SliceOrder};
 use sluice_ports::peers::PeerPortEvent;
 use sluice_wire::config::SloConfig;
 
@@ -17,7 +17,7 @@ use super::pending_replies::participants;
 use crate::admin::harness::directive;
 use crate::gateway::client::TIMEOUT;
 
-const ORDER: TurnOrder = TurnOrder::Priority { aging_turns: 64 };
+const ORDER: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
 
 fn directives(folder: &Path) -> Arc<DirectiveStore> {
     Arc::new(DirectiveStore::open(folder.join("directive"), Box::new(|_| Ok(()))))
@@ -28,7 +28,7 @@ fn start_waiter(
     seat: &Arc<ParticipantHandle>,
     priority: i32,
     directives: &Arc<DirectiveStore>,
-) -> Receiver<Message> {
+) -> Receiver<SchedulerMessage> {
     let (inbox, messages) = MessageSender::new();
     let ends = Channels {
         inbox,
@@ -51,10 +51,9 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-fn assert_slice_received(messages: &Receiver<Message>) {
+fn assert_slice_received(messages: &Receiver<SchedulerMessage>) {
     let message = messages.recv_timeout(TIMEOUT).expect("its turn comes");
-    let told =
-        matches!(message, Message::Peer(event) if matches!(*event, PeerPortEvent::SliceGranted { .. }));
+    let told = matches!(message, SchedulerMessage::Peer(event) if matches!(*event, PeerPortEvent::SliceGranted { .. }));
     assert!(told);
 }
 

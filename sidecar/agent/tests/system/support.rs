@@ -13,7 +13,7 @@ use sluice_agent::heartbeat::Heartbeat;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::peers::admin_call::AdminCall;
 use sluice_agent::scheduler_handle::{
-    Message, MessageSender, RequestHandle, RequestUpdate, SchedulerHandle, Status, Submission,
+    MessageSender, RequestHandle, RequestUpdate, SchedulerHandle, SchedulerMessage, Status, Submission,
 };
 use sluice_common::metrics_text::sum;
 use sluice_common::random::Rng;
@@ -333,7 +333,7 @@ impl Tenant {
 
     /// Sends a call as the admin port does.
     pub fn call<T>(&self, question: impl FnOnce(tokio::sync::oneshot::Sender<T>) -> AdminCall) -> T {
-        let asked = self.service.query(TIMEOUT, |answer| Message::Admin(question(answer)));
+        let asked = self.service.query(TIMEOUT, |answer| SchedulerMessage::Admin(question(answer)));
         self.runtime.block_on(asked).expect("the room answers")
     }
 
@@ -380,7 +380,7 @@ impl Drop for Tenant {
             engine.ending().store(true, Ordering::Relaxed);
         }
         self.closed.store(true, Ordering::Relaxed);
-        self.inbox.send(Message::Stop);
+        self.inbox.send(SchedulerMessage::Stop);
         let ended = self.engine_loop.take().map(std::thread::JoinHandle::join);
         drop(engine);
         match ended {

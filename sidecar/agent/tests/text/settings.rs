@@ -2,7 +2,7 @@
 //! texts and prompts are those of transformers 5.24.
 
 use serde_json::{Value, json};
-use sluice_agent::model::text::Message;
+use sluice_agent::model::text::ChatMessage;
 
 use super::folders::open_with;
 use super::tokens::{PROMPT, shown, with, with_x};
@@ -34,7 +34,7 @@ fn found(case: &Case) -> Observed {
     let files: Vec<_> = older.iter().filter_map(|(name, file)| Some((*name, file.as_ref()?))).collect();
     let folder = open_with(&tokenizer, &config, &files);
     let ids = folder.text.encode(PROMPT).expect("tokens");
-    let said: Vec<Message> =
+    let said: Vec<ChatMessage> =
         serde_json::from_str(r#"[{"role": "user", "content": "x"}]"#).expect("a message");
     let prompt = folder.text.render(&said, true).expect("a prompt");
     (ids.clone(), shown(&folder.text, &ids), prompt)

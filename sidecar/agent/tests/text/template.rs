@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
-use sluice_agent::model::text::Message;
+use sluice_agent::model::text::ChatMessage;
 
 use super::folders::{DecoderKind, ModelFolder, open, tokenizer, write};
 
@@ -22,7 +22,7 @@ fn with_template(template: &str) -> ModelFolder {
     open(&tokenizer(DecoderKind::Pieces), &settings)
 }
 
-fn messages(json: &str) -> Vec<Message> {
+fn messages(json: &str) -> Vec<ChatMessage> {
     serde_json::from_str(json).expect("messages")
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex;
-use sluice_policy::peers::time_slice::TurnOrder;
+use sluice_policy::peers::time_slice::SliceOrder;
 
 use super::error::{LedgerError, kernel_error};
 use super::layout::{RECORDS, header, record as word};
@@ -116,7 +116,7 @@ impl<'a> SliceQueue<'a> {
 
     /// Takes the time slice if this participant is next, and the slice is free or its holder has exceeded its
     /// deadline for [`OVERDUE_GRACE`] in this participant's own observations.
-    pub fn try_acquire(&self, order: TurnOrder) -> Result<Option<Epoch>, LedgerError> {
+    pub fn try_acquire(&self, order: SliceOrder) -> Result<Option<Epoch>, LedgerError> {
         let (shared, record) = (&self.participant.files, self.participant.record());
         let faults = &shared.words.faults;
         if self.is_queue_lost() {
@@ -196,7 +196,7 @@ impl<'a> SliceQueue<'a> {
 
     /// As [`SliceQueue::try_acquire`], but sleeps until it succeeds or `limit` has passed. Fails if the
     /// ticket is cancelled.
-    pub fn acquire_within(&self, order: TurnOrder, limit: Duration) -> Result<Option<Epoch>, LedgerError> {
+    pub fn acquire_within(&self, order: SliceOrder, limit: Duration) -> Result<Option<Epoch>, LedgerError> {
         let deadline = Instant::now() + limit;
         loop {
             // Read the futex word first, so that a wake-up after a failed attempt is not missed.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sluice_policy::peers::Peer;
-use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
+use sluice_policy::peers::time_slice::{SliceOrder, Waiter, sort_waiters};
 
 use super::error::LedgerError;
 use super::layout::record as word;
@@ -33,18 +33,18 @@ impl SliceQueue<'_> {
     }
 
     /// Returns the live waiters, the next one first. Needs no guard.
-    pub fn waiters_in_order(&self, order: TurnOrder) -> Result<Vec<Peer>, LedgerError> {
+    pub fn waiters_in_order(&self, order: SliceOrder) -> Result<Vec<Peer>, LedgerError> {
         self.live_waiters(order).map(|waiter| Ok(waiter?.peer)).collect()
     }
 
     /// Whether this participant may take an available time slice: it is next, or skips all waiters ahead.
-    pub(super) fn is_eligible(&self, order: TurnOrder) -> Result<bool, LedgerError> {
+    pub(super) fn is_eligible(&self, order: SliceOrder) -> Result<bool, LedgerError> {
         Ok(self.next_waiter(order)? == Some(self.participant.index()) || self.skip_unresponsive(order)?)
     }
 
     /// Returns the first live waiter that is not skipped. This participant also counts itself when it was
     /// skipped.
-    fn next_waiter(&self, order: TurnOrder) -> Result<Option<u32>, LedgerError> {
+    fn next_waiter(&self, order: SliceOrder) -> Result<Option<u32>, LedgerError> {
         let counts = |one: &Waiter| one.peer.index == self.participant.index() || !self.is_skipped(one);
         let next = self.live_waiters(order).find(|waiter| waiter.as_ref().map_or(true, counts));
         Ok(next.transpose()?.map(|waiter| waiter.peer.index))
@@ -78,7 +78,7 @@ impl SliceQueue<'_> {
     ///
     /// The marks are in the records, not in this participant's memory. Otherwise two peers of a hung
     /// participant would wait for it one after the other, and each would skip the other.
-    fn skip_unresponsive(&self, order: TurnOrder) -> Result<bool, LedgerError> {
+    fn skip_unresponsive(&self, order: SliceOrder) -> Result<bool, LedgerError> {
         let faults = &self.participant.files.words.faults;
         let lain_ns =
             self.participant.slices.idle_watch().observe((self.current_epoch(), 0), since_boot_ns(), faults);
@@ -107,14 +107,14 @@ impl SliceQueue<'_> {
     }
 
     /// Returns the live waiters in order. Asks the kernel about each only when it is reached.
-    fn live_waiters(&self, order: TurnOrder) -> impl Iterator<Item = Result<Waiter, LedgerError>> {
+    fn live_waiters(&self, order: SliceOrder) -> impl Iterator<Item = Result<Waiter, LedgerError>> {
         let lives = |waiter: &Waiter| self.participant.files.is_live(waiter.peer.index);
         self.sorted_tickets(order)
             .filter_map(move |waiter| lives(&waiter).map(|lives| lives.then_some(waiter)).transpose())
     }
 
     /// Returns all waiters in order, including exited ones.
-    fn sorted_tickets(&self, order: TurnOrder) -> impl Iterator<Item = Waiter> {
+    fn sorted_tickets(&self, order: SliceOrder) -> impl Iterator<Item = Waiter> {
         let mut line: Vec<_> = records_with_ticket(self.participant).map(|record| waiter(&record)).collect();
         sort_waiters(&mut line, order, self.current_epoch());
         line.into_iter()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
-use sluice_memory::gpu_ledger::{Epoch, LedgerError, LedgerFaults, OpenError, ParticipantHandle, TurnOrder};
+use sluice_memory::gpu_ledger::{Epoch, LedgerError, LedgerFaults, OpenError, ParticipantHandle, SliceOrder};
 
 use super::env::LedgerEnv;
 
@@ -124,7 +124,7 @@ fn extreme_counters_and_priorities_are_valid() {
     other.slice_queue().request(0).unwrap();
     write(&stage, 2, 6, i64::MIN as u64);
     seat.slice_queue().request(0).unwrap();
-    let order = TurnOrder::Priority { aging_turns: 64 };
+    let order = SliceOrder::Priority { aging_turns: 64 };
     let taken = [&seat, &other].map(|seat| seat.slice_queue().try_acquire(order).unwrap().is_some());
     assert_eq!(taken.iter().filter(|taken| **taken).count(), 1, "{taken:?}");
     let held = [&seat, &other].map(|seat| seat.slice_queue().held());
@@ -139,16 +139,16 @@ fn slices_continue_by_lock_when_file_is_truncated() {
     let stage = LedgerEnv::new();
     let seats = ["a", "b"].map(|name| stage.open().join(name, 0, 100).unwrap());
     seats[0].slice_queue().request(0).unwrap();
-    let first = seats[0].slice_queue().try_acquire(TurnOrder::RoundRobin).unwrap().expect("nobody has it");
+    let first = seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().expect("nobody has it");
     file(&stage).set_len(0).unwrap();
     seats.iter().for_each(|seat| seat.slice_queue().request(0).unwrap());
     let take = |seat: &ParticipantHandle, limit| {
-        seat.slice_queue().acquire_within(TurnOrder::RoundRobin, limit).unwrap()
+        seat.slice_queue().acquire_within(SliceOrder::RoundRobin, limit).unwrap()
     };
     assert_eq!(take(&seats[1], Duration::from_millis(20)), None, "one has it");
     assert_eq!(seats[0].slice_queue().waiters(), Ok(1), "so that it is given up in time");
     seats[0].slice_queue().release().unwrap();
-    assert_eq!(seats[0].slice_queue().try_acquire(TurnOrder::RoundRobin), Ok(None), "the others first");
+    assert_eq!(seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin), Ok(None), "the others first");
     assert!(take(&seats[1], LONG).is_some());
     assert_eq!(take(&seats[0], Duration::from_millis(20)), None, "one has it");
     seats[1].slice_queue().release().unwrap();

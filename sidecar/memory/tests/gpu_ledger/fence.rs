@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use sluice_memory::SliceFence;
 use sluice_memory::gpu_ledger::{
-    Epoch, GpuLedger, LedgerError, OVERDUE_GRACE, OpenError, ParticipantHandle, TurnOrder,
+    Epoch, GpuLedger, LedgerError, OVERDUE_GRACE, OpenError, ParticipantHandle, SliceOrder,
 };
 
 use super::env::LedgerEnv;
 
-const ORDER: TurnOrder = TurnOrder::RoundRobin;
+const ORDER: SliceOrder = SliceOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
 
 fn open(seat: &ParticipantHandle) -> SliceFence {

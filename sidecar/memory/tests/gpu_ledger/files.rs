@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 
 use sluice_memory::SliceFence;
 use sluice_memory::gpu_ledger::{
-    GpuLedger, JoinError, LedgerIdentity, OpenError, RECORDS, TurnOrder, current_boot_id,
+    GpuLedger, JoinError, LedgerIdentity, OpenError, RECORDS, SliceOrder, current_boot_id,
 };
 
 use super::env::{CAPACITY, LedgerEnv};
@@ -104,7 +104,7 @@ fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
     }
     let new = stage.open().join("new", 0, 0).unwrap();
     new.slice_queue().request(0).unwrap();
-    assert!(new.slice_queue().try_acquire(TurnOrder::RoundRobin).unwrap().is_some());
+    assert!(new.slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().is_some());
     assert_eq!(SliceFence::open(new.liveness()).unwrap().map(|fence| fence.is_stale(7)), Some(true));
 }
 

@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use sluice_memory::gpu_ledger::{
-    EarmarkState, GUARD_PATIENCE, GpuLedger, JoinError, LedgerError, OpenError, ParticipantHandle, TurnOrder,
+    EarmarkState, GUARD_PATIENCE, GpuLedger, JoinError, LedgerError, OpenError, ParticipantHandle, SliceOrder,
 };
 
 use super::env::{LedgerEnv, LedgerProcess};
@@ -79,7 +79,7 @@ fn frozen_guard_holder_is_reported_after_timeout() {
     seat.reserve(10).unwrap();
     assert_eq!(seat.audit().unwrap().counted_bytes, 110, "nothing of what was refused is left");
     seat.slice_queue().request(0).unwrap();
-    assert!(seat.slice_queue().try_acquire(TurnOrder::RoundRobin).unwrap().is_some());
+    assert!(seat.slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().is_some());
 }
 
 /// A survey does not take the guard, but never shows an earmark as waiting that was already accepted.

@@ -15,7 +15,7 @@ use rustix::net::{
     SendFlags,
 };
 use rustix::process::Signal;
-use sluice_memory::gpu_ledger::{GpuLedger, LedgerFaults, ParticipantHandle, Peer, ShareRequest, TurnOrder};
+use sluice_memory::gpu_ledger::{GpuLedger, LedgerFaults, ParticipantHandle, Peer, ShareRequest, SliceOrder};
 
 use super::{env, shares, slice_stress, stress, time_slices};
 
@@ -112,7 +112,7 @@ impl CommandHandler {
             "take_turn" => to_answer(
                 self.participant()
                     .slice_queue()
-                    .acquire_within(TurnOrder::RoundRobin, Duration::from_secs(30)),
+                    .acquire_within(SliceOrder::RoundRobin, Duration::from_secs(30)),
             ),
             "spin" => time_slices::spin(self.participant(), &self.folder, number(0)),
             "hammer" => stress::stress(self.participant(), &self.folder, number(0), number(1), number(2)),

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use sluice_memory::SliceFence;
-use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, TurnOrder};
+use sluice_memory::gpu_ledger::{Epoch, ParticipantHandle, SliceOrder};
 
 use super::env::{LedgerEnv, LedgerProcess};
 
 const MAX_WRITES: u64 = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
-const ORDERS: [TurnOrder; 2] = [TurnOrder::RoundRobin, TurnOrder::Priority { aging_turns: 64 }];
+const ORDERS: [SliceOrder; 2] = [SliceOrder::RoundRobin, SliceOrder::Priority { aging_turns: 64 }];
 
 /// The preceding commands and the operation.
 const CASES: [(&[&str], &str); 4] = [
@@ -22,7 +22,7 @@ const CASES: [(&[&str], &str); 4] = [
 
 /// Returns false if the operation has fewer than `n` writes. With `early` the next waiter queues before the
 /// kill.
-fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (TurnOrder, bool)) -> bool {
+fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (SliceOrder, bool)) -> bool {
     let stage = LedgerEnv::new();
     let mut actor = stage.spawn_joined("a", 0);
     for command in before {
@@ -58,7 +58,7 @@ fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (Turn
 fn check_after_kill(
     stage: &LedgerEnv,
     next: &ParticipantHandle,
-    (order, before): (TurnOrder, Option<Epoch>),
+    (order, before): (SliceOrder, Option<Epoch>),
 ) {
     let heir = stage.open().join("a", 0, 0).unwrap();
     assert!(!heir.survey().unwrap().iter().any(|one| one.is_waiting || one.has_slice));
@@ -106,7 +106,7 @@ fn kill_in_takeover(n: u64, engine: bool) -> bool {
         return false;
     }
     actor.kill();
-    let Some(taken) = next.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap() else {
+    let Some(taken) = next.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT).unwrap() else {
         panic!("nobody takes the turn after a death before write {n}");
     };
     assert!(taken > Epoch(1), "an epoch that was had is not had again");
@@ -143,7 +143,7 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
     }
     next.slice_queue().request(0).unwrap();
     holder.send(operation);
-    let taken = next.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap().unwrap();
+    let taken = next.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT).unwrap().unwrap();
     // The holder may stop after the next waiter has the slice: before the write that wakes waiters.
     let (stopped, answer) = holder.stop_or_answer();
     let answer = answer.unwrap();
@@ -157,7 +157,7 @@ fn take_over_at_write(operation: &str, n: u64) -> bool {
     third.slice_queue().request(0).unwrap();
     let begun = std::time::Instant::now();
     next.slice_queue().release().unwrap();
-    assert!(third.slice_queue().acquire_within(TurnOrder::RoundRobin, TIMEOUT).unwrap() > Some(taken));
+    assert!(third.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT).unwrap() > Some(taken));
     assert!(third.slice_queue().handover().is_some_and(|took| took <= begun.elapsed()));
     stopped
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MapFlags, ProtFlags};
 use sluice_common::random::Rng;
 use sluice_memory::gpu_ledger::{
-    Epoch, LedgerError, OVERDUE_GRACE, ParticipantHandle, SliceQueue, TurnOrder,
+    Epoch, LedgerError, OVERDUE_GRACE, ParticipantHandle, SliceOrder, SliceQueue,
 };
 use sluice_memory::since_boot;
 
@@ -43,7 +43,7 @@ pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Re
     while begun.elapsed() < Duration::from_millis(ms) {
         let before = highest.load(Ordering::SeqCst);
         let line = seat.slice_queue();
-        let asked = line.request(0).and_then(|()| line.acquire_within(TurnOrder::RoundRobin, ROUND / 4));
+        let asked = line.request(0).and_then(|()| line.acquire_within(SliceOrder::RoundRobin, ROUND / 4));
         let epoch = match asked {
             Ok(Some(epoch)) => epoch,
             // A stopped process may hold the guard.

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use sluice_memory::gpu_ledger::{
     Epoch, FIRST_DEADLINE, LedgerError, LedgerFaults, OVERDUE_GRACE, ParticipantHandle, SKIP_AFTER,
-    SliceTakeover, TurnOrder,
+    SliceOrder, SliceTakeover,
 };
 use sluice_memory::{SliceFence, since_boot};
 
 use super::env::{LedgerEnv, LedgerProcess};
 use super::time_slices::futex_word;
 
-const ORDER: TurnOrder = TurnOrder::RoundRobin;
+const ORDER: SliceOrder = SliceOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
 /// Longest delay of a takeover on a busy machine.
 const SLACK: Duration = Duration::from_secs(5);

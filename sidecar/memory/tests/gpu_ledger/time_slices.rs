@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 use sluice_common::statistics::percentile;
-use sluice_memory::gpu_ledger::{Epoch, GpuLedger, LedgerError, ParticipantHandle, SKIP_AFTER, TurnOrder};
+use sluice_memory::gpu_ledger::{Epoch, GpuLedger, LedgerError, ParticipantHandle, SKIP_AFTER, SliceOrder};
 
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 
-const ROUND_ROBIN: TurnOrder = TurnOrder::RoundRobin;
+const ROUND_ROBIN: SliceOrder = SliceOrder::RoundRobin;
 const LONG: Duration = Duration::from_secs(60);
 
 /// Returns participants of a new ledger.
@@ -133,7 +133,7 @@ fn unresponsive_waiter_is_skipped_and_acquires_after_resume() {
 #[test]
 fn highest_priority_is_next_until_aging_applies() {
     const AGING_TURNS: u64 = 5;
-    let order = TurnOrder::Priority { aging_turns: AGING_TURNS };
+    let order = SliceOrder::Priority { aging_turns: AGING_TURNS };
     let (_stage, _, [low, lowest, high]) = participants();
     lowest.slice_queue().request(-3).unwrap();
     low.slice_queue().request(-2).unwrap();
@@ -158,7 +158,7 @@ fn highest_priority_is_next_until_aging_applies() {
 
 #[test]
 fn equal_priority_is_fifo_and_priority_change_applies() {
-    let order = TurnOrder::Priority { aging_turns: 100 };
+    let order = SliceOrder::Priority { aging_turns: 100 };
     let (_stage, _, [a, b]) = participants();
     a.slice_queue().request(1).unwrap();
     b.slice_queue().request(1).unwrap();

@@ -5,7 +5,7 @@ use crate::action::FillTarget;
 use crate::chunk_table::{LayerHome, Owner, State};
 use crate::digest::Digest;
 use crate::ids::{KvChunkId, LayerId, SlotId};
-use crate::slots::Progress;
+use crate::slots::CopyProgress;
 
 /// Completions that may be outstanding besides a copy of weights, a fetch and a spill for each layer, and one copy for
 /// each slot.
@@ -87,7 +87,7 @@ impl MemoryManager {
         let mut digest = Digest::new(self.chunks.table().digest());
         digest.word(self.kv.digest());
         for instance in self.weights.slots().window() {
-            let progress = u64::from(instance.progress == Progress::Committed);
+            let progress = u64::from(instance.progress == CopyProgress::Committed);
             digest.word(u64::from(instance.layer.0) << 48 ^ instance.generation.0 << 1 ^ progress);
         }
         let flags = [

@@ -8,7 +8,7 @@ use crate::ids::Nanos;
 
 /// Order of the waiters. All tenants of a GPU use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TurnOrder {
+pub enum SliceOrder {
     /// The oldest ticket first.
     #[default]
     RoundRobin,
@@ -35,20 +35,20 @@ pub struct Waiter {
 
 impl Waiter {
     /// Returns the sort key; the smallest is next.
-    fn queue_position(&self, order: TurnOrder, turns: u64) -> (i64, u64, Peer) {
+    fn queue_position(&self, order: SliceOrder, turns: u64) -> (i64, u64, Peer) {
         let urgency = match order {
-            TurnOrder::RoundRobin => 0,
-            TurnOrder::Priority { aging_turns } if turns.saturating_sub(self.asked_at) >= aging_turns => {
+            SliceOrder::RoundRobin => 0,
+            SliceOrder::Priority { aging_turns } if turns.saturating_sub(self.asked_at) >= aging_turns => {
                 i64::MIN
             }
-            TurnOrder::Priority { .. } => -i64::from(self.priority),
+            SliceOrder::Priority { .. } => -i64::from(self.priority),
         };
         (urgency, self.ticket, self.peer)
     }
 }
 
 /// Sorts the waiters, next one first. `turns` is the number of slices granted so far.
-pub fn sort_waiters(waiters: &mut [Waiter], order: TurnOrder, turns: u64) {
+pub fn sort_waiters(waiters: &mut [Waiter], order: SliceOrder, turns: u64) {
     waiters.sort_unstable_by_key(|waiter| waiter.queue_position(order, turns));
 }
 

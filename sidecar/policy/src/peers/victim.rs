@@ -13,7 +13,7 @@ use crate::ids::Nanos;
 
 /// Order among peers of equal activity and priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VictimRule {
+pub enum VictimOrder {
     /// Furthest next use first. A peer that does not wait for a slice precedes waiters, and the end of the wait queue
     /// precedes its front. Peers outside the queue are ordered by predicted next use, if enabled
     /// ([`Borrower::expects`]). Equal peers are ordered by last use, latest first.
@@ -64,12 +64,12 @@ pub struct Borrower<'a> {
     /// Chunks needed.
     pub need_chunks: u32,
     /// The directive's rule.
-    pub rule: VictimRule,
-    /// The directive's list: the order of [`VictimRule::FixedOrder`], and of peers without state.
+    pub rule: VictimOrder,
+    /// The directive's list: the order of [`VictimOrder::FixedOrder`], and of peers without state.
     pub order: &'a [Peer],
     /// Time after a restore of its weights during which a peer lends nothing, nanoseconds.
     pub min_residence_ns: u64,
-    /// Whether [`VictimRule::MostRecentlyUsed`] uses predicted arrivals. The paper's rule does not.
+    /// Whether [`VictimOrder::MostRecentlyUsed`] uses predicted arrivals. The paper's rule does not.
     pub expects: bool,
 }
 
@@ -138,12 +138,12 @@ type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos) -> Rank {
     let used = live.last_used.0;
     let furthest = match asker.rule {
-        VictimRule::MostRecentlyUsed => {
+        VictimOrder::MostRecentlyUsed => {
             let expected = if asker.expects { expected(live, now) } else { 0 };
             [live.queue_position.map_or(u64::MAX, u64::from), expected, used]
         }
-        VictimRule::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
-        VictimRule::FixedOrder => [u64::MAX - listed(asker.order, neighbour.peer), 0, 0],
+        VictimOrder::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
+        VictimOrder::FixedOrder => [u64::MAX - listed(asker.order, neighbour.peer), 0, 0],
     };
     (live.active, neighbour.priority, Reverse(furthest), neighbour.peer)
 }

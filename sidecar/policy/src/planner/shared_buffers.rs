@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use super::link::Link;
 use super::problem::{Choice, Object, Problem};
-use super::steps::{Fetch, Steps, Stream};
+use super::steps::{Fetch, FetchStream, Steps};
 use crate::step_model::MAX_BETA;
 
 /// Modelled steps: the later ones benefit from the prefetches of the earlier ones.
@@ -58,7 +58,7 @@ pub fn mean_ns(problem: &Problem, chosen: &[u16]) -> u64 {
     }
     let away = by_layer.iter().enumerate().filter(|(_, ns)| **ns > 0);
     let fetches: Vec<_> = away.map(|(layer, &ns)| Fetch { layer: layer as u16, ns }).collect();
-    let stream = Stream { fetches: &fetches, buffers };
+    let stream = FetchStream { fetches: &fetches, buffers };
     let mut steps = Steps::new(&problem.link, &problem.compute_ns, core::iter::once(stream));
     let total_ns: u64 = (0..STEPS).map(|_| steps.step(problem.write_bytes).total_ns).sum();
     total_ns.div_ceil(u64::from(STEPS))

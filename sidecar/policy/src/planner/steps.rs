@@ -24,7 +24,7 @@ pub struct Fetch {
 
 /// The offloaded layers of one object.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream<'a> {
+pub struct FetchStream<'a> {
     /// Front first, each layer once.
     pub fetches: &'a [Fetch],
     /// Layers that may be fetched and not yet used. At least 1.
@@ -62,7 +62,7 @@ struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    fn new(stream: Stream<'a>) -> Self {
+    fn new(stream: FetchStream<'a>) -> Self {
         assert!(stream.buffers > 0, "what is fetched lies in a buffer");
         let (fetches, most) = (stream.fetches, usize::from(stream.buffers).min(stream.fetches.len()));
         let due = (0, fetches[0].layer);
@@ -114,7 +114,11 @@ impl<'a> Steps<'a> {
     ///
     /// # Panics
     /// If an object with offloaded layers has no buffer.
-    pub fn new(link: &'a Link, compute_ns: &'a [u64], streams: impl Iterator<Item = Stream<'a>>) -> Self {
+    pub fn new(
+        link: &'a Link,
+        compute_ns: &'a [u64],
+        streams: impl Iterator<Item = FetchStream<'a>>,
+    ) -> Self {
         let mut streams: Vec<_> = streams.filter(|stream| !stream.fetches.is_empty()).collect();
         // The first of equal streams is served first; sorting makes that independent of the caller's numbering.
         streams.sort_by_key(|stream| (stream.fetches, stream.buffers));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::{
-    Decision, Holder, Quantum, TurnOrder, Waiter, largest_prefill_tokens, sort_waiters,
+    Decision, Holder, Quantum, SliceOrder, Waiter, largest_prefill_tokens, sort_waiters,
 };
 
 fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
@@ -12,24 +12,24 @@ fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
 }
 
 /// Removes and returns the next waiter.
-fn next(line: &mut Vec<Waiter>, order: TurnOrder, turns: u64) -> Option<Waiter> {
+fn next(line: &mut Vec<Waiter>, order: SliceOrder, turns: u64) -> Option<Waiter> {
     sort_waiters(line, order, turns);
     if line.is_empty() { None } else { Some(line.remove(0)) }
 }
 
-fn in_line(waiters: &[Waiter], order: TurnOrder, turns: u64) -> Vec<u32> {
+fn in_line(waiters: &[Waiter], order: SliceOrder, turns: u64) -> Vec<u32> {
     let mut line = waiters.to_vec();
     sort_waiters(&mut line, order, turns);
     line.iter().map(|waiter| waiter.peer.index).collect()
 }
 
-const BY_PRIORITY: TurnOrder = TurnOrder::Priority { aging_turns: 64 };
+const BY_PRIORITY: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
 
 #[test]
 fn the_oldest_ticket_is_next_whatever_its_priority() {
     let line = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
-    assert_eq!(in_line(&line, TurnOrder::RoundRobin, 1000), [2, 3, 1]);
-    assert_eq!(in_line(&[], TurnOrder::RoundRobin, 10), [0; 0]);
+    assert_eq!(in_line(&line, SliceOrder::RoundRobin, 1000), [2, 3, 1]);
+    assert_eq!(in_line(&[], SliceOrder::RoundRobin, 10), [0; 0]);
 }
 
 #[test]
@@ -103,7 +103,7 @@ struct Load {
 }
 
 /// Runs time slices for `until` nanoseconds and returns the longest wait.
-fn run(loads: &[Load], order: TurnOrder, quantum: Quantum, until: u64) -> u64 {
+fn run(loads: &[Load], order: SliceOrder, quantum: Quantum, until: u64) -> u64 {
     let mut now = 0;
     let mut work: Vec<u64> = loads.iter().map(|load| load.burst_steps).collect();
     let mut comes = vec![0_u64; loads.len()];
@@ -186,14 +186,14 @@ proptest! {
         // waiters ends one step after a waiter arrives.
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
         let aging_turns = loads.len() as u64;
-        let wait = run(&loads, TurnOrder::Priority { aging_turns }, quantum, 30_000);
+        let wait = run(&loads, SliceOrder::Priority { aging_turns }, quantum, 30_000);
         prop_assert!(wait <= (loads.len() as u64 + aging_turns) * QUANTUM_MAX, "{wait}");
     }
 
     #[test]
     fn round_robin_wait_is_at_most_one_round(loads in loads()) {
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
-        let wait = run(&loads, TurnOrder::RoundRobin, quantum, 30_000);
+        let wait = run(&loads, SliceOrder::RoundRobin, quantum, 30_000);
         prop_assert!(wait <= loads.len() as u64 * QUANTUM_MAX, "{wait}");
     }
 
@@ -213,7 +213,7 @@ fn longest_wait(aging_turns: u64) -> u64 {
     let mut longest = 0;
     for turn in 0..100_u64 {
         longest = line.iter().map(|waiter| turn - waiter.asked_at).fold(longest, u64::max);
-        let first = next(&mut line, TurnOrder::Priority { aging_turns }, turn).expect("all wait");
+        let first = next(&mut line, SliceOrder::Priority { aging_turns }, turn).expect("all wait");
         line.push(Waiter { ticket: 3 + turn, asked_at: turn + 1, ..first });
     }
     longest

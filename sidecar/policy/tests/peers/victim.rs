@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::victim::{
-    Borrower, PeerState, PeerView, Supply, Victim, VictimRule, order, supply,
+    Borrower, PeerState, PeerView, Supply, Victim, VictimOrder, order, supply,
 };
 
 const NOW: Nanos = Nanos(1_000_000);
@@ -48,9 +48,9 @@ fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
 fn the_rule_decides_among_equals() {
     let all = [peer_view(1, 0, live(30, 5)), peer_view(2, 0, live(10, 5)), peer_view(3, 0, live(20, 5))];
     let by = |rule| peers(&all, &Borrower { rule, order: &[tenant(3), tenant(1)], ..borrower(1000) });
-    assert_eq!(by(VictimRule::MostRecentlyUsed), [1, 3, 2]);
-    assert_eq!(by(VictimRule::LeastRecentlyUsed), [2, 3, 1]);
-    assert_eq!(by(VictimRule::FixedOrder), [3, 1, 2], "who is not on the list comes last");
+    assert_eq!(by(VictimOrder::MostRecentlyUsed), [1, 3, 2]);
+    assert_eq!(by(VictimOrder::LeastRecentlyUsed), [2, 3, 1]);
+    assert_eq!(by(VictimOrder::FixedOrder), [3, 1, 2], "who is not on the list comes last");
 }
 
 #[test]
@@ -79,9 +79,9 @@ fn furthest_next_use_lends_first() {
     ];
     let by = |rule, expects| peers(&all, &Borrower { rule, expects, ..borrower(1000) });
     // For a peer without data the predicted next use is as far away as the last use, nearly a million here.
-    assert_eq!(by(VictimRule::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
-    assert_eq!(by(VictimRule::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
-    assert_eq!(by(VictimRule::LeastRecentlyUsed, true), by(VictimRule::LeastRecentlyUsed, false));
+    assert_eq!(by(VictimOrder::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
+    assert_eq!(by(VictimOrder::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(VictimOrder::LeastRecentlyUsed, true), by(VictimOrder::LeastRecentlyUsed, false));
     let alike = [peer_view(1, 0, expected(10, 1023)), peer_view(2, 0, expected(20, 512))];
     let expecting = Borrower { expects: true, ..borrower(1000) };
     assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
@@ -173,7 +173,7 @@ impl Circle {
     }
 
     /// Returns the loads under the code under test. `in_line`: peers report their position in the wait queue.
-    fn loads_by(&self, rule: VictimRule, in_line: bool) -> u64 {
+    fn loads_by(&self, rule: VictimOrder, in_line: bool) -> u64 {
         self.loads(|turn, resident| {
             let seen = |(peer, used): (&Peer, &u64)| {
                 let place = in_line.then(|| self.next_use(turn, *peer) as u32);
@@ -233,7 +233,7 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
         assert_eq!(circle.loads_by_belady(), fewest, "{edge}");
         for in_line in [false, true] {
             assert_eq!(
-                circle.loads_by(VictimRule::MostRecentlyUsed, in_line),
+                circle.loads_by(VictimOrder::MostRecentlyUsed, in_line),
                 fewest,
                 "{edge}, line: {in_line}"
             );
@@ -244,7 +244,7 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
 #[test]
 fn least_recently_used_loads_at_every_turn() {
     for circle in circles() {
-        assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, true), circle.turns);
+        assert_eq!(circle.loads_by(VictimOrder::LeastRecentlyUsed, true), circle.turns);
     }
 }
 
@@ -252,8 +252,8 @@ fn least_recently_used_loads_at_every_turn() {
 #[test]
 fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
     let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };
-    assert_eq!(circle.loads_by(VictimRule::MostRecentlyUsed, false), 4 + 100);
-    assert_eq!(circle.loads_by(VictimRule::LeastRecentlyUsed, false), 4 + 400);
+    assert_eq!(circle.loads_by(VictimOrder::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(circle.loads_by(VictimOrder::LeastRecentlyUsed, false), 4 + 400);
 }
 
 fn any_peer() -> impl Strategy<Value = PeerView> {

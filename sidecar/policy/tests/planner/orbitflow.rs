@@ -4,7 +4,7 @@ use sluice_policy::planner::batch::late_tokens;
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::{by_distance, distances, spread};
 use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::steps::{Steps, Stream};
+use sluice_policy::planner::steps::{FetchStream, Steps};
 
 const LAYERS: u16 = 9;
 /// A block takes one unit of time, a layer's compute three.
@@ -32,7 +32,7 @@ fn figure(layer_blocks: [u64; 2], away: [&[u16]; 2]) -> Problem {
 fn outcome(problem: &Problem) -> (u64, u64) {
     let streams = problem
         .choices_of(&[0, 0])
-        .map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
+        .map(|choice| FetchStream { fetches: &choice.fetches, buffers: choice.buffers });
     let time = Steps::new(&problem.link, &problem.compute_ns, streams).step(0);
     assert_eq!(time.total_ns, 27 * UNIT_NS + time.stall_ns);
     assert_eq!(time.stall_ns % UNIT_NS, 0);

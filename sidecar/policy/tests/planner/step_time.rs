@@ -2,12 +2,12 @@
 
 use sluice_policy::planner::problem::Problem;
 use sluice_policy::planner::search::Plan;
-use sluice_policy::planner::steps::{Steps, Stream};
+use sluice_policy::planner::steps::{FetchStream, Steps};
 
 /// Returns the time of a step with these choices, nanoseconds.
 pub fn step_ns(problem: &Problem, chosen: &[u16]) -> u64 {
     let choices = problem.choices_of(chosen);
-    let streams = choices.map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
+    let streams = choices.map(|choice| FetchStream { fetches: &choice.fetches, buffers: choice.buffers });
     Steps::new(&problem.link, &problem.compute_ns, streams).step(problem.write_bytes).total_ns
 }
 

@@ -6,15 +6,15 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_policy::peers::victim::{PeerState, PeerView, VictimRule};
+use sluice_policy::peers::victim::{PeerState, PeerView, VictimOrder};
 use sluice_ports::peers::PeerPortEvent;
 
 use super::setup::{by_code, code_of};
 use super::text_codec::{Encoder, Reader};
-use crate::config::{Config, Membership, Sharing};
+use crate::config::{Config, Membership, TimeSharing};
 
-const RULES: [VictimRule; 3] =
-    [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed, VictimRule::FixedOrder];
+const RULES: [VictimOrder; 3] =
+    [VictimOrder::MostRecentlyUsed, VictimOrder::LeastRecentlyUsed, VictimOrder::FixedOrder];
 
 /// Names of peer events.
 pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
@@ -183,9 +183,9 @@ fn refusal(code: u32, left_ns: u64) -> Result<Option<LoanDenied>, String> {
 /// Writes how the GPU's time is shared, and the terms by which memory is traded.
 pub fn put_membership(words: &mut Encoder, config: &Config) {
     match config.sharing {
-        Sharing::Exclusive => words.put(0u64).put(0u64).put(0u64),
-        Sharing::Spatial => words.put(1u64).put(0u64).put(0u64),
-        Sharing::Temporal(quantum) => words.put(2u64).put(quantum.min_ns()).put(quantum.max_ns()),
+        TimeSharing::Exclusive => words.put(0u64).put(0u64).put(0u64),
+        TimeSharing::Spatial => words.put(1u64).put(0u64).put(0u64),
+        TimeSharing::Temporal(quantum) => words.put(2u64).put(quantum.min_ns()).put(quantum.max_ns()),
     };
     words.put(config.membership.is_some());
     if let Some(Membership { own_peer: me, terms }) = &config.membership {
@@ -195,12 +195,12 @@ pub fn put_membership(words: &mut Encoder, config: &Config) {
 }
 
 /// Reads what [`put_membership`] wrote.
-pub fn membership(r: &mut Reader<'_>) -> Result<(Sharing, Option<Membership>), String> {
+pub fn membership(r: &mut Reader<'_>) -> Result<(TimeSharing, Option<Membership>), String> {
     let (code, min_ns, max_ns) = (r.u64()?, r.u64()?, r.u64()?);
     let sharing = match code {
-        0 => Sharing::Exclusive,
-        1 => Sharing::Spatial,
-        2 if min_ns <= max_ns && max_ns > 0 => Sharing::Temporal(Quantum::new(min_ns, max_ns)),
+        0 => TimeSharing::Exclusive,
+        1 => TimeSharing::Spatial,
+        2 if min_ns <= max_ns && max_ns > 0 => TimeSharing::Temporal(Quantum::new(min_ns, max_ns)),
         2 => return Err(format!("a quantum of {min_ns} to {max_ns} ns is none")),
         other => return Err(format!("{other} is no way of sharing")),
     };

@@ -7,7 +7,7 @@ use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::Scheduler;
-use crate::config::Sharing;
+use crate::config::TimeSharing;
 use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
 
@@ -79,9 +79,9 @@ impl Scheduler {
         let busy = self.set_busy() && self.manager.sleep_state() == SleepState::Awake;
         self.manager.set_busy(busy && self.engine.is_some());
         let active = match self.config.sharing {
-            Sharing::Exclusive => return true,
-            Sharing::Spatial => busy,
-            Sharing::Temporal(quantum) => self.should_keep_turn(now, quantum, busy),
+            TimeSharing::Exclusive => return true,
+            TimeSharing::Spatial => busy,
+            TimeSharing::Temporal(quantum) => self.should_keep_turn(now, quantum, busy),
         };
         self.manager.set_active(active);
         active
@@ -89,7 +89,8 @@ impl Scheduler {
 
     /// Whether time sharing lets the tenant run steps: it holds the time slice, or sharing is not temporal.
     pub fn holds_turn(&self) -> bool {
-        !matches!(self.config.sharing, Sharing::Temporal(_)) || matches!(self.turn, SliceState::Held { .. })
+        !matches!(self.config.sharing, TimeSharing::Temporal(_))
+            || matches!(self.turn, SliceState::Held { .. })
     }
 
     /// Returns the epoch of the held time slice.
@@ -137,8 +138,10 @@ impl Scheduler {
     /// Returns the tokens of a step that ends within the time slice by measured speed: one per decode, and prompt
     /// tokens as far as they fit, at least one. Unbounded unless a time slice is held.
     pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
-        let (Sharing::Temporal(quantum), SliceState::Held { since, has_run: ran, requested_at: sought, .. }) =
-            (self.config.sharing, self.turn)
+        let (
+            TimeSharing::Temporal(quantum),
+            SliceState::Held { since, has_run: ran, requested_at: sought, .. },
+        ) = (self.config.sharing, self.turn)
         else {
             return u32::MAX;
         };
@@ -165,7 +168,7 @@ impl Scheduler {
 
     /// Whether the next step runs only decodes, to measure their time.
     pub(super) fn prefers_decodes(&self) -> bool {
-        let Sharing::Temporal(quantum) = self.config.sharing else { return false };
+        let TimeSharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
         due && self.decodes() > 0 && !self.manager.weights_loading()
     }

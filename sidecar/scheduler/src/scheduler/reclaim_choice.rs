@@ -8,7 +8,7 @@ use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOptio
 use sluice_policy::ids::{Nanos, RequestId};
 
 use super::Scheduler;
-use crate::config::Sharing;
+use crate::config::TimeSharing;
 use crate::sequence::Sequence;
 
 impl Scheduler {
@@ -103,7 +103,7 @@ impl Scheduler {
 
     /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.
     fn clients<'a>(&self, in_store: &'a [u32]) -> Clients<'a> {
-        let shared = self.config.sharing != Sharing::Exclusive;
+        let shared = self.config.sharing != TimeSharing::Exclusive;
         Clients { buffered_tokens: in_store, waiting: shared || !self.queue.is_empty() }
     }
 

@@ -4,7 +4,7 @@
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::ids::{ActionId, Nanos};
 
-use super::Device;
+use super::SimDevice;
 use crate::machine::{Direction, LinkTransfer};
 
 /// The current swap of KV over the link, between two steps or during a step.
@@ -31,7 +31,7 @@ enum NextTransfer {
     Swap,
 }
 
-impl Device {
+impl SimDevice {
     /// Starts the most urgent copy in each free direction.
     pub(super) fn serve_link(&mut self) {
         loop {

@@ -8,7 +8,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
 use sluice_ports::fake_memory::LayerBlockTokens;
 
-use super::{Detail, Device, completion};
+use super::{Detail, SimDevice, completion};
 use crate::machine::{Direction, LinkTransfer};
 
 /// A copy to the device, or out of a buffer.
@@ -109,7 +109,7 @@ impl CopyOp {
     }
 }
 
-impl Device {
+impl SimDevice {
     /// Queues a copy of a slab that is needed at `due`.
     pub fn queue_fill(&mut self, (id, due): (ActionId, Option<Nanos>), fill: Fill) {
         if self.fits(&fill) {

@@ -8,7 +8,7 @@ use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, Nanos};
 use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
 use super::copies::CopyOp;
-use super::{Detail, Device, completion};
+use super::{Detail, SimDevice, completion};
 use crate::machine::{Direction, LinkTransfer};
 
 /// A waiting write-back.
@@ -43,7 +43,7 @@ pub(crate) enum LayerBlockAccess {
     Fetch,
 }
 
-impl Device {
+impl SimDevice {
     pub(crate) fn queue_fetch(&mut self, (id, due): (ActionId, Option<Nanos>), fetch: Fetch) {
         let layers = self.geometry.layers();
         let layer = fetch.after.iter().map(|(layer, _)| *layer).chain([fetch.layer]).all(|l| l.0 < layers);

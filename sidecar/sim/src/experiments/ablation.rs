@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::peers::victim::VictimOrder;
 use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 
@@ -17,11 +17,11 @@ use super::runs::{self, Job};
 use super::{
     ComparisonRow, DeviationReason, ExperimentContext, ExperimentReport, Figure, PaperValue, Series,
 };
-use crate::gpu::Sharing;
-use crate::profiles::cost::{Batch, Launch, step_ns};
+use crate::gpu::GpuSharing;
+use crate::profiles::cost::{BatchShape, Launch, step_ns};
 use crate::profiles::hardware::{self, Hardware};
-use crate::profiles::model::{self, Model};
-use crate::serve::{self, ServeConfig, ServeOptions, ServeStats, Slo};
+use crate::profiles::model::{self, ModelProfile};
+use crate::serve::{self, RequestSlo, ServeConfig, ServeOptions, ServeStats};
 use crate::workload::arrivals::ArrivalProcess;
 use crate::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 
@@ -110,10 +110,10 @@ pub fn run(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     Ok(report(&served))
 }
 
-fn machine() -> (Hardware, Model) {
+fn machine() -> (Hardware, ModelProfile) {
     let hardware = *hardware::find("a5000-pcie3").expect("a machine of the list");
     let model = *model::find("llama-3-8b").expect("a model of the list");
-    (hardware, Model { context_tokens: KV_TOKENS, ..model })
+    (hardware, ModelProfile { context_tokens: KV_TOKENS, ..model })
 }
 
 /// Returns the ablation's load with lengths from `source`.
@@ -142,19 +142,19 @@ fn load(source: &LengthSource, requests: usize, seed: u64) -> Vec<Arrival> {
 
 fn case(rung: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
     let (hardware, model) = machine();
-    let longest = Batch::decode(1, u64::from(KV_TOKENS));
+    let longest = BatchShape::decode(1, u64::from(KV_TOKENS));
     let base_ns = step_ns(&hardware, &model, &longest, Launch::Eager) as f64;
     ServeConfig {
         hardware,
         tenants: serve::tenant_models(&hardware, &[model], &[]),
-        sharing: Sharing::Isolated,
+        sharing: GpuSharing::Isolated,
         policy: PolicyName::OrbitFlow,
         launch: Launch::Eager,
         chunk_bytes: 2 << 20,
         max_sequences: BATCH,
         prefix_caching: false,
-        rule: VictimRule::default(),
-        slo: Slo { ttft_ns: u64::MAX, tbt_ns: (base_ns * scale) as u64 },
+        rule: VictimOrder::default(),
+        slo: RequestSlo { ttft_ns: u64::MAX, tbt_ns: (base_ns * scale) as u64 },
         options: ServeOptions {
             kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),
             host_kv_bytes: None,

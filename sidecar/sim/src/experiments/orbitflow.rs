@@ -3,7 +3,7 @@
 use sluice_policy::planner::link::Link;
 use sluice_policy::planner::placement::distances;
 use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::steps::{Steps, Stream};
+use sluice_policy::planner::steps::{FetchStream, Steps};
 
 use super::{ComparisonRow, ExperimentReport, Figure, Series};
 
@@ -45,7 +45,7 @@ fn outcome(layer_blocks: [u64; 2], away: [&[u16]; 2]) -> PlanCost {
     let problem = problem(layer_blocks, away);
     let memory = problem.bytes_of(&[0, 0]);
     let streams = problem.choices_of(&[0, 0]);
-    let streams = streams.map(|choice| Stream { fetches: &choice.fetches, buffers: choice.buffers });
+    let streams = streams.map(|choice| FetchStream { fetches: &choice.fetches, buffers: choice.buffers });
     let stall_ns = Steps::new(&problem.link, &problem.compute_ns, streams).step(0).stall_ns;
     (memory, (memory <= CAPACITY_BLOCKS).then_some(stall_ns / UNIT_NS))
 }

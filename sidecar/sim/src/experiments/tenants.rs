@@ -179,7 +179,7 @@ fn load(
     Ok(workload::load(&arrivals, &source, &limits, TenantAssignment::Segments, lab.seed))
 }
 
-fn models(scenario: &Scenario) -> Vec<model::Model> {
+fn models(scenario: &Scenario) -> Vec<model::ModelProfile> {
     scenario.models.iter().map(|name| *model::find(name).expect("a model of the list")).collect()
 }
 

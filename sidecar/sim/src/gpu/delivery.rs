@@ -6,9 +6,9 @@ use sluice_policy::peers::victim::PeerView;
 use sluice_ports::peers::PeerPortEvent;
 use sluice_scheduler::Event;
 
-use super::network::Message;
+use super::network::PeerMessage;
 use super::slice_queue::SliceEvent;
-use super::{Gpu, SURVEY_INTERVAL_NS, Sharing};
+use super::{Gpu, GpuSharing, SURVEY_INTERVAL_NS};
 
 impl Gpu {
     fn index_of(&self, peer: Peer) -> Option<usize> {
@@ -30,25 +30,25 @@ impl Gpu {
                 SliceEvent::Granted(to, epoch) => (to, PeerPortEvent::SliceGranted { epoch }),
                 SliceEvent::Contended(to, epoch) => (to, PeerPortEvent::SliceRequested { epoch }),
             };
-            self.network.send_local(self.now, to, Message::Event(event));
+            self.network.send_local(self.now, to, PeerMessage::Event(event));
         }
     }
 
-    pub(super) fn deliver(&mut self, to: Peer, post: Message) {
+    pub(super) fn deliver(&mut self, to: Peer, post: PeerMessage) {
         let Some(at) = self.index_of(to) else { return };
         let event = match post {
-            Message::Request { from, news } if self.index_of(from).is_some() => {
+            PeerMessage::Request { from, news } if self.index_of(from).is_some() => {
                 self.add_known_peers(at, [from]);
                 PeerPortEvent::Peer(news)
             }
-            Message::Request { .. } => return,
-            Message::Event(event) => event,
-            Message::Survey => {
+            PeerMessage::Request { .. } => return,
+            PeerMessage::Event(event) => event,
+            PeerMessage::Survey => {
                 let seen = self.survey(at);
                 self.add_known_peers(at, seen.iter().map(|seen| seen.peer));
                 PeerPortEvent::Peer(PeerEvent::Survey(seen))
             }
-            Message::TakeBack(nonce) => {
+            PeerMessage::TakeBack(nonce) => {
                 if !self.ledger.borrow_mut().take_back(to.instance, nonce) {
                     return;
                 }
@@ -65,7 +65,7 @@ impl Gpu {
     }
 
     fn survey(&self, asker: usize) -> Vec<PeerView> {
-        let turns = matches!(self.setup.sharing, Sharing::Temporal { .. });
+        let turns = matches!(self.setup.sharing, GpuSharing::Temporal { .. });
         let others = self.tenants.iter().enumerate().filter(|(at, _)| *at != asker);
         let seen = others.filter_map(|(_, seat)| {
             let life = seat.instance.as_ref()?;

@@ -12,9 +12,9 @@ use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Driver, Membership, Scheduler};
 
 use super::tenant::{Instance, JournalBuffer, PeerOutbox, SimTenant, TenantSetup, TenantStats};
-use super::{Gpu, SURVEY_INTERVAL_NS, Sharing};
+use super::{Gpu, GpuSharing, SURVEY_INTERVAL_NS};
 use crate::compute::SimCompute;
-use crate::device::{Detail, Device, SharedDevice};
+use crate::device::{Detail, SharedDevice, SimDevice};
 use crate::gpu_ledger::Quota;
 use crate::memory::SimMemory;
 use crate::planner::TimedPlanner;
@@ -84,8 +84,12 @@ impl Gpu {
         let layer_blocks =
             if counts { setup.params.host_kv_bytes / setup.geometry.layer_block_bytes.max(1) } else { 0 };
         let layer_blocks = u32::try_from(layer_blocks).unwrap_or(u32::MAX);
-        let device =
-            Device::with_host_tier(setup.geometry.clone(), setup.profile, self.rng.next_u64(), layer_blocks);
+        let device = SimDevice::with_host_tier(
+            setup.geometry.clone(),
+            setup.profile,
+            self.rng.next_u64(),
+            layer_blocks,
+        );
         self.ledger.borrow_mut().join(me.instance);
         {
             let mut device = device.borrow_mut();
@@ -101,9 +105,11 @@ impl Gpu {
     fn config(&self, setup: &TenantSetup, me: Peer) -> sluice_scheduler::Config {
         let member = Membership { own_peer: me, terms: setup.terms.clone() };
         let (sharing, neighbours) = match self.setup.sharing {
-            Sharing::Temporal { quantum, .. } => (sluice_scheduler::Sharing::Temporal(quantum), Some(member)),
-            Sharing::Spatial => (sluice_scheduler::Sharing::Spatial, Some(member)),
-            Sharing::Isolated => (sluice_scheduler::Sharing::Exclusive, None),
+            GpuSharing::Temporal { quantum, .. } => {
+                (sluice_scheduler::TimeSharing::Temporal(quantum), Some(member))
+            }
+            GpuSharing::Spatial => (sluice_scheduler::TimeSharing::Spatial, Some(member)),
+            GpuSharing::Isolated => (sluice_scheduler::TimeSharing::Exclusive, None),
         };
         sluice_scheduler::Config { sharing, membership: neighbours, ..setup.config.clone() }
     }

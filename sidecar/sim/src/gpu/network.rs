@@ -11,7 +11,7 @@ use sluice_ports::peers::PeerPortEvent;
 
 /// A message in transit.
 #[derive(Clone, Debug)]
-pub enum Message {
+pub enum PeerMessage {
     /// A request of a peer; delivered only while the sender is live.
     Request {
         /// The sender.
@@ -58,7 +58,7 @@ impl Default for LinkDelays {
 /// All messages in transit, by arrival time and sending order.
 #[derive(Debug)]
 pub struct SimNetwork {
-    items: BTreeMap<(Nanos, u64), (Peer, Message)>,
+    items: BTreeMap<(Nanos, u64), (Peer, PeerMessage)>,
     sent: u64,
     /// Delays of messages sent from now on.
     pub delays: LinkDelays,
@@ -77,23 +77,23 @@ impl SimNetwork {
     }
 
     /// Removes the next message that has arrived, with its recipient.
-    pub fn next(&mut self, now: Nanos) -> Option<(Peer, Message)> {
+    pub fn next(&mut self, now: Nanos) -> Option<(Peer, PeerMessage)> {
         let first = self.items.first_entry().filter(|first| first.key().0 <= now)?;
         Some(first.remove())
     }
 
     /// Sends a message through shared memory or within a tenant: it is never lost.
-    pub fn send_local(&mut self, now: Nanos, to: Peer, post: Message) {
+    pub fn send_local(&mut self, now: Nanos, to: Peer, post: PeerMessage) {
         let at = now.plus(self.delays.shared_memory_ns);
         self.enqueue(at, to, post);
     }
 
-    fn enqueue(&mut self, at: Nanos, to: Peer, post: Message) {
+    fn enqueue(&mut self, at: Nanos, to: Peer, post: PeerMessage) {
         self.sent += 1;
         self.items.insert((at, self.sent), (to, post));
     }
 
-    fn send_remote(&mut self, now: Nanos, to: Peer, post: Message) {
+    fn send_remote(&mut self, now: Nanos, to: Peer, post: PeerMessage) {
         if self.rng.chance(self.delays.lost_permille) {
             return;
         }
@@ -114,9 +114,9 @@ impl SimNetwork {
         match letter {
             PeerCommand::Survey => {
                 let at = now.plus(self.delay_ns());
-                self.enqueue(at, from, Message::Survey);
+                self.enqueue(at, from, PeerMessage::Survey);
             }
-            PeerCommand::TakeBack { nonce, .. } => self.send_local(now, from, Message::TakeBack(nonce)),
+            PeerCommand::TakeBack { nonce, .. } => self.send_local(now, from, PeerMessage::TakeBack(nonce)),
             PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
                 self.send_ask(now, from, peer, PeerEvent::Asked { peer: from, nonce, chunks, ttl_ns }, nonce);
             }
@@ -146,7 +146,7 @@ impl SimNetwork {
             }
             // The borrower does not know the loan, so it was never accepted.
             PeerCommand::Return { peer, nonce, chunks: 0 } => {
-                return self.send_remote(now, peer, Message::TakeBack(nonce));
+                return self.send_remote(now, peer, PeerMessage::TakeBack(nonce));
             }
             PeerCommand::Return { peer, nonce, chunks } => {
                 (peer, PeerEvent::Returned { peer: from, nonce, chunks })
@@ -154,7 +154,7 @@ impl SimNetwork {
             // A claimant reads freed chunks from the ledger, and a loan that is not renewed expires.
             _ => return,
         };
-        self.send_remote(now, to, Message::Event(PeerPortEvent::Peer(news)));
+        self.send_remote(now, to, PeerMessage::Event(PeerPortEvent::Peer(news)));
     }
 
     /// Sends a claim of the new instance `from`, which lacks its minimum memory.
@@ -168,7 +168,7 @@ impl SimNetwork {
     }
 
     fn send_request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
-        self.send_remote(now, to, Message::Request { from, news });
+        self.send_remote(now, to, PeerMessage::Request { from, news });
     }
 
     /// Sends an ask. With a loss, the ask may arrive although its sender assumes a refusal and withdraws it.
@@ -176,7 +176,7 @@ impl SimNetwork {
         self.send_request(now, from, to, news);
         if self.rng.chance(self.delays.lost_permille) {
             let refused = PeerPortEvent::Peer(PeerEvent::Refused { peer: to, nonce, why: None });
-            self.send_local(now, from, Message::Event(refused));
+            self.send_local(now, from, PeerMessage::Event(refused));
             self.send_request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
         }
     }

@@ -1,12 +1,12 @@
 //! The time-slice queue: the tenant that has the GPU, and the order of those that wait.
 
 use sluice_policy::peers::Peer;
-use sluice_policy::peers::time_slice::{TurnOrder, Waiter, sort_waiters};
+use sluice_policy::peers::time_slice::{SliceOrder, Waiter, sort_waiters};
 
 /// The time-slice queue of one GPU.
 #[derive(Clone, Debug, Default)]
 pub struct SliceQueue {
-    order: TurnOrder,
+    order: SliceOrder,
     holder: Option<Holder>,
     waiters: Vec<Waiter>,
     tickets: u64,
@@ -32,7 +32,7 @@ pub enum SliceEvent {
 
 impl SliceQueue {
     /// Creates a queue without a holder.
-    pub fn new(order: TurnOrder) -> SliceQueue {
+    pub fn new(order: SliceOrder) -> SliceQueue {
         SliceQueue { order, ..SliceQueue::default() }
     }
 
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn turn_rotates_and_holder_is_notified_once_of_waiter() {
-        let mut line = SliceQueue::new(TurnOrder::RoundRobin);
+        let mut line = SliceQueue::new(SliceOrder::RoundRobin);
         line.enqueue(peer(1), 0);
         assert_eq!(line.grant_next(), [SliceEvent::Granted(peer(1), 1)]);
         line.enqueue(peer(2), 9);
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn priority_order_grants_highest_first() {
-        let mut line = SliceQueue::new(TurnOrder::Priority { aging_turns: 64 });
+        let mut line = SliceQueue::new(SliceOrder::Priority { aging_turns: 64 });
         line.enqueue(peer(1), 0);
         line.enqueue(peer(2), 9);
         assert_eq!(line.grant_next()[0], SliceEvent::Granted(peer(2), 1));

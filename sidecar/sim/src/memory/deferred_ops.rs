@@ -6,7 +6,7 @@ use sluice_policy::action::{LayerBlockSwap, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, Nanos};
 
-use crate::device::Device;
+use crate::device::SimDevice;
 
 /// Id and deadline of a copy.
 type CopyDeadline = (ActionId, Option<Nanos>);
@@ -22,19 +22,19 @@ impl DeferredCopies {
         copy: CopyDeadline,
         work: Work,
         behind: Option<ActionId>,
-        device: &mut Device,
+        device: &mut SimDevice,
     ) {
         self.0.push_back((copy, work, behind));
         self.submit_ready(device);
     }
 
     /// Submits the copies that waited for the operation `ended`.
-    pub(super) fn release(&mut self, ended: ActionId, device: &mut Device) {
+    pub(super) fn release(&mut self, ended: ActionId, device: &mut SimDevice) {
         self.0.iter_mut().for_each(|(_, _, behind)| *behind = behind.filter(|id| *id != ended));
         self.submit_ready(device);
     }
 
-    fn submit_ready(&mut self, device: &mut Device) {
+    fn submit_ready(&mut self, device: &mut SimDevice) {
         while let Some((copy, work, _)) = self.0.pop_front_if(|(_, _, behind)| behind.is_none()) {
             match work {
                 Work::Fetch(fetch) => device.queue_fetch(copy, fetch),
@@ -46,7 +46,7 @@ impl DeferredCopies {
     }
 
     /// Fails every waiting fetch and spill as dropped.
-    pub(super) fn drop_fetches(&mut self, device: &mut Device) {
+    pub(super) fn drop_fetches(&mut self, device: &mut SimDevice) {
         let dropped =
             |(_, work, _): &(CopyDeadline, Work, _)| matches!(work, Work::Fetch(_) | Work::Spill(_));
         let (fetches, kept) = self.0.drain(..).partition(dropped);

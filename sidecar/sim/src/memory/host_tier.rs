@@ -7,9 +7,9 @@ use sluice_policy::event::Failure;
 use sluice_policy::ids::{ChunkId, HostBlockId};
 use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
-use crate::device::{Detail, Device, LayerBlockAccess};
+use crate::device::{Detail, LayerBlockAccess, SimDevice};
 
-impl Device {
+impl SimDevice {
     /// Copies blocks to the host. A failed copy leaves the host blocks without a generation.
     pub(super) fn swap_out(&mut self, swaps: &[LayerBlockSwap]) -> Result<(), Failure> {
         self.check_swaps(swaps, LayerBlockAccess::Read)?;

@@ -6,7 +6,7 @@
 //! kind, and its test compares it with those formulas. The share of bandwidth for weights, 0.8, is aiconfigurator's.
 
 use super::hardware::Hardware;
-use super::model::Model;
+use super::model::ModelProfile;
 
 /// Share of memory bandwidth that weight reads reach, permille.
 const WEIGHTS_PERMILLE: u64 = 800;
@@ -25,7 +25,7 @@ const SEQUENCE_NS: u64 = 1_500;
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Batch {
+pub struct BatchShape {
     /// Sequences that decode one token each.
     pub decodes: u64,
     /// Context tokens that they attend to, in total.
@@ -36,15 +36,15 @@ pub struct Batch {
     pub prefill_context: u64,
 }
 
-impl Batch {
+impl BatchShape {
     /// Creates a decode batch of `sequences` with `context_each` tokens of context each.
-    pub const fn decode(sequences: u64, context_each: u64) -> Batch {
-        Batch { decodes: sequences, context: sequences * context_each, prefill: 0, prefill_context: 0 }
+    pub const fn decode(sequences: u64, context_each: u64) -> BatchShape {
+        BatchShape { decodes: sequences, context: sequences * context_each, prefill: 0, prefill_context: 0 }
     }
 
     /// Creates a batch of one prompt of `tokens`.
-    pub const fn prefill(tokens: u64) -> Batch {
-        Batch { decodes: 0, context: 0, prefill: tokens, prefill_context: tokens * tokens / 2 }
+    pub const fn prefill(tokens: u64) -> BatchShape {
+        BatchShape { decodes: 0, context: 0, prefill: tokens, prefill_context: tokens * tokens / 2 }
     }
 }
 
@@ -59,7 +59,7 @@ pub enum Launch {
 }
 
 /// Returns the time of one layer, nanoseconds.
-pub fn layer_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> u64 {
+pub fn layer_ns(hardware: &Hardware, model: &ModelProfile, batch: &BatchShape, launch: Launch) -> u64 {
     let reading_ns = ns(model.layer_bytes(), hardware.memory_bytes_per_s, WEIGHTS_PERMILLE)
         + ns(batch.context * model.kv_layer_bytes(), hardware.memory_bytes_per_s, KV_PERMILLE);
     let tokens = batch.decodes + batch.prefill;
@@ -73,12 +73,12 @@ pub fn layer_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launc
 }
 
 /// Returns the time of a whole step, nanoseconds: its layers, and the head that every step reads.
-pub fn step_ns(hardware: &Hardware, model: &Model, batch: &Batch, launch: Launch) -> u64 {
+pub fn step_ns(hardware: &Hardware, model: &ModelProfile, batch: &BatchShape, launch: Launch) -> u64 {
     u64::from(model.layers) * layer_ns(hardware, model, batch, launch) + head_ns(hardware, model)
 }
 
 /// Returns the time of the head, nanoseconds.
-pub fn head_ns(hardware: &Hardware, model: &Model) -> u64 {
+pub fn head_ns(hardware: &Hardware, model: &ModelProfile) -> u64 {
     ns(model.vocab * model.hidden * 2, hardware.memory_bytes_per_s, WEIGHTS_PERMILLE)
 }
 

@@ -7,7 +7,7 @@ const HALF: u64 = 2;
 
 /// A decoder of identical layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelProfile {
     /// Name on the command line.
     pub name: &'static str,
     /// Layers.
@@ -30,7 +30,7 @@ pub struct Model {
     pub context_tokens: u32,
 }
 
-impl Model {
+impl ModelProfile {
     /// Parameters of one layer's matrices. Biases and norms are below a thousandth of them.
     pub const fn layer_parameters(&self) -> u64 {
         let kv_width = self.hidden / self.heads * self.kv_heads;
@@ -77,8 +77,8 @@ impl Model {
     }
 }
 
-const fn opt(name: &'static str, layers: u16, hidden: u64, heads: u64) -> Model {
-    Model {
+const fn opt(name: &'static str, layers: u16, hidden: u64, heads: u64) -> ModelProfile {
+    ModelProfile {
         name,
         layers,
         hidden,
@@ -92,8 +92,8 @@ const fn opt(name: &'static str, layers: u16, hidden: u64, heads: u64) -> Model 
     }
 }
 
-const fn llama3(name: &'static str, layers: u16, hidden: u64, heads: u64, ffn: u64) -> Model {
-    Model {
+const fn llama3(name: &'static str, layers: u16, hidden: u64, heads: u64, ffn: u64) -> ModelProfile {
+    ModelProfile {
         name,
         layers,
         hidden,
@@ -108,11 +108,11 @@ const fn llama3(name: &'static str, layers: u16, hidden: u64, heads: u64, ffn: u
 }
 
 /// All models.
-pub const ALL: [Model; 6] = [
+pub const ALL: [ModelProfile; 6] = [
     opt("opt-6.7b", 32, 4096, 32),
     opt("opt-13b", 40, 5120, 40),
     opt("opt-30b", 48, 7168, 56),
-    Model {
+    ModelProfile {
         name: "llama-2-13b",
         layers: 40,
         hidden: 5120,
@@ -129,6 +129,6 @@ pub const ALL: [Model; 6] = [
 ];
 
 /// Returns the model of this name.
-pub fn find(name: &str) -> Option<&'static Model> {
+pub fn find(name: &str) -> Option<&'static ModelProfile> {
     ALL.iter().find(|model| model.name == name)
 }

@@ -14,16 +14,16 @@ use crate::gpu::tenant::{Instance, RequestOutcome};
 
 /// Objectives for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Slo {
+pub struct RequestSlo {
     /// Time to first token, nanoseconds.
     pub ttft_ns: u64,
     /// Time between two delivered tokens, nanoseconds.
     pub tbt_ns: u64,
 }
 
-impl Default for Slo {
+impl Default for RequestSlo {
     fn default() -> Self {
-        Slo { ttft_ns: 5_000_000_000, tbt_ns: 200_000_000 }
+        RequestSlo { ttft_ns: 5_000_000_000, tbt_ns: 200_000_000 }
     }
 }
 
@@ -206,7 +206,7 @@ fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
 /// Whether the request is complete, its first token met the objective, and at most one gap, or one in a hundred, was
 /// too long for the client. Tokens are paced: an early token waits until the interval after the previous one has
 /// passed.
-fn meets_slo(fate: &RequestOutcome, slo: Slo) -> bool {
+fn meets_slo(fate: &RequestOutcome, slo: RequestSlo) -> bool {
     let in_time = ttft_ns(fate).is_some_and(|ns| ns <= slo.ttft_ns);
     let late = late_tokens(&fate.token_at, slo.tbt_ns);
     fate.finish == Some(Finish::Length) && in_time && late <= (fate.token_at.len() / 100).max(1)
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn complete_request_within_both_objectives_meets_slo() {
-        let slo = Slo { ttft_ns: 5, tbt_ns: 10 };
+        let slo = RequestSlo { ttft_ns: 5, tbt_ns: 10 };
         assert!(meets_slo(&fate(&[5, 10, 26]), slo), "one late token is tolerated");
         assert!(!meets_slo(&fate(&[5, 16, 27]), slo));
         assert!(!meets_slo(&fate(&[6, 10, 20]), slo));

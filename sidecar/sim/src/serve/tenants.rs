@@ -8,7 +8,7 @@ use sluice_scheduler::Config;
 
 use super::{ServeConfig, TenantModel};
 use crate::device::{Kernels, Profile};
-use crate::gpu::Sharing;
+use crate::gpu::GpuSharing;
 use crate::gpu::tenant::TenantSetup;
 
 /// Largest number of tokens in a step.
@@ -32,7 +32,7 @@ pub fn setups(case: &ServeConfig) -> Vec<TenantSetup> {
 
 fn setup(case: &ServeConfig, at: usize, place: &TenantModel) -> TenantSetup {
     let model = &place.model;
-    let parts = if case.sharing == Sharing::Isolated { case.tenants.len() as u64 } else { 1 };
+    let parts = if case.sharing == GpuSharing::Isolated { case.tenants.len() as u64 } else { 1 };
     let kernels = Kernels { hardware: case.hardware.with_sharers(parts), model: *model, launch: case.launch };
     TenantSetup {
         name: format!("{} ({})", model.name, at + 1),

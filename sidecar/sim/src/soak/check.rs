@@ -11,11 +11,11 @@ use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::Params;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
-use sluice_scheduler::{Finish, Request, Sharing, journal};
+use sluice_scheduler::{Finish, Request, TimeSharing, journal};
 
 use super::options::VOCAB;
 use super::{Fault, Options, SoakStats};
-use crate::device::{Device, Faults};
+use crate::device::{SimDevice, SimFaults};
 use crate::gpu::Gpu;
 use crate::gpu::tenant::{Instance, RequestOutcome};
 use crate::simulation::{Setup, Simulation};
@@ -113,7 +113,7 @@ fn kind_of(owner: Owner) -> Option<Kind> {
 /// Checks that each chunk backs addresses of one kind. It may back more than one only as a slot of several layers, or
 /// as KV with a stale activation address. While no operation is in flight, no step's activations reach such an address,
 /// and the numbers of stale addresses and of chunks of each kind match the policy's counts.
-fn mappings(device: &Device, manager: &MemoryManager) -> Result<(), String> {
+fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
     let (still, mut left) = (!manager.is_blocked() && manager.is_loaded(), 0);
     // KV is before activations in the order of addresses.
@@ -165,7 +165,7 @@ pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
     };
     let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
     // In exclusive mode, a tenant that woke creates the rest of its share only when a step needs it.
-    let lazy = instances(gpu).all(|life| life.driver.scheduler().config().sharing == Sharing::Exclusive);
+    let lazy = instances(gpu).all(|life| life.driver.scheduler().config().sharing == TimeSharing::Exclusive);
     let chunks = chunks(gpu);
     let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
     all && gpu.ledger.borrow().pending_chunks() == 0 && back
@@ -206,7 +206,7 @@ impl AllowedDeviations {
         let cancel = Fault::Cancel(tenant, request);
         AllowedDeviations {
             cancelled: options.fault_schedule.iter().any(|(_, trouble)| *trouble == cancel),
-            faults: options.faults != Faults::default(),
+            faults: options.faults != SimFaults::default(),
         }
     }
 }

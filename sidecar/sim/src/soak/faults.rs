@@ -8,7 +8,7 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Event, Sleep};
 
 use super::Options;
-use crate::device::Faults;
+use crate::device::SimFaults;
 use crate::gpu::Gpu;
 use crate::gpu::network::LinkDelays;
 
@@ -180,7 +180,7 @@ fn slow_host_link(gpu: &mut Gpu) {
 
 /// Activates device faults and the planted bug.
 pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>) {
-    let faults = Faults {
+    let faults = SimFaults {
         ignore_after: plant == Some(PlantedBug::SlotTooEarly),
         publish_early: plant == Some(PlantedBug::ReadyTooEarly),
         flip_next_fill: plant == Some(PlantedBug::FlippedByte),
@@ -194,8 +194,8 @@ pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>)
 
 /// Ends the faults; planted bugs remain.
 pub(super) fn end(gpu: &mut Gpu, options: &Options) {
-    let Faults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
-    let faults = Faults { ignore_after, publish_early, keep_unmapped, ..Faults::default() };
+    let SimFaults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
+    let faults = SimFaults { ignore_after, publish_early, keep_unmapped, ..SimFaults::default() };
     gpu.faults = faults;
     gpu.network.delays = LinkDelays { lost_permille: 0, duplicate_permille: 0, ..options.link_delays };
     set_faults(gpu, faults);
@@ -211,10 +211,10 @@ pub(super) fn end(gpu: &mut Gpu, options: &Options) {
     }
 }
 
-fn set_faults(gpu: &Gpu, faults: Faults) {
+fn set_faults(gpu: &Gpu, faults: SimFaults) {
     for life in gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref()) {
         let device = &mut life.device.borrow_mut();
         let flips = device.faults.flip_next_fill;
-        device.faults = Faults { flip_next_fill: faults.flip_next_fill || flips, ..faults };
+        device.faults = SimFaults { flip_next_fill: faults.flip_next_fill || flips, ..faults };
     }
 }

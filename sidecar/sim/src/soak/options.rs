@@ -7,18 +7,18 @@ use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::RequestId;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{Params, Slo};
-use sluice_policy::peers::time_slice::{Quantum, TurnOrder};
-use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
+use sluice_policy::peers::victim::VictimOrder;
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 
 use super::faults::{self, Fault};
-use crate::device::{Detail, Faults, Profile};
+use crate::device::{Detail, Profile, SimFaults};
 use crate::gpu::network::LinkDelays;
 use crate::gpu::tenant::TenantSetup;
-use crate::gpu::{Gpu, GpuSetup, Sharing};
+use crate::gpu::{Gpu, GpuSetup, GpuSharing};
 
 const MS: u64 = 1_000_000;
 const CHUNK_BYTES: u64 = 1 << 16;
@@ -84,7 +84,7 @@ pub struct Options {
     /// Disabled mechanisms.
     pub disabled: DisabledMechanisms,
     /// How the tenants share the GPU.
-    pub sharing: Sharing,
+    pub sharing: GpuSharing,
     /// Size of each tenant's host tier, bytes.
     pub host_kv_bytes: u64,
     /// Whether prompts with a common prefix share KV.
@@ -98,7 +98,7 @@ pub struct Options {
     /// Delays and losses of messages during the fault phase.
     pub link_delays: LinkDelays,
     /// Device faults during the fault phase.
-    pub faults: Faults,
+    pub faults: SimFaults,
     /// Faults in time order, nanoseconds after the start of the load.
     pub fault_schedule: Vec<(u64, Fault)>,
     /// Length of the fault phase, nanoseconds.
@@ -148,12 +148,12 @@ impl Options {
                 duplicate_permille: zero_or_up_to(rng, 50),
                 ..LinkDelays::default()
             },
-            faults: Faults {
+            faults: SimFaults {
                 copy_fails_permille: zero_or_up_to(rng, 40),
                 copy_slow_permille: zero_or_up_to(rng, 60),
                 refused_permille: zero_or_up_to(rng, 40),
                 create_fails_permille: zero_or_up_to(rng, 40),
-                ..Faults::default()
+                ..SimFaults::default()
             },
             fault_schedule: faults::draw(rng, tenants, span_ns),
             span_ns,
@@ -341,24 +341,24 @@ impl Options {
 const BLOCK_BYTES: u64 = 12_000;
 const STEP: StepShape = StepShape { tokens: 64, sequences: 8, logit_rows: 8 };
 
-fn draw_sharing(rng: &mut Rng) -> Sharing {
+fn draw_sharing(rng: &mut Rng) -> GpuSharing {
     match rng.below(8) {
-        0 => Sharing::Isolated,
-        1 | 2 => Sharing::Spatial,
+        0 => GpuSharing::Isolated,
+        1 | 2 => GpuSharing::Spatial,
         _ => {
             let max_ns = rng.between(1, 12) * MS;
             let order = if rng.chance(300) {
-                TurnOrder::Priority { aging_turns: rng.between(1, 64) }
+                SliceOrder::Priority { aging_turns: rng.between(1, 64) }
             } else {
-                TurnOrder::RoundRobin
+                SliceOrder::RoundRobin
             };
-            Sharing::Temporal { quantum: Quantum::new(max_ns / rng.between(1, 10), max_ns), order }
+            GpuSharing::Temporal { quantum: Quantum::new(max_ns / rng.between(1, 10), max_ns), order }
         }
     }
 }
 
 fn draw_terms(rng: &mut Rng) -> NegotiationPolicy {
-    let rules = [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed];
+    let rules = [VictimOrder::MostRecentlyUsed, VictimOrder::LeastRecentlyUsed];
     NegotiationPolicy {
         rule: rules[rng.below(2) as usize],
         min_residence_ns: zero_or_up_to(rng, 20) * MS,

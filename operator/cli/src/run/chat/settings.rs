@@ -42,7 +42,7 @@ impl Setting {
     ///
     /// # Errors
     /// The accepted values, for users.
-    pub fn check(&self, model: Model<'_>) -> Result<(), String> {
+    pub fn check(&self, model: ModelSettings<'_>) -> Result<(), String> {
         // The gateway reads fractions as f32.
         let number = self.value.as_f64().unwrap_or(f64::NAN) as f32;
         let whole = self.value.as_i64();
@@ -103,7 +103,7 @@ impl Recommended {
 
 /// The model's part of the settings.
 #[derive(Clone, Copy, Debug)]
-pub struct Model<'a> {
+pub struct ModelSettings<'a> {
     /// Whether it has a chat template, so that its answers end by themselves.
     pub has_template: bool,
     /// Context, tokens.
@@ -112,7 +112,7 @@ pub struct Model<'a> {
     pub recommended: &'a Recommended,
 }
 
-impl Model<'_> {
+impl ModelSettings<'_> {
     /// Returns the value to send if the user sets none.
     fn default(&self, name: &str) -> Option<Number> {
         match name {
@@ -149,13 +149,13 @@ impl Settings {
     }
 
     /// Removes the user's value of `name`, and returns the value that now applies to a request to `model`.
-    pub fn unset(&mut self, name: &'static str, model: Model<'_>) -> String {
+    pub fn unset(&mut self, name: &'static str, model: ModelSettings<'_>) -> String {
         self.0.remove(name);
         model.default(name).map_or_else(|| model.implicit_default(name), |value| value.to_string())
     }
 
     /// Writes the values into a request to `model`.
-    pub fn apply(&self, model: Model<'_>, body: &mut Value) {
+    pub fn apply(&self, model: ModelSettings<'_>, body: &mut Value) {
         for (name, _) in SETTINGS {
             if let Some(value) = self.0.get(name).cloned().or_else(|| model.default(name)) {
                 body[name] = Value::Number(value);
@@ -164,13 +164,13 @@ impl Settings {
     }
 
     /// Lists the value of each setting for a request to `model`, one per line.
-    pub fn list(&self, model: Model<'_>) -> String {
+    pub fn list(&self, model: ModelSettings<'_>) -> String {
         let lines: Vec<_> = SETTINGS.iter().map(|(name, _)| self.setting_line(name, model)).collect();
         lines.join("\n")
     }
 
     /// Formats `name` and its value for a request to `model`.
-    pub fn setting_line(&self, name: &'static str, model: Model<'_>) -> String {
+    pub fn setting_line(&self, name: &'static str, model: ModelSettings<'_>) -> String {
         let value = match (self.0.get(name), model.default(name)) {
             (Some(value), _) => format!("{value} (set)"),
             (None, Some(value)) => format!("{value} (default)"),
@@ -198,7 +198,7 @@ mod tests {
         settings
     }
 
-    fn sent(settings: &Settings, model: Model<'_>) -> Value {
+    fn sent(settings: &Settings, model: ModelSettings<'_>) -> Value {
         let mut body = json!({});
         settings.apply(model, &mut body);
         body
@@ -207,10 +207,10 @@ mod tests {
     #[test]
     fn user_setting_overrides_author_and_author_overrides_default() {
         let nothing = recommended(r#"{"eos_token_id": 2, "temperature": null}"#);
-        let chat = Model { has_template: true, context_tokens: 512, recommended: &nothing };
+        let chat = ModelSettings { has_template: true, context_tokens: 512, recommended: &nothing };
         assert_eq!(sent(&set(&[]), chat), json!({"temperature": 0.7, "top_p": 0.95}));
         let author = recommended(r#"{"temperature": 0.6, "top_k": 20}"#);
-        let of_author = Model { recommended: &author, ..chat };
+        let of_author = ModelSettings { recommended: &author, ..chat };
         assert_eq!(sent(&set(&[]), of_author), json!({"top_p": 0.95}), "the server takes the rest");
         let settings = set(&[("temperature", "0"), ("top_k", "5"), ("temperature", "0.5"), ("seed", "1")]);
         let all = json!({"seed": 1, "temperature": 0.5, "top_k": 5, "top_p": 0.95});
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_value_that_the_api_refuses_is_refused_with_the_limits() {
         let nothing = Recommended::default();
-        let model = Model { has_template: true, context_tokens: 512, recommended: &nothing };
+        let model = ModelSettings { has_template: true, context_tokens: 512, recommended: &nothing };
         let check = |name, value| Setting::parse(name, value).unwrap().check(model);
         for (name, values) in [
             ("temperature", ["0", "2", "2.0"]),
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn a_setting_that_is_taken_back_has_the_default_of_its_model() {
         let author = recommended(r#"{"top_k": 20}"#);
-        let model = Model { has_template: true, context_tokens: 512, recommended: &author };
+        let model = ModelSettings { has_template: true, context_tokens: 512, recommended: &author };
         let mut settings = set(&[("temperature", "0"), ("top_k", "5"), ("max_tokens", "9")]);
         assert_eq!(settings.setting_line("temperature", model), "temperature  0 (set)");
         assert_eq!(settings.unset("temperature", model), "0.7");
@@ -268,7 +268,7 @@ mod tests {
     fn an_answer_without_a_template_has_256_tokens_or_half_of_a_short_context() {
         let nothing = Recommended::default();
         let tokens = |has_template, context_tokens| {
-            let model = Model { has_template, context_tokens, recommended: &nothing };
+            let model = ModelSettings { has_template, context_tokens, recommended: &nothing };
             sent(&set(&[]), model)["max_tokens"].as_u64()
         };
         assert_eq!([tokens(false, 8192), tokens(false, 64), tokens(true, 64)], [Some(256), Some(32), None]);
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn every_value_is_listed_with_its_origin() {
         let author = recommended(r#"{"top_k": 20}"#);
-        let plain = Model { has_template: false, context_tokens: 8192, recommended: &author };
+        let plain = ModelSettings { has_template: false, context_tokens: 8192, recommended: &author };
         let expected = "\
 max_tokens   256 (default)
 seed         another one for each answer
@@ -286,7 +286,7 @@ top_k        20 (from generation_config.json)
 top_p        0.95 (default)";
         assert_eq!(set(&[("temperature", "0.5")]).list(plain), expected);
         let nothing = Recommended::from_folder(Path::new("/nowhere"));
-        let chat = Model { has_template: true, recommended: &nothing, ..plain };
+        let chat = ModelSettings { has_template: true, recommended: &nothing, ..plain };
         let listed = set(&[("seed", "7")]).list(chat);
         let expected = "max_tokens   what the context of 8192 tokens leaves\nseed         7 (set)\n";
         assert!(listed.starts_with(expected) && listed.contains("top_k        all tokens"), "{listed}");

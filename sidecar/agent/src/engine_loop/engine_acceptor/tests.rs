@@ -56,7 +56,7 @@ pub fn setup() -> EngineSetup {
 struct TestAcceptor {
     socket: PathBuf,
     tables: Arc<Mutex<TableWriter>>,
-    messages: Receiver<Message>,
+    messages: Receiver<SchedulerMessage>,
     closed: Arc<AtomicBool>,
     _folder: tempfile::TempDir,
 }
@@ -96,7 +96,7 @@ impl TestAcceptor {
 
     fn next_event(&self) -> EngineConnEvent {
         match self.messages.recv_timeout(TIMEOUT).expect("news in time") {
-            Message::Engine(news) => *news,
+            SchedulerMessage::Engine(news) => *news,
             other => panic!("{other:?}"),
         }
     }

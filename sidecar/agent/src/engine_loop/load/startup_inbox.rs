@@ -15,11 +15,11 @@ use super::LoadError;
 use crate::clock::unix_ms;
 use crate::engine_loop::engine_acceptor::{Attached, EngineConnEvent};
 use crate::peers::admin_call::{AdminCall, CallRejected};
-use crate::scheduler_handle::{Message, RequestUpdate};
+use crate::scheduler_handle::{RequestUpdate, SchedulerMessage};
 
 /// Receiver of messages until the engine loop takes it over.
 pub(super) struct StartupInbox {
-    messages: Receiver<Message>,
+    messages: Receiver<SchedulerMessage>,
     engine: Option<Attached>,
     requests: Vec<(Request, UnboundedSender<RequestUpdate>)>,
     state: State,
@@ -27,14 +27,14 @@ pub(super) struct StartupInbox {
 
 /// Handed over to the engine loop.
 pub(super) struct Handoff {
-    pub messages: Receiver<Message>,
+    pub messages: Receiver<SchedulerMessage>,
     /// Requests received during the wait.
-    pub buffered: Vec<Message>,
+    pub buffered: Vec<SchedulerMessage>,
 }
 
 impl StartupInbox {
     /// Creates the inbox. `state` is the tenant's state so far.
-    pub fn new(messages: Receiver<Message>, state: State) -> StartupInbox {
+    pub fn new(messages: Receiver<SchedulerMessage>, state: State) -> StartupInbox {
         let state = State { phase: Phase::Loading, phase_since_unix_ms: unix_ms(SystemTime::now()), ..state };
         StartupInbox { messages, engine: None, requests: Vec::new(), state }
     }
@@ -60,7 +60,9 @@ impl StartupInbox {
         loop {
             match self.messages.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Err(RecvTimeoutError::Timeout) => return Ok(()),
-                Err(RecvTimeoutError::Disconnected) | Ok(Message::Stop) => return Err(LoadError::Stopped),
+                Err(RecvTimeoutError::Disconnected) | Ok(SchedulerMessage::Stop) => {
+                    return Err(LoadError::Stopped);
+                }
                 Ok(message) => {
                     if self.on_message(message) {
                         return Ok(());
@@ -72,7 +74,8 @@ impl StartupInbox {
 
     /// Hands over the attached engine, if any, the inbox and the buffered requests.
     pub fn into_handoff(self) -> (Option<Attached>, Handoff) {
-        let early = self.requests.into_iter().map(|(request, updates)| Message::Submit(request, updates));
+        let early =
+            self.requests.into_iter().map(|(request, updates)| SchedulerMessage::Submit(request, updates));
         (self.engine, Handoff { messages: self.messages, buffered: early.collect() })
     }
 
@@ -84,17 +87,17 @@ impl StartupInbox {
     }
 
     /// Returns true if the wait may be over.
-    fn on_message(&mut self, message: Message) -> bool {
+    fn on_message(&mut self, message: SchedulerMessage) -> bool {
         match message {
-            Message::Submit(request, updates) => self.requests.push((request, updates)),
-            Message::Cancel(id) => self.requests.retain(|(request, _)| request.id != id),
-            Message::Engine(news) => return self.on_engine_event(*news),
-            Message::Wake => return true,
+            SchedulerMessage::Submit(request, updates) => self.requests.push((request, updates)),
+            SchedulerMessage::Cancel(id) => self.requests.retain(|(request, _)| request.id != id),
+            SchedulerMessage::Engine(news) => return self.on_engine_event(*news),
+            SchedulerMessage::Wake => return true,
             // The receiver may be dropped.
-            Message::State(reply) => drop(reply.send(Box::new(self.state()))),
-            Message::Admin(call) => reply_not_loaded(call),
+            SchedulerMessage::State(reply) => drop(reply.send(Box::new(self.state()))),
+            SchedulerMessage::Admin(call) => reply_not_loaded(call),
             // Peer events begin with the engine loop. `wait` handles `Stop`.
-            Message::Peer(_) | Message::Stop => {}
+            SchedulerMessage::Peer(_) | SchedulerMessage::Stop => {}
         }
         false
     }
@@ -162,11 +165,11 @@ mod tests {
         (inbox, StartupInbox::new(messages, State::default()))
     }
 
-    fn request(id: u64) -> Message {
+    fn request(id: u64) -> SchedulerMessage {
         let sampling = Arc::new(Sampling::default());
         let (id, prompt) = (RequestId(id), vec![1]);
         let request = Request { id, prompt, max_tokens: 1, sampling, priority: 0, salt: 0, paced: false };
-        Message::Submit(request, mpsc::unbounded_channel().0)
+        SchedulerMessage::Submit(request, mpsc::unbounded_channel().0)
     }
 
     #[test]
@@ -181,18 +184,18 @@ mod tests {
         let ((state, told), (asked, answered)) = (oneshot::channel(), oneshot::channel());
         let borrower = Participant { namespace: "n".into(), name: "a".into(), index: 0, instance: 1 };
         let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: 1, ttl_ms: 1 };
-        for message in [request(1), request(2), request(3), Message::Cancel(RequestId(2))] {
+        for message in [request(1), request(2), request(3), SchedulerMessage::Cancel(RequestId(2))] {
             inbox.send(message);
         }
-        inbox.send(Message::State(state));
-        inbox.send(Message::Admin(AdminCall::Grant(ask, asked)));
+        inbox.send(SchedulerMessage::State(state));
+        inbox.send(SchedulerMessage::Admin(AdminCall::Grant(ask, asked)));
         anteroom.wait(SHORT_WAIT).expect("nobody has told it to stop");
         let told = told.blocking_recv().expect("an answer");
         assert_eq!((told.phase, told.neighbourhood.clone().unwrap().waits_for), (Phase::Loading, waits_for));
         assert!(told.memory.balances() && told.at_unix_ms >= told.phase_since_unix_ms, "{told:?}");
         assert_eq!(answered.blocking_recv().unwrap(), GrantAnswer::refused(RefusalReason::Busy));
         let ids = anteroom.into_handoff().1.buffered.into_iter().map(|message| match message {
-            Message::Submit(request, _) => request.id.0,
+            SchedulerMessage::Submit(request, _) => request.id.0,
             other => panic!("{other:?}"),
         });
         assert_eq!(ids.collect::<Vec<_>>(), [1, 3]);
@@ -202,9 +205,9 @@ mod tests {
     fn wake_and_stop_end_a_wait() {
         let (inbox, mut anteroom) = startup_inbox();
         let for_ever = Duration::from_secs(3600);
-        inbox.send(Message::Wake);
+        inbox.send(SchedulerMessage::Wake);
         anteroom.wait(for_ever).expect("it was woken");
-        inbox.send(Message::Stop);
+        inbox.send(SchedulerMessage::Stop);
         assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)));
         drop(inbox);
         assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)), "nobody is left to tell it");

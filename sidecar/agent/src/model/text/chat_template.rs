@@ -6,7 +6,7 @@ use std::path::Path;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, Value};
 
-use super::Message;
+use super::ChatMessage;
 use super::json::tojson;
 use super::tokenizer_config::TokenizerConfig;
 use crate::model::error::read;
@@ -56,7 +56,7 @@ impl ChatTemplate {
     /// # Errors
     /// The template's own message for an input that it refuses, the reason why it cannot be read, or that there is
     /// none.
-    pub fn render(&self, messages: &[Message], given: RenderOptions<'_>) -> Result<String, String> {
+    pub fn render(&self, messages: &[ChatMessage], given: RenderOptions<'_>) -> Result<String, String> {
         let environment = match self {
             ChatTemplate::Ready(environment) => environment,
             ChatTemplate::Absent => return Err("this model has no chat template; use /v1/completions".into()),
@@ -64,11 +64,11 @@ impl ChatTemplate {
                 return Err(format!("the chat template cannot be used: {problem}; use /v1/completions"));
             }
         };
-        let rendered = match render(environment, messages.iter().map(Message::value), given) {
+        let rendered = match render(environment, messages.iter().map(ChatMessage::value), given) {
             // Many templates concatenate texts and do not handle a message without content. As in vLLM, the content is
             // empty then.
-            Err(_) if messages.iter().any(Message::lacks_content) => {
-                render(environment, messages.iter().map(Message::with_some_content), given)
+            Err(_) if messages.iter().any(ChatMessage::lacks_content) => {
+                render(environment, messages.iter().map(ChatMessage::with_some_content), given)
             }
             rendered => rendered,
         };

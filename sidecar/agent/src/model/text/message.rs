@@ -6,19 +6,19 @@ use serde::{Deserialize, Deserializer, de};
 
 /// A chat message, with its fields in their original order.
 #[derive(Clone, Debug)]
-pub struct Message(Value);
+pub struct ChatMessage(Value);
 
-impl<'de> Deserialize<'de> for Message {
+impl<'de> Deserialize<'de> for ChatMessage {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         match value.kind() {
-            ValueKind::Map => Ok(Message(value)),
+            ValueKind::Map => Ok(ChatMessage(value)),
             _ => Err(de::Error::custom("a message must be an object")),
         }
     }
 }
 
-impl Message {
+impl ChatMessage {
     /// Returns the value for a template.
     pub(super) fn value(&self) -> Value {
         self.0.clone()
@@ -29,21 +29,21 @@ impl Message {
         self.0.get_attr("content").is_ok_and(|content| content.is_none() || content.is_undefined())
     }
 
-    /// Like [`Message::value`], with an empty text if there is no content.
+    /// Like [`ChatMessage::value`], with an empty text if there is no content.
     pub(super) fn with_some_content(&self) -> Value {
         if self.lacks_content() { self.with_content("").value() } else { self.value() }
     }
 
     /// Returns the message with `text` as `content`.
     #[must_use]
-    pub fn with_content(&self, text: &str) -> Message {
-        Message(with(&self.0, "content", Some(text.into())))
+    pub fn with_content(&self, text: &str) -> ChatMessage {
+        ChatMessage(with(&self.0, "content", Some(text.into())))
     }
 
     /// Returns the message without `tool_calls`.
     #[must_use]
-    pub fn without_tool_calls(&self) -> Message {
-        Message(with(&self.0, "tool_calls", None))
+    pub fn without_tool_calls(&self) -> ChatMessage {
+        ChatMessage(with(&self.0, "tool_calls", None))
     }
 
     /// Returns the message with the parsed arguments of its tool calls. OpenAI's API sends them as a JSON text, and
@@ -51,13 +51,13 @@ impl Message {
     ///
     /// # Errors
     /// Names the call whose arguments are not JSON.
-    pub fn with_arguments_read(&self) -> Result<Message, String> {
+    pub fn with_arguments_read(&self) -> Result<ChatMessage, String> {
         let calls = items(&self.0, "tool_calls");
         let read = calls.iter().enumerate().map(|(index, call)| {
             read_arguments(call).map_err(|error| format!("tool_calls[{index}]: `arguments`: {error}"))
         });
         let read = read.collect::<Result<Vec<_>, _>>()?;
-        Ok(Message(with(&self.0, "tool_calls", Some(Value::from(read)))))
+        Ok(ChatMessage(with(&self.0, "tool_calls", Some(Value::from(read)))))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::action::{LayerBlockSwap, Spill};
 use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId, SlotId};
 use crate::kv::Kv;
 use crate::kv::blocks::HostLocation;
-use crate::slots::{Generations, Progress};
+use crate::slots::{CopyProgress, Generations};
 use crate::step_model::Layout;
 
 /// Offloaded prefills, and their copies in progress.
@@ -36,7 +36,7 @@ struct Copy {
     reads: Generation,
     /// Generation of the copy itself.
     name: Generation,
-    progress: Progress,
+    progress: CopyProgress,
 }
 
 impl Spills {
@@ -59,7 +59,7 @@ impl Spills {
 
     /// Whether a spill out of this buffer is ordered that follows its fetch of `generation`.
     pub(super) fn is_spill_pending_after(&self, buffer: SlotId, generation: Generation) -> bool {
-        let ordered = self.copies.iter().filter(|copy| copy.progress == Progress::Ordered);
+        let ordered = self.copies.iter().filter(|copy| copy.progress == CopyProgress::Ordered);
         ordered.filter(|copy| copy.buffer == buffer).any(|copy| copy.reads >= generation)
     }
 
@@ -177,7 +177,7 @@ impl Kv {
         let slot =
             |layer| self.layer_offload.placement.layout.slot_of(layer).expect("a layer of a lease moves");
         let copy = |(layer, reads)| {
-            let progress = Progress::Due;
+            let progress = CopyProgress::Due;
             Copy { layer, buffer: slot(layer), reads, name: generations.next_generation(), progress }
         };
         self.layer_offload.prefill_spills.copies = self.layer_offload.slots.lease().map(copy).collect();
@@ -189,8 +189,8 @@ impl Kv {
         let mut due = Vec::new();
         for at in 0..self.layer_offload.prefill_spills.copies.len() {
             let copy = &mut self.layer_offload.prefill_spills.copies[at];
-            if copy.progress == Progress::Due {
-                copy.progress = Progress::Ordered;
+            if copy.progress == CopyProgress::Due {
+                copy.progress = CopyProgress::Ordered;
                 let copy = *copy;
                 self.layer_offload.record_fetch(copy.name);
                 due.push((copy.name, self.spill(copy, &chunk)));
@@ -224,7 +224,7 @@ impl Kv {
         // A spill of an earlier attempt has no effect.
         if let Some(copy) = self.layer_offload.prefill_spills.copies.iter_mut().find(|copy| copy.name == name)
         {
-            copy.progress = if again { Progress::Due } else { Progress::Committed };
+            copy.progress = if again { CopyProgress::Due } else { CopyProgress::Committed };
             let layer = copy.layer;
             if end.is_ok() {
                 self.arrived(layer);
@@ -274,7 +274,7 @@ impl Kv {
 
     fn end_spills(&mut self) {
         let spills = &mut self.layer_offload.prefill_spills;
-        let under_way = |copy: &Copy| copy.progress == Progress::Ordered;
+        let under_way = |copy: &Copy| copy.progress == CopyProgress::Ordered;
         if spills.from.is_none() && !spills.copies.iter().any(under_way) {
             spills.copies.clear();
             for id in core::mem::take(&mut spills.kv_blocks) {

@@ -12,7 +12,7 @@ static VERSION: LazyLock<String> =
 /// Experiments and estimates without a GPU, by the policy that runs in production.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-sim", version = VERSION.as_str(), max_term_width = 100)]
-pub struct Args {
+pub struct SimArgs {
     #[command(subcommand)]
     pub command: Command,
 }
@@ -248,10 +248,10 @@ impl From<LaunchArg> for Launch {
 mod tests {
     use clap::CommandFactory;
 
-    use super::Args;
+    use super::SimArgs;
 
     #[test]
     fn command_line_definition_is_valid() {
-        Args::command().debug_assert();
+        SimArgs::command().debug_assert();
     }
 }

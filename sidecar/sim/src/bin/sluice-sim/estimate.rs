@@ -2,9 +2,9 @@
 
 use anyhow::{Result, anyhow};
 use sluice_sim::estimate::Estimate;
-use sluice_sim::profiles::cost::Batch;
+use sluice_sim::profiles::cost::BatchShape;
 use sluice_sim::profiles::hardware::{self, Hardware};
-use sluice_sim::profiles::model::{self, Model};
+use sluice_sim::profiles::model::{self, ModelProfile};
 
 use crate::args::EstimateArgs;
 use crate::output::print;
@@ -14,7 +14,7 @@ use crate::table;
 pub fn estimate(args: &EstimateArgs) -> Result<bool> {
     let machines = select(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
     let models = select(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
-    let batch = Batch::decode(args.batch, args.context);
+    let batch = BatchShape::decode(args.batch, args.context);
     let pairs = machines.iter().flat_map(|machine| models.iter().map(move |model| (*machine, *model)));
     let found: Vec<_> = pairs
         .map(|(machine, model)| (machine, model, Estimate::new(&machine, &model, &batch, args.launch.into())))
@@ -61,12 +61,12 @@ pub fn find_by_name<T: Copy>(
 }
 
 /// Whether the weights and the KV of the batch are smaller than the machine's memory.
-fn fits(machine: &Hardware, model: &Model, batch: &Batch) -> bool {
+fn fits(machine: &Hardware, model: &ModelProfile, batch: &BatchShape) -> bool {
     let kv_bytes = batch.context.saturating_mul(model.kv_token_bytes());
     model.weight_bytes().saturating_add(kv_bytes) < machine.memory_bytes
 }
 
-fn row((machine, model, estimate): &(Hardware, Model, Estimate), batch: &Batch) -> [String; 9] {
+fn row((machine, model, estimate): &(Hardware, ModelProfile, Estimate), batch: &BatchShape) -> [String; 9] {
     let freed_bytes = u64::from(estimate.alpha()) * model.layer_bytes();
     [
         machine.name.to_owned(),
@@ -81,7 +81,10 @@ fn row((machine, model, estimate): &(Hardware, Model, Estimate), batch: &Batch) 
     ]
 }
 
-fn json((machine, model, estimate): &(Hardware, Model, Estimate), batch: &Batch) -> serde_json::Value {
+fn json(
+    (machine, model, estimate): &(Hardware, ModelProfile, Estimate),
+    batch: &BatchShape,
+) -> serde_json::Value {
     serde_json::json!({
         "profile": machine.name,
         "link": machine.class.name(),

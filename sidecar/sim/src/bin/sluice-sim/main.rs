@@ -16,10 +16,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::args::{Args, Command};
+use crate::args::{Command, SimArgs};
 
 fn main() -> ExitCode {
-    let done = match Args::parse().command {
+    let done = match SimArgs::parse().command {
         Command::List => run::list(),
         Command::Tunables => run::tunables(),
         Command::Run(args) => run::run(&args),

@@ -11,19 +11,19 @@ use crate::output::print_status;
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A run of a known number of steps.
-pub struct Progress {
+pub struct RunProgress {
     bar: ProgressBar,
     /// Time of the last line.
     last_report: Mutex<Instant>,
 }
 
-impl Progress {
+impl RunProgress {
     /// Starts a run of `total` steps.
-    pub fn new(name: &str, total: u64) -> Progress {
+    pub fn new(name: &str, total: u64) -> RunProgress {
         let style = ProgressStyle::with_template("{prefix:16} {bar:40} {pos}/{len} {msg} {elapsed}");
         let style = style.expect("the template is sound").progress_chars("=> ");
         let bar = ProgressBar::new(total).with_style(style).with_prefix(name.to_owned());
-        Progress { bar, last_report: Mutex::new(Instant::now()) }
+        RunProgress { bar, last_report: Mutex::new(Instant::now()) }
     }
 
     /// Sets the number of finished steps.

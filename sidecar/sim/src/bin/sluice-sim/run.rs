@@ -14,7 +14,7 @@ use sluice_sim::tunables;
 
 use crate::args::RunArgs;
 use crate::output::{check_writable, print, print_status, save};
-use crate::progress::Progress;
+use crate::progress::RunProgress;
 use crate::{data, figure, table};
 
 /// Lists all names that other commands accept.
@@ -64,7 +64,7 @@ pub fn tunables() -> Result<bool> {
     Ok(true)
 }
 
-fn shape(model: &model::Model) -> [String; 5] {
+fn shape(model: &model::ModelProfile) -> [String; 5] {
     [
         model.name.to_owned(),
         model.layers.to_string(),
@@ -96,7 +96,7 @@ pub fn run(args: &RunArgs) -> Result<bool> {
 }
 
 fn run_in_context(experiment: &Experiment, args: &RunArgs) -> Result<ExperimentReport> {
-    let progress = Progress::new(experiment.name, 0);
+    let progress = RunProgress::new(experiment.name, 0);
     let told = |name: &str, done: usize, of: usize| progress.update_of(name, done as u64, of as u64);
     let lab = ExperimentContext {
         read: &|file| data::read(file, &args.data, args.held_back).map_err(|error| format!("{error:#}")),

@@ -4,20 +4,20 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_policy::peers::victim::VictimRule;
+use sluice_policy::peers::victim::VictimOrder;
 use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Series};
-use sluice_sim::gpu::Sharing;
+use sluice_sim::gpu::GpuSharing;
 use sluice_sim::profiles::{hardware, model};
-use sluice_sim::serve::{self, ServeConfig, ServeOptions, ServeStats, Slo};
+use sluice_sim::serve::{self, RequestSlo, ServeConfig, ServeOptions, ServeStats};
 use sluice_sim::workload::arrivals::ArrivalProcess;
 use sluice_sim::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 
 use crate::args::{ServeArgs, SharingArg};
 use crate::estimate::find_by_name;
 use crate::output::{check_writable, print, print_status, save};
-use crate::progress::Progress;
+use crate::progress::RunProgress;
 use crate::{data, figure, table};
 
 const MS: u64 = 1_000_000;
@@ -51,7 +51,7 @@ fn policies(args: &ServeArgs) -> Result<Vec<PolicyName>> {
 }
 
 fn serve_policy(case: &ServeConfig, load: &[Arrival]) -> Result<ServeStats> {
-    let (progress, begin) = (Progress::new(case.policy.name(), load.len() as u64), Instant::now());
+    let (progress, begin) = (RunProgress::new(case.policy.name(), load.len() as u64), Instant::now());
     let served = serve::serve(case, load, &mut |ended| progress.update(ended));
     progress.finish();
     let served = served.map_err(|problem| anyhow!(problem))?;
@@ -90,16 +90,16 @@ fn case(args: &ServeArgs) -> Result<ServeConfig> {
         tenants: serve::tenant_models(&hardware, &models, &shares),
         sharing: match args.sharing {
             SharingArg::Temporal => serve::round_robin(Quantum::new(quantum_ns / 10, quantum_ns)),
-            SharingArg::Spatial => Sharing::Spatial,
-            SharingArg::Isolated => Sharing::Isolated,
+            SharingArg::Spatial => GpuSharing::Spatial,
+            SharingArg::Isolated => GpuSharing::Isolated,
         },
         policy: PolicyName::default(),
         launch: args.launch.into(),
         chunk_bytes: args.chunk_mib << 20,
         max_sequences: args.max_sequences,
         prefix_caching: false,
-        rule: VictimRule::default(),
-        slo: Slo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
+        rule: VictimOrder::default(),
+        slo: RequestSlo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
         options: ServeOptions {
             kv_bytes: args.kv_gib.map(|gib| gib << 30),
             host_kv_bytes: args.host_kv_gib.map(|gib| gib << 30),

@@ -7,12 +7,12 @@ use sluice_sim::soak::{self, PlantedBug, SoakStats};
 
 use crate::args::SoakArgs;
 use crate::output::print;
-use crate::progress::Progress;
+use crate::progress::RunProgress;
 
 /// Runs seeds until one fails. Returns `false` if one does.
 pub fn soak(args: &SoakArgs) -> Result<bool> {
     let plant = args.plant.as_deref().map(parse_planted_bug).transpose()?;
-    let (progress, begin) = (Progress::new("soak", args.seeds), Instant::now());
+    let (progress, begin) = (RunProgress::new("soak", args.seeds), Instant::now());
     let mut tally = SoakStats::default();
     let end = args
         .from

@@ -10,7 +10,7 @@ use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::reclaim::PolicyName;
 
 use crate::experiments::{ExperimentContext, ablation};
-use crate::gpu::Sharing;
+use crate::gpu::GpuSharing;
 use crate::profiles::hardware::{self, Hardware};
 use crate::profiles::model;
 use crate::serve::{self, ServeConfig};
@@ -243,7 +243,7 @@ impl Scenario {
         self.declines
     }
 
-    fn models(&self) -> Vec<model::Model> {
+    fn models(&self) -> Vec<model::ModelProfile> {
         self.tenants.iter().map(|one| *model::find(one.model).expect("a model of the list")).collect()
     }
 
@@ -256,7 +256,7 @@ impl Scenario {
         };
         let shares: Vec<_> = self.tenants.iter().map(|tenant| tenant.share_permille).collect();
         let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
-        let sharing = if self.tenants.len() > 1 { turns } else { Sharing::Isolated };
+        let sharing = if self.tenants.len() > 1 { turns } else { GpuSharing::Isolated };
         let places = serve::tenant_models(&self.hardware(), &self.models(), &shares);
         ServeConfig { seed, max_sequences, ..ServeConfig::new(self.hardware(), places, sharing, policy) }
     }

@@ -62,8 +62,8 @@ fn cluster_objects(pool: &str, tenants: Tenants<'_>) -> (GpuPool, Vec<ModelTenan
     let (mut pools, mut all) = (Vec::new(), Vec::new());
     for object in objects(&text) {
         match object.located.object {
-            Object::Pool(pool) => pools.push(pool),
-            Object::Tenant(mut tenant) => {
+            ManifestObject::Pool(pool) => pools.push(pool),
+            ManifestObject::Tenant(mut tenant) => {
                 tenant.metadata.namespace = Some("default".into());
                 let name = tenant.metadata.name.clone().unwrap();
                 let model = Some(to_status(&model(name.len() as u64 * 16)));
