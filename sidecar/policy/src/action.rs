@@ -3,15 +3,15 @@
 
 use alloc::vec::Vec;
 
-use crate::ids::{
-    ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId,
-};
+use crate::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId};
 use crate::peers::Peer;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 
+mod layer_block_swap;
 pub mod staging;
 
+pub use layer_block_swap::LayerBlockSwap;
 use staging::FetchLayerBlocks;
 
 /// A chunk-sized position in one of the engine's constant virtual ranges.
@@ -108,19 +108,6 @@ pub struct LayerBlockMove {
     pub to: LayerBlockId,
     /// The chunk that backs it.
     pub to_chunk: ChunkId,
-}
-
-/// Copies one layer block between the device and the host tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LayerBlockSwap {
-    /// The block on the device.
-    pub layer_block: LayerBlockId,
-    /// The chunk that backs it.
-    pub chunk: ChunkId,
-    /// The block in host memory.
-    pub host: HostBlockId,
-    /// Identifies the contents of the host block: set on the way out, required on the way in. Never reused.
-    pub generation: Generation,
 }
 
 /// Loads offloaded KV of one layer into a buffer for one step (OrbitFlow, Pie). The block tables of that step name the

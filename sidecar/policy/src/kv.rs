@@ -17,6 +17,7 @@ pub mod chunk_pool;
 pub mod compact;
 mod host_kv_pool;
 pub mod layer_offload;
+mod missing_kv;
 mod missing_layer_blocks;
 mod prefix;
 mod swap;
@@ -130,7 +131,7 @@ impl Kv {
             dirty: BTreeSet::new(),
             next_name: 1,
             next_stamp: 0,
-            hash: prefix::chained_hash,
+            hash: blocks::chained_hash,
             history: Digest::new(0),
         }
     }

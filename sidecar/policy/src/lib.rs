@@ -68,6 +68,7 @@ pub mod reason;
 pub mod reclaim;
 pub mod remap;
 pub mod revert;
+mod sleep;
 pub mod slots;
 pub mod step_model;
 pub mod token_deposit;

@@ -16,60 +16,24 @@ use alloc::vec::Vec;
 use crate::action::{Action, Earmark};
 use crate::ids::Nanos;
 use crate::memory_manager::{MemoryManager, TransferKind};
-use crate::peers::Peer;
 use crate::peers::loans::{LoanBook, LoanIn, LoanInState, LoanOut, ReturnOrder};
 use crate::peers::next_use;
-use crate::peers::victim::VictimOrder;
 
 mod borrow_search;
 mod messages;
+mod negotiation_policy;
 mod on_ask;
 mod on_event;
 mod on_transfer;
+mod pending_revocation;
 mod revoke;
+mod search;
 
-use borrow_search::Search;
 pub use messages::{PeerCommand, PeerEvent};
+pub use negotiation_policy::NegotiationPolicy;
+use pending_revocation::PendingRevocation;
+use search::{AskBackoff, Search};
 use sluice_common::random::mix;
-
-/// The directive's terms of trade.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NegotiationPolicy {
-    /// The tenant's priority.
-    pub priority: i32,
-    /// Priorities of peers. While the tenant is active, it lends nothing to a peer of lower priority.
-    pub priorities: Vec<(Peer, i32)>,
-    /// Order in which peers are asked.
-    pub rule: VictimOrder,
-    /// Order of [`VictimOrder::FixedOrder`], and of peers without state.
-    pub order: Vec<Peer>,
-    /// Time after a restore of its layers during which a tenant lends nothing, nanoseconds.
-    pub min_residence_ns: u64,
-    /// Maximum time for a borrower to return a loan, nanoseconds.
-    pub revoke_bound_ns: u64,
-    /// Maximum wait for an answer, nanoseconds. Default 20 ms.
-    pub ask_patience_ns: u64,
-    /// Duration of a loan unless it is renewed, nanoseconds. Default 10 s.
-    pub ttl_ns: u64,
-    /// Minimum time between a search that all peers denied and the next one, nanoseconds. Default 100 ms.
-    pub retry_ns: u64,
-}
-
-impl Default for NegotiationPolicy {
-    fn default() -> Self {
-        NegotiationPolicy {
-            priority: 0,
-            priorities: Vec::new(),
-            rule: VictimOrder::default(),
-            order: Vec::new(),
-            min_residence_ns: 500_000_000,
-            revoke_bound_ns: 200_000_000,
-            ask_patience_ns: 20_000_000,
-            ttl_ns: 10_000_000_000,
-            retry_ns: 100_000_000,
-        }
-    }
-}
 
 /// Interval between checks for overdue loans, nanoseconds.
 const OVERDUE_RETRY_NS: u64 = 1_000_000_000;
@@ -79,8 +43,8 @@ const CLAIM_RETRY_NS: u64 = 500_000_000;
 
 /// Fixed constants of trade by name, like [`crate::memory_manager::CONSTANTS`].
 pub const CONSTANTS: [(&str, u64); 6] = [
-    ("pause_max_ns", revoke::ASK_BACKOFF_MAX_NS),
-    ("silence_max_ns", borrow_search::SILENCE_MAX_NS),
+    ("pause_max_ns", pending_revocation::ASK_BACKOFF_MAX_NS),
+    ("silence_max_ns", search::SILENCE_MAX_NS),
     ("overdue_again_ns", OVERDUE_RETRY_NS),
     ("claim_again_ns", CLAIM_RETRY_NS),
     ("next_use_periods_min", next_use::PERIODS_MIN as u64),
@@ -94,7 +58,7 @@ pub struct LoanNegotiator {
     book: LoanBook,
     search: Search,
     /// Peers that are not asked for a while.
-    ask_backoffs: Vec<borrow_search::AskBackoff>,
+    ask_backoffs: Vec<AskBackoff>,
     /// Since when all layers have memory; `None` while one lacks it.
     fully_resident_since: Option<Nanos>,
     /// No peer is asked before this time.
@@ -102,7 +66,7 @@ pub struct LoanNegotiator {
     /// Earmarks for this tenant that are not accepted yet.
     arriving: Vec<Arrival>,
     /// Revoked loans that are not returned yet.
-    pending_revocations: Vec<revoke::PendingRevocation>,
+    pending_revocations: Vec<PendingRevocation>,
     /// Whether a revoked loan is being waited for.
     awaits_loan_return: bool,
     /// Time of the next check for overdue loans.

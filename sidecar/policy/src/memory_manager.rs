@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 
 mod admission;
 mod borrow;
+mod constants;
 mod copy_deadlines;
 mod counters;
 mod deferred_unmap;
@@ -40,10 +41,11 @@ mod whole_prompt_prefill;
 
 pub use crate::cost::{StepStats, StepTimes};
 pub use crate::loans::{TransferKind, TransferResult};
+pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
+pub use constants::CONSTANTS;
 pub use share::{fits, floor};
-pub use sleep::SleepState;
 pub use stalling::StallingRemap;
 pub use stats::Residency;
 pub use step_api::{Failed, Prepared, StepLease, StepNeed, TableChange};
@@ -57,11 +59,12 @@ use crate::geometry::Geometry;
 use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
-use crate::offload::{Offload, write_back};
+use crate::offload::Offload;
 use crate::params::{ForcedRemap, Params};
 use crate::pending::{Pending, PendingActions};
 use crate::reason::Reason;
 use crate::revert::Hysteresis;
+use crate::sleep::Sleep;
 use crate::slots::Generations;
 use crate::step_model::Layout;
 use crate::weights::Weights;
@@ -69,23 +72,6 @@ use crate::weights::Weights;
 use counters::Counters;
 use sizes::Sizes;
 use step_state::StepState;
-
-/// Fixed constants of decisions by name, recorded with each run.
-pub const CONSTANTS: [(&str, u64); 13] = [
-    ("most_stall_permille", stalling::MOST_STALL_PERMILLE),
-    ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
-    ("write_piece_ns", write_back::WRITE_PIECE_NS),
-    ("most_piece_bytes", write_back::MOST_PIECE_BYTES),
-    ("most_wait_ns", write_back::MOST_WAIT_NS),
-    ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
-    ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
-    ("regrow_piece_bytes", recreate_chunks::REGROW_PIECE_BYTES),
-    ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
-    ("waited_permille", crate::cost::WAITED_PERMILLE),
-    ("least_moving", kv_placement::MIN_MOVING_LAYERS as u64),
-    ("swap_piece_bytes", sleep::SWAP_PIECE_BYTES),
-    ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
-];
 
 /// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
@@ -103,11 +89,7 @@ pub struct MemoryManager {
     step_stats: StepStats,
     change: ChangeState,
     loans: Loans,
-    sleep: SleepState,
-    /// KV is dropped while the tenant sleeps.
-    discards_kv: bool,
-    /// Copies to the host tier that failed in a row.
-    swap_failures: u32,
+    sleep: Sleep,
     /// KV that is offloaded while its requests run.
     offload: Offload,
     /// Requests whose KV was lost in a failed copy.
@@ -150,9 +132,7 @@ impl MemoryManager {
                 sizes.share,
                 Hysteresis::new(params.revert_patience_steps, params.revert_reserve_permille),
             ),
-            sleep: SleepState::Awake,
-            discards_kv: false,
-            swap_failures: 0,
+            sleep: Sleep::default(),
             offload: Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
             lost_requests: Vec::new(),
             resumed_requests: Vec::new(),

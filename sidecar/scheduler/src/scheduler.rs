@@ -5,6 +5,7 @@
 
 mod edf;
 mod event_check;
+mod limits;
 mod pause;
 mod peer_waits;
 mod peers;
@@ -13,6 +14,7 @@ mod reclaim_choice;
 mod retire;
 mod schedule;
 mod sleep;
+mod slice_state;
 mod step_pacing;
 
 use std::collections::BTreeMap;
@@ -38,14 +40,9 @@ use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutpu
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
+pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
-use peers::SliceState;
-
-/// Fixed decision constants by name.
-pub const CONSTANTS: [(&str, u64); 2] = [
-    ("admission_hold_steps", schedule::ADMISSION_HOLD_STEPS),
-    ("starved_boundaries_max", schedule::STARVED_BOUNDARIES_MAX as u64),
-];
+use slice_state::SliceState;
 
 /// A submitted step without an answer.
 #[derive(Debug)]

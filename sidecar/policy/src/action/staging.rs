@@ -7,7 +7,7 @@ use core::cell::OnceCell;
 use core::hash::{Hash, Hasher};
 use core::ops::Deref;
 
-use super::LayerBlockSwap;
+use super::layer_block_swap::LayerBlockSwap;
 use crate::ids::{ChunkId, Generation, HostBlockId, LayerBlockId, LayerId, SlotId};
 use crate::layer_set::LayerSet;
 

@@ -2,12 +2,20 @@
 
 use alloc::vec::Vec;
 
+use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{Generation, KvBlockId, LayerBlockId, LayerId};
 use crate::layer_set::LayerSet;
 
 /// The tokens of a full KV block.
 pub type Tokens = [u32; BLOCK_TOKENS as usize];
+
+/// Returns the hash of a KV block from the preceding KV block's hash and its tokens.
+pub fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
+    let mut digest = Digest::new(parent);
+    tokens.iter().for_each(|token| digest.word(u64::from(*token)));
+    digest.value()
+}
 
 /// The identity of a shareable KV block.
 #[derive(Clone, Debug, PartialEq, Eq)]

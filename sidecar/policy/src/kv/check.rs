@@ -67,7 +67,7 @@ impl Kv {
             .iter()
             .chain(&self.loading_swaps)
             .chain(&self.layer_offload.writing)
-            .chain(&self.layer_offload.prefill_spills.kv_blocks);
+            .chain(self.layer_offload.prefill_spills.kv_blocks());
         for id in self.sequences.values().flat_map(|s| &s.kv_blocks).chain(copied) {
             *references.entry(*id).or_default() += 1;
         }

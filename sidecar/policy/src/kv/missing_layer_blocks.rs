@@ -4,12 +4,10 @@
 //! Every step needs the total. The blocks are counted once per KV block, and again only for KV blocks that changed
 //! since.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use super::Kv;
 use crate::ids::KvBlockId;
-use crate::layer_set::LayerSet;
 
 /// KV blocks, the missing blocks of each, and their sum.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +60,8 @@ impl MissingLayerBlocks {
         self.kv_blocks.contains_key(&id)
     }
 
-    fn set(&mut self, id: KvBlockId, layer_blocks: u32) {
+    /// Sets the missing blocks of a tracked KV block; one without any is tracked no longer.
+    pub fn set(&mut self, id: KvBlockId, layer_blocks: u32) {
         if layer_blocks == 0 {
             return self.remove(id);
         }
@@ -71,68 +70,51 @@ impl MissingLayerBlocks {
             *known = layer_blocks;
         }
     }
+
+    /// Takes the KV blocks that are marked for a recount.
+    pub fn take_rechecks(&mut self) -> Vec<KvBlockId> {
+        core::mem::take(&mut self.kv_blocks_to_recheck)
+    }
+
+    /// Returns the missing blocks of all tracked KV blocks, as of the last recount.
+    pub fn layer_blocks(&self) -> u32 {
+        self.layer_blocks
+    }
+
+    /// Returns the tracked KV blocks in ascending order.
+    pub fn kv_blocks(&self) -> impl Iterator<Item = KvBlockId> + '_ {
+        self.kv_blocks.keys().copied()
+    }
+
+    /// Checks the sum, and that every tracked KV block that is not marked lacks what `lacking` says.
+    pub fn check(&self, lacking: impl Fn(KvBlockId) -> u32) {
+        assert_eq!(self.kv_blocks.values().sum::<u32>(), self.layer_blocks, "the sum of the missing blocks");
+        for (id, layer_blocks) in &self.kv_blocks {
+            let marked = self.kv_blocks_to_recheck.contains(id);
+            assert!(marked || *layer_blocks == lacking(*id), "{id:?} lacks {layer_blocks} blocks");
+        }
+    }
 }
 
-impl Kv {
-    /// Adds a KV block that an admitted request uses, if it is incomplete.
-    pub(super) fn add_missing(&mut self, id: KvBlockId) {
-        if !self.kv_blocks.is_whole(id) {
-            self.missing_layer_blocks.add(id);
-        }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Forgets the KV blocks that no running request uses, for instance those of suspended requests alone.
-    pub(super) fn retain_missing_of_running(&mut self) {
-        if !self.missing_layer_blocks.is_empty() {
-            let running = self.kv_blocks_of_running();
-            self.missing_layer_blocks.retain(|id| running.contains(id));
-        }
-    }
-
-    /// Returns the KV blocks of all requests that are not suspended.
-    pub(super) fn kv_blocks_of_running(&self) -> BTreeSet<KvBlockId> {
-        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
-        running.flat_map(|sequence| sequence.kv_blocks.iter().copied()).collect()
-    }
-
-    /// Returns the blocks that the tracked KV blocks will take on the device.
-    pub fn missing_layer_block_count(&mut self) -> u32 {
-        for id in core::mem::take(&mut self.missing_layer_blocks.kv_blocks_to_recheck) {
-            let layer_blocks = self.lacking(id);
-            self.missing_layer_blocks.set(id, layer_blocks);
-        }
-        self.missing_layer_blocks.layer_blocks
-    }
-
-    /// Removes and returns the first `most` tracked KV blocks.
-    pub(super) fn take_missing(&mut self, most: u32) -> Vec<KvBlockId> {
-        self.missing_layer_block_count();
-        let taken: Vec<_> = self.missing_layer_blocks.kv_blocks.keys().copied().take(most as usize).collect();
-        taken.iter().for_each(|id| self.missing_layer_blocks.remove(*id));
-        taken
-    }
-
-    /// Returns the blocks of a used KV block that are neither on the device nor in a buffer.
-    fn lacking(&self, id: KvBlockId) -> u32 {
-        let used = self.kv_blocks.find(id).is_some_and(|kv_block| kv_block.refs > 0);
-        if used { self.missing(id).len() } else { 0 }
-    }
-
-    /// Returns the layers whose block is neither on the device nor in a buffer.
-    pub(super) fn missing(&self, id: KvBlockId) -> LayerSet {
-        let seat = self.kv_blocks.get(id).staging_slot();
-        self.kv_blocks.missing_layer_blocks_of(id)
-            - seat.map_or(LayerSet::NONE, |seat| self.layer_offload.members(seat))
-    }
-
-    pub(super) fn check_missing(&self) {
-        let sum: u32 = self.missing_layer_blocks.kv_blocks.values().sum();
-        assert_eq!(sum, self.missing_layer_blocks.layer_blocks, "blocks that are wanted");
-        let running = self.kv_blocks_of_running();
-        for (id, layer_blocks) in &self.missing_layer_blocks.kv_blocks {
-            assert!(running.contains(id), "a running request uses {id:?}");
-            let doubtful = self.missing_layer_blocks.kv_blocks_to_recheck.contains(id);
-            assert!(doubtful || *layer_blocks == self.lacking(*id), "{id:?} lacks {layer_blocks} blocks");
-        }
+    #[test]
+    fn sum_follows_recounts_and_removals() {
+        let mut missing = MissingLayerBlocks::default();
+        [1, 2, 3].into_iter().for_each(|id| missing.add(KvBlockId(id)));
+        assert_eq!(missing.take_rechecks().len(), 3);
+        [(1, 4), (2, 2), (3, 0)].into_iter().for_each(|(id, blocks)| missing.set(KvBlockId(id), blocks));
+        assert_eq!((missing.layer_blocks(), missing.contains(KvBlockId(3))), (6, false));
+        missing.recheck(KvBlockId(3));
+        missing.recheck(KvBlockId(2));
+        assert_eq!(missing.take_rechecks(), [KvBlockId(2)], "only tracked KV blocks are counted again");
+        missing.set(KvBlockId(2), 1);
+        missing.retain(|id| *id != KvBlockId(1));
+        assert_eq!((missing.layer_blocks(), missing.kv_blocks().count()), (1, 1));
+        missing.check(|_| 1);
+        missing.remove(KvBlockId(2));
+        assert!(missing.is_empty());
     }
 }

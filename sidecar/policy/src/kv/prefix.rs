@@ -8,13 +8,6 @@ use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{KvBlockId, RequestId};
 
-/// Returns the hash of a KV block from the preceding KV block's hash and its tokens.
-pub(super) fn chained_hash(parent: u64, tokens: &Tokens) -> u64 {
-    let mut digest = Digest::new(parent);
-    tokens.iter().for_each(|token| digest.word(u64::from(*token)));
-    digest.value()
-}
-
 impl Kv {
     /// Opens a request and references the cached KV blocks of its prefix. Returns the number of tokens found.
     pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
@@ -151,6 +144,7 @@ impl Kv {
 mod tests {
     use super::*;
     use crate::ids::KvChunkId;
+    use crate::kv::blocks::chained_hash;
     use crate::slots::Generations;
     use alloc::vec;
 

@@ -1,7 +1,6 @@
 //! Searches for memory: a survey, then one peer after the other, each asked once.
 
-use alloc::vec::Vec;
-
+use super::search::{AskBackoff, SILENCE_MAX_NS, Search};
 use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::ids::Nanos;
 use crate::memory_manager::{MemoryManager, TransferKind};
@@ -10,31 +9,6 @@ use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::peers::victim::{self, Borrower, PeerView, Victim};
 use crate::reason::Reason;
-
-/// Maximum time before a peer that did not answer is asked again, nanoseconds.
-pub(super) const SILENCE_MAX_NS: u64 = 5_000_000_000;
-
-/// State of the search.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Search {
-    /// No search.
-    #[default]
-    Idle,
-    /// The peers' states are being read.
-    Surveying { since: Nanos },
-    /// A peer is asked; `left` are the peers not asked yet.
-    Asking { since: Nanos, nonce: Nonce, left: Vec<PeerView> },
-}
-
-/// A peer that denied, or did not answer in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct AskBackoff {
-    peer: Peer,
-    /// It is not asked before this time.
-    until: Nanos,
-    /// Half of the next pause if it does not answer then, nanoseconds.
-    pause_ns: u64,
-}
 
 impl LoanNegotiator {
     /// Starts a search if KV is short, and continues the current one.

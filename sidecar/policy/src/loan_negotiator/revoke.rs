@@ -2,25 +2,11 @@
 
 use alloc::vec::Vec;
 
+use super::pending_revocation::{ASK_BACKOFF_MAX_NS, PendingRevocation};
 use super::{LoanNegotiator, PeerCommand};
 use crate::ids::Nanos;
 use crate::memory_manager::MemoryManager;
 use crate::peers::loans::Nonce;
-
-/// Maximum time before a borrower is notified again, nanoseconds.
-pub(super) const ASK_BACKOFF_MAX_NS: u64 = 5_000_000_000;
-
-/// A revoked loan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PendingRevocation {
-    nonce: Nonce,
-    /// When its borrower was first notified.
-    since: Nanos,
-    /// When it is notified next.
-    retry_at: Nanos,
-    /// Pause after that notification, nanoseconds; doubles each time.
-    pause_ns: u64,
-}
 
 impl LoanNegotiator {
     /// Revokes the tenant's loans if it has work and lacks layers, or if KV is short. It waits for a loan only within

@@ -81,7 +81,7 @@ impl MemoryManager {
     /// of them: a loan does not serve an unused cache.
     pub fn return_unused_loan(&mut self) -> u32 {
         let left = self.loans.balance.borrowed().saturating_sub(self.earmarked_chunks(TransferKind::Return));
-        if self.sleep == SleepState::Asleep {
+        if self.sleep.state() == SleepState::Asleep {
             return left;
         }
         let away = self.weights.layout().alpha() > self.base.alpha();

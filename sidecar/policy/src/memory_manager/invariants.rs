@@ -113,7 +113,7 @@ impl MemoryManager {
             self.step_stats.prefill_token_ns(),
             self.step_stats.kv_block_ns(),
             failures,
-            u64::from(self.swap_failures) << 8 | u64::from(self.discards_kv) << 2 | self.sleep as u64,
+            self.sleep.digest_word(),
             self.loans.digest_word(),
             self.offload.plans.digest_word(),
             moved_at_step,

@@ -61,7 +61,7 @@ impl MemoryManager {
 
     /// Chunks that it does not lend now.
     pub fn unlent_floor_chunks(&self) -> u32 {
-        if self.sleep == SleepState::Asleep { 0 } else { self.floor_chunks() }
+        if self.sleep.state() == SleepState::Asleep { 0 } else { self.floor_chunks() }
     }
 
     /// Layers without memory: lent, and not restored yet.
@@ -72,7 +72,7 @@ impl MemoryManager {
     /// No step can run: lent layers are not restored, or the tenant sleeps, or its embeddings and head are not loaded.
     pub fn lacks_weights(&self) -> bool {
         self.loaded
-            && (self.sleep != SleepState::Awake
+            && (self.sleep.state() != SleepState::Awake
                 || self.absent_layers() > 0
                 || !self.weights.is_global_loaded())
     }

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, SleepState};
+use super::MemoryManager;
 use crate::change::TransitionTarget;
 use crate::ids::LayerId;
 use crate::loans::TransferKind;
@@ -25,7 +25,7 @@ impl MemoryManager {
         if !self.params.policy().reclaims_weights() {
             return Err(LoanDenied::NotTraded);
         }
-        let still = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
+        let still = self.sleep.is_settled();
         if !self.is_loaded() || !still || self.wake_layout() || self.releasing_chunks() > 0 {
             return Err(LoanDenied::Busy);
         }

@@ -90,7 +90,7 @@ impl MemoryManager {
 
     /// Layers are absent, and the tenant has work or no peer has their memory any more.
     pub(super) fn wake_layout(&self) -> bool {
-        match self.sleep {
+        match self.sleep.state() {
             SleepState::Suspending | SleepState::Asleep => return false,
             SleepState::Waking => return true,
             SleepState::Awake => {}

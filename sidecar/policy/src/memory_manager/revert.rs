@@ -12,7 +12,7 @@ use crate::step_model::Layout;
 impl MemoryManager {
     /// Decides the next change at this boundary and takes it one action further.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
-        match self.sleep {
+        match self.sleep.state() {
             SleepState::Suspending => return self.suspend_step(out),
             SleepState::Waking => return self.wake_step(out),
             SleepState::Asleep => return self.asleep_tick(out),
@@ -154,7 +154,7 @@ impl MemoryManager {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
             None => layout.alpha() <= self.base.alpha(),
         };
-        let rests = matches!(self.sleep, SleepState::Awake | SleepState::Asleep);
+        let rests = self.sleep.is_settled();
         home && rests
             && self.excess_activations() == 0
             && self.releasing_chunks() == 0

@@ -204,7 +204,7 @@ impl MemoryManager {
 
     /// The chunks of a larger share are created as steps need them, like those of an exited borrower.
     pub(super) fn grow(&mut self) {
-        if self.loans.balance.take_growth() && self.sleep == SleepState::Awake {
+        if self.loans.balance.take_growth() && self.sleep.state() == SleepState::Awake {
             let existing = self.chunks.table().created() + self.loans.recreation.chunks();
             self.loans.recreation.add(self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing));
         }

@@ -1,10 +1,12 @@
 //! Hibernation: an unused tenant gives up every chunk. Its KV goes to the host tier; its weights stay in host memory.
 //! It wakes with all layers if they fit, else with moving ones, and its layers load during the first prefill.
 //!
-//! | suspending | waking | |---|---| | KV goes to the host tier; cache without space there is dropped | chunks for
-//! weights, activations and guaranteed KV are created | | copies under way are dropped | loans are revoked by the
-//! negotiator | | everything is unmapped in one transaction | everything is mapped in one transaction | | the chunks
-//! are released | weights are loaded, embeddings first |
+//! | suspending | waking |
+//! |---|---|
+//! | KV goes to the host tier; cache without space is dropped | chunks for the least memory are created |
+//! | copies under way are dropped | loans are revoked by the negotiator |
+//! | everything is unmapped in one transaction | everything is mapped in one transaction |
+//! | the chunks are released | weights are loaded, embeddings first |
 
 use alloc::vec::Vec;
 
@@ -15,45 +17,28 @@ use crate::ids::{LayerBlockId, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::pending::{Change, Pending};
 use crate::reason::Reason;
+use crate::sleep::SleepState;
 use crate::step_model::Layout;
-
-/// Copies to the host tier that may fail in a row before the KV is dropped instead.
-const SWAP_TRIES: u32 = 3;
 
 /// Bytes of KV that one order copies to or from the host tier.
 pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 
-/// Whether a tenant holds memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SleepState {
-    /// It holds memory.
-    #[default]
-    Awake,
-    /// It gives its memory up.
-    Suspending,
-    /// It holds no memory.
-    Asleep,
-    /// It takes its memory back.
-    Waking,
-}
-
 impl MemoryManager {
     /// Whether the tenant holds memory.
     pub fn sleep_state(&self) -> SleepState {
-        self.sleep
+        self.sleep.state()
     }
 
     /// Suspends the tenant: it gives up all memory, and no step may begin before [`MemoryManager::wake`]. With
     /// `keep_kv`, cache and KV of open requests are kept as far as the host tier has space; else they are dropped. No
     /// effect before the tenant has loaded.
     pub fn hibernate(&mut self, keep_kv: bool) {
-        self.discards_kv = !keep_kv;
-        if self.is_loaded() && !matches!(self.sleep, SleepState::Suspending | SleepState::Asleep) {
-            self.sleep = SleepState::Suspending;
+        self.sleep.set_keeps_kv(keep_kv);
+        if self.is_loaded() && self.sleep.suspend() {
             self.loans.set_blocked(false);
             self.clear_borrow_request();
         }
-        if self.discards_kv && self.sleep == SleepState::Asleep {
+        if self.sleep.discards_kv() && self.sleep.state() == SleepState::Asleep {
             self.give_up_cache();
         }
     }
@@ -65,10 +50,9 @@ impl MemoryManager {
 
     /// Wakes the tenant.
     pub fn wake(&mut self) {
-        if self.sleep != SleepState::Awake {
+        if self.sleep.state() != SleepState::Awake {
             // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
-            let fell = self.sleep == SleepState::Asleep || self.chunks.is_unmapped() || self.is_blocked();
-            self.sleep = if fell { SleepState::Waking } else { SleepState::Awake };
+            self.sleep.wake(!self.chunks.is_unmapped() && !self.is_blocked());
             // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }
@@ -131,7 +115,7 @@ impl MemoryManager {
         } else if self.chunks.table().created() > 0 {
             self.order_release(Reason::Hibernate, out);
         } else {
-            self.sleep = SleepState::Asleep;
+            self.sleep.on_asleep();
         }
     }
 
@@ -148,7 +132,7 @@ impl MemoryManager {
     }
 
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
-        if self.discards_kv || self.swap_failures >= SWAP_TRIES {
+        if self.sleep.drops_kv() {
             self.give_up_cache();
             self.loans.set_blocked(self.kv.has_device_only_layer_blocks());
             return;
@@ -190,10 +174,8 @@ impl MemoryManager {
     pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_swap_out(swaps, done);
-        if done {
-            self.swap_failures = 0;
-        } else {
-            self.swap_failures += u32::from(self.sleep == SleepState::Suspending);
+        self.sleep.on_swapped_out(done);
+        if !done {
             self.on_transfer_failed();
         }
     }
@@ -241,7 +223,7 @@ impl MemoryManager {
         self.loans.set_blocked(false);
         if !self.chunks.is_unmapped() {
             // It was not asleep yet.
-            self.sleep = SleepState::Awake;
+            self.sleep.on_awake();
             return;
         }
         if self.in_backoff() {
@@ -272,8 +254,8 @@ impl MemoryManager {
 
     /// Everything is mapped again, if it is.
     pub(super) fn on_awake(&mut self) {
-        if self.sleep == SleepState::Waking && !self.chunks.is_unmapped() {
-            self.sleep = SleepState::Awake;
+        if self.sleep.state() == SleepState::Waking && !self.chunks.is_unmapped() {
+            self.sleep.on_awake();
         }
     }
 }

@@ -12,8 +12,7 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, FailedSequence, Sampled, 
 use sluice_ports::sampling::{Sampling, TokenLogprobs};
 
 use super::peers;
-use super::setup::{by_code, code_of};
-use super::text_codec::{Encoder, Reader};
+use super::text_codec::{Encoder, Reader, by_code, code_of};
 use crate::event::{Event, Request, Sleep};
 
 const FAILURES: [Failure; 5] =

@@ -9,8 +9,7 @@ use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::peers::victim::{PeerState, PeerView, VictimOrder};
 use sluice_ports::peers::PeerPortEvent;
 
-use super::setup::{by_code, code_of};
-use super::text_codec::{Encoder, Reader};
+use super::text_codec::{Encoder, Reader, by_code, code_of};
 use crate::config::{Config, Membership, TimeSharing};
 
 const RULES: [VictimOrder; 3] =

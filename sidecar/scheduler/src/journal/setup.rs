@@ -7,19 +7,10 @@ use sluice_policy::planner::replan;
 use sluice_policy::reclaim::PolicyName;
 
 use super::peers;
-use super::text_codec::{Encoder, Reader};
+use super::text_codec::{Encoder, Reader, by_code, code_of};
 use crate::config::{Config, QueueOrder};
 
 const ORDERS: [QueueOrder; 2] = [QueueOrder::FirstCome, QueueOrder::ShortestRemaining];
-
-pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
-    all.iter().position(|each| each == one).expect("every variant is listed") as u64
-}
-
-pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
-    let code: usize = r.int()?;
-    all.get(code).copied().ok_or(format!("{code} is no variant"))
-}
 
 /// Encodes the scheduler's limits.
 pub fn config_words(config: &Config) -> Encoder {

@@ -101,3 +101,14 @@ impl<'a> Reader<'a> {
         }
     }
 }
+
+/// Returns the code of a variant: its index in `all`.
+pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
+    all.iter().position(|each| each == one).expect("every variant is listed") as u64
+}
+
+/// Reads a code. Returns its variant.
+pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
+    let code: usize = r.int()?;
+    all.get(code).copied().ok_or(format!("{code} is no variant"))
+}

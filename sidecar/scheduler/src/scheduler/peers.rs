@@ -7,36 +7,13 @@ use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::Scheduler;
+use super::slice_state::SliceState;
 use crate::config::TimeSharing;
 use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
 
 /// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice.
 const LOOK_EVERY: u64 = 8;
-
-/// The right to run steps under temporal sharing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum SliceState {
-    /// Not requested.
-    #[default]
-    NotQueued,
-    /// Requested.
-    Queued {
-        /// When it was requested.
-        since: Nanos,
-    },
-    /// Held.
-    Held {
-        /// The time slice's epoch.
-        epoch: u64,
-        /// When it was granted.
-        since: Nanos,
-        /// Whether a step of this time slice has begun.
-        has_run: bool,
-        /// Whether a peer waits for it.
-        requested_at: bool,
-    },
-}
 
 impl Scheduler {
     /// Handles a message from a peer, or a change of the time slice.

@@ -5,18 +5,11 @@ use sluice_policy::memory_manager::{Prepared, StepLease};
 use sluice_policy::reclaim::PreemptionCandidate;
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
+use super::limits::{ADMISSION_HOLD_STEPS, STARVED_BOUNDARIES_MAX};
 use super::{InFlight, Scheduler};
 use crate::batch::{Batch, ScheduledTokens};
 use crate::event::{Command, Finish, SchedulerOutput};
 use crate::sequence::Sequence;
-
-/// Steps without admissions after memory refused one, unless a request ends earlier. Under deadline scheduling,
-/// requests that fit into free memory are exempt.
-pub(super) const ADMISSION_HOLD_STEPS: u64 = 16;
-
-/// Boundaries at which memory may refuse the oldest request alone before that request fails. Its floor is guaranteed,
-/// so only a backend that keeps failing reaches this limit.
-pub(super) const STARVED_BOUNDARIES_MAX: u32 = 4096;
 
 /// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
 const REPLAYS_MAX: u32 = 16;

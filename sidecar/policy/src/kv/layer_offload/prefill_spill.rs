@@ -7,67 +7,14 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::spills::SpillCopy;
 use super::{Placement, StagingSlot};
 use crate::action::{LayerBlockSwap, Spill};
-use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId, SlotId};
+use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::kv::blocks::HostLocation;
 use crate::slots::{CopyProgress, Generations};
 use crate::step_model::Layout;
-
-/// Offloaded prefills, and their copies in progress.
-#[derive(Clone, Debug, Default)]
-pub(in crate::kv) struct Spills {
-    /// Requests, and the number of KV blocks of each prompt.
-    prompts: BTreeMap<RequestId, u32>,
-    /// The first staging slot that the current or next step writes; `None` if it writes none.
-    from: Option<u32>,
-    /// The KV blocks being written, each with one more reference until all copies have ended.
-    pub(in crate::kv) kv_blocks: Vec<KvBlockId>,
-    copies: Vec<Copy>,
-}
-
-/// The copy of one layer of a step's KV blocks.
-#[derive(Clone, Copy, Debug)]
-struct Copy {
-    layer: LayerId,
-    buffer: SlotId,
-    /// Generation of the step's contents in the buffer.
-    reads: Generation,
-    /// Generation of the copy itself.
-    name: Generation,
-    progress: CopyProgress,
-}
-
-impl Spills {
-    /// Ends the offload of prefills; existing offloaded KV stays where it is.
-    pub(super) fn disable_prefill_spill(&mut self) {
-        self.prompts.clear();
-    }
-
-    /// Ends the offload of the request's prefill.
-    pub(super) fn forget(&mut self, request: RequestId) {
-        self.prompts.remove(&request);
-    }
-
-    /// Repeats the writes and copies of a step that lost its engine.
-    pub(super) fn restart_spills(&mut self) {
-        if self.from.is_some() {
-            self.copies.clear();
-        }
-    }
-
-    /// Whether a spill out of this buffer is ordered that follows its fetch of `generation`.
-    pub(super) fn is_spill_pending_after(&self, buffer: SlotId, generation: Generation) -> bool {
-        let ordered = self.copies.iter().filter(|copy| copy.progress == CopyProgress::Ordered);
-        ordered.filter(|copy| copy.buffer == buffer).any(|copy| copy.reads >= generation)
-    }
-
-    /// Returns the first staging slot that no fetch of the current step covers.
-    pub(super) fn first_slot(&self) -> Option<u32> {
-        self.from
-    }
-}
 
 impl Kv {
     /// Offloads all further KV blocks of the request, `kv_blocks` in total with the existing ones. The first set of the
@@ -78,18 +25,18 @@ impl Kv {
         let sequence = self.sequences.get_mut(&request).expect("the prompt of an open request goes out");
         // Content that is only in buffers must not be shared.
         sequence.chain = None;
-        self.layer_offload.prefill_spills.prompts.insert(request, kv_blocks);
+        self.layer_offload.prefill_spills.add_prompt(request, kv_blocks);
         self.history.word(request.0 << 32 ^ u64::from(kv_blocks));
     }
 
     /// Whether new KV blocks of the request are offloaded.
     pub fn is_spilling_prefill(&self, request: RequestId) -> bool {
-        self.layer_offload.prefill_spills.prompts.contains_key(&request)
+        self.layer_offload.prefill_spills.has_prompt(request)
     }
 
     /// Returns the requests with offloaded prefills.
     pub fn spilling_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
-        self.layer_offload.prefill_spills.prompts.keys().copied()
+        self.layer_offload.prefill_spills.prompts().map(|(request, _)| request)
     }
 
     /// Returns the placement in force with support for offloaded prefills: its first set is all layers.
@@ -127,8 +74,8 @@ impl Kv {
 
     /// Returns the KV blocks that offloaded prefills still need: each takes a host place.
     pub fn kv_blocks_to_spill(&self) -> u32 {
-        let prompts = self.layer_offload.prefill_spills.prompts.iter();
-        prompts.map(|(request, kv_blocks)| kv_blocks.saturating_sub(self.kv_blocks(*request))).sum()
+        let prompts = self.layer_offload.prefill_spills.prompts();
+        prompts.map(|(request, kv_blocks)| kv_blocks.saturating_sub(self.kv_blocks(request))).sum()
     }
 
     /// Returns the device blocks that a new KV block of this request takes.
@@ -156,11 +103,8 @@ impl Kv {
                 .expect("the host tier has a place for each KV block that goes out");
             let at = self.sequences[&request].kv_blocks.len() as u32;
             self.append(request, id);
-            self.layer_offload
-                .prefill_spills
-                .from
-                .get_or_insert(self.layer_offload.staging_slots.len() as u32);
-            self.layer_offload.prefill_spills.kv_blocks.push(id);
+            let slot = self.layer_offload.staging_slots.len() as u32;
+            self.layer_offload.prefill_spills.add_kv_block(id, slot);
             self.add_reference(id);
             self.stage(StagingSlot { kv_block: id, set: 0, user: (request, at) });
         }
@@ -168,7 +112,7 @@ impl Kv {
 
     /// Begins a step, new or repeated: every layer's part of its KV blocks must be copied.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
-        let Some(from) = self.layer_offload.prefill_spills.from else { return };
+        let Some(from) = self.layer_offload.prefill_spills.first_slot() else { return };
         let seats = self.layer_offload.staging_slots.len() as u32;
         // The step writes these KV blocks to the buffers, so the tables must name the buffers.
         for layer in &self.layer_offload.placement.layout.moving {
@@ -178,28 +122,24 @@ impl Kv {
             |layer| self.layer_offload.placement.layout.slot_of(layer).expect("a layer of a lease moves");
         let copy = |(layer, reads)| {
             let progress = CopyProgress::Due;
-            Copy { layer, buffer: slot(layer), reads, name: generations.next_generation(), progress }
+            SpillCopy { layer, buffer: slot(layer), reads, name: generations.next_generation(), progress }
         };
-        self.layer_offload.prefill_spills.copies = self.layer_offload.slots.lease().map(copy).collect();
+        let copies = self.layer_offload.slots.lease().map(copy).collect();
+        self.layer_offload.prefill_spills.begin(copies);
         self.history.word(u64::from(seats - from));
     }
 
     /// Returns the due spills in layer order, each with its generation, and marks them as ordered.
     pub fn take_due_spills(&mut self, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Vec<(Generation, Spill)> {
         let mut due = Vec::new();
-        for at in 0..self.layer_offload.prefill_spills.copies.len() {
-            let copy = &mut self.layer_offload.prefill_spills.copies[at];
-            if copy.progress == CopyProgress::Due {
-                copy.progress = CopyProgress::Ordered;
-                let copy = *copy;
-                self.layer_offload.record_fetch(copy.name);
-                due.push((copy.name, self.spill(copy, &chunk)));
-            }
+        for copy in self.layer_offload.prefill_spills.take_due() {
+            self.layer_offload.record_fetch(copy.name);
+            due.push((copy.name, self.spill(copy, &chunk)));
         }
         due
     }
 
-    fn spill(&self, copy: Copy, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Spill {
+    fn spill(&self, copy: SpillCopy, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Spill {
         let buffer = &self.layer_offload.buffers[copy.buffer.index()];
         let swap = |id: &KvBlockId| {
             let seat = self.kv_blocks.get(*id).staging_slot()?;
@@ -212,7 +152,7 @@ impl Kv {
                 generation,
             })
         };
-        let layer_blocks = self.layer_offload.prefill_spills.kv_blocks.iter().filter_map(swap).collect();
+        let layer_blocks = self.layer_offload.prefill_spills.kv_blocks().iter().filter_map(swap).collect();
         Spill { layer: copy.layer, buffer: copy.buffer.0, after: copy.reads, layer_blocks }
     }
 
@@ -221,11 +161,7 @@ impl Kv {
     pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
         self.layer_offload.fetching.retain(|known| *known != name);
         let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
-        // A spill of an earlier attempt has no effect.
-        if let Some(copy) = self.layer_offload.prefill_spills.copies.iter_mut().find(|copy| copy.name == name)
-        {
-            copy.progress = if again { CopyProgress::Due } else { CopyProgress::Committed };
-            let layer = copy.layer;
+        if let Some(layer) = self.layer_offload.prefill_spills.on_ended(name, again) {
             if end.is_ok() {
                 self.arrived(layer);
             } else if !again {
@@ -246,21 +182,21 @@ impl Kv {
     }
 
     fn record_host_copies(&mut self, layer: LayerId) {
-        for id in &self.layer_offload.prefill_spills.kv_blocks {
+        for id in self.layer_offload.prefill_spills.kv_blocks() {
             self.kv_blocks.get_mut(*id).hosted_layers.insert(layer);
         }
     }
 
     /// Ends the step: its KV blocks become ordinary staged KV blocks once their copies have ended.
     pub(super) fn close_spills(&mut self) {
-        if self.layer_offload.prefill_spills.from.take().is_some() {
+        if self.layer_offload.prefill_spills.close() {
             self.end_spills();
         }
     }
 
     /// Abandons a step that will not be repeated. Returns the requests whose KV blocks it should have written.
     pub fn abandon_spills(&mut self) -> Vec<RequestId> {
-        if self.layer_offload.prefill_spills.from.is_none() {
+        if self.layer_offload.prefill_spills.first_slot().is_none() {
             return Vec::new();
         }
         let lost = self.invalidate_spills();
@@ -269,39 +205,34 @@ impl Kv {
     }
 
     fn invalidate_spills(&mut self) -> Vec<RequestId> {
-        self.invalidate(&self.layer_offload.prefill_spills.kv_blocks.iter().copied().collect())
+        self.invalidate(&self.layer_offload.prefill_spills.kv_blocks().iter().copied().collect())
     }
 
     fn end_spills(&mut self) {
-        let spills = &mut self.layer_offload.prefill_spills;
-        let under_way = |copy: &Copy| copy.progress == CopyProgress::Ordered;
-        if spills.from.is_none() && !spills.copies.iter().any(under_way) {
-            spills.copies.clear();
-            for id in core::mem::take(&mut spills.kv_blocks) {
-                self.release_reference(id);
-            }
+        for id in self.layer_offload.prefill_spills.take_written() {
+            self.release_reference(id);
         }
     }
 
     /// Whether the next or current step writes KV blocks in buffers.
     pub fn writes_to_buffers(&self) -> bool {
-        self.layer_offload.prefill_spills.from.is_some()
+        self.layer_offload.prefill_spills.first_slot().is_some()
     }
 
     /// Whether only offloaded prefills are staged, so that other steps do not use the buffers.
     pub fn stages_prefills_only(&self) -> bool {
-        !self.layer_offload.prefill_spills.prompts.is_empty()
+        self.spilling_requests().next().is_some()
             && self.layer_offload.placement.of.keys().all(|id| self.is_spilling_prefill(*id))
     }
 
     /// Whether KV blocks of a finished step are still being copied to the host tier.
     pub fn has_pending_spills(&self) -> bool {
-        self.layer_offload.prefill_spills.from.is_none()
-            && !self.layer_offload.prefill_spills.kv_blocks.is_empty()
+        self.layer_offload.prefill_spills.first_slot().is_none()
+            && !self.layer_offload.prefill_spills.kv_blocks().is_empty()
     }
 
     /// Whether the KV block's only certain copy is in the buffers.
     pub(in crate::kv) fn is_spilling(&self, id: KvBlockId) -> bool {
-        self.layer_offload.prefill_spills.kv_blocks.contains(&id)
+        self.layer_offload.prefill_spills.kv_blocks().contains(&id)
     }
 }

@@ -1,0 +1,106 @@
+//! Puts placements in force and assigns requests to their sets.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::{LayerOffload, Placement, Set};
+use crate::ids::RequestId;
+use crate::kv::Kv;
+use crate::slots::Slots;
+
+impl Kv {
+    /// Returns the placement in force.
+    pub fn placement(&self) -> &Placement {
+        &self.layer_offload.placement
+    }
+
+    /// Whether fetching was disabled under the placement in force.
+    pub fn is_fetching_disabled(&self) -> bool {
+        self.layer_offload.is_fetching_disabled()
+    }
+
+    /// Returns the number of blocks of the buffers.
+    pub fn buffer_layer_blocks(&self) -> u32 {
+        self.layer_offload.buffer_layer_blocks()
+    }
+
+    /// Puts another placement into force from the next step on. If its first set is not all layers, it ends prefill
+    /// offload. KV blocks that stay partly offloaded keep a staging slot as far as there are blocks for the buffers;
+    /// other missing blocks are queued for swap-in.
+    ///
+    /// # Panics
+    /// If a fetch is in progress, or a buffer would serve only one layer.
+    pub fn place(&mut self, placement: Placement) {
+        assert!(self.layer_offload.fetching.is_empty(), "buffers change while nothing is copied into them");
+        let beta = usize::from(placement.layout.beta);
+        assert!(placement.layout.moving.len() >= 2 * beta, "a buffer serves at least two layers");
+        let layers = self.layers as usize;
+        if placement.sets.first().is_none_or(|set| set.len() < layers) {
+            self.layer_offload.prefill_spills.disable_prefill_spill();
+        }
+        let old = core::mem::take(&mut self.layer_offload.staging_slots);
+        self.release_buffers();
+        self.release_pinned_places();
+        for seat in old.iter().flatten() {
+            self.kv_blocks.set_staging_slot(seat.kv_block, None);
+            self.missing_layer_blocks.recheck(seat.kv_block);
+        }
+        self.layer_offload = LayerOffload {
+            slots: Slots::new(placement.layout.clone(), vec![None; beta]),
+            buffers: vec![Vec::new(); beta],
+            sets: placement.sets.iter().map(|set| Set::of(set, &placement.layout)).collect(),
+            slots_in_tables: vec![0; layers],
+            evicted_slots: vec![0; layers],
+            newest: self.layer_offload.newest,
+            writing: core::mem::take(&mut self.layer_offload.writing),
+            prefill_spills: core::mem::take(&mut self.layer_offload.prefill_spills),
+            placement,
+            ..LayerOffload::default()
+        };
+        self.history.word(!(self.layer_offload.placement.layout.moving.len() as u64));
+        self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
+        self.restage();
+        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.kv_block).collect();
+        self.touch(&seated.into_iter().collect());
+    }
+
+    /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
+    pub fn register(&mut self, request: RequestId, set: u16) {
+        assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
+        if self.sequences.contains_key(&request) {
+            self.layer_offload.placement.of.insert(request, set);
+        }
+    }
+
+    /// Returns the open requests that are not suspended.
+    pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
+        self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
+    }
+
+    pub(in crate::kv) fn check_layer_offload(&self) {
+        let stream = &self.layer_offload;
+        stream.slots.check();
+        for (at, seat) in stream.staging_slots.iter().enumerate() {
+            let Some(seat) = seat else { continue };
+            assert_eq!(
+                self.kv_blocks.get(seat.kv_block).staging_slot(),
+                Some(at as u32),
+                "a KV block knows its seat"
+            );
+            for layer in stream.set(seat.set) {
+                assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
+                let hosted = self.kv_blocks.get(seat.kv_block).hosted_layers.contains(*layer);
+                assert!(hosted || self.is_spilling(seat.kv_block), "what may leave has a copy");
+            }
+        }
+        let holes = stream.staging_slots.iter().filter(|seat| seat.is_none()).count() as u32;
+        assert_eq!(holes, stream.free_slots, "seats that nobody has");
+        for buffer in &stream.buffers {
+            assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");
+            assert!(
+                buffer.iter().all(|layer_block| self.chunk_pool.is_buffer(*layer_block)),
+                "buffers hold their blocks"
+            );
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The fixed numbers of decisions, which each run records.
+
+use crate::offload::write_back;
+
+/// Fixed constants of decisions by name, recorded with each run.
+pub const CONSTANTS: [(&str, u64); 13] = [
+    ("most_stall_permille", super::stalling::MOST_STALL_PERMILLE),
+    ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
+    ("write_piece_ns", write_back::WRITE_PIECE_NS),
+    ("most_piece_bytes", write_back::MOST_PIECE_BYTES),
+    ("most_wait_ns", write_back::MOST_WAIT_NS),
+    ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
+    ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
+    ("regrow_piece_bytes", super::recreate_chunks::REGROW_PIECE_BYTES),
+    ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
+    ("waited_permille", crate::cost::WAITED_PERMILLE),
+    ("least_moving", super::kv_placement::MIN_MOVING_LAYERS as u64),
+    ("swap_piece_bytes", super::sleep::SWAP_PIECE_BYTES),
+    ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
+];

@@ -1,0 +1,136 @@
+//! What a policy decides, and what it sees.
+
+use core::fmt::Debug;
+
+use crate::cost::price::{ReclaimKind, ReclaimOption};
+
+/// Where the KV of running requests resides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvPlacementMode {
+    /// On the device.
+    Device,
+    /// On the device, except for prompts admitted without space for their KV, which use the host tier.
+    Prompts,
+    /// A fixed share of its layers in the host tier.
+    Fixed,
+    /// The same layers of every request in the host tier, as many as hide.
+    Uniform,
+    /// Planned layers of each request in the host tier.
+    PerRequest,
+}
+
+/// The tunables and objectives that decide what a policy may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PolicySettings {
+    /// Own layers may move ([`crate::params::Params::remap_cap_permille`] is not 0).
+    pub may_move_weights: bool,
+    /// There are objectives for the first token and between tokens.
+    pub has_objectives: bool,
+    /// [`crate::params::Params::reclaim_by_cost`].
+    pub reclaim_by_cost: bool,
+    /// [`crate::params::Params::next_use_by_arrivals`].
+    pub next_use_by_arrivals: bool,
+}
+
+/// What a policy sees when a step lacks memory and everything without cost is used up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReclaimView {
+    /// Layer blocks of KV that the step lacks.
+    pub missing_layer_blocks: u32,
+    /// The step that was tried last for this shortfall and freed nothing.
+    pub tried: Option<ReclaimStep>,
+    /// A change of memory failed a moment ago: only what moves no chunk is worth a try.
+    pub in_backoff: bool,
+    /// The configuration fixes the layout of own layers.
+    pub is_layout_forced: bool,
+    /// The tunables.
+    pub settings: PolicySettings,
+}
+
+/// One way to reclaim memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReclaimStep {
+    /// Idle activation chunks become KV (eLLM, Algorithm 1).
+    InflateKv,
+    /// KV of paused requests leaves the device (OrbitFlow).
+    EvictPaused,
+    /// Own weight layers become KV, as many as hide behind compute (Oneiros 4.3).
+    RemapWeights,
+    /// Nothing: the scheduler pauses or preempts a request.
+    ShrinkBatch,
+}
+
+/// A running request that could be preempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PreemptionCandidate {
+    /// Its place in the order of admissions; later admissions have higher numbers.
+    pub admission: u64,
+    /// KV blocks of 16 tokens that it holds.
+    pub kv_blocks: u32,
+}
+
+/// Returns the first pause, else the first preemption.
+pub fn pause_before_preempting(options: &[ReclaimOption]) -> Option<ReclaimOption> {
+    let first = |kind| options.iter().find(|option| option.kind == kind).copied();
+    first(ReclaimKind::Pause).or_else(|| first(ReclaimKind::Preempt))
+}
+
+/// Decides what one tenant reclaims for its own requests.
+pub trait ReclaimPolicy: Debug + Sync {
+    /// The next step towards a shortfall. The memory manager asks again while steps free nothing.
+    fn next(&self, view: &ReclaimView) -> ReclaimStep;
+
+    /// Own weight layers may become KV, or a peer's memory. Without it the tenant keeps to its share.
+    fn reclaims_weights(&self) -> bool {
+        false
+    }
+
+    /// Idle activation chunks may become KV.
+    fn reclaims_activations(&self) -> bool {
+        false
+    }
+
+    /// Where the KV of running requests resides.
+    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
+        KvPlacementMode::Device
+    }
+
+    /// Excess requests are paused with their KV instead of being recomputed.
+    fn pauses(&self, _settings: &PolicySettings) -> bool {
+        false
+    }
+
+    /// Requests are admitted and paused by token deadlines ([`crate::planner::deadline`]).
+    fn serves_by_deadline(&self, _settings: &PolicySettings) -> bool {
+        false
+    }
+
+    /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
+    /// preempted, or that own layers move although tokens wait for them. `None` = none of them. Default: pauses a
+    /// request before it preempts one, and moves no layer.
+    fn evict(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+        pause_before_preempting(options)
+    }
+
+    /// Reclaim options with a cost are compared by it ([`crate::cost::price`]), not tried in a fixed order. Then layers
+    /// may move although they stall, and KV of paused requests leaves the device for a debt too.
+    fn compares_costs(&self, _settings: &PolicySettings) -> bool {
+        false
+    }
+
+    /// A tenant that wakes weighs the stall of moving layers against the KV that they displace.
+    fn restores_by_cost(&self) -> bool {
+        false
+    }
+
+    /// Predicted arrivals order the peers to ask ([`crate::peers::next_use`]).
+    fn predicts_next_use(&self, _settings: &PolicySettings) -> bool {
+        false
+    }
+
+    /// Ranks a running request among those of the same priority: the highest rank is preempted first. Default: the
+    /// latest admission, as vLLM does.
+    fn preemption_rank(&self, request: &PreemptionCandidate) -> u64 {
+        request.admission
+    }
+}
