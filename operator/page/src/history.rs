@@ -10,12 +10,12 @@ use serde::{Serialize, Serializer};
 use crate::view::{GpuView, TenantView, states};
 
 mod move_log;
+pub mod span;
 
 pub use move_log::LoggedMove;
 use move_log::MoveLog;
+use span::SPAN_MS;
 
-/// How far back it goes, milliseconds.
-pub const SPAN_MS: u64 = 900_000;
 /// Most samples of a page: one a second.
 const SAMPLES: usize = 900;
 

@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::history::{Cursor, History};
 use crate::palette::Palette;
-use crate::text::explain::Level;
+use crate::text::reason::Level;
 use crate::tracker::Tracker;
 use crate::view::{GpuView, Reading};
 

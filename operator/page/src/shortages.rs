@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sluice_wire::State;
 
-use crate::history::SPAN_MS;
+use crate::history::span::SPAN_MS;
 
 /// Time between two readings that are kept, milliseconds.
 const STEP_MS: u64 = 60_000;

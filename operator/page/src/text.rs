@@ -4,3 +4,4 @@ pub mod explain;
 pub mod formatting;
 pub mod hangs;
 pub mod missed_tokens;
+pub mod reason;

@@ -5,8 +5,8 @@ use sluice_wire::State;
 use sluice_wire::state::{Direction, Percentiles, Phase, Residency, SloState, TenantReport};
 
 use crate::shortages::Shortage;
-use crate::text::explain::{self, Level, Reason};
-use crate::text::hangs;
+use crate::text::reason::{Level, Reason};
+use crate::text::{explain, hangs, missed_tokens};
 
 /// What is read of one GPU at one time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -341,7 +341,7 @@ fn p99(measured: &Percentiles) -> Option<u64> {
 }
 
 fn objectives(slo: &SloState) -> Vec<Objective> {
-    let promised_permille = explain::promised_permille(slo);
+    let promised_permille = missed_tokens::promised_permille(slo);
     let one = |name, attained: Option<u32>, target_ns, within| {
         let of = |attained_permille| Objective {
             name,

@@ -1,48 +1,18 @@
 //! Explains a sidecar's state to the user: the tenant's activity, its objectives, and the location of its memory.
 
-use serde::Serialize;
 use sluice_wire::State;
 use sluice_wire::state::{
     Direction, HANG_REPORTED_MS, Percentiles, Phase, SharingState, SloState, TBT_TOLERANCE_PERCENT,
 };
 
 use super::formatting::{age, bytes, duration, move_text, moved_bytes, moved_memory, percent, window};
+use super::missed_tokens::promised_permille;
+use super::reason::{Level, Reason};
 use super::{hangs, missed_tokens};
 use crate::shortages::Shortage;
 
 /// Maximum number of moves shown.
 const SHOWN_MOVES: usize = 5;
-
-/// How much a reason matters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Level {
-    /// Nothing is wrong.
-    #[default]
-    Fine,
-    /// It may pass by itself, or has passed a moment ago.
-    Watch,
-    /// A tenant does not serve as it should.
-    Bad,
-}
-
-/// One sentence about a tenant, or a few.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Reason {
-    /// How much it matters.
-    pub level: Level,
-    /// What it is about: the same word while only its figures change.
-    pub kind: &'static str,
-    /// For people.
-    pub text: String,
-}
-
-impl Reason {
-    /// A reason of these parts.
-    pub const fn new(level: Level, kind: &'static str, text: String) -> Reason {
-        Reason { level, kind, text }
-    }
-}
 
 /// Everything that explains the state, the most important first.
 pub fn explain(state: &State, now_unix_ms: u64) -> Vec<String> {
@@ -200,11 +170,6 @@ fn overdue_text(answers: u32, which: &str) -> Option<String> {
         1 => Some(format!("Overdue now: the {which} token of 1 answer. It counts as missed.")),
         _ => Some(format!("Overdue now: the {which} tokens of {answers} answers. They count as missed.")),
     }
-}
-
-/// Share of tokens that the objectives promise in time, permille.
-pub const fn promised_permille(slo: &SloState) -> u32 {
-    1000_u32.saturating_sub(slo.allowed_miss_permille)
 }
 
 /// The share is over the window of the objectives, the percentile over another one: each says which.

@@ -2,9 +2,9 @@
 
 use sluice_wire::State;
 use sluice_wire::config::LimitsConfig;
-use sluice_wire::state::{Phase, TokenCounts};
+use sluice_wire::state::{Phase, SloState, TokenCounts};
 
-use super::explain::{Level, Reason, promised_permille};
+use super::reason::{Level, Reason};
 
 /// Whether an order put the tenant to sleep, and it sleeps.
 pub fn is_manually_suspended(state: &State) -> bool {
@@ -84,6 +84,11 @@ fn missed_while_asleep_text(counts: &TokenCounts, which: &str, window_seconds: u
              hand."
         )
     })
+}
+
+/// Share of tokens that the objectives promise in time, permille.
+pub const fn promised_permille(slo: &SloState) -> u32 {
+    1000_u32.saturating_sub(slo.allowed_miss_permille)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use sluice_page::history::Metric;
-use sluice_page::text::explain::Level;
 use sluice_page::text::formatting::{bytes, duration, percent};
+use sluice_page::text::reason::Level;
 use sluice_page::view::{Objective, TenantView};
 
 use super::app::AppState;

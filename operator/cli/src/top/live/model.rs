@@ -4,7 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sluice_page::history::{History, SPAN_MS};
+use sluice_page::history::History;
+use sluice_page::history::span::SPAN_MS;
 use sluice_page::palette::Palette;
 use sluice_page::tracker::Tracker;
 use sluice_page::view::{GpuView, Reading, TenantView, states, title};

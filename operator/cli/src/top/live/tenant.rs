@@ -3,8 +3,8 @@
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use sluice_page::history::Metric;
-use sluice_page::text::explain::Level;
 use sluice_page::text::formatting::{age, bytes, duration, percent, window};
+use sluice_page::text::reason::Level;
 use sluice_page::view::Objective;
 
 use super::app::AppState;

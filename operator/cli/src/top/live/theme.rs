@@ -2,7 +2,7 @@
 
 use ratatui::style::{Color, Modifier, Style};
 use sluice_page::palette::COLOURS;
-use sluice_page::text::explain::Level;
+use sluice_page::text::reason::Level;
 
 /// Colours of tenants in the order of the page, as indices of xterm's 256 colours.
 const TENANT_COLOURS: [u8; COLOURS] = [32, 166, 29, 168, 67, 100, 97, 95];

@@ -1,0 +1,4 @@
+//! How long the history reaches back.
+
+/// How far back it goes, milliseconds.
+pub const SPAN_MS: u64 = 900_000;
