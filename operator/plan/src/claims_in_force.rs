@@ -10,7 +10,7 @@ use crate::gpu::{Gpu, GpuSizes, draining_gpu, gpus, group_of};
 use crate::gpu_settings::GpuSettings;
 use crate::objects::{claim_digest, name, parse_claim_name};
 use crate::observed::{ObservedClaim, ObservedGpu, ObservedIndex, ObservedPool};
-use crate::pool_plan::PlanContext;
+use crate::plan_context::PlanContext;
 
 /// A GPU and the epoch of its claim.
 pub(crate) struct CurrentClaim {

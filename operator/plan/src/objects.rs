@@ -11,9 +11,11 @@
 mod child;
 mod claim;
 mod config;
+mod container_parts;
 mod containers;
 pub mod inspect;
 mod network;
+mod placed_slot;
 mod pod;
 mod service;
 mod vllm;
@@ -30,13 +32,11 @@ pub use self::child::{Child, ChildKind, gpu_children, read_digest, slot_children
 pub use self::claim::{GPU_REQUEST, claim, claim_digest, claim_name, parse_claim_name};
 pub use self::config::{config_map, sidecar_config};
 pub use self::network::{clients_policy, peers_policy};
+pub use self::placed_slot::PlacedSlot;
 pub use self::pod::deployment;
 pub use self::service::selector_text as selector;
 pub use self::service::{budget, service};
-pub(crate) use self::volumes::fetches;
-use crate::geometry::EngineGeometry;
 use crate::gpu::Gpu;
-use crate::resource_demand::Demand;
 
 /// Label of every object of a tenant: the tenant's name.
 pub const TENANT: &str = "sluice.dev/tenant";
@@ -92,57 +92,6 @@ pub struct Release {
     pub operator: BTreeMap<String, String>,
     /// Namespace of the operator.
     pub operator_namespace: String,
-}
-
-/// A slot that has a GPU.
-#[derive(Clone, Copy, Debug)]
-pub struct PlacedSlot<'a> {
-    /// Its pool.
-    pub pool: &'a GpuPool,
-    /// Its tenant.
-    pub tenant: &'a ModelTenant,
-    /// Its index in the tenant.
-    pub index: u32,
-    /// Its GPU.
-    pub gpu: &'a Gpu,
-    /// Epoch of the GPU's claim.
-    pub epoch: u32,
-    /// Sizes of its model.
-    pub model: EngineGeometry,
-    /// Resources that it takes.
-    pub demand: Demand,
-    /// Device memory that it may hold without borrowing, bytes.
-    pub share_bytes: u64,
-}
-
-impl PlacedSlot<'_> {
-    /// Returns the name of its Deployment and its ConfigMap: tenant and index.
-    pub fn name(&self) -> String {
-        format!("{}-{}", name(self.tenant), self.index)
-    }
-
-    /// Returns the name of the Secret with its certificate. An admission policy restricts the operator to Secrets
-    /// with such names.
-    pub fn secret_name(&self) -> String {
-        format!("sluice-{}", self.name())
-    }
-
-    /// Returns the owner reference; its objects are deleted with the tenant.
-    pub fn owner(&self) -> OwnerReference {
-        owner_reference(self.tenant)
-    }
-
-    /// Returns the title of its claim, which its sidecar's configuration and its certificate contain.
-    pub fn title(&self) -> String {
-        claim::title(self.pool, self.gpu, self.epoch)
-    }
-
-    /// Returns the labels of its objects.
-    pub fn labels(&self) -> BTreeMap<String, String> {
-        let mut labels = tenant_labels(self.tenant);
-        labels.insert(SLOT.into(), self.index.to_string());
-        labels
-    }
 }
 
 /// Returns the labels of every object of a tenant.

@@ -22,7 +22,8 @@ use crate::conditions::{ConditionResult, ConditionResults, ConditionStatus, cond
 use crate::objects::inspect;
 use crate::objects::{SERVE_PORT, claim_name, name, selector};
 use crate::observed::{ApplyFailure, ObservedClaim, ObservedPod, SidecarReport};
-use crate::pool_plan::{PlanContext, PoolPlan, SlotPlan, TenantPlan};
+use crate::plan_context::PlanContext;
+use crate::pool_plan::{PoolPlan, SlotPlan, TenantPlan};
 use crate::validate::placement_conditions;
 
 /// A slot that has a GPU, with its observed state.

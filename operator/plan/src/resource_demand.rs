@@ -7,7 +7,7 @@ use sluice_types::tenant::EngineKind;
 
 pub use crate::geometry::EngineGeometry;
 use crate::geometry::declared_bytes;
-use crate::objects::fetches;
+use crate::model_source::fetches;
 use crate::sizes::{SMALL_PROCESS_BYTES, block_bytes, block_chunks, sequence_blocks};
 
 /// Host memory of a sidecar in addition to weights and KV, bytes (DESIGN 12).

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sluice_plan::gpu::{Gpu, GpuSizes, gpus};
 use sluice_plan::objects::{PlacedSlot, Release, claim_digest};
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedNode, ObservedPool, ObservedSlot};
-use sluice_plan::pool_plan::PlanContext;
+use sluice_plan::plan_context::PlanContext;
 use sluice_plan::resource_demand::{Demand, EngineGeometry, demand, pod_memory};
 use sluice_plan::validate::ClusterFeatures;
 use sluice_plan::zone_disruption::ZoneDisruption;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use sluice_plan::observed::{EndedPod, ObservedNode, ObservedPod, ObservedPool, ObservedSlot};
-use sluice_plan::pool_plan::{PlanContext, plan};
+use sluice_plan::plan_context::PlanContext;
+use sluice_plan::pool_plan::plan;
 use sluice_plan::report::{pool_status, tenant_status};
 use sluice_plan::zone_disruption::ZoneDisruption;
 use sluice_types::pool::Policy;

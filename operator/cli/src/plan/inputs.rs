@@ -9,7 +9,7 @@ use kube::ResourceExt;
 use sluice_plan::gpu::{GpuSizes, gpus};
 use sluice_plan::objects::claim_digest;
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
-use sluice_plan::pool_plan::PlanContext;
+use sluice_plan::plan_context::PlanContext;
 use sluice_plan::validate::ClusterFeatures;
 use sluice_plan::zone_disruption::ZoneDisruption;
 use sluice_types::load::{LoadError, LoadErrors, Loader, ManifestObject, Problem, SpannedObject};

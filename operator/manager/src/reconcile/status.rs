@@ -14,7 +14,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use sluice_plan::objects::MANAGER;
-use sluice_plan::pool_plan::{ApplyErrors, PlanContext, PoolPlan};
+use sluice_plan::plan_context::PlanContext;
+use sluice_plan::pool_plan::{ApplyErrors, PoolPlan};
 use sluice_plan::report::{
     StatusChange, has_expiring_reason, is_another_hang, pool_change, pool_status, status_change,
     tenant_status,

@@ -109,12 +109,6 @@ fn ledger_config(placed: &PlacedSlot<'_>) -> LedgerConfig {
     }
 }
 
-/// Returns the key that a pod's hooks present: it cannot be guessed by a client that only reaches the pod, and stays
-/// the same as long as the tenant exists.
-pub(super) fn drain_key(placed: &PlacedSlot<'_>) -> Option<String> {
-    placed.tenant.metadata.uid.clone()
-}
-
 fn listen(placed: &PlacedSlot<'_>) -> ListenConfig {
     let everywhere = |port: i32| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port as u16));
     let file = |name: &str| PathBuf::from(TLS).join(name);
@@ -123,7 +117,7 @@ fn listen(placed: &PlacedSlot<'_>) -> ListenConfig {
         admin: everywhere(ADMIN_PORT),
         probes: everywhere(PROBE_PORT),
         drain_hook: true,
-        drain_key: drain_key(placed),
+        drain_key: placed.drain_key(),
         admin_tls: Some(AdminTls {
             cert: file("tls.crt"),
             key: file("tls.key"),

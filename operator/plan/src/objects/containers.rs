@@ -1,27 +1,19 @@
 //! The containers of a slot's pod.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::api::core::v1::{
-    Capabilities, Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, HTTPHeader, Lifecycle,
-    LifecycleHandler, Probe, ResourceClaim, ResourceRequirements, SecretKeySelector, SecurityContext,
+    Container, ContainerPort, EnvVar, EnvVarSource, HTTPGetAction, Probe, SecretKeySelector,
 };
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use sluice_types::CpuQuantity;
-use sluice_types::pool::SharingMode;
-use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{EngineKind, HuggingFaceSource, S3Source, Source};
-use sluice_wire::config::DRAIN_HEADER;
 
-use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
-use super::{
-    ADMIN_PORT, ENGINE_PORT, GPU_REQUEST, PROBE_PORT, PlacedSlot, Release, SERVE_PORT, config, quantity, vllm,
+use super::container_parts::{
+    ClaimUse, TERMINATION_MESSAGE_POLICY, env_var, http_get, mps_thread_percentage, pre_stop_hook, resources,
+    restricted_security_context,
 };
-use crate::resource_demand::container_bytes;
+use super::placed_slot::PlacedSlot;
+use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
+use super::{ADMIN_PORT, ENGINE_PORT, PROBE_PORT, Release, SERVE_PORT, config, vllm};
 
-/// Name of the pod's claim on its GPU.
-pub const CLAIM: &str = "gpu";
 /// Timeout of a probe, seconds.
 const PROBE_SECONDS: i32 = 2;
 /// Period and timeout of a sidecar's liveness probe, seconds. A slow node alone does not delay six probes by that
@@ -36,9 +28,6 @@ const ENGINE_LIVENESS_ENV: &str = "SLUICE_ENGINE_LIVE";
 const ENGINE_LIVENESS_SECONDS: (i32, i32) = (10, 5);
 /// Maximum time until a sidecar's socket listens, seconds. It listens before it loads weights.
 const START_SECONDS: i32 = 60;
-
-/// The last output of a container that fails becomes its status, and so the tenant's condition.
-pub(super) const TERMINATION_MESSAGE_POLICY: &str = "FallbackToLogsOnError";
 
 /// Renders the sidecar, as a native sidecar container: it starts before the engine and ends after it.
 pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
@@ -69,15 +58,6 @@ pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
         security_context: Some(restricted_security_context()),
         ..Container::default()
     }
-}
-
-/// The part of the pod's claim that a container uses. A container names a claim once, so it uses one request or all.
-#[derive(Clone, Copy)]
-pub(super) enum ClaimUse {
-    /// The GPU and the ledger folder that its tenants share.
-    AllRequests,
-    /// The GPU alone.
-    Gpu,
 }
 
 /// The sidecar of a proxied engine uses no device and has no peers.
@@ -129,14 +109,6 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     }
 }
 
-/// Returns a tenant's share of a GPU in mode `Spatial`, as the variable that MPS reads.
-pub fn mps_thread_percentage(placed: &PlacedSlot<'_>) -> Option<EnvVar> {
-    let sharing = &placed.gpu.settings.sharing;
-    let percent = sharing.spatial.clone().unwrap_or_default().default_active_thread_percent;
-    let shared = sharing.mode == SharingMode::Spatial;
-    shared.then(|| env_var("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", &percent.to_string()))
-}
-
 /// Renders the download of a network model: the only container of a slot that receives a credential for it.
 pub fn fetch(placed: &PlacedSlot<'_>, release: &Release) -> Option<Container> {
     let (from, env) = source_args(&placed.tenant.spec.model.source)?;
@@ -183,28 +155,10 @@ fn s3(bucket: &S3Source) -> (Vec<String>, Vec<EnvVar>) {
     )
 }
 
-pub(super) fn env_var(name: &str, value: &str) -> EnvVar {
-    EnvVar { name: name.into(), value: Some(value.into()), value_from: None }
-}
-
 fn secret_env_var(name: &str, secret: &str, key: &str) -> EnvVar {
     let selector = SecretKeySelector { name: secret.into(), key: key.into(), optional: None };
     let value_from = EnvVarSource { secret_key_ref: Some(selector), ..EnvVarSource::default() };
     EnvVar { name: name.into(), value: None, value_from: Some(value_from) }
-}
-
-/// Returns a hook that runs for all containers of a pod at once, before any of them receives SIGTERM; otherwise the
-/// kubelet would end the engine first. `/drain` starts a drain. `/drained` waits for the drain and starts none: the
-/// kubelet also runs it when it kills a native engine by its liveness probe, while the sidecar continues.
-pub(super) fn pre_stop_hook(placed: &PlacedSlot<'_>, path: &str) -> Lifecycle {
-    let key = config::drain_key(placed).map(|value| HTTPHeader { name: DRAIN_HEADER.into(), value });
-    let get = HTTPGetAction { http_headers: key.map(|key| vec![key]), ..http_get(path) };
-    let handler = LifecycleHandler { http_get: Some(get), ..LifecycleHandler::default() };
-    Lifecycle { pre_stop: Some(handler), ..Lifecycle::default() }
-}
-
-fn http_get(path: &str) -> HTTPGetAction {
-    HTTPGetAction { path: Some(path.into()), port: IntOrString::Int(PROBE_PORT), ..HTTPGetAction::default() }
 }
 
 fn probe(path: &str, period_seconds: i32, failures: i32) -> Probe {
@@ -243,48 +197,5 @@ fn engine_liveness() -> Probe {
         timeout_seconds: Some(timeout),
         termination_grace_period_seconds: Some(HUNG_GRACE_SECONDS),
         ..probe("/", period, 6)
-    }
-}
-
-/// Returns the tenant's resources, with computed values where it sets none. The memory request equals the limit, so
-/// that all usable memory is reserved.
-pub(super) fn resources(
-    written: Option<&Resources>,
-    computed: (&str, u64),
-    uses: Option<ClaimUse>,
-) -> ResourceRequirements {
-    let (cpu, memory) = (computed.0, container_bytes(written, computed.1));
-    let requests = written.and_then(|written| written.requests.as_ref());
-    let limits = written.and_then(|written| written.limits.as_ref());
-    let cpu_of = |list: Option<&ResourceList>| list.and_then(|list| list.cpu.clone());
-    let (most, usual) = (cpu_of(limits), cpu.parse::<CpuQuantity>().expect("ours is a quantity"));
-    // A request must not exceed the limit.
-    let asked = cpu_of(requests)
-        .unwrap_or_else(|| most.clone().filter(|most| most.millis() < usual.millis()).unwrap_or(usual));
-    let list = |cpu: Option<String>| {
-        let memory = ("memory".to_owned(), quantity(memory));
-        BTreeMap::from_iter([memory].into_iter().chain(cpu.map(|cpu| ("cpu".to_owned(), Quantity(cpu)))))
-    };
-    let claim = |uses: ClaimUse| ResourceClaim {
-        name: CLAIM.into(),
-        request: match uses {
-            ClaimUse::AllRequests => None,
-            ClaimUse::Gpu => Some(GPU_REQUEST.into()),
-        },
-    };
-    ResourceRequirements {
-        requests: Some(list(Some(asked.to_string()))),
-        limits: Some(list(most.map(|most| most.to_string()))),
-        claims: uses.map(|uses| vec![claim(uses)]),
-    }
-}
-
-/// Pod Security level `restricted`, with a read-only root file system.
-pub(super) fn restricted_security_context() -> SecurityContext {
-    SecurityContext {
-        allow_privilege_escalation: Some(false),
-        read_only_root_filesystem: Some(true),
-        capabilities: Some(Capabilities { drop: Some(vec!["ALL".into()]), add: None }),
-        ..SecurityContext::default()
     }
 }

@@ -14,11 +14,13 @@ use sluice_types::conditions::Reason;
 use sluice_types::tenant::{ModelTenant, WeightType};
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 
-use super::containers::{TERMINATION_MESSAGE_POLICY, resources, restricted_security_context, source_args};
+use super::container_parts::{TERMINATION_MESSAGE_POLICY, resources, restricted_security_context};
+use super::containers::source_args;
 use super::pod::{node_selector, non_root_security_context, pull_secrets, tolerations};
-use super::volumes::{fetches, model_folder, model_mount, model_volume};
+use super::volumes::{model_folder, model_mount, model_volume};
 use super::{COMPONENT, FETCHING, Release, TENANT_UID, name, object_meta, tenant_labels};
 use crate::conditions::ConditionResult;
+use crate::model_source::fetches;
 use crate::sizes::SMALL_PROCESS_BYTES;
 
 /// Name of the only container.

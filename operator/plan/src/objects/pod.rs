@@ -15,12 +15,14 @@ use sluice_types::shared::{Label, Toleration as Written};
 use sluice_types::tenant::{EngineKind, ModelTenantSpec};
 use sluice_wire::config::SidecarConfig;
 
-use super::containers::{CLAIM, engine, fetch, sidecar};
-use super::volumes::{fetches, volumes};
+use super::container_parts::CLAIM;
+use super::containers::{engine, fetch, sidecar};
+use super::volumes::volumes;
 use super::{
     CLAIM_NAME, COMPONENT, FETCHING, GPU, PlacedSlot, Release, SLOT, claim, label, object_meta, service,
     sidecar_config,
 };
+use crate::model_source::fetches;
 
 /// Annotation of a pod: digest of the configuration that needs a new pod to take effect.
 const DIGEST: &str = "sluice.dev/config-digest";

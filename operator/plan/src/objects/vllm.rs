@@ -3,12 +3,13 @@
 use k8s_openapi::api::core::v1::{Container, EnvVar};
 use sluice_types::tenant::{ModelTenant, WeightType};
 
-use super::containers::{
+use super::container_parts::{
     ClaimUse, TERMINATION_MESSAGE_POLICY, env_var, mps_thread_percentage, pre_stop_hook, resources,
     restricted_security_context,
 };
+use super::name;
+use super::placed_slot::PlacedSlot;
 use super::volumes::{SCRATCH, model_folder, proxied_mounts};
-use super::{PlacedSlot, name};
 
 /// Port of vLLM. Not in the API, because only the sidecar connects to it.
 const PORT: u16 = 8010;

@@ -8,10 +8,12 @@ use k8s_openapi::api::core::v1::{
 };
 use sluice_common::hash::fnv1a;
 use sluice_types::ModelTenantSpec;
-use sluice_types::tenant::{EngineKind, SourceType, WeightType};
+use sluice_types::tenant::{EngineKind, WeightType};
 
-use super::{PlacedSlot, quantity};
+use super::placed_slot::PlacedSlot;
+use super::quantity;
 use crate::geometry::EngineGeometry;
+use crate::model_source::fetches;
 
 /// The sidecar's configuration.
 pub const CONFIG: &str = "/etc/sluice";
@@ -33,11 +35,6 @@ pub const SCRATCH: &str = "/tmp";
 const MODEL_VOLUME: &str = "model";
 const RUN_VOLUME: &str = "run";
 const SCRATCH_VOLUME: &str = "scratch";
-
-/// Whether the pod downloads the model at its start.
-pub fn fetches(spec: &ModelTenantSpec) -> bool {
-    matches!(spec.model.source.kind, SourceType::HuggingFace | SourceType::S3)
-}
 
 /// Returns the model's folder in the pod.
 pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {

@@ -5,13 +5,14 @@ use sluice_types::tenant::ModelStatus;
 use sluice_types::{GpuPool, ModelTenant};
 
 use super::desired_slots::PoolDemandParams;
-use super::{PlanContext, TenantPlan};
+use super::desired_state::TenantPlan;
 use crate::conditions::ConditionResult;
 use crate::geometry::{self, EngineGeometry, engine_threads};
 use crate::gpu::Gpu;
 use crate::objects::inspect::inspection_conditions;
 use crate::objects::name;
 use crate::observed::ObservedIndex;
+use crate::plan_context::PlanContext;
 use crate::resource_demand::{DemandError, check_kv_fits};
 use crate::validate::rejections;
 

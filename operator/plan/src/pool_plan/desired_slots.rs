@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::TenantPlan;
+use super::desired_state::TenantPlan;
 use crate::gpu::Gpu;
 use crate::gpu_settings::GpuSettings;
 use crate::objects::name;

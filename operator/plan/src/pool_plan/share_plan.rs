@@ -1,7 +1,7 @@
 //! Assigns the memory of each GPU to its slots.
 
 use super::desired_slots::reported_floor;
-use super::{PoolPlan, SlotPlan, TenantPlan};
+use super::desired_state::{PoolPlan, SlotPlan, TenantPlan};
 use crate::objects::name;
 use crate::observed::ObservedPool;
 use crate::shares::{SlotMemory, slot_shares};

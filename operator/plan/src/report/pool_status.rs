@@ -14,7 +14,8 @@ use crate::epoch::Epoch;
 use crate::objects::{claim_name, name};
 use crate::observed::SidecarReport;
 use crate::placement::UnplacedReason;
-use crate::pool_plan::{PlanContext, PoolPlan};
+use crate::plan_context::PlanContext;
+use crate::pool_plan::PoolPlan;
 use crate::zone_disruption::ZoneDisruption;
 
 /// Returns the status of the plan's pool.

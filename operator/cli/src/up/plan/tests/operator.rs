@@ -7,7 +7,7 @@ use sluice_plan::directives::PeerSidecar;
 use sluice_plan::geometry::to_status;
 use sluice_plan::objects::{claim_digest, claim_name};
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
-use sluice_plan::pool_plan::PlanContext;
+use sluice_plan::plan_context::PlanContext;
 use sluice_plan::validate::ClusterFeatures;
 use sluice_plan::zone_disruption::ZoneDisruption;
 use sluice_types::GpuPool;
