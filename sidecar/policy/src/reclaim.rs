@@ -39,16 +39,16 @@
 
 mod ellm;
 mod flexgen;
+mod interface;
 mod oneiros;
 mod orbitflow;
 mod pie;
-mod policy;
 mod recompute;
 #[cfg(test)]
 mod tests;
 mod unified;
 
-pub use policy::{
+pub use interface::{
     KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView,
     pause_before_preempting,
 };
