@@ -19,7 +19,7 @@ macro_rules! names {
 }
 
 names! {
-    /// Type of a condition. All are set at first sight (`Unknown`), each with `observedGeneration`.
+    /// Type of a condition. All are set at the first reconciliation (`Unknown`), each with `observedGeneration`.
     ConditionType {
         /// The spec can be served at all.
         Accepted,
@@ -66,7 +66,7 @@ names! {
     Reason {
         /// Nothing is wrong.
         AsExpected,
-        /// Not looked at yet.
+        /// Not reconciled yet.
         NotObserved,
         /// `Accepted`: the floor of the model exceeds one GPU.
         ModelLargerThanGpu,
@@ -88,9 +88,9 @@ names! {
         EngineImageMissing,
         /// `Accepted`: the engine does not run on devices of the pool's class.
         DeviceUnsupported,
-        /// `Accepted`: the model's files cannot be had, or not with this credential.
+        /// `Accepted`: the model's files cannot be downloaded, or not with this credential.
         ModelUnreadable,
-        /// `Accepted`: the model's files are no model that is served.
+        /// `Accepted`: the engine does not support the model in these files.
         ModelUnsupported,
         /// `Placed`: the model's geometry is not known yet.
         ModelNotInspected,
@@ -119,20 +119,20 @@ names! {
         NameTaken,
         /// `Degraded`, and where that leaves a slot without a pod: the API server refused an object.
         ApplyFailed,
-        /// `Degraded`, of a pool: a change waits until no tenant is on the GPU.
+        /// `Degraded`, of a pool: a change of the spec waits until no tenant is on the GPU.
         UpdateWaits,
-        /// `Degraded`, of a pool: too many nodes are not ready at once, so no GPU leaves its own.
+        /// `Degraded`, of a pool: too many nodes are not ready at once, so no GPU moves to another node.
         NodesNotReady,
         /// `Degraded`: a sidecar cannot be reached or refuses its directive, and follows the last one that it accepted.
         DirectiveNotTaken,
-        /// `Degraded`: a fatal fault of one MPS client ended all of the GPU.
+        /// `Degraded`: a fatal fault of one MPS client ended all clients of the GPU.
         MpsFault,
         /// `Degraded`: an engine exceeded a deadline; its sidecar ends it.
         EngineHung,
-        /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the turn of its GPU
-        /// past its deadline, as neighbours report.
+        /// `Degraded`, and where it does not answer `WeightsLoaded` and `Serving`: a sidecar held the time slice of its
+        /// GPU past its deadline, as its peers report.
         SidecarHung,
-        /// `Degraded`: the tenant waits for the turn, which a neighbour holds past its deadline.
+        /// `Degraded`: the tenant waits for a time slice, which a peer holds past its deadline.
         NeighbourHung,
         /// `Terminating`: tenants still refer to the pool.
         TenantsRemain,

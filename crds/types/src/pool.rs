@@ -26,7 +26,7 @@ use crate::shared::{Label, Toleration};
     namespaced,
     status = "GpuPoolStatus",
     derive = "PartialEq",
-    doc = "GPUs whose memory flows between the tenants placed on them. Pool, tenants and pods share a namespace.",
+    doc = "GPUs that tenants share, memory included. A pool, its tenants and their pods are in one namespace.",
     validation = crate::rules::OBJECT_NAME.rule(),
     printcolumn(name = "Class", type_ = "string", json_path = ".spec.deviceClassName"),
     printcolumn(name = "Policy", type_ = "string", json_path = ".spec.policy"),
@@ -55,7 +55,7 @@ pub struct GpuPoolSpec {
     #[serde(default = "default_device_class")]
     #[schemars(length(min = 1, max = 253))]
     pub device_class_name: String,
-    /// Which devices of the class, and what a host-backed GPU is made of. Default: any device of the class.
+    /// Selects devices of the class, and sets the size of a host-backed GPU. Default: any device of the class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = rules::HOST_CONTEXTS.rule())]
     pub device: Option<Device>,
@@ -70,15 +70,16 @@ pub struct GpuPoolSpec {
     /// Required.
     #[serde(rename = "hostMemoryPerGPU")]
     pub host_memory_per_gpu: Quantity,
-    /// How memory is found when KV runs short: Unified, or a published system: Recompute (vLLM), FlexGen, Pie, Ellm,
-    /// Oneiros, OrbitFlow. Default Unified.
+    /// How a tenant finds memory when its KV runs short: Unified, or the way of a published system: Recompute (vLLM),
+    /// FlexGen, Pie, Ellm, Oneiros, OrbitFlow. Default Unified.
     #[serde(default)]
     pub policy: Policy,
-    /// Which tenant lends first, and how fast memory moves back. Default as in its fields.
+    /// Which tenant lends first, and how fast it gets its memory back. Default as in its fields.
     #[serde(default)]
     pub remap: Remap,
-    /// When a change that stops pods (of device, sharing, nodeSelector, tolerations or runtimeClassName, or fewer gpus) is
-    /// carried out: WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as they are) or Disruptive (at once).
+    /// When the operator makes a change that stops pods (of device, sharing, nodeSelector, tolerations or
+    /// runtimeClassName, or fewer gpus): WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as
+    /// they are) or Disruptive (at once).
     /// Default WhenEmpty.
     #[serde(default)]
     pub update_policy: UpdatePolicy,
@@ -105,7 +106,7 @@ fn default_device_class() -> String {
     "gpu.nvidia.com".to_owned()
 }
 
-/// Which devices, and what a host-backed one is made of.
+/// Selection of devices, and the size of a host-backed GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Device {
@@ -126,8 +127,8 @@ pub struct Device {
         validation = rules::HOST_LINK.rule()
     )]
     pub host: Option<HostDevice>,
-    /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity, as `sluice gpu-probe`
-    /// measures it on such a GPU (question `handles`, contexts). Refused with `host`, where there are none. Default 1Gi.
+    /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity. `sluice gpu-probe`
+    /// measures it (question `handles`, contexts). Refused with `host`: a host-backed GPU has no contexts. Default 1Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_reserve: Option<Quantity>,
 }
@@ -138,12 +139,11 @@ pub struct Device {
 pub struct HostDevice {
     /// Device memory of one GPU, bytes as a quantity. Required.
     pub memory: Quantity,
-    /// Unit in which device memory changes hands, bytes as a quantity: 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi.
+    /// Unit in which device memory is allocated and lent, bytes as a quantity: 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi.
     /// Default 64Ki.
     #[serde(default = "default_chunk")]
     pub chunk_bytes: Quantity,
-    /// Bandwidth of the link between host and device to imitate, bytes per second as a quantity. Default: as fast as
-    /// memory allows.
+    /// Simulated bandwidth of copies between host and device, bytes per second as a quantity. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_bytes_per_second: Option<Quantity>,
 }
@@ -173,14 +173,15 @@ fn one() -> i32 {
     1
 }
 
-/// How tenants share one GPU. A union: only the member named like `mode` may be set.
+/// How tenants share one GPU. A union: only the field that `mode` names may be set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Sharing {
-    /// Temporal (by turns), Spatial (all at once, MPS) or Isolated (one MIG instance each). Default Temporal.
+    /// Temporal (one tenant at a time, in time slices), Spatial (all at once, MPS) or Isolated (one MIG instance each).
+    /// Default Temporal.
     #[serde(default)]
     pub mode: SharingMode,
-    /// Turns, for mode Temporal. Default as in its fields.
+    /// Time slices, for mode Temporal. Default as in its fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = rules::QUANTUM_ORDER.rule())]
     pub temporal: Option<Temporal>,
@@ -195,7 +196,7 @@ pub struct Sharing {
 /// Discriminator of [`Sharing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SharingMode {
-    /// By turns.
+    /// One tenant at a time, in time slices.
     #[default]
     Temporal,
     /// All at once (MPS).
@@ -204,16 +205,16 @@ pub enum SharingMode {
     Isolated,
 }
 
-/// Turns on one GPU.
+/// Time slices on one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Temporal {
-    /// Order of turns: RoundRobin, or Priority (highest first, without starvation). Default RoundRobin.
+    /// Order of time slices: RoundRobin, or Priority (highest first, without starvation). Default RoundRobin.
     pub order: TurnOrder,
-    /// Shortest turn, milliseconds. Default 5.
+    /// Shortest time slice, milliseconds. Default 5.
     #[schemars(range(min = 1, max = 10_000))]
     pub min_quantum_milliseconds: i32,
-    /// Longest turn, milliseconds; a prefill chunk must fit in it. Default 50.
+    /// Longest time slice, milliseconds; a prefill chunk must fit in it. Default 50.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_quantum_milliseconds: i32,
 }
@@ -224,7 +225,7 @@ impl Default for Temporal {
     }
 }
 
-/// Order of turns.
+/// Order of time slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum TurnOrder {
     /// One after the other.
@@ -293,17 +294,17 @@ impl Policy {
     }
 }
 
-/// Whose layers are remapped.
+/// Which tenant's layers are remapped.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Remap {
     /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified the one whose next request is
     /// expected last, where that is known), LeastRecentlyUsed or FixedOrder (by name). Default MostRecentlyUsed.
     pub victim: VictimRule,
-    /// Shortest time that a layer stays after it came back, milliseconds. Default 500.
+    /// Shortest time that a layer stays on the GPU after it was restored, milliseconds. Default 500.
     #[schemars(range(min = 0, max = 600_000))]
     pub min_residence_milliseconds: i32,
-    /// Longest time in which a borrower gives memory back, milliseconds. Default 200.
+    /// Longest time in which a borrower returns a loan that is revoked, milliseconds. Default 200.
     #[schemars(range(min = 1, max = 60_000))]
     pub revoke_bound_milliseconds: i32,
 }
@@ -318,7 +319,7 @@ impl Default for Remap {
     }
 }
 
-/// Order among inactive neighbours of the same priority.
+/// Order among inactive peers of the same priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum VictimRule {
     /// Oneiros 5.3.

@@ -12,7 +12,7 @@ const MAX_LENGTH: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// The text has another shape.
-    #[error("`{text}` is no {what}, expected something like {example}")]
+    #[error("`{text}` is not a {what}; examples: {example}")]
     Syntax {
         /// What was read.
         text: String,

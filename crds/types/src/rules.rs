@@ -38,7 +38,7 @@ pub const OBJECT_NAME: CelRule = CelRule {
 pub const TENANT_NAME: CelRule = CelRule {
     cel: "self.metadata.name.size() <= 40 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
     message: "metadata.name must be a DNS-1035 label (lower case letters, digits, '-', a letter first) of at most 40 \
-              characters: the tenant's Service is called so",
+              characters: the tenant's Service has the same name",
 };
 /// On the pool's spec: host memory is described exactly when the GPUs are made of it.
 pub const HOST_DEVICE: CelRule = CelRule {
@@ -58,19 +58,19 @@ pub const HOST_MEMORY: CelRule = CelRule {
 /// On `device.host`: a link that never moves a byte would hang every fill.
 pub const HOST_LINK: CelRule = CelRule {
     cel: "!has(self.linkBytesPerSecond) || quantity(string(self.linkBytesPerSecond)).isGreaterThan(quantity('0'))",
-    message: "linkBytesPerSecond must be larger than 0; leave it out for a link as fast as memory",
+    message: "linkBytesPerSecond must be larger than 0; omit it for no limit",
 };
 /// On `device`: contexts are of CUDA.
 pub const HOST_CONTEXTS: CelRule = CelRule {
     cel: "!(has(self.host) && has(self.contextReserve))",
-    message: "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
+    message: "contextReserve is for CUDA devices; a host-backed GPU has no contexts, so omit it",
 };
 /// GPUs that a pool may have, all groups together.
 pub const MAX_GPUS: usize = 1024;
 /// On `gpus`: the status of a pool names them all.
 pub const POOL_SIZE: CelRule = CelRule {
     cel: "self.map(group, group.count).sum() <= 1024",
-    message: "a pool has at most 1024 GPUs, all groups together: make another pool",
+    message: "a pool has at most 1024 GPUs, all groups together: create another pool",
 };
 /// On `sharing.temporal`.
 pub const QUANTUM_ORDER: CelRule = CelRule {
@@ -94,12 +94,12 @@ pub const CPU_WITHIN_LIMIT: CelRule = CelRule {
 /// On the tenant's `engine`.
 pub const ENGINE_IMAGE: CelRule = CelRule {
     cel: "self.kind != 'Vllm' || has(self.image)",
-    message: "image must be set when kind is Vllm: the operator has one of the native engine alone",
+    message: "image must be set when kind is Vllm: only the native engine has a default image",
 };
 /// On the tenant's `engine`: of a proxied engine no sidecar sees whether it gets on.
 pub const ENGINE_HANG_TIMEOUT: CelRule = CelRule {
     cel: "self.kind != 'Vllm' || !has(self.hangTimeoutSeconds)",
-    message: "hangTimeoutSeconds is of the native engine alone: a Vllm engine is not watched for hangs",
+    message: "hangTimeoutSeconds is only for the native engine: Sluice does not detect hangs of a Vllm engine",
 };
 /// On the pool's `tolerations`, as the API server has it of a pod's.
 pub const TOLERATION_KEY: CelRule = CelRule {
@@ -140,13 +140,13 @@ const OWN_ANNOTATIONS: &str = "sluice.dev/";
 /// On the tenant's `podLabels`: a label of ours on a pod opens what a policy closes.
 pub const POD_LABELS: CelRule = CelRule {
     cel: "!self.exists(key, key.startsWith('sluice.dev/') || key.startsWith('app.kubernetes.io/'))",
-    message: "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: those are the operator's, by which \
-              network policies and Services select pods",
+    message: "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: the operator \
+              sets them, and network policies and Services select pods by them",
 };
 /// On the tenant's `podAnnotations`.
 pub const POD_ANNOTATIONS: CelRule = CelRule {
     cel: "!self.exists(key, key.startsWith('sluice.dev/'))",
-    message: "podAnnotations must have no key that begins with sluice.dev/: those are the operator's",
+    message: "podAnnotations must have no key that begins with sluice.dev/: the operator sets them",
 };
 /// On the tenant's `poolRef`.
 pub const POOL_REF_IMMUTABLE: CelRule = CelRule { cel: "self == oldSelf", message: "poolRef is immutable" };
@@ -186,7 +186,7 @@ pub const SHARING: OneOf = OneOf {
         OneOfMember { value: "Spatial", field: "spatial", required: false },
         OneOfMember { value: "Isolated", field: "isolated", required: true },
     ],
-    message: "only the member named like mode may be set, and Isolated needs its member isolated",
+    message: "only the field that mode names may be set, and mode Isolated needs the field isolated",
 };
 /// `model.source`.
 pub const SOURCE: OneOf = OneOf {
@@ -198,7 +198,7 @@ pub const SOURCE: OneOf = OneOf {
         OneOfMember { value: "S3", field: "s3", required: true },
         OneOfMember { value: "File", field: "file", required: true },
     ],
-    message: "exactly the member named like type must be set",
+    message: "exactly the field that type names must be set",
 };
 
 impl OneOf {

@@ -88,11 +88,12 @@ pub struct ModelTenantSpec {
     /// The model that is served. Immutable. Required.
     #[x_kube(validation = rules::MODEL_IMMUTABLE.rule())]
     pub model: Model,
-    /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default: none, each
-    /// pod downloads into a folder of its own on its node.
+    /// Volume that keeps the downloaded model, for a source of type HuggingFace whose revision is a commit. Default:
+    /// none, each pod downloads the model to its node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<Cache>,
-    /// Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.
+    /// Priority among tenants of the GPU, higher is more important; the tenant with the lowest lends memory first.
+    /// Default 100.
     #[serde(default = "default_priority")]
     #[schemars(range(min = 0, max = 1000))]
     pub priority: i32,
@@ -143,7 +144,7 @@ pub struct ModelTenantSpec {
     /// Removes all slots and refuses requests; the object stays. Default false.
     #[serde(default)]
     pub suspend: bool,
-    /// Time that open streams get to end when a pod stops, seconds. Default 30.
+    /// Time that open streams have to end when a pod stops, seconds. Default 30.
     #[serde(default = "default_drain")]
     #[schemars(range(min = 0, max = 3600))]
     pub drain_seconds: i32,
@@ -158,12 +159,13 @@ pub struct ModelTenantSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub service_account_name: Option<String>,
-    /// Labels added to the pods, none of them of `sluice.dev/` or `app.kubernetes.io/`. Default: none; at most 32.
+    /// Labels added to the pods; no key may begin with `sluice.dev/` or `app.kubernetes.io/`. Default: none; at most
+    /// 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[x_kube(validation = rules::POD_LABELS.rule())]
     #[schemars(extend("maxProperties" = 32))]
     pub pod_labels: BTreeMap<String, Label>,
-    /// Annotations added to the pods, none of them of `sluice.dev/`. Default: none; at most 32.
+    /// Annotations added to the pods; no key may begin with `sluice.dev/`. Default: none; at most 32.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[x_kube(validation = rules::POD_ANNOTATIONS.rule())]
     #[schemars(extend("maxProperties" = 32))]
@@ -203,7 +205,7 @@ pub struct TenantMemory {
     /// default. Default: KV for one sequence of maxModelLen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guaranteed_kv: Option<Quantity>,
-    /// KV that the tenant may hold on the GPU at most, bytes as a quantity. Default: what the GPU has.
+    /// KV that the tenant may hold on the GPU at most, bytes as a quantity. Default: as much as the GPU has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_limit: Option<Quantity>,
     /// KV that the tenant may keep in host memory, bytes as a quantity. Default 0.

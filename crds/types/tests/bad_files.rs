@@ -186,7 +186,7 @@ fn a_number_that_does_not_fit_is_an_error() {
 fn a_bad_quantity_shows_good_ones() {
     expect(
         &POOL.replace("96Mi", "96MB"),
-        "pool.yaml:9:7: spec.device.host.memory: `96MB` is no size, expected something like `400Gi`, `64Ki`, `1.5G` or \
+        "pool.yaml:9:7: spec.device.host.memory: `96MB` is not a size; examples: `400Gi`, `64Ki`, `1.5G` or \
          `1048576`",
     );
     let found = error(&POOL.replace("96Mi", "-5"));

@@ -100,7 +100,7 @@ impl GeometryReport {
         match (report.geometry, report.refusal) {
             (Some(geometry), None) => Ok(Ok(geometry.checked()?)),
             (None, Some(refusal)) => Ok(Err(refusal)),
-            _ => Err(Invalid::new(".", "either `geometry` or `refusal` must be there, and not both").into()),
+            _ => Err(Invalid::new(".", "exactly one of `geometry` and `refusal` must be set").into()),
         }
     }
 
@@ -134,7 +134,7 @@ impl Geometry {
             ("geometry.kv_bytes_per_token", self.kv_bytes_per_token),
         ];
         if let Some((field, _)) = least.into_iter().find(|(_, value)| *value == 0) {
-            return Err(Invalid::new(field, "0 is below the least, 1"));
+            return Err(Invalid::new(field, "0 is less than the minimum, 1"));
         }
         let most = [
             ("geometry.layers", u64::from(self.layers), MAX_LAYERS),
@@ -150,7 +150,7 @@ impl Geometry {
         ];
         match most.into_iter().find(|(_, value, most)| value > most) {
             Some((field, value, most)) => {
-                Err(Invalid::new(field, format!("{value} is above the most, {most}")))
+                Err(Invalid::new(field, format!("{value} exceeds the maximum, {most}")))
             }
             None => Ok(self),
         }

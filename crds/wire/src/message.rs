@@ -37,7 +37,9 @@ pub enum ReadError {
     #[error("malformed JSON: {0}")]
     Malformed(#[source] serde_json::Error),
     /// A newer major than this reader knows.
-    #[error("the message has version {version}, this reader knows up to {known}: update it")]
+    #[error(
+        "the message has version {version}, but this program supports versions up to {known}: update the program"
+    )]
     NewerVersion {
         /// Major of the message.
         version: u32,
@@ -68,7 +70,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8], known: u32) -> Result<T, Re
     }
     let header: Header = parse(text)?;
     match header.version {
-        0 => Err(Invalid::new("version", "0 is no version").into()),
+        0 => Err(Invalid::new("version", "0 is not a version").into()),
         version if version > known => Err(ReadError::NewerVersion { version, known }),
         _ => parse(text),
     }

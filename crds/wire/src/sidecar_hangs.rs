@@ -54,7 +54,7 @@ impl SidecarHangs {
         if hangs.total > Self::MAX_TOTAL
             || hangs.at_unix_ms > unix_ms(SystemTime::now()).saturating_add(Self::MAX_AHEAD_MS)
         {
-            return Err(Error::new(ErrorKind::InvalidData, "a count or a moment that cannot be"));
+            return Err(Error::new(ErrorKind::InvalidData, "a count or time is not valid"));
         }
         Ok(Some(hangs))
     }

@@ -100,7 +100,7 @@ impl<'de> Deserializer<'de> for &'de Node {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DeError> {
         match &self.value {
-            Value::Unknown => Err(de::Error::custom("the value is not known")),
+            Value::Unknown => Err(de::Error::custom("the value could not be read")),
             Value::Null => visitor.visit_unit(),
             Value::Bool(value) => visitor.visit_bool(*value),
             Value::Int(value) => visitor.visit_i64(*value),
@@ -164,7 +164,7 @@ impl Node {
     /// The value, as an error names it.
     pub fn unexpected(&self) -> Unexpected<'_> {
         match &self.value {
-            Value::Unknown => Unexpected::Other("what could not be read"),
+            Value::Unknown => Unexpected::Other("an unreadable value"),
             Value::Null => Unexpected::Unit,
             Value::Bool(value) => Unexpected::Bool(*value),
             Value::Int(value) => Unexpected::Signed(*value),

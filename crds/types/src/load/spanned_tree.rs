@@ -323,7 +323,8 @@ impl<'a> Builder<'a> {
             return Value::Str(text.to_owned());
         }
         plain(text).unwrap_or_else(|| {
-            let what = "means different things to different YAML readers: quote it or write it plainly";
+            let what = "is read differently by YAML 1.1 and YAML 1.2: put it in quotes, or write `true`, \
+                        `false` or a decimal number";
             self.unsupported(at, path, &format!("`{text}` {what}"));
             Value::Unknown
         })

@@ -18,7 +18,7 @@ pub struct GpuPoolStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// The GPUs of the pool.
@@ -67,7 +67,7 @@ pub struct GpuStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)))]
     pub tenants: Vec<String>,
-    /// Order in which inactive tenants would give memory, first victim first.
+    /// Order in which inactive tenants lend memory, the first lender first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 253)))]
     pub victim_order: Vec<String>,

@@ -23,9 +23,9 @@ pub struct Slo {
     /// Length of the window, seconds. Default 60.
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
-    /// Longest time that a request is paused in all, seconds; after that it is not paused again. Under Unified, time in which its
-    /// client reads from the deposit does not count, and a request whose first token is late already goes behind the others
-    /// once, by this time. 0 switches both off. Default 10.
+    /// Longest total pause of a request, seconds; after that it is not paused again. Under Unified, time in which its
+    /// client reads from the deposit does not count, and a request whose first token is already late goes behind the
+    /// others once, by this time. 0 switches both off. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }
@@ -60,12 +60,12 @@ pub enum QueueOrder {
     ShortestRemaining,
 }
 
-/// How tokens leave.
+/// How tokens are written to clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pacing {
-    /// TokenDeposit (early tokens are kept and written at the pace of slo.tbtMilliseconds) or Immediate. Default
-    /// TokenDeposit.
+    /// TokenDeposit (early tokens wait in the sidecar and are written at the pace of slo.tbtMilliseconds) or Immediate.
+    /// Default TokenDeposit.
     pub mode: PacingMode,
 }
 
@@ -79,14 +79,15 @@ pub enum PacingMode {
     Immediate,
 }
 
-/// What happens without requests.
+/// When a tenant without requests is idle, and when it hibernates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Idle {
     /// Time without a request after which the tenant counts as idle, seconds. Default 30.
     #[schemars(range(min = 1, max = 86_400))]
     pub after_seconds: i32,
-    /// Time without a request after which the tenant gives up all its device memory, seconds; larger than afterSeconds.
+    /// Time without a request after which the tenant hibernates and releases all its device memory, seconds; larger
+    /// than afterSeconds.
     /// Default 600.
     #[schemars(range(min = 2, max = 604_800))]
     pub hibernate_after_seconds: i32,
@@ -102,8 +103,8 @@ impl Default for Idle {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Engine {
-    /// Native (Sluice's engine, whose memory moves) or Vllm (vLLM behind a proxy: pacing, holding, idleness and sleep; its memory
-    /// stays its own). Immutable. Default Native.
+    /// Native (Sluice's engine, which lends its memory) or Vllm (vLLM behind a proxy with pacing, holding of requests
+    /// and sleep; vLLM lends no memory). Immutable. Default Native.
     pub kind: EngineKind,
     /// Image of the engine. Default: the operator's for Native; Vllm needs one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,8 +124,8 @@ pub struct Engine {
     /// CPUs and memory of the engine's container. Default: computed by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
-    /// Least time without progress after which a native engine counts as hung and is replaced, seconds; more where its
-    /// steps take longer. Default 2.
+    /// Shortest time without progress after which a native engine counts as hung and is replaced, seconds; longer where
+    /// its steps take longer. Default 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 3600))]
     pub hang_timeout_seconds: Option<i32>,
@@ -182,19 +183,19 @@ impl Default for Limits {
     }
 }
 
-/// Who may ask.
+/// Which clients may send requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Access {
-    /// Pods that may connect; becomes a NetworkPolicy. Default: none listed, all may; at most 32.
+    /// Pods that may connect, enforced by a NetworkPolicy. Default: all pods; at most 32 entries.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub from: Vec<AccessPeer>,
-    /// Key of a Secret that holds the API keys, one a line. Default: none, no key is asked for.
+    /// Key of a Secret that holds the API keys, one a line. Default: none, requests need no key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys_secret_ref: Option<SecretKeyRef>,
-    /// File that holds the API keys, one a line, for `sluice up` alone; a relative path counts from the folder of
-    /// the YAML file. Default: none.
+    /// File that holds the API keys, one a line, only for `sluice up`; a relative path starts at the folder of the YAML
+    /// file. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096), extend("pattern" = rules::PATH))]
     pub api_keys_file: Option<String>,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::rules;
 use crate::shared::{NameRef, SecretKeyRef};
 
-/// What is served.
+/// The model that is served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Model {
@@ -35,8 +35,8 @@ pub struct Model {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cache {
-    /// Name of the PersistentVolumeClaim, in the same namespace: writable for user or group 65532, and ReadWriteMany for pods on
-    /// several nodes. Each commit has a folder of its own in it, which all tenants share that name it. Required.
+    /// Name of the PersistentVolumeClaim, in the same namespace: writable for user or group 65532, and ReadWriteMany
+    /// for pods on several nodes. Each commit has its own folder, which all tenants with that commit share. Required.
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
 }
@@ -51,11 +51,11 @@ pub enum WeightType {
     Float32,
     /// 16 bits, IEEE.
     Float16,
-    /// 16 bits, memory manager float.
+    /// 16 bits, bfloat16.
     BFloat16,
 }
 
-/// Where the files come from. A union: exactly the member named like `type` must be set.
+/// Where the files come from. A union: exactly the field that `type` names must be set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Source {
@@ -74,7 +74,7 @@ pub struct Source {
     /// Objects of a bucket. Required when type is S3, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s3: Option<S3Source>,
-    /// A folder of this machine, for `sluice up` alone. Required when type is File, refused otherwise.
+    /// A folder of this machine, only for `sluice up`. Required when type is File, refused otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<FileSource>,
 }
@@ -189,11 +189,11 @@ fn default_region() -> String {
     "us-east-1".to_owned()
 }
 
-/// A folder of this machine, for `sluice up` alone.
+/// A folder of this machine, only for `sluice up`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FileSource {
-    /// Folder of the model; a relative path counts from the folder of the YAML file. Required.
+    /// Folder of the model; a relative path starts at the folder of the YAML file. Required.
     #[schemars(length(min = 1, max = 4096), extend("pattern" = rules::PATH))]
     pub path: String,
 }

@@ -17,7 +17,7 @@ pub struct ModelTenantStatus {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
     )]
     pub conditions: Vec<Condition>,
-    /// Generation of the spec that this status is about.
+    /// Generation of the spec that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Address at which the tenant is served inside the cluster.
@@ -45,7 +45,7 @@ pub struct ModelTenantStatus {
     /// Memory over all slots, at the last report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<TenantMemoryStatus>,
-    /// Since when no request has come.
+    /// Time since which the tenant has had no request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_since: Option<Time>,
     /// When layers were last remapped or reverted.
@@ -69,22 +69,22 @@ pub struct ModelStatus {
     /// Weights of the largest layer, bytes.
     #[serde(default)]
     pub layer_bytes: i64,
-    /// Tokens that the model was made for.
+    /// Context length of the model, tokens.
     #[serde(default)]
     pub max_model_len: i32,
-    /// Activations of the smallest step, without what each thread of the engine needs, bytes.
+    /// Activations of the smallest step, without those of each thread of the engine, bytes.
     #[serde(default)]
     pub activation_bytes: i64,
-    /// Activations of the largest step, without what each thread of the engine needs, bytes.
+    /// Activations of the largest step, without those of each thread of the engine, bytes.
     #[serde(default)]
     pub step_activation_bytes: i64,
-    /// Activations more for each thread of the engine, bytes.
+    /// Additional activations for each thread of the engine, bytes.
     #[serde(default)]
     pub thread_bytes: i64,
     /// Staging buffers, bytes.
     #[serde(default)]
     pub staging_bytes: i64,
-    /// Files that a download brings, as they are stored, bytes. Not there if nothing is downloaded.
+    /// Size of the files to download, bytes. Absent if the source needs no download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub download_bytes: Option<i64>,
 }
@@ -112,7 +112,7 @@ pub struct SlotStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "SlotState")]
     pub state: Option<SlotState>,
-    /// How much of its memory can move: Layers, Whole (only all of it, by sleeping) or Fixed.
+    /// Which memory the slot can release: Layers (layer by layer), Whole (all of it, when it sleeps) or Fixed (none).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Elasticity")]
     pub elasticity: Option<Elasticity>,
@@ -121,22 +121,22 @@ pub struct SlotStatus {
 /// State of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SlotState {
-    /// Weights are on their way.
+    /// Loads its weights.
     Loading,
     /// Serves requests.
     Active,
     /// Has no request.
     Idle,
-    /// Has given up its device memory.
+    /// Has released its device memory.
     Hibernated,
 }
 
-/// How much of a slot's memory can move.
+/// Which memory a slot can release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Elasticity {
     /// Layer by layer.
     Layers,
-    /// Only all of it, by sleeping.
+    /// All of it, when it sleeps.
     Whole,
     /// None.
     Fixed,

@@ -41,29 +41,26 @@ impl Directive {
         if length <= MAX_UUID_LENGTH {
             return Ok(());
         }
-        Err(Invalid::new("gpu_uuid", format!("{length} bytes are more than {MAX_UUID_LENGTH}")))
+        Err(Invalid::new("gpu_uuid", format!("{length} bytes, but at most {MAX_UUID_LENGTH} are allowed")))
     }
 
     fn check_peers(&self) -> Result<(), Invalid> {
         let count = self.neighbours.len();
         if count > MAX_PEERS {
-            return Err(Invalid::new("neighbours", format!("{count} are more than {MAX_PEERS}")));
+            return Err(Invalid::new(
+                "neighbours",
+                format!("{count} entries, but at most {MAX_PEERS} are allowed"),
+            ));
         }
         let (mut names, mut addresses) = (HashSet::new(), HashSet::new());
         for (index, neighbour) in self.neighbours.iter().enumerate() {
             let at = format!("neighbours[{index}]");
             neighbour.check(&at)?;
             if !names.insert(&neighbour.name) {
-                return Err(Invalid::new(
-                    format!("{at}.name"),
-                    format!("`{}` is there twice", neighbour.name),
-                ));
+                return Err(Invalid::new(format!("{at}.name"), format!("`{}` occurs twice", neighbour.name)));
             }
             if !addresses.insert(neighbour.admin) {
-                return Err(Invalid::new(
-                    format!("{at}.admin"),
-                    format!("{} is there twice", neighbour.admin),
-                ));
+                return Err(Invalid::new(format!("{at}.admin"), format!("{} occurs twice", neighbour.admin)));
             }
         }
         Ok(())
@@ -73,7 +70,7 @@ impl Directive {
         let mut left: HashSet<_> = self.neighbours.iter().map(|neighbour| &neighbour.name).collect();
         for (index, name) in self.fallback_order.iter().enumerate() {
             if !left.remove(name) {
-                let problem = format!("`{name}` is no neighbour, or is there twice");
+                let problem = format!("`{name}` is not in `neighbours`, or occurs twice");
                 return Err(Invalid::new(format!("fallback_order[{index}]"), problem));
             }
         }
@@ -90,7 +87,8 @@ impl TenantRule {
         if seconds > self.idle_after_seconds {
             return Ok(());
         }
-        let problem = format!("{seconds} is not larger than idle_after_seconds, {}", self.idle_after_seconds);
+        let problem =
+            format!("{seconds} must be larger than idle_after_seconds, {}", self.idle_after_seconds);
         Err(Invalid::new("tenant.hibernate_after_seconds", problem))
     }
 }
@@ -113,7 +111,7 @@ impl PeerInfo {
         if self.admin.port() == 0 || self.admin.ip().is_unspecified() {
             return Err(Invalid::new(
                 format!("{at}.admin"),
-                format!("{} cannot be connected to", self.admin),
+                format!("{} is not an address to connect to", self.admin),
             ));
         }
         if self.floor_bytes > self.share_bytes {
@@ -133,7 +131,8 @@ pub(crate) fn check_name(field: &str, value: &str) -> Result<(), Invalid> {
         return Ok(());
     }
     let problem = format!(
-        "{value:.80?} is no name: 1 to {MAX_NAME_LENGTH} letters, digits, `-`, `_` or `.`, the first a letter or digit"
+        "{value:.80?} is not a valid name: use 1 to {MAX_NAME_LENGTH} letters, digits, `-`, `_` or `.`, and \
+         begin with a letter or digit"
     );
     Err(Invalid::new(field, problem))
 }
@@ -142,5 +141,5 @@ fn check_range(field: &str, value: u32, bounds: RangeInclusive<u32>) -> Result<(
     if bounds.contains(&value) {
         return Ok(());
     }
-    Err(Invalid::new(field, format!("{value} is not within {} to {}", bounds.start(), bounds.end())))
+    Err(Invalid::new(field, format!("{value} must be {} to {}", bounds.start(), bounds.end())))
 }

@@ -63,7 +63,7 @@ impl GrantAnswer {
             (Renewed { nonces: names, ttl_ms }, GrantRequest::Renew { nonces: asked, .. }) => {
                 check_nonces("answer.Renewed.nonces", names, 0)?;
                 if let Some(other) = names.iter().find(|nonce| !asked.contains(nonce)) {
-                    return Err(Invalid::new("answer.Renewed.nonces", format!("{other} was not asked for")));
+                    return Err(Invalid::new("answer.Renewed.nonces", format!("{other} was not requested")));
                 }
                 check_ttl("answer.Renewed.ttl_ms", *ttl_ms)
             }
@@ -82,7 +82,7 @@ impl GrantAnswer {
             (Cancelled { nonce }, GrantRequest::Cancel { nonce: asked, .. }) => {
                 check_nonce("answer.Cancelled.nonce", *nonce, *asked)
             }
-            _ => Err(Invalid::new("answer", "does not answer what was asked")),
+            _ => Err(Invalid::new("answer", "does not match the request")),
         }
     }
 }
@@ -94,18 +94,25 @@ fn check_participant(field: &str, participant: &Participant) -> Result<(), Inval
 }
 
 fn check_not_zero(field: &str, value: u64) -> Result<(), Invalid> {
-    if value == 0 { Err(Invalid::new(field, "0 names nothing")) } else { Ok(()) }
+    if value == 0 { Err(Invalid::new(field, "must not be 0")) } else { Ok(()) }
 }
 
 fn check_nonce(field: &str, nonce: u64, asked: u64) -> Result<(), Invalid> {
-    if nonce == asked { Ok(()) } else { Err(Invalid::new(field, format!("{nonce} is not {asked}"))) }
+    if nonce == asked {
+        Ok(())
+    } else {
+        Err(Invalid::new(field, format!("{nonce} does not match the request, {asked}")))
+    }
 }
 
 fn check_whole_chunks(field: &str, bytes: u64, chunk_bytes: u64) -> Result<(), Invalid> {
     if bytes > 0 && bytes.is_multiple_of(chunk_bytes) {
         return Ok(());
     }
-    Err(Invalid::new(field, format!("{bytes} bytes are no whole chunks of {chunk_bytes} bytes")))
+    Err(Invalid::new(
+        field,
+        format!("{bytes} bytes are not a multiple of the chunk size, {chunk_bytes} bytes"),
+    ))
 }
 
 fn check_partial(field: &str, bytes: u64, most: u64, chunk_bytes: u64) -> Result<(), Invalid> {
@@ -113,12 +120,15 @@ fn check_partial(field: &str, bytes: u64, most: u64, chunk_bytes: u64) -> Result
     if bytes <= most {
         return Ok(());
     }
-    Err(Invalid::new(field, format!("{bytes} bytes are more than the {most} that were asked for")))
+    Err(Invalid::new(field, format!("{bytes} bytes exceed the requested {most} bytes")))
 }
 
 fn check_nonces(field: &str, nonces: &[u64], least: usize) -> Result<(), Invalid> {
     if !(least..=MAX_NONCES).contains(&nonces.len()) {
-        return Err(Invalid::new(field, format!("{} are not within {least} to {MAX_NONCES}", nonces.len())));
+        return Err(Invalid::new(
+            field,
+            format!("{} entries, but {least} to {MAX_NONCES} are allowed", nonces.len()),
+        ));
     }
     nonces.iter().try_for_each(|nonce| check_not_zero(field, *nonce))
 }
@@ -127,5 +137,5 @@ fn check_ttl(field: &str, ms: u64) -> Result<(), Invalid> {
     if (1..=MAX_TTL_MS).contains(&ms) {
         return Ok(());
     }
-    Err(Invalid::new(field, format!("{ms} ms are not within 1 to {MAX_TTL_MS}")))
+    Err(Invalid::new(field, format!("{ms} ms, but 1 to {MAX_TTL_MS} ms are allowed")))
 }
