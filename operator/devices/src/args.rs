@@ -23,7 +23,7 @@ pub struct PluginArgs {
     /// Folder where the container runtime looks for CDI specifications.
     #[arg(long, default_value = "/var/run/cdi", value_name = "FOLDER")]
     pub cdi_folder: PathBuf,
-    /// Neighbourhoods that this node offers: claims that can have one at the same time.
+    /// Neighbourhoods that this node offers: the number of GPU claims that can share memory at the same time.
     #[arg(long, default_value_t = 64, value_name = "COUNT")]
     pub neighbourhoods: u32,
     /// GPUs made of host memory that this node offers.
@@ -38,8 +38,8 @@ pub struct PluginArgs {
     /// Address of probes and metrics.
     #[arg(long, default_value = "0.0.0.0:8080", value_name = "ADDRESS")]
     pub http: SocketAddr,
-    /// Time between two looks for recorded claims that are gone, seconds. A claim that is gone at two looks is cleaned
-    /// up.
+    /// Time between two checks for recorded claims that no longer exist, seconds. The files of a claim that is missing
+    /// in two checks are removed.
     #[arg(long, default_value_t = 600, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub sweep_seconds: u64,
 }

@@ -46,7 +46,7 @@ pub struct AllocatedDevice {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// Another claim has this name.
-    #[error("claim {claim} has the UID {found} now, not {asked}: it was deleted and made anew")]
+    #[error("claim {claim} has the UID {found}, not {asked}: it was deleted and created again")]
     UidMismatch {
         /// Namespace and name of the claim.
         claim: String,
@@ -56,16 +56,16 @@ pub enum ClaimError {
         asked: String,
     },
     /// The UID cannot be used in file names.
-    #[error("`{0}` is no UID")]
+    #[error("`{0}` is not a valid UID")]
     InvalidUid(String),
     /// The scheduler has not allocated the claim.
-    #[error("claim {0} is not allocated")]
+    #[error("claim {0} is not allocated yet")]
     NotAllocated(String),
     /// No allocated device belongs to this driver and node.
     #[error("claim {0} has no device of {DRIVER} in the pool of this node")]
     NoOwnDevices(String),
     /// The node does not offer the device.
-    #[error("claim {claim}: this node has no device {device}")]
+    #[error("claim {claim}: this node has no device `{device}`")]
     DeviceNotOffered {
         /// Namespace and name of the claim.
         claim: String,

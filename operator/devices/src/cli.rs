@@ -31,30 +31,31 @@ pub struct Cli {
 /// A Job of the chart.
 #[derive(Debug, Subcommand)]
 pub enum Job {
-    /// Before uninstalling: stop the operator and take its finalizers off pools.
+    /// Before uninstalling: stop the operator and remove its finalizers from pools.
     Uninstall {
         /// Namespace of the operator and of the release.
         #[arg(long)]
         namespace: String,
-        /// Name of the release, for the helm command that a refusal prints.
+        /// Name of the release, for the helm command in the error message.
         #[arg(long)]
         release: String,
         /// Revision of the release.
         #[arg(long)]
         revision: u32,
-        /// Uninstall although there are tenants. Their pods go on serving, and cannot end before a driver runs again.
+        /// Uninstall although there are tenants. Their pods continue to serve, and cannot be deleted until a driver
+        /// runs again.
         #[arg(long)]
         keep_tenants: bool,
         /// Give up after this time, seconds.
         #[arg(long, default_value = "60", value_parser = seconds)]
         timeout_seconds: Duration,
     },
-    /// For `helm test`: see whether an installation works.
+    /// For `helm test`: check whether an installation works.
     Check {
         /// Host and port of the operator's probes.
         #[arg(long)]
         operator: String,
-        /// Some node must offer devices.
+        /// Also check that a node offers devices.
         #[arg(long)]
         devices: bool,
         /// Repeat the check for at most this time, seconds. 0 checks once.

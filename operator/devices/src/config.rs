@@ -26,16 +26,16 @@ pub struct HostGpuConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The configuration does not match the schema.
-    #[error("the configuration of the host-backed GPU cannot be read: {0}")]
+    #[error("the configuration of the host-backed GPU in the claim is not valid: {0}")]
     Malformed(String),
     /// The configuration is an object of another kind.
-    #[error("the configuration is {found}, not {API_VERSION}, kind {KIND}")]
+    #[error("the configuration in the claim must be {API_VERSION}, kind {KIND}, but is {found}")]
     Kind {
         /// Version and kind of the object.
         found: String,
     },
     /// The chunk size is not one of the allowed sizes.
-    #[error("chunkBytes is {0}, not 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi")]
+    #[error("chunkBytes must be 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi, but is {0}")]
     InvalidChunk(String),
     /// The memory does not hold one chunk.
     #[error("memory {memory} does not hold one chunk of {chunk}")]
@@ -47,7 +47,8 @@ pub enum ConfigError {
     },
     /// The device has less memory than configured.
     #[error(
-        "memory {memory} is more than device {device} has ({capacity}); the driver's --host-memory sets it"
+        "memory {memory} exceeds the memory of device {device} ({capacity}); lower it, or raise \
+         --host-memory of the driver"
     )]
     MemoryAboveCapacity {
         /// Configured memory.
@@ -58,10 +59,10 @@ pub enum ConfigError {
         capacity: String,
     },
     /// A neighbourhood takes no configuration.
-    #[error("device {0} is a neighbourhood, which takes no configuration")]
+    #[error("device {0} is a neighbourhood, and a neighbourhood has no configuration")]
     Neighbourhood(String),
     /// A link with a bandwidth of 0 would never transfer data.
-    #[error("linkBytesPerSecond is 0; leave it out for a link as fast as memory")]
+    #[error("linkBytesPerSecond is 0; omit it for no limit")]
     ZeroLinkBandwidth,
 }
 
@@ -133,15 +134,15 @@ mod tests {
     #[test]
     fn error_message_names_the_field() {
         let cases = [
-            ("memory", json!("97Mi"), "memory 97Mi is more than device gpu-0 has (96Mi)"),
+            ("memory", json!("97Mi"), "memory 97Mi exceeds the memory of device gpu-0 (96Mi)"),
             ("memory", json!("63Ki"), "memory 63Ki does not hold one chunk of 64Ki"),
-            ("memory", json!("many"), "`many` is no size"),
-            ("chunkBytes", json!("96Ki"), "chunkBytes is 96Ki, not 64Ki"),
-            ("chunkBytes", json!("4Mi"), "chunkBytes is 4Mi, not 64Ki"),
-            ("linkBytesPerSecond", json!("0"), "linkBytesPerSecond is 0; leave it out"),
+            ("memory", json!("many"), "`many` is not a size"),
+            ("chunkBytes", json!("96Ki"), "1Mi or 2Mi, but is 96Ki"),
+            ("chunkBytes", json!("4Mi"), "1Mi or 2Mi, but is 4Mi"),
+            ("linkBytesPerSecond", json!("0"), "linkBytesPerSecond is 0; omit it"),
             ("speed", json!(1), "unknown field `speed`"),
-            ("kind", json!("GpuConfig"), "the configuration is sluice.dev/v1alpha1, kind GpuConfig, not"),
-            ("apiVersion", json!("v2"), "the configuration is v2, kind HostGpuConfig, not"),
+            ("kind", json!("GpuConfig"), "kind HostGpuConfig, but is sluice.dev/v1alpha1, kind GpuConfig"),
+            ("apiVersion", json!("v2"), "kind HostGpuConfig, but is v2, kind HostGpuConfig"),
         ];
         for (field, value, words) in cases {
             let said = error_text(|config| config[field] = value.clone());

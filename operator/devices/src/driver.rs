@@ -60,7 +60,7 @@ pub enum PrepareError {
         source: Box<kube::Error>,
     },
     /// The API server did not answer in time.
-    #[error("claim {0} cannot be read: no answer in {seconds} seconds", seconds = API_READ_TIMEOUT.as_secs())]
+    #[error("claim {0} cannot be read: the API server did not answer within {seconds} s", seconds = API_READ_TIMEOUT.as_secs())]
     Timeout(String),
     /// A file of the store cannot be read or written.
     #[error(transparent)]
@@ -84,7 +84,7 @@ impl Driver {
     }
 
     fn store(&self) -> MutexGuard<'_, Store> {
-        self.store.lock().expect("nobody panics with the store in hand")
+        self.store.lock().expect("no holder of the lock of the store panics")
     }
 
     fn count(&self) {
@@ -163,16 +163,20 @@ impl Driver {
                 self.missing_claims().insert(granted.uid);
                 continue;
             }
-            tracing::info!(namespace = granted.namespace, name = granted.name, "claim vanished: swept");
+            tracing::info!(
+                namespace = granted.namespace,
+                name = granted.name,
+                "claim no longer exists: removing its files"
+            );
             let removed = self.store().remove(&granted.uid);
-            removed.unwrap_or_else(|error| tracing::error!(%error, "sweeping"));
+            removed.unwrap_or_else(|error| tracing::error!(%error, "could not remove the files of a claim"));
             self.stale_added.notify_one();
         }
         self.count();
     }
 
     fn missing_claims(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.missing_claims.lock().expect("nobody panics with the suspects in hand")
+        self.missing_claims.lock().expect("no holder of the lock of missing claims panics")
     }
 
     /// Whether the claim was deleted, was created again, or has none of the recorded devices now. `false` if the API
@@ -186,7 +190,7 @@ impl Driver {
                 other || !granted.devices.iter().any(|device| allocated.contains(device))
             }),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "a claim cannot be read: kept");
+                tracing::warn!(%error, "could not read a claim: keeping its files");
                 false
             }
             Err(_) => false,
@@ -199,7 +203,7 @@ impl Driver {
             let rubbish = self.store().stale_files();
             let emptied = tokio::task::spawn_blocking(move || rubbish.remove_all()).await;
             if let Err(error) = emptied.expect("removing files does not panic") {
-                tracing::error!(%error, "emptying the rubbish");
+                tracing::error!(%error, "could not remove stale files");
             }
             self.stale_added.notified().await;
         }
@@ -285,7 +289,7 @@ impl Registration for RegistrationInfo {
         if status.plugin_registered {
             tracing::info!("registered with the kubelet");
         } else {
-            tracing::error!(error = status.error, "the kubelet refused the driver");
+            tracing::error!(error = status.error, "the kubelet refused to register the driver");
         }
         self.registered.send_replace(status.plugin_registered);
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -44,9 +44,9 @@ impl Default for DriverMetrics {
     fn default() -> Self {
         let (calls, claims, bad_records) = (Family::default(), Gauge::default(), Gauge::default());
         let mut registry = Registry::with_prefix("sluice_devices");
-        registry.register("calls", "Claims that the kubelet asked for, by call and result", calls.clone());
+        registry.register("calls", "Claims in calls of the kubelet, by call and result", calls.clone());
         registry.register("claims", "Claims prepared on this node", claims.clone());
-        let help = "Records of claims that this driver could not understand and put aside";
+        let help = "Records of claims that this driver could not read and has renamed";
         registry.register("bad_records", help, bad_records.clone());
         DriverMetrics { registry: Mutex::new(registry), calls, claims, bad_records }
     }
@@ -75,7 +75,7 @@ impl DriverMetrics {
     }
 
     fn text(&self) -> String {
-        let registry = self.registry.lock().expect("nobody panics with the registry in hand");
+        let registry = self.registry.lock().expect("no holder of the lock of the registry panics");
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("writing to a string");
         text
@@ -103,7 +103,7 @@ async fn live(State(health): State<Health>) -> (StatusCode, String) {
     match tokio::time::timeout(PROBE_TIMEOUT, check_sockets(&health.sockets)).await {
         Ok(Ok(())) => (StatusCode::OK, "live\n".into()),
         Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error:#}\n")),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the sockets do not answer\n".into()),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the gRPC sockets of the driver do not answer\n".into()),
     }
 }
 

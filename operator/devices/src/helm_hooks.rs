@@ -46,12 +46,12 @@ impl Release {
     pub fn recovery_hint(&self) -> String {
         let Release { name, namespace, revision } = self;
         format!(
-            "Nothing has changed in the cluster, but helm calls the release `uninstalling`, and does not upgrade it like that.\n\
+            "Nothing has changed in the cluster, but the release has the status `uninstalling`, and helm does not upgrade it in this state.\n\
              To keep it:\n\
              \x20 helm rollback {name} {revision} --namespace {namespace}\n\
-             To uninstall it once nothing of tenants is left:\n\
+             To uninstall it when no tenant and no pod of a tenant is left:\n\
              \x20 helm uninstall {name} --namespace {namespace}\n\
-             To uninstall it and leave tenants as they are:\n\
+             To uninstall it and keep the tenants:\n\
              \x20 helm rollback {name} {revision} --namespace {namespace}\n\
              \x20 helm upgrade {name} CHART --namespace {namespace} --reset-then-reuse-values --set hooks.keepTenants=true\n\
              \x20 helm uninstall {name} --namespace {namespace}"
@@ -62,8 +62,8 @@ impl Release {
 /// Tenants exist: without the driver their pods cannot terminate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{count} ModelTenants are there, {first} among them. Their pods would go on serving, and without the driver none of them \
-     could end. Delete the tenants first (kubectl delete modeltenants), or leave them as they are"
+    "{count} ModelTenants exist, the first is {first}. Without the driver their pods would continue to \
+     serve but could not be deleted. Delete the tenants first (kubectl delete modeltenants), or keep them"
 )]
 pub struct TenantsRemain {
     count: usize,
@@ -73,8 +73,8 @@ pub struct TenantsRemain {
 /// Pods of deleted tenants are still terminating and need the driver for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{count} pods of tenants are still ending, {first} among them, and without the driver they could not. Wait until they have \
-     gone (kubectl get pods -A -l {TENANT_LABEL}), or leave them as they are"
+    "{count} pods of tenants are terminating, the first is {first}, and without the driver they could not \
+     be deleted. Wait until they are deleted (kubectl get pods -A -l {TENANT_LABEL}), or keep them"
 )]
 pub struct PodsRemain {
     count: usize,
@@ -137,7 +137,7 @@ pub async fn uninstall(client: &Client, namespace: &str, limit: Duration) -> any
         remove_finalizers::<GpuPool>(client).await.context("GpuPools")
     })
     .await
-    .with_context(|| format!("not done in {} seconds", limit.as_secs()))?
+    .with_context(|| format!("not complete after {} s", limit.as_secs()))?
 }
 
 /// Scales the operator down, because a running operator adds its finalizers again.
@@ -153,7 +153,7 @@ async fn stop_operator(client: &Client, namespace: &str, until: Instant) -> anyh
     let ours = ListParams::default().labels(OPERATOR_PODS);
     while !pods.list_metadata(&ours).await.context("the operator's pods")?.items.is_empty() {
         if Instant::now() >= until {
-            tracing::warn!("the operator's pods are still there: going on without waiting for them");
+            tracing::warn!("the pods of the operator still run: continuing without them");
             break;
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -205,7 +205,7 @@ async fn remove_finalizers_of(
     let patch = json!({"metadata": {"finalizers": kept, "resourceVersion": object.resource_version()}});
     match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
         Ok(_) => {
-            tracing::info!(kind = resource.kind, namespace, name, "finalizer taken off");
+            tracing::info!(kind = resource.kind, namespace, name, "removed the finalizer");
             Ok(true)
         }
         Err(error) if is_not_found(&error) => Ok(false),
@@ -223,7 +223,9 @@ pub async fn check(client: &Client, operator: &str, devices: bool, limit: Durati
     let until = Instant::now() + limit;
     loop {
         match check_once(client, operator, devices).await {
-            Err(error) if Instant::now() + RETRY_INTERVAL < until => tracing::info!("not yet: {error:#}"),
+            Err(error) if Instant::now() + RETRY_INTERVAL < until => {
+                tracing::info!("the check failed and is repeated: {error:#}")
+            }
             last => return last,
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
@@ -232,26 +234,28 @@ pub async fn check(client: &Client, operator: &str, devices: bool, limit: Durati
 
 async fn check_once(client: &Client, operator: &str, devices: bool) -> anyhow::Result<()> {
     let one = ListParams::default().limit(1);
-    Api::<GpuPool>::all(client.clone()).list_metadata(&one).await.context("GpuPools cannot be listed")?;
+    Api::<GpuPool>::all(client.clone()).list_metadata(&one).await.context("cannot list GpuPools")?;
     let tenants = Api::<ModelTenant>::all(client.clone()).list_metadata(&one).await;
-    tenants.context("ModelTenants cannot be listed")?;
+    tenants.context("cannot list ModelTenants")?;
     let answer = tokio::time::timeout(PROBE_TIMEOUT, check_operator_ready(operator)).await;
-    answer.context("the operator does not answer")?.context(operator.to_owned())?;
+    answer.context("the operator did not answer")?.context(operator.to_owned())?;
     if devices {
         let slices = Api::<ResourceSlice>::all(client.clone());
         let ours =
             slices.list_metadata(&ListParams::default().fields(&format!("spec.driver={DRIVER}"))).await?;
         ensure!(
             !ours.items.is_empty(),
-            "no node offers devices of {DRIVER}: see the DaemonSet sluice-devices"
+            "no node offers devices of {DRIVER}: check the pods of the DaemonSet sluice-devices"
         );
     }
     Ok(())
 }
 
 async fn check_operator_ready(operator: &str) -> anyhow::Result<()> {
-    let address: SocketAddr =
-        tokio::net::lookup_host(operator).await?.next().context("the name has no address")?;
+    let address: SocketAddr = tokio::net::lookup_host(operator)
+        .await?
+        .next()
+        .context("the name of the operator resolves to no address")?;
     let mut stream = tokio::net::TcpStream::connect(address).await?;
     stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").await?;
     let mut answer = String::new();

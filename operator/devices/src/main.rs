@@ -30,7 +30,7 @@ async fn main() -> anyhow::Result<ExitCode> {
     match (cli.job, cli.driver) {
         (Some(job), _) => tokio::select! {
             done = run(&client, &job) => status(&job, done),
-            () = ended => anyhow::bail!("told to end"),
+            () = ended => anyhow::bail!("ended by a signal"),
         },
         (None, driver) => {
             serve(&driver.expect("required without a job"), client, ended).await?;
@@ -61,11 +61,11 @@ async fn run(client: &Client, job: &Job) -> anyhow::Result<()> {
             }
             let rest = timeout_seconds.saturating_sub(began.elapsed());
             let released = helm_hooks::uninstall(client, namespace, rest).await?;
-            println!("finalizers taken off {released} objects");
+            println!("removed the finalizers of {released} objects");
         }
         Job::Check { operator, devices, timeout_seconds } => {
             helm_hooks::check(client, operator, *devices, *timeout_seconds).await?;
-            println!("all well");
+            println!("the installation works");
         }
     }
     Ok(())

@@ -52,7 +52,9 @@ impl Publisher {
         let late =
             tokio::time::timeout(REGISTRATION_TIMEOUT, registered.wait_for(|taken| *taken)).await.is_err();
         if late {
-            tracing::warn!("the kubelet has not registered the driver yet: offering its devices anyway");
+            tracing::warn!(
+                "the kubelet has not registered the driver yet: publishing its devices without it"
+            );
         }
         let ours = watcher::Config::default().fields(&self.fields());
         let mut changes = watcher(self.slices.clone(), ours).default_backoff().boxed();
@@ -61,7 +63,9 @@ impl Publisher {
                 Ok(Some(watcher::Event::Init | watcher::Event::InitApply(_))) => {}
                 Ok(Some(_)) => self.publish_with_retry().await,
                 Ok(None) => unreachable!("a watcher starts again by itself"),
-                Err(error) => tracing::warn!(%error, "watching the slice"),
+                Err(error) => {
+                    tracing::warn!(%error, "the watch of the ResourceSlice failed and is restarted")
+                }
             }
         }
     }
@@ -77,7 +81,7 @@ impl Publisher {
             match written {
                 Ok(false) => return,
                 Ok(true) => {}
-                Err(error) => tracing::warn!(%error, "publishing the slice"),
+                Err(error) => tracing::warn!(%error, "could not publish the ResourceSlice"),
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
@@ -103,7 +107,10 @@ impl Publisher {
     }
 
     async fn create(&self, slice: &ResourceSlice) -> Result<bool, kube::Error> {
-        tracing::info!(devices = slice.spec.devices.as_ref().map_or(0, Vec::len), "slice created");
+        tracing::info!(
+            devices = slice.spec.devices.as_ref().map_or(0, Vec::len),
+            "created the ResourceSlice"
+        );
         self.slices.create(&PostParams::default(), slice).await.map(|_| true)
     }
 
@@ -115,7 +122,7 @@ impl Publisher {
         }
         new.spec.pool.generation = generation + 1;
         new.metadata.resource_version.clone_from(&old.metadata.resource_version);
-        tracing::info!(generation = generation + 1, "slice changed");
+        tracing::info!(generation = generation + 1, "updated the ResourceSlice");
         let name = slice_name(&self.offer.node);
         self.slices.replace(&name, &PostParams::default(), &new).await.map(|_| true)
     }

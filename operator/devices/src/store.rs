@@ -125,7 +125,7 @@ impl Store {
         {
             return Ok(Some(granted));
         }
-        tracing::error!(path = %path.display(), "a record that this driver cannot understand is put aside");
+        tracing::error!(path = %path.display(), "could not read the record of a claim: renaming it");
         with_path(&path, fs::rename(&path, self.dirs.bad_record(uid)))?;
         Ok(None)
     }

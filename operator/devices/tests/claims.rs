@@ -53,13 +53,13 @@ async fn each_claim_of_a_call_has_an_answer_of_its_own() {
     let answer = driver.prepare(&asked).await.claims;
     assert_eq!(answer["u-1"].error, "");
     assert!(
-        answer["u-2"]
-            .error
-            .starts_with("claim team/large, request gpu: memory 97Mi is more than device gpu-0 has (96Mi)"),
+        answer["u-2"].error.starts_with(
+            "claim team/large, request gpu: memory 97Mi exceeds the memory of device gpu-0 (96Mi)"
+        ),
         "{}",
         answer["u-2"].error
     );
-    let anew = "claim team/anew has the UID u-4 now, not u-3: it was deleted and made anew";
+    let anew = "claim team/anew has the UID u-4, not u-3: it was deleted and created again";
     assert_eq!(answer["u-3"].error, anew);
     assert!(answer["u-5"].error.starts_with("claim team/absent cannot be read: "), "{}", answer["u-5"].error);
     let specs: Vec<_> = fs::read_dir(node.path("cdi")).unwrap().map(|file| file.unwrap().path()).collect();
@@ -71,7 +71,7 @@ async fn a_device_that_the_node_does_not_offer_is_refused() {
     let node = node().await;
     node.server().allocate("chat-0-e1", "u-1", BOTH, config("96Mi"));
     let refused = node.start(&[]).prepare_one("chat-0-e1", "u-1").await;
-    assert_eq!(refused.error, "claim team/chat-0-e1: this node has no device gpu-0");
+    assert_eq!(refused.error, "claim team/chat-0-e1: this node has no device `gpu-0`");
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn a_prepared_claim_keeps_its_devices_when_the_node_offers_less() {
     assert_eq!(driver.prepare_one("a", "u-1").await, before);
     node.server().allocate("a", "u-1", &[("gpu", "gpu-0")], config("96Mi"));
     let anew = driver.prepare_one("a", "u-1").await.error;
-    assert!(anew.contains("memory 96Mi is more than device gpu-0 has (64Mi)"), "{anew}");
+    assert!(anew.contains("memory 96Mi exceeds the memory of device gpu-0 (64Mi)"), "{anew}");
 }
 
 #[tokio::test]

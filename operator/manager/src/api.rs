@@ -23,7 +23,7 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The request timed out.
 #[derive(Debug, thiserror::Error)]
-#[error("the API server gave no answer within {} s", .0.as_secs_f32())]
+#[error("the API server did not answer within {} s", .0.as_secs_f32())]
 struct RequestTimedOut(Duration);
 
 /// Returns a client of the API server in `config`.
@@ -202,7 +202,7 @@ mod tests {
         let began = tokio::time::Instant::now();
         let half = chunked_server([(Duration::ZERO, r#"{"metadata": {"#), (STALL, "")]);
         let error = patch_secret(half).await.unwrap_err();
-        assert!(error.to_string().contains("no answer within 30 s"), "{error}");
+        assert!(error.to_string().contains("did not answer within 30 s"), "{error}");
         assert_eq!(began.elapsed(), REQUEST_TIMEOUT);
     }
 

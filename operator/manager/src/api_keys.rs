@@ -88,7 +88,8 @@ impl Reconciler {
             Ok(found) => found.and_then(|found| SecretVersion::from_metadata(&found.metadata)),
             Err(error) => {
                 let (namespace, name) = (&secret.namespace, &secret.name);
-                tracing::warn!(namespace, secret = name, %error, "whether API keys have changed is not known");
+                tracing::warn!(namespace, secret = name, %error, "cannot read the Secret of API keys, so a \
+                                                                  change of keys may be missed");
                 None
             }
         };
@@ -112,9 +113,14 @@ impl Reconciler {
         let patch = json!({"metadata": {"uid": uid, "annotations": annotations}});
         let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
         match api.patch_metadata(pod, &params, &Patch::Merge(patch)).await {
-            Ok(_) => tracing::info!(namespace = unit.namespace, pod, "its API keys have changed"),
+            Ok(_) => tracing::info!(
+                namespace = unit.namespace,
+                pod,
+                "API keys changed: pod annotated so that the kubelet updates its files"
+            ),
             Err(error) => {
-                tracing::warn!(namespace = unit.namespace, pod, %error, "the pod is not annotated with changed keys");
+                tracing::warn!(namespace = unit.namespace, pod, %error, "API keys changed, but the pod \
+                                                                         could not be annotated");
             }
         }
     }

@@ -16,17 +16,17 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{} (commit {}, API {api}, wire {wire})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"))
 });
 
-/// Sluice's operator: places tenants on GPUs and keeps their objects as they should be.
+/// The operator of Sluice: places tenants on GPUs and manages their objects.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "sluice-operator", version = VERSION.as_str())]
 pub struct Args {
-    /// Namespaces to look after, separated by commas. Default: all.
+    /// Namespaces to watch, separated by commas. Default: all.
     #[arg(long, env = "SLUICE_NAMESPACES", value_delimiter = ',')]
     pub namespaces: Vec<String>,
     /// Namespace of the operator itself: of its Lease and its certificate authority.
     #[arg(long, env = "POD_NAMESPACE", default_value = "sluice-system")]
     pub own_namespace: String,
-    /// Name of this replica among the others. Default: the host's name, which in a pod is the pod's.
+    /// Name of this replica. Default: the name of the host, which in a pod is the name of the pod.
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
     /// Labels of the operator's pods, as KEY=VALUE. NetworkPolicies let these pods reach every admin port.
@@ -64,25 +64,25 @@ pub struct Args {
     #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
     /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span
-    /// `reconcile` for each look at a pool, and below it the steps and the requests to the API server. Default: no
+    /// `reconcile` for each reconciliation of a pool, with child spans for the steps and the requests to the API
+    /// server. Default: no
     /// traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Address of the read API, which serves the states of all tenants. A person who may forward ports to the pod may
-    /// read them.
+    /// Address of the read API, which serves the states of all tenants. A user with the right to forward ports to the
+    /// pod can read them.
     #[arg(long, env = "SLUICE_READ_LISTEN", default_value_t = SocketAddr::from(([127, 0, 0, 1], overview::PORT)))]
     pub read_listen: SocketAddr,
-    /// Time between two readings of a GPU's sidecars, seconds. For measurements that cannot wait.
+    /// Time between two readings of a GPU's sidecars, seconds. For measurements.
     #[arg(long, hide = true, default_value_t = POLL_INTERVAL.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub poll_seconds: u64,
-    /// Time between two checks of a Secret that may have changed, seconds, in place of both built-in ones. For tests that
-    /// cannot wait.
+    /// Time between two checks of a Secret that may have changed, seconds, in place of both built-in ones. For tests.
     #[arg(long, hide = true, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub secret_seconds: Option<u32>,
-    /// No sidecar is read. Budgets are not kept so: for the test that shows it.
+    /// Read no sidecar. For a test that shows that budgets fail without readings.
     #[arg(long, hide = true)]
     pub no_polling: bool,
-    /// Port at which sidecars are called. For measurements that serve all of them by one listener.
+    /// Port on which sidecars are called. For measurements in which one listener serves all sidecars.
     #[arg(long, hide = true, default_value_t = ADMIN_PORT.unsigned_abs() as u16)]
     pub sidecar_port: u16,
     /// How log lines are written.
@@ -126,6 +126,6 @@ impl Args {
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}` is not KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))
 }

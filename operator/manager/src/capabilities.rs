@@ -28,7 +28,7 @@ impl ClusterCapabilities {
     /// The version query fails.
     pub async fn query(client: &Client) -> kube::Result<ClusterCapabilities> {
         let version = client.apiserver_version().await?;
-        tracing::info!(kubernetes = version.git_version, "the API server's version");
+        tracing::info!(kubernetes = version.git_version, "queried the version of the API server");
         Ok(ClusterCapabilities { has_image_volumes: AtomicBool::new(supports_image_volumes(&version.minor)) })
     }
 
@@ -46,11 +46,11 @@ impl ClusterCapabilities {
             match client.apiserver_version().await {
                 Ok(version) if supports_image_volumes(&version.minor) => break,
                 Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "the API server tells no version"),
+                Err(error) => tracing::debug!(%error, "cannot read the version of the API server"),
             }
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
-        tracing::info!("the API server makes volumes of images now");
+        tracing::info!("the API server supports image volumes now");
         self.has_image_volumes.store(true, Ordering::Relaxed);
         world.pool_keys().iter().for_each(|unit| queue.add(unit));
     }

@@ -17,7 +17,7 @@ const MAX_MOVES: usize = 16;
 
 /// Returns the dashboard of a replica that is not the leader.
 pub fn empty_hub() -> Arc<Hub> {
-    let note = "This replica does not lead, or has read no GPU yet.".to_owned();
+    let note = "This replica is not the leader, or has read no GPU yet.".to_owned();
     Hub::new(HubConfig {
         source: "sluice-operator".into(),
         interval: UPDATE_INTERVAL,

@@ -37,7 +37,7 @@ pub enum LeaderElectionError {
         error: Box<kube::Error>,
     },
     /// Another replica holds it now.
-    #[error("the Lease {name} is held by {holder}")]
+    #[error("Lease {name} is held by {holder}")]
     Lost {
         /// The Lease.
         name: String,
@@ -45,7 +45,7 @@ pub enum LeaderElectionError {
         holder: String,
     },
     /// It could not be renewed in time.
-    #[error("the Lease {name} could not be renewed for {seconds} s: {error}")]
+    #[error("Lease {name} could not be renewed for {seconds} s: {error}")]
     Stale {
         /// The Lease.
         name: String,
@@ -78,8 +78,8 @@ impl LeaderElection {
             match tokio::time::timeout(self.duration, self.try_acquire()).await {
                 Ok(Ok(Some(epoch))) => return Some(epoch),
                 Ok(Ok(None)) => {}
-                Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be had"),
-                Err(_) => tracing::warn!("the API server does not answer"),
+                Ok(Err(error)) => tracing::warn!(%error, "could not acquire the Lease"),
+                Err(_) => tracing::warn!("the API server did not answer a request for the Lease"),
             }
             tokio::select! {
                 () = tokio::time::sleep(self.retry_period()) => {}
@@ -103,11 +103,11 @@ impl LeaderElection {
                     return LeaderElectionError::Stale { name, seconds: renewed.elapsed().as_secs(), error };
                 }
                 Ok(Err(LeaderElectionError::Api { error, .. })) => {
-                    tracing::warn!(%error, "the Lease was not renewed")
+                    tracing::warn!(%error, "could not renew the Lease")
                 }
                 Ok(Err(lost)) => return lost,
                 Err(_) if renewed.elapsed() >= deadline => return self.stale_error(renewed),
-                Err(_) => tracing::warn!("the API server does not answer"),
+                Err(_) => tracing::warn!("the API server did not answer a request for the Lease"),
             }
         }
     }
@@ -200,7 +200,7 @@ impl LeaderElection {
         match holder(&lease) {
             Some(holder) if *holder == self.identity => {}
             other => {
-                let holder = other.cloned().unwrap_or_else(|| "nobody".to_owned());
+                let holder = other.cloned().unwrap_or_else(|| "no replica".to_owned());
                 return Err(LeaderElectionError::Lost { name: self.name.clone(), holder });
             }
         }

@@ -97,36 +97,37 @@ impl Default for Metrics {
 impl Metrics {
     fn register(&self) -> Registry {
         let mut registry = Registry::with_prefix("sluice_operator");
-        registry.register("reconciles", "Pools looked at, by result", self.reconciles.clone());
+        registry.register("reconciles", "Reconciliations of pools, by result", self.reconciles.clone());
         registry.register(
             "reconcile_seconds",
-            "Time that a look at a pool takes",
+            "Duration of a reconciliation of a pool",
             self.reconcile_seconds.clone(),
         );
         registry.register(
             "writes",
-            "Requests that may change something, by kind and verb; those for the Lease are not counted",
+            "Write requests to the API server, by kind and verb, without those for the Lease",
             self.writes.clone(),
         );
-        registry.register("leader", "1 = this replica leads", self.leader.clone());
-        registry.register("queue_depth", "Pools that wait to be looked at", self.queued.clone());
-        registry.register("objects", "Objects that are watched, by kind", self.objects.clone());
-        let help = "Tenants, by what their condition Ready says and its reason";
+        registry.register("leader", "1 = this replica is the leader", self.leader.clone());
+        registry.register("queue_depth", "Pools that wait to be reconciled", self.queued.clone());
+        registry.register("objects", "Watched objects, by kind", self.objects.clone());
+        let help = "Tenants, by status and reason of their condition Ready";
         registry.register("tenants", help, self.tenants.clone());
-        let help = "Nodes that hold claims and are not ready";
+        let help = "Nodes with claims that are not ready";
         registry.register("nodes_not_ready", help, self.not_ready.clone());
-        let help = "1 = so many nodes are not ready at once that no GPU leaves its own";
+        let help = "1 = no GPU moves to another node, because too many nodes are not ready at the same time";
         registry.register("claims_held", help, self.nodes_holding_claims.clone());
-        let help = "Sidecars that have been without their directive for a while: they follow what they were told last";
+        let help =
+            "Sidecars that have not accepted their newest directive for a while and follow an older one";
         registry.register("directives_not_taken", help, self.undelivered_directives.clone());
         registry.register(
             "looked_seconds",
-            "Time from the start until every pool had been looked at once; 0 = not yet",
+            "Time from the start until every pool was reconciled once; 0 = not yet",
             self.initial_sync_seconds.clone(),
         );
         registry.register(
             "observed_seconds",
-            "Time from the start until every GPU's sidecars had been read once as well; 0 = not yet",
+            "Time from the start until the sidecars of every GPU were read once; 0 = not yet",
             self.initial_observation_seconds.clone(),
         );
         registry

@@ -96,7 +96,7 @@ pub enum ReconcileError {
         error: Box<kube::Error>,
     },
     /// Objects of tenants could not be applied; the status of each tenant has the reason.
-    #[error("{count} tenants have objects that could not be applied; the first: {first}")]
+    #[error("objects of {count} tenants could not be applied; the first error: {first}")]
     ApplyFailed {
         /// Number of tenants.
         count: usize,
@@ -175,7 +175,9 @@ impl Reconciler {
             match &result {
                 Ok(()) => tracing::debug!(namespace = unit.namespace, pool = unit.pool, ?took, "reconciled"),
                 Err(error) => {
-                    tracing::warn!(namespace = unit.namespace, pool = unit.pool, %error, "to be repeated");
+                    tracing::warn!(namespace = unit.namespace, pool = unit.pool, %error, "reconciliation \
+                                                                                          failed and will \
+                                                                                          be retried");
                 }
             }
             self.queue.done(&unit, took, result.is_err());

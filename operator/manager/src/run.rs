@@ -53,7 +53,7 @@ pub fn run(args: Args) -> ExitCode {
     // The process has one crypto provider: without it the first TLS connection panics.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let result = runtime.context("no runtime").and_then(|runtime| {
+    let result = runtime.context("cannot start the async runtime").and_then(|runtime| {
         let telemetry = Telemetry::start(&args)?;
         let served = runtime.block_on(serve(args));
         telemetry.shutdown();
@@ -71,8 +71,9 @@ pub fn run(args: Args) -> ExitCode {
 async fn serve(args: Args) -> anyhow::Result<()> {
     let began = Instant::now();
     let (metrics, leads, hub) = (Metrics::default(), LeaderFlag::default(), dashboard::empty_hub());
-    let config = Config::infer().await.context("no way to the API server")?;
-    let client = api::client(config, api::REQUEST_TIMEOUT, &metrics).context("no way to the API server")?;
+    let config = Config::infer().await.context("cannot find the configuration of the API server")?;
+    let client = api::client(config, api::REQUEST_TIMEOUT, &metrics)
+        .context("cannot use the configuration of the API server")?;
     let (world, queue) = (Arc::new(ClusterCache::default()), Arc::new(WorkQueue::default()));
     let feed = WatchContext {
         cache: world.clone(),
@@ -84,11 +85,12 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     let mut watches = watch_all(&client, &namespaces, &feed);
     let served = HttpState { metrics: metrics.clone(), cache: world, queue, pending: feed.pending.clone() };
     let mut servers = JoinSet::new();
-    listen(args.listen, "serves health and metrics", router(served), &mut servers).await?;
-    listen(args.read_listen, "serves the read API", read_router(leads.clone(), hub.clone()), &mut servers)
+    listen(args.listen, "serving health and metrics", router(served), &mut servers).await?;
+    listen(args.read_listen, "serving the read API", read_router(leads.clone(), hub.clone()), &mut servers)
         .await?;
-    tracing::info!(identity = args.identity(), "starts");
-    let abilities = ClusterCapabilities::query(&client).await.context("the API server tells no version")?;
+    tracing::info!(identity = args.identity(), "starting");
+    let abilities =
+        ClusterCapabilities::query(&client).await.context("cannot read the version of the API server")?;
     let start = LeaderContext {
         capabilities: Arc::new(abilities),
         args,
@@ -101,8 +103,8 @@ async fn serve(args: Args) -> anyhow::Result<()> {
     };
     let ended = tokio::select! {
         ended = lead(&start) => ended,
-        _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended")),
-        ended = servers.join_next() => Err(anyhow::anyhow!("a server ended: {ended:?}")),
+        _ = watches.join_next() => Err(anyhow::anyhow!("a watch ended unexpectedly")),
+        ended = servers.join_next() => Err(anyhow::anyhow!("an HTTP server ended unexpectedly: {ended:?}")),
     };
     watches.abort_all();
     servers.abort_all();
@@ -115,7 +117,7 @@ async fn listen(
     router: axum::Router,
     servers: &mut JoinSet<std::io::Result<()>>,
 ) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
     tracing::info!(address = %listener.local_addr()?, "{what}");
     servers.spawn(async move { axum::serve(listener, router).await });
     Ok(())
@@ -165,7 +167,7 @@ impl LeaderContext {
 /// starts with no old state.
 async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     let (args, metrics) = (&start.args, &start.metrics);
-    let mut terminate = signal(SignalKind::terminate()).context("no handler for SIGTERM")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot install a handler for SIGTERM")?;
     let leases: Api<Lease> = Api::namespaced(start.client.clone(), &args.own_namespace);
     let mut holder = LeaderElection::new(leases, &args.lease_name, &args.identity(), args.lease_seconds);
     let stop = async {
@@ -190,16 +192,16 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     let ended = tokio::select! {
         lost = holder.renew_until_lost() => Err(lost.into()),
         fence = handle_sidecar_events(&operator, heard, contest) => {
-            Err(anyhow::anyhow!("sidecars follow a newer leader: {fence}"))
+            Err(anyhow::anyhow!("sidecars follow a newer leader, with directive {fence}"))
         }
-        ended = workers.join_next() => Err(anyhow::anyhow!("the work ended: {ended:?}")),
+        ended = workers.join_next() => Err(anyhow::anyhow!("a task of the leader ended unexpectedly: {ended:?}")),
         _ = terminate.recv() => Ok(()),
     };
     // All writes have ended before the Lease is released.
     workers.shutdown().await;
     metrics.set_leader(false);
     if ended.is_ok() {
-        tracing::info!("ends, and gives the Lease back");
+        tracing::info!("stopping: releasing the Lease");
         holder.release().await?;
     }
     ended
@@ -233,7 +235,7 @@ async fn renew_certificate(
                 CERTIFICATE_CHECK_INTERVAL
             }
             Err(error) => {
-                tracing::warn!(%error, "sidecars cannot be called");
+                tracing::warn!(%error, "no client certificate, so sidecars cannot be called");
                 CERTIFICATE_RETRY
             }
         };
@@ -254,10 +256,10 @@ async fn handle_sidecar_events(
                 operator.queue.add_after(&unit, READ_DEBOUNCE);
             }
             Some(SidecarEvent::DirectiveStatus(sidecar, None)) => {
-                tracing::debug!(%sidecar, "has its directive")
+                tracing::debug!(%sidecar, "the sidecar has its directive")
             }
             Some(SidecarEvent::DirectiveStatus(sidecar, Some(problem))) => {
-                tracing::warn!(%sidecar, problem, "has no directive")
+                tracing::warn!(%sidecar, problem, "the sidecar has not accepted its directive")
             }
             Some(SidecarEvent::Stuck(gpu)) => {
                 let unit = PoolKey { namespace: gpu.namespace, pool: gpu.pool };
@@ -283,10 +285,13 @@ async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, 
         Ok(Ok(ConflictAction::Deposed)) => return true,
         Ok(Ok(ConflictAction::Raised | ConflictAction::PartlyRaised)) => {}
         Ok(Ok(ConflictAction::RateLimited)) => {
-            tracing::debug!(%sidecar, epoch, "is not believed so soon again")
+            tracing::debug!(%sidecar, epoch, "the sidecar reports a newer leader again, too soon to check again")
         }
-        Ok(Err(error)) => tracing::warn!(%sidecar, %error, "whom it follows is not known"),
-        Err(_) => tracing::warn!(%sidecar, "whom it follows is not known: the API server does not answer"),
+        Ok(Err(error)) => {
+            tracing::warn!(%sidecar, %error, "could not check which leader the sidecar follows")
+        }
+        Err(_) => tracing::warn!(%sidecar, "could not check which leader the sidecar follows: the API \
+                                            server does not answer"),
     }
     false
 }
@@ -295,7 +300,7 @@ async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, 
 async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Instant) {
     wait_for_cache_sync(&feed).await;
     let units = feed.cache.pool_keys();
-    tracing::info!(pools = units.len(), took = ?began.elapsed(), "everything is listed");
+    tracing::info!(pools = units.len(), took = ?began.elapsed(), "all watches have listed their objects");
     for unit in &units {
         operator.queue.add_after(unit, Duration::ZERO);
     }
@@ -312,7 +317,7 @@ async fn run_workers(operator: Arc<Reconciler>, feed: WatchContext, began: Insta
 async fn report_startup(operator: &Reconciler, began: Instant) {
     operator.wait_for_initial().await;
     operator.metrics.set_initial_sync(began.elapsed());
-    tracing::info!(took = ?began.elapsed(), "everything has been looked at once");
+    tracing::info!(took = ?began.elapsed(), "every pool has been reconciled once");
     let mut wait = UNREAD_CHECK_INTERVAL;
     while operator.unread_gpu_count() > 0 {
         tokio::time::sleep(wait).await;

@@ -49,7 +49,9 @@ pub fn router(served: HttpState) -> Router {
 async fn ready(State(served): State<HttpState>) -> (StatusCode, String) {
     match served.pending.load(Ordering::SeqCst) {
         0 => (StatusCode::OK, "ok\n".to_owned()),
-        left => (StatusCode::SERVICE_UNAVAILABLE, format!("{left} watches have not listed everything yet\n")),
+        left => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("{left} watches have not listed their objects yet\n"))
+        }
     }
 }
 
@@ -95,7 +97,7 @@ async fn get_overview(
     Query(asked): Query<OverviewQuery>,
 ) -> axum::response::Response {
     let Some(operator) = leads.get() else {
-        return (StatusCode::SERVICE_UNAVAILABLE, "this replica does not lead\n").into_response();
+        return (StatusCode::SERVICE_UNAVAILABLE, "this replica is not the leader\n").into_response();
     };
     let gpus = operator.overview(|namespace, tenants| asked.matches(namespace, tenants));
     let at_unix_ms = unix_ms(SystemTime::now());

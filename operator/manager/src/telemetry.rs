@@ -43,7 +43,7 @@ impl Telemetry {
     pub fn shutdown(self) {
         let ended = self.0.map_or(Ok(()), |provider| provider.shutdown());
         if let Err(error) = ended {
-            eprintln!("sluice-operator: the last traces were not sent: {error}");
+            eprintln!("sluice-operator: the last traces could not be exported: {error}");
         }
     }
 }

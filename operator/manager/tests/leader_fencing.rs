@@ -96,7 +96,7 @@ async fn sidecar_claiming_newer_leader_does_not_stop_operator() {
     let (mut operator, came) =
         operator_with_sidecar(&stage, &[], || None, |(epoch, _)| (false, (epoch + 1, 1))).await;
     let told = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
-    assert!(told.message.contains("it follows a newer leader"), "{}", told.message);
+    assert!(told.message.contains("the sidecar follows a newer leader"), "{}", told.message);
     assert!(!operator.has_ended());
     let epochs: Vec<u64> = came.lock().unwrap().iter().map(|(epoch, _)| *epoch).collect();
     assert!(epochs.len() >= 4 && epochs[0] == 1 && epochs[1..].iter().all(|epoch| *epoch == 3), "{epochs:?}");

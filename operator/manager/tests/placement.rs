@@ -189,14 +189,14 @@ async fn unsupported_spec_is_reported_with_field() {
     stage.pool(json!({})).await;
     stage.tenant("group", json!({"gpuGroup": "none"})).await;
     let group = stage.condition("group", "Accepted", "False", "GroupNotFound").await;
-    assert_eq!(group.message, "spec.gpuGroup: the pool has no group `none`, it has chat");
+    assert_eq!(group.message, "spec.gpuGroup: the pool has no group `none`; its groups are chat");
     let file = json!({"type": "File", "persistentVolumeClaim": null, "file": {"path": "/m"}});
     stage.tenant("file", json!({"model": {"source": file}})).await;
     stage.condition("file", "Accepted", "False", "LocalOnly").await;
     stage.tenant("large", json!({})).await;
     stage.inspect_ok("large", 400).await;
     let large = stage.condition("large", "Accepted", "False", "ModelLargerThanGpu").await;
-    assert!(large.message.contains("of 100663296 bytes"), "{}", large.message);
+    assert!(large.message.contains("which has 100663296 bytes"), "{}", large.message);
     stage.condition("large", "Ready", "False", "ModelLargerThanGpu").await;
     stage.deployments(&[]).await;
 }

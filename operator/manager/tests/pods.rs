@@ -59,7 +59,7 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     let quota = "Error creating: pods \"t\" is forbidden: exceeded quota: few";
     stage.create(&create_failure_event(&stage, "Job", "t-inspect", quota)).await;
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection does not begin: {quota}"));
+    assert_eq!(told.message, format!("the inspection pod does not start: {quota}"));
     stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
@@ -70,7 +70,7 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     for kind in ["DevicesAllocated", "WeightsLoaded", "Serving", "Ready"] {
         let told = stage.condition("t", kind, "False", "PodsRefused").await;
         assert!(
-            told.message.ends_with(&format!("slot t-0: no pod can be made: {class}")),
+            told.message.ends_with(&format!("slot t-0: the pod cannot be created: {class}")),
             "{}",
             told.message
         );
@@ -167,7 +167,7 @@ async fn blocked_inspection_or_slot_reports_reason() {
     let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
     stage.create(&pod_event(&stage, &inspects, "FailedMount", missing)).await;
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
+    assert_eq!(told.message, format!("the inspection pod does not start: {missing}"));
     let waiting = json!({"reason": "CreateContainerConfigError", "message": "secret \"token\" not found"});
     let status = json!({"name": "inspect", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"waiting": waiting}});
@@ -246,7 +246,7 @@ async fn event_before_its_pod_is_kept() {
     let labels = json!({"metadata": {"labels": inspects.labels()}});
     pods.patch(&name, &nothing, &Patch::Merge(labels)).await.unwrap();
     let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection does not begin: {missing}"));
+    assert_eq!(told.message, format!("the inspection pod does not start: {missing}"));
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 

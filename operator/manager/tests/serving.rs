@@ -165,7 +165,7 @@ async fn foreign_objects_are_not_adopted() {
     stage.inspect_ok("t", 8).await;
     let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
     assert!(
-        degraded.message.starts_with("Service t exists and is not the operator's"),
+        degraded.message.starts_with("Service t exists and the operator does not own it"),
         "{}",
         degraded.message
     );
@@ -212,9 +212,17 @@ async fn a_secret_of_a_user_is_neither_mounted_nor_deleted() {
     stage.tenant("t", json!({})).await;
     stage.inspect_ok("t", 8).await;
     let degraded = stage.condition("t", "Degraded", "True", "NameTaken").await;
-    assert!(degraded.message.contains("sluice-t-0 is not the operator's"), "{}", degraded.message);
+    assert!(
+        degraded.message.contains("sluice-t-0 exists and the operator does not own it"),
+        "{}",
+        degraded.message
+    );
     let ready = stage.condition("t", "Ready", "False", "NameTaken").await;
-    assert!(ready.message.contains("sluice-t-0 is not the operator's"), "{}", ready.message);
+    assert!(
+        ready.message.contains("sluice-t-0 exists and the operator does not own it"),
+        "{}",
+        ready.message
+    );
     stage.deployments(&[]).await;
     stage.update_spec::<ModelTenant>("t", json!({"suspend": true})).await;
     stage.wait_until_idle().await;

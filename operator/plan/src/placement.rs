@@ -66,7 +66,7 @@ pub enum UnplacedReason {
     #[error("the model has not been inspected yet")]
     ModelNotInspected,
     /// The pool has no such group.
-    #[error("the pool has no group `{group}` ({known})")]
+    #[error("the pool has no group `{group}`; its groups are {known}")]
     GroupNotFound {
         /// The group that the tenant names.
         group: String,
@@ -75,8 +75,8 @@ pub enum UnplacedReason {
     },
     /// Its floor exceeds every GPU that it may use.
     #[error(
-        "its floor of {floor_bytes} bytes exceeds the largest GPU that it may use, of {capacity_bytes} bytes; lower \
-         memory.guaranteedKv, or raise memory.maxRemappedPercent"
+        "the tenant's floor of {floor_bytes} bytes exceeds its largest usable GPU, which has \
+         {capacity_bytes} bytes; lower memory.guaranteedKv or raise memory.maxRemappedPercent"
     )]
     ModelLargerThanGpu {
         /// The floor, bytes.
@@ -100,30 +100,31 @@ pub enum UnplacedReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum UnfitReason {
     /// Another slot of the tenant is there.
-    #[error("it has another slot of the same tenant, and two slots of a tenant never share a GPU")]
+    #[error("another slot of this tenant is on it, and two slots of a tenant never share a GPU")]
     SameTenant,
     /// The settings in force until an update is applied do not fit the slot.
     #[error(
-        "a change waits there (spec.updatePolicy), and what it is made of until then has too small chunks"
+        "a change of the pool is pending there (spec.updatePolicy: WhenEmpty), and its current chunks are \
+         too small for this model"
     )]
     UpdatePending,
     /// A proxied engine has the GPU or needs it exclusively.
-    #[error("a proxied engine's memory cannot be shared")]
+    #[error("a Vllm engine does not share its GPU")]
     Exclusive,
     /// The demand of one of its slots is not known.
     #[error("a tenant on it has not been inspected")]
     Uninspected,
     /// The floors that its sidecars have determined are not known yet.
-    #[error("the operator has just started, and has not heard yet which floors are in force there")]
+    #[error("the operator has just started and does not know the floors of its tenants yet")]
     FloorUnknown,
     /// It has its maximum number of slots.
-    #[error("it has as many tenants as it takes")]
+    #[error("it has its maximum number of tenants")]
     Full,
     /// The floors of its slots leave too little.
-    #[error("its floors leave too little device memory, {} bytes are missing", .0.0)]
+    #[error("the floors of its tenants leave too little device memory: {} bytes are missing", .0.0)]
     DeviceMemory(Reverse<u64>),
     /// Its slots leave too little host memory.
-    #[error("its tenants leave too little host memory, {} bytes are missing", .0.0)]
+    #[error("its tenants leave too little host memory: {} bytes are missing", .0.0)]
     HostMemory(Reverse<u64>),
 }
 

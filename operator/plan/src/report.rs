@@ -127,7 +127,7 @@ fn no_pod_condition(trouble: Option<&ApplyFailure>, unmade: Option<&String>) -> 
     let refused = trouble
         .map(|trouble| ConditionResult::not_met(apply_error_reason(trouble), trouble.message.as_str()));
     refused.or_else(|| {
-        Some(ConditionResult::not_met(Reason::PodsRefused, format!("no pod can be made: {}", unmade?)))
+        Some(ConditionResult::not_met(Reason::PodsRefused, format!("the pod cannot be created: {}", unmade?)))
     })
 }
 
@@ -212,8 +212,9 @@ fn overcommit_message(plan: &PoolPlan<'_>, planned: &TenantPlan<'_>) -> Option<S
     };
     let (gpu, bytes) = own.into_iter().find_map(beyond)?;
     Some(format!(
-        "floors on {gpu} have grown {bytes} bytes beyond it: who serves there stays, nobody comes, and whoever starts again may \
-         wait for memory; lower memory.guaranteedKv or raise memory.maxRemappedPercent of a tenant there"
+        "the floors of tenants on {gpu} exceed its memory by {bytes} bytes: running tenants stay, no tenant \
+         is added, and a tenant that restarts may wait for memory; lower memory.guaranteedKv or raise \
+         memory.maxRemappedPercent of a tenant there"
     ))
 }
 

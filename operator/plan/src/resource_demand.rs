@@ -187,8 +187,8 @@ impl LongestSequence {
 pub enum DemandError {
     /// A block of KV is larger than a chunk.
     #[error(
-        "16 tokens' KV of a layer take {block_bytes} bytes and never straddle two chunks, and a chunk of the pool has \
-         {chunk_bytes}; raise device.host.chunkBytes of the pool"
+        "KV of 16 tokens of one layer takes {block_bytes} bytes and must fit into one chunk, but chunks of \
+         the pool have {chunk_bytes} bytes; raise device.host.chunkBytes of the pool"
     )]
     Block {
         /// Size of a block, bytes.
@@ -198,8 +198,8 @@ pub enum DemandError {
     },
     /// One sequence of maximum length exceeds the tenant's limit.
     #[error(
-        "spec.memory.kvLimit: KV of one sequence of {tokens} tokens (spec.model.maxModelLen) takes {needed_bytes} bytes, the \
-         limit holds {limit_bytes}; lower the one or raise the other"
+        "spec.memory.kvLimit: KV of one sequence of {tokens} tokens (spec.model.maxModelLen) takes \
+         {needed_bytes} bytes, and the limit holds {limit_bytes} bytes; lower maxModelLen or raise kvLimit"
     )]
     Context {
         /// Tokens of the sequence.

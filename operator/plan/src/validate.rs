@@ -42,15 +42,14 @@ fn check_local_only(tenant: &ModelTenant) -> impl Iterator<Item = ConditionResul
     fields.into_iter().filter(|(_, asked)| *asked).map(|(field, _)| {
         ConditionResult::not_met(
             Reason::LocalOnly,
-            format!("{field} is for local processes (sluice up) alone"),
+            format!("{field} works only for local processes (sluice up)"),
         )
     })
 }
 
 fn check_image_volumes(tenant: &ModelTenant, cluster: ClusterFeatures) -> Option<ConditionResult> {
     let image = tenant.spec.model.source.kind == SourceType::Image;
-    let message =
-        "spec.model.source.image needs image volumes, which this cluster does not have (Kubernetes 1.36)";
+    let message = "spec.model.source.image needs image volumes (Kubernetes 1.36 or later), which this cluster does not have";
     (image && !cluster.has_image_volumes)
         .then(|| ConditionResult::not_met(Reason::ImageVolumesUnsupported, message))
 }
@@ -58,7 +57,8 @@ fn check_image_volumes(tenant: &ModelTenant, cluster: ClusterFeatures) -> Option
 /// A proxied engine has no default image.
 fn check_engine_image(tenant: &ModelTenant) -> Option<ConditionResult> {
     let engine = &tenant.spec.engine;
-    let message = "spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version";
+    let message =
+        "spec.engine.image must name an image for a Vllm engine, such as vllm/vllm-openai with a version";
     let lacks = engine.kind == EngineKind::Vllm && engine.image.is_none();
     lacks.then(|| ConditionResult::not_met(Reason::EngineImageMissing, message))
 }
@@ -68,8 +68,8 @@ fn check_device(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<Conditio
     let class = pool?.spec.device_class_name.as_str();
     let native = tenant.spec.engine.kind == EngineKind::Native;
     let message = format!(
-        "spec.engine.kind: the Native engine runs on GPUs made of host memory so far ({HOST_DEVICE_CLASS}), and the pool's \
-         are of {class}; a Vllm engine runs there"
+        "spec.engine.kind: the Native engine runs only on GPUs made of host memory ({HOST_DEVICE_CLASS}), \
+         and the GPUs of this pool are of class {class}; use a Vllm engine there"
     );
     (native && class != HOST_DEVICE_CLASS)
         .then(|| ConditionResult::not_met(Reason::DeviceUnsupported, message))
@@ -87,7 +87,8 @@ fn check_pool(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionR
     }
     let known: Vec<&str> = pool.spec.gpus.iter().map(|group| group.name.as_str()).collect();
     let name = spec.gpu_group.as_deref().unwrap_or_default();
-    let message = format!("spec.gpuGroup: the pool has no group `{name}`, it has {}", known.join(", "));
+    let message =
+        format!("spec.gpuGroup: the pool has no group `{name}`; its groups are {}", known.join(", "));
     Some(ConditionResult::not_met(Reason::GroupNotFound, message))
 }
 

@@ -119,10 +119,10 @@ fn all_reasons_not_to_accept_a_tenant_are_in_one_message() {
     assert_eq!((found.status, found.reason), (ConditionStatus::False, Reason::LocalOnly));
     assert_eq!(
         found.message,
-        "spec.model.source.file is for local processes (sluice up) alone; \
-         spec.access.apiKeysFile is for local processes (sluice up) alone; \
-         spec.engine.image: a Vllm engine needs one, such as vllm/vllm-openai with a version; \
-         spec.gpuGroup: the pool has no group `x`, it has chat"
+        "spec.model.source.file works only for local processes (sluice up); \
+         spec.access.apiKeysFile works only for local processes (sluice up); \
+         spec.engine.image must name an image for a Vllm engine, such as vllm/vllm-openai with a version; \
+         spec.gpuGroup: the pool has no group `x`; its groups are chat"
     );
 }
 
@@ -142,7 +142,13 @@ fn each_reason_not_to_accept_a_tenant_names_its_field() {
             Reason::EngineImageMissing,
             "spec.engine.image",
         ),
-        (json!({"gpuGroup": "x"}), Some(&pool), NEW, Reason::GroupNotFound, "no group `x`, it has chat"),
+        (
+            json!({"gpuGroup": "x"}),
+            Some(&pool),
+            NEW,
+            Reason::GroupNotFound,
+            "no group `x`; its groups are chat",
+        ),
         (file, Some(&pool), NEW, Reason::LocalOnly, "spec.model.source.file"),
         (
             json!({"access": {"apiKeysFile": "k"}}),

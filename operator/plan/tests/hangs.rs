@@ -135,15 +135,16 @@ fn no_hang_reports_nothing() {
 #[test]
 fn engine_hang_is_reported_with_operation_and_action() {
     let town = HangTest::new(Some(hung(30_000, false)), Some(state()));
-    let said = "slot code-0: its engine on p-chat-0 hung at 1970-01-12T13:46:10Z: 2300 ms without progress (step; the limit \
-                is 2250 ms); its sidecar killed it, holds its requests, and has another engine go on with them";
+    let said = "slot code-0: its engine on p-chat-0 hung at 1970-01-12T13:46:10Z: 2300 ms without progress \
+                (step; the limit is 2250 ms); its sidecar killed it, holds its requests, and continues them \
+                with a new engine";
     assert_eq!(town.condition_of("code", "Degraded"), ["True", "EngineHung", said]);
     assert_eq!(town.condition_of("code", "Ready")[0], "True", "its requests are held and answered");
     assert_eq!(town.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
     let beside = HangTest::new(Some(hung(30_000, false)), Some(took(29_000)));
     let [status, reason, message] = beside.condition_of("code", "Degraded");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "EngineHung"));
-    assert!(message.ends_with("; ns/chat took the turn from it"), "one story: {message}");
+    assert!(message.ends_with("; ns/chat took over its time slice"), "one story: {message}");
     let older = HangTest::new(Some(hung(30_000, false)), Some(took(90_001)));
     assert_eq!(older.condition_of("code", "Degraded")[2], said, "it was taken for something else");
 }
@@ -159,14 +160,14 @@ fn hang_is_reported_for_ten_minutes_and_ongoing_hang_until_it_ends() {
     assert_eq!(degraded(hung(600_000, false)), of("False", false));
     assert_eq!(degraded(hung(6_000_000, true)), of("True", true));
     let lives = HangTest::new(Some(hung(5_000, true)), Some(state())).condition_of("code", "Degraded");
-    assert!(lives[2].ends_with("; its sidecar sent SIGKILL, which has not ended it yet"), "{lives:?}");
+    assert!(lives[2].ends_with("; its sidecar sent SIGKILL, and the process has not ended yet"), "{lives:?}");
 }
 
 #[test]
 fn hung_sidecar_is_reported_by_peer_that_took_over() {
     let town = HangTest::new(None, Some(took(40_000)));
-    let said = "its sidecar hung: ns/chat took the turn of p-chat-0 from it at 1970-01-12T13:46:00Z, 260 ms past its \
-                deadline; it does not answer";
+    let said = "its sidecar hung: ns/chat took over its time slice of p-chat-0 at 1970-01-12T13:46:00Z, 260 \
+                ms past the deadline; it does not answer";
     let said = format!("slot code-0: {said}");
     assert_eq!(town.condition_of("code", "Degraded"), ["True", "SidecarHung", &said]);
     assert_eq!(
@@ -178,7 +179,7 @@ fn hung_sidecar_is_reported_by_peer_that_took_over() {
     let back = HangTest::new(Some(state()), Some(took(40_000)));
     let [status, reason, message] = back.condition_of("code", "Degraded");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "SidecarHung"));
-    assert!(message.ends_with("past its deadline; it answers again"), "{message}");
+    assert!(message.ends_with("past the deadline; it answers again"), "{message}");
     assert_eq!(back.condition_of("code", "Ready")[0], "True");
     let later = HangTest::new(None, Some(took(600_000)));
     assert_eq!(later.condition_of("code", "Degraded")[0], "False");
@@ -200,19 +201,20 @@ fn overdue_holder_is_reported_before_takeover() {
     let stopped = HangTest::new(None, Some(sees_late(90_000)));
     let [status, reason, message] = stopped.condition_of("code", "Degraded");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "SidecarHung"));
-    let said = "its sidecar does not answer and has held the turn of p-chat-0 past its deadline since \
-                1970-01-12T13:45:10Z, as ns/chat tells";
+    let said = "its sidecar does not answer and has held the time slice of p-chat-0 past its deadline since \
+                1970-01-12T13:45:10Z, as ns/chat reports";
     assert_eq!(message, format!("slot code-0: {said}"));
     let answers = HangTest::new(Some(state()), Some(sees_late(90_000)));
     assert_eq!(answers.condition_of("code", "Degraded")[1], "EngineHung", "its sidecar goes round");
     let soon = HangTest::new(Some(state()), Some(sees_late(999)));
-    assert_eq!(soon.condition_of("code", "Degraded")[0], "False", "the turn is about to be taken");
+    assert_eq!(soon.condition_of("code", "Degraded")[0], "False", "the time slice is about to be taken over");
 }
 
 #[test]
 fn waiting_tenant_names_overdue_holder_before_and_after_takeover() {
     let waits = HangTest::new(None, Some(sees_late(90_000)));
-    let said = "slot chat-0: waits for the turn of p-chat-0, which ns/code holds past its deadline since 1970-01-12T13:45:10Z";
+    let said = "slot chat-0: waits for a time slice of p-chat-0, which ns/code has held past its deadline \
+                since 1970-01-12T13:45:10Z";
     assert_eq!(waits.condition_of("chat", "Degraded"), ["True", "NeighbourHung", said]);
     assert_eq!(waits.condition_of("chat", "Ready")[0], "True", "it takes requests");
     let mut both = sees_late(90_000);
@@ -230,7 +232,8 @@ fn waiting_tenant_names_overdue_holder_before_and_after_takeover() {
         "it waits for nothing"
     );
     let after = HangTest::new(None, Some(took(40_000)));
-    let said = "slot chat-0: took the turn of p-chat-0 from ns/code at 1970-01-12T13:46:00Z, 260 ms past its deadline";
+    let said = "slot chat-0: took over the time slice of ns/code on p-chat-0 at 1970-01-12T13:46:00Z, 260 \
+                ms past its deadline";
     assert_eq!(after.condition_of("chat", "Degraded"), ["False", "AsExpected", said]);
     assert!(has_expiring_reason(&after.status("chat")), "it is told for a while only");
     let later = HangTest::new(None, Some(took(600_000)));
@@ -270,22 +273,23 @@ fn peers_of_other_gpus_and_namespaces_do_not_report_hang() {
 #[test]
 fn a_sidecar_that_was_killed_is_reported_by_the_next_one() {
     let town = HangTest::new(Some(sidecar_hung(30_000)), Some(state()));
-    let message = "slot code-0: its sidecar on p-chat-0 hung and was killed at 1970-01-12T13:46:10Z: it did not run for \
-                   12400 ms; another sidecar serves";
+    let message = "slot code-0: its sidecar on p-chat-0 hung and was killed at 1970-01-12T13:46:10Z: it did \
+                   not run for 12400 ms; a new sidecar serves";
     assert_eq!(town.condition_of("code", "Degraded"), ["True", "SidecarHung", message]);
     assert_eq!(town.condition_of("code", "Ready")[0], "True");
     assert_eq!(town.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
     let taken = HangTest::new(Some(sidecar_hung(30_000)), Some(took(42_000)))
         .condition_of("code", "Degraded")[2]
         .clone();
-    assert_eq!(taken, format!("{message}; ns/chat took the turn from it"));
-    let before = "slot code-0: its sidecar hung: ns/chat took the turn of p-chat-0 from it at 1970-01-12T13:45:58Z, 260 ms";
+    assert_eq!(taken, format!("{message}; ns/chat took over its time slice"));
+    let before = "slot code-0: its sidecar hung: ns/chat took over its time slice of p-chat-0 at \
+                  1970-01-12T13:45:58Z, 260 ms";
     assert!(!is_another_hang(before, &taken), "one hang, two reports");
     let again = HangTest::new(Some(sidecar_hung(60_000)), Some(took(12_000)))
         .condition_of("code", "Degraded")[2]
         .clone();
     assert!(
-        again.contains("took the turn of p-chat-0 from it at 1970-01-12T13:46:28Z"),
+        again.contains("took over its time slice of p-chat-0 at 1970-01-12T13:46:28Z"),
         "another hang: {again}"
     );
     let later = HangTest::new(Some(sidecar_hung(600_000)), Some(state()));
@@ -314,8 +318,8 @@ fn a_sidecar_that_was_killed_is_reported_by_the_next_one() {
 #[test]
 fn a_tenant_that_was_skipped_and_does_not_answer_hangs() {
     let degraded = |code, ago_ms| HangTest::new(code, Some(skipped(ago_ms))).condition_of("code", "Degraded");
-    let message = "slot code-0: its sidecar does not answer; it was first in the queue for the turn of p-chat-0, did not \
-                   take it, and ns/chat skipped it at 1970-01-12T13:46:10Z";
+    let message = "slot code-0: its sidecar does not answer; it was first in the time-slice queue of \
+                   p-chat-0, did not take its time slice, and ns/chat skipped it at 1970-01-12T13:46:10Z";
     assert_eq!(degraded(None, 30_000), ["True", "SidecarHung", message]);
     assert_eq!(degraded(Some(state()), 30_000), ["False", "AsExpected", ""], "it answers");
     assert_eq!(degraded(None, 180_000)[0], "False", "the kubelet has ended it by then");

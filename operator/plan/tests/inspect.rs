@@ -112,7 +112,7 @@ fn ended_inspection_reports_geometry_or_error() {
         r#"{"version":1,"refusal":{"reason":"Unsupported","message":"config.json: model_type: `gpt2`"}}"#;
     let refusal = report(&ended(refusal, 78)).unwrap().unwrap_err();
     assert_eq!(refusal.reason, GeometryErrorKind::Unsupported);
-    for (message, words) in [("", "said nothing"), ("exec format error", "exec format error")] {
+    for (message, words) in [("", "without a message"), ("exec format error", "exec format error")] {
         let refusal = report(&ended(message, 137)).unwrap().unwrap_err();
         assert_eq!(refusal.reason, GeometryErrorKind::Unavailable);
         assert!(refusal.message.contains(words) && refusal.message.contains("137"), "{refusal:?}");

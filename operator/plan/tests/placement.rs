@@ -120,7 +120,7 @@ fn gpu_with_unknown_floors_accepts_no_new_slot() {
     };
     assert_eq!(placed(there(false), 1), Ok("a".into()));
     let why = placed(there(true), 1).unwrap_err();
-    assert!(why.contains("has not heard yet"), "{why}");
+    assert!(why.contains("does not know the floors"), "{why}");
     assert_eq!(placed(there(true), 2), Ok("b".into()), "another GPU is not concerned");
 }
 
@@ -167,7 +167,7 @@ fn an_instance_takes_one_slot() {
     let gpus = [gpu("a", "iso", SharingMode::Isolated), gpu("b", "iso", SharingMode::Isolated)];
     let placement = place(&gpus, &[slot("x", 10), slot("y", 10), slot("z", 10)]);
     assert_eq!(placement.values().filter(|gpu| gpu.is_ok()).count(), 2);
-    assert!(of(&placement, "z").unwrap_err().to_string().contains("as many tenants as it takes"));
+    assert!(of(&placement, "z").unwrap_err().to_string().contains("its maximum number of tenants"));
 }
 
 #[test]
@@ -181,13 +181,14 @@ fn refusals_carry_the_numbers() {
     );
     assert_eq!(
         full,
-        "no room on 2 GPUs; the nearest is b: its floors leave too little device memory, 10 bytes are missing"
+        "no room on 2 GPUs; the nearest is b: the floors of its tenants leave too little device memory: 10 \
+         bytes are missing"
     );
     let host = Slot { demand: Some(takes(1, 1001)), ..slot("z", 1) };
     let host = refused(&[turns("a")], &[host]);
-    assert!(host.contains("too little host memory, 1 bytes are missing"), "{host}");
+    assert!(host.contains("too little host memory: 1 bytes are missing"), "{host}");
     let group = refused(&[turns("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
-    assert_eq!(group, "the pool has no group `agents` (chat)");
+    assert_eq!(group, "the pool has no group `agents`; its groups are chat");
 }
 
 #[test]
@@ -216,7 +217,7 @@ fn gpu_with_pending_update_accepts_slots_by_settings_in_force() {
     assert_eq!(one(with(60, "b", there(40))), Ok("a".to_owned()), "the other has more left");
     let nowhere = one(with(60, "a", None)).unwrap_err();
     assert!(nowhere.starts_with("no room on 2 GPUs"), "{nowhere}");
-    assert!(one(with(120, "a", there(101))).unwrap_err().contains("exceeds the largest GPU"));
+    assert!(one(with(120, "a", there(101))).unwrap_err().contains("exceeds its largest usable GPU"));
 }
 
 #[test]

@@ -212,7 +212,7 @@ fn immediate_edit_keeps_gpu_of_serving_slot() {
     for edit in [&policy as &dyn Fn(&mut GpuPool, &mut ModelTenant), &cap] {
         let (on, said) = after(edit, true);
         assert_eq!(on, [true, true]);
-        assert!(said.contains("floors on p-chat-0 have grown") && said.contains("beyond it"), "{said}");
+        assert!(said.contains("floors of tenants on p-chat-0 exceed its memory"), "{said}");
         assert_eq!(after(edit, false).0, [true, false], "nobody has started there");
         let silent = after_in(edit, false, lost_for(GRACE - 1)).0;
         assert_eq!(silent, [true, true], "who is on a node that says nothing may serve on");

@@ -39,7 +39,7 @@ fn every_phase_is_a_state_of_a_slot() {
 
 #[test]
 fn only_loading_tenant_waits_for_memory() {
-    let waits_for = Some("5 of the 9 bytes of its floor, which neighbours hold".to_owned());
+    let waits_for = Some("5 of the 9 bytes of its floor, which peers hold".to_owned());
     let place = Some(SharingState { waits_for: waits_for.clone(), ..SharingState::default() });
     let of = |phase| report(&State { phase, neighbourhood: place.clone(), ..state() }).wait_reason;
     assert_eq!((of(Phase::Loading), of(Phase::Active)), (waits_for, None));

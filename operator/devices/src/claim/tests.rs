@@ -58,7 +58,7 @@ fn recreated_claim_is_refused_with_both_uids() {
     let mut other = claim(json!([result("gpu", "gpu-0")]), json!([]));
     other.metadata.uid = Some("u-2".into());
     let said = prepared_claim(&other, &asked(), &offer()).unwrap_err().to_string();
-    assert_eq!(said, "claim team/chat-0-e1 has the UID u-2 now, not u-1: it was deleted and made anew");
+    assert_eq!(said, "claim team/chat-0-e1 has the UID u-2, not u-1: it was deleted and created again");
 }
 
 #[test]
@@ -67,11 +67,11 @@ fn a_claim_without_devices_of_ours_is_refused() {
         error_text(json!([]), json!([])).ends_with("has no device of sluice.dev in the pool of this node")
     );
     let absent = error_text(json!([result("gpu", "gpu-1")]), json!([]));
-    assert_eq!(absent, "claim team/chat-0-e1: this node has no device gpu-1");
+    assert_eq!(absent, "claim team/chat-0-e1: this node has no device `gpu-1`");
     let mut unallocated = claim(json!([]), json!([]));
     unallocated.status = None;
     let said = prepared_claim(&unallocated, &asked(), &offer()).unwrap_err().to_string();
-    assert_eq!(said, "claim team/chat-0-e1 is not allocated");
+    assert_eq!(said, "claim team/chat-0-e1 is not allocated yet");
 }
 
 #[test]
@@ -86,14 +86,15 @@ fn the_configuration_of_a_request_counts_and_the_last_one_wins() {
     assert!(!passes(json!([large(Value::Null)])), "for all requests");
     let folder = error_text(gpu(), json!([large(json!(["neighbourhood"]))]));
     assert!(
-        folder.ends_with("device neighbourhood-0 is a neighbourhood, which takes no configuration"),
+        folder
+            .ends_with("device neighbourhood-0 is a neighbourhood, and a neighbourhood has no configuration"),
         "{folder}"
     );
     assert!(passes(json!([config(json!(["gpu"]), "other.dev", "1Gi")])), "for another driver");
     assert!(passes(json!([large(json!(["gpu"])), small()])));
     assert!(!passes(json!([small(), large(json!(["gpu"]))])));
     let said = error_text(gpu(), json!([large(json!(["gpu"]))]));
-    assert!(said.starts_with("claim team/chat-0-e1, request gpu: memory 1Gi is more than"), "{said}");
+    assert!(said.starts_with("claim team/chat-0-e1, request gpu: memory 1Gi exceeds"), "{said}");
 }
 
 #[test]

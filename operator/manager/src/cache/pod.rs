@@ -142,7 +142,7 @@ pub fn inspection(pod: &Pod) -> Option<Inspection> {
 /// Returns what a pending inspection waits for, if that does not resolve on its own.
 fn inspection_blocked(status: &PodStatus) -> Option<Result<Geometry, wire::GeometryError>> {
     let why = waiting_failure(status)
-        .or_else(|| scheduling_error(status).map(|why| format!("no node takes it: {why}")))?;
+        .or_else(|| scheduling_error(status).map(|why| format!("no node can run the pod: {why}")))?;
     Some(Err(startup_failure(why)))
 }
 

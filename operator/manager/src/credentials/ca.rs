@@ -32,7 +32,7 @@ pub struct CaBundle {
 #[derive(Debug, thiserror::Error)]
 pub enum CaSecretError {
     /// A key is missing or not text.
-    #[error("`{0}` is missing, or no text")]
+    #[error("key `{0}` is missing or is not text")]
     Missing(&'static str),
     /// A certificate is invalid.
     #[error(transparent)]

@@ -76,7 +76,7 @@ pub enum CredentialError {
     },
     /// The Secret of the authorities contains none.
     #[error(
-        "Secret {namespace}/{name}: {error}: restore it, or delete it and all sidecars get new certificates"
+        "Secret {namespace}/{name}: {error}; restore the Secret, or delete it to give all sidecars new certificates"
     )]
     InvalidCa {
         /// Namespace of the Secret.
@@ -87,7 +87,7 @@ pub enum CredentialError {
         error: CaSecretError,
     },
     /// A Secret of that name exists that the operator does not own.
-    #[error("Secret {namespace}/{name} is not the operator's; it is left alone")]
+    #[error("Secret {namespace}/{name} exists and the operator does not own it; rename or delete it")]
     NotOwned {
         /// Namespace of the Secret.
         namespace: String,
@@ -317,7 +317,7 @@ impl CertificateManager {
         match (fresh, known) {
             (None, Some((_, config))) => Ok(config),
             (fresh, _) => {
-                let credentials = fresh.expect("who holds nothing gets something");
+                let credentials = fresh.expect("a missing certificate is always issued");
                 let config = client_config(&credentials)?;
                 self.with_cache(|memory| memory.own = Some((credentials, config.clone())));
                 Ok(config)

@@ -22,10 +22,10 @@ const ROLE_URI_PREFIX: &str = "spiffe://sluice/role/";
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
     /// The certificate could not be issued.
-    #[error("a certificate could not be made: {0}")]
+    #[error("the certificate could not be issued: {0}")]
     Make(#[from] rcgen::Error),
     /// The certificate cannot be parsed.
-    #[error("it is no certificate: {0}")]
+    #[error("the certificate cannot be parsed: {0}")]
     Read(String),
 }
 

@@ -54,23 +54,23 @@ pub fn renewal_action(
     authorities: &CaBundle,
     now: i64,
 ) -> RenewalAction {
-    let Some(held) = held else { return RenewalAction::Renew("there is none") };
+    let Some(held) = held else { return RenewalAction::Renew("it does not exist") };
     let (Ok(cert), Ok(signing)) = (parse_cert(&held.identity.cert), parse_cert(&authorities.signing.cert))
     else {
         return RenewalAction::Renew("it cannot be read");
     };
     let renew_at = cert.not_after - RENEW_BEFORE_DAYS * DAY_SECONDS;
     if cert.names.as_ref() != Some(names) {
-        RenewalAction::Renew("it names somebody else")
+        RenewalAction::Renew("it is for other names")
     } else if cert.issuer != signing.subject {
-        RenewalAction::Renew("another authority signs now")
+        RenewalAction::Renew("another authority is the signing authority now")
     } else if !is_key_pair(&held.identity.key, &cert.public_key) {
-        RenewalAction::Renew("its key is another one's")
+        RenewalAction::Renew("its key does not match")
     } else if now >= renew_at
         || now < cert.not_before
         || cert.not_after - cert.not_before > 2 * LEAF_VALIDITY_DAYS * DAY_SECONDS
     {
-        RenewalAction::Renew("its time is over")
+        RenewalAction::Renew("it expires soon or is not valid at this time")
     } else if held.bundle != authorities.bundle() {
         RenewalAction::UpdateBundle
     } else {

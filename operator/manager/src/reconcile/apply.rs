@@ -27,7 +27,9 @@ const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// Why a child was not applied.
 #[derive(Debug, thiserror::Error)]
 enum ApplyError {
-    #[error("{kind} {name} exists and is not the operator's: rename one of them")]
+    #[error(
+        "{kind} {name} exists and the operator does not own it; rename or delete it, or rename the tenant"
+    )]
     NameConflict { kind: &'static str, name: String },
     #[error(transparent)]
     Credentials(#[from] CredentialError),
@@ -346,7 +348,8 @@ impl Reconciler {
                 .delete(&unit.namespace, &format!("sluice-{name}"), |uid| child.is_owned_by(uid))
                 .await
         {
-            tracing::warn!(namespace = unit.namespace, slot = name, %error, "its certificate was not deleted");
+            tracing::warn!(namespace = unit.namespace, slot = name, %error, "could not delete the \
+                                                                             certificate of a slot");
             return self.queue.add_after(unit, Duration::from_secs(5));
         }
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
@@ -354,7 +357,9 @@ impl Reconciler {
             Ok(_) => tracing::info!(namespace = unit.namespace, kind = kind.as_str(), name, "deleted"),
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => {}
             Err(error) => {
-                tracing::warn!(namespace = unit.namespace, kind = kind.as_str(), name, %error, "not deleted");
+                tracing::warn!(namespace = unit.namespace, kind = kind.as_str(), name, %error, "could not \
+                                                                                                delete an \
+                                                                                                object");
                 self.queue.add_after(unit, Duration::from_secs(5));
             }
         }
@@ -371,7 +376,8 @@ impl Reconciler {
             let patch = json!({"metadata": {"uid": uid, "labels": {FETCHING: null}}});
             let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
             if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(patch)).await {
-                tracing::warn!(namespace = unit.namespace, pod = name, %error, "its label was not taken off");
+                tracing::warn!(namespace = unit.namespace, pod = name, %error, "could not remove the label \
+                                                                                that permits downloads");
             }
         }
     }

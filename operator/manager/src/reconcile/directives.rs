@@ -144,7 +144,7 @@ impl Reconciler {
         if let Some(newer) = next_directive(all.get(&told), wanted, now) {
             all.insert(told.clone(), newer);
         }
-        all.get(&told).expect("who was told nothing before is told now").directive.clone()
+        all.get(&told).expect("a directive was stored if there was none").directive.clone()
     }
 
     /// Registers a pool's sidecars, and drops the state of removed ones.

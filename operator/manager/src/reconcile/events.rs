@@ -31,7 +31,7 @@ impl EventRecorder {
     /// Writes an event about an object. Failures are only logged.
     pub async fn publish<K: Resource<DynamicType = ()>>(&self, object: &K, event: &Event) {
         if let Err(error) = self.recorder(event).publish(event, &object.object_ref(&())).await {
-            tracing::debug!(%error, "an event was not written");
+            tracing::debug!(%error, "could not write an event");
         }
     }
 

@@ -45,9 +45,10 @@ impl Reconciler {
             Ok(_) => Ok(()),
             // Deleted or changed concurrently: the watch reports it, and the pool is reconciled again.
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(()),
-            Err(error) => {
-                Err(ReconcileError::api(format!("finalizers of GpuPool {namespace}/{name}"), error))
-            }
+            Err(error) => Err(ReconcileError::api(
+                format!("patching the finalizers of GpuPool {namespace}/{name}"),
+                error,
+            )),
         }
     }
 }

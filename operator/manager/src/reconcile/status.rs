@@ -165,7 +165,9 @@ impl Reconciler {
                 Ok(Some(written))
             }
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => Ok(None),
-            Err(error) => Err(ReconcileError::api(format!("status of {kind} {namespace}/{name}"), error)),
+            Err(error) => {
+                Err(ReconcileError::api(format!("patching the status of {kind} {namespace}/{name}"), error))
+            }
         }
     }
 
@@ -243,13 +245,13 @@ mod tests {
         };
         let first = hung("2026-01-01T00:00:10Z", "");
         let count = |before: &[Condition], after: &[Condition]| changed_conditions(before, after).count();
-        assert_eq!(count(&first, &hung("2026-01-01T00:00:10Z", "; ns/chat took the turn from it")), 0);
+        assert_eq!(count(&first, &hung("2026-01-01T00:00:10Z", "; ns/chat took over its time slice")), 0);
         assert_eq!(count(&first, &hung("2026-01-01T00:05:10Z", "")), 1);
     }
 
     #[test]
     fn hang_emits_one_event_naming_culprit() {
-        let said = "slot code-0: its sidecar hung: ns/chat took the turn";
+        let said = "slot code-0: its sidecar hung: ns/chat took over its time slice";
         let well =
             [condition("Degraded", "False", "AsExpected", ""), condition("Ready", "True", "AsExpected", "")];
         let untold = [condition("Degraded", "True", "DirectiveNotTaken", "no answer"), well[1].clone()];

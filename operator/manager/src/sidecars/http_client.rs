@@ -46,7 +46,7 @@ pub enum CallError {
     #[error("the operator has no certificate yet")]
     NoCredentials,
     /// The tenant's name is not a valid host name.
-    #[error("{0} is no name of a host")]
+    #[error("`{0}` is not a valid host name")]
     Name(String),
     /// The connection failed, or one side rejected the other's certificate.
     #[error("{address}: {error}")]
@@ -66,7 +66,7 @@ pub enum CallError {
         problem: String,
     },
     /// The sidecar did not answer in time.
-    #[error("{address}: no answer within {} s", timeout.as_secs_f32())]
+    #[error("{address} did not answer within {} s", timeout.as_secs_f32())]
     Timeout {
         /// The called sidecar.
         address: SidecarAddress,
@@ -139,7 +139,7 @@ impl Transport {
         extra: HeaderMap,
         body: Vec<u8>,
     ) -> Result<HttpAnswer, CallError> {
-        let _turn = self.permits.acquire().await.expect("nobody closes the semaphore");
+        let _turn = self.permits.acquire().await.expect("the semaphore stays open");
         let config = self.credentials.borrow().clone().ok_or(CallError::NoCredentials)?;
         let mut admin = address.admin_addr;
         admin.set_port(self.port.unwrap_or(admin.port()));

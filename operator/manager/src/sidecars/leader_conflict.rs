@@ -85,7 +85,8 @@ impl<'a> LeaderConflict<'a> {
         if !self.election.raise_epoch(epoch).await? {
             return Ok(ConflictAction::Deposed);
         }
-        tracing::warn!(%sidecar, epoch, "the Lease is this replica's: its epoch is raised for what the sidecar follows");
+        tracing::warn!(%sidecar, epoch, "a sidecar follows a higher epoch, but this replica holds the \
+                                         Lease: raised the epoch of the Lease");
         self.fences.raise(epoch);
         self.last_raised.insert(sidecar.clone(), Instant::now());
         Ok(if epoch > follows.epoch { ConflictAction::Raised } else { ConflictAction::PartlyRaised })

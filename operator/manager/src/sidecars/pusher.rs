@@ -99,7 +99,7 @@ pub async fn push_until_accepted(
             continue;
         }
         deposed(current);
-        trouble(Some(&format!("409: it follows a newer leader, of epoch {}", current.epoch)));
+        trouble(Some(&format!("409: the sidecar follows a newer leader, of epoch {}", current.epoch)));
         tokio::time::sleep(back_off.next_delay()).await;
     }
 }
@@ -131,7 +131,7 @@ pub async fn push_until_done(
                 if !std::mem::replace(&mut past, true) {
                     continue;
                 }
-                format!("409: it has a directive of sequence {} in store", current.sequence)
+                format!("409: the sidecar already has a directive of sequence {}", current.sequence)
             }
             PushAttempt::Retry(problem) => problem,
         };
@@ -159,7 +159,10 @@ fn classify_response(
     match (status, serde_json::from_slice::<CurrentFence>(body)) {
         (StatusCode::OK, _) => PushAttempt::Done(PushResult::Accepted(fence)),
         (StatusCode::CONFLICT, Ok(CurrentFence { current })) if current.epoch >= MAX_EPOCH => {
-            PushAttempt::Retry(format!("it tells of a leader of epoch {}, which cannot be", current.epoch))
+            PushAttempt::Retry(format!(
+                "409: the sidecar reports a leader of epoch {}, which is not a possible epoch",
+                current.epoch
+            ))
         }
         (StatusCode::CONFLICT, Ok(CurrentFence { current })) if current.epoch > fence.epoch => {
             PushAttempt::Done(PushResult::Deposed(current))
@@ -167,7 +170,10 @@ fn classify_response(
         (StatusCode::CONFLICT, Ok(CurrentFence { current }))
             if current.sequence > MAX_SEQUENCE.max(fence.sequence) =>
         {
-            PushAttempt::Retry(format!("it tells of {} directives, which cannot be", current.sequence))
+            PushAttempt::Retry(format!(
+                "409: the sidecar reports a directive of sequence {}, which is not a possible sequence",
+                current.sequence
+            ))
         }
         (StatusCode::CONFLICT, Ok(CurrentFence { current })) => PushAttempt::Behind(current),
         (status, _) => PushAttempt::Retry(format!("{status}: {}", words())),

@@ -165,7 +165,7 @@ async fn invalid_ca_secret_is_reported_and_not_replaced() {
     server.put(CA_SECRET_PATH, json!({"metadata": {"name": "sluice-authority"}, "data": {}}));
     let error =
         CertificateManager::new(server.client(), "sluice-system").authorities(now()).await.unwrap_err();
-    assert!(error.to_string().contains("sluice-authority: `tls.crt` is missing"), "{error}");
+    assert!(error.to_string().contains("sluice-authority: key `tls.crt` is missing"), "{error}");
 }
 
 #[tokio::test]

@@ -213,7 +213,7 @@ async fn false_leader_epoch_stops_no_operator_and_blocks_no_directive() {
     handle_events_until(&mut contest, &mut news, |word| matches!(word, SidecarEvent::Stuck(_))).await;
     let untold = sidecars.undelivered("ns", "p");
     let [((tenant, _), why)] = &untold.iter().collect::<Vec<_>>()[..] else { panic!("{untold:?}") };
-    assert!(tenant == "liar" && why.contains("it follows a newer leader"), "{why}");
+    assert!(tenant == "liar" && why.contains("the sidecar follows a newer leader"), "{why}");
     assert_eq!(transitions(&server), 3, "it was believed once");
 
     let other = Directive { policy: "Recompute".into(), ..directive() };

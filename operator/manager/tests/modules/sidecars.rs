@@ -119,7 +119,10 @@ async fn impossible_leader_epoch_is_rejected() {
         push_directive(&world, &stub, &mut troubles).await,
         PushResult::Accepted(Fence { epoch: 7, sequence: 1 })
     );
-    assert!(troubles.len() == 3 && troubles.iter().all(|one| one.contains("cannot be")), "{troubles:?}");
+    assert!(
+        troubles.len() == 3 && troubles.iter().all(|one| one.contains("which is not a possible")),
+        "{troubles:?}"
+    );
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ pub fn now() -> i64 {
 }
 
 pub fn credentials(authorities: &CaBundle, names: &CertNames) -> Credentials {
-    renew_if_due(None, names, authorities, now()).unwrap().expect("who holds nothing gets something")
+    renew_if_due(None, names, authorities, now()).unwrap().expect("a missing certificate is always issued")
 }
 
 pub fn operator_client_config(authorities: &CaBundle) -> Arc<ClientConfig> {

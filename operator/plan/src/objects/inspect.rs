@@ -139,7 +139,7 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
 pub fn startup_failure(message: String) -> GeometryError {
     GeometryError {
         reason: GeometryErrorKind::Unavailable,
-        message: format!("the inspection does not begin: {message}"),
+        message: format!("the inspection pod does not start: {message}"),
     }
 }
 
@@ -157,7 +157,7 @@ pub fn report(pod: &Pod) -> Option<Result<Geometry, GeometryError>> {
 fn parse_termination(message: &str, exit_code: i32, reason: &str) -> Result<Geometry, GeometryError> {
     GeometryReport::from_json(message.trim().as_bytes()).unwrap_or_else(|error| {
         let message = match message.trim() {
-            "" => format!("the inspection ended with status {exit_code} ({reason}) and said nothing"),
+            "" => format!("the inspection ended with status {exit_code} ({reason}) without a message"),
             said => format!("the inspection ended with status {exit_code} ({reason}): {said:.400} ({error})"),
         };
         Err(GeometryError { reason: GeometryErrorKind::Unavailable, message })

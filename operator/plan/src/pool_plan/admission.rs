@@ -72,7 +72,8 @@ pub fn reject_oversized_kv(
 pub fn reject_if_terminating(planned: &mut TenantPlan<'_>, pool: &GpuPool, index: &ObservedIndex<'_>) {
     let goes = pool.metadata.deletion_timestamp.is_some();
     if goes && index.slots(name(planned.tenant)).is_empty() {
-        let message = format!("spec.poolRef: GpuPool `{}` is being deleted", name(pool));
+        let message =
+            format!("spec.poolRef: GpuPool `{}` is being deleted and takes no new tenant", name(pool));
         // Precedes a rejection about the model: that one's message is read from the condition, whose reason is that of
         // the first rejection.
         planned.rejections.insert(0, ConditionResult::not_met(Reason::PoolTerminating, message));

@@ -200,22 +200,24 @@ impl<'a> KilledProcess<'a> {
                 && word.at_ms >= self.at_ms() - ENGINE_TAKEOVER_WINDOW_MS
         };
         let taken = word.filter(is_same);
-        let taken = taken.map(|word| format!("; {}/{} took the turn from it", slot.namespace, word.reporter));
+        let taken =
+            taken.map(|word| format!("; {}/{} took over its time slice", slot.namespace, word.reporter));
         let taken = taken.unwrap_or_default();
         let (gpu, at) = (slot.gpu, format_time(self.at_ms()));
         match self {
             KilledProcess::Engine(EngineHang { during, waited_ms, limit_ms, alive, .. }) => {
                 let done = if *alive {
-                    "its sidecar sent SIGKILL, which has not ended it yet"
+                    "its sidecar sent SIGKILL, and the process has not ended yet"
                 } else {
-                    "its sidecar killed it, holds its requests, and has another engine go on with them"
+                    "its sidecar killed it, holds its requests, and continues them with a new engine"
                 };
                 format!(
                     "its engine on {gpu} hung at {at}: {waited_ms} ms without progress ({during}; the limit is {limit_ms} ms); {done}{taken}"
                 )
             }
             KilledProcess::Sidecar(SidecarHangs { waited_ms, .. }) => format!(
-                "its sidecar on {gpu} hung and was killed at {at}: it did not run for {waited_ms} ms; another sidecar serves{taken}"
+                "its sidecar on {gpu} hung and was killed at {at}: it did not run for {waited_ms} ms; a new \
+                 sidecar serves{taken}"
             ),
         }
     }
@@ -305,24 +307,29 @@ fn peer_reported_hang(
     match (word.observation, own) {
         (PeerObservation::Holds, Some(_)) => (
             Reason::EngineHung,
-            format!("its engine has held the turn of {gpu} past its deadline since {at}, as {by} tells"),
+            format!(
+                "its engine has held the time slice of {gpu} past its deadline since {at}, as {by} reports"
+            ),
         ),
         (PeerObservation::Holds, None) => (
             Reason::SidecarHung,
             format!(
-                "its sidecar does not answer and has held the turn of {gpu} past its deadline since {at}, as {by} tells"
+                "its sidecar does not answer and has held the time slice of {gpu} past its deadline since \
+                 {at}, as {by} reports"
             ),
         ),
         (PeerObservation::Skipped, _) => (
             Reason::SidecarHung,
             format!(
-                "its sidecar does not answer; it was first in the queue for the turn of {gpu}, did not take it, and {by} skipped it at {at}"
+                "its sidecar does not answer; it was first in the time-slice queue of {gpu}, did not take \
+                 its time slice, and {by} skipped it at {at}"
             ),
         ),
         (PeerObservation::Took { overdue_ms }, own) => {
             let now = if own.is_some() { "it answers again" } else { "it does not answer" };
             let message = format!(
-                "its sidecar hung: {by} took the turn of {gpu} from it at {at}, {overdue_ms} ms past its deadline; {now}"
+                "its sidecar hung: {by} took over its time slice of {gpu} at {at}, {overdue_ms} ms past the \
+                 deadline; {now}"
             );
             (Reason::SidecarHung, message)
         }
@@ -333,14 +340,17 @@ fn peer_reported_hang(
 fn turn_wait_message(own: &SidecarReport, title: &str, gpu: &str) -> Option<String> {
     let late = own.late_holder.as_ref().filter(|late| late.name != title && own.idle_since.is_none())?;
     let since = format_time(late.since_ms);
-    Some(format!("waits for the turn of {gpu}, which {} holds past its deadline since {since}", late.name))
+    Some(format!(
+        "waits for a time slice of {gpu}, which {} has held past its deadline since {since}",
+        late.name
+    ))
 }
 
 fn takeover_message(own: &SidecarReport, gpu: &str, now: i64) -> Option<String> {
     let taken = own.takeover.as_ref()?;
     let at_ms = i64::try_from(taken.at_unix_ms).ok().filter(|at_ms| is_recent(*at_ms, now))?;
     let (from, at, overdue_ms) = (&taken.from, format_time(at_ms), taken.overdue_ms);
-    Some(format!("took the turn of {gpu} from {from} at {at}, {overdue_ms} ms past its deadline"))
+    Some(format!("took over the time slice of {from} on {gpu} at {at}, {overdue_ms} ms past its deadline"))
 }
 
 /// Formats a time, to the second.

@@ -30,8 +30,8 @@ pub fn detect(gpu: &str, mode: SharingMode, seen: &ObservedPool, now: i64) -> Op
     fault.then(|| {
         let engines = lost.len();
         format!(
-            "all {engines} engines on {gpu} were lost within {} ms: under MPS a fatal fault of one ends all; they are \
-             started again",
+            "all {engines} engines on {gpu} were lost within {} ms: under MPS a fatal fault of one client \
+             ends all clients; the engines restart",
             last - first
         )
     })

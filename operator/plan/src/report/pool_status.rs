@@ -79,7 +79,7 @@ fn placed_condition(plan: &PoolPlan<'_>) -> ConditionResult {
         0 => ConditionResult::as_expected(ConditionStatus::True),
         count => ConditionResult::not_met(
             Reason::NoRoom,
-            format!("{count} tenants lack a GPU, {} among them", homeless[0]),
+            format!("{count} tenants lack a GPU, the first is {}", homeless[0]),
         ),
     }
 }
@@ -91,7 +91,7 @@ fn allocated_condition(plan: &PoolPlan<'_>) -> ConditionResult {
     match lacking.first() {
         None => ConditionResult::as_expected(ConditionStatus::True),
         Some(first) => {
-            let message = format!("{} claims have no device, {first} among them", lacking.len());
+            let message = format!("{} claims have no device, the first is {first}", lacking.len());
             ConditionResult::not_met(Reason::NotAllocated, message)
         }
     }
@@ -107,8 +107,9 @@ fn held_condition(given: &PlanContext<'_>, plan: &PoolPlan<'_>) -> Option<Condit
     let names = gpu_names_where(plan, |epoch| epoch.is_held);
     let ZoneDisruption { claim_nodes: holding, not_ready, .. } = given.disruption;
     let message = format!(
-        "{not_ready} of {holding} nodes that hold claims are not ready at once, which is hardly the nodes' own fault: {} GPUs \
-         stay on theirs until fewer are, {} among them",
+        "{not_ready} of {holding} nodes that hold claims are not ready at the same time, probably because \
+         of the network or the control plane: {} GPUs stay on these nodes until fewer are not ready, the \
+         first is {}",
         names.len(),
         names.first()?
     );
@@ -123,7 +124,8 @@ fn pending_update_condition(plan: &PoolPlan<'_>) -> ConditionResult {
             status: ConditionStatus::True,
             reason: Reason::UpdateWaits,
             message: format!(
-                "a change waits until no tenant is on {} GPUs, {first} among them (spec.updatePolicy)",
+                "a change is pending until no tenant is on {} GPUs, the first is {first} \
+                 (spec.updatePolicy: WhenEmpty)",
                 names.len()
             ),
         },
