@@ -37,8 +37,8 @@ Figures, over requests that were answered:
   TPOT        a request's time from its first chunk to its last one, by its tokens less one: (latency - TTFT) /
               (tokens - 1) in vLLM's benchmark. With a token a chunk, this is the mean TBT of the request
   end to end  from sending to the end of the stream
-A chunk that only says why the answer ended is none of these chunks. Tokens are counted by the server.
-TTFT's share and the share of both targets are of all requests, failed ones too; TBT's is of gaps.
+A chunk that holds only the finish reason does not count. The server counts tokens.
+The shares of TTFT and of both targets are of all requests, failed requests included; the share of TBT is of gaps.
 
 The exit status is 1 if no request was answered.";
 
@@ -71,7 +71,7 @@ pub struct BenchArgs {
     /// Closed loop: at most this many requests open at once. Default: open loop.
     #[arg(long, value_parser = at_least_one)]
     pub concurrency: Option<usize>,
-    /// Prompt token ids are drawn below this. Every server knows ids, none agrees on words.
+    /// Prompts are random token ids below this number. Token ids work with every server and tokenizer.
     #[arg(long, default_value_t = 256)]
     pub vocab: u32,
     /// Let the model end a sequence by itself.

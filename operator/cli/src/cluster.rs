@@ -30,8 +30,8 @@ pub use self::objects::{find_tenant, list_objects};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub struct ClusterArgs {
-    /// Look into a cluster, not at processes of this machine. `kubectl sluice` always does, and each other
-    /// option of a cluster implies it.
+    /// Use a cluster instead of the processes of this machine. `kubectl sluice` always does, and each other option of a
+    /// cluster implies it.
     #[arg(long)]
     pub cluster: bool,
     /// File that says where clusters are. Default: what kubectl takes, or inside a pod its own cluster.
@@ -105,7 +105,7 @@ pub fn parse_target(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
         }
         Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() => Ok((Some(namespace), name)),
         None if !target.is_empty() => Ok((None, target)),
-        _ => bail!("`{target}` names no tenant; say NAME, NAMESPACE/NAME or tenant/NAME"),
+        _ => bail!("`{target}` is not the name of a tenant; write NAME, NAMESPACE/NAME or tenant/NAME"),
     }
 }
 
@@ -120,7 +120,10 @@ mod tests {
         }
         assert_eq!(parse_target("team/chat").unwrap(), (Some("team"), "chat"));
         for target in ["", "tenant/", "/chat", "team/"] {
-            assert!(parse_target(target).unwrap_err().to_string().contains("names no tenant"), "{target}");
+            assert!(
+                parse_target(target).unwrap_err().to_string().contains("is not the name of a tenant"),
+                "{target}"
+            );
         }
     }
 }

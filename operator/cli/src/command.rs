@@ -49,7 +49,7 @@ enum Command {
     /// that an
     /// answer differed between the rules.
     Demo(DemoArgs),
-    /// Serve models by their names: download them, pick the memory, serve them all on one port, chat.
+    /// Serve models by name: download them, choose the memory, serve all on one port, and chat.
     ///
     /// Models share one GPU made of host memory, and idle ones lend theirs. Exit status 78 says that trying again
     /// will
@@ -62,16 +62,16 @@ enum Command {
     /// Prints one line `ready NAMESPACE/NAME URL` on stdout when a tenant serves. Everything else goes to stderr. Exit
     /// status 78 says that the configuration cannot be used.
     Up(UpArgs),
-    /// Say what the operator would decide about the tenants of YAML files, before they are applied.
+    /// Show what the operator would do with the tenants of YAML files, before you apply them.
     ///
     /// Which GPU each slot would get, what it would hold there, and what does not fit and why; with --before or a
     /// cluster also whose pods the change would replace. Exit status 1 says that a slot would not be served.
     Plan(PlanArgs),
-    /// Show where the memory of running tenants is, and their figures.
+    /// Show the memory and the performance of running tenants.
     Top(TopArgs),
-    /// Say why a tenant does not run, is slow, or has lent its memory.
+    /// Show why a tenant does not run, is slow, or has lent its memory.
     Explain(ExplainArgs),
-    /// Put a tenant of this machine to sleep: it gives up all of its device memory until `sluice wake`.
+    /// Put a tenant of this machine to sleep: it releases all its device memory until `sluice wake`.
     ///
     /// Waits until the tenant is asleep, and prints how much memory that freed. Requests do not wake the tenant;
     /// they
@@ -83,9 +83,9 @@ enum Command {
     /// it
     /// needs.
     Wake(TenantArgs),
-    /// Drive any OpenAI-compatible endpoint and report what its clients felt.
+    /// Send requests to any OpenAI-compatible endpoint and report latency and throughput.
     Bench(BenchArgs),
-    /// Say what the GPUs of this machine can do (starts sluice-gpu-probe).
+    /// Check what the GPUs of this machine support (starts sluice-gpu-probe).
     GpuProbe {
         /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the
         /// questions and end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-`
@@ -129,7 +129,7 @@ enum CompletionShell {
 /// Runs the command line of this process as the program `name`.
 pub fn main(name: &'static str) -> ExitCode {
     let installed = rustls::crypto::ring::default_provider().install_default();
-    assert!(installed.is_ok(), "nobody installs a TLS provider before main");
+    assert!(installed.is_ok(), "no TLS provider is installed before main");
     let matches = Cli::command()
         .bin_name(name)
         .try_get_matches()
@@ -170,7 +170,7 @@ fn with_file_tip(mut error: clap::Error) -> clap::Error {
     let (given, usage) = (of(ContextKind::InvalidArg), of(ContextKind::Usage));
     let is_file = error.kind() == ErrorKind::UnknownArgument && !given.starts_with('-');
     if is_file && usage.contains("--file") {
-        let tip = format!("write -f {given}");
+        let tip = format!("use -f {given}");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
@@ -225,7 +225,8 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
 
 /// Replaces this process by the probe. Returns only on failure.
 fn exec_gpu_probe(args: &[String]) -> anyhow::Result<()> {
-    let probe = sibling_binaries::find("sluice-gpu-probe").context("this installation has no GPU probe")?;
+    let probe = sibling_binaries::find("sluice-gpu-probe")
+        .context("this installation does not include the GPU probe")?;
     let error = std::process::Command::new(&probe).args(args).exec();
     Err(error).with_context(|| probe.display().to_string())
 }

@@ -52,13 +52,13 @@ pub struct DemoArgs {
     /// in the user's cache folder.
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
-    /// Leave the tenants serving at the end, until Ctrl-C.
+    /// Keep the tenants running at the end, until Ctrl-C.
     #[arg(long)]
     pub keep: bool,
-    /// Two short rounds under each rule: shows that everything works, and no more.
+    /// Only two short rounds under each rule, to check that the demo works.
     #[arg(long, conflicts_with = "seconds")]
     pub quick: bool,
-    /// Length of the day. As many requests are then sent to fixed partitions.
+    /// Duration of the run with lending. The run with fixed partitions gets the same number of requests.
     #[arg(long, value_name = "N", default_value_t = 90, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Port of the first tenant's API; the others take the next ones. 0 = free ports. Default: 8000, or free ports
@@ -98,7 +98,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     };
     let (model, machine) = tokio::select! {
         prepared = prepared => prepared?,
-        which = signals.next() => bail!("{which} before the first model was loaded"),
+        which = signals.next() => bail!("{which} while the first model was loading"),
     };
     let setting = DemoConfig::new(
         &machine,
@@ -129,7 +129,7 @@ fn check_memory(setting: &DemoConfig) -> anyhow::Result<()> {
         let problem = format!(
             "not enough memory: three tenants of this model take {needed}, and {available} are available on this machine"
         );
-        return Err(Misconfigured(format!("{problem}; take a smaller model, or end other programs")).into());
+        return Err(Misconfigured(format!("{problem}; use a smaller model, or end other programs")).into());
     }
     Ok(())
 }
@@ -177,7 +177,7 @@ impl DemoRun {
             print_line(format_args!("\nthis run is repeated once: {title}"));
             let again = self.run_day(rules[at], promise, length).await?;
             if again.texts != runs[at].texts {
-                bail!("{title}: the same requests were answered with other tokens when repeated");
+                bail!("{title}: the same requests gave other tokens when repeated");
             }
             report_disturbance(&format!("{title}, repeated"), &again);
             if comparison::is_less_noisy(&again, &runs[at]) {
@@ -280,7 +280,7 @@ impl DemoRun {
 
 /// A signal ended a run before its work was done.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("ended by a signal before the demo was over; nothing of it is left running")]
+#[error("ended by a signal before the demo was complete; all its processes have ended")]
 struct Interrupted;
 
 /// Waits until every tenant serves. Returns the base URLs in the order of [`TENANTS`].
@@ -313,7 +313,7 @@ fn next_steps(sluice: &str) -> String {
 
 fn report_disturbance(title: &str, run: &RunStats) {
     if let Some(why) = comparison::disturbance(run) {
-        print_line(format_args!("\ndisturbed: {title}: {why}"));
+        print_line(format_args!("\nnoisy: {title}: {why}"));
     }
 }
 
@@ -325,7 +325,7 @@ fn print_setup(machine: &MachineSpeed, setting: &DemoConfig) {
     let (copies, link, memory) =
         (speed(machine.copy_bytes_per_s), speed(*link_bytes_per_s), bytes(*memory_bytes));
     print_line(format_args!(
-        "machine   cores: {}; one copies {copies}; other programs take {others} of the processor",
+        "machine   cores: {}; one core copies {copies}; other programs use {others} of the processor",
         machine.cores
     ));
     print_line(format_args!(
@@ -336,6 +336,6 @@ fn print_setup(machine: &MachineSpeed, setting: &DemoConfig) {
         lengths.prompt, lengths.output
     ));
     if machine.other_cpu_permille.is_some_and(|permille| permille > comparison::MAX_OTHER_CPU_PERMILLE) {
-        eprint_note("other programs are busy: figures will be disturbed");
+        eprint_note("other programs use the processor: expect noisy figures");
     }
 }

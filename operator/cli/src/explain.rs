@@ -65,7 +65,9 @@ async fn explain_in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
             let told = overview.gpus.iter().flat_map(|gpu| slot_lines(&gpu.tenants, &namespace, name, now));
             lines.extend(told);
         }
-        Err(error) => lines.extend([String::new(), format!("Its sidecars cannot be seen: {error:#}.")]),
+        Err(error) => {
+            lines.extend([String::new(), format!("The states of its sidecars could not be read: {error:#}.")])
+        }
     }
     lines.extend(tenant_status::event_lines(&found.events, now));
     Ok(lines)
@@ -166,7 +168,7 @@ mod tests {
         let chat = TenantReport::State(Box::new(State { tenant, neighbourhood, ..State::default() }));
         let tenants = [silent("code"), chat, silent("mail")];
         let told = |name: &str| slot_lines(&tenants, "team", name, NOW);
-        let taken = "  team/chat took the turn from team/code 30s ago, 260 ms past its deadline.";
+        let taken = "  team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline.";
         assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
         assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
         assert!(slot_lines(&tenants, "team", "elsewhere", NOW).is_empty());

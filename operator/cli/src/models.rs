@@ -70,8 +70,11 @@ fn remove(cache: &ModelCache, models: &[CachedModel], names: &[String]) -> anyho
     for name in names {
         if !models.iter().any(|model| model.matches_name(name)) {
             let cached: Vec<_> = models.iter().map(ToString::to_string).collect();
-            let cached = if cached.is_empty() { "no model".to_owned() } else { cached.join(", ") };
-            bail!("{name}: not in {}, which holds {cached}", cache.root().display());
+            let known = match &cached[..] {
+                [] => "no model is there".to_owned(),
+                cached => format!("the models there are {}", cached.join(", ")),
+            };
+            bail!("{name} is not in {}; {known}", cache.root().display());
         }
     }
     let mut refused = Vec::new();

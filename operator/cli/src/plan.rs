@@ -27,7 +27,7 @@ pub struct PlanArgs {
     /// YAML file with GpuPools and ModelTenants; may be given more than once.
     #[arg(short, long = "file", required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The files as they are now: shows whose pods the change replaces. May be given more than once.
+    /// The files as they are now: shows which pods the change replaces. May be given more than once.
     #[arg(long, value_name = "FILE")]
     pub before: Vec<PathBuf>,
     /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be
@@ -54,7 +54,7 @@ fn parse_model(text: &str) -> Result<(String, PathBuf), String> {
 pub async fn run(args: PlanArgs) -> anyhow::Result<()> {
     if args.cluster.is_cluster() && !args.before.is_empty() {
         bail!(
-            "--before and a cluster are two things to compare to: give one of them (outside kubectl: sluice plan)"
+            "--before and a cluster cannot be combined: compare with one of them (outside kubectl: sluice plan)"
         );
     }
     let connected = match args.cluster.is_cluster() {

@@ -55,7 +55,7 @@ pub struct RunArgs {
     /// Port of the API. 0 = any free port. Default: 8000, or the next one that is free.
     #[arg(long)]
     pub port: Option<u16>,
-    /// Address to listen at.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: IpAddr,
     /// Memory of the GPU that the models share, such as 6Gi. Default: weights and KV of 4 sequences of each model,
@@ -68,18 +68,17 @@ pub struct RunArgs {
     /// Threads of each engine; 0 = all cores.
     #[arg(long, default_value_t = 0)]
     pub threads: u32,
-    /// How memory is found when KV runs short, as `spec.policy` of a GpuPool.
+    /// How a tenant finds memory when its KV runs short, as `spec.policy` of a GpuPool.
     #[arg(long, default_value = "Unified", value_parser = parse_policy)]
     pub policy: Policy,
-    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if one is needed; it goes to no
-    /// hub
-    /// that a URL names.
+    /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if the hub needs one; it is not sent
+    /// to a hub that a URL names.
     #[arg(long, env = "HF_ENDPOINT", value_name = "URL", default_value = DEFAULT_ENDPOINT)]
     pub endpoint: String,
     /// Where models are downloaded to.
     #[command(flatten)]
     pub cache: CacheArgs,
-    /// Print the YAML for `sluice up -f` and end; nothing is downloaded but the beginnings of files.
+    /// Print the YAML for `sluice up -f` and end; this downloads only the headers of files.
     #[arg(long)]
     pub print_yaml: bool,
     /// Runtime folder instead of the user's own.
@@ -103,7 +102,7 @@ pub async fn run(args: RunArgs) -> anyhow::Result<()> {
     let prepared = tokio::select! {
         prepared = prepare::prepare(&args) => prepared?,
         which = signals.next() => {
-            eprint_note(format_args!("{which}; what was downloaded so far is kept"));
+            eprint_note(format_args!("{which}; the files downloaded so far are kept"));
             return Ok(());
         }
     };
@@ -139,7 +138,7 @@ async fn serve(
     // Shows one figure if all models have the same.
     context.dedup();
     eprint_note(format_args!(
-        "loading {}: a GPU of {gpu}, {total} of this machine's memory in all; context {} tokens",
+        "loading {}: GPU memory {gpu}, {total} of this machine's memory in total; context {} tokens",
         names.join(", "),
         context.join(", ")
     ));

@@ -31,7 +31,7 @@ impl RuntimeDir {
         create_private_dir(&path)?;
         let owner = std::fs::metadata(&path).with_context(|| path.display().to_string())?.uid();
         if owner != rustix::process::getuid().as_raw() {
-            bail!("{}: belongs to user {owner}; name another with --runtime-dir", path.display());
+            bail!("{} belongs to user {owner}; name another folder with --runtime-dir", path.display());
         }
         Ok(RuntimeDir(path))
     }
@@ -52,7 +52,7 @@ impl RuntimeDir {
     /// Another process runs tenants on that GPU.
     pub fn claim_gpu(&self, namespace: &str, name: &str) -> anyhow::Result<LockedDir> {
         // No folder of a tenant has such a name: a namespace has no dot.
-        let busy = format!("GPU {namespace}/{name} is shared out already by another run");
+        let busy = format!("GPU {namespace}/{name} already belongs to another run");
         let folder = self.lock_dir(&format!("gpu.{namespace}.{name}"), &busy)?;
         folder.clear().with_context(|| folder.path().display().to_string())?;
         Ok(folder)
@@ -97,9 +97,9 @@ impl RuntimeDir {
         else {
             let titles: Vec<_> = running.into_iter().map(|sidecar| sidecar.title).collect();
             let known = if titles.is_empty() {
-                "none runs".to_owned()
+                "no tenant runs".to_owned()
             } else {
-                format!("these do: {}", titles.join(", "))
+                format!("running: {}", titles.join(", "))
             };
             bail!("no tenant `{name}` runs on this machine ({known}); {hint}");
         };
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(names.collect::<Vec<_>>(), ["lock"]);
         assert!(runtime.running().unwrap().is_empty());
         let refusal = runtime.claim_gpu("a", "local-0").unwrap_err().to_string();
-        assert!(refusal.starts_with("GPU a/local-0 is shared out already"), "{refusal}");
+        assert!(refusal.starts_with("GPU a/local-0 already belongs to another run"), "{refusal}");
         drop(gpu);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing stays behind");
     }

@@ -26,8 +26,8 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| {
         let probe = if name == GPU_PROBE.0 { GPU_PROBE.1 } else { "" };
         format!(
-            "{name} is neither in ${BIN_DIR}, nor beside this program, nor on PATH; this builds it and all others in a \
-             source tree of Sluice: {BUILD_COMMAND}{probe}"
+            "{name} is not in ${BIN_DIR}, not in the folder of this program and not on PATH; in a source \
+             tree of Sluice, build it with: {BUILD_COMMAND}{probe}"
         )
     })
 }

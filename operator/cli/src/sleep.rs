@@ -13,7 +13,8 @@ use crate::print;
 use crate::runtime_dir::RuntimeDir;
 
 /// Advice for a tenant that does not run here.
-const CLUSTER_HINT: &str = "in a cluster a tenant sleeps by spec.idle.hibernateAfterSeconds";
+const CLUSTER_HINT: &str = "`sleep` and `wake` work only for tenants of this machine; in a cluster, set \
+                            spec.idle.hibernateAfterSeconds";
 
 /// Which tenant, for both commands.
 #[derive(Clone, Debug, clap::Args)]
@@ -80,7 +81,7 @@ pub async fn sleep(args: SleepArgs) -> anyhow::Result<()> {
         .admin
         .sleep(&tenant.record, args.level)
         .await
-        .with_context(|| format!("{title} does not sleep"))?;
+        .with_context(|| format!("{title} could not be put to sleep"))?;
     let after = tenant.used_bytes().await?;
     match before.zip(after).map(|(before, after)| before.saturating_sub(after)) {
         Some(freed) if freed > 0 => print(format!("{title} is asleep: {} freed", bytes(freed))),
@@ -95,6 +96,6 @@ pub async fn sleep(args: SleepArgs) -> anyhow::Result<()> {
 pub async fn wake(target: TenantArgs) -> anyhow::Result<()> {
     let tenant = LocalTenant::find(&target)?;
     let title = &tenant.title;
-    tenant.admin.wake_up(&tenant.record).await.with_context(|| format!("{title} does not wake"))?;
+    tenant.admin.wake_up(&tenant.record).await.with_context(|| format!("{title} could not be woken"))?;
     print(format!("{title} is awake"))
 }

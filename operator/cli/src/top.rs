@@ -34,12 +34,11 @@ const ONCE_COLUMNS: usize = 110;
 /// Options of `sluice top`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct TopArgs {
-    /// Print one picture as text and end. So it does where standard output is no terminal.
+    /// Print the state once as text and end. This is the default where standard output is not a terminal.
     #[arg(long)]
     pub once: bool,
-    /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer
-    /// is
-    /// named on stderr, left out, and makes the exit status 1.
+    /// Print an array of states (`GET /v1/state`) and end, with --once or without. A sidecar that does not answer is
+    /// reported on stderr and omitted, and the exit status is 1.
     #[arg(long)]
     pub json: bool,
     /// Runtime folder instead of the user's own.

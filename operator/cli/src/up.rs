@@ -42,7 +42,7 @@ pub struct UpArgs {
     /// Port of the first tenant's API; the next tenant takes the next one. 0 = free ports.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Address to listen at.
+    /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1")]
     pub host: std::net::IpAddr,
     /// Threads of each engine; 0 = all cores.
@@ -64,7 +64,7 @@ pub struct UpArgs {
     /// Experiments: a fixed layout of moving layers, ALPHA:BETA, instead of the controller's choice.
     #[arg(long, value_parser = plan::parse_force_remap, value_name = "ALPHA:BETA", hide_short_help = true)]
     pub force_remap: Option<(u16, u8)>,
-    /// Experiments: overwrite every handed-over chunk with NaN.
+    /// Experiments: overwrite every chunk with NaN when it changes its owner.
     #[arg(long, hide_short_help = true)]
     pub poison: bool,
 }

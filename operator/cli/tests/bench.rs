@@ -256,7 +256,7 @@ fn a_run_without_one_answer_fails_and_shows_no_figures() {
         "{}",
         outcome.stderr
     );
-    assert!(outcome.stdout.contains("nothing succeeded"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("no request succeeded"), "{}", outcome.stdout);
     for figure in ["TTFT", "TPOT", "throughput", "SLO"] {
         assert!(!outcome.stdout.contains(figure), "{}", outcome.stdout);
     }

@@ -58,7 +58,7 @@ fn a_file_without_its_option_comes_with_the_option() {
     ] {
         let outcome = finish(TestEnv::new().sluice(&arguments));
         assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
-        let tip = format!("tip: write -f {}\n", arguments.last().unwrap());
+        let tip = format!("tip: use -f {}\n", arguments.last().unwrap());
         assert_eq!(outcome.stderr.contains(&tip), has_tip, "{}", outcome.stderr);
     }
 }
@@ -119,7 +119,11 @@ fn missing_probe_is_reported() {
     let world = TestEnv::new();
     let outcome = finish(world.sluice_without_siblings(&["gpu-probe"]));
     assert_eq!(outcome.code, Some(1));
-    assert!(outcome.stderr.starts_with("sluice: this installation has no GPU probe: "), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.starts_with("sluice: this installation does not include the GPU probe: "),
+        "{}",
+        outcome.stderr
+    );
     assert!(outcome.stderr.ends_with(" -p sluice-kernels -p sluice-probe\n"), "{}", outcome.stderr);
 }
 

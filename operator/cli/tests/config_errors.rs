@@ -72,7 +72,7 @@ fn unreadable_files_and_unsupported_fields_are_listed_together() {
         outcome.stderr,
         "sluice: missing.yaml, tenants.yaml are refused\n\
          missing.yaml: No such file or directory (os error 2)\n\
-         tenants.yaml:7:3: spec.replicas: more than one is not built yet for local processes\n\
+         tenants.yaml:7:3: spec.replicas: more than one is not supported for local processes yet\n\
          tenants.yaml:15:3: spec.replica: unknown field; did you mean `replicas`?\n\
          3 errors in 2 files\n"
     );

@@ -69,8 +69,9 @@ fn without_an_operator_conditions_and_events_explain() {
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     for line in [
         "team/chat is not ready: NoRoom: Placed: slot 0: no room on 2 GPUs",
-        "To mend it: add GPUs to the pool",
-        "Its sidecars cannot be seen: no operator leads: Lease sluice-system/sluice-operator has no holder",
+        "What to do: add GPUs to the pool",
+        "The states of its sidecars could not be read: no operator is the leader: Lease \
+         sluice-system/sluice-operator has no holder",
         "warning NoRoom: no GPU has room",
     ] {
         assert!(outcome.stdout.contains(line), "{line}\n{}", outcome.stdout);
@@ -99,7 +100,7 @@ fn top_without_operator_names_lease_and_namespace() {
 fn tenant_not_running_locally_gets_cluster_hint() {
     let outcome = finish(TestEnv::new().sluice(&["explain", "chat"]));
     assert_eq!(outcome.code, Some(1));
-    let said = "no tenant `chat` runs on this machine (none runs); in a cluster: kubectl sluice explain";
+    let said = "no tenant `chat` runs on this machine (no tenant runs); in a cluster: kubectl sluice explain";
     assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
 }
 
@@ -131,10 +132,10 @@ fn peer_explains_stopped_sidecar_and_waiter_names_it() {
     };
     let culprit = of("code");
     assert!(culprit.starts_with("default/code does not answer: "), "{culprit}");
-    let told = "default/code holds the turn and is 1500 ms past its deadline, as default/chat tells.";
+    let told = "default/code holds the time slice and is 1500 ms past its deadline, as default/chat reports.";
     assert!(culprit.contains(told), "{culprit}");
     let victim = of("chat");
-    let told = "It waits for the turn, which default/code holds and is 1500 ms past its deadline.";
+    let told = "It waits for the time slice, which default/code holds and is 1500 ms past its deadline.";
     assert!(victim.contains(told), "{victim}");
 }
 

@@ -202,8 +202,8 @@ fn failed_directive_is_retried_and_rejected_one_is_not() {
     told.directive("mail", 0);
     let said = finish_up(up, &world).stderr;
     let of = |name: &str| said.lines().filter(|line| line.contains(name)).collect::<Vec<_>>();
-    let known = "it does not know its new share of the GPU yet, and keeps the one that it has";
-    let failed = |wait| format!("sluice: default/chat: {known}: not now; trying again in {wait}ms");
+    let known = "could not be sent its new share of the GPU and keeps its current share";
+    let failed = |wait| format!("sluice: default/chat {known}: not now; trying again in {wait}ms");
     assert_eq!(of("default/chat"), [failed(50), failed(100)], "{said}");
     assert_eq!((of("default/code").len(), of("default/mail").len()), (1, 0), "{said}");
     let refused = of("default/code")[0];
@@ -232,7 +232,7 @@ fn manual_directive_is_superseded_unless_epoch_is_newer() {
     assert_eq!(told.directive("mail", 1).sequence, 51, "all have the same one");
     told.directive("code", 1);
     let said = finish_up(up, &world).stderr;
-    assert_eq!(said.matches("was put by somebody else and is replaced").count(), 1, "{said}");
+    assert_eq!(said.matches("is from another sender and is replaced").count(), 1, "{said}");
     assert_eq!(said.matches("is refused: not newer").count(), 2, "{said}");
     assert_eq!((told.count("chat"), told.count("mail")), (2, 2));
 }
@@ -247,7 +247,7 @@ fn gpu_of_another_run_is_rejected_and_first_run_continues() {
     let second = start(world.sluice(&["up", "-f", "other.yaml", "--port", "0"]));
     let outcome = ProcessOutput::from_output(second.wait_with_output().unwrap());
     assert_eq!(outcome.code, Some(1));
-    let expected = "sluice: GPU default/local-one-0 is shared out already by another run";
+    let expected = "sluice: GPU default/local-one-0 already belongs to another run";
     assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
     assert!(world.path("run/gpu.default.local-one-0/neighbour_tokens").exists());
     finish_up(first, &world);
@@ -309,5 +309,5 @@ fn three_sidecar_processes_share_one_gpu_with_directives() {
         assert_eq!(others, expected);
     }
     let said = finish_up(up, &world).stderr;
-    assert!(!said.contains("does not know its new share") && !said.contains("refused"), "{said}");
+    assert!(!said.contains("could not be sent its new share") && !said.contains("refused"), "{said}");
 }

@@ -44,7 +44,11 @@ fn sizes_come_from_the_folders_that_files_or_options_name() {
     let outcome = finish(world.sluice(&files));
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     assert!(outcome.stdout.contains("chat  slot 0  floor 9 MiB  share 40 MiB"), "{}", outcome.stdout);
-    assert!(outcome.stdout.contains("code  not placed, its sizes are not known"), "{}", outcome.stdout);
+    assert!(
+        outcome.stdout.contains("code  not placed, because the sizes of its model are not known"),
+        "{}",
+        outcome.stdout
+    );
     let outcome = finish(world.sluice(&[&files[..], &["--model", "code=elsewhere"]].concat()));
     assert!(outcome.stdout.contains("code  slot 0  floor 9 MiB  share 20 MiB"), "{}", outcome.stdout);
     let asked = std::fs::read_to_string(world.path("asked")).unwrap();
@@ -65,7 +69,7 @@ fn a_model_of_a_tenant_that_is_in_no_file_is_refused() {
     let outcome =
         finish(world.sluice(&["plan", "-f", "all.yaml", "--model", "chat=here", "--model", "cod=there"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""));
-    let said = "sluice: --model cod=there: no tenant is called `cod`; the tenants are: chat, code\n";
+    let said = "sluice: --model cod=there: no tenant has the name `cod`; the tenants are: chat, code\n";
     assert_eq!(outcome.stderr, said);
     assert!(!world.path("asked").exists(), "no model is read for nothing");
 }
@@ -98,7 +102,7 @@ fn change_is_shown_with_previous_plan() {
     let both = ["plan", "-f", "after.yaml", "--before", "before.yaml", "--cluster"];
     let outcome = finish(world.sluice(&both));
     assert_eq!(outcome.code, Some(1));
-    assert!(outcome.stderr.contains("two things to compare to"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("--before and a cluster cannot be combined"), "{}", outcome.stderr);
 }
 
 #[test]

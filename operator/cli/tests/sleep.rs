@@ -84,7 +84,7 @@ fn a_level_is_passed_on_and_an_unknown_one_is_a_wrong_argument() {
 fn a_refusal_names_the_tenant_and_the_reason() {
     let world = TestEnv::new();
     let _chat = top::tenant(&world, "chat", rejecting_admin(), "secret");
-    for (command, problem) in [("sleep", "does not sleep"), ("wake", "does not wake")] {
+    for (command, problem) in [("sleep", "could not be put to sleep"), ("wake", "could not be woken")] {
         let outcome = finish(world.sluice(&[command, "chat"]));
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(1), ""));
         let reason = format!("default/chat {problem}: the tenant has not loaded");
@@ -99,7 +99,8 @@ fn tenant_not_running_is_named_with_running_ones() {
     for command in ["sleep", "wake"] {
         let outcome = finish(world.sluice(&[command, "code"]));
         assert_eq!(outcome.code, Some(1));
-        let reason = "no tenant `code` runs on this machine (these do: default/chat); in a cluster a tenant sleeps by \
+        let reason = "no tenant `code` runs on this machine (running: default/chat); `sleep` and `wake` \
+                      work only for tenants of this machine; in a cluster, set \
                       spec.idle.hibernateAfterSeconds";
         assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
     }

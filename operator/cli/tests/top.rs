@@ -116,7 +116,7 @@ fn newer_sidecar_version_is_rejected() {
     let admin = serve(axum::Router::new().route("/v1/state", get(answer)));
     let _new = tenant(&world, "new", admin, "secret");
     let outcome = finish(world.sluice(&["top", "--once"]));
-    assert!(outcome.stdout.contains("update it"), "{}", outcome.stdout);
+    assert!(outcome.stdout.contains("update the program"), "{}", outcome.stdout);
 }
 
 #[test]

@@ -118,9 +118,9 @@ fn unsupported_field_is_rejected_with_location() {
     assert_eq!(
         outcome.stderr,
         "sluice: local.yaml is refused\n\
-         local.yaml:17:3: spec.replicas: more than one is not built yet for local processes\n\
-         local.yaml:18:12: spec.engine.kind: sluice up starts engines of Sluice only; put \
-                   sluice-sidecar before a server that runs already (engine.url in its configuration), or use a cluster\n\
+         local.yaml:17:3: spec.replicas: more than one is not supported for local processes yet\n\
+         local.yaml:18:12: spec.engine.kind: sluice up starts only engines of Sluice; for a running vLLM server, \
+         start sluice-sidecar with engine.url in its configuration, or use a cluster\n\
          2 errors\n"
     );
 }
@@ -147,7 +147,7 @@ fn a_sibling_that_is_not_installed_is_named() {
     world.write("local.yaml", YAML);
     let outcome = finish(world.sluice_without_siblings(&["up", "-f", "local.yaml"]));
     assert_eq!(outcome.code, Some(1));
-    assert!(outcome.stderr.starts_with("sluice: sluice-engine is neither in"), "{}", outcome.stderr);
+    assert!(outcome.stderr.starts_with("sluice: sluice-engine is not in"), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("cargo build --profile dist -p sluice-cli "), "{}", outcome.stderr);
 }
 
@@ -364,7 +364,7 @@ fn a_second_signal_ends_at_once_and_leaves_nothing() {
     let mut stderr = BufReader::new(up.stderr.take().unwrap());
     let mut line = String::new();
     stderr.read_line(&mut line).unwrap();
-    assert_eq!(line, "sluice: interrupted; open streams may finish; a second signal ends at once\n");
+    assert_eq!(line, "sluice: interrupted: waiting until open streams end; a second signal ends them\n");
     assert!(up.try_wait().unwrap().is_none() && pids.iter().all(|pid| is_alive(*pid)), "streams may finish");
     let begun = std::time::Instant::now();
     signal(&up, Signal::INT);

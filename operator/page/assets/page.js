@@ -90,7 +90,7 @@ function connect() {
     if (closed) setTimeout(() => own === source && connect(), RETRY_MS);
     const why = closed && (await refusal());
     if (own !== source) return;
-    known.problem = why || "The server does not answer. What is shown is old.";
+    known.problem = why || "The server does not answer. The page shows old data.";
     soon();
   });
 }
@@ -148,14 +148,14 @@ function tenantView(gpu, title, now, width) {
 }
 
 const SORTS = {
-  trouble: ["trouble first", byTrouble],
+  trouble: ["problems first", byTrouble],
   memory: ["memory used", (a, b) => b.used_permille - a.used_permille],
   tokens: ["tokens per second", (a, b) => (b.tokens_per_s ?? -1) - (a.tokens_per_s ?? -1)],
   name: ["name", () => 0],
 };
 
 function cellText(gpu) {
-  const level = { fine: "fine", watch: "look at it", bad: "in trouble" }[gpu.level];
+  const level = { fine: "fine", watch: "to check", bad: "with problems" }[gpu.level];
   const speed = gpu.tokens_per_s === null ? "" : `, ${rate(gpu.tokens_per_s)} tokens/s`;
   return `${gpu.key}: ${level}, ${counted(gpu.titles.length, "tenant")}, ${percent(gpu.used_permille, 0)} used${speed}`;
 }
@@ -177,12 +177,12 @@ function pool(chosen) {
   const options = Object.entries(SORTS).map(([key, [text]]) => el("option", { value: key }, text));
   const more = count("bad") - worst.length;
   return el("section", { class: "pool", "aria-label": "All GPUs" },
-    el("h2", { tabindex: "-1" }, counted(shown.length, "GPU"), " ", el("small", {}, `${count("bad")} in trouble · ${count("watch")} to look at · ${count("fine")} fine`)),
+    el("h2", { tabindex: "-1" }, counted(shown.length, "GPU"), " ", el("small", {}, `${count("bad")} with problems · ${count("watch")} to check · ${count("fine")} fine`)),
     el("p", { class: "controls" },
       el("label", {}, "Find ", el("input", { id: "filter", type: "search", autocomplete: "off", placeholder: "GPU, pool, node or tenant" })),
       el("label", {}, "Sort ", el("select", { id: "sort" }, options))),
     lines.length ? el("ul", { class: "reasons" }, lines, more > 0 ? el("li", { class: "bad" }, `${more} more, marked × below`) : null) : null,
-    el("p", { class: "quiet" }, "× in trouble, ! to look at; the stronger the colour, the more memory is used."),
+    el("p", { class: "quiet" }, "× with problems, ! to check; the stronger the colour, the more memory is used."),
     el("ul", { class: "map", "aria-label": `GPUs, ${SORTS[known.sort][0]}; arrow keys move` }, cells));
 }
 
@@ -202,7 +202,7 @@ function announce() {
   const now = spoken();
   const fresh = [...now].filter(([key]) => !announced.has(key)).map(([, text]) => text);
   const over = announced.size > 0 && now.size === 0;
-  if (fresh.length || over) document.getElementById("announce").textContent = fresh.join(" ") || "All troubles are over.";
+  if (fresh.length || over) document.getElementById("announce").textContent = fresh.join(" ") || "No problems any more.";
   announced = now;
 }
 

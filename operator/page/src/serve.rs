@@ -77,7 +77,8 @@ struct ViewQuery {
 }
 
 fn open_viewer(hub: &Arc<Hub>, wanted: ViewQuery) -> Result<Viewer, (StatusCode, &'static str)> {
-    let full = (StatusCode::SERVICE_UNAVAILABLE, "Too many viewers look at this page. Close one of them.\n");
+    let full =
+        (StatusCode::SERVICE_UNAVAILABLE, "Too many viewers have this page open. Close one of them.\n");
     hub.viewer(wanted.gpu).ok_or(full)
 }
 
@@ -91,7 +92,7 @@ async fn state(State(hub): State<Arc<Hub>>, Query(wanted): Query<ViewQuery>) -> 
     };
     let limit = hub.interval() * 2 + UPDATE_TIMEOUT;
     let Ok(messages) = tokio::time::timeout(limit, viewer.snapshot()).await else {
-        let text = format!("the GPU that gpu= names was not read within {} s; ask again\n", limit.as_secs());
+        let text = format!("the GPU in gpu= was not read within {} s; try again\n", limit.as_secs());
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     };
     let messages = messages.unwrap_or_default();
@@ -129,7 +130,7 @@ pub fn local_only<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router
         if is_local(request.headers().get(header::HOST)) {
             return next.run(request).await;
         }
-        (StatusCode::FORBIDDEN, "ask for localhost or 127.0.0.1: only this machine is answered\n")
+        (StatusCode::FORBIDDEN, "use localhost or 127.0.0.1 as the host: the page serves only this machine\n")
             .into_response()
     }))
 }

@@ -164,8 +164,9 @@ impl GpuView {
             tenant.tokens_per_s = rate(&tenant.title).filter(|_| tenant.answers);
             tenant.colour = colour(&tenant.title);
         }
-        let problem =
-            reading.problem.map(|said| Reason::new(Level::Bad, "read", format!("Not read: {said}.")));
+        let problem = reading
+            .problem
+            .map(|said| Reason::new(Level::Bad, "read", format!("Could not be read: {said}.")));
         let reasons: Vec<_> = problem.into_iter().chain(late_holder(reading.tenants)).collect();
         let own = reasons.iter().map(|reason| reason.level);
         let level = own.chain(tenants.iter().map(|tenant| tenant.level)).max().unwrap_or_default();
@@ -227,7 +228,7 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
     let turns = states(reports).filter_map(hangs::turn).filter(|turn| turn.holder_overdue_ms > 0);
     let turn = turns.max_by_key(|turn| turn.holder_overdue_ms)?;
     let (holder, overdue_ms) = (turn.holder.as_ref()?, turn.holder_overdue_ms);
-    let text = format!("{holder} holds the turn and is {overdue_ms} ms past its deadline.");
+    let text = format!("{holder} holds the time slice and is {overdue_ms} ms past its deadline.");
     Some(Reason::new(Level::Bad, "holder", text))
 }
 

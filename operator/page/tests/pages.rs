@@ -127,7 +127,7 @@ fn the_keyboard_reaches_every_part_and_moves_over_the_map() {
         sight.press(key);
     }
     assert_eq!(sight.value(name), first);
-    assert!(first.as_str().unwrap().contains("in trouble"), "the first of all has trouble: {first}");
+    assert!(first.as_str().unwrap().contains("with problems"), "the first of all has trouble: {first}");
     sight.press("Enter");
     sight.until("Boolean(document.querySelector('.gpu .tenant'))");
     assert!(sight.value("document.activeElement.innerText").as_str().unwrap().starts_with("GPU fleet-a-"));
@@ -158,7 +158,7 @@ fn page_updates_while_viewed_and_keeps_focus() {
     sight.until("document.querySelectorAll('.band').length >= 9");
     assert_eq!(sight.value("document.getElementById('announce').textContent"), "", "nothing is wrong");
     scenes::one_gpu(&hub, "late-holder", 900);
-    sight.until("document.getElementById('announce').textContent.includes('team/code holds the turn')");
+    sight.until("document.getElementById('announce').textContent.includes('team/code holds the time slice')");
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn refused_viewer_sees_reason_and_page_after_another_disconnects() {
     assert_eq!(viewers.len(), 32);
     let sight = chromium.page(1400, false);
     sight.open(&served.url("/"), "#link");
-    let why = "Too many viewers look at this page. Close one of them.\\n";
+    let why = "Too many viewers have this page open. Close one of them.\\n";
     sight.until(&format!("document.getElementById('link').textContent === '{why}'"));
     drop(viewers);
     sight.until("document.getElementById('link').className === 'live'");

@@ -61,7 +61,10 @@ impl BenchClient {
     async fn first_model(&self) -> anyhow::Result<String> {
         let request = self.with_api_key(self.http.get(format!("{}/v1/models", self.url)));
         let models: Value = request.send().await?.error_for_status()?.json().await?;
-        models["data"][0]["id"].as_str().map(str::to_owned).context("the server lists no model")
+        models["data"][0]["id"]
+            .as_str()
+            .map(str::to_owned)
+            .context("the server lists no model at /v1/models; name one with --model")
     }
 
     fn with_api_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {

@@ -63,7 +63,7 @@ impl FromStr for Arrivals {
 
 /// Message for a text that has neither form.
 const LENGTHS_SYNTAX: &str =
-    "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no file is called so";
+    "expected PROMPT:OUTPUT (such as 64:64 or 16-64:32-128) or a CSV file, and no such file exists";
 
 /// Lengths of prompts and outputs.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,7 +179,7 @@ impl CsvTable {
         let cell = |(i, row): (usize, &Vec<String>)| {
             let text = row.get(column).map_or("", String::as_str);
             parse(text)
-                .with_context(|| format!("{}:{}: `{text}` is no {}", self.path.display(), i + 2, names[0]))
+                .with_context(|| format!("{}:{}: `{text}` is not a {}", self.path.display(), i + 2, names[0]))
         };
         self.rows.iter().enumerate().map(cell).collect()
     }
@@ -286,6 +286,6 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "context_tokens,generated_tokens\n4,x\n").unwrap();
         let message = format!("{:#}", CsvTable::read(file.path()).unwrap().lengths().unwrap_err());
-        assert!(message.ends_with(":2: `x` is no generated_tokens"), "{message}");
+        assert!(message.ends_with(":2: `x` is not a generated_tokens"), "{message}");
     }
 }

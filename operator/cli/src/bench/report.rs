@@ -155,7 +155,7 @@ impl fmt::Display for BenchReport {
         }
         if self.completed == 0 {
             let first = self.first_error.as_deref().unwrap_or("none");
-            return writeln!(f, "nothing succeeded, so there are no figures; the first error: {first}");
+            return writeln!(f, "no request succeeded, so there are no figures; the first error: {first}");
         }
         writeln!(
             f,
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(lines[..2], ["  2 x a", "  1 x b"]);
         assert!(
             lines.len() == 3
-                && lines[2].starts_with("nothing succeeded")
+                && lines[2].starts_with("no request succeeded")
                 && lines[2].ends_with("first error: b"),
             "{lines:?}"
         );

@@ -31,12 +31,12 @@ impl ClusterArgs {
                 let config = Config::from_custom_kubeconfig(read, &options).await;
                 config.with_context(|| file.display().to_string())
             }
-            None if self.context.is_some() => {
-                Config::from_kubeconfig(&options).await.context("the kubeconfig, or this context of it")
-            }
+            None if self.context.is_some() => Config::from_kubeconfig(&options)
+                .await
+                .context("cannot read the kubeconfig, or it has no such context"),
             None => Config::infer().await.context(
-                "no cluster is configured; name one with --kubeconfig, or leave the cluster's options out to look at \
-                 processes of this machine",
+                "no cluster is configured; name a kubeconfig with --kubeconfig, or omit the options of a \
+                 cluster to read the processes of this machine",
             ),
         }
     }

@@ -23,8 +23,8 @@ impl ClusterArgs {
     /// Always.
     pub async fn connect(&self) -> anyhow::Result<Cluster> {
         bail!(
-            "this build of sluice has no client of a cluster; build it with the feature `cluster`, as \
-             `cargo build --package sluice-cli` does, or take kubectl-sluice"
+            "this build of sluice has no Kubernetes client; build it with the feature `cluster` (cargo \
+             build --package sluice-cli), or use kubectl-sluice"
         )
     }
 }

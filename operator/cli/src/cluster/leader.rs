@@ -83,8 +83,9 @@ impl LeaderClient {
         let pod = self.leader_pod().await?;
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
         let forwarded = pods.portforward(&pod, &[PORT]).await;
-        let mut forwarded = forwarded.with_context(|| format!("forwarding a port to {namespace}/{pod}"))?;
-        let stream = forwarded.take_stream(PORT).context("the forwarded port has no stream")?;
+        let mut forwarded =
+            forwarded.with_context(|| format!("cannot forward a port to pod {namespace}/{pod}"))?;
+        let stream = forwarded.take_stream(PORT).context("the forwarded port was closed")?;
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move {
             // The forwarding ends with the connection; the next request reports why it broke.
@@ -99,17 +100,20 @@ impl LeaderClient {
         let (namespace, name) = (&self.cluster.operator_namespace, &self.cluster.lease);
         let leases: Api<Lease> = Api::namespaced(self.cluster.client.clone(), namespace);
         let lease =
-            leases.get_opt(name).await.with_context(|| format!("reading Lease {namespace}/{name}"))?;
+            leases.get_opt(name).await.with_context(|| format!("cannot read Lease {namespace}/{name}"))?;
         let spec = lease.and_then(|lease| lease.spec).unwrap_or_default();
         let Some(holder) = spec.holder_identity.clone().filter(|holder| !holder.is_empty()) else {
             bail!(
-                "no operator leads: Lease {namespace}/{name} has no holder; is it installed there? (--operator-namespace)"
+                "no operator is the leader: Lease {namespace}/{name} has no holder; is the operator \
+                 installed in this namespace? (--operator-namespace)"
             );
         };
         match expired_seconds(&spec, Timestamp::now().as_second()) {
             None => Ok(holder),
             Some(seconds) => {
-                bail!("no operator leads: the last leader, {holder}, has been silent for {seconds} s")
+                bail!(
+                    "no operator is the leader: the last one, {holder}, has not renewed its Lease for {seconds} s"
+                )
             }
         }
     }

@@ -18,10 +18,11 @@ pub async fn list_objects(
 ) -> anyhow::Result<(Vec<GpuPool>, Vec<ModelTenant>)> {
     let pools: Api<GpuPool> = Api::namespaced(cluster.client.clone(), namespace);
     let pools = pools.list(&ListParams::default()).await;
-    let pools = pools.with_context(|| format!("reading the GpuPools of {namespace}"))?;
+    let pools = pools.with_context(|| format!("cannot read the GpuPools of namespace {namespace}"))?;
     let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
     let tenants = tenants.list(&ListParams::default()).await;
-    let tenants = tenants.with_context(|| format!("reading the ModelTenants of {namespace}"))?;
+    let tenants =
+        tenants.with_context(|| format!("cannot read the ModelTenants of namespace {namespace}"))?;
     Ok((pools.items, tenants.items))
 }
 
@@ -33,9 +34,9 @@ pub async fn find_tenant(cluster: &Cluster, name: &str) -> anyhow::Result<Tenant
     let namespace = &cluster.namespace;
     let tenants: Api<ModelTenant> = Api::namespaced(cluster.client.clone(), namespace);
     let read = tenants.get_opt(name).await;
-    let read = read.with_context(|| format!("reading ModelTenant {namespace}/{name}"))?;
+    let read = read.with_context(|| format!("cannot read ModelTenant {namespace}/{name}"))?;
     let Some(tenant) = read else {
-        bail!("no ModelTenant `{name}` in namespace `{namespace}` (-n names another)")
+        bail!("no ModelTenant `{name}` in namespace `{namespace}`; choose another namespace with -n")
     };
     let events = events(cluster, &tenant).await.map_err(|error| error.to_string());
     Ok(TenantWithEvents { tenant, events })

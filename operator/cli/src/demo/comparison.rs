@@ -120,7 +120,7 @@ pub fn table(lending: &RunStats, fixed: &RunStats) -> String {
     row("first tokens within the promise", &|one| {
         format!("{}.{} %", one.ttft_attained_permille / 10, one.ttft_attained_permille % 10)
     });
-    row("times that a request was computed again", &|one| {
+    row("requests computed again", &|one| {
         one.preemptions.map_or_else(|| "not known".to_owned(), |count| count.to_string())
     });
     row("most layers lent at once", &|one| one.max_absent_layers.to_string());
@@ -145,7 +145,8 @@ fn memory_sentence(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -
     let (layers, burst) = (lending.max_absent_layers, setting.requests);
     if layers == 0 {
         return format!(
-            "Idle tenants lent nothing: a burst of {burst} requests fitted the memory of its own tenant, or no tenant had layers to lend."
+            "Idle tenants lent no memory: a burst of {burst} requests fitted into the memory of its own \
+             tenant, or no tenant had layers to lend."
         );
     }
     let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
@@ -237,12 +238,10 @@ fn output_sentence(lending: &RunStats, fixed: &RunStats) -> String {
     let differ = lending.texts.iter().zip(&fixed.texts).filter(|(one, other)| one != other).count();
     match differ {
         0 if has_identical_outputs(lending, fixed) => {
-            format!(
-                "All {answers} answers were the same under both rules: memory moved, and no token changed."
-            )
+            format!("All {answers} answers were the same under both rules: lending changed no token.")
         }
         _ => format!(
-            "{differ} of {answers} answers differed between the rules, which must never happen: please report it."
+            "{differ} of {answers} answers differed between the rules. This is a bug: please report it."
         ),
     }
 }
@@ -334,9 +333,9 @@ Idle tenants lent the memory of up to 12 layers to the busy one, so requests los
 Under lending the tenants wrote 1.50 times the tokens per second, the slowest first tokens (P99) came after \
 30 ms instead of 100 ms. This run measured, under lending and under fixed partitions: 50 and 50 ms for the longest pauses between tokens (P99). \
 This difference is within the noise and does not count: two halves of a run under the same rule may differ by 5 %.
-All 2 answers were the same under both rules: memory moved, and no token changed.";
+All 2 answers were the same under both rules: lending changed no token.";
         assert_eq!(summary(&lending, &fixed, &setting), expected);
-        assert!(memory_sentence(&fixed, &fixed, &setting).starts_with("Idle tenants lent nothing"));
+        assert!(memory_sentence(&fixed, &fixed, &setting).starts_with("Idle tenants lent no memory"));
     }
 
     #[test]
@@ -361,7 +360,7 @@ All 2 answers were the same under both rules: memory moved, and no token changed
         assert!(
             table
                 .lines()
-                .any(|row| row.starts_with("times that a request was") && row.ends_with(" not known")),
+                .any(|row| row.starts_with("requests computed again") && row.ends_with(" not known")),
             "{table}"
         );
     }

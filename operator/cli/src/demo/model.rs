@@ -53,14 +53,16 @@ impl DemoModel {
     /// # Errors
     /// The path is not UTF-8.
     pub fn folder_str(&self) -> anyhow::Result<&str> {
-        self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))
+        self.folder
+            .to_str()
+            .with_context(|| format!("{}: the path is not valid UTF-8", self.folder.display()))
     }
 }
 
 fn check_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     if !folder.join("config.json").is_file() {
         let shown = folder.display();
-        let problem = "no config.json there; it takes a model folder in Hugging Face layout";
+        let problem = "the folder has no config.json; name a model folder in Hugging Face layout";
         return Err(Misconfigured(format!("--model {shown}: {problem}")).into());
     }
     std::path::absolute(folder).with_context(|| folder.display().to_string())
@@ -74,14 +76,14 @@ async fn create_synthetic() -> anyhow::Result<PathBuf> {
         return Ok(folder);
     }
     let maker = sibling_binaries::find("sluice-model-gen")?;
-    eprint_note(format_args!("making a model with random weights in {}", folder.display()));
+    eprint_note(format_args!("creating a model with random weights in {}", folder.display()));
     let part = TempFolder(folder.with_file_name(format!("{SYNTHETIC_NAME}.{}.part", std::process::id())));
     let mut command = Command::new(&maker);
     command.arg("--out").arg(&part.0).args(SYNTHETIC_SHAPE).stdin(Stdio::null()).stdout(Stdio::null());
     child::kill_on_parent_exit(&mut command);
     let status = command.status().await.with_context(|| maker.display().to_string())?;
     if !status.success() {
-        bail!("{} made no model: {status}", maker.display());
+        bail!("{} could not create the model: {status}", maker.display());
     }
     // The rename is atomic. If another demo was faster, it has generated the same files.
     match std::fs::rename(&part.0, &folder) {

@@ -17,7 +17,7 @@ const MIN_BAR_CELLS: u64 = 20;
 const TEXT_COLUMNS: usize = 65;
 /// What the letters mean.
 pub const LEGEND: &str =
-    "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and what was borrowed";
+    "W weights  S slots  K KV  A activations  . free; then requests running+waiting, and borrowed memory";
 
 /// Standard output. On a terminal it also shows the current tenants, in a line that is rewritten.
 pub struct LiveOutput {

@@ -78,7 +78,9 @@ impl RunningTenants {
         let step_ns = states.iter().flatten().filter_map(|state| {
             Some(state.figures.t_compute_ns? * state.layers.len() as u64).filter(|ns| *ns > 0)
         });
-        let Some(step_ns) = step_ns.max() else { anyhow::bail!("no tenant says how fast it computes") };
+        let Some(step_ns) = step_ns.max() else {
+            anyhow::bail!("no tenant reports the duration of its steps")
+        };
         Ok(LatencySlo::from_warm_up(figures.ttft_p99_ms, step_ns, setting.requests))
     }
 

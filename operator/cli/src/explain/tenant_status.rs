@@ -17,7 +17,7 @@ pub fn summary(tenant: &ModelTenant, now_unix_ms: u64) -> Vec<String> {
     let mut lines = vec![headline(tenant, conditions)];
     lines.extend(stale_status_note(tenant));
     lines.extend(conditions.iter().map(|condition| condition_row(condition, now_unix_ms)));
-    lines.extend(advice(conditions).map(|advice| format!("To mend it: {advice}.")));
+    lines.extend(advice(conditions).map(|advice| format!("What to do: {advice}.")));
     let slots = tenant.status.as_ref().map_or(&[][..], |status| &status.slots);
     lines.extend(slots.iter().map(slot_line));
     lines
@@ -37,7 +37,9 @@ fn headline(tenant: &ModelTenant, conditions: &[Condition]) -> String {
         return format!("{title} has no slots (spec.replicas is 0): it refuses requests.");
     }
     match find_condition(conditions, ConditionType::Ready) {
-        None => format!("{title}: no operator has looked at it yet. Does one run and watch this namespace?"),
+        None => format!(
+            "{title}: no operator has reconciled it yet. Is an operator running that watches this namespace?"
+        ),
         Some(ready) if ready.status == "True" => format!("{title} is ready."),
         Some(ready) => format!("{title} is not ready: {}", condition_message(ready)),
     }
@@ -49,7 +51,8 @@ fn stale_status_note(tenant: &ModelTenant) -> Option<String> {
     let written = tenant.metadata.generation?;
     (seen < written).then(|| {
         format!(
-            "The operator has not looked at the last change yet (generation {written}, it has seen {seen})."
+            "The operator has not reconciled the last change yet (generation {written}; the last reconciled \
+             one is {seen})."
         )
     })
 }
@@ -86,14 +89,14 @@ fn advice(conditions: &[Condition]) -> Option<&'static str> {
 const NO_CAPACITY_ADVICE: &str = "add GPUs to the pool, lower memory.guaranteedKv or raise memory.maxRemappedPercent of tenants \
     there, or give this one a higher priority before others are placed";
 /// No GPU is large enough.
-const GPU_TOO_SMALL_ADVICE: &str = "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a larger GPU, or make the \
-    tenant anew with a lower model.maxModelLen";
+const GPU_TOO_SMALL_ADVICE: &str = "lower memory.guaranteedKv, raise memory.maxRemappedPercent, use a \
+                                    larger GPU, or create the tenant again with a lower model.maxModelLen";
 /// The source does not provide the model.
-const SOURCE_ADVICE: &str = "look at the source's credential; for another repository, revision, bucket or path make \
-    the tenant anew, for model cannot be changed";
+const SOURCE_ADVICE: &str = "check the credential of the source; to change the repository, revision, bucket \
+                             or path, create the tenant again, because model is immutable";
 /// A sidecar hangs.
-const HANG_ADVICE: &str = "wait: the supervisor of its engine or the kubelet kills the sidecar within a minute, and it is \
-    started again; if this lasts, delete the pod";
+const HANG_ADVICE: &str = "wait: the supervisor of its engine or the kubelet kills the sidecar within a \
+                           minute, and it restarts; if this does not end, delete the pod";
 
 /// The match is exhaustive, so that a new reason cannot be forgotten.
 const fn reason_advice(reason: Reason) -> Option<&'static str> {
@@ -107,57 +110,56 @@ const fn reason_advice(reason: Reason) -> Option<&'static str> {
             return None;
         }
         Reason::SidecarHung => HANG_ADVICE,
-        Reason::NotObserved => "look at the operator: it has not seen this yet",
+        Reason::NotObserved => "check that the operator runs: it has not reconciled this object yet",
         Reason::NoRoom => NO_CAPACITY_ADVICE,
         Reason::ModelLargerThanGpu => GPU_TOO_SMALL_ADVICE,
         Reason::DeviceUnsupported => {
-            "make the tenant anew, in a pool of host.sluice.dev or with an engine of kind Vllm"
+            "create the tenant again in a pool of class host.sluice.dev, or with an engine of kind Vllm"
         }
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
         Reason::ContextDoesNotFit => {
-            "raise memory.kvLimit, or make the tenant anew with a lower model.maxModelLen"
+            "raise memory.kvLimit, or create the tenant again with a lower model.maxModelLen"
         }
-        Reason::PoolNotFound => "apply the pool in the same namespace; poolRef cannot be changed",
-        Reason::PoolTerminating => {
-            "apply a pool of that name again once it is gone; poolRef cannot be changed"
-        }
+        Reason::PoolNotFound => "apply the pool in the same namespace; poolRef is immutable",
+        Reason::PoolTerminating => "apply a pool of that name again when it is deleted; poolRef is immutable",
         Reason::GroupNotFound => "name a group of the pool in spec.gpuGroup",
         Reason::LocalOnly => {
-            "make the tenant anew with another source than File, and take a Secret for the keys"
+            "create the tenant again with another source than File, and use a Secret for the keys"
         }
         Reason::EngineImageMissing => "name an image of vLLM in spec.engine.image",
         Reason::ImageVolumesUnsupported => {
-            "make the tenant anew with a PersistentVolumeClaim, HuggingFace or S3 source"
+            "create the tenant again with a PersistentVolumeClaim, HuggingFace or S3 source"
         }
         Reason::ModelUnreadable => SOURCE_ADVICE,
         Reason::ModelUnsupported => {
-            "make the tenant anew, with a Llama or OPT model or an engine of kind Vllm and \
+            "create the tenant again with a Llama or OPT model, or with an engine of kind Vllm and \
              spec.engine.resources.limits.memory"
         }
-        Reason::ModelNotInspected => "wait; if this lasts, look at the Job that reads the model's headers",
-        Reason::InspectionFailed => {
-            "look at the Job that reads the model's headers, and at the log of its pod"
+        Reason::ModelNotInspected => {
+            "wait; if this does not end, check the Job that reads the model's headers"
         }
+        Reason::InspectionFailed => "check the Job that reads the model's headers, and the log of its pod",
         Reason::NotAllocated => {
-            "look at the Events of the pod: no node has a free device of the class, or enough CPU and memory beside it"
+            "check the Events of the pod: no node has a free device of the class together with enough CPU and memory"
         }
-        Reason::DriverRefused => "look at the claim's Events and at the log of the driver on its node",
+        Reason::DriverRefused => "check the Events of the claim and the log of the driver on its node",
         Reason::PodsRefused => {
-            "mend what the message names: a quota, a limit range, an admission policy, a service account or a priority class"
+            "fix what the message names: a quota, a limit range, an admission policy, a service account or \
+             a priority class"
         }
         Reason::WaitingForMemory => {
-            "wait: a neighbour gives back what this tenant owns; top shows who has it"
+            "wait: a peer returns the memory that this tenant owns; sluice top shows which peer holds it"
         }
-        Reason::PodNotReady => "wait; if this lasts, look at the Events of its pod",
-        Reason::PodFailing => "look at the logs of its pod's containers (kubectl logs POD -c sidecar)",
+        Reason::PodNotReady => "wait; if this does not end, check the Events of its pod",
+        Reason::PodFailing => "check the logs of the containers of its pod (kubectl logs POD -c sidecar)",
         Reason::Suspended => "set spec.suspend to false",
         Reason::ScaledToZero => "set spec.replicas to 1 or more",
-        Reason::NameTaken => "rename or delete the object that has the name",
+        Reason::NameTaken => "rename or delete the object with this name",
         Reason::ApplyFailed => {
-            "look at the message: a quota, a policy or a webhook of the cluster refuses the object"
+            "read the message: a quota, a policy or a webhook of the cluster refuses the object"
         }
         Reason::NodesNotReady => {
-            "look at the nodes and at their way to the control plane (kubectl get nodes); tenants serve on meanwhile"
+            "check the nodes and their connection to the control plane (kubectl get nodes); tenants continue to serve"
         }
         Reason::UpdateWaits => {
             "wait until no tenant is on the GPU, or set the pool's updatePolicy to Disruptive"
@@ -176,7 +178,7 @@ fn slot_line(slot: &SlotStatus) -> String {
 /// Formats the last events, oldest first.
 pub fn event_lines(told: &Result<Vec<EventSummary>, String>, now_unix_ms: u64) -> Vec<String> {
     match told {
-        Err(problem) => vec![String::new(), format!("Its Events cannot be read: {problem}")],
+        Err(problem) => vec![String::new(), format!("Its Events could not be read: {problem}")],
         Ok(told) if told.is_empty() => Vec::new(),
         Ok(told) => {
             let last = &told[told.len().saturating_sub(MAX_EVENTS)..];
@@ -228,9 +230,9 @@ mod tests {
         let said =
             summary(&tenant(json!({}), json!({"conditions": conditions, "observedGeneration": 2})), NOW);
         assert_eq!(said[0], "team/chat is not ready: NoRoom: Placed: 1 of 1 slots have no GPU");
-        assert!(said[1].contains("has not looked at the last change"), "{said:?}");
+        assert!(said[1].contains("has not reconciled the last change"), "{said:?}");
         assert_eq!(said[2], "  Placed            False    for 100s  NoRoom: 1 of 1 slots have no GPU");
-        assert!(said[4].starts_with("To mend it: add GPUs"), "{said:?}");
+        assert!(said[4].starts_with("What to do: add GPUs"), "{said:?}");
     }
 
     #[test]
@@ -247,7 +249,9 @@ mod tests {
         let said = summary(&tenant(json!({}), json!({})), NOW);
         assert_eq!(
             said,
-            ["team/chat: no operator has looked at it yet. Does one run and watch this namespace?"]
+            [
+                "team/chat: no operator has reconciled it yet. Is an operator running that watches this namespace?"
+            ]
         );
     }
 

@@ -135,7 +135,7 @@ impl ModelCache {
         if !try_lock_exclusive(&lock).with_context(|| file.display().to_string())?
             || !is_same_file(&lock, &file)
         {
-            bail!("{model}: in use by a running `sluice run`; end that first");
+            bail!("{model} is in use by a running `sluice run`; end that process first");
         }
         // The folder is renamed first, so that a `sluice run` that starts now creates its own.
         let parent = model.folder.parent().with_context(|| model.folder.display().to_string())?;

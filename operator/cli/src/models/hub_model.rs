@@ -53,11 +53,12 @@ impl HubModel {
         }
         if let Some(part) = parts.iter().find(|part| !is_name(part)) {
             return Err(ModelNameError(format!(
-                "`{part}` in `{repo}` is no name of a hub: letters, digits, `-`, `_` and `.`, beginning with a letter or digit"
+                "`{part}` in `{repo}` is not a valid name of a hub: use letters, digits, `-`, `_` and `.`, \
+                 and begin with a letter or digit"
             )));
         }
         if revision.is_empty() || revision.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(ModelNameError(format!("`{revision}` is no branch, tag or commit")));
+            return Err(ModelNameError(format!("`{revision}` is not a valid branch, tag or commit")));
         }
         let text = endpoint.as_str().trim_end_matches('/').to_owned();
         let host = text.split_once("://").map_or(text.as_str(), |(_, host)| host).to_owned();
@@ -79,13 +80,14 @@ fn is_name(part: &str) -> bool {
 }
 
 fn parse_url(text: &str) -> Result<Url, ModelNameError> {
-    let url = Url::parse(text).map_err(|error| ModelNameError(format!("`{text}` is no URL: {error}")))?;
+    let url =
+        Url::parse(text).map_err(|error| ModelNameError(format!("`{text}` is not a valid URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(ModelNameError(format!("`{text}`: its scheme is neither https nor http")));
+        return Err(ModelNameError(format!("`{text}`: the scheme must be https or http")));
     }
     if url.password().is_some() || !url.username().is_empty() {
         return Err(ModelNameError(
-            "a URL with a password is refused; put a token into the variable HF_TOKEN".into(),
+            "a URL must not contain a password; put a token into the variable HF_TOKEN".into(),
         ));
     }
     Ok(url)
@@ -176,11 +178,11 @@ mod tests {
         for (text, words) in [
             ("tiny", "`tiny` is not ORG/NAME"),
             ("a/b/c", "`a/b/c` is not ORG/NAME"),
-            ("org/", "`` in `org/` is no name"),
-            ("../tiny", "`..` in `../tiny` is no name"),
+            ("org/", "`` in `org/` is not a valid name"),
+            ("../tiny", "`..` in `../tiny` is not a valid name"),
             ("org/ti ny", "`ti ny` in"),
-            ("org/tiny@", "`` is no branch"),
-            ("ftp://h/org/tiny", "neither https nor http"),
+            ("org/tiny@", "`` is not a valid branch"),
+            ("ftp://h/org/tiny", "the scheme must be https or http"),
             ("https://h/org", "is not https://HOST/ORG/NAME"),
             ("https://h/org/tiny/blob/main/config.json", "is not https://HOST/ORG/NAME"),
             ("https://user:secret@h/org/tiny", "HF_TOKEN"),

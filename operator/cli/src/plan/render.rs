@@ -59,7 +59,7 @@ struct PoolRenderer<'p> {
 impl PoolRenderer<'_> {
     fn title(&self) -> String {
         let (namespace, name) = &self.pool.key;
-        let Some(pool) = self.pool.pool else { return format!("GpuPool {namespace}/{name}: there is none") };
+        let Some(pool) = self.pool.pool else { return format!("GpuPool {namespace}/{name} does not exist") };
         let spec = &pool.spec;
         let count = self.plan.gpus.len();
         let class = &spec.device_class_name;
@@ -70,7 +70,7 @@ impl PoolRenderer<'_> {
         let planned = &self.plan.gpus[at];
         let mut lines = vec![format!("  {}  {}", planned.gpu.name, self.gpu_capacity(at, planned))];
         let waits = planned.epoch.is_some_and(|epoch| epoch.is_update_pending);
-        let word = "    a change of the pool waits here until no tenant is left (updatePolicy: WhenEmpty)";
+        let word = "    a change of the pool is pending here until no tenant is on this GPU (updatePolicy: WhenEmpty)";
         lines.extend(waits.then(|| word.to_owned()));
         lines.extend(self.plan.slots_on(at).map(|(tenant, slot)| self.slot_line(tenant, slot)));
         lines
@@ -163,7 +163,7 @@ impl PoolRenderer<'_> {
         let before = self.slots_before.into_iter().flatten();
         let gone = before.filter(|(key, _)| !self.slots_after.contains_key(*key));
         gone.map(|((tenant, slot), standing)| {
-            format!("  {tenant:width$}  slot {slot}  goes from {}", standing.gpu, width = self.width)
+            format!("  {tenant:width$}  slot {slot}  is removed from {}", standing.gpu, width = self.width)
         })
         .collect()
     }
@@ -179,10 +179,12 @@ impl PoolRenderer<'_> {
             .map(|tenant| {
                 let (name, width) = (name(tenant), self.width);
                 let why = match &tenant.inspection_error {
-                    Some(refusal) => format!("its model could not be read: {}", refusal.message),
-                    None => format!("in a cluster a Job reads its model; here --model {name}=FOLDER does"),
+                    Some(refusal) => format!("cannot read its model: {}", refusal.message),
+                    None => format!(
+                        "in a cluster a Job reads the model; here, name its folder with --model {name}=FOLDER"
+                    ),
                 };
-                format!("  {name:width$}  not placed, its sizes are not known: {why}")
+                format!("  {name:width$}  not placed, because the sizes of its model are not known: {why}")
             })
             .collect()
     }
@@ -209,8 +211,9 @@ impl PoolRenderer<'_> {
         });
         let lone = (!lone.is_empty()).then(|| {
             format!(
-                "  One slot only: {}. Whatever replaces its pod is downtime. A second slot, which needs a second GPU, helps \
-                 against a drained or lost node; an edit or an upgrade replaces the pods of all slots at once.",
+                "  Tenants with one slot: {}. They do not serve while their pod is replaced. A second slot, \
+                 on a second GPU, helps when a node is drained or lost; an edit or an upgrade replaces the \
+                 pods of all slots at once.",
                 lone.join(", ")
             )
         });

@@ -23,7 +23,7 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
         none if none.is_empty() => "there is none".to_owned(),
         names => format!("the tenants are: {names}"),
     };
-    bail!("--model {tenant}={}: no tenant is called `{tenant}`; {there}", folder.display());
+    bail!("--model {tenant}={}: no tenant has the name `{tenant}`; {there}", folder.display());
 }
 
 /// Reads the sizes of every tenant that has a folder and unknown sizes; `named` are folders of tenants of that name

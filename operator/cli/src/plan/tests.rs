@@ -80,8 +80,9 @@ fn slot_lists_gpu_floor_and_share() {
             "  local-chat-0  Temporal  floors 18 MiB of 40 MiB, 22 MiB to lend  host memory 288 MiB of 1 GiB",
             "    chat  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
             "    code  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
-            "  One slot only: chat, code. Whatever replaces its pod is downtime. A second slot, which needs a second GPU, helps \
-             against a drained or lost node; an edit or an upgrade replaces the pods of all slots at once.",
+            "  Tenants with one slot: chat, code. They do not serve while their pod is replaced. A second \
+             slot, on a second GPU, helps when a node is drained or lost; an edit or an upgrade replaces \
+             the pods of all slots at once.",
         ]
     );
 }
@@ -93,7 +94,8 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     // Four floors take 36 of 40 MiB.
     assert_line(
         &lines,
-        "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: its floors leave too little device memory, 5242880 bytes are missing",
+        "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: the floors of its tenants leave \
+         too little device memory: 5242880 bytes are missing",
     );
     // The pool takes 11 lines, each tenant 8; an omitted field is reported at the field around it.
     assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
@@ -105,13 +107,14 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     let (lines, _) = rendered(&inputs(&(pool(1, "", "") + &two)), None);
     assert_line(
         &lines,
-        "chat slot 1 no GPU: no room on 1 GPUs; the nearest is local-chat-0: it has another slot of the same tenant",
+        "chat slot 1 no GPU: no room on 1 GPUs; the nearest is local-chat-0: another slot of this tenant is on it, and \
+         two slots of a tenant never share a GPU",
     );
     let (lines, error) =
         rendered(&inputs(&(pool(1, "", "") + &tenant("lost", "  gpuGroup: agents\n"))), None);
     assert_line(
         &lines,
-        "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`, it has chat",
+        "lost refused (GroupNotFound): spec.gpuGroup: the pool has no group `agents`; its groups are chat",
     );
     assert_line(&lines, "tenants.yaml:19)");
     // Every cause has a line of its own, with its place.
@@ -131,7 +134,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     );
     assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
     let (lines, error) = rendered(&inputs(&tenant("orphan", "")), None);
-    assert_line(&lines, "GpuPool default/local: there is none");
+    assert_line(&lines, "GpuPool default/local does not exist");
     assert_line(&lines, "orphan refused (PoolNotFound)");
     assert!(error.is_some());
 }
@@ -143,7 +146,8 @@ fn unknown_sizes_are_not_an_error_and_have_a_hint() {
     let (lines, error) = rendered(&scene, None);
     assert_line(
         &lines,
-        "chat not placed, its sizes are not known: in a cluster a Job reads its model; here --model chat=FOLDER does",
+        "chat not placed, because the sizes of its model are not known: in a cluster a Job reads the model; \
+         here, name its folder with --model chat=FOLDER",
     );
     assert_line(&lines, "local-chat-0 Temporal no tenant");
     assert_eq!(error, None);
@@ -202,7 +206,7 @@ fn existing_slots_stay_when_others_are_added_or_removed() {
         "{lines:#?}"
     );
     assert_line(&lines, "mail slot 0");
-    assert_line(&lines, "code slot 0 goes from local-chat-0");
+    assert_line(&lines, "code slot 0 is removed from local-chat-0");
     assert!(!lines.iter().any(|line| line.contains("takes")), "nobody is away: {lines:#?}");
 }
 
@@ -213,7 +217,10 @@ fn sharing_change_waits_or_replaces_all_tenants_of_gpu() {
     let spatial = "    sharing: {mode: Spatial}\n";
     let lines = changes(&before, &(pool(1, spatial, "") + &tenants));
     assert_line(&lines, "local-chat-0 Temporal");
-    assert_line(&lines, "a change of the pool waits here until no tenant is left (updatePolicy: WhenEmpty)");
+    assert_line(
+        &lines,
+        "a change of the pool is pending here until no tenant is on this GPU (updatePolicy: WhenEmpty)",
+    );
     assert_line(&lines, "host memory 144 MiB stays");
     let lines = changes(&before, &(pool(1, spatial, "  updatePolicy: Disruptive\n") + &tenants));
     assert_line(&lines, "local-chat-0 Spatial");

@@ -137,7 +137,7 @@ impl Chat {
         let ChatModel { name, has_template, .. } = self.model();
         if !has_template {
             print_wrapped(&format!(
-                "sluice: {name} has no chat template: it completes each prompt on its own, with no conversation"
+                "sluice: {name} has no chat template: it completes each prompt alone, without a conversation"
             ));
         }
     }
@@ -150,14 +150,14 @@ impl Chat {
                     self.failed_prompts += 1;
                     print_wrapped(&format!("sluice: {error:#}"));
                     if !self.messages.is_empty() {
-                        print_wrapped("/clear forgets the conversation, if that is too long.");
+                        print_wrapped("If the conversation is too long, /clear deletes it.");
                     }
                 }
             }
             Ok(ChatCommand::Help) => print_wrapped(HELP_TEXT),
             Ok(ChatCommand::Clear) => {
                 self.messages.clear();
-                print_wrapped("The conversation is forgotten.");
+                print_wrapped("The conversation is deleted.");
             }
             Ok(ChatCommand::ShowSettings) => print_wrapped(&self.settings.list(self.model().settings())),
             Ok(ChatCommand::ShowSetting(name)) => {
@@ -173,7 +173,7 @@ impl Chat {
             Ok(ChatCommand::Unset(name)) => {
                 let model = self.models[self.current].settings();
                 print_wrapped(&format!(
-                    "{name} is back at its default: {}.",
+                    "{name} has its default again: {}.",
                     self.settings.unset(name, model)
                 ));
             }
@@ -199,7 +199,10 @@ impl Chat {
                 self.current = index;
                 self.greet();
             }
-            None => print_wrapped(&format!("no model is called `{name}`:\n{}", self.model_list())),
+            None => print_wrapped(&format!(
+                "no model has the name `{name}`; the models are:\n{}",
+                self.model_list()
+            )),
         }
     }
 
@@ -251,7 +254,7 @@ impl Chat {
 fn limit_hint(max_tokens: Option<u64>, model: &ChatModel) -> String {
     let ChatModel { context_tokens, has_template, .. } = *model;
     let Some(tokens) = max_tokens else {
-        return format!("(The context of {context_tokens} tokens is full; /clear forgets the conversation.)");
+        return format!("(The context of {context_tokens} tokens is full; /clear deletes the conversation.)");
     };
     let most = u64::from(context_tokens) * 3 / 4;
     let helps = match tokens.saturating_mul(2).min(most) {

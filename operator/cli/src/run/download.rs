@@ -61,7 +61,7 @@ pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
                 }
                 (true, false) => {
                     format!(
-                        "; {HUB_TOKEN_ENV} goes to no hub that a URL names: name this one with --endpoint"
+                        "; {HUB_TOKEN_ENV} is not sent to a hub that a URL names: name this hub with --endpoint"
                     )
                 }
                 (true, true) => String::new(),
@@ -120,7 +120,9 @@ pub async fn download(model: &HubModel, held: &ModelGuard) -> anyhow::Result<()>
     let words = format!("{model}: {words}");
     match status.code() {
         Some(code) if code == i32::from(EX_CONFIG) => Err(Misconfigured(words).into()),
-        _ => bail!("{words}; what was downloaded is kept: run the command again to download the rest"),
+        _ => {
+            bail!("{words}; the files downloaded so far are kept: run the command again to download the rest")
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use sluice_page::text::formatting::bytes;
 pub fn available_memory_bytes() -> anyhow::Result<u64> {
     let file = "/proc/meminfo";
     let text = std::fs::read_to_string(file).with_context(|| file.to_owned())?;
-    let machine = mem_available(&text).with_context(|| format!("{file}: no line MemAvailable"))?;
+    let machine = mem_available(&text).with_context(|| format!("{file} has no line MemAvailable"))?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Ok(machine.min(cgroup_available_bytes(Path::new("/sys/fs/cgroup"), &groups).unwrap_or(u64::MAX)))
 }
@@ -57,7 +57,7 @@ pub fn check_disk(folder: &Path, missing_bytes: u64) -> anyhow::Result<()> {
     if missing_bytes > free {
         let (missing, free) = (bytes(missing_bytes), bytes(free));
         anyhow::bail!(
-            "not enough disk space: {missing} are still to be downloaded, and {free} are free at {}; remove models with \
+            "not enough disk space: {missing} must still be downloaded, and {free} is free at {}; remove models with \
              `sluice models rm`, or name another folder with --cache",
             there.display()
         );
@@ -109,7 +109,7 @@ mod tests {
         check_disk(&folder, 1).unwrap();
         let refused = check_disk(&folder, 1 << 60).unwrap_err().to_string();
         assert!(
-            refused.starts_with("not enough disk space: 1048576 TiB are still to be downloaded, and "),
+            refused.starts_with("not enough disk space: 1048576 TiB must still be downloaded, and "),
             "{refused}"
         );
     }

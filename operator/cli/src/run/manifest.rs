@@ -58,7 +58,10 @@ impl RunModel {
     }
 
     fn spec_json(&self, context_tokens: Option<u32>) -> anyhow::Result<Value> {
-        let path = self.folder.to_str().with_context(|| format!("{}: no UTF-8", self.folder.display()))?;
+        let path = self
+            .folder
+            .to_str()
+            .with_context(|| format!("{}: the path is not valid UTF-8", self.folder.display()))?;
         let mut spec = serde_json::json!({
             "poolRef": {"name": POOL_NAME},
             "model": {"source": {"type": "File", "file": {"path": path}}, "servedNames": [self.served_name]},

@@ -63,7 +63,7 @@ pub struct MemoryPlan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryPlanError {
     /// A context exceeds the limit of the model.
-    #[error("--context {requested}: {name} was made for {limit} tokens at most")]
+    #[error("--context {requested}: {name} supports at most {limit} tokens")]
     Context {
         /// The model.
         name: String,
@@ -81,7 +81,7 @@ pub enum MemoryPlanError {
         problem: String,
     },
     /// `--memory` is less than the minimum of the models.
-    #[error("--memory {}: too little; {needs}", bytes(*given))]
+    #[error("--memory {} is too little; {needs}", bytes(*given))]
     Gpu {
         /// Given memory, bytes.
         given: u64,
@@ -131,7 +131,7 @@ pub fn plan(
         remedy: match (wishes.memory_bytes.is_some(), wishes.context_tokens.is_some() && shortest) {
             (true, _) => "; lower --memory",
             (false, true) => "; lower --context",
-            (false, false) => "; take a smaller model, or end other programs",
+            (false, false) => "; use a smaller model, or end other programs",
         },
     })
 }
@@ -244,7 +244,7 @@ impl ModelDemand {
         };
         let sized =
             resource_demand::EngineGeometry::from_status(&to_status(inspected), thread_count(wishes.threads));
-        let geometry = sized.ok_or_else(|| unfit("its sizes are no model's".into()))?;
+        let geometry = sized.ok_or_else(|| unfit("the sizes of the model are not valid".into()))?;
         resource_demand::check_kv_fits(&spec, &geometry, &terms).map_err(|why| unfit(why.to_string()))?;
         let demand = resource_demand::demand(&spec, &geometry, &terms);
         let whole = |bytes: u64| bytes.div_ceil(chunk) * chunk;

@@ -66,7 +66,7 @@ fn resolve(args: &RunArgs, cache: &ModelCache) -> Result<Vec<(ModelRef, PathBuf)
         let reference = ModelRef::resolve(argument, &args.endpoint)?;
         if all.iter().any(|(other, _)| *other == reference) {
             return Err(Misconfigured(format!(
-                "MODEL `{argument}`: named twice; once is enough, it serves several requests at a time"
+                "MODEL `{argument}` is named twice; name it once: it serves several requests at the same time"
             )));
         }
         let folder = match &reference {
@@ -117,7 +117,7 @@ async fn download_missing(
         let model = cache.acquire(hub)?;
         download(hub, &model).await?;
         if !model.is_complete() {
-            bail!("{hub}: the download ended well and files are missing in {}", model.folder().display());
+            bail!("{hub}: the download succeeded, but files are missing in {}", model.folder().display());
         }
         held.push(model);
     }
@@ -129,7 +129,7 @@ fn warn_of_missing(model: &RunModel, cache: &ModelCache) {
         && !cache.is_complete(hub)
     {
         eprint_note(format_args!(
-            "{hub} is not downloaded yet: `sluice run` does that, and `sluice up` does not"
+            "{hub} is not downloaded yet; download it with `sluice run`, because `sluice up` does not download models"
         ));
     }
 }

@@ -278,7 +278,8 @@ impl IntoResponse for RouteError {
             |names: Vec<String>| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         let (status, kind, code, param, message) = match self {
             RouteError::NoModel(name, names) => {
-                let message = format!("the model `{name}` does not exist; served here: {}", models(names));
+                let message =
+                    format!("the model `{name}` does not exist; the models here are {}", models(names));
                 (StatusCode::NOT_FOUND, REQUEST_ERROR, Some("model_not_found"), Some("model"), message)
             }
             RouteError::Unnamed(names) => {
@@ -291,7 +292,7 @@ impl IntoResponse for RouteError {
                 (StatusCode::SERVICE_UNAVAILABLE, SERVICE_ERROR, None, None, message)
             }
             RouteError::Unreachable(why) => {
-                let message = format!("the model cannot be reached just now: {why}");
+                let message = format!("the model cannot be reached: {why}");
                 (StatusCode::SERVICE_UNAVAILABLE, SERVICE_ERROR, None, None, message)
             }
             RouteError::TooLarge => {
@@ -303,7 +304,7 @@ impl IntoResponse for RouteError {
                 (StatusCode::REQUEST_TIMEOUT, REQUEST_ERROR, None, None, message)
             }
             RouteError::NoRoute(path) => {
-                (StatusCode::NOT_FOUND, REQUEST_ERROR, None, None, format!("there is nothing at {path}"))
+                (StatusCode::NOT_FOUND, REQUEST_ERROR, None, None, format!("no route {path}"))
             }
         };
         let body = json!({"error": {"message": message, "type": kind, "param": param, "code": code}});

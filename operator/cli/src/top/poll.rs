@@ -40,7 +40,7 @@ impl PollSource {
         match self {
             PollSource::Local(..) => "no sidecar runs; start one with sluice run MODEL or sluice up -f FILE",
             PollSource::Cluster(..) => {
-                "no tenant has a GPU here; kubectl get modeltenants says why, -A looks everywhere"
+                "no tenant has a GPU in this namespace; kubectl get modeltenants shows why, -A shows all namespaces"
             }
         }
     }
@@ -121,7 +121,11 @@ pub fn sidecar_polls(overview: Overview, rates: &mut Rates) -> Vec<SidecarPoll> 
     for gpu in overview.gpus {
         if let Some(problem) = gpu.problem {
             let title = format!("{}/{}", gpu.namespace, gpu.name);
-            all.push((title, String::new(), Err(format!("the GPU's sidecars were not read: {problem}"))));
+            all.push((
+                title,
+                String::new(),
+                Err(format!("the sidecars of the GPU could not be read: {problem}")),
+            ));
         }
         for report in gpu.tenants {
             let (namespace, name) = title_of(&report);

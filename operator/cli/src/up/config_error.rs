@@ -40,7 +40,7 @@ const FIELD_ORIGINS: [(&str, FieldOrigin); 18] = [
     ("limits", Tenant("spec.limits")),
     ("api_keys_file", Tenant("spec.access.apiKeysFile")),
     ("listen.serve", Flag("choose another port with --port (0 = a free one) or another address with --host")),
-    ("debug.force_remap", Flag("it comes from --force-remap")),
+    ("debug.force_remap", Flag("the value is from --force-remap")),
 ];
 
 /// Returns the fields of a sidecar's configuration whose change could give a slot a GPU, separated by commas; empty =

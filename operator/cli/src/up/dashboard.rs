@@ -45,7 +45,7 @@ pub fn parse_address(text: &str) -> Result<SocketAddr, String> {
         return Ok(address);
     }
     Err(format!(
-        "{} is no loopback address, and the page asks for no password; forward a port to {} instead",
+        "{} is not a loopback address, and the page has no password; use {} and forward a port to it",
         address.ip(),
         Ipv4Addr::LOCALHOST
     ))
@@ -132,7 +132,7 @@ async fn listen(wanted: SocketAddr) -> anyhow::Result<TcpListener> {
         bound => bound,
     };
     bound.map_err(|error| {
-        let advice = "choose another one, or leave the address out";
+        let advice = "choose another address, or omit it";
         Misconfigured(format!("--page {wanted}: {error}; {advice}")).into()
     })
 }
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(parse_address("8003"), Ok(DEFAULT_ADDRESS));
         assert_eq!(parse_address("[::1]:0").map(|address| address.is_ipv6()), Ok(true));
         let refused = parse_address("0.0.0.0:8003").unwrap_err();
-        assert!(refused.starts_with("0.0.0.0 is no loopback address"), "{refused}");
+        assert!(refused.starts_with("0.0.0.0 is not a loopback address"), "{refused}");
         let refused = parse_address("page").unwrap_err();
         assert_eq!(refused, "`page` is not IP:PORT, such as 127.0.0.1:8003, and not a port");
     }

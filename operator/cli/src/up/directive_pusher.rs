@@ -195,7 +195,7 @@ impl DirectivePusher {
             let parts = gpu.gpu_tenants.iter().map(|one| format!("{} {}", one.name, one.share.share_bytes));
             let parts: Vec<_> = parts.collect();
             eprint_note(format_args!(
-                "{}: shares follow the floors of its tenants, bytes: {}",
+                "{}: new shares, because the floors of its tenants changed, bytes: {}",
                 gpu.name,
                 parts.join(", ")
             ));
@@ -225,7 +225,7 @@ async fn push_until_accepted(
             Ok(()) => return PushOutcome::Done,
             Err(DirectiveRejected::Stale { in_force, .. }) if in_force.epoch == fence.epoch => {
                 eprint_note(format_args!(
-                    "{title}: directive {in_force} was put by somebody else and is replaced"
+                    "{title}: directive {in_force} is from another sender and is replaced"
                 ));
                 return PushOutcome::Behind(in_force.sequence);
             }
@@ -240,8 +240,8 @@ async fn push_until_accepted(
             Err(DirectiveRejected::Failed(error)) => {
                 let wait = back_off.next_delay(Duration::ZERO);
                 eprint_note(format_args!(
-                    "{title}: it does not know its new share of the GPU yet, and keeps the one that it has: {error:#}; \
-                     trying again in {wait:?}"
+                    "{title} could not be sent its new share of the GPU and keeps its current share: \
+                     {error:#}; trying again in {wait:?}"
                 ));
                 tokio::time::sleep(wait).await;
             }

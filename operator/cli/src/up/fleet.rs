@@ -170,7 +170,7 @@ async fn supervise(
     let mut failure = None;
     tokio::select! {
         which = signals.next() => {
-            eprint_note(format_args!("{which}; open streams may finish; a second signal ends at once"));
+            eprint_note(format_args!("{which}: waiting until open streams end; a second signal ends them"));
         }
         ended = foreground => failure = Some(Ok(ended)),
         ended = running.join_next() => failure = ended,
@@ -183,7 +183,7 @@ async fn supervise(
     let drained = tokio::select! {
         rest = last_failure(&mut running) => { failure = failure.or(rest); true }
         which = signals.next() => {
-            eprint_note(format_args!("{which}; open streams are cut"));
+            eprint_note(format_args!("{which}: ending open streams"));
             false
         }
     };
@@ -194,9 +194,9 @@ async fn supervise(
     }
     match failure {
         None | Some(Ok(Ok(()))) if drained => Ok(()),
-        None | Some(Ok(Ok(()))) => bail!("ended by a second signal, before open streams had finished"),
+        None | Some(Ok(Ok(()))) => bail!("ended by a second signal, before open streams were complete"),
         Some(Ok(Err(error))) => Err(error),
-        Some(Err(panic)) => bail!("a tenant's supervisor failed: {panic}"),
+        Some(Err(panic)) => bail!("the supervisor of a tenant panicked: {panic}"),
     }
 }
 

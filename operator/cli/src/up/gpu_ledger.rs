@@ -31,7 +31,7 @@ pub fn claim_gpu(
     for member in &gpu.gpu_tenants {
         let config = &mut configs[member.config_index];
         config.listen.neighbour_token_file = Some(tokens.clone());
-        let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a neighbourhood");
+        let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a GPU ledger");
         (own.folder, own.claim) = (folder.path().to_owned(), claim.clone());
     }
     Ok(folder)

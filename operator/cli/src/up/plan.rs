@@ -24,7 +24,7 @@ use crate::plan::inputs::{ObjectKey, PlanInputs, PoolInputs};
 /// Choices of the command line.
 #[derive(Clone, Debug)]
 pub struct UpOptions {
-    /// Address to listen at.
+    /// Address to listen on.
     pub host: IpAddr,
     /// Port of the first tenant; 0 = free ports.
     pub port: u16,
@@ -245,7 +245,7 @@ fn host_tier_warnings(objects: &[SourceObject], inputs: &PlanInputs) -> Vec<Load
         let policy = pool.spec.policy;
         let moves_kv = matches!(policy, Policy::FlexGen | Policy::Pie | Policy::OrbitFlow);
         let problem = format!(
-            "{} moves KV to host memory, of which this tenant has none: it is as Recompute",
+            "{} moves KV to host memory, but this tenant has none (memory.hostKv is 0), so it works like Recompute",
             policy.as_str()
         );
         let in_vain = moves_kv && tenant.spec.memory.host_kv.bytes() == 0;

@@ -118,7 +118,7 @@ impl TenantProcess {
         let left = left.and_then(|json| serde_json::from_slice(&json).ok());
         match self.locator.as_ref().zip(left) {
             Some((blame, refusal)) => blame.describe(&refusal),
-            None => "the sidecar cannot serve it; its last words are above".to_owned(),
+            None => "the sidecar cannot serve it; its last log lines are above".to_owned(),
         }
     }
 
@@ -153,9 +153,9 @@ impl TenantProcess {
             () = self.wait_for_hang(&http) => {
                 let title = self.title();
                 let silent = LIVENESS_INTERVAL * LIVENESS_FAILURE_THRESHOLD;
-                eprint_note(format_args!("{title}: the sidecar has answered nothing for {silent:?}; killing it"));
+                eprint_note(format_args!("{title}: the sidecar has not answered for {silent:?}; killing it"));
                 if let Err(error) = SidecarHangs::record(self.folder.path(), silent) {
-                    eprint_note(format_args!("{title}: the hang of its sidecar is not counted: {error}"));
+                    eprint_note(format_args!("{title}: could not count the hang of its sidecar: {error}"));
                 }
             }
         }

@@ -14,8 +14,8 @@ const CLUSTER_ONLY: &str = "has no effect outside a cluster";
 const SHARED_GPU_ONLY: &str = "has no effect while every tenant has a GPU to itself";
 const SHARED_TENANT_ONLY: &str = "has no effect while the tenant has a GPU to itself";
 const NO_EFFECT_ON_HOST: &str = "has no effect on a GPU made of host memory";
-const ENGINE_UNSUPPORTED: &str = "sluice up starts engines of Sluice only; put sluice-sidecar before a server that runs already \
-    (engine.url in its configuration), or use a cluster";
+const ENGINE_UNSUPPORTED: &str = "sluice up starts only engines of Sluice; for a running vLLM server, start \
+                                  sluice-sidecar with engine.url in its configuration, or use a cluster";
 const DEFAULT_PRIORITY: i32 = 100;
 
 /// The unsupported fields of one object.
@@ -62,8 +62,9 @@ impl UnsupportedFields {
     fn check_pool(&mut self, located: &SpannedObject, spec: &GpuPoolSpec) {
         let class = &spec.device_class_name;
         if class != HOST_DEVICE_CLASS {
-            let problem =
-                format!("`{class}` needs the CUDA backend, which is not built yet; use {HOST_DEVICE_CLASS}");
+            let problem = format!(
+                "`{class}` needs the CUDA backend, which does not exist yet; use {HOST_DEVICE_CLASS}"
+            );
             self.add_error(located, Path::of_keys("spec.deviceClassName"), problem);
         }
         for (index, group) in spec.gpus.iter().enumerate() {
@@ -103,11 +104,11 @@ impl UnsupportedFields {
         let (engine, access) = (&spec.engine, &spec.access);
         let source = &spec.model.source;
         let refusals = [
-            ("spec.model.source.type", source.kind != SourceType::File, "only File is built yet"),
+            ("spec.model.source.type", source.kind != SourceType::File, "sluice up supports only File"),
             ("spec.engine.kind", engine.kind != EngineKind::Native, ENGINE_UNSUPPORTED),
             ("spec.engine.args", !engine.args.is_empty(), "has no meaning for local processes"),
-            ("spec.engine.env", !engine.env.is_empty(), "is not built yet for local processes"),
-            ("spec.replicas", spec.replicas > 1, "more than one is not built yet for local processes"),
+            ("spec.engine.env", !engine.env.is_empty(), "is not supported for local processes yet"),
+            ("spec.replicas", spec.replicas > 1, "more than one is not supported for local processes yet"),
             ("spec.access.from", !access.from.is_empty(), "needs a cluster; use apiKeysFile"),
             (
                 "spec.access.apiKeysSecretRef",

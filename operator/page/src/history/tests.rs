@@ -192,8 +192,8 @@ fn new_layout_is_described_in_words() {
         add(&mut history, START + at, &[report(state.clone())]);
     }
     let said: Vec<_> = history.moves().map(|one| &*one.detail).collect();
-    let one = "1 layer gave up its memory";
-    assert_eq!(said, ["5 layers gave up their memory", one, "all layers have their memory"]);
+    let one = "1 layer gave its memory to KV";
+    assert_eq!(said, ["5 layers gave their memory to KV", one, "all layers are resident"]);
 }
 
 #[test]

@@ -60,13 +60,15 @@ pub fn headline(state: &State, now_unix_ms: u64) -> String {
         Phase::Loading => "is loading its weights, or waits for its engine".to_owned(),
         Phase::Active if quiet.is_some() => "is ready and has no requests".to_owned(),
         Phase::Active => "serves requests".to_owned(),
-        Phase::Idle => "has no requests; its layers may be lent to neighbours".to_owned(),
+        Phase::Idle => "has no requests; it may lend its layers to peers".to_owned(),
         Phase::Hibernated if state.sleep_ordered => {
             "was put to sleep by hand and holds no device memory".to_owned()
         }
         Phase::Hibernated => "is hibernated: it holds no device memory; the next request wakes it".to_owned(),
-        Phase::Waking => "wakes: it takes its memory back and fills it".to_owned(),
-        Phase::EngineLost => "has lost its engine; requests are held until another has attached".to_owned(),
+        Phase::Waking => "wakes: it gets its memory back and loads its weights".to_owned(),
+        Phase::EngineLost => {
+            "has lost its engine; requests are held until a new engine has attached".to_owned()
+        }
         Phase::Draining => "ends its open streams and takes no new request".to_owned(),
         Phase::Failed => match &state.engine.failure {
             Some(why) => format!("cannot serve: {why}"),
@@ -104,17 +106,19 @@ fn turn_reasons(state: &State) -> Vec<Reason> {
     let Some(turn) = hangs::turn(state) else { return Vec::new() };
     let busy = state.queue.waiting + state.queue.running > 0;
     let waits = hangs::other_holder(state).filter(|_| busy).map(|(holder, overdue_ms)| match overdue_ms {
-        0 => Reason::new(Level::Fine, "turn", format!("It waits for the turn, which {holder} holds.")),
+        0 => Reason::new(Level::Fine, "turn", format!("It waits for the time slice, which {holder} holds.")),
         _ => Reason::new(
             Level::Bad,
             "turn",
-            format!("It waits for the turn, which {holder} holds and is {overdue_ms} ms past its deadline."),
+            format!(
+                "It waits for the time slice, which {holder} holds and is {overdue_ms} ms past its deadline."
+            ),
         ),
     });
     let wait = &turn.wait;
     let cost = (wait.samples > 0).then(|| {
         let (half, most) = (duration(wait.p50_ns), duration(wait.p99_ns));
-        let text = format!("Since the start it waited {half} for a turn in the median, P99 {most}.");
+        let text = format!("Since the start it waited {half} for a time slice in the median, P99 {most}.");
         Reason::new(Level::Fine, "turn", text)
     });
     waits.into_iter().chain(cost).collect()
@@ -210,7 +214,7 @@ fn layer_lines(state: &State) -> Vec<String> {
         return declined_text(state).into_iter().collect();
     }
     let mut text = format!(
-        "{} of {} layers gave their memory away (at most {}); {} stream in through {} slot{} for every step",
+        "{} of {} layers gave their memory to KV (at most {}); {} layers are copied through {} slot{} for every step",
         remap.alpha,
         state.layers.len(),
         remap.cap_layers,
@@ -219,7 +223,7 @@ fn layer_lines(state: &State) -> Vec<String> {
         if remap.beta == 1 { "" } else { "s" },
     );
     if let (Some(copy), Some(compute)) = (state.figures.t_transfer_ns, state.figures.t_compute_ns) {
-        text += &format!(": a layer takes {} to come and {} to compute", duration(copy), duration(compute));
+        text += &format!(": a layer takes {} to copy and {} to compute", duration(copy), duration(compute));
     }
     vec![text + "."]
 }
@@ -235,8 +239,8 @@ fn declined_text(state: &State) -> Option<String> {
     let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
     let word = if times == 1 { "time" } else { "times" };
     Some(format!(
-        "Layers and KV stayed in place {times} {word} since the start although KV was short: steps would have waited for \
-         copies. A layer now takes {copy} to copy and {compute} to compute."
+        "Although KV was short, no layer and no KV was moved {times} {word} since the start, because steps \
+         would have waited for copies. A layer now takes {copy} to copy and {compute} to compute."
     ))
 }
 
@@ -254,8 +258,7 @@ fn peer_lines(state: &State) -> Vec<String> {
         ));
     }
     let (share, floor) = (bytes(own.share_bytes), bytes(own.floor_bytes));
-    lines
-        .push(format!("Its share of the GPU is {share}, of which {floor} never leave it while it is awake."));
+    lines.push(format!("Its share of the GPU is {share}; it never lends {floor} of it while it is awake."));
     lines.extend(share_text(own));
     lines
 }
@@ -266,12 +269,13 @@ fn share_text(own: &SharingState) -> Option<String> {
     let missing = wanted.saturating_sub(share);
     if missing > 0 {
         let (wanted, missing) = (bytes(wanted), bytes(missing));
-        return Some(format!("It is to have {wanted}: {missing} more, as its neighbours make room."));
+        return Some(format!("Its share will grow to {wanted} (+{missing}) as its peers release memory."));
     }
     let over = share.saturating_sub(wanted);
     let (wanted_text, over_text) = (bytes(wanted), bytes(over));
-    (wanted > 0 && over > 0)
-        .then(|| format!("It is to have {wanted_text}: it gives up {over_text} for its neighbours."))
+    (wanted > 0 && over > 0).then(|| {
+        format!("Its share will shrink to {wanted_text} (-{over_text}) as it releases memory for its peers.")
+    })
 }
 
 fn loan_partners(own: &SharingState, direction: Direction) -> String {
@@ -293,7 +297,7 @@ fn request_lines(state: &State, shortage: Option<Shortage>) -> Vec<String> {
         let (waiting, running) = (queue.waiting, queue.running);
         let full = percent(Some(kv.utilisation_permille));
         let wait = if waiting == 1 { "request waits" } else { "requests wait" };
-        lines.push(format!("{waiting} {wait}, {running} run; {full} of the KV cache is used."));
+        lines.push(format!("{waiting} {wait}, {running} running; {full} of the KV cache is used."));
     }
     lines.extend(kv_shortage_text(state, shortage));
     lines.extend(host_tier_text(state));
@@ -322,8 +326,8 @@ fn host_tier_text(state: &State) -> Option<String> {
     let used = figures.pauses_total + figures.kv_stall_ns_total + kv.host_blocks_used > 0;
     (used && kv.host_blocks_limit > 0).then(|| {
         format!(
-            "KV in the host tier: {} of {}; since the start {} requests were paused with theirs, and steps waited {} \
-             for KV.",
+            "KV in host memory: {} of {}; since the start {} requests were paused with their KV, and steps \
+             waited {} for KV.",
             size(kv.host_blocks_used),
             size(kv.host_blocks_limit),
             figures.pauses_total,
@@ -348,7 +352,7 @@ fn move_lines(state: &State, now_unix_ms: u64) -> Vec<String> {
         let told = [move_text(moved), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
         format!("    {ago} ago: {} {}", moved.reason, told.collect::<Vec<_>>().join(", "))
     });
-    std::iter::once("  What moved last:".to_owned()).chain(told).collect()
+    std::iter::once("  Last moves of memory:".to_owned()).chain(told).collect()
 }
 
 #[cfg(test)]
@@ -376,9 +380,12 @@ mod tests {
         };
         assert_eq!(
             said(1 << 20, 3 << 20),
-            ["  It is to have 3 MiB: 2 MiB more, as its neighbours make room."]
+            ["  Its share will grow to 3 MiB (+2 MiB) as its peers release memory."]
         );
-        assert_eq!(said(3 << 20, 1 << 20), ["  It is to have 1 MiB: it gives up 2 MiB for its neighbours."]);
+        assert_eq!(
+            said(3 << 20, 1 << 20),
+            ["  Its share will shrink to 1 MiB (-2 MiB) as it releases memory for its peers."]
+        );
         assert_eq!([said(3 << 20, 3 << 20), said(3 << 20, 0)], [[""; 0]; 2], "as dealt, or an older sidecar");
     }
 
@@ -428,7 +435,7 @@ mod tests {
         assert_eq!(
             said,
             "  Its engine makes a token every 6.6 ms (median) with 16 requests at once; the objective is 2.0 ms.\n  \
-             0 requests wait, 16 run; 0.0 % of the KV cache is used."
+             0 requests wait, 16 running; 0.0 % of the KV cache is used."
         );
         state.slo.tbt_attained_permille = Some(1000);
         assert_eq!(explain(&state, NOW).len(), 2, "a slow engine that is in time is none");
@@ -487,7 +494,7 @@ mod tests {
         let said = explain(&state, NOW).join("\n");
         assert!(
             said.contains(
-                "3 of 12 layers gave their memory away (at most 7); 4 stream in through 1 slot for"
+                "3 of 12 layers gave their memory to KV (at most 7); 4 layers are copied through 1 slot for"
             ),
             "{said}"
         );
@@ -502,13 +509,14 @@ mod tests {
         state.figures.remap_events_total = vec![ReasonCount { reason: DECLINED_STALL.into(), count: 7 }];
         assert_eq!(
             explain(&state, NOW)[1..],
-            [
-                "  Layers and KV stayed in place 7 times since the start although KV was short: steps would have waited for \
-              copies. A layer now takes 140 ms to copy and 2.0 ms to compute."
-            ]
+            ["  Although KV was short, no layer and no KV was moved 7 times since the start, because steps \
+              would have waited for copies. A layer now takes 140 ms to copy and 2.0 ms to compute."]
         );
         state.figures.remap_events_total[0].count = 1;
-        assert!(explain(&state, NOW)[1].starts_with("  Layers and KV stayed in place 1 time since"));
+        assert!(
+            explain(&state, NOW)[1]
+                .starts_with("  Although KV was short, no layer and no KV was moved 1 time since")
+        );
         state.activity.absent_layers = 3;
         assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
     }
@@ -546,10 +554,8 @@ mod tests {
         state.figures.kv_stall_ns_total = 1_500_000_000;
         assert_eq!(
             explain(&state, NOW)[1..],
-            [
-                "  KV in the host tier: 3 MiB of 64 MiB; since the start 5 requests were paused with theirs, and steps waited \
-              1500 ms for KV."
-            ]
+            ["  KV in host memory: 3 MiB of 64 MiB; since the start 5 requests were paused with their KV, \
+              and steps waited 1500 ms for KV."]
         );
     }
 
@@ -573,18 +579,24 @@ mod tests {
             explain(&state, NOW)
         };
         let said = |turn: &TurnState| with(turn.clone(), 1)[1..].to_vec();
-        assert!(said(&turn).contains(&"  It waits for the turn, which team/code holds.".into()));
+        assert!(said(&turn).contains(&"  It waits for the time slice, which team/code holds.".into()));
         let idle = with(turn.clone(), 0);
-        assert!(!idle.iter().any(|line| line.contains("waits for the turn")), "without requests: {idle:?}");
+        assert!(
+            !idle.iter().any(|line| line.contains("waits for the time slice")),
+            "without requests: {idle:?}"
+        );
         let late = TurnState { holder_overdue_ms: 1_500, ..turn.clone() };
-        let waits = "  It waits for the turn, which team/code holds and is 1500 ms past its deadline.";
+        let waits = "  It waits for the time slice, which team/code holds and is 1500 ms past its deadline.";
         assert_eq!(said(&late)[0], waits);
         let wait = Percentiles { samples: 9, p50_ns: 40_000_000, p99_ns: 101_000_000 };
-        let cost = "  Since the start it waited 40 ms for a turn in the median, P99 101 ms.";
+        let cost = "  Since the start it waited 40 ms for a time slice in the median, P99 101 ms.";
         assert_eq!(said(&TurnState { wait, ..late })[1], cost);
         let taken =
             TurnState { last_takeover: hangs::tests::takeover(), takeovers_total: 1, ..TurnState::default() };
-        assert_eq!(said(&taken)[0], "  It took the turn from team/code 30s ago, 260 ms past its deadline.");
+        assert_eq!(
+            said(&taken)[0],
+            "  It took over the time slice of team/code 30s ago, 260 ms past its deadline."
+        );
     }
 
     #[test]
@@ -593,9 +605,9 @@ mod tests {
         let mut state = hangs::tests::taking_turns("code", turn);
         (state.engine.last_hang, state.engine.hangs) = (Some(hangs::tests::hang(true)), 1);
         let said = explain(&state, NOW);
-        let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it still lives: \
-                    SIGKILL has not ended it yet.";
-        let lost = "  It lost the turn to neighbours 2 times since the start, past its deadline.";
+        let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); its \
+                    process has not ended after SIGKILL.";
+        let lost = "  It lost the time slice to peers 2 times since the start, past its deadline.";
         assert_eq!(said[1..3], [hung, lost]);
     }
 

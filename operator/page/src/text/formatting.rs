@@ -87,13 +87,13 @@ pub fn move_count(detail: &str) -> Option<u32> {
     }
 }
 
-/// What a move did, for people. A sidecar writes a new layout as `alpha 5, beta 1`: 5 layers gave up their memory.
+/// What a move did, for people. A sidecar writes a new layout as `alpha 5, beta 1`: 5 layers gave their memory to KV.
 pub fn move_text(moved: &Move) -> String {
     let layout = moved.detail.strip_prefix("alpha ").and_then(|rest| rest.split_once(", beta "));
     match layout.map(|(alpha, _)| alpha) {
-        Some("0") => "all layers have their memory".into(),
-        Some("1") => "1 layer gave up its memory".into(),
-        Some(alpha) => format!("{alpha} layers gave up their memory"),
+        Some("0") => "all layers are resident".into(),
+        Some("1") => "1 layer gave its memory to KV".into(),
+        Some(alpha) => format!("{alpha} layers gave their memory to KV"),
         None => match move_count(&moved.detail) {
             Some(times) if times > 1 => format!("in {times} moves"),
             _ => moved.detail.clone(),

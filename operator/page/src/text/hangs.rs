@@ -27,9 +27,10 @@ pub fn engine_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
     let hang = state.engine.last_hang.as_ref()?;
     let ago = age(now_unix_ms.saturating_sub(hang.at_unix_ms));
     let done = if hang.alive {
-        "it still lives: SIGKILL has not ended it yet".to_owned()
+        "its process has not ended after SIGKILL".to_owned()
     } else {
-        let next = if state.engine.pid.is_some() { "another serves" } else { "another has not attached yet" };
+        let next =
+            if state.engine.pid.is_some() { "a new one serves" } else { "a new one has not attached yet" };
         format!("it was killed, and {next}")
     };
     let often = match state.engine.hangs {
@@ -48,7 +49,7 @@ pub fn sidecar_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
     let (ago, waited_ms) = (age(now_unix_ms.saturating_sub(hangs.at_unix_ms)), hangs.waited_ms);
     let often = if hangs.total > 1 { format!("; {} hung so far", hangs.total) } else { String::new() };
     Some(format!(
-        "sidecar hung and was killed {ago} ago: it did not run for {waited_ms} ms; another serves{often}"
+        "sidecar hung and was killed {ago} ago: it did not run for {waited_ms} ms; a new one serves{often}"
     ))
 }
 
@@ -63,7 +64,7 @@ pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
         String::new()
     };
     Some(format!(
-        "skipped {of}, which was first in the queue for the turn and did not take it, {ago} ago{often}"
+        "skipped {of}, which was first in the time-slice queue and did not take its time slice, {ago} ago{often}"
     ))
 }
 
@@ -83,10 +84,10 @@ pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
     let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
     let often = match turn.takeovers_total {
         0 | 1 => String::new(),
-        total => format!("; {total} turns since the start"),
+        total => format!("; {total} time slices since the start"),
     };
     Some(format!(
-        "took the turn from {} {ago} ago, {} ms past its deadline{often}",
+        "took over the time slice of {} {ago} ago, {} ms past its deadline{often}",
         taken.from, taken.overdue_ms
     ))
 }
@@ -96,7 +97,7 @@ pub fn overtaken_text(state: &State) -> Option<String> {
     let total = turn(state)?.overtaken_total;
     let times = if total == 1 { "time" } else { "times" };
     (total > 0)
-        .then(|| format!("lost the turn to neighbours {total} {times} since the start, past its deadline"))
+        .then(|| format!("lost the time slice to peers {total} {times} since the start, past its deadline"))
 }
 
 /// Returns a peer's account of the tenant `title`, NAMESPACE/NAME, as holder of the time slice.
@@ -106,14 +107,14 @@ pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<
     if own.holder.as_deref() == Some(title) && own.holder_overdue_ms > 0 {
         let overdue_ms = own.holder_overdue_ms;
         return Some(format!(
-            "{title} holds the turn and is {overdue_ms} ms past its deadline, as {by} tells"
+            "{title} holds the time slice and is {overdue_ms} ms past its deadline, as {by} reports"
         ));
     }
     let recent = own.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms));
     if let Some(taken) = recent.filter(|taken| taken.from == title) {
         let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
         return Some(format!(
-            "{by} took the turn from {title} {ago} ago, {} ms past its deadline",
+            "{by} took over the time slice of {title} {ago} ago, {} ms past its deadline",
             taken.overdue_ms
         ));
     }
@@ -182,13 +183,13 @@ pub(crate) mod tests {
         assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (None, false));
         let begin = "engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); ";
         (state.engine.hangs, state.engine.last_hang) = (1, Some(hang(true)));
-        let lives = format!("{begin}it still lives: SIGKILL has not ended it yet");
+        let lives = format!("{begin}its process has not ended after SIGKILL");
         assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (Some(lives), true));
         state.engine.last_hang = Some(hang(false));
-        let gone = format!("{begin}it was killed, and another has not attached yet");
+        let gone = format!("{begin}it was killed, and a new one has not attached yet");
         assert_eq!((engine_hang_text(&state, NOW), is_engine_hung(&state)), (Some(gone), false));
         (state.engine.pid, state.engine.hangs) = (Some(7), 3);
-        let serves = format!("{begin}it was killed, and another serves; 3 hung since the start");
+        let serves = format!("{begin}it was killed, and a new one serves; 3 hung since the start");
         assert_eq!(engine_hang_text(&state, NOW), Some(serves));
     }
 
@@ -210,15 +211,15 @@ pub(crate) mod tests {
     fn a_turn_that_was_taken_names_from_whom_and_when() {
         let turn = TurnState { last_takeover: takeover(), takeovers_total: 1, ..TurnState::default() };
         let once = taking_turns("chat", turn.clone());
-        let said = "took the turn from team/code 30s ago, 260 ms past its deadline";
+        let said = "took over the time slice of team/code 30s ago, 260 ms past its deadline";
         assert_eq!(takeover_text(&once, NOW).as_deref(), Some(said));
         let often = taking_turns("chat", TurnState { takeovers_total: 4, ..turn });
-        assert_eq!(takeover_text(&often, NOW), Some(format!("{said}; 4 turns since the start")));
+        assert_eq!(takeover_text(&often, NOW), Some(format!("{said}; 4 time slices since the start")));
         let lost = |overtaken_total| {
             overtaken_text(&taking_turns("code", TurnState { overtaken_total, ..TurnState::default() }))
         };
         assert_eq!(lost(0), None);
-        let said = "lost the turn to neighbours 1 time since the start, past its deadline";
+        let said = "lost the time slice to peers 1 time since the start, past its deadline";
         assert_eq!(lost(1).as_deref(), Some(said));
         assert_eq!(lost(2).as_deref(), Some(&*said.replace("1 time", "2 times")));
     }
@@ -231,8 +232,8 @@ pub(crate) mod tests {
                 TurnState { holder, holder_overdue_ms, last_takeover: takeover(), ..TurnState::default() };
             peer_account(&taking_turns("chat", turn), "team/code", NOW)
         };
-        let taken = "team/chat took the turn from team/code 30s ago, 260 ms past its deadline";
-        let holds = "team/code holds the turn and is 1500 ms past its deadline, as team/chat tells";
+        let taken = "team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline";
+        let holds = "team/code holds the time slice and is 1500 ms past its deadline, as team/chat reports";
         assert_eq!(now("team/code", 1_500).as_deref(), Some(holds));
         assert_eq!(now("team/code", 0).as_deref(), Some(taken));
         assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
@@ -266,7 +267,7 @@ pub(crate) mod tests {
         assert_eq!(sidecar_hang_text(&code, NOW), None);
         let mut hangs = SidecarHangs { total: 1, at_unix_ms: NOW - 20_000, waited_ms: 12_400 };
         code.sidecar_hangs = Some(hangs.clone());
-        let said = "sidecar hung and was killed 20s ago: it did not run for 12400 ms; another serves";
+        let said = "sidecar hung and was killed 20s ago: it did not run for 12400 ms; a new one serves";
         assert_eq!(sidecar_hang_text(&code, NOW).as_deref(), Some(said));
         assert_eq!(hung_peer_text(&code, NOW), Some(format!("team/code: its {said}")));
         assert_eq!(
@@ -284,7 +285,8 @@ pub(crate) mod tests {
     fn a_tenant_that_was_skipped_is_named_by_the_one_that_skipped_it() {
         let last_skip = Some(Skip { of: "team/code".into(), at_unix_ms: NOW - 30_000 });
         let chat = taking_turns("chat", TurnState { skips_total: 2, last_skip, ..TurnState::default() });
-        let said = "skipped team/code, which was first in the queue for the turn and did not take it, 30s ago; \
+        let said = "skipped team/code, which was first in the time-slice queue and did not take its time \
+                    slice, 30s ago; \
                     2 skips since the start";
         assert_eq!(skip_text(&chat, NOW).as_deref(), Some(said));
         assert_eq!(peer_account(&chat, "team/code", NOW), Some(format!("team/chat {said}")));

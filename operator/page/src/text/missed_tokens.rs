@@ -16,9 +16,9 @@ pub fn sleep_reason(state: &State) -> Option<Reason> {
     let level = if state.queue.waiting > 0 { Level::Watch } else { Level::Fine };
     let text = || {
         format!(
-            "Asleep by hand: no request wakes it. On this machine: `sluice wake {}/{}`; in a cluster: POST /wake_up at the \
-             admin port. Requests wait for that, {} s unless limits.holdSeconds says \
-             otherwise, and then fail.",
+            "Asleep by hand: no request wakes it. On this machine: `sluice wake {}/{}`; in a cluster: POST \
+             /wake_up at the admin port. Requests wait for at most limits.holdSeconds (default {} s) and \
+             then fail.",
             state.tenant.namespace,
             state.tenant.name,
             LimitsConfig::default().hold_seconds
@@ -52,10 +52,10 @@ fn abandoned_requests_text(first: &TokenCounts, window_seconds: u32) -> Option<S
     match first.given_up {
         0 => None,
         1 => Some(format!(
-            "{of} was given up before its first token. It counts as missed, and P99 has no time of it."
+            "{of} was given up before its first token. It counts as missed, and P99 does not include it."
         )),
         _ => Some(format!(
-            "{of} were given up before their first token. They count as missed, and P99 has no time of them."
+            "{of} were given up before their first token. They count as missed, and P99 does not include them."
         )),
     }
 }
@@ -66,11 +66,12 @@ fn abandoned_answers_text(later: &TokenCounts, window_seconds: u32) -> Option<St
     match later.given_up {
         0 => None,
         1 => Some(format!(
-            "1 answer was given up {window} before its next token. That token counts as missed, and P99 has no time of it."
+            "1 answer was given up {window} before its next token. That token counts as missed, and P99 \
+             does not include it."
         )),
         many => Some(format!(
-            "{many} answers were given up {window} before their next token. These tokens count as missed, and P99 has no time \
-             of them."
+            "{many} answers were given up {window} before their next token. These tokens count as missed, \
+             and P99 does not include them."
         )),
     }
 }
@@ -108,12 +109,12 @@ mod tests {
         let given_up = |given_up| TokenCounts { tokens: 3, given_up, asleep: 0 };
         let mut state = state(given_up(1), TokenCounts::default());
         state.slo.ttft_attained_permille = Some(666);
-        let one = "1 of 3 requests of the last 60 s was given up before its first token. It counts as missed, and P99 has no \
-                   time of it.";
+        let one = "1 of 3 requests of the last 60 s was given up before its first token. It counts as \
+                   missed, and P99 does not include it.";
         assert_eq!(token_reasons(&state), [Reason::new(Level::Watch, "missed", one.into())]);
         state.slo.ttft_window = given_up(2);
-        let two = "2 of 3 requests of the last 60 s were given up before their first token. They count as missed, and P99 has \
-                   no time of them.";
+        let two = "2 of 3 requests of the last 60 s were given up before their first token. They count as \
+                   missed, and P99 does not include them.";
         assert_eq!(token_reasons(&state)[0].text, two);
         state.slo.ttft_attained_permille = Some(990);
         assert_eq!(token_reasons(&state)[0].level, Level::Fine, "as many as may be");
@@ -134,8 +135,8 @@ mod tests {
             ),
             (
                 Level::Watch,
-                "2 answers were given up in the last 60 s before their next token. These tokens count as missed, and P99 has \
-                 no time of them.",
+                "2 answers were given up in the last 60 s before their next token. These tokens count as \
+                 missed, and P99 does not include them.",
             ),
             (
                 Level::Watch,

@@ -69,7 +69,7 @@ fn late_holder_is_gpu_reason_and_hang_is_tenant_reason() {
     let with = |neighbourhood| State { neighbourhood, ..state("chat") };
     assert!(of(vec![with(turn(0))]).reasons.is_empty());
     let late = of(vec![with(turn(900)), State { neighbourhood: turn(1500), ..state("mail") }]);
-    assert_eq!(late.reasons[0].text, "team/code holds the turn and is 1500 ms past its deadline.");
+    assert_eq!(late.reasons[0].text, "team/code holds the time slice and is 1500 ms past its deadline.");
     let mut hung = state("code");
     let hang = |alive, ago_ms| {
         let during = "step".to_owned();
@@ -104,7 +104,7 @@ fn a_view_of_many_tenants_shows_causes_only_where_an_objective_is_missed() {
         (tenant.objectives[0].missed, tenant.shown_reasons().map(|one| one.text.clone()).collect::<Vec<_>>())
     };
     assert_eq!(shown(990), (false, vec![]));
-    let cause = "3 requests wait, 45 run; 98.0 % of the KV cache is used.".to_owned();
+    let cause = "3 requests wait, 45 running; 98.0 % of the KV cache is used.".to_owned();
     assert_eq!(shown(989), (true, vec![cause]));
 }
 

@@ -45,7 +45,7 @@ fn a_model_in_use_is_not_removed_and_a_removed_one_leaves_no_folder() {
     fill(held.folder(), 10, 10);
     let model = cache.models().unwrap().remove(0);
     let refused = cache.remove(&model).unwrap_err().to_string();
-    assert_eq!(refused, "org/tiny: in use by a running `sluice run`; end that first");
+    assert_eq!(refused, "org/tiny is in use by a running `sluice run`; end that process first");
     assert!(held.is_complete());
     drop(held);
     assert_eq!(cache.remove(&model).unwrap(), 10);

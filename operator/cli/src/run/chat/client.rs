@@ -63,7 +63,9 @@ impl ChatClient {
 /// Returns the error of an answer that has begun.
 fn broken_off(error: RequestError) -> anyhow::Error {
     match error {
-        RequestError::Transport(error) => anyhow::Error::from(error).context("the answer broke off"),
+        RequestError::Transport(error) => {
+            anyhow::Error::from(error).context("the connection ended before the answer was complete")
+        }
         error => in_words(error),
     }
 }
@@ -76,7 +78,7 @@ fn in_words(error: RequestError) -> anyhow::Error {
             (None, Some(text)) => anyhow!("the server answered {status}: {text}"),
             (None, None) => anyhow!("the server answered {status}: {body}"),
         },
-        RequestError::Cut => anyhow!("the answer broke off"),
+        RequestError::Cut => anyhow!("the connection ended before the answer was complete"),
         error => error.into(),
     }
 }
@@ -107,7 +109,10 @@ mod tests {
         assert_eq!(refused(json!({"error": {"message": "no such model"}})), "no such model");
         assert_eq!(refused(json!("nothing here")), "the server answered 404 Not Found: nothing here");
         assert_eq!(in_words(RequestError::Failed(json!({"error": {"message": "m"}}))).to_string(), "m");
-        assert_eq!(in_words(RequestError::Cut).to_string(), "the answer broke off");
+        assert_eq!(
+            in_words(RequestError::Cut).to_string(),
+            "the connection ended before the answer was complete"
+        );
     }
 
     #[test]

@@ -4,13 +4,13 @@ use super::settings::{self, Setting};
 
 /// What `/help` prints.
 pub const HELP_TEXT: &str = "\
-/clear             forget the conversation
+/clear             delete the conversation
 /set               show temperature, top_p, top_k, max_tokens and seed
 /set NAME          show one of them
 /set NAME VALUE    set it
 /set NAME default  go back to its default
 /model             list the models
-/model NAME        go on with another model
+/model NAME        switch to another model
 /bye               end; so does Ctrl-D
 \"\"\"                begins and ends a prompt of several lines
 Ctrl-C             stops an answer";
@@ -117,7 +117,8 @@ impl ChatCommand<'_> {
             // Names of folders may contain spaces.
             ["/model", ..] => Ok(ChatCommand::Model(text["/model".len()..].trim())),
             _ => Err(format!(
-                "`{}` is no command; /help lists them, and a prompt that begins with / goes between {MULTILINE_FENCE}",
+                "`{}` is not a command; /help lists the commands. A prompt that begins with / goes between \
+                 {MULTILINE_FENCE}",
                 words[0]
             )),
         }
@@ -176,11 +177,11 @@ mod tests {
             assert_eq!(ChatCommand::parse(text), Ok(command), "{text}");
         }
         for (text, words) in [
-            ("/path/to", "`/path/to` is no command"),
+            ("/path/to", "`/path/to` is not a command"),
             ("/set temperature 0.7 0.8", "/set takes a name and a value"),
-            ("/set heat", "`heat` is no setting"),
-            ("/set heat default", "`heat` is no setting"),
-            ("/set heat 1", "`heat` is no setting; there are max_tokens, seed"),
+            ("/set heat", "`heat` is not a setting"),
+            ("/set heat default", "`heat` is not a setting"),
+            ("/set heat 1", "`heat` is not a setting; the settings are max_tokens, seed"),
             ("/set seed 0.5", "seed: `0.5` is not a whole number"),
             ("/set top_p much", "top_p: `much` is not a number"),
         ] {

@@ -69,7 +69,7 @@ impl Setting {
 fn find_setting(name: &str) -> Result<(&'static str, bool), String> {
     SETTINGS.into_iter().find(|(known, _)| *known == name).ok_or_else(|| {
         let names: Vec<_> = SETTINGS.iter().map(|(name, _)| *name).collect();
-        format!("`{name}` is no setting; there are {}", names.join(", "))
+        format!("`{name}` is not a setting; the settings are {}", names.join(", "))
     })
 }
 
@@ -131,8 +131,8 @@ impl ModelSettings<'_> {
     fn implicit_default(&self, name: &str) -> String {
         match (self.recommended.0.get(name), name) {
             (Some(value), _) => format!("{value} (from {})", Recommended::GENERATION_CONFIG),
-            (None, "max_tokens") => format!("what the context of {} tokens leaves", self.context_tokens),
-            (None, "seed") => "another one for each answer".to_owned(),
+            (None, "max_tokens") => format!("the rest of the context of {} tokens", self.context_tokens),
+            (None, "seed") => "a new one for each answer".to_owned(),
             (None, _) => "all tokens".to_owned(),
         }
     }
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(settings.unset("temperature", model), "0.7");
         assert_eq!(settings.setting_line("temperature", model), "temperature  0.7 (default)");
         assert_eq!(settings.unset("top_k", model), "20 (from generation_config.json)");
-        assert_eq!(settings.unset("max_tokens", model), "what the context of 512 tokens leaves");
+        assert_eq!(settings.unset("max_tokens", model), "the rest of the context of 512 tokens");
         assert_eq!(sent(&settings, model), sent(&set(&[]), model));
     }
 
@@ -280,7 +280,7 @@ mod tests {
         let plain = ModelSettings { has_template: false, context_tokens: 8192, recommended: &author };
         let expected = "\
 max_tokens   256 (default)
-seed         another one for each answer
+seed         a new one for each answer
 temperature  0.5 (set)
 top_k        20 (from generation_config.json)
 top_p        0.95 (default)";
@@ -288,7 +288,7 @@ top_p        0.95 (default)";
         let nothing = Recommended::from_folder(Path::new("/nowhere"));
         let chat = ModelSettings { has_template: true, recommended: &nothing, ..plain };
         let listed = set(&[("seed", "7")]).list(chat);
-        let expected = "max_tokens   what the context of 8192 tokens leaves\nseed         7 (set)\n";
+        let expected = "max_tokens   the rest of the context of 8192 tokens\nseed         7 (set)\n";
         assert!(listed.starts_with(expected) && listed.contains("top_k        all tokens"), "{listed}");
     }
 }

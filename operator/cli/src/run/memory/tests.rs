@@ -85,7 +85,7 @@ fn short_memory_reduces_sequences_before_context() {
         "{words}"
     );
     assert!(
-        words.ends_with("are available on this machine; take a smaller model, or end other programs"),
+        words.ends_with("are available on this machine; use a smaller model, or end other programs"),
         "{words}"
     );
 }
@@ -95,7 +95,7 @@ fn requested_context_is_granted_or_rejected() {
     let asked = |tokens| MemoryOptions { context_tokens: Some(tokens), ..options() };
     assert_eq!(plan(&[model("a")], &asked(32_768), 64 * GIB).unwrap().context_tokens, [32_768]);
     let long = plan(&[model("a")], &asked(32_769), 64 * GIB).unwrap_err().to_string();
-    assert_eq!(long, "--context 32769: a was made for 32768 tokens at most");
+    assert_eq!(long, "--context 32769: a supports at most 32768 tokens");
     let short = plan(&[model("a")], &asked(32_768), 2 * GIB).unwrap_err().to_string();
     assert!(short.ends_with("; lower --context"), "{short}");
 }
@@ -106,7 +106,7 @@ fn requested_memory_is_used_if_models_can_start() {
     let plenty = plan(&[model("a")], &named(2 * GIB + 5), 64 * GIB).unwrap();
     assert_eq!((plenty.gpu_bytes, plenty.sequences), (2 * GIB, 1));
     let little = plan(&[model("a")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
-    assert!(little.starts_with("--memory 256 MiB: too little; a needs at least "), "{little}");
+    assert!(little.starts_with("--memory 256 MiB is too little; a needs at least "), "{little}");
     assert!(!little.contains("together"), "{little}");
     let both = plan(&[model("a"), model("b")], &named(GIB / 4), 64 * GIB).unwrap_err().to_string();
     assert!(both.contains(", b needs at least ") && both.contains(", together "), "{both}");
@@ -123,7 +123,7 @@ fn small_layers_have_small_chunks_that_hold_a_block_of_kv() {
     assert_eq!(chunk_bytes([&small.geometry, &model("b").geometry]), 128 << 10, "80 KiB a block");
     small.geometry.kv_bytes_per_token = 20 << 20;
     let refused = plan(&[small], &options(), 64 * GIB).unwrap_err().to_string();
-    assert!(refused.starts_with("a: 16 tokens' KV of a layer take"), "{refused}");
+    assert!(refused.starts_with("a: KV of 16 tokens of one layer takes"), "{refused}");
 }
 
 #[test]

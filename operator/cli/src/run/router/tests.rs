@@ -92,7 +92,7 @@ async fn errors_of_a_model_are_forwarded_with_their_headers() {
 async fn an_unknown_model_is_404_in_openais_form_with_the_names_that_exist() {
     let (url, _) = two_models().await;
     let (status, _, answer) = post_json(&url, "/v1/completions", r#"{"model": "gpt"}"#.into()).await;
-    let message = "the model `gpt` does not exist; served here: `a`, `c`, `org/b`";
+    let message = "the model `gpt` does not exist; the models here are `a`, `c`, `org/b`";
     let error = json!({"message": message, "type": "invalid_request_error", "param": "model", "code": "model_not_found"});
     assert_eq!((status, answer), (StatusCode::NOT_FOUND, json!({"error": error})));
     let (status, answer) = get_json(&url, "/v1/models/gpt").await;

@@ -59,7 +59,7 @@ fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     // A GPU and its tenants have one namespace.
     let holder = holder.split_once('/').map_or(holder, |(_, name)| name);
     let waiting = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };
-    Some(vec![Span::raw(format!("turn {holder}{waiting}"))])
+    Some(vec![Span::raw(format!("slice {holder}{waiting}"))])
 }
 
 /// Returns the memory of all tenants, one after the other: weights, KV, other, free.

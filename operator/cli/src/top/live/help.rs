@@ -7,10 +7,7 @@ use super::text_layout::{pad_right, truncate_line, width, wrapped};
 use super::theme::Theme;
 
 const GLOSSARY: [(&str, &str); 9] = [
-    (
-        "SLO",
-        "the share of tokens in time of the objective that is furthest below its promise: ✓ met, ✗ missed",
-    ),
+    ("SLO", "the share of tokens in time, of the objective that is missed most: ✓ met, ✗ missed"),
     ("TOK/S", "tokens per second"),
     (
         "TTFT, TBT",
@@ -20,8 +17,8 @@ const GLOSSARY: [(&str, &str); 9] = [
     ("LAYERS", "r resident, m moving through a slot, l loading, a absent: lent or hibernated"),
     ("R+W", "requests that run and that wait"),
     ("moved", "bytes that changed their owner"),
-    ("█ ▓ ▒ ·", "weights, KV, all else, free: in the colour of the tenant whose name stands there"),
-    ("below a row", "what is wrong, as sluice explain says it"),
+    ("█ ▓ ▒ ·", "weights, KV, other, free, in the colour of the tenant"),
+    ("below a row", "the reason, as in sluice explain"),
 ];
 
 /// Lines of at most `most` columns.
@@ -30,7 +27,7 @@ pub fn lines(most: usize) -> Vec<Line<'static>> {
     let mut all = vec![Line::styled("Keys", Theme::bold())];
     all.extend(entries(keys.collect(), most));
     all.push(Line::default());
-    all.push(Line::styled("What is shown", Theme::bold()));
+    all.push(Line::styled("What it shows", Theme::bold()));
     all.extend(entries(GLOSSARY.map(|(name, text)| (name.to_owned(), text)).into(), most));
     all.into_iter().map(|line| truncate_line(line, most)).collect()
 }

@@ -70,7 +70,7 @@ pub const BINDINGS: [Binding; 17] = {
         bind(&[char('v')], "sorts by KV cache in use, the fullest first", By(Sort::Kv)),
         bind(&[char('l')], "sorts by layers that are not resident, the most first", By(Sort::Layers)),
         bind(&[char('r')], "reverses the order", Reverse),
-        bind(&[char('p')], "pauses, and goes on", Pause),
+        bind(&[char('p')], "pauses and resumes", Pause),
         bind(&[char('?')], "shows this help, and hides it", Help),
         bind(&[char('q'), (KeyCode::Char('c'), true)], "quits", Quit),
     ]

@@ -42,9 +42,9 @@ async fn event_loop(terminal: &mut DefaultTerminal, source: PollSource, theme: T
     loop {
         terminal.draw(|frame| screen.draw(frame))?;
         tokio::select! {
-            look = looks.recv() => screen.update(look.context("the reader of sidecars ended")??, now_unix_ms()),
+            look = looks.recv() => screen.update(look.context("the thread that reads sidecars ended")??, now_unix_ms()),
             event = events.recv() => {
-                let event = event.context("the reader of keys ended")??;
+                let event = event.context("the thread that reads keys ended")??;
                 if screen.on_event(&event, usize::from(terminal.size()?.height)) {
                     return Ok(());
                 }

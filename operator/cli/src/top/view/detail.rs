@@ -64,7 +64,7 @@ fn hang(view: &RenderContext, state: &State, width: usize) -> Vec<Line<'static>>
     let engine = hangs::engine_hang_text(state, now).map(|said| (said, colour));
     let late = hangs::other_holder(state).filter(|(_, overdue_ms)| *overdue_ms > 0);
     let late = late.map(|(holder, overdue_ms)| {
-        (format!("{holder} holds the turn and is {overdue_ms} ms past its deadline"), Some(Color::Red))
+        (format!("{holder} holds the time slice and is {overdue_ms} ms past its deadline"), Some(Color::Red))
     });
     let past = [
         hangs::sidecar_hang_text(state, now),
@@ -114,7 +114,7 @@ fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fr
 /// Returns its memory limits and its time slices, if it has peers.
 fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     let Some(own) = &state.neighbourhood else { return Vec::new() };
-    let rows = [("budget", gpu::budget_fragments(own)), ("turn", gpu::turn_fragments(own))];
+    let rows = [("budget", gpu::budget_fragments(own)), ("slice", gpu::turn_fragments(own))];
     let rows = rows.into_iter().filter(|(_, phrases)| !phrases.is_empty());
     rows.flat_map(|(name, phrases)| {
         wrap_fragments(&label(name), phrases.into_iter().map(plain_fragment), 2, width)

@@ -86,10 +86,10 @@ impl<'a> GpuTenants<'a> {
         let named = || turns().find_map(|turn| turn.holder.as_deref());
         let mut phrase = match late {
             Some((holder, overdue_ms)) => {
-                let said = format!("turn {holder}, {overdue_ms} ms past its deadline");
+                let said = format!("slice {holder}, {overdue_ms} ms past its deadline");
                 vec![Span::styled(said, view.style(Color::Red))]
             }
-            None => plain_fragment(format!("turn {}", holder.or_else(named).unwrap_or("free"))),
+            None => plain_fragment(format!("slice {}", holder.or_else(named).unwrap_or("free"))),
         };
         if waiting > 0 {
             phrase.push(format!(", {waiting} waiting").into());

@@ -143,7 +143,7 @@ fn isolated_gpu_rejects_second_tenant_with_reason() {
     let error = planned(&format!("{pool}{}", tenants(&["one", "two", "three"]))).unwrap_err();
     // By name, `two` is the last of the three.
     let expected = "default/two: cannot be served\nup.yaml:18: no room on 2 GPUs; the nearest is laptop-chat-1: it has \
-        as many tenants as it takes";
+        its maximum number of tenants";
     assert_eq!(error, expected);
     let mixed = with_groups(&format!("[{{name: slice, {isolated}}}, {{name: turns}}]"));
     let names = gpus(&format!("{mixed}{}", tenants(&["one", "two", "three"])));
@@ -158,15 +158,15 @@ fn a_gpu_takes_as_many_tenants_as_its_ledger_has_records() {
     assert_eq!(planned(&format!("{pool}{}", tenants(&names[..64]))).unwrap().len(), 64);
     let error = planned(&format!("{pool}{}", tenants(&names))).unwrap_err();
     assert!(error.starts_with("default/t9: cannot be served\n"), "{error}");
-    assert!(error.ends_with("it has as many tenants as it takes"), "{error}");
+    assert!(error.ends_with("it has its maximum number of tenants"), "{error}");
 }
 
 #[test]
 fn a_tenant_that_does_not_fit_is_refused_with_the_lines_that_could_help() {
     let device = planned(&format!("{}{}", POOL.replace("96Mi", "28Mi"), tenant("one"))).unwrap_err();
     let expected = format!(
-        "default/one: cannot be served\nup.yaml:6: GpuPool/laptop spec.device.host.memory: its floor of {} bytes exceeds \
-         the largest GPU that it may use, of {} bytes; ",
+        "default/one: cannot be served\nup.yaml:6: GpuPool/laptop spec.device.host.memory: the tenant's floor of {} bytes \
+         exceeds its largest usable GPU, which has {} bytes; ",
         (24 << 20) + 81 * (64 << 10),
         28 << 20
     );

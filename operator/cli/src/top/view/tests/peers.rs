@@ -7,7 +7,7 @@ use super::*;
 const THREE_TENANTS: &str = "\
 sluice top   3 tenants
 GPU local-shared-0   30 MiB, 3 tenants   shares 30 MiB   borrowed 3 MiB
-    lent 3 MiB   turn default/chat, 2 waiting
+    lent 3 MiB   slice default/chat, 2 waiting
   default/chat   share 10 MiB   budget 13 MiB   borrowed 2 MiB from code
   borrowed 1 MiB from mail
 GGGGGGGGGGGGGGGGGGGGGGGGWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
@@ -89,7 +89,7 @@ fn tenants_of_gpu_are_grouped_with_their_loans() {
     for line in [
         "budget   share 10 MiB  budget 8 MiB  held 5.5 MiB  floor 2 MiB",
         "         could lend 512 KiB",
-        "turn     does not hold it  70 so far, 3.1s in all",
+        "slice    does not hold it  70 so far, 3.1s in all",
         "         p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
     ] {
         assert!(details.iter().any(|shown| shown == line), "{line}: {details:#?}");
@@ -129,10 +129,10 @@ fn peer_lines_fit_80_columns_and_turn_can_be_free() {
     assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
     let words = lines.join(" ").split_whitespace().collect::<Vec<_>>().join(" ");
     for whole in [
-        "GPU local-shared-0 30 MiB, 3 tenants shares 30 MiB borrowed 3 MiB lent 3 MiB turn free, 2 waiting",
+        "GPU local-shared-0 30 MiB, 3 tenants shares 30 MiB borrowed 3 MiB lent 3 MiB slice free, 2 waiting",
         &format!("default/{long} share 10 MiB budget 13 MiB borrowed 3 MiB from {long}"),
         &format!("lent 2 MiB to {long}"),
-        "turn does not hold it 70 so far, 3.1s in all p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
+        "slice does not hold it 70 so far, 3.1s in all p50/p99 ms: wait 40/101, hand-over 0.1/0.4",
     ] {
         assert!(words.contains(whole), "{whole}: {lines:#?}");
     }
@@ -177,11 +177,14 @@ fn join_lines(lines: &[Line<'static>]) -> String {
 fn late_turn_holder_is_shown_in_red_above_peers() {
     let shown = lines(&peers_with_stopped_holder(), true, 100);
     let text = join_lines(&shown);
-    assert!(text.contains("turn default/code, 1500 ms past its deadline, 2 waiting"), "{text}");
-    assert!(text.contains("hang     default/code holds the turn and is 1500 ms past its deadline"), "{text}");
+    assert!(text.contains("slice default/code, 1500 ms past its deadline, 2 waiting"), "{text}");
+    assert!(
+        text.contains("hang     default/code holds the time slice and is 1500 ms past its deadline"),
+        "{text}"
+    );
     let red = red_text(&shown);
-    let heading = "turn default/code, 1500 ms past its deadline";
-    let detail = "default/code holds the turn and is 1500 ms past its deadline";
+    let heading = "slice default/code, 1500 ms past its deadline";
+    let detail = "default/code holds the time slice and is 1500 ms past its deadline";
     assert!(red.contains(heading) && red.contains(detail) && red.contains("no answer: timed out"), "{red}");
     assert!(!red.contains("waiting"), "{red}");
     let mut well = peers_with_stopped_holder();
@@ -190,7 +193,7 @@ fn late_turn_holder_is_shown_in_red_above_peers() {
         own.turn.as_mut().unwrap().holder_overdue_ms = 0;
     }
     let text = rows(&well, 100).join("\n");
-    assert!(text.contains("turn default/code, 2 waiting") && !text.contains("deadline"), "{text}");
+    assert!(text.contains("slice default/code, 2 waiting") && !text.contains("deadline"), "{text}");
 }
 
 #[test]
@@ -209,10 +212,11 @@ fn hung_engine_is_red_and_recovered_engine_is_not() {
         lines(&sightings, true, 100)
     };
     let (lives, gone) = (picture(true), picture(false));
-    let said = "hang     engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); it ";
-    for (shown, row, rest) in
-        [(&lives, "  default/code hung ", "still"), (&gone, "  default/code active ", "was")]
-    {
+    let said = "hang     engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); ";
+    for (shown, row, rest) in [
+        (&lives, "  default/code hung ", "its process has"),
+        (&gone, "  default/code active ", "it was killed"),
+    ] {
         let text = join_lines(shown);
         assert!(text.contains(row) && text.contains(&format!("{said}{rest}")), "{text}");
     }
