@@ -139,7 +139,7 @@ impl Drop for Group {
         let asked = Instant::now();
         while matches!(self.0.try_wait(), Ok(None)) {
             if asked.elapsed() > END_LIMIT {
-                eprintln!("sluice-benches: process {} does not end: killing its group", self.0.id());
+                eprintln!("sluice-benches: process {} does not end: killing its process group", self.0.id());
                 self.signal(Signal::KILL);
                 break;
             }
@@ -186,7 +186,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("sluice-benches: {} stays behind: {error}", self.0.display());
+            eprintln!("sluice-benches: could not remove {}: {error}", self.0.display());
         }
     }
 }

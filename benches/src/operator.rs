@@ -76,7 +76,7 @@ pub fn run(tree: &SourceTree, args: &OperatorArgs) -> Result<bool> {
     command.env("SLUICE_KUBE_BIN", kubernetes.trim()).arg("--operator").arg(release.join("sluice-operator"));
     let (status, text) = capture(command.args(args.flags()), &stop)?;
     let (verdicts, notes) = read(&text)?;
-    ensure!(!verdicts.0.is_empty(), "nothing was measured; it ended with {status}");
+    ensure!(!verdicts.0.is_empty(), "no measurement: it ended with {status}");
     let mut whole = machine::report(tree, machine);
     (whole["passed"], whole["budgets"], whole["notes"]) = (verdicts.passed().into(), verdicts.json(), notes);
     print!("{}{verdicts}", machine::heading(&whole));

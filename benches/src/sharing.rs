@@ -88,7 +88,8 @@ pub fn run(tree: &SourceTree, args: &SharingArgs) -> Result<bool> {
     let mut report = machine::report(tree, machine);
     println!("{}{}", machine::heading(&report), text(&setting).replace("; ", "\n"));
     println!(
-        "Recompute: fixed partitions. Oneiros: neighbours lend; MRU and LRU: who is asked first, the most or the least recently used"
+        "Recompute: fixed partitions. Oneiros: peers lend; MRU and LRU: the peer that is asked first, the \
+         most or the least recently used"
     );
     runs.iter().for_each(table::print);
     println!("\nwaking from hibernation");

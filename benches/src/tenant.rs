@@ -35,7 +35,10 @@ pub fn build(tree: &SourceTree, stop: &Stop) -> Result<()> {
 fn holds_model(folder: &Path) -> Result<()> {
     let found = folder.join("config.json").is_file();
     let shown = folder.display();
-    ensure!(found, "--model {shown}: no config.json there; it takes a model folder in Hugging Face layout");
+    ensure!(
+        found,
+        "--model {shown}: the folder has no config.json; name a model folder in Hugging Face layout"
+    );
     Ok(())
 }
 
@@ -71,7 +74,7 @@ impl BenchEnv {
             let mut make = world.command("sluice-model-gen");
             make.arg("--out").arg(world.model()).args(shape);
             let (status, _) = capture(&mut make, stop)?;
-            ensure!(status.success(), "sluice-model-gen made no model");
+            ensure!(status.success(), "sluice-model-gen could not create the model");
         }
         Ok(world)
     }

@@ -56,9 +56,9 @@ impl Shape {
     /// what was copied is exact.
     fn read(state: &Value) -> Result<Shape> {
         let layers = state["layers"].as_array().map_or(0, Vec::len) as f64;
-        ensure!(layers > 0.0, "the state tells of no layer");
+        ensure!(layers > 0.0, "the state has no layer");
         let global = state.pointer("/memory/owners/weights_global_bytes").and_then(Value::as_f64);
-        let global_bytes = global.context("the state tells no bytes of weights_global")?;
+        let global_bytes = global.context("the state has no bytes of weights_global")?;
         Ok(Shape { layers, layer_bytes: (copied_bytes(state)? - global_bytes) / layers, global_bytes })
     }
 
@@ -70,7 +70,7 @@ impl Shape {
 /// Bytes that a tenant has had copied to its device so far.
 fn copied_bytes(state: &Value) -> Result<f64> {
     let copied = state.pointer("/figures/copied_bytes_total").and_then(Value::as_f64);
-    copied.context("the state tells no copied bytes")
+    copied.context("the state has no copied bytes")
 }
 
 /// Milliseconds to the first token at one ratio.

@@ -124,9 +124,7 @@ impl Api {
     /// not.
     pub fn is_own_cluster(&self) -> bool {
         if !self.is_own() {
-            skipped(
-                "a cluster that somebody else runs has no users of ours, no audit log and a network that we are not in",
-            );
+            skipped("an external cluster has no test users, no audit log and another network");
         }
         self.is_own()
     }

@@ -18,12 +18,12 @@ const CASES: [(&str, Damage, &[&str]); 20] = [
     (
         "no folder",
         |f| std::fs::remove_dir_all(f).unwrap(),
-        &["up.yaml:", "spec.model.source.file.path: ", "/model: no such folder; expected is a folder in"],
+        &["up.yaml:", "spec.model.source.file.path: ", "/model: no such folder; expected a folder in"],
     ),
     (
         "no config",
         |f| std::fs::remove_file(f.join("config.json")).unwrap(),
-        &["up.yaml:", "spec.model.source.file.path: ", "/model: has no config.json; expected is"],
+        &["up.yaml:", "spec.model.source.file.path: ", "/model: has no config.json; expected a"],
     ),
     ("no weights", |f| std::fs::remove_file(f.join("model.safetensors")).unwrap(), &["model.safetensors"]),
     (
@@ -79,7 +79,7 @@ const CASES: [(&str, Damage, &[&str]); 20] = [
         |f| new_end(f, 300),
         &["tokenizer_config.json: eos_token: ", "300"],
     ),
-    ("a tensor is missing", |f| rename_tensor(f, TENSOR), &["none of the weight files", TENSOR]),
+    ("a tensor is missing", |f| rename_tensor(f, TENSOR), &["is missing from the weight files", TENSOR]),
     (
         "a tensor of another shape",
         |f| config(f, "intermediate_size", json!(256)),

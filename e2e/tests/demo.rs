@@ -112,7 +112,10 @@ async fn a_short_demo_shows_its_tenants_and_ends_with_a_table_and_identical_toke
         7,
         "three lines of words and the next step, each after a blank line\n{stdout}"
     );
-    assert!(lines[same + 4].starts_with("All ") && lines[same + 4].contains("no token changed"), "{stdout}");
+    assert!(
+        lines[same + 4].starts_with("All ") && lines[same + 4].contains("lending changed no token"),
+        "{stdout}"
+    );
     let next =
         lines[same + 6].strip_prefix("next      ").and_then(|next| next.strip_suffix(" run MODEL --chat"));
     let program = next.unwrap_or_else(|| panic!("{stdout}"));
@@ -131,7 +134,7 @@ async fn a_signal_in_the_middle_ends_everything_at_once() {
     processes::signal(demo.child.id(), Signal::INT);
     assert_eq!(demo.ended().await, Some(1));
     let stderr = world.stderr();
-    assert!(stderr.contains("sluice: ended by a signal before the demo was over"), "{stderr}");
+    assert!(stderr.contains("sluice: ended by a signal before the demo was complete"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,7 +142,8 @@ async fn invalid_model_folder_is_reported_before_start() {
     let world = TestEnv::new();
     let output = command(&world, &["--model", "/nowhere/model"]).output().unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(78), &b""[..]));
-    let said = "sluice: --model /nowhere/model: no config.json there; it takes a model folder in Hugging Face layout\n";
+    let said = "sluice: --model /nowhere/model: the folder has no config.json; name a model folder in \
+                Hugging Face layout\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), said);
     world.assert_no_leftovers().await;
 }

@@ -89,10 +89,7 @@ fn dial(path: &Path) -> OwnedFd {
 async fn refused(world: &TestEnv, words: &str) {
     eventually(&format!("a refusal that says `{words}`"), async || {
         let stderr = world.stderr();
-        stderr
-            .lines()
-            .any(|line| line.contains("an engine was refused") && line.contains(words))
-            .then_some(())
+        stderr.lines().any(|line| line.contains("refused an engine") && line.contains(words)).then_some(())
     })
     .await;
 }

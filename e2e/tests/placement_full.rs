@@ -20,10 +20,10 @@ async fn a_device_that_is_too_small_for_the_weights_is_refused() {
     let outcome = up("1Mi", ", maxModelLen: 64").await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("default/large"), "{}", outcome.stderr);
-    let size = "exceeds the largest GPU that it may use, of 1048576 bytes";
+    let size = "exceeds its largest usable GPU, which has 1048576 bytes";
     assert!(outcome.stderr.contains(size), "{}", outcome.stderr);
     for line in [
-        "up.yaml:6: GpuPool/box spec.device.host.memory: its floor of ",
+        "up.yaml:6: GpuPool/box spec.device.host.memory: the tenant's floor of ",
         ": ModelTenant/large spec.model.maxModelLen: ",
     ] {
         assert!(outcome.stderr.contains(line), "{line}: {}", outcome.stderr);
@@ -34,7 +34,8 @@ async fn a_device_that_is_too_small_for_the_weights_is_refused() {
 async fn a_context_that_does_not_fit_is_refused_and_a_shorter_one_is_served() {
     let outcome = up("6Mi", "").await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
-    let words = "GpuPool/box spec.device.host.memory: its floor of 7340032 bytes exceeds the largest GPU that it may use, of 6291456 bytes";
+    let words = "GpuPool/box spec.device.host.memory: the tenant's floor of 7340032 bytes exceeds its largest usable GPU, \
+                 which has 6291456 bytes";
     assert_eq!(outcome.stderr.matches(words).count(), 1, "{}", outcome.stderr);
 
     let world = TestEnv::new();
@@ -55,8 +56,7 @@ async fn a_context_that_does_not_fit_is_refused_and_a_shorter_one_is_served() {
 async fn a_context_beyond_the_models_own_is_refused_by_field() {
     let outcome = up("64Mi", ", maxModelLen: 5000").await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
-    let words =
-        "ModelTenant/large spec.model.maxModelLen: 5000 is above the 4096 positions that the model has";
+    let words = "ModelTenant/large spec.model.maxModelLen: 5000 exceeds the 4096 positions of the model";
     assert_eq!(outcome.stderr.matches(words).count(), 1, "{}", outcome.stderr);
 }
 

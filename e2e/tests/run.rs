@@ -70,7 +70,11 @@ async fn an_interrupted_download_goes_on_where_it_was_and_a_whole_one_needs_no_h
     eventually("half of the weights", async || (part.metadata().ok()?.len() == half).then_some(())).await;
     assert!(models(&world, &["rm", &name]).unwrap_err().contains("in use by a running `sluice run`"));
     run.end(Signal::INT).await;
-    assert!(world.stderr().contains("interrupted; what was downloaded so far is kept"), "{}", world.stderr());
+    assert!(
+        world.stderr().contains("interrupted; the files downloaded so far are kept"),
+        "{}",
+        world.stderr()
+    );
     let listed = list(&world);
     assert_eq!(
         (listed[0]["whole"].as_bool(), listed[0]["in_use"].as_bool()),
@@ -144,7 +148,7 @@ async fn two_models_answer_at_one_port_each_to_its_name_and_come_back_when_a_pro
     let message = error["error"]["message"].as_str().unwrap();
     assert_eq!(
         (status.as_u16(), message),
-        (404, "the model `third` does not exist; served here: `other`, `stories260k`")
+        (404, "the model `third` does not exist; the models here are `other`, `stories260k`")
     );
 
     let record = std::fs::read(world.path("run").join("default.stories260k/sidecar.json")).unwrap();

@@ -61,10 +61,10 @@ fn missing(needs: &[Need]) -> Vec<&'static str> {
 fn apt(arguments: &[&str]) -> Result<()> {
     let mut command = Command::new("apt-get");
     command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-    let output = command.output().context("apt-get does not start")?;
+    let output = command.output().context("cannot start apt-get")?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    bail!("apt-get: {}", said.lines().last().unwrap_or("failed, silently"))
+    bail!("apt-get: {}", said.lines().last().unwrap_or("failed without a message"))
 }

@@ -64,7 +64,7 @@ fn with(root: &Utf8Path, program: &Utf8Path) -> Result<bool> {
 fn passes(root: &Utf8Path, program: &Utf8Path, arguments: &[&str]) -> Result<bool> {
     println!("$ cargo-deny {}", arguments.join(" "));
     let status = command(root, program, arguments).status();
-    Ok(status.with_context(|| format!("{program} does not start"))?.success())
+    Ok(status.with_context(|| format!("cannot start {program}"))?.success())
 }
 
 /// Downloads the database, or what is new in it.
@@ -72,7 +72,7 @@ fn fetch_advisories(root: &Utf8Path, program: &Utf8Path) -> Result<()> {
     let mut command = command(root, program, &["fetch", "db"]);
     // Git asks for no password: the answer is then "skipped".
     command.env("GIT_TERMINAL_PROMPT", "0").process_group(0);
-    let mut child = command.spawn().with_context(|| format!("{program} does not start"))?;
+    let mut child = command.spawn().with_context(|| format!("cannot start {program}"))?;
     let start = Instant::now();
     while start.elapsed() < FETCH_LIMIT {
         if let Some(status) = child.try_wait()? {

@@ -18,10 +18,10 @@ pub fn run(workspace: &Workspace) -> Result<bool> {
     stage::write(workspace, &source)?;
     mdbook::build(&program, &source, &book)?;
     html::rewrite(&book, tables::prepare).with_context(|| format!("preparing the tables of {book}"))?;
-    let broken = html::broken_links(&book).with_context(|| format!("looking at the links of {book}"))?;
+    let broken = html::broken_links(&book).with_context(|| format!("checking the links of {book}"))?;
     for link in &broken {
         println!("{link}");
     }
-    println!("docs: {} broken links; the site begins at {book}/index.html", broken.len());
+    println!("docs: {} broken links; the first page is {book}/index.html", broken.len());
     Ok(broken.is_empty())
 }

@@ -59,7 +59,7 @@ fn remove_others(folder: &Utf8Path, files: &[(&str, String)]) -> Result<()> {
         let entry = entry?;
         if !files.iter().any(|(name, _)| *name == entry.file_name()) {
             fs::remove_file(entry.path()).with_context(|| format!("removing {}", entry.path()))?;
-            println!("removed {}, which no generator writes", entry.path());
+            println!("removed {}: no generator writes it", entry.path());
         }
     }
     Ok(())
@@ -96,9 +96,11 @@ fn drift(folder: &str, committed: &[(&str, &str)], generated: &[(&str, String)])
         match committed.iter().find(|(other, _)| other == name) {
             None => Some(finding(name, 1, "the generated file is missing")),
             Some((_, text)) if text == content => None,
-            Some((_, text)) => {
-                Some(finding(name, first_difference(text, content), "the file is not what is generated"))
-            }
+            Some((_, text)) => Some(finding(
+                name,
+                first_difference(text, content),
+                "the file differs from the generated one",
+            )),
         }
     });
     let stale = committed.iter().filter(|(name, _)| !generated.iter().any(|(other, _)| other == name));
@@ -132,7 +134,7 @@ mod tests {
         assert_eq!(
             found,
             [
-                (place("a.yaml"), 2, "the file is not what is generated".to_owned()),
+                (place("a.yaml"), 2, "the file differs from the generated one".to_owned()),
                 (place("b.yaml"), 1, "the generated file is missing".to_owned()),
                 (place("c.yaml"), 1, "no generator writes this file".to_owned()),
             ]

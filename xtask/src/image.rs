@@ -141,7 +141,7 @@ fn stripped(binary: &Utf8Path) -> Result<Vec<u8>> {
     let to = scratch.path().join("stripped");
     let mut command = Command::new("strip");
     command.args(["--strip-debug", "-o"]).arg(&to).arg(binary).stdin(Stdio::null());
-    let output = command.output().context("strip does not start: it comes with the linker, in binutils")?;
+    let output = command.output().context("cannot start strip: install it with the linker (binutils)")?;
     if !output.status.success() {
         bail!("strip: {}", String::from_utf8_lossy(&output.stderr).trim());
     }

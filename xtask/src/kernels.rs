@@ -53,7 +53,7 @@ fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
                 Ok(())
             }
             (false, true) => fs::write(path, ptx).with_context(|| format!("writing {path}")),
-            (false, false) => anyhow::bail!("the PTX that is committed is that of NVRTC {VERSION}"),
+            (false, false) => anyhow::bail!("the committed PTX is that of NVRTC {VERSION}"),
         });
         if let Err(error) = result {
             println!("{source}: {error:#}");
@@ -89,7 +89,7 @@ fn compare(path: &Utf8Path, ptx: &[u8]) -> Result<()> {
     let committed = fs::read(path).with_context(|| format!("reading {path}"))?;
     anyhow::ensure!(
         committed == ptx,
-        "{path} is not what its source gives: run `cargo xtask kernels` and commit the result"
+        "{path} differs from the PTX of its source: run `cargo xtask kernels` and commit the result"
     );
     Ok(())
 }

@@ -32,13 +32,13 @@ pub fn cargo(root: &Utf8Path, arguments: &[&str]) -> Command {
 pub fn passes(mut command: Command) -> Result<bool> {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
     println!("$ cargo {}", words.join(" "));
-    let status = command.stdin(Stdio::null()).status().context("cargo does not start")?;
+    let status = command.stdin(Stdio::null()).status().context("cannot start cargo")?;
     Ok(status.success())
 }
 
 /// Runs cargo and returns what it printed on stdout.
 pub fn output(mut command: Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().context("cargo does not start")?;
+    let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
     String::from_utf8(output.stdout).context("cargo printed something that is not UTF-8")
 }

@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 
 const HEADER: &str = "<!-- Generated from crds/types; do not edit. -->\n";
 const LEGEND: &str = "\
-Fields are in the order of their paths; `[]` is an item of a list. The column *default* says what holds where a field
-is left out. A **required** field has no default.\n";
+Fields are in the order of their paths; `[]` is an item of a list. The column *default* has the value of an omitted
+field. A **required** field has no default.\n";
 
 /// Start of the sentence about an omitted field.
 const DEFAULT: &str = "Default";
@@ -130,7 +130,7 @@ fn rules(page: &mut String, spec: &Value) {
     if said.is_empty() {
         return;
     }
-    page.push_str("\n## What has to hold between fields\n\n| where | rule |\n|---|---|\n");
+    page.push_str("\n## Rules between fields\n\n| where | rule |\n|---|---|\n");
     for (path, message) in said {
         writeln!(page, "| `{path}` | {message} |").expect("a String takes all");
     }
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn cross_field_rules_are_shown() {
         let (_, tenant) = &pages()[1];
-        let rules = tenant.split("## What has to hold between fields").nth(1).unwrap();
+        let rules = tenant.split("## Rules between fields").nth(1).unwrap();
         assert!(rules.contains("guaranteedKv"), "{rules}");
     }
 }

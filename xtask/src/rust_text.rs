@@ -6,7 +6,7 @@ mod strip_literals;
 pub mod test_code;
 pub mod tokens;
 
-pub use strip_literals::blank;
+pub use strip_literals::{blank, literals};
 pub use tokens::is_word;
 
 /// Line of byte `offset` in `text`, counted from 1.

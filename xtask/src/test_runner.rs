@@ -77,7 +77,7 @@ pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
     }
     if !full {
         println!(
-            "== quick: clippy and the tests of images, a node, processes, the page and CUDA were left out"
+            "== quick: clippy and the tests of images, a node, processes, the page and CUDA were skipped"
         );
     }
     Ok(passed)
@@ -110,9 +110,7 @@ fn shared_folder(root: &Utf8Path, given: Option<&str>) -> Result<Option<Utf8Path
 fn announce(shared: Option<&Utf8Path>) {
     match shared {
         Some(folder) => println!("shared models and data: {folder}"),
-        None => println!(
-            "no shared models and data (SLUICE_SHARED): tests that need them say that they are skipped"
-        ),
+        None => println!("no shared models and data (SLUICE_SHARED): tests that need them are skipped"),
     }
 }
 

@@ -84,7 +84,7 @@ fn members(metadata: &Metadata) -> Result<Vec<Member>> {
 
 fn member(root: &Utf8Path, package: &Package) -> Result<Member> {
     let relative = |path: &Utf8Path| -> Result<String> {
-        let path = path.strip_prefix(root).with_context(|| format!("{path} lies outside the workspace"))?;
+        let path = path.strip_prefix(root).with_context(|| format!("{path} is outside the workspace"))?;
         Ok(path.as_str().to_owned())
     };
     let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
@@ -130,7 +130,7 @@ fn list_by_git(root: &Utf8Path) -> Result<Vec<String>> {
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)
         .output()
-        .context("git does not start")?;
+        .context("cannot start git")?;
     ensure!(listing.status.success(), "{}", String::from_utf8_lossy(&listing.stderr).trim());
     let names = String::from_utf8(listing.stdout).context("a file name is not UTF-8")?;
     Ok(names.split_terminator('\0').map(str::to_owned).collect())

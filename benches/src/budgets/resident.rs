@@ -28,7 +28,7 @@ pub fn measure(world: &BenchEnv) -> Result<Vec<BudgetCheck>> {
     // Nothing has been copied yet but each slab once.
     let weights_kib =
         tenant.state()?["figures"]["copied_bytes_total"].as_u64().context("no copied bytes")? >> 10;
-    eprintln!("serving one request, then looking at the sidecar's mappings");
+    eprintln!("serving one request, then reading the mappings of the sidecar");
     Burst { requests: 1, prompt_tokens: 32, tokens: 160 }.send(world, &tenant)?;
     wait_for_no_stream(&tenant)?;
     let file = format!("/proc/{}/smaps", tenant.pid()?);

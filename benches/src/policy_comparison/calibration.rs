@@ -72,7 +72,7 @@ impl Calibration {
         let owner = |name: &str| number(&format!("/memory/owners/{name}_bytes"));
         let layers = state["layers"].as_array().map_or(0, Vec::len) as u64;
         let compute_ns = number("/figures/t_compute_ns")?;
-        ensure!(layers > 0 && compute_ns > 0, "the state tells no compute time of a layer");
+        ensure!(layers > 0 && compute_ns > 0, "the state has no compute time of a layer");
         Ok(Calibration {
             chunk_bytes,
             fixed_bytes: owner("weights_global")? + owner("weights_layers")? + owner("activation")?,

@@ -15,7 +15,7 @@ const ROWS: [Row; 10] = [
     ("requests in a batch, most", 0, |o| o.running as f64),
     ("requests preempted", 0, |o| o.preempted as f64),
     ("tokens recomputed", 0, |o| o.recomputed as f64),
-    ("chunks lent, in all", 0, |o| o.chunks_lent as f64),
+    ("chunks lent, total", 0, |o| o.chunks_lent as f64),
     ("layers lent, most at a time", 0, |o| o.layers_lent as f64),
     ("MiB copied to the device", 0, |o| (o.copied_bytes >> 20) as f64),
 ];

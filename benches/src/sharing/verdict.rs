@@ -26,7 +26,7 @@ fn premises(runs: &Runs) -> [Verdict; 2] {
             format!("{load}: KV was exhausted: fixed partitions preempted {preempted} times or more"),
             preempted > 0,
         ),
-        (format!("{load}: neighbours lent {lent} chunks or more under Oneiros"), lent > 0),
+        (format!("{load}: peers lent {lent} chunks or more under Oneiros"), lent > 0),
     ]
 }
 

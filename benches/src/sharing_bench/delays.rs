@@ -15,11 +15,11 @@ pub struct Delay {
 
 /// The kinds, in the order of [`Delays`]: name, and where a state has it.
 pub const KINDS: [(&str, &str); 5] = [
-    ("KV exhausted to mapped", "/neighbourhood/grant"),
-    ("revoked to home", "/neighbourhood/revoke"),
-    ("home to all layers there", "/neighbourhood/wake"),
-    ("hand-over of the turn", "/neighbourhood/turn/handover"),
-    ("wait for the turn", "/neighbourhood/turn/wait"),
+    ("KV shortage to mapped", "/neighbourhood/grant"),
+    ("revoked to returned", "/neighbourhood/revoke"),
+    ("returned to all layers loaded", "/neighbourhood/wake"),
+    ("hand-over of the time slice", "/neighbourhood/turn/handover"),
+    ("wait for the time slice", "/neighbourhood/turn/wait"),
 ];
 
 /// One of each of [`KINDS`].

@@ -95,7 +95,7 @@ impl Drop for Up<'_> {
     fn drop(&mut self) {
         drop(self.group.take());
         if let Err(error) = std::fs::remove_dir_all(&self.files) {
-            eprintln!("sluice-benches: {} stays behind: {error}", self.files.display());
+            eprintln!("sluice-benches: could not remove {}: {error}", self.files.display());
         }
     }
 }
@@ -124,11 +124,11 @@ fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Star
     let mut found = vec![None; tenants.len()];
     while found.contains(&None) {
         stop.check()?;
-        ensure!(begun.elapsed() < START_LIMIT, "not all serve after {} s", START_LIMIT.as_secs());
+        ensure!(begun.elapsed() < START_LIMIT, "not all tenants serve after {} s", START_LIMIT.as_secs());
         let line = match lines.recv_timeout(Duration::from_millis(100)) {
             Ok(line) => line,
             Err(RecvTimeoutError::Timeout) => continue,
-            Err(RecvTimeoutError::Disconnected) => bail!("does not serve; the sidecar's words are above"),
+            Err(RecvTimeoutError::Disconnected) => bail!("does not serve; the log of the sidecar is above"),
         };
         if let Some(url) = line.strip_prefix("page http://") {
             page = Some(url.trim_end_matches('/').parse().with_context(|| line.clone())?);
@@ -136,7 +136,7 @@ fn ready(lines: &Receiver<String>, tenants: &[&str], stop: &Stop) -> Result<Star
         }
         let (name, address) = address(&line).with_context(|| format!("an unexpected line: {line}"))?;
         let tenant = tenants.iter().position(|tenant| *tenant == name);
-        found[tenant.with_context(|| format!("a tenant that nobody asked for: {line}"))?] = Some(address);
+        found[tenant.with_context(|| format!("an unexpected tenant: {line}"))?] = Some(address);
     }
     Ok(StartupOutput { addresses: found.into_iter().flatten().collect(), page })
 }

@@ -154,10 +154,11 @@ async fn fields_are_explained_with_units_defaults_and_choices() {
     for words in [
         "poolRef <Object> -required- The pool that serves the tenant. Immutable. Required.",
         "model <Object> -required- The model that is served. Immutable. Required.",
-        "priority <integer> Priority among tenants of the GPU, higher is more important; the lowest gives memory first. Default 100.",
+        "priority <integer> Priority among tenants of the GPU, higher is more important; the tenant with \
+         the lowest lends memory first. Default 100.",
         "replicas <integer> Slots (one pod on one GPU each); 0 means no pods and refused requests. Default 1.",
         "suspend <boolean> Removes all slots and refuses requests; the object stays. Default false.",
-        "drainSeconds <integer> Time that open streams get to end when a pod stops, seconds. Default 30.",
+        "drainSeconds <integer> Time that open streams have to end when a pod stops, seconds. Default 30.",
     ] {
         assert!(text.contains(words), "`{words}` is not in: {text}");
     }

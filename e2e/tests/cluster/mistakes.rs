@@ -68,7 +68,7 @@ const NEW: [Mistake; 14] = [
         TENANT,
         "huggingFace:\n        repo: a/b",
         "s3:\n        bucket: b",
-        &["spec.model.source", "exactly the member named like type must be set"],
+        &["spec.model.source", "exactly the field that type names must be set"],
     ),
     mistake(
         TENANT,
@@ -85,7 +85,7 @@ const NEW: [Mistake; 14] = [
         POOL,
         "count: 2",
         "sharing: {mode: Spatial, temporal: {order: Priority}}",
-        &["spec.gpus[0].sharing", "only the member named like mode may be set"],
+        &["spec.gpus[0].sharing", "only the field that mode names may be set"],
     ),
     mistake(
         POOL,

@@ -40,8 +40,8 @@ fn change(rule: &'static str, message: &'static str, good: Value, field: &'stati
 const NAME: &str =
     "metadata.name must be a DNS-1123 label (lower case letters, digits, '-') of at most 40 characters";
 
-const TENANT_NAME: &str = "metadata.name must be a DNS-1035 label (lower case letters, digits, '-', a letter first) of at most \
-                           40 characters: the tenant's Service is called so";
+const TENANT_NAME: &str = "metadata.name must be a DNS-1035 label (lower case letters, digits, '-', a \
+                           letter first) of at most 40 characters: the tenant's Service has the same name";
 
 fn pool_cases() -> Vec<Case> {
     device_cases().into_iter().chain(toleration_cases()).collect()
@@ -84,28 +84,28 @@ fn device_cases() -> Vec<Case> {
         ),
         case(
             rule,
-            "linkBytesPerSecond must be larger than 0; leave it out for a link as fast as memory",
+            "linkBytesPerSecond must be larger than 0; omit it for no limit",
             host("linkBytesPerSecond", json!(1)),
             "/spec/device/host/linkBytesPerSecond",
             json!(0),
         ),
         case(
             "GpuPool.spec.device",
-            "contextReserve is for CUDA devices; a host-backed GPU has no contexts: leave it out",
+            "contextReserve is for CUDA devices; a host-backed GPU has no contexts, so omit it",
             pool(),
             "/spec/device/contextReserve",
             json!("700Mi"),
         ),
         case(
             "GpuPool.spec.gpus",
-            "a pool has at most 1024 GPUs, all groups together: make another pool",
+            "a pool has at most 1024 GPUs, all groups together: create another pool",
             with(&pool(), "/spec/gpus", json!([{"name": "a", "count": 512}, {"name": "b", "count": 512}])),
             "/spec/gpus/1/count",
             json!(513),
         ),
         case(
             "GpuPool.spec.gpus[].sharing",
-            "only the member named like mode may be set, and Isolated needs its member isolated",
+            "only the field that mode names may be set, and mode Isolated needs the field isolated",
             sharing,
             "/spec/gpus/0/sharing/mode",
             json!("Temporal"),
@@ -171,7 +171,7 @@ fn content_cases() -> Vec<Case> {
         ),
         case(
             "ModelTenant.spec.model.source",
-            "exactly the member named like type must be set",
+            "exactly the field that type names must be set",
             tenant(),
             "/spec/model/source/type",
             json!("S3"),
@@ -218,14 +218,14 @@ fn container_cases() -> Vec<Case> {
         cpu("ModelTenant.spec.sidecar", "/spec/sidecar/resources/requests/cpu"),
         case(
             "ModelTenant.spec.engine",
-            "hangTimeoutSeconds is of the native engine alone: a Vllm engine is not watched for hangs",
+            "hangTimeoutSeconds is only for the native engine: Sluice does not detect hangs of a Vllm engine",
             with(&tenant(), "/spec/engine", json!({"kind": "Vllm", "image": "v"})),
             "/spec/engine/hangTimeoutSeconds",
             json!(5),
         ),
         case(
             "ModelTenant.spec.engine",
-            "image must be set when kind is Vllm: the operator has one of the native engine alone",
+            "image must be set when kind is Vllm: only the native engine has a default image",
             with(&tenant(), "/spec/engine", json!({"kind": "Vllm", "image": "v"})),
             "/spec/engine/image",
             Value::Null,
@@ -237,15 +237,15 @@ fn key_cases() -> Vec<Case> {
     vec![
         case(
             "ModelTenant.spec.podLabels",
-            "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: those are the operator's, by which \
-             network policies and Services select pods",
+            "podLabels must have no key that begins with sluice.dev/ or app.kubernetes.io/: the operator \
+             sets them, and network policies and Services select pods by them",
             with(&tenant(), "/spec/podLabels", json!({"team": "a"})),
             "/spec/podLabels",
             json!({"team": "a", "sluice.dev/fetching": "true"}),
         ),
         case(
             "ModelTenant.spec.podAnnotations",
-            "podAnnotations must have no key that begins with sluice.dev/: those are the operator's",
+            "podAnnotations must have no key that begins with sluice.dev/: the operator sets them",
             with(&tenant(), "/spec/podAnnotations", json!({"team": "a"})),
             "/spec/podAnnotations",
             json!({"team": "a", "sluice.dev/config-digest": "0"}),

@@ -175,7 +175,7 @@ fn pods_of_claim_share_folder_and_claim_errors_are_reported() {
         claims.create(&PostParams::default(), &claim("large", "97Mi")).await.unwrap();
         create(&pods, &pod("three", "large", [86_400_301, 86_400_302])).await;
         let told = refusal(&client, &namespace, "three").await;
-        assert!(told.contains("request gpu: memory 97Mi is more than device gpu-"), "{told}");
+        assert!(told.contains("request gpu: memory 97Mi exceeds the memory of device gpu-"), "{told}");
         pods.delete("three", &DeleteParams::default()).await.unwrap();
     });
 }

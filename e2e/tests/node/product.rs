@@ -82,7 +82,7 @@ impl Product<'_> {
     async fn is_kept(&self) {
         // helm prints the output of a hook as one quoted line.
         let told = self.refused_uninstall().replace("\\n", "\n");
-        assert!(told.contains("ModelTenants are there"), "{told}");
+        assert!(told.contains("ModelTenants exist"), "{told}");
         let command = told.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
         let words: Vec<_> = command.unwrap_or_else(|| panic!("no way back: {told}")).split(' ').collect();
         self.helm(&[&["rollback"][..], &words, &["--wait", "--timeout", "3m"]].concat());

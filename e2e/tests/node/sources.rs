@@ -70,14 +70,14 @@ impl Product<'_> {
             let told = conditions.iter().any(|one| {
                 one["message"]
                     .as_str()
-                    .is_some_and(|words| words.contains("and 0000000000") && words.contains("was told"))
+                    .is_some_and(|words| words.contains("but the source reports 0000000000"))
             });
             // Ready is Unknown while the container restarts.
             let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
             assert!(!conditions.iter().any(ready), "{conditions:?}");
             told.then_some(())
         };
-        self.wait(&format!("{tenant}: a digest that is not the one that was told"), told).await;
+        self.wait(&format!("{tenant}: a digest that is not the one of its source"), told).await;
     }
 
     /// In a namespace with a quota of no pods, the status has the message of the API server.

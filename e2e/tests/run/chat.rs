@@ -36,7 +36,7 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     let slow = "--seed 2 --layers 12 --hidden 256 --intermediate 512 --vocab 300 --max-positions 4096";
     let long = world.model("long", slow);
     let mut pty = Pty::start(chat(&world, &[stories.folder.to_str().unwrap(), long.to_str().unwrap()]));
-    let at = pty.shows(0, "stories260k has no chat template: it completes each prompt on its own").await;
+    let at = pty.shows(0, "stories260k has no chat template: it completes each prompt alone").await;
     let at = pty.shows(at, ">>> ").await;
     let (prompt, text, tokens) = answer(&stories);
     pty.press(&format!("/set temperature 0\r/set max_tokens {tokens}\r"));
@@ -53,7 +53,7 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     let at = pty.shows(at, "temperature  0 (set)").await;
     pty.press("/set max_tokens 99999\r/set temperature default\r");
     let at = pty.shows(at, "max_tokens must be a whole number from 1 to ").await;
-    let at = pty.shows(at, "temperature is back at its default: 0.7.").await;
+    let at = pty.shows(at, "temperature has its default again: 0.7.").await;
     // Several lines are one prompt.
     pty.press("\"\"\"Once upon\r");
     let at = pty.shows(at, "... ").await;
@@ -72,7 +72,7 @@ async fn a_person_chats_stops_an_answer_switches_models_and_leaves() {
     pty.press("/model\r");
     let at = pty.shows(at, "* long").await;
     pty.press("/nonsense\r");
-    let at = pty.shows(at, "`/nonsense` is no command").await;
+    let at = pty.shows(at, "`/nonsense` is not a command").await;
     // The arrow key recalls it.
     pty.press("\x1b[A");
     pty.shows(at, "/nonsense").await;

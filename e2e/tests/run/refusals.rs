@@ -36,9 +36,9 @@ async fn names_that_are_no_models_are_refused_with_what_was_tried() {
             "MODEL `tiny-llama`: there is no such folder, and as a model of a hub: `tiny-llama` is not ORG/NAME",
         ),
         (vec!["empty"], "MODEL `empty`: this folder has no config.json"),
-        (vec![model, model], "named twice"),
-        (vec![model, "--context", "513"], "--context 513: tiny was made for 512 tokens at most"),
-        (vec![model, "--memory", "1Mi"], "--memory 1 MiB: too little; tiny needs "),
+        (vec![model, model], "is named twice"),
+        (vec![model, "--context", "513"], "--context 513: tiny supports at most 512 tokens"),
+        (vec![model, "--memory", "1Mi"], "--memory 1 MiB is too little; tiny needs "),
         (vec![model, "--memory", "4000Ti"], "not enough memory: 4000 TiB are needed (tiny: weights "),
     ] {
         let stderr = refused(&world, &arguments).await;
@@ -63,7 +63,7 @@ async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
     });
     let (status, stderr) = (command.await.unwrap(), world.stderr());
     assert_eq!(status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("not enough disk space: 15.0 TiB are still to be downloaded, and "), "{stderr}");
+    assert!(stderr.contains("not enough disk space: 15.0 TiB must still be downloaded, and "), "{stderr}");
     assert!(stderr.contains("remove models with `sluice models rm`"), "{stderr}");
     assert_eq!(hub.downloads(), [""; 0]);
     assert!(models(&world, &[]).unwrap().starts_with("no models in "));
@@ -82,7 +82,9 @@ async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come()
     assert!(stderr.contains("config.json") && stderr.contains("mamba"), "{stderr}");
     let missing = refused(&world, &[&format!("{}/org/other", hub.url())]).await;
     assert!(
-        missing.contains("404") && missing.contains("no such model") && missing.contains("HF_TOKEN"),
+        missing.contains("404")
+            && missing.contains("the model, revision, bucket or file does not exist")
+            && missing.contains("HF_TOKEN"),
         "{missing}"
     );
     assert_eq!(hub.downloads(), [""; 0]);
@@ -120,10 +122,16 @@ async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() 
         String::from_utf8(output.stderr).unwrap()
     };
     let said = missing(&[&format!("{}/org/other", hub.url())]).await;
-    assert!(said.contains("HF_TOKEN goes to no hub that a URL names") && !said.contains("secret"), "{said}");
+    assert!(
+        said.contains("HF_TOKEN is not sent to a hub that a URL names") && !said.contains("secret"),
+        "{said}"
+    );
     assert_eq!(hub.tokens(), [""; 0]);
     let said = missing(&["org/other", "--endpoint", &hub.url()]).await;
-    assert!(said.contains("no such model") && !said.contains("HF_TOKEN"), "{said}");
+    assert!(
+        said.contains("the model, revision, bucket or file does not exist") && !said.contains("HF_TOKEN"),
+        "{said}"
+    );
     assert_eq!(hub.tokens(), ["Bearer secret"]);
 }
 
@@ -138,5 +146,5 @@ async fn a_port_that_is_taken_is_refused_and_a_removed_model_must_be_there() {
         "{stderr}"
     );
     let stderr = models(&world, &["rm", "org/tiny"]).unwrap_err();
-    assert!(stderr.contains("org/tiny: not in ") && stderr.contains("which holds no model"), "{stderr}");
+    assert!(stderr.contains("org/tiny is not in ") && stderr.contains("no model is there"), "{stderr}");
 }

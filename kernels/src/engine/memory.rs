@@ -27,7 +27,7 @@ pub(super) enum UnmappedAddress {
         kv_chunk: u32,
     },
     /// The activation range.
-    #[error("{limit_bytes} bytes of activations are claimed, {backed_bytes} are backed")]
+    #[error("{limit_bytes} bytes of activations are announced, but {backed_bytes} are backed")]
     Activations {
         /// Bytes that the order claims.
         limit_bytes: u64,

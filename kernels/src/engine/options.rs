@@ -28,7 +28,7 @@ pub(super) struct Options {
     #[arg(long, value_name = "PATH", env = "SLUICE_ENGINE_SOCKET")]
     pub(super) socket: PathBuf,
 
-    /// Threads that compute. Default: as many as the sidecar says, or one for each core
+    /// Threads that compute. Default: the number that the sidecar sets, or one for each core
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(super) threads: Option<u16>,
 

@@ -14,7 +14,7 @@ pub(super) enum StepError {
     #[error(transparent)]
     Unmapped(#[from] UnmappedAddress),
     /// The order names a layer that the model does not have.
-    #[error("a generation for layer {layer} of a model with {layers} layers")]
+    #[error("a generation for layer {layer}, but the model has {layers} layers")]
     Layer {
         /// Layer that the order names.
         layer: u16,
@@ -37,7 +37,7 @@ pub(super) enum StepError {
         layer: u16,
     },
     /// The time slice of the step is over on the GPU.
-    #[error("turn {epoch} has passed")]
+    #[error("time slice {epoch} has ended")]
     TurnPassed {
         /// Epoch of the step.
         epoch: u64,

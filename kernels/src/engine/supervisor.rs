@@ -65,7 +65,7 @@ struct Worker {
 
 impl Worker {
     fn kill(&self, why: &str) {
-        tracing::warn!(pid = self.pid.as_raw_nonzero(), "the worker is killed: {why}");
+        tracing::warn!(pid = self.pid.as_raw_nonzero(), "killing the worker: {why}");
         // Fails only if the worker has just exited, which `reap` reports.
         let _ = kill_process(self.pid, Signal::KILL);
     }
@@ -80,17 +80,17 @@ impl Worker {
         match sidecar.check(now)? {
             WatchStatus::Running => {}
             WatchStatus::Hung(silent) => {
-                tracing::error!(?silent, limit = ?SIDECAR_HANG_TIMEOUT, "the sidecar hangs and is killed");
+                tracing::error!(?silent, limit = ?SIDECAR_HANG_TIMEOUT, "the sidecar hangs: killing it");
                 // Recorded before the kill, so that the next sidecar finds it.
                 if !std::mem::replace(&mut self.counted, true)
                     && let Err(error) = SidecarHangs::record(folder, silent)
                 {
-                    tracing::error!(%error, folder = %folder.display(), "the hang of the sidecar is not counted");
+                    tracing::error!(%error, folder = %folder.display(), "could not count the hang of the sidecar");
                 }
                 sidecar.kill()?;
             }
             WatchStatus::Dead if self.orphaned.is_none() => self.orphaned = Some(now),
-            WatchStatus::Dead if self.is_overdue(now) => self.kill("its sidecar is dead"),
+            WatchStatus::Dead if self.is_overdue(now) => self.kill("its sidecar has exited"),
             WatchStatus::Dead => {}
         }
         Ok(())
@@ -135,7 +135,7 @@ impl<'a> Supervisor<'a> {
     fn new(options: &'a Options) -> anyhow::Result<Self> {
         let live = options.live.map(|address| {
             LivenessServer::open(address)
-                .with_context(|| format!("cannot listen at {address} (SLUICE_ENGINE_LIVE)"))
+                .with_context(|| format!("cannot listen on {address} (SLUICE_ENGINE_LIVE)"))
         });
         let (wake, write) = UnixStream::pair().context("signal pipe")?;
         wake.set_nonblocking(true).context("signal pipe")?;
@@ -184,7 +184,7 @@ impl<'a> Supervisor<'a> {
                     Some(Worker { pid, started, socket, sidecar: None, counted: false, orphaned: None });
             }
             Err(error) => {
-                tracing::error!("worker does not start: {error}");
+                tracing::error!("could not start the worker: {error}");
                 self.schedule(Duration::ZERO);
             }
         }
@@ -204,7 +204,7 @@ impl<'a> Supervisor<'a> {
         let Some(worker) = &mut self.worker else { return };
         let folder = self.options.socket.parent().unwrap_or(Path::new("."));
         if let Err(error) = worker.watch_sidecar(folder) {
-            tracing::error!("the sidecar is not watched any more: {error}");
+            tracing::error!("could not watch the sidecar for hangs: {error}");
             worker.sidecar = None;
         }
     }
@@ -266,7 +266,7 @@ impl<'a> Supervisor<'a> {
             }
             code => {
                 let signal = status.terminating_signal();
-                tracing::warn!(?code, ?signal, "worker died");
+                tracing::warn!(?code, ?signal, "the worker exited");
             }
         }
         self.schedule(worker.started.elapsed());

@@ -52,7 +52,7 @@ fn status(ended: anyhow::Result<()>) -> anyhow::Result<u8> {
         return Ok(EXIT_SIDECAR_GONE);
     }
     if matches!(error.downcast_ref(), Some(MappingError::RollbackFailed { .. })) {
-        tracing::error!("this worker ends, and its successor maps its memory afresh: {error:#}");
+        tracing::error!("this worker ends, and a new worker maps the memory again: {error:#}");
         return Ok(EXIT_MAPPING_TORN);
     }
     Err(error)
@@ -65,7 +65,7 @@ fn exit_with_supervisor(options: &Options) -> anyhow::Result<()> {
     // The supervisor may have exited before the line above; then the parent is already another process.
     match getppid() {
         Some(parent) if parent.as_raw_nonzero().get() == supervisor => Ok(()),
-        _ => bail!("the supervisor {supervisor} is gone"),
+        _ => bail!("the supervisor {supervisor} has exited"),
     }
 }
 
@@ -101,7 +101,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
         // A worker's standard input is its supervisor's socket.
         send_watch(std::io::stdin().as_fd(), &control, sidecar.as_fd()).context("showing the sidecar")?;
     }
-    let fence = SliceFence::open(life.as_fd()).context("the epoch of the turn")?;
+    let fence = SliceFence::open(life.as_fd()).context("the epoch of the time slice")?;
     // Stays open until this process ends: peers count the tenant as alive while its engine runs.
     std::mem::forget(life);
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
@@ -152,7 +152,7 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
             link.send_done(done)?;
         }
         Err(passed @ StepError::TurnPassed { .. }) => {
-            tracing::warn!(step = order.id.0, "left: {passed}");
+            tracing::warn!(step = order.id.0, "skipped: {passed}");
             link.send_turn_passed(order)?;
         }
         Err(error) => {

@@ -9,7 +9,7 @@ pub enum ModelError {
     #[error("model shape: {0}")]
     Shape(&'static str),
     /// A layer block is larger than a chunk.
-    #[error("a layer-block of {layer_block_bytes} bytes does not fit a chunk of {chunk_bytes} bytes")]
+    #[error("a layer block of {layer_block_bytes} bytes does not fit into a chunk of {chunk_bytes} bytes")]
     LayerBlockExceedsChunk {
         /// Bytes of a layer block.
         layer_block_bytes: u64,
@@ -41,7 +41,7 @@ pub enum ForwardError {
         problem: SequenceError,
     },
     /// The ranges do not match the model.
-    #[error("{given} layer ranges for a model of {layers} layers")]
+    #[error("{given} layer ranges were given, but the model has {layers} layers")]
     LayerCount {
         /// Ranges given.
         given: usize,
@@ -49,7 +49,7 @@ pub enum ForwardError {
         layers: usize,
     },
     /// The step needs more activation space than is backed.
-    #[error("the step needs {needed_bytes} bytes of activations, {limit_bytes} are backed")]
+    #[error("the step needs {needed_bytes} bytes of activations, but {limit_bytes} are backed")]
     ActivationLimit {
         /// Bytes needed.
         needed_bytes: u64,
@@ -71,7 +71,7 @@ pub enum SequenceError {
     #[error("it has no tokens")]
     Empty,
     /// A token id beyond the vocabulary.
-    #[error("token {token} at index {index} is not below the vocabulary's {vocab}")]
+    #[error("token {token} at index {index} is not in the vocabulary of {vocab} tokens")]
     TokenOutOfRange {
         /// Index in the sequence's tokens.
         index: usize,
@@ -81,7 +81,7 @@ pub enum SequenceError {
         vocab: u32,
     },
     /// A position beyond the model's maximum length.
-    #[error("position {position} is not below the model's {max_positions}")]
+    #[error("position {position} is not below the {max_positions} positions of the model")]
     PositionOutOfRange {
         /// Last requested position.
         position: u64,
@@ -89,7 +89,7 @@ pub enum SequenceError {
         max_positions: u32,
     },
     /// More logit rows than tokens.
-    #[error("{wanted} rows of logits wanted of {tokens} tokens")]
+    #[error("{wanted} rows of logits are requested, but there are {tokens} tokens")]
     TooManyLogitRows {
         /// Requested rows.
         wanted: usize,

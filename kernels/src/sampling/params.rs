@@ -77,7 +77,7 @@ impl<'a> History<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SamplingError {
     /// A parameter or the history names a token beyond the vocabulary.
-    #[error("{field} names token {token}, the vocabulary has {vocab}")]
+    #[error("{field} has token {token}, but the vocabulary has {vocab} tokens")]
     TokenOutOfRange {
         /// Parameter that names the id.
         field: &'static str,

@@ -125,8 +125,8 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
     let mut link = sidecar.attach(&sidecar.resident());
     let good = sidecar.generate(&mut link, &[1, 2, 3], 2);
     let spoils: [StepMutation; 5] = [
-        ("layer 3 of a model", |step| step.generations.push((LayerId(3), Generation(1)))),
-        ("layer 3 of a model", |step| step.kv_generations.push((LayerId(3), Generation(1)))),
+        ("layer 3, but the model has", |step| step.generations.push((LayerId(3), Generation(1)))),
+        ("layer 3, but the model has", |step| step.kv_generations.push((LayerId(3), Generation(1)))),
         ("are backed", |step| step.activation_limit_bytes += 1),
         ("are backed", |step| step.activation_limit_bytes = 64),
         ("twice", |step| step.sequences.push(step.sequences[0].clone())),
@@ -176,12 +176,12 @@ fn sampled_by(step: &mut Step, index: usize, sampling: Sampling) {
 type SequenceMutation = (&'static str, fn(&mut Step, usize));
 
 const INVALID_SEQUENCES: [SequenceMutation; 6] = [
-    ("token 300 at index 0 is not below", |step, index| step.sequences[index].tokens[0] = 300),
+    ("token 300 at index 0 is not in the vocabulary", |step, index| step.sequences[index].tokens[0] = 300),
     ("token 4294967295 at index 2", |step, index| step.sequences[index].tokens[2] = u32::MAX),
     ("which is not backed", |step, index| put_block(step, index, 24 * 1000)),
     ("has no block in layer 0, KV block 1", |step, index| step.sequences[index].start = 64),
     ("top_p", |step, index| sampled_by(step, index, Sampling { top_p: 0.0, ..Sampling::default() })),
-    ("logit_bias names token 300", |step, index| {
+    ("logit_bias has token 300", |step, index| {
         sampled_by(step, index, Sampling { logit_bias: vec![(300, 1.0)], ..Sampling::default() });
     }),
 ];

@@ -153,7 +153,7 @@ impl Load {
 
 fn write_latency((_, sent): &Moment, at: &Arrival) -> anyhow::Result<Duration> {
     let written = at.written.context("the kernel did not stamp what came")?;
-    written.duration_since(*sent).context("written before it was sent: somebody set the clock")
+    written.duration_since(*sent).context("written before it was sent: the clock was set")
 }
 
 /// Returns the latencies of all tokens after the warm-up, nanoseconds in rising order.

@@ -94,13 +94,15 @@ async fn state(
     match scope.as_deref() {
         None => {
             let state = admin.service.state().await;
-            let state = state.ok_or_else(|| ApiError::unavailable("the scheduler has gone", 5))?;
+            let state = state.ok_or_else(|| ApiError::unavailable("the scheduler has ended", 5))?;
             Ok(Json(state).into_response())
         }
         Some("gpu") => Ok(gpu::states_response(&gpu::collect_states(&admin).await, &headers)),
-        Some(other) => {
-            Err(ApiError::invalid_param("scope", format!("`{other:.80}` is no scope (gpu)")).into())
-        }
+        Some(other) => Err(ApiError::invalid_param(
+            "scope",
+            format!("`{other:.80}` is not a scope; the only scope is `gpu`"),
+        )
+        .into()),
     }
 }
 

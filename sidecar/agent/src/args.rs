@@ -17,31 +17,31 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
     format!("{version} (commit {commit}, wire {wire}, link {LINK_VERSION})")
 });
 
-/// Serves one tenant slot: owns its device memory, schedules its requests, speaks HTTP.
+/// Serves one slot of a tenant: owns its device memory, schedules its requests and serves HTTP.
 ///
 /// Exit status: 0 after a clean end, 78 when the configuration or the model folder is wrong (trying again will not
 /// help), 1 otherwise.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "sluice-sidecar", version = VERSION.as_str(), subcommand_negates_reqs = true)]
 pub struct Args {
-    /// Configuration, a file of JSON that `sluice up` and the operator write. Required unless --replay or a command is
+    /// Configuration, a JSON file that `sluice up` and the operator write. Required unless --replay or a command is
     /// given.
     #[arg(long, value_name = "FILE", required_unless_present = "replay")]
     pub config: Option<PathBuf>,
-    /// Replay a journal without a device and compare every digest, in place of serving.
+    /// Replay a journal without a device and compare every digest, instead of serving.
     #[arg(long, value_name = "JOURNAL", conflicts_with = "config")]
     pub replay: Option<PathBuf>,
-    /// Logs: `text` or `json`.
+    /// Log format: `text` or `json`.
     #[arg(long, default_value = "text", env = "SLUICE_LOG_FORMAT", global = true)]
     pub log_format: LogFormat,
-    /// Which lines are logged, such as `info` or `sluice_agent=debug`.
+    /// Log filter, such as `info` or `sluice_agent=debug`.
     #[arg(long, default_value = "info", env = "SLUICE_LOG", global = true)]
     pub log: String,
     /// Text at the start of each log line, or in JSON its field `tenant`. `sluice up` sets the tenant's name.
     #[arg(long, value_name = "NAME", env = "SLUICE_LOG_NAME", global = true)]
     pub log_name: Option<String>,
-    /// Print nothing about a configuration that cannot be used where `refusal.json` in the runtime folder has the
-    /// reason. `sluice up` sets it, and prints what that file says.
+    /// If the configuration cannot be used, write the reason only to `refusal.json` in the runtime folder. `sluice up`
+    /// sets this option and prints the reason.
     #[arg(long, requires = "config")]
     pub refusal_in_file: bool,
     /// A task in place of serving.
@@ -58,7 +58,7 @@ pub enum Task {
     /// that its source states.
     Fetch {
         /// Report progress on standard output instead of in the log, one JSON object a line: `present_bytes`,
-        /// `total_bytes`; and failures that are tried again: `problem`, `retry_in_ms`.
+        /// `total_bytes`; and failed attempts: `problem`, `retry_in_ms`.
         #[arg(long, global = true)]
         progress: bool,
         /// Tries while the source cannot be reached.

@@ -44,7 +44,7 @@ pub async fn reload_until_stopped<C: ReloadableCredentials>(
         let reloaded = tokio::task::spawn_blocking(move || read.reload()).await;
         let problem = match reloaded.expect("reading credentials does not panic") {
             Ok(true) => {
-                tracing::info!(credentials = C::NAME, "credentials have changed and are in force");
+                tracing::info!(credentials = C::NAME, "the files of credentials changed: using the new ones");
                 None
             }
             Ok(false) => None,
@@ -55,7 +55,7 @@ pub async fn reload_until_stopped<C: ReloadableCredentials>(
             tracing::error!(
                 credentials = C::NAME,
                 error,
-                "credentials have changed and cannot be used; the old ones stay"
+                "the files of credentials changed but cannot be used: keeping the old ones"
             );
         }
         reported = problem;

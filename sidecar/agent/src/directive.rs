@@ -63,7 +63,7 @@ pub enum RejectedDirective {
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The directive in force is newer, or has the same pair and different content.
-    #[error("the directive {offered} is not newer than the one in force, {current}")]
+    #[error("directive {offered} is not newer than the current one, {current}")]
     NotNewer {
         /// Pair of the rejected directive.
         offered: Fence,
@@ -93,12 +93,13 @@ impl DirectiveStore {
         let in_force = match read_stored(&path, &judge) {
             Ok(in_force) => in_force,
             Err(why) => {
-                tracing::error!(path = %path.display(), %why, "the stored directive cannot be used; going on with the configuration");
+                tracing::error!(path = %path.display(), %why, "the stored directive cannot be used: using \
+                                                               the configuration");
                 None
             }
         };
         if let Some(in_force) = &in_force {
-            tracing::info!(fence = %in_force.directive.fence(), "directive read");
+            tracing::info!(fence = %in_force.directive.fence(), "read the stored directive");
         }
         DirectiveStore {
             path,
@@ -138,7 +139,7 @@ impl DirectiveStore {
             .map_err(|error| RejectedDirective::Store { path: self.path.clone(), error })?;
         let fence = directive.fence();
         self.active.send_replace(Some(ActiveDirective { directive: Arc::new(directive), text }));
-        tracing::info!(%fence, "directive taken");
+        tracing::info!(%fence, "accepted a directive");
         Ok(AcceptedDirective::New(fence))
     }
 }

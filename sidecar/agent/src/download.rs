@@ -51,7 +51,7 @@ pub enum SourceArgs {
         /// The repository.
         #[command(flatten)]
         hub: HubArgs,
-        /// Folder for the files; made if absent.
+        /// Folder for the files; created if absent.
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
@@ -61,7 +61,7 @@ pub enum SourceArgs {
         /// The objects.
         #[command(flatten)]
         objects: BucketArgs,
-        /// Folder for the files; made if absent.
+        /// Folder for the files; created if absent.
         #[arg(long, value_name = "FOLDER")]
         to: PathBuf,
     },
@@ -140,7 +140,7 @@ pub fn run(from: &SourceArgs, progress: bool, retry: &RetryArgs) -> Result<(), F
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let fetched = from.source().and_then(|(source, to)| {
-        tracing::info!(%source, to = %to.display(), "fetching a model");
+        tracing::info!(%source, to = %to.display(), "downloading a model");
         runtime.block_on(download_model(&source, to, retry.policy(), report))
     });
     // Does not wait for a name lookup that may still run.
@@ -198,7 +198,7 @@ pub async fn download_model(
 fn is_present(source: &Source, to: &Path) -> Result<bool, DownloadError> {
     let whole = completion_marker::is_complete(to, source)?;
     if whole {
-        tracing::info!(%source, "is there already");
+        tracing::info!(%source, "the model is already downloaded");
     }
     Ok(whole)
 }
@@ -237,7 +237,7 @@ struct FileDownload<'a> {
 impl FileDownload<'_> {
     async fn download_file(&self, mut retries: RetryState) -> Result<(), DownloadError> {
         if self.is_present()? {
-            tracing::info!(file = %self.file.name, "is there already");
+            tracing::info!(file = %self.file.name, "the file is already downloaded");
             self.progress.add(self.file.bytes);
             return Ok(());
         }
@@ -256,7 +256,7 @@ impl FileDownload<'_> {
                 }
             }
         }
-        tracing::info!(file = %self.file.name, bytes = part.bytes(), "has come");
+        tracing::info!(file = %self.file.name, bytes = part.bytes(), "downloaded a file");
         part.commit()
     }
 

@@ -55,7 +55,7 @@ const SLICE_EXTENSION: Duration = Duration::from_millis(1500);
 
 /// The device failed. Only a restart can help.
 #[derive(Debug, thiserror::Error)]
-#[error("the device failed: {0}")]
+#[error("the memory of the device failed: {0}")]
 pub struct DeviceFailed(String);
 
 /// The thread's state.
@@ -178,7 +178,10 @@ impl EngineLoop {
             EngineConnEvent::Attached(link)
                 if link.hello.activation != self.driver.scheduler().manager().geometry().activation =>
             {
-                tracing::error!(build = link.build, "an engine with other activation costs was refused");
+                tracing::error!(
+                    build = link.build,
+                    "refused an engine whose activation sizes differ from those of the first engine"
+                );
                 link.sender.shutdown();
             }
             EngineConnEvent::Attached(link) => {
@@ -190,7 +193,7 @@ impl EngineLoop {
             }
             EngineConnEvent::Event(event) => backend::on_event(&mut self.driver, event),
             EngineConnEvent::Lost(why) => {
-                tracing::warn!(%why, "engine lost; requests are held until its successor attaches");
+                tracing::warn!(%why, "engine lost; requests are held until a new engine attaches");
                 self.recorder.on_engine_lost(SystemTime::now());
                 self.engine_lost_at = Some(Instant::now());
                 self.metrics.on_engine_lost();
@@ -215,11 +218,14 @@ impl EngineLoop {
             // The time slice was just released, or the scheduler has not received the next one yet.
             Ok(()) | Err(LedgerError::SliceNotHeld) => {}
             Err(LedgerError::SliceTakenOver) => {
-                tracing::error!(epoch, "a neighbour took the turn, since this tenant was past its deadline");
+                tracing::error!(
+                    epoch,
+                    "a peer took over the time slice, because this tenant was past its deadline"
+                );
                 self.engine_watch.on_overtaken();
                 self.driver.push(Event::Peer(PeerPortEvent::SliceTakenOver { epoch }));
             }
-            Err(error) => tracing::warn!(%error, "the deadline of the turn was not extended"),
+            Err(error) => tracing::warn!(%error, "could not extend the deadline of the time slice"),
         }
     }
 
@@ -262,11 +268,14 @@ impl EngineLoop {
                     self.metrics.on_admitted(queued_ns, cached_tokens)
                 }
                 SchedulerOutput::PolicyRefused { policy, refused } => {
-                    tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not fit: the one before stays");
+                    tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not \
+                                                                       fit the GPU: keeping the current \
+                                                                       policy");
                     self.share_control.on_rejected();
                 }
                 SchedulerOutput::BoundsRefused { bounds, refused } => {
-                    tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit: those before stay");
+                    tracing::error!(?bounds, %refused, "the share and cap of the directive do not fit the \
+                                                        GPU: keeping the current ones");
                     self.share_control.on_rejected();
                 }
                 SchedulerOutput::Preempted { request, dropped_tokens } => {
@@ -309,7 +318,10 @@ impl EngineLoop {
         {
             return;
         }
-        tracing::error!(streams = self.streams.len(), "no engine came back within the hold budget");
+        tracing::error!(
+            streams = self.streams.len(),
+            "no engine attached within limits.hold_seconds: ending the held requests"
+        );
         self.end_streams(&UnavailableReason::NoEngine { held_seconds: self.hold_limit.as_secs() });
     }
 

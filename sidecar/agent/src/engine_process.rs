@@ -43,7 +43,9 @@ impl SpawnedEngine {
                 keeper.run(child, &seen);
             }
         })?;
-        first.recv().unwrap_or_else(|_| Err(std::io::Error::other("the keeper of the engine died")))?;
+        first
+            .recv()
+            .unwrap_or_else(|_| Err(std::io::Error::other("the thread that starts the engine panicked")))?;
         Ok(SpawnedEngine { ending, thread: Some(keeper) })
     }
 }
@@ -106,7 +108,7 @@ impl EngineSpawner {
             }
             child = None;
             let pause = back_off.next_delay(started.elapsed());
-            tracing::warn!(?pause, "the engine's supervisor ended; starting it again");
+            tracing::warn!(?pause, "the engine's supervisor ended: restarting it");
             wait_unless_ending(pause, ending);
         }
         if let Some(child) = child {
@@ -116,7 +118,7 @@ impl EngineSpawner {
 
     fn respawn(&self, started: &mut Instant) -> Option<Child> {
         *started = Instant::now();
-        self.spawn().inspect_err(|error| tracing::error!(%error, "the engine did not start")).ok()
+        self.spawn().inspect_err(|error| tracing::error!(%error, "could not start the engine")).ok()
     }
 }
 

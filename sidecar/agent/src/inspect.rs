@@ -36,11 +36,11 @@ pub struct InspectArgs {
     /// Number format in memory: Auto (as stored), Float32, Float16 or BFloat16.
     #[arg(long, default_value = "Auto", global = true)]
     dtype: String,
-    /// File that gets the line as well, such as a container's termination message.
+    /// Also write the line to this file, such as the termination message of a container.
     #[arg(long, value_name = "FILE", global = true)]
     report: Option<PathBuf>,
-    /// Report failures that are tried again on standard output instead of in the log, one JSON object a line before
-    /// that of the sizes: `problem`, `retry_in_ms`.
+    /// Report failed attempts on standard output instead of in the log, one JSON object a line, before the line of the
+    /// sizes: `problem`, `retry_in_ms`.
     #[arg(long, global = true)]
     progress: bool,
     /// Tries while the source cannot be reached.
@@ -84,7 +84,7 @@ pub enum InspectError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A file that must be read whole is too long.
-    #[error("{file}: {bytes} bytes are more than the {most} that are read of it")]
+    #[error("{file} has {bytes} bytes, and the limit is {most}")]
     TooLong {
         /// Name of the file.
         file: String,

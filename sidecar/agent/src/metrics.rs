@@ -51,7 +51,7 @@ pub struct Metrics {
     registry: Registry,
     slo: SloConfig,
     recent: Mutex<RecentStats>,
-    /// Tokens generated and not yet written, over all streams.
+    /// Tokens generated and not yet written to clients, over all streams.
     pub deposits: UpDownGauge,
     /// Open requests, streamed or not.
     pub open_requests: UpDownGauge,
@@ -90,7 +90,11 @@ impl Metrics {
         Metrics::registered(model_name, slo, |metrics, names| {
             metrics.vllm.register_as_own(names);
             metrics.own.register_proxied(names);
-            names.add("sluice_held_requests", "Requests held for the engine", metrics.held_requests.gauge());
+            names.add(
+                "sluice_held_requests",
+                "Requests held while the engine is absent",
+                metrics.held_requests.gauge(),
+            );
         })
     }
 
@@ -119,8 +123,12 @@ impl Metrics {
         };
         let mut names = MetricRegistrar(Registry::with_labels([label].into_iter()));
         register(&metrics, &mut names);
-        names.add("sluice_deposit_tokens", "Tokens generated and not yet written", metrics.deposits.gauge());
-        names.add("sluice_open_requests", "Requests open now", metrics.open_requests.gauge());
+        names.add(
+            "sluice_deposit_tokens",
+            "Tokens generated and not yet written to clients",
+            metrics.deposits.gauge(),
+        );
+        names.add("sluice_open_requests", "Open requests", metrics.open_requests.gauge());
         for reason in FINISH_REASONS {
             let _ = metrics.vllm.success.get_or_create(&ByFinish { finished_reason: reason });
         }

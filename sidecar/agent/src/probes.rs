@@ -108,7 +108,7 @@ fn live(heartbeat: &Heartbeat) -> (StatusCode, String) {
     match heartbeat.overdue() {
         None => (StatusCode::OK, "live\n".into()),
         Some(age) => {
-            let stands = format!("the scheduler's thread has stood still for {} ms\n", age.as_millis());
+            let stands = format!("the scheduler's thread has made no progress for {} ms\n", age.as_millis());
             (StatusCode::SERVICE_UNAVAILABLE, stands)
         }
     }
@@ -121,7 +121,7 @@ async fn drain(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCode
         return forbidden();
     }
     if !hook.draining.swap(true, Ordering::Relaxed) {
-        tracing::info!("a hook asks to drain: no longer ready");
+        tracing::info!("the preStop hook asks to drain: no longer ready");
     }
     (StatusCode::OK, answered(&hook).await)
 }
@@ -136,7 +136,7 @@ async fn drained(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCo
     let (start, mut looks) = (Instant::now(), tokio::time::interval(POLL_INTERVAL));
     while !hook.draining.load(Ordering::Relaxed) {
         if start.elapsed() >= DRAIN_START_TIMEOUT {
-            return (StatusCode::OK, "nobody drains\n".into());
+            return (StatusCode::OK, "this sidecar does not drain\n".into());
         }
         looks.tick().await;
     }
@@ -144,7 +144,7 @@ async fn drained(State(hook): State<DrainHook>, headers: HeaderMap) -> (StatusCo
 }
 
 fn forbidden() -> (StatusCode, String) {
-    (StatusCode::FORBIDDEN, format!("{DRAIN_HEADER} is not that of the pod's hooks\n"))
+    (StatusCode::FORBIDDEN, format!("the header {DRAIN_HEADER} has the wrong value\n"))
 }
 
 /// Counts a hook while it waits.

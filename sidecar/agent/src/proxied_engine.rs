@@ -57,15 +57,15 @@ pub fn run(config: SidecarConfig) -> Result<(), Failure> {
 fn engine(config: &SidecarConfig) -> Result<EngineClient, Failure> {
     let refused = |field, why| Err(Failure::Field(field, anyhow!("{why}")));
     if config.engine.spawn.is_some() {
-        return refused("engine.spawn", "a Vllm engine is not started by its sidecar");
+        return refused("engine.spawn", "a sidecar does not start a Vllm engine");
     }
     if config.journal.is_some() {
-        return refused("journal", "a Vllm engine has no queue of events to record");
+        return refused("journal", "a Vllm engine has no events to record");
     }
     if config.debug != DebugConfig::default() {
-        return refused("debug", "has no meaning for a Vllm engine");
+        return refused("debug", "not supported for a Vllm engine");
     }
-    let Some(url) = &config.engine.url else { return refused("engine.url", "a Vllm engine needs one") };
+    let Some(url) = &config.engine.url else { return refused("engine.url", "required for a Vllm engine") };
     EngineClient::new(url).map_err(|error| Failure::Field("engine.url", error.into()))
 }
 

@@ -106,7 +106,7 @@ fn run_native(folder: &Path, config: SidecarConfig, faults: InjectedFaults) -> R
 fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
     SidecarHangs::read(folder).unwrap_or_else(|error| {
         let path = folder.join(SidecarHangs::FILE);
-        tracing::warn!(%error, path = %path.display(), "the count of sidecars that hung cannot be read");
+        tracing::warn!(%error, path = %path.display(), "could not read the count of sidecars that hung");
         None
     })
 }
@@ -121,7 +121,7 @@ fn replay(path: &Path) -> anyhow::Result<()> {
     let replayed = sluice_scheduler::journal::replay(std::io::BufReader::new(file));
     let report = replayed.with_context(|| path.display().to_string())?;
     println!(
-        "{}: {} events replayed, every digest agrees ({:016x}){}",
+        "{}: replayed {} events, and every digest matches ({:016x}){}",
         path.display(),
         report.events,
         report.digest,
@@ -134,9 +134,11 @@ fn describe_ending(ending: Ending) -> String {
     match ending {
         Ending::Whole => String::new(),
         Ending::NoDigest { line } => {
-            format!("; ends here: line {line}, whose event was replayed, has no whole digest")
+            format!("; the journal ends at line {line}: its event was replayed, but its digest is incomplete")
         }
-        Ending::Cut { line } => format!("; ends here: line {line} was cut and not replayed"),
+        Ending::Cut { line } => {
+            format!("; the journal ends at line {line}, which is incomplete and was not replayed")
+        }
     }
 }
 
@@ -219,7 +221,7 @@ async fn serve_native(
     let joined = tokio::task::spawn_blocking(move || room.join()).await;
     match (ended, joined) {
         (Ok(()), Ok(Err(_)) | Err(_)) => {
-            Err(other_error(anyhow!("the scheduler's thread failed; its words are above")))
+            Err(other_error(anyhow!("the scheduler's thread panicked; the panic message is above")))
         }
         (ended, _) => ended,
     }

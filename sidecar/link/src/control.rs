@@ -33,7 +33,9 @@ const SLEEP_NS: i64 = 10_000_000;
 #[derive(Debug, Error)]
 pub enum ControlError {
     /// Not a control page of this version.
-    #[error("control page begins with {magic:#018x}, version {version}, which is not ours")]
+    #[error(
+        "the control page has magic {magic:#018x} and version {version}, which this build does not support"
+    )]
     NotAControlPage {
         /// First word.
         magic: u64,
@@ -49,7 +51,7 @@ pub enum ControlError {
         needed: u16,
     },
     /// A layer outside of the page.
-    #[error("layer {layer} of a control page of {layers} layers")]
+    #[error("layer {layer} is not in a control page of {layers} layers")]
     OutOfRange {
         /// The requested layer.
         layer: u16,

@@ -22,7 +22,7 @@ pub enum LinkError {
     #[error("the peer has closed the link")]
     Closed,
     /// The peer sent or accepted nothing in time.
-    #[error("no answer from the peer within {0:?}")]
+    #[error("the peer did not answer within {0:?}")]
     Timeout(Duration),
     /// The two builds lay out slabs differently.
     #[error("slab layout digests differ: ours {ours:#018x}, theirs {theirs:#018x}")]
@@ -41,9 +41,7 @@ pub enum LinkError {
         theirs: u32,
     },
     /// A process connected that is not visible in this pid namespace, so its exit could not be observed.
-    #[error(
-        "the peer runs in a process namespace that this one does not see; its pod needs shareProcessNamespace"
-    )]
+    #[error("the peer runs in another process namespace; set shareProcessNamespace in its pod")]
     PeerPidUnknown,
     /// No engine can serve the setup.
     #[error(transparent)]

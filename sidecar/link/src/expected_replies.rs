@@ -61,19 +61,21 @@ impl ExpectedReplies {
     fn check_reback(&mut self, id: ActionId) -> Result<(), String> {
         match self.rebacks.pop_front() {
             Some(owed) if owed == id => Ok(()),
-            Some(owed) => Err(format!("it answers order {}, the next one is {}", id.0, owed.0)),
-            None => Err(format!("it answers order {}, and none is open", id.0)),
+            Some(owed) => Err(format!("it answers command {}, but the next command is {}", id.0, owed.0)),
+            None => Err(format!("it answers command {}, but no command is open", id.0)),
         }
     }
 
     fn take_step(&mut self, id: StepId, attempt: u32) -> Result<ExpectedStep, String> {
         let Some(owed) = self.step.take() else {
-            return Err(format!("it answers step {}, and none is open", id.0));
+            return Err(format!("it answers step {}, but no step is open", id.0));
         };
         if (owed.id, owed.attempt) != (id, attempt) {
             let (asked, asked_attempt) = (owed.id.0, owed.attempt);
             let theirs = format!("step {}, attempt {attempt}", id.0);
-            return Err(format!("it answers {theirs}; step {asked}, attempt {asked_attempt} was ordered"));
+            return Err(format!(
+                "it answers {theirs}, but the open step is {asked}, attempt {asked_attempt}"
+            ));
         }
         Ok(owed)
     }
@@ -86,8 +88,8 @@ impl ExpectedReplies {
             let rows = row_numbers(owed.rows.iter().map(|(row, _)| *row));
             let asked = row_numbers(owed.rows.iter().filter(|(_, asks)| *asks).map(|(row, _)| *row));
             return Err(format!(
-                "it has tokens of rows {sampled:?} and failures of rows {failed:?}; the step has rows {rows:?}, of which \
-                 {asked:?} were to be sampled"
+                "it has tokens of rows {sampled:?} and failures of rows {failed:?}; the step has rows \
+                 {rows:?} and samples rows {asked:?}"
             ));
         }
         for times in [&done.layer_ns, &done.stall_ns, &done.kv_stall_ns] {

@@ -66,7 +66,7 @@ pub enum ProtocolError {
         got: usize,
     },
     /// The magic is not the link's.
-    #[error("packet begins with {got:#010x}, not with the link's magic")]
+    #[error("packet begins with {got:#010x} instead of the magic of the link")]
     Magic {
         /// First word.
         got: u32,
@@ -84,7 +84,7 @@ pub enum ProtocolError {
         got: u16,
     },
     /// The stated length is not the packet's.
-    #[error("packet states {stated} payload bytes and carries {got}")]
+    #[error("packet states {stated} payload bytes but has {got}")]
     Length {
         /// Stated.
         stated: u32,
@@ -100,7 +100,7 @@ pub enum ProtocolError {
         limit: usize,
     },
     /// A part that does not follow the previous one.
-    #[error("part {part} of {parts} of kind {kind} does not follow what came before")]
+    #[error("part {part} of {parts} of kind {kind} does not follow the previous packet")]
     Part {
         /// Kind of the packet.
         kind: u16,
@@ -134,7 +134,7 @@ pub enum ProtocolError {
         expected: &'static str,
     },
     /// A well-formed reply that contradicts its command.
-    #[error("{kind:?} contradicts what was ordered: {reason}")]
+    #[error("{kind:?} does not match the command: {reason}")]
     Contradiction {
         /// Kind received.
         kind: MessageKind,
@@ -142,7 +142,7 @@ pub enum ProtocolError {
         reason: String,
     },
     /// The wrong number of file descriptors.
-    #[error("{got} file descriptors came with {kind:?}, {expected} were expected")]
+    #[error("received {got} file descriptors with {kind:?}, expected {expected}")]
     Descriptors {
         /// Kind.
         kind: MessageKind,

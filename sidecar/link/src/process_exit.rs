@@ -14,7 +14,7 @@ use crate::socket::wait_readable;
 #[derive(Debug, Error)]
 pub enum ProcessExitError {
     /// The engine still runs.
-    #[error("the engine still lives {waited:?} after SIGKILL ({kill})")]
+    #[error("the engine still runs {waited:?} after SIGKILL ({kill})")]
     StillAlive {
         /// Time waited after the signal.
         waited: Duration,

@@ -125,7 +125,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(found) if !found.file_type().is_socket() => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is no socket"))
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is not a socket"))
         }
         Ok(_) if connect(path).is_ok() => {
             Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on it"))

@@ -96,7 +96,7 @@ pub enum TableError {
         limit: u64,
     },
     /// A KV block update with the wrong number of blocks.
-    #[error("a column of {got} blocks for a model of {layers} layers")]
+    #[error("a KV block has {got} layer blocks, but the model has {layers} layers")]
     Layers {
         /// Blocks given.
         got: usize,

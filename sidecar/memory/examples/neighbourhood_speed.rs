@@ -39,7 +39,7 @@ fn main() -> Result<()> {
         told("reserve in vain", reserve_refused(&seats[0])?);
         transfer(&seats[0], &borrower, told)?;
         drop(borrower);
-        told("hand-over of the turn", hand_over(folder.path(), &seats[0])?);
+        told("hand-over of the time slice", hand_over(folder.path(), &seats[0])?);
     }
     Ok(())
 }

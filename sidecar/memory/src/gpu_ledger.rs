@@ -12,7 +12,7 @@
 //!
 //! The count includes, over live participants, the bytes held and the earmarks for live borrowers that have
 //! not accepted them. The order of writes counts the bytes of a transfer twice between two writes, never zero
-//! times; `docs/neighbours.md` has the table.
+//! times; `docs/peers.md` has the table.
 
 mod accounting;
 mod error;

@@ -71,7 +71,7 @@ pub struct HostOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// The host weights belong to another model.
-    #[error("the master copy has {got_bytes} bytes of {slab:?}, the geometry {needed_bytes}")]
+    #[error("the host copy of {slab:?} has {got_bytes} bytes, but the geometry needs {needed_bytes}")]
     Weights {
         /// The slab that differs.
         slab: Slab,
@@ -81,7 +81,7 @@ pub enum HostError {
         needed_bytes: u64,
     },
     /// The machine has no memory for the host tier.
-    #[error("no host memory for {bytes} bytes of KV")]
+    #[error("cannot allocate {bytes} bytes of host memory for KV")]
     Tier {
         /// Requested bytes, in whole blocks.
         bytes: u64,
@@ -105,7 +105,7 @@ pub struct KvCopyStats {
 
 /// A difference between the backend's table and the expected mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{address:?} is backed by {backing:?}, the ledger says {expected:?}")]
+#[error("{address:?} is backed by {backing:?}, but the chunk table has {expected:?}")]
 pub struct AuditError {
     /// The address that differs.
     pub address: Address,

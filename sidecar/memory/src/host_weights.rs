@@ -11,7 +11,7 @@ use crate::region::Region;
 #[derive(Debug, thiserror::Error)]
 pub enum HostWeightsError {
     /// The machine has no memory for a slab.
-    #[error("no host memory for {bytes} bytes of {slab:?}")]
+    #[error("cannot allocate {bytes} bytes of host memory for {slab:?}")]
     OutOfMemory {
         /// The slab.
         slab: Slab,

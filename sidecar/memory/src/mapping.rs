@@ -20,7 +20,9 @@ use reservation::Reservation;
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
     /// A chunk must be a positive multiple of the page.
-    #[error("a chunk of {chunk_bytes} bytes is no positive multiple of the page of {page_bytes} bytes")]
+    #[error(
+        "chunks of {chunk_bytes} bytes are not a positive multiple of the page size of {page_bytes} bytes"
+    )]
     ChunkSize {
         /// Requested size, bytes.
         chunk_bytes: u64,
@@ -36,13 +38,13 @@ pub enum MappingError {
         chunk_bytes: u64,
     },
     /// The ranges contain no such address.
-    #[error("{address:?} lies outside the reserved ranges")]
+    #[error("{address:?} is outside the reserved address ranges")]
     OutOfRange {
         /// The address.
         address: Address,
     },
     /// A chunk already backs the address.
-    #[error("{address:?} cannot take {chunk:?}: {found:?} backs it")]
+    #[error("cannot map {chunk:?} at {address:?}: {found:?} is mapped there")]
     Occupied {
         /// The address.
         address: Address,
@@ -52,7 +54,7 @@ pub enum MappingError {
         found: ChunkId,
     },
     /// The chunk to be unmapped does not back the address.
-    #[error("{address:?} cannot lose {chunk:?}: it is backed by {found:?}")]
+    #[error("cannot unmap {chunk:?} at {address:?}: {found:?} is mapped there")]
     NotMapped {
         /// The address.
         address: Address,
@@ -62,7 +64,7 @@ pub enum MappingError {
         found: Option<ChunkId>,
     },
     /// The chunk exceeds the pool's file: an access would raise SIGBUS.
-    #[error("{chunk:?} lies beyond the pool of {pool_bytes} bytes")]
+    #[error("{chunk:?} is outside the pool of {pool_bytes} bytes")]
     BeyondPool {
         /// The chunk.
         chunk: ChunkId,
@@ -71,7 +73,7 @@ pub enum MappingError {
     },
     /// A transaction failed in the middle and could not be rolled back. Only this table knows which chunk
     /// backs which address, and the process must exit before it accesses a range.
-    #[error("refused half way ({refused}), and what had been changed could not be taken back")]
+    #[error("refused after some changes ({refused}), and these changes could not be undone")]
     RollbackFailed {
         /// Why the transaction failed.
         refused: Box<MappingError>,

@@ -24,7 +24,7 @@ pub const POISON: u8 = 0xFF;
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
     /// The pool or the machine has no memory for the chunk; it was not created.
-    #[error("no memory for {chunk:?}: {used_bytes} of {capacity_bytes} bytes are in use")]
+    #[error("cannot create {chunk:?}: {used_bytes} of {capacity_bytes} bytes are in use")]
     OutOfMemory {
         /// The chunk.
         chunk: ChunkId,
@@ -34,25 +34,25 @@ pub enum PoolError {
         capacity_bytes: u64,
     },
     /// The chunk already exists.
-    #[error("{chunk:?} exists already")]
+    #[error("{chunk:?} already exists")]
     Exists {
         /// The chunk.
         chunk: ChunkId,
     },
     /// The chunk does not exist.
-    #[error("{chunk:?} was never created")]
+    #[error("{chunk:?} does not exist")]
     Missing {
         /// The chunk.
         chunk: ChunkId,
     },
     /// A copy to or from the chunk is in progress.
-    #[error("{chunk:?} is being copied to or from")]
+    #[error("{chunk:?} is in use by a copy")]
     Busy {
         /// The chunk.
         chunk: ChunkId,
     },
     /// The copy exceeds the chunk.
-    #[error("{bytes} bytes at {offset} do not fit a chunk of {chunk_bytes}")]
+    #[error("{bytes} bytes at offset {offset} exceed a chunk of {chunk_bytes} bytes")]
     OutsideChunk {
         /// First byte.
         offset: u64,

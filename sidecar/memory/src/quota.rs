@@ -55,10 +55,10 @@ impl Quota for UnsharedQuota {
     fn release(&self, _bytes: u64) {}
 
     fn accept(&self, _earmark: Earmark, _bytes: u64) -> Result<(), QuotaError> {
-        Err(QuotaError::Refused("this GPU has no neighbours".into()))
+        Err(QuotaError::Refused("this GPU has no other tenants".into()))
     }
 
     fn earmark(&self, _earmark: Earmark, _bytes: u64, _spare_bytes: u64) -> Result<(), QuotaError> {
-        Err(QuotaError::Refused("this GPU has no neighbours".into()))
+        Err(QuotaError::Refused("this GPU has no other tenants".into()))
     }
 }

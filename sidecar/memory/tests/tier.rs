@@ -214,7 +214,7 @@ fn oversized_tier_is_refused_at_start() {
     let refused =
         HostMemory::new(options, master(&geometry), page, Box::new(NoEngine), Arc::new(|| ())).err().unwrap();
     assert!(matches!(refused, HostError::Tier { bytes, .. } if bytes == 1 << 60), "{refused:?}");
-    assert_eq!(refused.to_string(), "no host memory for 1152921504606846976 bytes of KV");
+    assert_eq!(refused.to_string(), "cannot allocate 1152921504606846976 bytes of host memory for KV");
 }
 
 #[test]

@@ -262,7 +262,7 @@ fn print(json: bool, policy: PolicyName, sequences: u32) -> bool {
             "{name}: {} steps: median {median} ns, p99 {p99} ns, limit {LIMIT_NS} ns: {verdict}",
             steps.0.len()
         );
-        println!("    {} plans beside steps: median {} ns, p99 {} ns", plans.0.len(), planned[0], planned[1]);
+        println!("    {} plans during steps: median {} ns, p99 {} ns", plans.0.len(), planned[0], planned[1]);
     }
     passed
 }

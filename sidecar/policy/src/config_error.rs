@@ -80,7 +80,8 @@ impl fmt::Display for ConfigError {
             ConfigError::ContextDoesNotFit { needed_bytes, guaranteed_bytes } => {
                 write!(
                     f,
-                    "one request of full length needs {needed_bytes} bytes of KV, of which {guaranteed_bytes} bytes are guaranteed"
+                    "one request of maximum length needs {needed_bytes} bytes of KV, but only \
+                     {guaranteed_bytes} bytes are guaranteed"
                 )
             }
             ConfigError::BadForced { alpha, beta, layers } => {
@@ -90,7 +91,7 @@ impl fmt::Display for ConfigError {
                 )
             }
             ConfigError::BadCap { permille } => {
-                write!(f, "a remapping cap of {permille} permille is above 1000")
+                write!(f, "the remapping cap is {permille} permille, more than 1000")
             }
         }
     }

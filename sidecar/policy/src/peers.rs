@@ -1,5 +1,5 @@
 //! Decisions between the tenants of one GPU: victims, loans and time slices (DESIGN 6 and 8; the protocol is in
-//! `docs/neighbours.md`).
+//! `docs/peers.md`).
 //!
 //! This module is pure: it neither reads the ledger file nor sends messages. The caller does both and reports the
 //! results. Memory is counted in chunks, whose size is the same for all tenants of a GPU.

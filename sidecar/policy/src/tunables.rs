@@ -70,112 +70,134 @@ pub static TUNABLES: [Tunable; 23] = [
         stall_allowance_permille,
         "permille of a token's compute",
         PERMILLE,
-        "stall of a token that counts as hidden"
+        "stall of a token that counts as hidden, of its compute"
     ),
     tunable!(
         "revert_patience_steps",
         revert_patience_steps,
         "steps",
         STEPS,
-        "calm before a layer comes back"
+        "steps with room before a layer is restored"
     ),
     tunable!(
         "revert_reserve_permille",
         revert_reserve_permille,
         "permille of KV in use",
         PERMILLE,
-        "what stays free after a layer came back"
+        "what must stay free after a layer is restored"
     ),
     tunable!(
         "fixed_away_permille",
         fixed_away_permille,
         "permille of the layers",
         PERMILLE,
-        "`FlexGen`: layers whose KV is away"
+        "`FlexGen`: share of layers whose KV is offloaded"
     ),
     tunable!(
         "offload_reserve_permille",
         offload_reserve_permille,
         "permille of the blocks",
         PERMILLE,
-        "what is to stay free; below it KV begins to leave"
+        "share of layer blocks to keep free; below it, KV is offloaded"
     ),
     tunable!(
         "expansion_early_permille",
         expansion.early_permille,
         "permille of a step",
         PERMILLE,
-        "`Pie`: how long the link is idle when one more layer may be away"
+        "`Pie`: idle time of the link from which one more layer is offloaded"
     ),
-    tunable!("expansion_trial_tokens", expansion.trial_tokens, "tokens", SOME, "`Pie`: trial of a length"),
+    tunable!(
+        "expansion_trial_tokens",
+        expansion.trial_tokens,
+        "tokens",
+        SOME,
+        "`Pie`: tokens of a trial of one queue length"
+    ),
     tunable!(
         "expansion_gain_permille",
         expansion.gain_permille,
         "permille of tokens per second",
         PERMILLE,
-        "`Pie`: by which a longer queue helps"
+        "`Pie`: gain for which a longer queue counts as better"
     ),
     tunable!(
         "expansion_probe_after_trials",
         expansion.probe_after_trials,
         "trials",
         SOME,
-        "`Pie`: until one more layer is tried again"
+        "`Pie`: trials before one more layer is tried again"
     ),
     tunable!(
         "expansion_stall_permille",
         expansion.stall_permille,
         "permille of a trial",
         PERMILLE,
-        "`Pie`: stalls that change nothing"
+        "`Pie`: stall within a trial that is tolerated"
     ),
-    tunable!("replan_window_steps", replan.window, "steps", SOME, "how long a plan holds"),
+    tunable!("replan_window_steps", replan.window, "steps", SOME, "steps that a plan holds for"),
     tunable!(
         "replan_mismatch_permille",
         replan.mismatch_permille,
         "permille of the predicted time",
         SOME,
-        "by how much a step differs from its plan"
+        "difference between a step and its plan that counts as a mismatch"
     ),
-    tunable!("replan_mismatches", replan.mismatches, "steps", SOME, "such steps in a row make a plan anew"),
-    tunable!("plan_expansions", plan_expansions, "expansions", STEPS, "trades and nodes of one plan"),
+    tunable!(
+        "replan_mismatches",
+        replan.mismatches,
+        "steps",
+        SOME,
+        "mismatches in a row after which a new plan is made"
+    ),
+    tunable!(
+        "plan_expansions",
+        plan_expansions,
+        "expansions",
+        STEPS,
+        "trades and node expansions of one plan"
+    ),
     switch!("plan_alike", plan_alike, "`OrbitFlow`: plans place the same layers of all requests"),
     switch!(
         "plan_first_come",
         plan_first_come,
-        "`OrbitFlow`: who comes first is let in wherever all fit, late or not"
+        "`OrbitFlow`: admit new requests first-come-first-served whenever KV fits, ignoring deadlines"
     ),
-    tunable!("loss_window_steps", cost_window_steps, "steps", STEPS, "over which losses are compared"),
+    tunable!("loss_window_steps", cost_window_steps, "steps", STEPS, "steps over which costs are compared"),
     switch!(
         "remedies_by_loss",
         reclaim_by_cost,
-        "`Unified`: of remedies that cost something the one that loses least for each byte"
+        "`Unified`: take the option with the lowest cost per byte; 0: a fixed order"
     ),
     switch!(
         "next_use_by_arrivals",
         next_use_by_arrivals,
-        "`Unified`: the neighbour asked first is the one expected to be needed last, or who was used last"
+        "`Unified`: ask the peer whose next request is expected last; 0: the most recently used one"
     ),
     tunable!(
         "compact_budget_bytes",
         compact_budget_bytes,
         "bytes",
         BYTES,
-        "live KV that one boundary moves to empty chunks"
+        "live KV that compaction moves between two steps"
     ),
     tunable!(
         "premap_bytes",
         premap_bytes,
         "bytes",
         BYTES,
-        "eLLM: below which an inflation takes memory for the next tokens too"
+        "eLLM: limit of the memory for the next tokens that an inflation takes too"
     ),
     switch!(
         "unmap_later",
         defers_unmap,
-        "eLLM: whether old mappings of an inflation go when nobody waits for it"
+        "eLLM: unmap the old addresses of an inflation when no request waits; 0: within the inflation"
     ),
-    switch!("link_by_deadline", link_by_deadline, "copies go by when they are needed, or as they come"),
+    switch!(
+        "link_by_deadline",
+        link_by_deadline,
+        "copies use the link by deadline; 0: in the order in which they reach it"
+    ),
 ];
 
 /// Values of some tunables; the last value of each applies.
@@ -230,7 +252,7 @@ impl fmt::Display for TunableError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TunableError::Unknown { name } => {
-                write!(f, "`{name}` is no tunable (")?;
+                write!(f, "`{name}` is not a tunable (")?;
                 let mut names = TUNABLES.iter().map(|tunable| tunable.name).enumerate();
                 names.try_for_each(|(at, name)| write!(f, "{}{name}", if at > 0 { ", " } else { "" }))?;
                 f.write_str(")")

@@ -52,10 +52,10 @@ pub struct NoPeers;
 
 impl PeerPort for NoPeers {
     fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        panic!("a tenant without neighbours writes to nobody: {letter:?}");
+        panic!("a tenant without peers sends no message: {letter:?}");
     }
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
-        panic!("a tenant without neighbours needs no turn: {call:?}");
+        panic!("a tenant without peers needs no time slice: {call:?}");
     }
 }

@@ -57,7 +57,7 @@ impl Channel {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let fits = fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        assert!(fits, "at most {MAX_FDS} descriptors beside a message");
+        assert!(fits, "at most {MAX_FDS} descriptors with a message");
         loop {
             match sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
                 Ok(_) => return Ok(()),

@@ -64,7 +64,7 @@ impl ChildProcess {
             Ok(None) => Err(self.exit_error()),
             Err(Error::Timeout { limit, .. }) => {
                 self.kill();
-                Err(process_error(&self.role, format!("said nothing for {limit:?} and was killed")))
+                Err(process_error(&self.role, format!("did not report for {limit:?} and was killed")))
             }
             Err(error) => Err(error),
         }
@@ -100,7 +100,9 @@ impl ChildProcess {
         self.channel.close();
         match self.channel.recv::<serde_json::Value>(REPLY_LIMIT)? {
             None => Ok(()),
-            Some((heard, _)) => Err(process_error(&self.role, format!("said {heard} when it was dismissed"))),
+            Some((heard, _)) => {
+                Err(process_error(&self.role, format!("reported {heard} when it was stopped")))
+            }
         }?;
         self.reap().map(drop)
     }

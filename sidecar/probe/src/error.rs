@@ -11,13 +11,13 @@ pub enum Error {
     #[error("no CUDA driver: libcuda.so.1 is not on the library path")]
     NoDriver,
     /// The driver lacks a function that every check needs.
-    #[error("the CUDA driver is too old: it has no {0}")]
+    #[error("the CUDA driver is too old: it lacks {0}")]
     MissingSymbol(&'static str),
     /// The driver lacks a function that this check needs.
-    #[error("this CUDA driver has no {0}")]
+    #[error("this CUDA driver lacks {0}")]
     Absent(&'static str),
     /// The device does not exist.
-    #[error("no CUDA device {asked}: the driver shows {seen}")]
+    #[error("there is no CUDA device {asked}: the driver reports {seen}")]
     NoDevice {
         /// Requested index.
         asked: u32,
@@ -72,13 +72,13 @@ pub enum Error {
     #[error("the device {0}")]
     Otherwise(String),
     /// A message between the probe's processes exceeds the limit.
-    #[error("a message of more than {limit} bytes")]
+    #[error("a message exceeds {limit} bytes")]
     TooLong {
         /// Maximum size in bytes.
         limit: usize,
     },
     /// A message does not have the form that its reader expects.
-    #[error("a message of the wrong form: {0}")]
+    #[error("a message is not valid: {0}")]
     Message(#[from] serde_json::Error),
 }
 

@@ -111,14 +111,16 @@ fn verdict(rows: &[CheckResult]) -> (FitnessClass, String) {
     let mut unknown = None;
     for name in DECIDE {
         let Some(row) = rows.iter().find(|row| row.name == name) else {
-            unknown.get_or_insert_with(|| format!("'{name}' was not asked"));
+            unknown.get_or_insert_with(|| format!("question '{name}' was left out"));
             continue;
         };
         match &row.answer {
             Answer::Yes => {}
-            Answer::No { reason } => return (FitnessClass::Unfit, format!("'{name}' answered no: {reason}")),
+            Answer::No { reason } => {
+                return (FitnessClass::Unfit, format!("the answer of '{name}' is no: {reason}"));
+            }
             Answer::Unknown { reason } => {
-                unknown.get_or_insert_with(|| format!("'{name}' could not be asked: {reason}"));
+                unknown.get_or_insert_with(|| format!("question '{name}' could not be answered: {reason}"));
             }
         }
     }
@@ -128,17 +130,18 @@ fn verdict(rows: &[CheckResult]) -> (FitnessClass, String) {
 /// Describes the benefit of remapping active models.
 fn remapping(models: &[Expectation]) -> String {
     let Some(first) = models.iter().find(|model| model.fits).or(models.first()) else {
-        return "memory can move between tenants; what remapping costs was not measured".into();
+        return "memory can move between tenants; the cost of remapping was not measured".into();
     };
     let (r, alpha) = (first.r, first.alpha_one_slot.max(first.alpha_two_slots));
     match alpha {
         0 => format!(
-            "memory can move between tenants, but a layer of an active {} takes {r:.0} times as long to copy as to read, so \
-             that only idle models should give layers up",
+            "memory can move between tenants, but a layer of an active {} takes {r:.0} times as long to \
+             copy as to read, so only idle models should lend layers",
             first.model
         ),
         alpha => format!(
-            "memory can move between tenants, and an active {} gives up to {alpha} of {} layers without a stall (r = {r:.1})",
+            "memory can move between tenants, and an active {} can give the memory of {alpha} of {} layers \
+             to KV without a stall (r = {r:.1})",
             first.model, first.layers
         ),
     }
@@ -181,15 +184,15 @@ mod tests {
         let yes = |name| row(name, Answer::Yes);
         let all = ["aliases", "share", "limits", "signals"].map(yes);
         assert_eq!(verdict(&all), (FitnessClass::Fit, String::new()));
-        assert_eq!(verdict(&all[..3]), (FitnessClass::Unknown, "'signals' was not asked".into()));
+        assert_eq!(verdict(&all[..3]), (FitnessClass::Unknown, "question 'signals' was left out".into()));
         let unfit = [row("aliases", open.clone()), row("share", no.clone()), yes("limits")];
-        assert_eq!(verdict(&unfit), (FitnessClass::Unfit, "'share' answered no: stale".into()));
+        assert_eq!(verdict(&unfit), (FitnessClass::Unfit, "the answer of 'share' is no: stale".into()));
         let unknown = [yes("aliases"), row("share", open), yes("limits")];
         let deaf = [yes("aliases"), yes("share"), yes("limits"), row("signals", no)];
-        assert_eq!(verdict(&deaf), (FitnessClass::Unfit, "'signals' answered no: stale".into()));
+        assert_eq!(verdict(&deaf), (FitnessClass::Unfit, "the answer of 'signals' is no: stale".into()));
         assert_eq!(
             verdict(&unknown),
-            (FitnessClass::Unknown, "'share' could not be asked: cuMemMap: x".into())
+            (FitnessClass::Unknown, "question 'share' could not be answered: cuMemMap: x".into())
         );
     }
 
@@ -198,7 +201,7 @@ mod tests {
         assert!(remapping(&expect([55.0, 4000.0], 0)).contains("73 times as long to copy"));
         assert!(
             remapping(&expect([400.0, 3000.0], 0))
-                .contains("gives up to 2 of 32 layers without a stall (r = 7.5)")
+                .contains("can give the memory of 2 of 32 layers to KV without a stall (r = 7.5)")
         );
     }
 }

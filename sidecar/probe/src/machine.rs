@@ -47,7 +47,7 @@ fn cpu() -> Option<String> {
 
 /// gVisor always reports this kernel release. Its calls are slower than the host's, and measured times include them.
 fn sandbox(release: &str) -> Option<String> {
-    (release == "4.4.0").then(|| "gVisor, by the kernel's release".into())
+    (release == "4.4.0").then(|| "gVisor, according to the kernel release".into())
 }
 
 /// Returns the version of the NVIDIA driver, such as "580.65.06", from the kernel. If the kernel does not show it, as

@@ -18,10 +18,10 @@ pub fn pin_to_device_node(bench: &Bench, findings: &mut Findings<'_>) -> Result<
     findings.notes.push(match near {
         Some((Ok(true), list)) => format!("measured on the processors near the device, {list}"),
         Some((Ok(false), list)) => {
-            format!("not measured near the device: its processors, {list}, are denied")
+            format!("not measured near the device: its processors, {list}, are not allowed for this process")
         }
         Some((Err(error), list)) => format!("not measured near the device ({list}): {error}"),
-        None => "which processors are near the device is not shown".into(),
+        None => "the processors near the device are not known".into(),
     });
     let node =
         read("numa_node").filter(|node| !node.starts_with('-')).map(|node| format!("NUMA node {node}"));

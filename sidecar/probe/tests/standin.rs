@@ -129,7 +129,7 @@ fn a_driver_without_a_device_ends_with_4() {
     let world = TestEnv::new();
     let output = world.probe(&["--device", "1"]);
     assert_eq!(output.status.code(), Some(4));
-    let line = "sluice-gpu-probe: no CUDA device 1: the driver shows 1\n";
+    let line = "sluice-gpu-probe: there is no CUDA device 1: the driver reports 1\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
 }
 
@@ -144,7 +144,7 @@ fn a_driver_without_any_device_ends_with_4() {
 fn a_driver_that_is_too_old_ends_with_3_and_names_what_it_lacks() {
     let output = TestEnv::new().without("cuMemCreate").probe(&["--quick"]);
     assert_eq!(output.status.code(), Some(3));
-    let line = "sluice-gpu-probe: the CUDA driver is too old: it has no cuMemCreate\n";
+    let line = "sluice-gpu-probe: the CUDA driver is too old: it lacks cuMemCreate\n";
     assert_eq!(String::from_utf8_lossy(&output.stderr), line);
 }
 

@@ -90,7 +90,8 @@ pub enum Command {
 pub enum RejectReason {
     /// Prompt and output exceed the model's context.
     #[error(
-        "the prompt has {prompt_tokens} tokens and {max_tokens} more were asked for; the context holds {limit_tokens}"
+        "the prompt has {prompt_tokens} tokens and the request asks for {max_tokens} more; the context \
+         holds {limit_tokens}"
     )]
     ContextLengthExceeded {
         /// Tokens of the prompt.
@@ -101,7 +102,7 @@ pub enum RejectReason {
         limit_tokens: u32,
     },
     /// The queue is full.
-    #[error("{queued} requests are waiting, which is the limit")]
+    #[error("{queued} requests wait, which is the limit")]
     QueueFull {
         /// Waiting requests.
         queued: u32,
@@ -134,7 +135,7 @@ pub enum UnavailableReason {
     #[error("the server is shutting down")]
     ShuttingDown,
     /// The engine was lost and did not reattach in time.
-    #[error("no engine came back within {held_seconds} s")]
+    #[error("no engine attached within {held_seconds} s")]
     NoEngine {
         /// Time that the request waited for an engine, seconds.
         held_seconds: u64,

@@ -67,7 +67,7 @@ pub enum JournalError {
         problem: String,
     },
     /// The event cannot follow the previous ones: a line is missing, duplicated or damaged.
-    #[error("line {line}: this event cannot follow those before it: {problem}")]
+    #[error("line {line}: this event cannot follow the previous events: {problem}")]
     Impossible {
         /// Line, from 1.
         line: usize,
@@ -79,7 +79,7 @@ pub enum JournalError {
     Refused(String),
     /// The same events lead to another state.
     #[error(
-        "line {line}: after this event the state's digest is {found:016x}, the journal says {expected:016x}"
+        "line {line}: after this event the digest of the state is {found:016x}, but the journal has {expected:016x}"
     )]
     Diverged {
         /// Line, from 1.
@@ -91,7 +91,8 @@ pub enum JournalError {
     },
     /// The same events lead to the same state, but to other commands or outputs.
     #[error(
-        "line {line}: the digest of this event's commands and notices is {found:016x}, the journal says {expected:016x}"
+        "line {line}: the digest of the commands and notices of this event is {found:016x}, but the journal \
+         has {expected:016x}"
     )]
     OtherOutputs {
         /// Line, from 1.
@@ -102,7 +103,7 @@ pub enum JournalError {
         expected: u64,
     },
     /// The recording ended in this event, and the replay of the event panics.
-    #[error("line {line}: the recording ends here: this event brings the core down: {problem}")]
+    #[error("line {line}: the recording ends here, because the scheduler panics at this event: {problem}")]
     Panicked {
         /// Line, from 1.
         line: usize,
@@ -273,12 +274,13 @@ fn replay_event<T>(line: usize, run: impl FnOnce() -> T) -> Result<T, JournalErr
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        JournalError::Panicked { line, problem: text.unwrap_or("a panic without words").into() }
+        JournalError::Panicked { line, problem: text.unwrap_or("a panic without a message").into() }
     })
 }
 
 fn check_event(core: &Scheduler, clock: Nanos, now: Nanos, event: &Event) -> Option<String> {
-    let backwards = (now < clock).then(|| format!("it happens at {} ns, after {} ns", now.0, clock.0));
+    let backwards = (now < clock)
+        .then(|| format!("its time is {} ns, but the previous event is at {} ns", now.0, clock.0));
     backwards.or_else(|| core.check_event(event))
 }
 
@@ -300,7 +302,7 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Scheduler, Nanos), Journa
 fn parse_event(body: &str) -> Result<(Nanos, Event), String> {
     let mut fields = body.splitn(3, ' ');
     let time = fields.next().unwrap_or_default();
-    let time = time.parse().map_err(|_| format!("`{time}` is no time"))?;
+    let time = time.parse().map_err(|_| format!("`{time}` is not a time"))?;
     let name = fields.next().unwrap_or_default();
     let mut reader = Reader::new(fields.next().unwrap_or_default());
     let event = events::decode(name, &mut reader)?;
@@ -342,7 +344,7 @@ impl<R: BufRead> Lines<R> {
             return Ok(Ending::NoDigest { line });
         }
         let (state, outputs) = text.split_once(' ').unwrap_or((text, ""));
-        let digest = |text: &str| self.locate(text.parse().map_err(|_| format!("`{text}` is no digest")));
+        let digest = |text: &str| self.locate(text.parse().map_err(|_| format!("`{text}` is not a digest")));
         match (digest(state)?, now.state) {
             (expected, found) if expected != found => Err(JournalError::Diverged { line, found, expected }),
             _ => Err(JournalError::OtherOutputs { line, found: now.outputs, expected: digest(outputs)? }),

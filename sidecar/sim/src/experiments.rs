@@ -131,7 +131,7 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: "oneiros-alpha",
-        about: "layers that can be given away without a stall, over one slot and two (Oneiros 5.4)",
+        about: "layers whose memory KV can use without a stall, with one slot and two (Oneiros 5.4)",
         kind: ExperimentKind::Analytic(oneiros::alpha),
     },
     Experiment {
@@ -141,7 +141,8 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: "oneiros-c1",
-        about: "throughput and tails over load: OPT-13B, Llama-2-13B and Llama-3-8B in turns on a GH200 (Oneiros Fig. 8)",
+        about: "throughput and tails over load: OPT-13B, Llama-2-13B and Llama-3-8B in time slices on a \
+                GH200 (Oneiros Fig. 8)",
         kind: ExperimentKind::Simulated(tenants::c1),
     },
     Experiment {
@@ -156,7 +157,8 @@ pub const ALL: [Experiment; 9] = [
     },
     Experiment {
         name: unified::NAME,
-        about: "goodput of Unified against every single policy, in twelve scenarios with and without mixes (what we require)",
+        about: "goodput of Unified against every single policy, in twelve scenarios with and without mixes \
+                (our requirement)",
         kind: ExperimentKind::Simulated(unified::run),
     },
 ];

@@ -1,7 +1,7 @@
 //! A model of the ledger file of a GPU. It counts and refuses as the real ledger does.
 //!
 //! It stores a number of chunks per participant and the earmarks between participants
-//! ([the protocol](../../../docs/neighbours.md)).
+//! ([the protocol](../../../docs/peers.md)).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -151,7 +151,7 @@ pub fn serve(
     let mut ticks = 0_u64;
     while !gpu.is_done() {
         if !gpu.tick(LIMIT) {
-            return Err(format!("{} requests wait for ever under {}", gpu.open(), case.policy.name()));
+            return Err(format!("{} requests never finish under {}", gpu.open(), case.policy.name()));
         }
         ticks += 1;
         if ticks.is_multiple_of(4096) {
@@ -188,7 +188,7 @@ fn run_until_loaded(gpu: &mut Gpu) -> Result<Nanos, String> {
     };
     while !loaded(gpu) {
         if !gpu.tick(LIMIT) {
-            return Err("the weights do not come".to_owned());
+            return Err("the weights do not load".to_owned());
         }
     }
     Ok(gpu.now())

@@ -140,7 +140,7 @@ fn run_with(seed: u64, plant: Option<PlantedBug>, recorded: bool) -> Result<Soak
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    format!("an invariant is broken: {}", text.unwrap_or("a panic without words"))
+    format!("an invariant does not hold: {}", text.unwrap_or("a panic without a message"))
 }
 
 /// A running seed.
@@ -243,7 +243,7 @@ impl Soak {
         self.ticks += 1;
         if self.ticks > MAX_TICKS {
             return Err(format!(
-                "{MAX_TICKS} moments are not enough: {}; {:?}",
+                "not finished after {MAX_TICKS} moments: {}; {:?}",
                 check::state(&self.gpu),
                 self.options
             ));
@@ -268,7 +268,7 @@ impl Soak {
         while !so(&self.gpu) {
             if !self.gpu.tick(limit) {
                 let (state, baseline, options) = (check::state(&self.gpu), &self.baseline, &self.options);
-                return Err(format!("it never comes that {what}: {state}; before {baseline:?}; {options:?}"));
+                return Err(format!("never reached: {what}: {state}; before {baseline:?}; {options:?}"));
             }
             self.check_tick()?;
         }

@@ -56,7 +56,7 @@ fn of(lines: &[String]) -> u64 {
 
 /// Returns the digest as text, and whether it is the committed one.
 pub fn summary() -> String {
-    let committed = if digest() == COMMITTED { "as committed" } else { "NOT those that were committed" };
+    let committed = if digest() == COMMITTED { "as committed" } else { "NOT the committed ones" };
     format!("{:016x}, {committed}", digest())
 }
 

@@ -149,7 +149,7 @@ fn assert_required(row: &ComparisonRow) {
     let holds = match &row.what {
         what if what.contains("best single policy") => lowest() >= number(&row.paper),
         what if what.contains("gain on a mix") => lowest() > number(&row.paper),
-        what if what.contains("dominated") => row.ours == "nobody",
+        what if what.contains("dominated") => row.ours == "no policy",
         _ => row.ours == "0",
     };
     let expected = if holds { ExperimentCheck::Holds } else { ExperimentCheck::Fails };

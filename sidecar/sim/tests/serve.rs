@@ -189,21 +189,21 @@ fn command_errors_name_items_and_lines() {
     let bad = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad.csv");
     std::fs::write(&bad, "arrival_s,context_tokens,generated_tokens\n1,2,3\n4,five,6\n").unwrap();
     let message = said(&["--trace", bad.to_str().unwrap()]);
-    assert!(message.contains("bad.csv:3: `five` is no number of tokens"), "{message}");
+    assert!(message.contains("bad.csv:3: `five` is not a number of tokens"), "{message}");
     std::fs::remove_file(bad).unwrap();
-    assert!(said(&["--trace", "nowhere.csv"]).contains("there is no such file: nowhere.csv"));
+    assert!(said(&["--trace", "nowhere.csv"]).contains("file nowhere.csv does not exist"));
     assert!(said(&["--trace", "poisson"]).contains("needs --rate"));
     assert!(
         said(&["--trace", "poisson", "--rate", "1", "--policy", "X"])
-            .contains("no policy is called \"X\": there are Recompute")
+            .contains("no policy has the name \"X\"; the names are Recompute")
     );
     assert!(said(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
     let set = |settings: &str| said(&["--trace", "poisson", "--rate", "1", "--set", settings]);
-    assert!(set("loss_window_steps").contains("NAME=VALUE is needed"));
-    assert!(set("loss_window_steps=few").contains("`few` is no whole number"));
+    assert!(set("loss_window_steps").contains("expected NAME=VALUE"));
+    assert!(set("loss_window_steps=few").contains("`few` is not a whole number"));
     assert!(set("loss_window_steps=0").contains("--set: loss_window_steps is 0, and must be 1 to 1000000"));
     assert!(
-        set("replan_mismatches=2,window=3").contains("`window` is no tunable (stall_allowance_permille, ")
+        set("replan_mismatches=2,window=3").contains("`window` is not a tunable (stall_allowance_permille, ")
     );
     let held_back = ["--trace", "poisson", "--rate", "1", "--set", "replan_mismatches=2", "--held-back"];
     assert!(said(&held_back).contains("cannot be used with"));

@@ -85,7 +85,7 @@ fn a_journal_is_replayed_and_its_first_difference_is_named() {
     let kept = std::path::Path::new("tests/journals/oneiros-short-memory.journal");
     let done = sluice_sim(&["replay", kept.to_str().unwrap()]);
     let out = String::from_utf8(done.stdout).unwrap();
-    assert!(done.status.success() && out.contains("every digest agrees"), "{out}");
+    assert!(done.status.success() && out.contains("every digest matches"), "{out}");
     let mut lines: Vec<_> = std::fs::read_to_string(kept).unwrap().lines().map(str::to_owned).collect();
     let (event, digest) = lines[19].rsplit_once(' ').unwrap();
     lines[19] = format!("{event} {}", digest.parse::<u64>().unwrap() ^ 1);

@@ -22,7 +22,7 @@ pub fn build(program: &Utf8Path, source: &Utf8Path, to: &Utf8Path) -> Result<()>
         .args(["build", "--dest-dir", to.as_str(), source.as_str()])
         .stdin(Stdio::null())
         .status()
-        .with_context(|| format!("{program} does not start"))?;
+        .with_context(|| format!("cannot start {program}"))?;
     ensure!(status.success(), "mdbook could not build the site, see above");
     Ok(())
 }

@@ -82,7 +82,8 @@ fn files<'a>(
     }
     files.insert("SUMMARY.md".to_owned(), Some(table));
     for path in &listed {
-        let text = page(path).with_context(|| format!("{SUMMARY} names {path}, which is no page"))?;
+        let text =
+            page(path).with_context(|| format!("{SUMMARY} has a link to {path}, which is not a page"))?;
         files.insert(path.clone(), Some(text.to_owned()));
         for (_, target) in links::targets(&links::prose(text)) {
             let linked = links::resolve(path, target).with_context(|| format!("{path}: {target}"))?;
@@ -90,10 +91,10 @@ fn files<'a>(
                 continue;
             }
             if linked.ends_with(".md") {
-                bail!("{path} links to the page {linked}, which is not on the site: name it in {SUMMARY}");
+                bail!("{path} links to the page {linked}, which is not on the site: add it to {SUMMARY}");
             }
             if !is_file(&linked) {
-                bail!("{path} links to {linked}, which is no file: link to a file of that folder");
+                bail!("{path} links to {linked}, which is not a file: link to a file of that folder");
             }
             files.entry(linked).or_insert(None);
         }

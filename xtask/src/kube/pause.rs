@@ -15,8 +15,11 @@ const SLEEP: [&str; 2] = ["/usr/bin/sleep", "/bin/sleep"];
 
 /// Packs it and puts it in place.
 pub fn get(place: &CacheDir, name: &str) -> Result<()> {
-    let sleep =
-        SLEEP.map(Utf8Path::new).into_iter().find(|path| path.is_file()).context("there is no sleep")?;
+    let sleep = SLEEP
+        .map(Utf8Path::new)
+        .into_iter()
+        .find(|path| path.is_file())
+        .context("the program sleep does not exist")?;
     let image = image::pack(NAME, &["sleep", "infinity"], sleep, image::READABLE)?;
     let draft = install::draft(&place.folder, name)?;
     fs::write(&draft, &image.bytes).with_context(|| format!("writing {draft}"))?;

@@ -106,7 +106,7 @@ fn digests_are_read_alone_and_from_lists() {
     assert_eq!(digest(&hex), Ok(hex.clone()));
     assert_eq!(digest(&format!("{}  other\n{hex} *file.tar.gz\n", "0".repeat(64))), Ok(hex.clone()));
     assert!(digest(&format!("{hex}  other\n")).unwrap_err().contains("no digest"));
-    assert!(digest("<html>").unwrap_err().contains("no SHA-256"));
+    assert!(digest("<html>").unwrap_err().contains("is not a SHA-256 digest"));
 }
 
 #[test]

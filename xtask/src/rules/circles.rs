@@ -93,7 +93,7 @@ fn finding(sources: &str, circle: &[&str], uses: &Uses) -> LintViolation {
 
 fn not_in_a_circle(file: &str) -> LintViolation {
     let problem = format!("{file} is in no circle with files of its row");
-    LintViolation::new(RULE, TABLE, 1, problem, "take it out; rows and files are never added")
+    LintViolation::new(RULE, TABLE, 1, problem, "remove it; rows and files are never added")
 }
 
 #[cfg(test)]

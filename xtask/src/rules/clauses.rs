@@ -96,8 +96,8 @@ pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<LintVi
     }
     let mut findings = Vec::new();
     if !blank(source).lines().any(|line| line.trim() == "#![no_std]") {
-        let problem = format!("{} does not say `#![no_std]`", member.name);
-        let remedy = "say so, and not in a `cfg_attr`: then a call into std does not compile";
+        let problem = format!("{} lacks `#![no_std]`", member.name);
+        let remedy = "add it, not in a `cfg_attr`: then a call into std does not compile";
         findings.push(LintViolation::new(RULE, root_file, 1, problem, remedy));
     }
     if member.roots.iter().any(|root| root.ends_with("/build.rs")) {
@@ -107,7 +107,7 @@ pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<LintVi
             &member.manifest,
             1,
             problem,
-            "take it out: the crate is to stand alone",
+            "remove it: the crate must build alone",
         ));
     }
     findings

@@ -22,14 +22,18 @@ fn check_subject(hash: &str, subject: &str) -> Option<LintViolation> {
         );
     }
     let Some((area, rest)) = subject.split_once(": ") else {
-        return finding(format!("the subject `{subject}` names no area"), "write `area: imperative`");
+        return finding(format!("the subject `{subject}` has no area"), "write `area: imperative`");
     };
     let is_area = |part: &str| part.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c));
     if area.is_empty() || !area.split(", ").all(is_area) {
-        return finding(format!("`{area}` is no area"), "name crates or folders, separated by `, `");
+        return finding(format!("`{area}` is not an area"), "name crates or folders, separated by `, `");
     }
     let ends = rest.ends_with('.') || rest.is_empty();
-    if ends { finding(format!("the subject `{subject}` ends oddly"), "end with a word") } else { None }
+    if ends {
+        finding(format!("the subject `{subject}` does not end with a word"), "end with a word")
+    } else {
+        None
+    }
 }
 
 #[cfg(test)]

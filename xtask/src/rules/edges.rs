@@ -6,7 +6,8 @@ use crate::lint_violation::LintViolation;
 use crate::workspace::{Dependency, Member};
 
 const RULE: &str = "edge";
-const REMEDY: &str = "take the edge out, or change xtask/src/rules/table.rs and ARCHITECTURE.md and say why";
+const REMEDY: &str = "remove the dependency, or change xtask/src/rules/table.rs and ARCHITECTURE.md and \
+                      give the reason";
 
 /// Findings for every member of the workspace. `manifest` gives the text of a member's manifest.
 pub fn check<'a>(
@@ -56,7 +57,7 @@ fn verdict(row: &Row, edge: &Dependency, ours: bool) -> Option<String> {
     if dependency == COMMON {
         None
     } else if row.alone {
-        Some(format!("{name} depends on {dependency}, but is to have no dependency except {COMMON}"))
+        Some(format!("{name} depends on {dependency}, but must have no dependency except {COMMON}"))
     } else if never.iter().any(|family| belongs(dependency, family)) {
         Some(format!("{name} must never depend on {dependency}"))
     } else if guarded && !may.iter().any(|family| belongs(dependency, family)) {

@@ -15,7 +15,7 @@ pub fn check<'a>(
     let mut findings = Vec::new();
     for (at, target) in targets(&prose) {
         let Some(path) = resolve(file, target).filter(|path| path.is_empty() || exists(path)) else {
-            let problem = format!("the link `{target}` leads nowhere");
+            let problem = format!("the link `{target}` has no target");
             let remedy = "correct it: it starts at the folder of the page and stays in the tree";
             findings.push(LintViolation::new("link", file, line_of(&prose, at), problem, remedy));
             continue;

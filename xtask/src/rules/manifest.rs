@@ -84,7 +84,7 @@ fn table_inherits(table: &str, entries: &[Entry]) -> bool {
 
 fn own_version(file: &str, line: usize, name: &str) -> LintViolation {
     let problem = format!("`{name}` does not take its version from the workspace");
-    let remedy = format!("name it in [workspace.dependencies] and write `{name}.workspace = true`");
+    let remedy = format!("add it to [workspace.dependencies] and write `{name}.workspace = true`");
     LintViolation::new(RULE, file, line, problem, remedy)
 }
 

@@ -39,7 +39,7 @@ fn is_member(folder: &str, members: &[Member]) -> bool {
 
 fn finding(file: &str) -> LintViolation {
     let remedy = "declare it with `mod`, or delete it";
-    LintViolation::new("orphan", file, 1, "no module names this file, so nothing compiles it", remedy)
+    LintViolation::new("orphan", file, 1, "no module declares this file, so it is not compiled", remedy)
 }
 
 #[cfg(test)]

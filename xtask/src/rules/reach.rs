@@ -85,10 +85,7 @@ pub fn verdict(
         Ok(tree) => (path_in_tree(&tree)?, String::new()),
         Err(error) => {
             let error = error.split_whitespace().collect::<Vec<_>>().join(" ");
-            (
-                path.to_vec(),
-                format!(" (by Cargo.lock; cargo tree could not tell for this crate alone: {error})"),
-            )
+            (path.to_vec(), format!(" (by Cargo.lock; cargo tree failed for this crate: {error})"))
         }
     };
     let first = path.get(1).map_or("", String::as_str);
@@ -99,7 +96,7 @@ pub fn verdict(
         &member.manifest,
         dependency_line(manifest, key),
         problem,
-        "take the chain apart",
+        "remove one dependency of the chain",
     ))
 }
 

@@ -10,8 +10,8 @@ const LONGEST_LINE_CHARS: usize = 200;
 
 /// Banned words, each with its remedy. They are spelled in halves so that this file is free of them.
 const BANNED: [(&str, &str); 2] = [
-    (concat!("dbg", "!"), "log it with tracing, or take it out"),
-    (concat!("FIX", "ME"), "fix it, or say in the text what is missing"),
+    (concat!("dbg", "!"), "log it with tracing, or remove it"),
+    (concat!("FIX", "ME"), "fix it, or write in the text what is missing"),
 ];
 
 /// Starts of absolute paths that exist on one machine only.
@@ -30,7 +30,7 @@ pub fn check(file: &str, text: &str) -> Vec<LintViolation> {
 
 fn check_line(file: &str, number: usize, line: &str) -> Vec<LintViolation> {
     let banned = BANNED.iter().filter(|(word, _)| has_word(line, word));
-    let banned = banned.map(|(word, remedy)| (format!("`{word}` was left behind"), *remedy));
+    let banned = banned.map(|(word, remedy)| (format!("`{word}` is a leftover"), *remedy));
     let paths = MACHINE_PATHS.iter().filter(|path| has_path(line, path));
     let paths = paths.map(|path| {
         (

@@ -1,8 +1,8 @@
-//! Marker words of English that is hard to read, in comments of Rust and in prose of pages.
+//! Marker words of English that is hard to read, in comments and strings of Rust and in prose of pages.
 
 use super::links;
 use crate::lint_violation::LintViolation;
-use crate::rust_text::whole_words;
+use crate::rust_text::{literals, test_code::without_tests, whole_words};
 
 const RULE: &str = "words";
 
@@ -30,13 +30,27 @@ const NAME_IT: &str = "name the thing: the request, a peer, the caller";
 pub fn check(file: &str, text: &str) -> Vec<LintViolation> {
     if file.ends_with(".rs") {
         let comments = (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with("//"));
-        return comments.flat_map(|(at, line)| check_line(file, at, line)).collect();
+        let mut found: Vec<_> = comments.flat_map(|(at, line)| check_line(file, at, line)).collect();
+        if !is_test(file) {
+            found.extend(check_strings(file, text));
+        }
+        return found;
     }
     if file.ends_with(".md") && file != HISTORY {
         let prose = links::prose(text);
         return (1..).zip(prose.lines()).flat_map(|(at, line)| check_line(file, at, line)).collect();
     }
     vec![]
+}
+
+/// Strings of tests are expectations and test data.
+fn is_test(file: &str) -> bool {
+    file.split('/').any(|part| matches!(part, "tests" | "tests.rs"))
+}
+
+fn check_strings(file: &str, text: &str) -> Vec<LintViolation> {
+    let strings = literals(&without_tests(text));
+    (1..).zip(strings.lines()).flat_map(|(at, line)| check_line(file, at, line)).collect()
 }
 
 fn check_line(file: &str, number: usize, line: &str) -> Vec<LintViolation> {
@@ -59,7 +73,16 @@ mod tests {
     fn markers_in_comments_are_refused_and_in_code_are_not() {
         let bad = concat!("let a = 1;\n    /// No", "body knows.\n// so", " many chunks\n");
         assert_eq!(lines("a.rs", bad), [2, 3]);
-        assert!(lines("a.rs", concat!("let to", "ld = \"no", "body\";\n// A holder.\n")).is_empty());
+        assert!(lines("a.rs", concat!("let to", "ld = 1;\n// A holder.\n")).is_empty());
+    }
+
+    #[test]
+    fn markers_in_strings_are_refused_outside_tests() {
+        let text = concat!("fn f() {}\nconst A: &str = \"a\nno", "body b\";\n");
+        assert_eq!(lines("a.rs", text), [3]);
+        assert!(lines("a/tests/a.rs", text).is_empty() && lines("a/tests.rs", text).is_empty());
+        let module = format!("#[cfg(test)]\nmod tests {{\n{text}}}\n");
+        assert!(lines("a.rs", &module).is_empty());
     }
 
     #[test]

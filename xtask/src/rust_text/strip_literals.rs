@@ -13,6 +13,18 @@ pub fn blank(source: &str) -> String {
     String::from_utf8(blanker.out).expect("whole characters are blanked or kept, never halves")
 }
 
+/// `source` with everything but the contents of its string literals blanked: the opposite of [`blank`].
+pub fn literals(source: &str) -> String {
+    // In blanked text, a double quote is always the delimiter of a string.
+    let mut inside = false;
+    let keep = |(byte, blanked): (u8, u8)| {
+        inside ^= blanked == b'"';
+        if byte == b'\n' || (inside && blanked != b'"') { byte } else { b' ' }
+    };
+    let kept = source.bytes().zip(blank(source).bytes()).map(keep).collect();
+    String::from_utf8(kept).expect("whole characters are blanked or kept, never halves")
+}
+
 struct LiteralStripper<'a> {
     text: &'a [u8],
     /// What was read so far; its length is the position in `text`.
@@ -133,7 +145,13 @@ fn char_end(rest: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::blank;
+    use super::{blank, literals};
+
+    #[test]
+    fn only_the_contents_of_strings_are_literals() {
+        let source = "f('\"', \"a b\", r#\"c\"d\"#); // \"e\"\n\"\u{e9}\nf\" g";
+        assert_eq!(literals(source), "        a b      c\"d           \n \u{e9}\nf   ");
+    }
 
     #[test]
     fn comments_and_strings_are_blanked_and_code_is_kept() {

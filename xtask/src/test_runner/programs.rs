@@ -91,11 +91,11 @@ fn package(id: &str) -> &str {
 /// Builds programs of tests; `None` = they do not compile.
 fn built(mut build: Command) -> Result<Option<Vec<Program>>> {
     build.args(["--no-run", "--message-format", "json-render-diagnostics"]).stdin(Stdio::null());
-    let mut child = build.stdout(Stdio::piped()).spawn().context("cargo does not start")?;
+    let mut child = build.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
     let told = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
     for message in Message::parse_stream(BufReader::new(told)) {
-        if let Message::CompilerArtifact(artifact) = message.context("what cargo tells")? {
+        if let Message::CompilerArtifact(artifact) = message.context("the output of cargo")? {
             programs.extend(Program::of(artifact));
         }
     }
@@ -183,7 +183,9 @@ fn failing(programs: &[Program], environment: &Command, times: &mut Times) -> Re
         });
         let status = child.wait()?;
         let copied = copied.recv_timeout(OUTPUT_GRACE);
-        times.extend(copied.with_context(|| format!("{} left a process behind", program.title()))??);
+        times.extend(
+            copied.with_context(|| format!("{} did not end one of its processes", program.title()))??,
+        );
         failed.extend((!status.success()).then(|| program.title()));
     }
     Ok(failed)
@@ -199,8 +201,9 @@ struct BackgroundProgram {
 
 impl BackgroundProgram {
     fn start(program: &Program, environment: &Command) -> Result<BackgroundProgram> {
-        let printed = NamedTempFile::with_prefix("sluice-tests-").context("a file for what a test prints")?;
-        println!("$ {}, beside others; what it prints: {}", program.title(), printed.path().display());
+        let printed =
+            NamedTempFile::with_prefix("sluice-tests-").context("a file for the output of a test")?;
+        println!("$ {}, in parallel with others; its output: {}", program.title(), printed.path().display());
         let mut command = program.command(environment);
         command.stdout(printed.as_file().try_clone()?).stderr(printed.as_file().try_clone()?);
         let child = command.spawn().with_context(|| program.path.clone())?;

@@ -140,7 +140,7 @@ impl Operator {
     /// SIGTERM; waits until it has ended well.
     pub fn end(mut self) {
         let told = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill");
-        assert!(told.success(), "the operator is there to be told");
+        assert!(told.success(), "the operator process runs");
         let ended = self.child.wait().expect("a child can be waited for");
         assert!(ended.success(), "it ends well:\n{}", self.tail());
     }
@@ -174,7 +174,7 @@ impl Operator {
     }
 
     async fn serves(&self) -> String {
-        let said = "serves health and metrics";
+        let said = "serving health and metrics";
         eventually(said, async || {
             let log = std::fs::read_to_string(&self.log).ok()?;
             let line = log.lines().find(|line| line.contains(said))?;

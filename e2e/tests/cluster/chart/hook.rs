@@ -56,12 +56,12 @@ async fn the_operator_is_stopped_and_its_finalizers_are_taken_off() {
     let failed_for_good = &job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"];
     assert_eq!(*failed_for_good, json!([refused.status.code()]));
     let words = String::from_utf8(refused.stderr).unwrap();
-    assert!(words.contains("ModelTenants are there"), "{words}");
+    assert!(words.contains("ModelTenants exist"), "{words}");
     assert!(words.contains(&format!("  helm rollback sluice 1 --namespace {namespace}\n")), "{words}");
     let left = pools.get("one").await.unwrap().metadata.finalizers.unwrap();
     assert_eq!(left.len(), 2, "nothing is done");
     let said = output_text(hook.arg("--keep-tenants").output().unwrap()).unwrap();
-    assert!(said.starts_with("finalizers taken off "), "{said}");
+    assert!(said.starts_with("removed the finalizers of "), "{said}");
 
     let left = pools.get("one").await.unwrap().metadata.finalizers;
     assert_eq!(left, Some(vec!["example.com/other".to_owned()]));

@@ -114,7 +114,8 @@ async fn the_operator_takes_one_label_off_pods_sets_one_annotation_and_changes_n
         operator.patch("chat-0", &dry, &Patch::Strategic(patch)).await.map(drop).map_err(words)
     };
     let image = json!({"spec": {"containers": [{"name": "engine", "image": "b"}]}});
-    let refused = |said: Result<(), String>| said.is_err_and(|said| said.contains("takes the label"));
+    let refused =
+        |said: Result<(), String>| said.is_err_and(|said| said.contains("may only remove the label"));
     eventually("the policy holds", async || refused(patch(image.clone()).await).then_some(())).await;
     for change in [
         json!({"labels": {"sluice.dev/tenant": "code"}}),

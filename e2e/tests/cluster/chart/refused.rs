@@ -144,7 +144,7 @@ async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_
 
     // After another refusal, the printed commands uninstall it without its tenants.
     let words = release.refused(&client).await.expect("the program was there before");
-    let leave = printed_error(&words, "To uninstall it and leave tenants as they are:");
+    let leave = printed_error(&words, "To uninstall it and keep the tenants:");
     assert_eq!(leave.len(), 3, "{words}");
     let chart = chart();
     for command in &leave[..2] {

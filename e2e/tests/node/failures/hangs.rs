@@ -111,7 +111,7 @@ impl Row {
             (Target::Worker, Until::Dead) => Some("its engine hung and was killed"),
             (Target::Sidecar, Until::Dead) => Some("its sidecar hung and was killed"),
             (_, Until::Continued) if computing && self.target != Target::Supervisor => {
-                Some("a neighbour took the turn that it held too long")
+                Some("a peer took over the time slice that it held too long")
             }
             _ => None,
         };
@@ -146,7 +146,7 @@ impl Row {
         {
             assert!(
                 overtaken(&now) > overtaken(before),
-                "{what}: no neighbour took the turn from it: {:?}, {:?}; before: {:?}, {:?}",
+                "{what}: no peer took over its time slice: {:?}, {:?}; before: {:?}, {:?}",
                 now.neighbourhood,
                 now.engine.work,
                 before.neighbourhood,

@@ -51,7 +51,7 @@ impl Rows<'_> {
         for (mut stranger, (_, _, words)) in strangers.into_iter().zip(malformed_messages()) {
             let told = async || {
                 let log = self.product.kubectl(&["logs", &name(&pod), "-c", "sidecar"]);
-                let refuses = |line: &str| line.contains("an engine was") && line.contains(words);
+                let refuses = |line: &str| line.contains("an engine") && line.contains(words);
                 log.lines().any(refuses).then_some(())
             };
             self.product.wait(&format!("a refusal that says `{words}`"), told).await;

@@ -87,10 +87,10 @@ impl Caller {
             Identity::Any => return Ok(()),
             Identity::Tenant(own) if own == tenant => return Ok(()),
             Identity::Tenant(own) => format!("belongs to {own}"),
-            Identity::None => "names no tenant".into(),
+            Identity::None => "is of no tenant".into(),
         };
         Err(AdminError::forbidden(format!(
-            "the credential {own}, and the request speaks as {tenant}: each speaks only for itself"
+            "the credential {own}, but the request is in the name of {tenant}; a tenant may use only its own name"
         )))
     }
 }
@@ -132,7 +132,7 @@ impl Access {
             Access::Certificates => {
                 let shown =
                     request.extensions().get::<Presented>().and_then(|Presented(caller)| caller.clone());
-                shown.ok_or_else(|| AdminError::forbidden("the certificate names no role on this GPU"))
+                shown.ok_or_else(|| AdminError::forbidden("the certificate has no role on this GPU"))
             }
         }
     }
@@ -170,5 +170,5 @@ pub async fn require_permission(
     if role.has_permission(right) {
         return next.run(request).await;
     }
-    AdminError::forbidden(format!("the role {role:?} does not open this path")).into_response()
+    AdminError::forbidden(format!("the role {role:?} may not use this path")).into_response()
 }

@@ -16,7 +16,9 @@ pub const MAX_BYTES: usize = 256 << 10;
 
 /// Returns the directive in force.
 pub async fn get(State(admin): State<Admin>) -> Result<Response, AdminError> {
-    let none = || AdminError::new(StatusCode::NOT_FOUND, "no_directive", "no directive has been given yet");
+    let none = || {
+        AdminError::new(StatusCode::NOT_FOUND, "no_directive", "this tenant has received no directive yet")
+    };
     let in_force = admin.directives.active().ok_or_else(none)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], in_force.text.to_vec()).into_response())
 }
@@ -45,7 +47,7 @@ impl From<RejectedDirective> for AdminError {
             RejectedDirective::Read(error) => error.into(),
             RejectedDirective::NotNewer { current, .. } => AdminError::not_newer(message, current),
             RejectedDirective::Store { .. } => {
-                tracing::error!(%message, "a directive was not stored");
+                tracing::error!(%message, "could not store a directive");
                 AdminError::new(StatusCode::INTERNAL_SERVER_ERROR, "not_stored", message)
             }
         }

@@ -59,7 +59,7 @@ async fn own_report(admin: &Admin) -> TenantReport {
             namespace: admin.namespace.clone(),
             name: admin.name.clone(),
             reason: format!(
-                "its scheduler is busy or has gone: no answer within {} ms",
+                "its scheduler is busy or has ended: no answer within {} ms",
                 STATE_TIMEOUT.as_millis()
             ),
         },

@@ -29,7 +29,7 @@ const DIRECTIVE_FILE: &str = "directive.json";
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// Tokens over plain HTTP are allowed only on loopback addresses.
-    #[error("listen.admin: {0} is not a loopback address, and there is no listen.admin_tls")]
+    #[error("listen.admin: {0} is not a loopback address, so listen.admin_tls is required")]
     NotLoopback(std::net::SocketAddr),
     /// The certificates cannot be used.
     #[error("listen.admin_tls: {0}")]
@@ -168,7 +168,7 @@ fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid
         return Ok(());
     }
     let problem =
-        format!("{asked:?} does not take effect while the tenant runs: it was started with {runs:?}");
+        format!("{asked:?} cannot take effect while the tenant runs; the tenant was started with {runs:?}");
     Err(Invalid::new("sharing", problem))
 }
 
@@ -178,6 +178,6 @@ fn validate_exclusive(config: &SidecarConfig, directive: &Directive) -> Result<(
     if config.engine.kind != EngineKind::Native || directive.neighbours.is_empty() {
         return Ok(());
     }
-    let problem = "the tenant was started on a GPU of its own and can neither lend nor borrow";
+    let problem = "the tenant does not share its GPU, so it has no peers";
     Err(Invalid::new("neighbours", problem))
 }

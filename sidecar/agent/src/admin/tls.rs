@@ -112,7 +112,7 @@ async fn serve_tls_connection(
     let stream = match shaken {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
-            tracing::warn!(%error, "a peer of the admin port was refused");
+            tracing::warn!(%error, "refused a connection to the admin port");
             return;
         }
         Err(_) => return,

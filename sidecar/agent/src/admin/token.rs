@@ -53,7 +53,7 @@ pub fn read_tokens(path: &Path) -> io::Result<Vec<PeerToken>> {
         let at = |problem: String| invalid(format!("line {}: {problem}", index + 1));
         let token = parse_line(line).map_err(at)?;
         if tokens.iter().any(|other| other.secret == token.secret) {
-            return Err(at("the token of another line".into()));
+            return Err(at("the token is the same as in another line".into()));
         }
         tokens.push(token);
     }
@@ -65,12 +65,12 @@ fn parse_line(line: &str) -> Result<PeerToken, String> {
     let mut words = line.split_whitespace();
     let secret = words.next().unwrap_or_default().to_owned();
     if secret.len() < MIN_TOKEN_CHARS || !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err(format!("no token: at least {MIN_TOKEN_CHARS} visible ASCII characters"));
+        return Err(format!("a token needs at least {MIN_TOKEN_CHARS} visible ASCII characters"));
     }
     let tenant = words.next().map(str::to_owned);
     let full = |name: &String| name.split('/').filter(|part| !part.is_empty()).count() == 2;
     if !tenant.as_ref().is_none_or(full) || words.next().is_some() {
-        return Err("what follows the token is no NAMESPACE/NAME".into());
+        return Err("the text after the token must be NAMESPACE/NAME".into());
     }
     Ok(PeerToken { secret, tenant })
 }

@@ -67,7 +67,7 @@ impl Digest {
     }
 
     fn git_blob(&self) -> String {
-        let Some(content) = &self.small else { return "not taken: the file is too large".into() };
+        let Some(content) = &self.small else { return "not computed, because the file is too large".into() };
         let mut sha1 = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
         sha1.update(format!("blob {}\0", content.len()).as_bytes());
         sha1.update(content);
@@ -103,9 +103,12 @@ mod tests {
     #[test]
     fn digest_mismatch_reports_both_digests() {
         let wrong = check(b"sluicE", ExpectedDigest::Sha256(SHA256_OF_SLUICE.into())).unwrap_err();
-        assert!(wrong.to_string().ends_with(&format!(", and {SHA256_OF_SLUICE} was told")), "{wrong}");
+        assert!(
+            wrong.to_string().ends_with(&format!("but the source reports {SHA256_OF_SLUICE}")),
+            "{wrong}"
+        );
         assert!(check(b"sluicE", ExpectedDigest::GitBlob(BLOB_OF_SLUICE.into())).is_err());
         let short = check(b"sluic", ExpectedDigest::Length).unwrap_err();
-        assert_eq!(short.to_string(), "f: 5 bytes came of 6");
+        assert_eq!(short.to_string(), "f: received 5 of 6 bytes");
     }
 }

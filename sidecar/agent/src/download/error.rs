@@ -8,10 +8,10 @@ use reqwest::{StatusCode, Url};
 #[derive(Debug, thiserror::Error)]
 pub enum DownloadError {
     /// The HTTP client cannot be created.
-    #[error("no HTTP client: {0}")]
+    #[error("cannot create an HTTP client: {0}")]
     Client(#[source] reqwest::Error),
     /// The service's address is not a valid URL.
-    #[error("`{endpoint}` is no address of a service: {problem}")]
+    #[error("`{endpoint}` is not the URL of a service: {problem}")]
     Endpoint {
         /// The address as given.
         endpoint: String,
@@ -37,7 +37,7 @@ pub enum DownloadError {
         error: reqwest::Error,
     },
     /// The service needs other credentials.
-    #[error("{url}: {status}: the credential is missing, wrong, or not allowed to read this")]
+    #[error("{url}: {status}: the credential is missing, wrong, or has no right to read this")]
     Refused {
         /// The requested URL.
         url: String,
@@ -45,7 +45,7 @@ pub enum DownloadError {
         status: StatusCode,
     },
     /// The resource does not exist.
-    #[error("{url}: {status}: no such model, revision, bucket or file")]
+    #[error("{url}: {status}: the model, revision, bucket or file does not exist")]
     NotFound {
         /// The requested URL.
         url: String,
@@ -69,7 +69,7 @@ pub enum DownloadError {
         problem: String,
     },
     /// The source contains no model.
-    #[error("{place} holds no model: it lacks {lacks}")]
+    #[error("{place} is not a model: it lacks {lacks}")]
     NotAModel {
         /// The source.
         place: String,
@@ -77,7 +77,7 @@ pub enum DownloadError {
         lacks: &'static str,
     },
     /// A file's length differs from the source's.
-    #[error("{file}: {bytes} bytes came of {expected}")]
+    #[error("{file}: received {bytes} of {expected} bytes")]
     Size {
         /// Name of the file.
         file: String,
@@ -87,7 +87,7 @@ pub enum DownloadError {
         expected: u64,
     },
     /// A file's digest differs from the source's.
-    #[error("{file}: its digest is {digest}, and {expected} was told")]
+    #[error("{file}: the digest is {digest}, but the source reports {expected}")]
     Digest {
         /// Name of the file.
         file: String,
@@ -97,7 +97,7 @@ pub enum DownloadError {
         expected: String,
     },
     /// The folder cannot be locked, so that concurrent downloads cannot be excluded.
-    #[error("{}: its file system has no locks (flock), which a folder for several downloads needs: {error}", .path.display())]
+    #[error("{}: the file system has no file locks (flock), which a shared download folder needs: {error}", .path.display())]
     LockFailed {
         /// The lock file.
         path: PathBuf,

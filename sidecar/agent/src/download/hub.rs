@@ -54,7 +54,7 @@ impl Hub {
         let refuse = |problem: String| DownloadError::Endpoint { endpoint: endpoint.to_owned(), problem };
         let url = Url::parse(endpoint).map_err(|error| refuse(error.to_string()))?;
         if url.cannot_be_a_base() || !url.scheme().starts_with("http") {
-            return Err(refuse("it is neither http nor https".into()));
+            return Err(refuse("the scheme must be http or https".into()));
         }
         Ok(Hub { endpoint: url, repo: repo.into(), revision: revision.into(), token })
     }
@@ -76,7 +76,7 @@ impl Hub {
         let (sha256, size) = sibling.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
         let bytes = size.or(sibling.size).ok_or_else(|| DownloadError::InvalidResponse {
             url: self.api_url().into(),
-            problem: format!("it does not tell the length of {name}"),
+            problem: format!("the answer has no size of {name}"),
         })?;
         let git = || sibling.blob_id.map(ExpectedDigest::GitBlob);
         let expected = sha256.map(ExpectedDigest::Sha256).or_else(git).unwrap_or(ExpectedDigest::Length);

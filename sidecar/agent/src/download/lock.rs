@@ -39,10 +39,11 @@ impl FolderLock {
                 Err(error) => return Err(DownloadError::LockFailed { path, error: error.into() }),
             }
             if waited.is_multiple_of(LOG_EVERY_ATTEMPTS) {
-                tracing::info!(folder = %folder.display(), "waiting for somebody else, who downloads into it");
+                tracing::info!(folder = %folder.display(), "waiting for another process that downloads into \
+                                                            this folder");
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
-        unreachable!("one waits for as long as it takes")
+        unreachable!("the wait has no limit")
     }
 }

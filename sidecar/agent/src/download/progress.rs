@@ -82,7 +82,7 @@ impl ByteProgress {
     fn log(&self) {
         let gib = |bytes: u64| bytes as f64 / GIB;
         let (there, all) = (gib(self.present_bytes.load(Ordering::Relaxed)), gib(self.total_bytes));
-        tracing::info!("{there:.2} of {all:.2} GiB are there");
+        tracing::info!("{there:.2} of {all:.2} GiB downloaded");
     }
 
     fn write_json(&self) {

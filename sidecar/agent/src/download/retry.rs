@@ -108,7 +108,8 @@ impl RetryState {
         let problem = error_chain(error);
         match self.report {
             ProgressOutput::Log => {
-                tracing::warn!(error = problem, again_in = ?self.back_off.delay(), "trying again")
+                let again_in = self.back_off.delay();
+                tracing::warn!(error = problem, ?again_in, "a download failed and is tried again");
             }
             ProgressOutput::Json => {
                 let retry_in_ms = u64::try_from(self.back_off.delay().as_millis()).unwrap_or(u64::MAX);

@@ -87,7 +87,7 @@ impl EngineHandle {
     fn complete(&self, id: ActionId) -> bool {
         let answered = self.close(id);
         if answered.is_none() {
-            tracing::warn!(action = id.0, "the engine answered an order that it was not given");
+            tracing::warn!(action = id.0, "the engine acknowledged a mapping change that was not requested");
         }
         self.state().reback_times.extend(answered);
         answered.is_some()
@@ -112,7 +112,7 @@ impl EngineConnection for EngineHandle {
             }
             // Shutting down the link makes the receiver thread report the loss, which completes the order.
             Err(error) => {
-                tracing::warn!(%error, "an order to the engine was not sent");
+                tracing::warn!(%error, "could not send a mapping change to the engine");
                 engine.shutdown();
             }
         }
@@ -243,13 +243,13 @@ impl Compute for EngineCompute {
             }
             // No engine could run this step.
             Err(error @ LinkError::Table(_)) => {
-                tracing::error!(%error, step = step.id.0, "a step does not fit the tables");
+                tracing::error!(%error, step = step.id.0, "a step does not fit into the block tables");
                 let (id, attempt, message) = (step.id, step.attempt, error.to_string());
                 self.events.push_back(ComputeEvent::Refused { id, attempt, message });
             }
             // Shutting down the link makes the receiver thread report the loss, and the step is replayed.
             Err(error) => {
-                tracing::warn!(%error, step = step.id.0, "a step was not sent");
+                tracing::warn!(%error, step = step.id.0, "could not send a step to the engine");
                 engine.shutdown();
             }
         }
@@ -274,7 +274,7 @@ pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
         }
         // Shutting down the link makes the receiver thread report the loss.
         Err(error) => {
-            tracing::warn!(%error, "the mapping was not sent to a new engine");
+            tracing::warn!(%error, "could not send the mapping to a new engine");
             link.sender.shutdown();
         }
     }
@@ -291,7 +291,7 @@ pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
             }
         }
         EngineEvent::Refused { id, message } => {
-            tracing::error!(action = id.0, message, "the engine refused a change of its mappings");
+            tracing::error!(action = id.0, message, "the engine rejected a mapping change");
             match id {
                 // Without the mapping, the engine's results cannot be trusted.
                 SNAPSHOT_ACTION => driver.compute().engine.iter().for_each(EngineSender::shutdown),

@@ -91,7 +91,7 @@ impl EngineAcceptor {
             match door.listener.accept(ACCEPT_TIMEOUT) {
                 Ok(None) => {}
                 Ok(Some(connection)) => door.clone().spawn_handshake(connection, &mut peers),
-                Err(error) => tracing::warn!(%error, "an engine was not let in"),
+                Err(error) => tracing::warn!(%error, "could not accept the connection of an engine"),
             }
         }
     }
@@ -100,34 +100,37 @@ impl EngineAcceptor {
     fn spawn_handshake(self: Arc<Self>, connection: Connection, peers: &mut Vec<JoinHandle<()>>) {
         peers.retain(|peer| !peer.is_finished());
         if peers.len() >= PEERS_MAX {
-            tracing::warn!(peers = peers.len(), "an engine was refused: too many peers at the door");
+            tracing::warn!(
+                peers = peers.len(),
+                "refused an engine: too many connections wait for their handshake"
+            );
             return;
         }
         match std::thread::Builder::new().name("engine-peer".into()).spawn(move || self.handshake(connection))
         {
             Ok(peer) => peers.push(peer),
-            Err(error) => tracing::warn!(%error, "an engine was not let in"),
+            Err(error) => tracing::warn!(%error, "could not accept the connection of an engine"),
         }
     }
 
     fn handshake(&self, connection: Connection) {
         match connection.recv_hello() {
             Ok(peer) => self.serve(peer),
-            Err(error) => tracing::warn!(%error, "an engine was refused"),
+            Err(error) => tracing::warn!(%error, "refused an engine"),
         }
     }
 
     /// Waits until no other engine can write memory, then serves this one until it exits.
     fn serve(&self, peer: HandshakeHello) {
         let Some(_seat) = self.lease.acquire() else {
-            tracing::warn!("an engine was refused: another one is attached and lives");
+            tracing::warn!("refused an engine: another engine is attached and its process runs");
             return;
         };
         if self.closed.load(Ordering::Relaxed) {
             return;
         }
         match self.share_memory(peer) {
-            Err(error) => tracing::warn!(%error, "an engine was refused"),
+            Err(error) => tracing::warn!(%error, "refused an engine"),
             Ok((attached, receiver)) => {
                 let process = attached.process.clone();
                 self.notify(EngineConnEvent::Attached(attached));
@@ -160,7 +163,7 @@ impl EngineAcceptor {
     fn receive_events(&self, mut receiver: EngineReceiver) -> String {
         loop {
             match receiver.recv() {
-                Ok(EngineEvent::Bye) => return "it said good-bye".into(),
+                Ok(EngineEvent::Bye) => return "the engine closed the link".into(),
                 Ok(event) => self.notify(EngineConnEvent::Event(event)),
                 Err(error) => return error.to_string(),
             }
@@ -176,7 +179,8 @@ impl EngineAcceptor {
 /// only when its predecessor can no longer write to it.
 fn confirm_exit(process: &PeerProcess) {
     while let Err(error) = process.kill_and_wait(EXIT_GRACE, EXIT_LIMIT) {
-        tracing::error!(%error, "an engine whose link has ended still lives; no successor is let in before it is gone");
+        tracing::error!(%error, "the process of an engine with a closed link still runs; no new engine is \
+                                 accepted until it ends");
     }
 }
 

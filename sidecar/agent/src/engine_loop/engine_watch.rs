@@ -146,9 +146,9 @@ impl EngineWatch {
             Work::Step { .. } if self.limits.is_fresh() => "first step",
             work => work.label(),
         };
-        tracing::error!(during, ?waited, ?limit, "the engine hangs and is killed");
+        tracing::error!(during, ?waited, ?limit, "the engine hangs: killing it");
         if let Some(Err(error)) = self.engine.as_ref().map(|engine| engine.process.kill()) {
-            tracing::error!(%error, "the engine that hangs could not be killed");
+            tracing::error!(%error, "could not kill the engine that hangs");
         }
         self.limits.hung();
         self.record_hang(during, waited, limit);
@@ -172,9 +172,9 @@ impl EngineWatch {
         if silent < SUPERVISOR_LIMIT {
             return;
         }
-        tracing::error!(?silent, limit = ?SUPERVISOR_LIMIT, "the engine's supervisor hangs and is killed");
+        tracing::error!(?silent, limit = ?SUPERVISOR_LIMIT, "the engine's supervisor hangs: killing it");
         if let Err(error) = absence.supervisor.kill() {
-            tracing::error!(%error, "the engine's supervisor that hangs could not be killed");
+            tracing::error!(%error, "could not kill the engine's supervisor that hangs");
         }
         self.lost = None;
         self.record_hang("supervisor", silent, SUPERVISOR_LIMIT);

@@ -100,17 +100,17 @@ impl IdleSleep {
             AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer)
                 if !driver.scheduler().manager().is_loaded() =>
             {
-                let _ = answer.send(Err(CallRejected("the tenant has not loaded".into())));
+                let _ = answer.send(Err(CallRejected("the tenant has not loaded yet".into())));
             }
             AdminCall::Sleep(level, answer) => {
                 let order = if level == SleepLevel::One { Sleep::Ordered } else { Sleep::Discard };
                 driver.push(Event::Sleep(order));
-                reject_waiters(&mut self.wake_waiters, "it was told to sleep meanwhile");
+                reject_waiters(&mut self.wake_waiters, "a later request ordered the tenant to sleep");
                 self.sleep_waiters.push(answer);
             }
             AdminCall::WakeUp(answer) => {
                 driver.push(Event::Sleep(Sleep::WakeUp));
-                reject_waiters(&mut self.sleep_waiters, "it was woken meanwhile");
+                reject_waiters(&mut self.sleep_waiters, "a later request woke the tenant");
                 self.wake_waiters.push(answer);
             }
             AdminCall::IsSleeping(answer) => {

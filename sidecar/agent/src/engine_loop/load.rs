@@ -105,8 +105,7 @@ pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
     text.check_ids(&config.model_path, spec.vocab)?;
     let max_model_tokens = config.max_model_len.unwrap_or(spec.max_positions);
     if max_model_tokens > spec.max_positions {
-        let problem =
-            format!("{max_model_tokens} is above the {} positions that the model has", spec.max_positions);
+        let problem = format!("{max_model_tokens} exceeds the {} positions of the model", spec.max_positions);
         return Err(config_error("max_model_len", problem));
     }
     let (faults, sidecar_hangs) = (InjectedFaults::default(), None);
@@ -134,12 +133,13 @@ fn check_host_memory(loaded: &LoadedTenant) -> Result<(), LoadError> {
     let Some(given_bytes) = loaded.config.gpu.host_memory_bytes else { return Ok(()) };
     if weights_bytes > given_bytes {
         let problem =
-            format!("the weights take {weights_bytes} bytes of host memory, {given_bytes} are given");
+            format!("the weights need {weights_bytes} bytes of host memory, but the limit is {given_bytes}");
         return Err(config_error("gpu.host_memory_bytes", problem));
     }
     if kv_bytes > given_bytes - weights_bytes {
         let problem = format!(
-            "{kv_bytes} bytes for KV beside {weights_bytes} for the weights are more host memory than the {given_bytes} given"
+            "KV needs {kv_bytes} bytes of host memory and the weights need {weights_bytes}, but the limit \
+             is {given_bytes}"
         );
         return Err(config_error("memory.host_kv_bytes", problem));
     }

@@ -183,16 +183,16 @@ impl PeerStateView<'_> {
         let manager = self.core.manager();
         if let Some(chunks) = manager.missing_floor_chunks() {
             let (missing, floor) = (self.bytes(chunks), self.bytes(manager.floor_chunks()));
-            return Some(format!("{missing} of the {floor} bytes of its floor, which neighbours hold"));
+            return Some(format!("{missing} of the {floor} bytes of its floor, which peers hold"));
         }
         let missing = self.bytes(manager.expected_chunks());
         if missing > 0 {
-            return Some(format!("{missing} bytes of its share, which neighbours hold"));
+            return Some(format!("{missing} bytes of its share, which peers hold"));
         }
         let missing = self.bytes(self.share_control.missing_chunks());
         // A tenant that still loads has its floor and does not wait for this.
         (missing > 0 && manager.is_loaded())
-            .then(|| format!("{missing} bytes of its share, which are in the shares of its neighbours"))
+            .then(|| format!("{missing} bytes of its share, which are in the shares of its peers"))
     }
 
     fn grant_states(&self, place: &LedgerMembership) -> Vec<GrantState> {

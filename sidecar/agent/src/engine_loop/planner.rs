@@ -37,7 +37,7 @@ impl PlannerThread {
 
 impl Planner for PlannerThread {
     fn submit(&mut self, _now: Nanos, request: PlanRequest) {
-        self.requests.send(request).expect("the planner's thread lives as long as its room");
+        self.requests.send(request).expect("the planner's thread runs as long as the engine loop");
     }
 
     fn poll(&mut self, _now: Nanos) -> Option<PlanAnswer> {

@@ -88,7 +88,7 @@ impl ShareGrant {
         if let Some(error) = trouble.as_ref().filter(|error| self.last_error.as_ref() != Some(error))
             && !matches!(error, LedgerError::Busy { .. })
         {
-            tracing::warn!(%error, "the share in the ledger stays as it is");
+            tracing::warn!(%error, "could not change the share in the ledger");
         }
         let well = trouble.is_none();
         self.last_error = trouble;
@@ -209,7 +209,7 @@ impl ShareController {
             tracing::info!(
                 wanted = self.target_chunks,
                 granted = self.grant.chunks(),
-                "waiting for chunks of the share that neighbours have not left yet"
+                "waiting for chunks of the share that peers have not released yet"
             );
         }
         self.is_waiting = waits;
@@ -228,7 +228,7 @@ impl ShareController {
         }
         self.rejected = None;
         if let Some(policy) = step.policy {
-            tracing::info!(policy = policy.name(), "the directive names another policy");
+            tracing::info!(policy = policy.name(), "changing the policy, as the directive orders");
         }
         let policy = step.policy.map(Event::Policy);
         policy.into_iter().chain(step.bounds.map(Event::Bounds)).collect()
@@ -238,7 +238,7 @@ impl ShareController {
     fn log_if_unsatisfiable(&self, manager: &MemoryManager) {
         let terms = self.source.target();
         if let Err(refused) = try_floor(manager, terms.policy, terms.remap_cap_permille) {
-            tracing::error!(?terms, %refused, "the directive does not fit the GPU: what of it fits is followed");
+            tracing::error!(?terms, %refused, "the directive does not fit the GPU: using the parts that fit");
         }
     }
 }

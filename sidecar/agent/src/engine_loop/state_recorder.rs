@@ -195,7 +195,7 @@ impl StateRecorder {
         if times == 0 {
             self.last_move_of(reason).into_iter().for_each(|decided| decided.bytes += bytes);
         } else if reason.is_refusal() {
-            tracing::debug!(reason = reason.label(), times, "answer about a loan");
+            tracing::debug!(reason = reason.label(), times, "answered a request for a loan");
         } else {
             self.push_move(reason, times, layout, bytes);
         }

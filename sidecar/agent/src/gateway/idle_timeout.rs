@@ -104,7 +104,7 @@ impl<S> IdleTimeoutIo<S> {
         let patience = self.timeouts.write;
         let stalled = self.stall_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         ready!(stalled.as_mut().poll(cx));
-        timed_out("the client reads nothing")
+        timed_out("the client does not read its answer")
     }
 
     /// Whether the head took too long. The timer starts with the first byte of a head and ends when the request begins.
@@ -133,7 +133,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for IdleTimeoutIo<S> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         if self.is_head_late(buffer.filled().len() > before, cx) {
-            return timed_out("the head of a request is late");
+            return timed_out("the headers of the request did not arrive in time");
         }
         read
     }

@@ -33,10 +33,10 @@ pub enum ApiKeysError {
         error: io::Error,
     },
     /// The file contains no key.
-    #[error("{}: holds no key", .0.display())]
+    #[error("{} contains no key", .0.display())]
     None(PathBuf),
     /// A line is not a valid key.
-    #[error("{}: line {line} is no key: a key is made of visible ASCII characters, without blanks", path.display())]
+    #[error("{}: line {line} is not a key: a key consists of visible ASCII characters without spaces", path.display())]
     Line {
         /// The file.
         path: PathBuf,
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn empty_file_and_unprintable_key_are_refused() {
         for text in ["", "\n\n", "# team a\n", "\u{feff}", "\u{feff}# team a\n"] {
-            assert_eq!(parsed(text), Err("keys: holds no key".into()), "{text:?}");
+            assert_eq!(parsed(text), Err("keys contains no key".into()), "{text:?}");
         }
         for line in ["sk-two # team b", "sk two", "schlüssel", "sk-\u{200b}two", "sk-two\u{feff}", "s\0k"] {
             let said = parsed(&format!("# all\nsk-one\n{line}\n")).unwrap_err();
-            assert!(said.starts_with("keys: line 3 is no key"), "{line:?}: {said}");
+            assert!(said.starts_with("keys: line 3 is not a key"), "{line:?}: {said}");
             assert!(!said.contains("two"), "a secret is not for logs: {said}");
         }
     }

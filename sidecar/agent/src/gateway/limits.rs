@@ -59,7 +59,10 @@ impl RequestLimiter {
     /// 429 if too few permits are free, 400 if `count` exceeds the limit.
     pub fn acquire(&self, count: u32) -> Result<RequestPermit, ApiError> {
         if count > self.limit {
-            let message = format!("{count} answers were asked for, at most {} can be open", self.limit);
+            let message = format!(
+                "the request asks for {count} answers, but at most {} requests can be open",
+                self.limit
+            );
             return Err(ApiError::invalid_param("n", message));
         }
         let places = self.permits.clone().try_acquire_many_owned(count);
@@ -85,7 +88,7 @@ impl RequestLimiter {
         if more == 0 {
             return Ok(());
         }
-        let refused = |_| ApiError::rate_limited("too many large bodies are being read");
+        let refused = |_| ApiError::rate_limited("too many large bodies are read at the same time");
         let permit = self.bodies_kib.clone().try_acquire_many_owned(more).map_err(refused)?;
         match &mut room.0 {
             Some(room) => room.merge(permit),
@@ -110,7 +113,7 @@ impl RequestLimiter {
         }
         let lane =
             PARSERS.iter().position(|(most, _)| bytes <= *most).expect("the last lane takes every size");
-        let turn = self.parsers[lane].clone().acquire_owned().await.expect("nobody closes it");
+        let turn = self.parsers[lane].clone().acquire_owned().await.expect("the semaphore is never closed");
         match bytes > HUGE_BYTES {
             true => run_at_low_priority(turn, work).await,
             false => tokio::task::block_in_place(work),
@@ -133,7 +136,7 @@ async fn run_at_low_priority<T: Send + 'static>(
     };
     let thread = std::thread::Builder::new().name("huge-body".into()).spawn(run);
     thread.map_err(|error| {
-        ApiError::rate_limited(format!("no thread can be started for a large body: {error}"))
+        ApiError::rate_limited(format!("cannot start a thread for a large body: {error}"))
     })?;
     match result.await.expect("the thread sends its result") {
         Ok(result) => result,
@@ -147,7 +150,7 @@ fn lower_thread_priority() {
     if let Err(error) =
         rustix::process::setpriority_process(None, (now + NICENESS_INCREMENT).min(NICENESS_MAX))
     {
-        tracing::debug!(%error, "the thread of a huge body cannot be made nicer");
+        tracing::debug!(%error, "cannot lower the priority of the thread for a huge body");
     }
 }
 

@@ -248,7 +248,7 @@ impl CommonParams {
             _ => {}
         }
         match self.max_completion_tokens.or(self.max_tokens) {
-            Some(0) => Err(ApiError::invalid_param("max_tokens", "at least one token must be asked for")),
+            Some(0) => Err(ApiError::invalid_param("max_tokens", "`max_tokens` must be at least 1")),
             limit => Ok(limit),
         }
     }

@@ -175,7 +175,7 @@ impl PromptEncoder<'_> {
     /// 400: the model cannot accept one of them, or there are none or too many.
     pub fn encode_prompts(&self, prompts: Prompts) -> Result<Vec<Prompt>, ApiError> {
         if !(1..=PROMPTS_MAX).contains(&prompts.count()) {
-            let message = format!("1 to {PROMPTS_MAX} prompts may be asked for, not {}", prompts.count());
+            let message = format!("a request may have 1 to {PROMPTS_MAX} prompts, not {}", prompts.count());
             return Err(self.param_error(message));
         }
         match prompts {

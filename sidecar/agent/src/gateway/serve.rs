@@ -80,7 +80,7 @@ pub async fn serve(
 pub async fn drain(mut serving: JoinHandle<()>, drain: Duration, cut: impl FnOnce()) {
     let late = tokio::time::timeout(drain, &mut serving).await.is_err();
     if late {
-        tracing::warn!("open answers are cut: the time to drain is over");
+        tracing::warn!("the drain time is over: ending open answers");
     }
     cut();
     if late {
@@ -134,7 +134,7 @@ pub(crate) async fn serve_connections<C, F>(
             }
             Ok((socket, Err(_))) => reject_connection(&socket),
             Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
+                tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -142,7 +142,7 @@ pub(crate) async fn serve_connections<C, F>(
     drop(listener);
     let finished = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.drain_timeout, finished).await.is_err() {
-        tracing::warn!(connections = connections.len(), "cut after the time to drain");
+        tracing::warn!(connections = connections.len(), "ended a connection after the drain time");
         connections.shutdown().await;
     }
 }
@@ -178,7 +178,7 @@ pub(crate) async fn serve_connection<S>(
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "a connection failed");
     }
 }
 

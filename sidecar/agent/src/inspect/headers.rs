@@ -48,10 +48,10 @@ async fn header(files: &ModelFiles, name: &str) -> Result<Vec<(String, TensorHea
 /// Returns the length of the header, of the first bytes of a file of `whole` bytes.
 fn header_bytes(path: &Path, start: &[u8], whole: u64) -> Result<u64, ModelError> {
     let Ok(length) = start.try_into().map(u64::from_le_bytes) else {
-        return Err(damaged(path, format!("{whole} bytes are too few for a header")));
+        return Err(damaged(path, format!("the file has {whole} bytes, too few for a header")));
     };
     if length > MAX_HEADER_BYTES.min(whole - LENGTH_BYTES) {
-        return Err(damaged(path, format!("a header of {length} bytes in a file of {whole}")));
+        return Err(damaged(path, format!("the header has {length} bytes, but the file has {whole}")));
     }
     Ok(length)
 }
@@ -70,13 +70,16 @@ pub(crate) fn parse_header(path: &Path, file: &[u8]) -> Result<Vec<(String, Tens
 /// Parses a header. The file must have exactly the `data` bytes after it that the header describes.
 fn tensors(path: &Path, text: &[u8], data: u64) -> Result<Vec<(String, TensorHeader)>, ModelError> {
     let unreadable =
-        |error: &dyn std::fmt::Display| damaged(path, format!("its header cannot be read: {error}"));
+        |error: &dyn std::fmt::Display| damaged(path, format!("the header is not valid: {error}"));
     // serde_json reads bytes too, but passes over those of unknown fields unchecked.
     let text = std::str::from_utf8(text).map_err(|error| unreadable(&error))?;
     let metadata = serde_json::from_str::<Metadata>(text).map_err(|error| unreadable(&error))?;
-    let told = metadata.data_len() as u64;
-    if told != data {
-        return Err(damaged(path, format!("its header tells of {told} bytes, {data} are there")));
+    let stated = metadata.data_len() as u64;
+    if stated != data {
+        return Err(damaged(
+            path,
+            format!("the header describes {stated} bytes of data, but the file has {data}"),
+        ));
     }
     let one = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
         (name, TensorHeader { path: path.to_owned(), shape: info.shape.clone(), dtype: info.dtype })

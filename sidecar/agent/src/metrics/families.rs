@@ -146,16 +146,20 @@ impl SloMetrics {
     }
 
     fn register(&self, names: &mut MetricRegistrar) {
-        names.add("sluice_slo_attainment_ratio", "Share of tokens in time, recent", self.ratio.clone());
+        names.add(
+            "sluice_slo_attainment_ratio",
+            "Share of tokens in time, over the window of the SLO",
+            self.ratio.clone(),
+        );
         names.add(
             "sluice_overdue_tokens",
-            "Tokens that clients wait for beyond the objective",
+            "Tokens that are not written yet although their objective has passed",
             self.overdue.clone(),
         );
         names.add("sluice_slo_tokens", "Tokens written or overdue", self.tokens.clone());
         names.add(
             "sluice_slo_missed_tokens",
-            "Tokens written late, overdue, or never made",
+            "Tokens written late, overdue, or never generated",
             self.missed.clone(),
         );
     }
@@ -173,21 +177,33 @@ impl MetricRegistrar {
 impl VllmMetrics {
     pub(super) fn register(&self, names: &mut MetricRegistrar) {
         names.add("vllm:num_requests_running", "Requests in the running batch", self.running.clone());
-        names.add("vllm:num_requests_waiting", "Requests that wait", self.waiting.clone());
+        names.add("vllm:num_requests_waiting", "Requests that wait for admission", self.waiting.clone());
         names.add("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 = all", self.kv_usage.clone());
-        names.add("vllm:time_to_first_token_seconds", "Arrival to first token", self.ttft.clone());
+        names.add(
+            "vllm:time_to_first_token_seconds",
+            "Time from arrival to the first token",
+            self.ttft.clone(),
+        );
         names.add(
             "vllm:inter_token_latency_seconds",
-            "Between tokens as they come",
+            "Time between tokens as the engine generates them",
             self.inter_token.clone(),
         );
-        names.add("vllm:e2e_request_latency_seconds", "Arrival to end", self.e2e.clone());
-        names.add("vllm:request_queue_time_seconds", "Arrival to first admission", self.queue_time.clone());
+        names.add(
+            "vllm:e2e_request_latency_seconds",
+            "Time from arrival to the end of the request",
+            self.e2e.clone(),
+        );
+        names.add(
+            "vllm:request_queue_time_seconds",
+            "Time from arrival to the first admission",
+            self.queue_time.clone(),
+        );
         // The encoder adds `_total` to counters.
-        names.add("vllm:prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add("vllm:prompt_tokens", "Prompt tokens", self.prompt_tokens.clone());
         names.add("vllm:generation_tokens", "Tokens generated", self.generation_tokens.clone());
         names.add("vllm:num_preemptions", "Preemptions", self.preemptions.clone());
-        names.add("vllm:request_success", "Requests that ended, by how", self.success.clone());
+        names.add("vllm:request_success", "Ended requests, by finish reason", self.success.clone());
         names.add(
             "vllm:prefix_cache_queries",
             "Tokens looked up in the prefix cache",
@@ -200,111 +216,160 @@ impl VllmMetrics {
 impl VllmMetrics {
     /// Registers the metrics of a proxied engine's requests under Sluice's names, because the engine uses vLLM's.
     pub(super) fn register_as_own(&self, names: &mut MetricRegistrar) {
-        names.add("sluice_ttft_seconds", "Arrival to first token written, streams", self.ttft.clone());
-        names.add("sluice_request_seconds", "Arrival to end", self.e2e.clone());
-        names.add("sluice_prompt_tokens", "Tokens of prompts", self.prompt_tokens.clone());
+        names.add(
+            "sluice_ttft_seconds",
+            "Time from arrival to the first written token, of streams",
+            self.ttft.clone(),
+        );
+        names.add("sluice_request_seconds", "Time from arrival to the end of the request", self.e2e.clone());
+        names.add("sluice_prompt_tokens", "Prompt tokens", self.prompt_tokens.clone());
         names.add("sluice_generation_tokens", "Tokens generated", self.generation_tokens.clone());
-        names.add("sluice_requests", "Requests that ended, by how", self.success.clone());
+        names.add("sluice_requests", "Ended requests, by finish reason", self.success.clone());
     }
 }
 
 impl OwnMetrics {
     /// Registers the metrics that exist without device memory managed by Sluice.
     pub(super) fn register_proxied(&self, names: &mut MetricRegistrar) {
-        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
-        names.add("sluice_engine_tbt_seconds", "Between tokens as they come", self.engine_tbt.clone());
-        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add("sluice_tenant_info", "Tenant and GPU of a model_name; value 1", self.tenant.clone());
+        names.add(
+            "sluice_engine_tbt_seconds",
+            "Time between tokens as the engine generates them",
+            self.engine_tbt.clone(),
+        );
+        names.add(
+            "sluice_delivered_tbt_seconds",
+            "Time between tokens as written to clients",
+            self.delivered_tbt.clone(),
+        );
         names.add(
             "sluice_write_lateness_seconds",
-            "Due to written, paced tokens",
+            "Time from the due time of a paced token to its write",
             self.write_lateness.clone(),
         );
-        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
-        names.add("sluice_held_seconds", "Requests held for the engine", self.held.clone());
+        names.add("sluice_engine_losses", "Engines that were lost", self.engine_losses.clone());
+        names.add("sluice_held_seconds", "Requests held while the engine is absent", self.held.clone());
         names.add("sluice_resent_requests", "Requests sent to the engine again", self.resent.clone());
         names.add(
             "sluice_wake_seconds",
-            "Wish for the engine to its being awake",
+            "Time from the order to wake until the engine is awake",
             self.waits[WaitKind::Wake].clone(),
         );
         self.slo.register(names);
         names.add(
             "sluice_credentials_last_reload_successful",
-            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
+            "1 = the current files of credentials are in use, 0 = they are not valid and older ones are in use",
             self.credentials.clone(),
         );
     }
 
     pub(super) fn register(&self, names: &mut MetricRegistrar) {
-        names.add("sluice_tenant_info", "Joins model_name to tenant and GPU", self.tenant.clone());
+        names.add("sluice_tenant_info", "Tenant and GPU of a model_name; value 1", self.tenant.clone());
+        self.register_memory(names);
+        self.register_kv(names);
+        self.register_steps(names);
+        self.register_waits(names);
+        self.register_hangs(names);
+        self.slo.register(names);
+        names.add(
+            "sluice_credentials_last_reload_successful",
+            "1 = the current files of credentials are in use, 0 = they are not valid and older ones are in use",
+            self.credentials.clone(),
+        );
+    }
+
+    fn register_memory(&self, names: &mut MetricRegistrar) {
         names.add("sluice_memory_bytes", "Device memory by owner of its chunks", self.owner_bytes.clone());
         names.add(
             "sluice_memory_capacity_bytes",
             "Device memory of this tenant",
             self.capacity_bytes.clone(),
         );
-        names.add(
-            "sluice_layers_remapped",
-            "Layers whose memory was given away",
-            self.layers_remapped.clone(),
-        );
+        names.add("sluice_layers_remapped", "Own layers whose memory holds KV", self.layers_remapped.clone());
         names.add(
             "sluice_layers_lent",
-            "Layers that are not here, for neighbours have their memory",
+            "Layers that are not on the GPU because their memory is lent to peers",
             self.layers_lent.clone(),
         );
         names.add("sluice_moves", "Memory events by reason", self.moves.clone());
-        names.add("sluice_moved_bytes", "Bytes that changed owner, by reason", self.moved_bytes.clone());
+        names.add(
+            "sluice_moved_bytes",
+            "Bytes of memory that changed their owner, by reason",
+            self.moved_bytes.clone(),
+        );
         names.add("sluice_copied_bytes", "Bytes copied from host to device", self.copied_bytes.clone());
-        self.register_kv(names);
         names.add(
             "sluice_link_bytes_per_second",
-            "Measured bandwidth of the link",
+            "Measured bandwidth of copies between host and device",
             self.link_bandwidth.clone(),
         );
+    }
+
+    fn register_steps(&self, names: &mut MetricRegistrar) {
         names.add("sluice_steps", "Steps of the engine", self.steps.clone());
-        names.add("sluice_prefill_tokens", "Tokens of prompts computed", self.prefill_tokens.clone());
-        names.add("sluice_recomputed_tokens", "Tokens computed again", self.recomputed_tokens.clone());
-        names.add("sluice_stall_seconds", "Steps waiting for moving layers", self.stall.clone());
+        names.add("sluice_prefill_tokens", "Prompt tokens computed", self.prefill_tokens.clone());
+        names.add(
+            "sluice_recomputed_tokens",
+            "Tokens computed again after preemption",
+            self.recomputed_tokens.clone(),
+        );
+        names.add(
+            "sluice_stall_seconds",
+            "Time that steps waited for copies of moving layers",
+            self.stall.clone(),
+        );
         names.add(
             "sluice_engine_tbt_seconds",
-            "Between tokens as the engine makes them",
+            "Time between tokens as the engine generates them",
             self.engine_tbt.clone(),
         );
-        names.add("sluice_delivered_tbt_seconds", "Between tokens as written", self.delivered_tbt.clone());
+        names.add(
+            "sluice_delivered_tbt_seconds",
+            "Time between tokens as written to clients",
+            self.delivered_tbt.clone(),
+        );
         names.add(
             "sluice_write_lateness_seconds",
-            "Due to written, paced tokens",
+            "Time from the due time of a paced token to its write",
             self.write_lateness.clone(),
         );
-        names.add("sluice_engine_losses", "Engines that died", self.engine_losses.clone());
+        names.add("sluice_engine_losses", "Engines that were lost", self.engine_losses.clone());
         names.add(
             "sluice_plan_gap_ratio",
-            "How much faster than a plan for KV a step might be at most, as is proven, of the plan's time",
+            "Upper bound of how much faster than the plan for KV placement a step can be, as a share of the \
+             planned time",
             self.plan_gap.0.clone(),
         );
+    }
+
+    fn register_waits(&self, names: &mut MetricRegistrar) {
         let waits = &self.waits;
         names.add(
             "sluice_turn_wait_seconds",
-            "Wish for the turn to having it",
+            "Time from joining the time-slice queue to getting a time slice",
             waits[WaitKind::Turn].clone(),
         );
         names.add(
             "sluice_turn_handover_seconds",
-            "Release of the turn by another tenant to having it",
+            "Time from the release of the time slice by a peer to getting it",
             waits.handover.clone(),
         );
-        self.register_hangs(names);
         let (grant, revoke, wake) =
             (&waits[WaitKind::Grant], &waits[WaitKind::Revoke], &waits[WaitKind::Wake]);
-        names.add("sluice_grant_seconds", "KV exhausted to a neighbour's memory mapped", grant.clone());
-        names.add("sluice_revoke_seconds", "Decision to revoke to the bytes being here", revoke.clone());
-        names.add("sluice_wake_seconds", "Chunks being here to every layer committed", wake.clone());
-        self.slo.register(names);
         names.add(
-            "sluice_credentials_last_reload_successful",
-            "1 = the files of credentials can be used as they are, 0 = older ones are in force",
-            self.credentials.clone(),
+            "sluice_grant_seconds",
+            "Time from KV shortage until the memory of a peer is mapped",
+            grant.clone(),
+        );
+        names.add(
+            "sluice_revoke_seconds",
+            "Time from the decision to revoke a loan until its memory is returned",
+            revoke.clone(),
+        );
+        names.add(
+            "sluice_wake_seconds",
+            "Time from the return of memory until every layer is loaded",
+            wake.clone(),
         );
     }
 
@@ -317,22 +382,22 @@ impl OwnMetrics {
         );
         names.add(
             "sluice_turn_skips",
-            "Tenants before this one in the queue for the turn that did not take it and were skipped",
+            "Peers that this tenant skipped in the time-slice queue because they did not take their time slice",
             self.turn_skips.clone(),
         );
         names.add(
             "sluice_turn_takeovers",
-            "Turns taken from a tenant that held them past its deadline",
+            "Time slices that this tenant took over from a peer past its deadline",
             self.turn_takeovers.clone(),
         );
         names.add(
             "sluice_turns_overtaken",
-            "Turns that another tenant took from this one, which held them past its deadline",
+            "Time slices that a peer took over because this tenant was past its deadline",
             self.turns_overtaken.clone(),
         );
         names.add(
             "sluice_turn_holder_overdue_seconds",
-            "How long the holder of the turn is past its deadline",
+            "Time by which the holder of the time slice is past its deadline",
             self.turn_holder_overdue.clone(),
         );
     }
@@ -340,23 +405,27 @@ impl OwnMetrics {
     fn register_kv(&self, names: &mut MetricRegistrar) {
         names.add(
             "sluice_kv_fetch_bytes",
-            "KV copied from the host tier for the steps that read it",
+            "KV copied from host memory for the steps that read it",
             self.kv_fetched_bytes.clone(),
         );
         names.add(
             "sluice_kv_writeback_bytes",
-            "KV copied to the host tier beside steps",
+            "KV copied to host memory while steps run",
             self.kv_written_back_bytes.clone(),
         );
-        names.add("sluice_kv_stall_seconds", "Steps waiting for KV", self.kv_stall.clone());
+        names.add(
+            "sluice_kv_stall_seconds",
+            "Time that steps waited for copies of KV",
+            self.kv_stall.clone(),
+        );
         names.add(
             "sluice_offloaded_prompts",
-            "Requests whose prompts were computed with their KV in the host tier",
+            "Requests whose prompts were computed with their KV in host memory",
             self.offloaded_prompts.clone(),
         );
         names.add(
             "sluice_prompt_buffer_bytes",
-            "Host tier that prompts may use (eLLM)",
+            "Host memory for KV that prompts may use (eLLM)",
             self.prompt_buffer_bytes.clone(),
         );
     }

@@ -73,7 +73,9 @@ pub fn parse_config(
         "llama" => fields.llama(provisional)?,
         "opt" => fields.opt(provisional)?,
         other => {
-            return Err(fields.field_error("model_type", format!("`{other}` is not supported (llama, opt)")));
+            return Err(
+                fields.field_error("model_type", format!("`{other}` is not supported; use llama or opt"))
+            );
         }
     };
     fields.validate(&spec)?;
@@ -137,7 +139,7 @@ impl ConfigReader<'_> {
             Some("bfloat16" | "BFloat16") => Ok(Some(Dtype::Bf16)),
             Some(other) => Err(self.field_error(
                 "torch_dtype",
-                format!("`{other}` is not supported (float32, float16, bfloat16)"),
+                format!("`{other}` is not supported; use float32, float16 or bfloat16"),
             )),
         }
     }
@@ -146,8 +148,11 @@ impl ConfigReader<'_> {
         let layers = self.count("num_hidden_layers")?;
         let possible = u16::try_from(layers).ok().filter(|layers| LAYER_RANGE.contains(layers));
         possible.ok_or_else(|| {
-            let problem =
-                format!("{layers}; a model needs from {} to {}", LAYER_RANGE.start(), LAYER_RANGE.end());
+            let problem = format!(
+                "{layers} is not supported; a model may have {} to {} layers",
+                LAYER_RANGE.start(),
+                LAYER_RANGE.end()
+            );
             self.field_error("num_hidden_layers", problem)
         })
     }
@@ -240,7 +245,7 @@ impl ConfigReader<'_> {
             }),
             other => Err(self.field_error(
                 &format!("{name}.rope_type"),
-                format!("`{other}` is not supported (default, linear, llama3)"),
+                format!("`{other}` is not supported; use default, linear or llama3"),
             )),
         }
     }
@@ -362,7 +367,8 @@ mod tests {
         assert_eq!(sluice_wire::geometry::MAX_LAYERS, u64::from(MOST_LAYERS), "the operator knows it too");
         for layers in ["1", "257", "65537"] {
             let message = of(layers).unwrap_err().to_string();
-            let expected = format!("num_hidden_layers: {layers}; a model needs from 2 to 256");
+            let expected =
+                format!("num_hidden_layers: {layers} is not supported; a model may have 2 to 256 layers");
             assert!(message.contains("config.json") && message.contains(&expected), "{message}");
         }
     }

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// There is no model.
-    #[error("{}: {what}; expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors", folder.display())]
+    #[error("{}: {what}; expected a folder in Hugging Face layout: config.json, tokenizer.json, \
+             *.safetensors", folder.display())]
     Absent {
         /// Expected folder.
         folder: PathBuf,
@@ -85,7 +86,7 @@ impl ModelError {
         };
         let what = match folder {
             folder if missing(folder) => "no such folder",
-            folder if folder.is_file() => "is no folder",
+            folder if folder.is_file() => "not a folder",
             folder if missing(&folder.join("config.json")) => "has no config.json",
             _ => return None,
         };
@@ -122,14 +123,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let said =
             |path: &Path| ModelError::find_absent(path).map(|error| error.to_string()).unwrap_or_default();
-        let expected =
-            "expected is a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors";
+        let expected = "expected a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors";
         let of = |path: &Path, what: &str| format!("{}: {what}; {expected}", path.display());
         assert_eq!(said(&folder.path().join("no")), of(&folder.path().join("no"), "no such folder"));
         assert_eq!(said(folder.path()), of(folder.path(), "has no config.json"));
         let file = folder.path().join("config.json");
         std::fs::write(&file, "{}").unwrap();
-        assert_eq!(said(&file), of(&file, "is no folder"));
+        assert_eq!(said(&file), of(&file, "not a folder"));
         assert!(ModelError::find_absent(folder.path()).is_none());
     }
 }

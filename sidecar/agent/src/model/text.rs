@@ -61,7 +61,7 @@ impl Text {
         let tokenizer = tokenizer::open(&folder.join("tokenizer.json"), &settings)?;
         let template = ChatTemplate::open(folder, &settings);
         if let ChatTemplate::Unreadable(problem) = &template {
-            tracing::warn!(%problem, "the chat template cannot be used: chats are refused");
+            tracing::warn!(%problem, "the chat template cannot be used: refusing chat requests");
         }
         let defaults: GenerationConfig =
             read_optional_json(&folder.join("generation_config.json"))?.unwrap_or_default();
@@ -192,7 +192,7 @@ fn stop_tokens(
 }
 
 fn beyond_vocab(id: &str, vocab: u32) -> String {
-    format!("{id} is no token of a vocabulary of {vocab}")
+    format!("{id} is not a token of the vocabulary of {vocab} tokens")
 }
 
 /// Checks `ids`, which is null, an id, or a list of ids.
@@ -225,7 +225,8 @@ mod tests {
             [("300", "300"), ("[1, 300]", "300"), ("-1", "-1"), ("1.5", "1.5"), ("[[1]]", "[1]")]
         {
             let words = check(bad).unwrap_err().to_string();
-            let expected = format!("config.json: eos_token_id: {named} is no token of a vocabulary of 300");
+            let expected =
+                format!("config.json: eos_token_id: {named} is not a token of the vocabulary of 300 tokens");
             assert_eq!(words, expected, "{bad}");
         }
     }

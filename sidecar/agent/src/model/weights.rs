@@ -125,7 +125,7 @@ fn find_first<T>(
     of: impl Fn(&str) -> Option<T>,
 ) -> Result<(String, T), ModelError> {
     let found = names.iter().find_map(|name| of(name).map(|known| (name.clone(), known)));
-    found.ok_or_else(|| ModelError::tensor(folder, &names[0], "is in none of the weight files"))
+    found.ok_or_else(|| ModelError::tensor(folder, &names[0], "is missing from the weight files"))
 }
 
 /// Checks that a stored tensor has the configured shape, in a supported format.
@@ -135,7 +135,7 @@ fn check_tensor(place: &TensorSpan, shape: &[usize], dtype: Stored) -> Result<()
         rows => vec![rows as usize, place.columns as usize],
     };
     if shape != wanted {
-        return Err(format!("shape {shape:?}, the configuration says {wanted:?}"));
+        return Err(format!("has shape {shape:?}, but config.json implies {wanted:?}"));
     }
     let read = matches!(dtype, Stored::F32 | Stored::F16 | Stored::BF16);
     if read { Ok(()) } else { Err(unsupported(dtype)) }
@@ -235,7 +235,9 @@ impl ShardIndex {
         let names: BTreeSet<_> = self.weight_map.into_values().collect();
         // "", "." and ".." have no name of a file, "a/" and "a/b" have another.
         match names.iter().find(|name| Path::new(name).file_name() != Some(OsStr::new(name))) {
-            Some(bad) => Err(ModelError::field(path, "weight_map", format!("`{bad}` leaves the folder"))),
+            Some(bad) => {
+                Err(ModelError::field(path, "weight_map", format!("`{bad}` is outside the model folder")))
+            }
             None => Ok(names),
         }
     }

@@ -54,13 +54,13 @@ impl std::fmt::Debug for PeerCredential {
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// The token may be sent only within this machine, so nothing was sent.
-    #[error("{address} is not on this machine, and neighbours elsewhere need certificates")]
+    #[error("{address} is not on this machine; peers on other machines need certificates")]
     NotLocal {
         /// Address of the peer.
         address: SocketAddr,
     },
     /// The peer did not answer in time.
-    #[error("no answer from {address} within {} ms", patience.as_millis())]
+    #[error("{address} did not answer within {} ms", patience.as_millis())]
     Timeout {
         /// Address of the peer.
         address: SocketAddr,
@@ -86,7 +86,7 @@ pub enum CallError {
         text: String,
     },
     /// The response exceeds the size limit.
-    #[error("{address} answered more than {limit_bytes} bytes")]
+    #[error("the answer of {address} exceeds {limit_bytes} bytes")]
     TooLong {
         /// Address of the peer.
         address: SocketAddr,
@@ -103,7 +103,7 @@ pub enum CallError {
         error: ReadError,
     },
     /// Another tenant answered at this address.
-    #[error("at {address} is {found}, not {wanted}")]
+    #[error("the tenant at {address} is {found}, not {wanted}")]
     WrongTenant {
         /// Address of the call.
         address: SocketAddr,
@@ -250,7 +250,7 @@ fn build_http(tls: Option<&ClientConfig>, names: &StaticResolver) -> reqwest::Cl
         .pool_max_idle_per_host(call_limiter::MAX_CONCURRENT_CALLS)
         .http1_only()
         .build()
-        .expect("a client of fixed settings and checked TLS is built")
+        .expect("a client with fixed settings and valid TLS can be created")
 }
 
 /// Runs `call` with the timeout `patience`.

@@ -81,7 +81,7 @@ impl GrantClient {
             | PeerCommand::Return { .. }
             | PeerCommand::Prolong { .. }
             | PeerCommand::Owes { .. } => {
-                unreachable!("answered at the desk")
+                unreachable!("answers are sent by PendingReplies")
             }
         }
     }
@@ -154,7 +154,9 @@ impl GrantClient {
     async fn call(&self, peer: Peer, request: &GrantRequest) -> Option<GrantAnswer> {
         let neighbour = self.find_peer(peer)?;
         let answer = self.client.grant(&neighbour, request, self.replies.bytes(1), CALL_TIMEOUT).await;
-        answer.inspect_err(|error| tracing::debug!(%error, neighbour = neighbour.name, "no answer")).ok()
+        answer
+            .inspect_err(|error| tracing::debug!(%error, peer = neighbour.name, "a peer did not answer"))
+            .ok()
     }
 
     async fn ask(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) {
@@ -166,7 +168,7 @@ impl GrantClient {
                 self.notify(PeerEvent::Granted { peer, nonce, chunks, ttl_ns: ns(ttl_ms) });
             }
             Some(answer) => {
-                tracing::debug!(reason = ?answer, index = peer.index, chunks, "a neighbour lends nothing");
+                tracing::debug!(reason = ?answer, index = peer.index, chunks, "a peer refused a loan");
                 self.notify(PeerEvent::Refused { peer, nonce, why: loan_denied::from_answer(&answer) });
             }
             None => {
@@ -225,7 +227,9 @@ impl GrantClient {
         // scheduler sends the command again.
         match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
             Ok(Ok(_)) => self.notify(PeerEvent::TookBack { nonce }),
-            Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "not taken back"),
+            Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "could not take \
+                                                                                            back earmarked \
+                                                                                            memory"),
             // The runtime is shutting down.
             Err(_) => {}
         }

@@ -46,7 +46,7 @@ pub async fn watch_ledger(office: GrantClient) {
 /// Logs an error once while it lasts.
 fn log_error_once(last: &mut Option<LedgerError>, now: Option<LedgerError>) {
     if let Some(error) = now.as_ref().filter(|error| last.as_ref() != Some(error)) {
-        tracing::warn!(%error, "the look at the ledger failed");
+        tracing::warn!(%error, "could not read the ledger of the GPU");
     }
     *last = now;
 }
@@ -59,7 +59,7 @@ async fn poll_ledger(office: &GrantClient, known: &mut BTreeSet<Peer>) -> Result
     let living: BTreeSet<Peer> = participants.iter().filter(|p| p.is_live).map(|p| p.peer).collect();
     let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
     for peer in &dead {
-        tracing::info!(index = peer.index, "a neighbour has gone");
+        tracing::info!(index = peer.index, "a peer has left the GPU");
         office.notify(PeerEvent::Died(*peer));
     }
     office.replies.untrack(&dead);

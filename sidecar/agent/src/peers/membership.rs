@@ -49,7 +49,7 @@ pub enum MembershipError {
         source: JoinError,
     },
     /// The machine reports no id of this boot.
-    #[error("the id of this boot: {0}")]
+    #[error("cannot read the boot id: {0}")]
     Boot(#[from] std::io::Error),
 }
 
@@ -87,10 +87,10 @@ impl MembershipError {
         match self {
             // The last pod still finishes its streams, for as long as its grace period lasts.
             MembershipError::Join { source: JoinError::NameInUse { .. }, .. } => {
-                Some("the end of the tenant's last pod")
+                Some("the end of the previous pod of this tenant")
             }
             MembershipError::Join { source: JoinError::Overcommitted { .. }, .. } => {
-                Some("its share of the GPU, which others have")
+                Some("its share of the GPU, which other tenants hold")
             }
             MembershipError::Open { source, .. } => match source {
                 OpenError::VersionMismatch { .. } => {
@@ -239,7 +239,7 @@ mod tests {
         let named = || join_error(JoinError::NameInUse { name: "n/a".into(), index: 0 });
         let busy = || join_error(JoinError::Busy(LedgerError::Busy { holder: String::new(), waited_ms: 1 }));
         assert_eq!(patience.next_retry(named()).unwrap(), JOIN_RETRY_MIN);
-        assert_eq!(patience.waiting_for(), Some("the end of the tenant's last pod"));
+        assert_eq!(patience.waiting_for(), Some("the end of the previous pod of this tenant"));
         // The streams of the last pod took long.
         let long = JOIN_TIMEOUT + JOIN_RETRY_MIN;
         patience.waiting_for =
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(patience.next_retry(busy()).unwrap(), JOIN_RETRY_MIN, "that has its own time");
         let taken = JoinError::Overcommitted { what: "share", taken: 9, asked: 2, capacity: 10 };
         assert_eq!(patience.next_retry(join_error(taken)).unwrap(), JOIN_RETRY_MIN);
-        assert_eq!(patience.waiting_for(), Some("its share of the GPU, which others have"));
+        assert_eq!(patience.waiting_for(), Some("its share of the GPU, which other tenants hold"));
         patience.retrying_since = patience.retrying_since.checked_sub(long).unwrap();
         assert!(patience.next_retry(busy()).is_err(), "it should have passed by now");
         assert!(patience.next_retry(join_error(JoinError::Full { records: 64 })).is_err());

@@ -52,9 +52,11 @@ impl PeerPort for SidecarPeerPort {
             (SliceCommand::Release, _) => match self.ledger.slice_queue().release() {
                 Ok(()) => {}
                 Err(LedgerError::SliceTakenOver) => {
-                    tracing::error!("a neighbour took the turn, since this tenant was past its deadline");
+                    tracing::error!(
+                        "a peer took over the time slice, because this tenant was past its deadline"
+                    );
                 }
-                Err(error) => tracing::error!(%error, "the turn could not be given up"),
+                Err(error) => tracing::error!(%error, "could not release the time slice"),
             },
             (SliceCommand::Request, None) => {}
         }

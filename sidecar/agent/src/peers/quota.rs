@@ -47,7 +47,7 @@ impl Quota for LedgerQuota {
             // The scheduler refuses the loan, and its borrower asks again later.
             Err(error @ LedgerError::TooManyTransfers { .. }) => Err(quota_error(error)),
             Err(error) => {
-                tracing::warn!(%error, nonce = earmark.nonce.0, "bytes could not be earmarked");
+                tracing::warn!(%error, nonce = earmark.nonce.0, "could not earmark memory for a peer");
                 Err(quota_error(error))
             }
         }

@@ -25,7 +25,7 @@ impl Takeovers {
     /// Records a takeover of the time slice.
     pub fn record_takeover(&self, taken: SliceTakeover) {
         let (at_unix_ms, overdue_ms) = (unix_ms(SystemTime::now()), whole_ms(taken.overdue));
-        tracing::warn!(from = taken.from, overdue_ms, "the turn was taken from a holder past its deadline");
+        tracing::warn!(from = taken.from, overdue_ms, "took over the time slice of a peer past its deadline");
         let mut counted = self.lock_counts();
         counted.takeovers += 1;
         counted.last_takeover = Some(Takeover { from: taken.from, at_unix_ms, overdue_ms });
@@ -35,7 +35,7 @@ impl Takeovers {
     pub fn record_skip(&self, of: String) {
         tracing::warn!(
             of,
-            "a tenant that was first in the queue for the turn did not take it and was skipped"
+            "skipped a peer that was first in the time-slice queue and did not take its time slice"
         );
         let mut counted = self.lock_counts();
         counted.skips += 1;

@@ -100,7 +100,7 @@ fn acquire_slice(
             Ok(Some(epoch)) => return Some(epoch),
             Ok(None) => back_off.reset(),
             Err(error) => {
-                tracing::error!(%error, "the turn cannot be waited for");
+                tracing::error!(%error, "could not wait for the time slice");
                 std::thread::sleep(back_off.next_delay());
             }
         }
@@ -128,7 +128,7 @@ fn notify_when_contended(
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::error!(%error, "who waits for the turn cannot be seen");
+                tracing::error!(%error, "could not read the time-slice queue");
                 std::thread::sleep(RETRY_MIN);
             }
         }

@@ -34,7 +34,7 @@ pub enum EngineError {
     #[error("the engine cannot be reached: {0}")]
     Unreachable(String),
     /// The connection broke.
-    #[error("the connection to the engine broke: {0}")]
+    #[error("the connection to the engine failed: {0}")]
     Broken(String),
     /// No response in time.
     #[error("the engine did not answer in time")]
@@ -107,7 +107,7 @@ impl EngineClient {
             .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .http1_only()
             .build()
-            .expect("a client of fixed settings is built");
+            .expect("a client with fixed settings can be created");
         Ok(EngineClient { base: format!("http://{address}"), client })
     }
 

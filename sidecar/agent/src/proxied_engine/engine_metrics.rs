@@ -20,7 +20,7 @@ impl EngineMetrics {
         let mut text = to_prometheus_text(own);
         match self.0.metrics().await {
             Ok(engine) => append_engine_lines(&engine, &mut text),
-            Err(error) => tracing::debug!(%error, "the engine's metrics cannot be had"),
+            Err(error) => tracing::debug!(%error, "could not read the metrics of the engine"),
         }
         text
     }

@@ -275,7 +275,7 @@ impl ProxyGateway {
                 Ok((status, headers, body).into_response())
             }
             Err(account) => {
-                Err(FailedAttempt::retry(account, EngineError::Broken("its stream did not begin".into())))
+                Err(FailedAttempt::retry(account, EngineError::Broken("its stream did not start".into())))
             }
         }
     }

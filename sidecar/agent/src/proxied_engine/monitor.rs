@@ -132,7 +132,7 @@ impl EngineMonitor {
             // Also asks a known engine, because any client of its port can put it to sleep or wake it.
             match self.engine.is_sleeping().await {
                 Ok(told) => return self.on_sleep_state(new, told).await,
-                Err(trouble) => tracing::debug!(%trouble, "it does not say whether it sleeps"),
+                Err(trouble) => tracing::debug!(%trouble, "its answer does not contain whether it sleeps"),
             }
         }
         let waiting = self.waiting_in_engine().await;
@@ -155,7 +155,7 @@ impl EngineMonitor {
     }
 
     fn on_engine_found(&mut self, sleeps: bool) {
-        tracing::info!(sleeps, "the engine answers");
+        tracing::info!(sleeps, "the engine is ready");
         self.state = MonitorState { has_sleep_mode: sleeps, ..MonitorState::default() };
         self.history.send_modify(|lives| {
             let now = Some(SystemTime::now());
@@ -171,7 +171,7 @@ impl EngineMonitor {
             return self.gate.on_probe(EnginePhase::Starting, None);
         }
         if self.gate.phase() != EnginePhase::Lost {
-            tracing::warn!(%trouble, "the engine is lost; requests are held");
+            tracing::warn!(%trouble, "the engine does not answer any more; requests are held");
             self.metrics.on_engine_lost();
             self.history.send_modify(|lives| {
                 (lives.engines_lost, lives.lost_at, lives.up_since) =
@@ -191,7 +191,7 @@ impl EngineMonitor {
             _ => return,
         };
         if let Err(unable) = result {
-            tracing::warn!(%unable, "sleeping or waking failed");
+            tracing::warn!(%unable, "could not put the engine to sleep or wake it");
         }
         if self.gate.phase() == EnginePhase::Asleep && self.gate.counts().open > 0 {
             // A request arrived while the engine went to sleep.
@@ -224,7 +224,8 @@ impl EngineMonitor {
 
     async fn on_sleep_command(&mut self, level: SleepLevel) -> Result<(), CallRejected> {
         if level == SleepLevel::Two {
-            let why = "level 2 discards the weights, and the engine does not load them again by itself; use level 1";
+            let why =
+                "level 2 discards the weights, and vLLM does not load them again on wake-up; use level 1";
             return Err(CallRejected(why.into()));
         }
         match self.gate.phase() {
@@ -250,7 +251,9 @@ impl EngineMonitor {
         if !self.state.has_sleep_mode {
             return Err(CallRejected(NO_SLEEP_MODE.into()));
         }
-        self.gate.begin_suspend().map_err(|open| CallRejected(format!("{open} requests are open")))?;
+        self.gate.begin_suspend().map_err(|open| {
+            CallRejected(format!("{open} requests are open; the tenant sleeps only without open requests"))
+        })?;
         match self.engine.sleep(SLEEP_WAKE_TIMEOUT).await {
             Ok(()) => {
                 tracing::info!("the engine sleeps");

@@ -287,7 +287,7 @@ impl PacedStream {
         if let Some(event) = self.decoder.take_remainder() {
             self.on_event(event);
         }
-        let cut = || ApiError::engine_failed("the engine broke off: its stream has no end");
+        let cut = || ApiError::engine_failed("the stream of the engine ended without [DONE]");
         self.on_stream_end(if self.is_done { Ok(()) } else { Err(cut()) });
     }
 

@@ -84,7 +84,7 @@ fn with_usage(body: &[u8]) -> Vec<u8> {
 impl RequestBody<'_> {
     fn read(body: &[u8]) -> Result<RequestBody<'_>, ApiError> {
         serde_json::from_slice(body).map_err(|error| match duplicate_field(&error) {
-            Some(name) => ApiError::invalid_param(&name, format!("`{name}` is there twice")),
+            Some(name) => ApiError::invalid_param(&name, format!("`{name}` occurs twice")),
             None => not_an_object(body, &error),
         })
     }

@@ -210,10 +210,8 @@ impl RequestGate {
         let what = match self.phase() {
             EnginePhase::Starting => "the engine has not started yet",
             EnginePhase::Lost => "the engine restarts",
-            EnginePhase::Suspending | EnginePhase::Asleep | EnginePhase::Waking => {
-                "the engine has not woken yet"
-            }
-            EnginePhase::Awake => "the engine broke off",
+            EnginePhase::Suspending | EnginePhase::Asleep | EnginePhase::Waking => "the engine wakes up",
+            EnginePhase::Awake => "the engine ended the stream early",
         };
         ApiError::unavailable(what, RETRY_SOON_SECONDS)
     }

@@ -39,7 +39,7 @@ impl Failure {
         let json = serde_json::to_vec(&refusal).expect("a refusal serialises");
         let written = std::fs::write(&file, json);
         if let Err(error) = &written {
-            tracing::warn!(%error, file = %file.display(), "the reason could not be left behind");
+            tracing::warn!(%error, file = %file.display(), "could not write the reason of the failure");
         }
         written.is_ok()
     }
@@ -74,7 +74,7 @@ impl std::fmt::Display for Failure {
         match self {
             Failure::Config(error) | Failure::Other(error) => f.write_str(&error_chain(error)),
             Failure::Field(field, error) => write!(f, "{field}: {}", error_chain(error)),
-            Failure::Reported => write!(f, "{} has the reason", ConfigRejection::FILE),
+            Failure::Reported => write!(f, "the reason is in {}", ConfigRejection::FILE),
         }
     }
 }

@@ -38,7 +38,7 @@ impl Sockets {
     async fn bind(config: &SidecarConfig) -> Result<Self, Failure> {
         let bind = async |field, address: SocketAddr| {
             let bound = TcpListener::bind(address).await;
-            bound.with_context(|| format!("cannot listen at {address}")).map_err(|e| Failure::Field(field, e))
+            bound.with_context(|| format!("cannot listen on {address}")).map_err(|e| Failure::Field(field, e))
         };
         let listen = &config.listen;
         Ok(Sockets {
@@ -200,7 +200,7 @@ pub(crate) fn stream_pacing(config: &SidecarConfig) -> Result<Pacing, Failure> {
         "TokenDeposit" => Ok(Pacing::Paced { interval_ns }),
         "Immediate" => Ok(Pacing::Immediate),
         other => {
-            let problem = anyhow!("`{other}` is not built (TokenDeposit, Immediate)");
+            let problem = anyhow!("`{other}` is not supported; use TokenDeposit or Immediate");
             Err(Failure::Field("pacing", problem))
         }
     }

@@ -13,7 +13,7 @@ const RESERVED_FILES: u64 = 512;
 pub fn raise_nofile(config: &SidecarConfig) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::warn!(%error, ?current, ?maximum, "the limit of open files stays as it is");
+        tracing::warn!(%error, ?current, ?maximum, "could not raise the limit of open files");
     }
     let wanted = required_files(config.limits.max_streams, config.engine.kind);
     let allowed = getrlimit(Resource::Nofile).current;
@@ -21,7 +21,7 @@ pub fn raise_nofile(config: &SidecarConfig) {
         tracing::warn!(
             allowed,
             wanted,
-            "few files may be open (RLIMIT_NOFILE): clients may find no connection"
+            "the limit of open files (RLIMIT_NOFILE) is low: connections of clients may fail"
         );
     }
 }

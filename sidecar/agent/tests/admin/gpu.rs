@@ -91,7 +91,7 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
         ("newer", newer, "version 2"),
         ("failing", failing, "500: sorry"),
         ("garbled", garbled, "invalid HTTP"),
-        ("endless", endless, "more than 4194304 bytes"),
+        ("endless", endless, "exceeds 4194304 bytes"),
     ];
     let neighbours: Vec<_> = wanted.iter().map(|(name, address, _)| (*name, *address)).collect();
     assert_eq!(peer.put(&directive(1, 1, &neighbours)).await.head.status, 200);

@@ -69,7 +69,8 @@ async fn certificate_is_bound_to_its_tenant() {
 
     let mut code = connect(authority.issue("code", &[&neighbour], 2100)).await;
     assert_accepted(&mut code, &heard, "code").await;
-    assert_forbidden(&mut code, &heard, "mail", &["belongs to default/code", "speaks as default/mail"]).await;
+    assert_forbidden(&mut code, &heard, "mail", &["belongs to default/code", "in the name of default/mail"])
+        .await;
     assert_forbidden(&mut code, &heard, "story", &["default/code", "default/story"]).await;
 
     let hosts = |all: &[&str]| all.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>();
@@ -79,11 +80,12 @@ async fn certificate_is_bound_to_its_tenant() {
         hosts(&["code.default.sidecar.sluice", "mail.default.sidecar.sluice"]),
     ] {
         let mut peer = connect(authority.issue_for(names, &[&neighbour], 2100)).await;
-        assert_forbidden(&mut peer, &heard, "code", &["names no tenant", "speaks as default/code"]).await;
+        assert_forbidden(&mut peer, &heard, "code", &["is of no tenant", "in the name of default/code"])
+            .await;
     }
     for host in ["*.default.sidecar.sluice", "code.other.sidecar.sluice", "a.code.default.sidecar.sluice"] {
         let mut peer = connect(authority.issue_for(hosts(&[host]), &[&neighbour], 2100)).await;
-        assert_forbidden(&mut peer, &heard, "code", &["belongs to ", "speaks as default/code"]).await;
+        assert_forbidden(&mut peer, &heard, "code", &["belongs to ", "in the name of default/code"]).await;
     }
     let mut operator = connect(authority.role("operator")).await;
     assert_accepted(&mut operator, &heard, "mail").await;
@@ -100,7 +102,8 @@ async fn bound_token_is_limited_to_its_tenant() {
     let port = AdminPort::start(&config, room).await;
     let mut peer = port.with_token(Some(&code)).await;
     assert_accepted(&mut peer, &heard, "code").await;
-    assert_forbidden(&mut peer, &heard, "mail", &["belongs to default/code", "speaks as default/mail"]).await;
+    assert_forbidden(&mut peer, &heard, "mail", &["belongs to default/code", "in the name of default/mail"])
+        .await;
     let mut peer = port.with_token(Some(&shared)).await;
     assert_accepted(&mut peer, &heard, "mail").await;
     assert_accepted(&mut port.operator().await, &heard, "mail").await;

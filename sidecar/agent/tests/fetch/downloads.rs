@@ -262,7 +262,7 @@ async fn non_model_is_refused_before_download() {
     for source in [hub(&server, None), bucket(&server, None)] {
         let refused = run_download(&source, folder.path()).await.unwrap_err();
         let said = refused.to_string();
-        assert!(said.ends_with("holds no model: it lacks a file that ends in .safetensors"), "{said}");
+        assert!(said.ends_with("is not a model: it lacks a file that ends in .safetensors"), "{said}");
     }
     let elsewhere = Hub::new(&server.endpoint(), "org/none", "main", None).unwrap();
     let refused = run_download(&Source::Hub(elsewhere), folder.path()).await.unwrap_err();

@@ -85,7 +85,7 @@ async fn unavailable_engine_is_503_with_retry_after() {
         (Some(Finish::Unavailable(UnavailableReason::ShuttingDown)), "the server is shutting down", "5"),
         (
             Some(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 9 })),
-            "no engine came back within 9 s",
+            "no engine attached within 9 s",
             "5",
         ),
         (Some(Finish::Unavailable(device)), "no memory", "30"),

@@ -76,7 +76,7 @@ async fn stalled_scheduler_fails_liveness() {
     assert_eq!(asked(&goes_round).await, live);
     let (status, words) = asked(&stands_still).await;
     assert_eq!(status, 503);
-    assert!(words.starts_with("the scheduler's thread has stood still for "), "{words}");
+    assert!(words.starts_with("the scheduler's thread has made no progress for "), "{words}");
 }
 
 /// Returns a drain hook that completes as soon as no request is open.
@@ -130,7 +130,7 @@ async fn drain_requires_hook_key() {
     for headers in [&[][..], &[("x-sluice-drain", "another")], &[("x-sluice-drain", "")]] {
         let refused = asked(headers).await;
         assert_eq!(refused.head.status, 403, "{headers:?}");
-        assert_eq!(refused.body, "x-sluice-drain is not that of the pod's hooks\n");
+        assert_eq!(refused.body, "the header x-sluice-drain has the wrong value\n");
         assert_eq!(get(address, "/ready").await.head.status, 200, "nobody was heard");
     }
     assert_eq!(asked(&[("X-Sluice-Drain", "a key")]).await.body, "drained\n");
@@ -150,7 +150,7 @@ async fn engine_hook_waits_for_drain() {
         client
     };
     assert_eq!(asks("/drained", "another").await.answer().await.head.status, 403);
-    assert_eq!(asks("/drained", "a key").await.answer().await.body, "nobody drains\n");
+    assert_eq!(asks("/drained", "a key").await.answer().await.body, "this sidecar does not drain\n");
     assert_eq!(get(address, "/ready").await.head.status, 200);
     assert!(!hook.answered(), "the sidecar goes on");
     let mut stream = world.start_post("/v1/completions", &json!({"prompt": "a", "stream": true})).await;

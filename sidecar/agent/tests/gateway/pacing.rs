@@ -85,7 +85,7 @@ async fn failed_stream_flushes_deposit_before_error() {
         (Some(Finish::Failed("broken".into())), "broken"),
         (
             Some(Finish::Unavailable(UnavailableReason::NoEngine { held_seconds: 7 })),
-            "no engine came back within 7 s",
+            "no engine attached within 7 s",
         ),
         (Some(Finish::Cancelled), shutting_down),
         // The scheduler has exited.

@@ -246,7 +246,7 @@ async fn permanent_error_exits_78() {
                 bytes
             })),
             GeometryErrorKind::Unsupported,
-            "a header of",
+            "the header has",
         ),
         (
             behaviour(with("model.safetensors", |mut bytes| {
@@ -254,12 +254,12 @@ async fn permanent_error_exits_78() {
                 bytes
             })),
             GeometryErrorKind::Unsupported,
-            "its header tells of",
+            "the header describes",
         ),
         (
             behaviour(with("model.safetensors", |_| vec![1, 2, 3])),
             GeometryErrorKind::Unsupported,
-            "3 bytes are too few",
+            "3 bytes, too few",
         ),
         (
             behaviour(with("model.safetensors", |_| weights(&shapes(), Dtype::I32))),
@@ -269,7 +269,7 @@ async fn permanent_error_exits_78() {
         (
             behaviour(with("model.safetensors", |_| weights(&shapes()[1..], Dtype::F32))),
             GeometryErrorKind::Unsupported,
-            "is in none of the weight files",
+            "is missing from the weight files",
         ),
     ];
     for (behaviour, reason, words) in cases {

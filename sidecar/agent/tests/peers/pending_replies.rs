@@ -29,7 +29,7 @@ pub fn join(folder: &TempDir, name: &str) -> ParticipantHandle {
 
 /// Returns the GPU's identity.
 pub fn identity() -> LedgerIdentity {
-    let boot_id = current_boot_id().expect("the id of this boot");
+    let boot_id = current_boot_id().expect("the boot id");
     LedgerIdentity { boot_id, claim_id: "c".into(), capacity_bytes: 100 * CHUNK, chunk_bytes: CHUNK }
 }
 

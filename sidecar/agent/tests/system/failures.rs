@@ -27,7 +27,7 @@ fn total_allocation_failure_reports_numbers() {
     let mut tenant = Tenant::begin(config(&folder, 16 << 20, "Oneiros"), faults).unwrap();
     let status = tenant.wait_until(|status| matches!(status, Status::Failed(_)));
     let Status::Failed(why) = status else { unreachable!("just waited for") };
-    assert!(why.starts_with("the device gave 0 bytes of the "), "{why}");
+    assert!(why.starts_with("the device provided 0 bytes, but the floor is "), "{why}");
     assert!(tenant.failure().to_string().ends_with(&why), "the sidecar ends for the same reason");
 }
 

@@ -192,5 +192,5 @@ fn unknown_tunables_are_refused_by_name() {
     };
     let said = refused("replan_mismatches", 0);
     assert_eq!(said, "tunables: replan_mismatches is 0, and must be 1 to 10000");
-    assert!(refused("patience", 1).starts_with("tunables: `patience` is no tunable ("));
+    assert!(refused("patience", 1).starts_with("tunables: `patience` is not a tunable ("));
 }

@@ -78,7 +78,9 @@ fn weights_beyond_host_memory_are_refused_with_sizes() {
     let needed = words.split_whitespace().find_map(|word| word.parse::<u64>().ok()).unwrap();
     assert!((260_000 * 4..260_000 * 5).contains(&needed), "{words}");
     let expected = |given: u64| {
-        format!("gpu.host_memory_bytes: the weights take {needed} bytes of host memory, {given} are given")
+        format!(
+            "gpu.host_memory_bytes: the weights need {needed} bytes of host memory, but the limit is {given}"
+        )
     };
     assert_eq!(refused(needed - 1), Err(expected(needed - 1)));
     assert_eq!(refused(needed), Ok(()));

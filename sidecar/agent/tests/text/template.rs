@@ -71,7 +71,7 @@ fn invalid_template_refuses_only_chats() {
         (json!("{% nonsense %}"), "unknown statement nonsense"),
         (
             json!({"default": "x"}),
-            "tokenizer_config.json: chat_template: is neither a text nor a list of named ones",
+            "tokenizer_config.json: chat_template: must be a string or a list of named templates",
         ),
     ] {
         let folder = open(&tokenizer(DecoderKind::Pieces), &json!({"chat_template": template}));

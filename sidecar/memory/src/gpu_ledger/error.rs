@@ -8,7 +8,7 @@ use sluice_policy::peers::Peer;
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It belongs to another boot or claim, and one of its participants is still live.
-    #[error("the ledger is of another {what} ({found}, expected {expected}) and still in use")]
+    #[error("the ledger of the GPU is in use with another {what} ({found}, expected {expected})")]
     IdentityMismatch {
         /// "boot" or "claim".
         what: &'static str,
@@ -18,7 +18,9 @@ pub enum OpenError {
         expected: String,
     },
     /// Sidecars with another layout version still use it.
-    #[error("the ledger has layout version {found}, this sidecar uses {expected}, and it is still in use")]
+    #[error(
+        "the ledger of the GPU is in use with layout version {found}, but this sidecar needs version {expected}"
+    )]
     VersionMismatch {
         /// Version in the file.
         found: u64,
@@ -26,7 +28,7 @@ pub enum OpenError {
         expected: u64,
     },
     /// The file does not have the format of a ledger, and a participant still uses it.
-    #[error("the ledger is damaged ({what}) and still in use")]
+    #[error("the ledger of the GPU is damaged ({what}) and still in use")]
     Damaged {
         /// Damaged part.
         what: String,
@@ -42,13 +44,13 @@ pub enum OpenError {
         expected: u64,
     },
     /// The guard was not released within the timeout; its holder may be frozen.
-    #[error("the ledger is busy: its guard was not to be had within {waited_ms} ms")]
+    #[error("the ledger of the GPU is busy: its lock was not free within {waited_ms} ms")]
     Busy {
         /// Time waited, milliseconds.
         waited_ms: u64,
     },
     /// The claim id is empty or too long.
-    #[error("a claim id has 1 to {limit_bytes} bytes, not {bytes}")]
+    #[error("a claim id must have 1 to {limit_bytes} bytes, but has {bytes}")]
     InvalidClaimId {
         /// Its length, bytes.
         bytes: usize,
@@ -78,7 +80,7 @@ pub enum JoinError {
         records: u32,
     },
     /// A participant of this name is live: its sidecar, or its engine that has not exited yet.
-    #[error("{name} is there already, in record {index}")]
+    #[error("{name} already has record {index} of the ledger")]
     NameInUse {
         /// The name.
         name: String,
@@ -86,7 +88,7 @@ pub enum JoinError {
         index: u32,
     },
     /// The name is empty or too long.
-    #[error("a name has 1 to {limit_bytes} bytes, not {bytes}")]
+    #[error("a name must have 1 to {limit_bytes} bytes, but has {bytes}")]
     InvalidName {
         /// Its length, bytes.
         bytes: usize,
@@ -102,7 +104,7 @@ pub enum JoinError {
         share_bytes: u64,
     },
     /// The sum of the floors or of the shares would exceed the GPU.
-    #[error("the {what}s sum to {taken} bytes; {asked} more do not fit the capacity of {capacity}")]
+    #[error("the {what}s sum to {taken} bytes, and {asked} more exceed the capacity of {capacity} bytes")]
     Overcommitted {
         /// "floor" or "share".
         what: &'static str,
@@ -120,7 +122,7 @@ pub enum JoinError {
     #[error(transparent)]
     Unusable(LedgerError),
     /// The file was replaced after it was opened; it must be opened again.
-    #[error("the ledger was replaced since it was opened")]
+    #[error("the file of the ledger was replaced after it was opened")]
     Replaced,
     /// A system call failed.
     #[error("{call} failed")]
@@ -137,7 +139,7 @@ pub enum JoinError {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     /// The GPU does not have enough free bytes.
-    #[error("{asked} bytes do not fit: {counted} of {capacity} are counted")]
+    #[error("{asked} bytes do not fit: {counted} of {capacity} bytes are in use")]
     OutOfMemory {
         /// Bytes held or earmarked by all participants.
         counted: u64,
@@ -147,7 +149,7 @@ pub enum LedgerError {
         asked: u64,
     },
     /// The participant holds fewer bytes than it wants to earmark.
-    #[error("{asked} bytes cannot be earmarked, {held} are held")]
+    #[error("{asked} bytes cannot be earmarked, because this tenant holds only {held}")]
     NotHeld {
         /// Bytes that this participant holds.
         held: u64,
@@ -155,19 +157,19 @@ pub enum LedgerError {
         asked: u64,
     },
     /// The peer has exited, or another instance has its record.
-    #[error("{peer:?} is gone")]
+    #[error("{peer:?} has left the GPU")]
     PeerDead {
         /// The peer.
         peer: Peer,
     },
     /// No earmark with this nonce is waiting.
-    #[error("no earmark {nonce} waits")]
+    #[error("there is no pending earmark {nonce}")]
     NoEarmark {
         /// The nonce.
         nonce: u64,
     },
     /// The earmark does not have the announced size.
-    #[error("the earmark {nonce} is of {earmarked} bytes, which is not what was announced")]
+    #[error("the earmark {nonce} has {earmarked} bytes, which differs from the announced size")]
     EarmarkSizeMismatch {
         /// The nonce.
         nonce: u64,
@@ -175,26 +177,26 @@ pub enum LedgerError {
         earmarked: u64,
     },
     /// The borrower has already accepted the earmark.
-    #[error("the earmark {nonce} was accepted")]
+    #[error("the earmark {nonce} is already accepted")]
     AlreadyAccepted {
         /// The nonce.
         nonce: u64,
     },
     /// The nonce is 0 or in use, or the earmark is for the participant itself.
-    #[error("no earmark can have the nonce {nonce}: it is 0, in use, or would be for oneself")]
+    #[error("{nonce} is not a valid nonce of an earmark: it is 0, in use, or addressed to this tenant")]
     InvalidNonce {
         /// The nonce.
         nonce: u64,
     },
     /// Too many transfers on one side await
     /// [`ParticipantHandle::clear_settled`](super::ParticipantHandle::clear_settled).
-    #[error("{limit} transfers wait already")]
+    #[error("{limit} transfers are already pending, which is the limit")]
     TooManyTransfers {
         /// Maximum number.
         limit: usize,
     },
     /// The guard was not released within the timeout; its holder may be frozen. Nothing was changed.
-    #[error("the ledger is busy: {holder}, who took its guard last, has kept it for {waited_ms} ms")]
+    #[error("the ledger of the GPU is busy: {holder} has held its lock for {waited_ms} ms")]
     Busy {
         /// Name and record of the participant that took the guard last.
         holder: String,
@@ -203,13 +205,13 @@ pub enum LedgerError {
     },
     /// The file was truncated or emptied, or another process changed the record of this participant. This
     /// process counts no more bytes by it.
-    #[error("the ledger is damaged: {what}")]
+    #[error("the ledger of the GPU is damaged: {what}")]
     Damaged {
         /// Damaged part.
         what: &'static str,
     },
     /// More bytes are counted than the GPU has: the ledger is wrong.
-    #[error("{counted} bytes are counted, of them at most {unsettled} twice, in a capacity of {capacity}")]
+    #[error("{counted} bytes are in use (at most {unsettled} counted twice), but the capacity is {capacity}")]
     Overcounted {
         /// Bytes held or earmarked by all participants.
         counted: u64,
@@ -219,7 +221,7 @@ pub enum LedgerError {
         capacity: u64,
     },
     /// The shares exceed the capacity of the GPU: the ledger is wrong.
-    #[error("the shares sum to {shares} bytes, in a capacity of {capacity}")]
+    #[error("the shares sum to {shares} bytes, but the capacity is {capacity}")]
     SharesOvercommitted {
         /// Sum of the shares of live participants, bytes.
         shares: u64,
@@ -227,16 +229,16 @@ pub enum LedgerError {
         capacity: u64,
     },
     /// The participant tried to take the time slice without a ticket.
-    #[error("there is no ticket")]
+    #[error("this tenant has no ticket for a time slice")]
     NoTicket,
     /// The participant requested the time slice while it holds it.
-    #[error("the turn is held already")]
+    #[error("the time slice is already held")]
     SliceAlreadyHeld,
     /// The participant does not hold the time slice.
-    #[error("the turn is not held")]
+    #[error("the time slice is not held")]
     SliceNotHeld,
     /// Another participant took the time slice over, because this one exceeded its deadline.
-    #[error("the turn was taken over by another tenant after its deadline")]
+    #[error("another tenant took over the time slice after its deadline")]
     SliceTakenOver,
     /// A system call failed.
     #[error("{call} failed")]

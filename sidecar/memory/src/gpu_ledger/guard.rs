@@ -86,7 +86,7 @@ impl LedgerFiles {
         let record =
             Some(instance).filter(|one| *one != 0).and_then(|one| record::of_instance(&self.words, one));
         record.map_or_else(
-            || "somebody without a record".to_owned(),
+            || "a process without a record".to_owned(),
             |record| format!("{} (record {})", record.name(), record.index),
         )
     }

@@ -74,9 +74,9 @@ impl MappedWords {
         }
         let bytes = self.stat().map_err(kernel_error("fstat"))?.st_size;
         let what = if self.truncation_guard.is_truncated() || bytes < FILE_BYTES as i64 {
-            "the file was cut short"
+            "the file was truncated"
         } else if self.load(header::MAGIC) != MAGIC {
-            "the file was emptied"
+            "the file was truncated to zero"
         } else {
             return Ok(());
         };

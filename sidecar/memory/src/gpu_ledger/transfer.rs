@@ -1,6 +1,6 @@
 //! Transfers of bytes from a lender to a borrower.
 //!
-//! Each function writes under the guard, in the order of the table in `docs/neighbours.md`, so no running
+//! Each function writes under the guard, in the order of the table in `docs/peers.md`, so no running
 //! process sees the bytes counted twice. If a sidecar exits within a transfer, they stay counted twice until
 //! its engine exits, and `UNSETTLED` contains their number.
 

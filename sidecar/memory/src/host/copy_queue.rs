@@ -70,7 +70,7 @@ impl HostMemory {
             Work::Fetch(fetch) => self.fetch_order(fetch),
             Work::WriteBack(swaps) => self.write_back_order(&swaps),
             Work::Spill(spill) => self.spill_order(spill),
-            other => unreachable!("{other:?} is no copy beside the serial queue"),
+            other => unreachable!("{other:?} is not a copy that runs outside the serial queue"),
         };
         match order {
             Ok(order) => {

@@ -53,7 +53,7 @@ fn truncated_file_ends_no_process() {
         seats.iter().for_each(|seat| seat.reserve(100).unwrap());
         assert_eq!(seats[0].damage(), None);
         file(&stage).set_len(bytes).unwrap();
-        seats.iter().for_each(|seat| assert_refuses(seat, "the file was cut short"));
+        seats.iter().for_each(|seat| assert_refuses(seat, "the file was truncated"));
         let refused = sluice_memory::gpu_ledger::GpuLedger::open(stage.folder(), &stage.identity());
         assert!(matches!(refused, Err(OpenError::Damaged { .. })), "others still use it");
     }
@@ -67,7 +67,7 @@ fn truncated_and_regrown_file_is_damaged() {
     let bytes = file(&stage).metadata().unwrap().len();
     file(&stage).set_len(0).unwrap();
     file(&stage).set_len(bytes).unwrap();
-    assert_refuses(&seat, "the file was emptied");
+    assert_refuses(&seat, "the file was truncated to zero");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn truncation_between_check_and_write_ends_no_process() {
         seat.reserve(90).unwrap();
         armed.store(true, Ordering::SeqCst);
         let _ = seat.reserve(10);
-        assert_refuses(&seat, "the file was cut short");
+        assert_refuses(&seat, "the file was truncated");
     }
 }
 

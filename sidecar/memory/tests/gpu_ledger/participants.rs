@@ -22,10 +22,13 @@ fn join_rejects_floors_and_shares_above_capacity() {
     let neighbourhood = stage.open();
     let a = neighbourhood.join("a", 700, 800).unwrap();
     let floor = neighbourhood.join("b", 301, 301).unwrap_err();
-    let text = "the floors sum to 700 bytes; 301 more do not fit the capacity of 1000";
+    let text = "the floors sum to 700 bytes, and 301 more exceed the capacity of 1000 bytes";
     assert_eq!(floor.to_string(), text);
     let share = neighbourhood.join("b", 100, 201).unwrap_err();
-    assert_eq!(share.to_string(), "the shares sum to 800 bytes; 201 more do not fit the capacity of 1000");
+    assert_eq!(
+        share.to_string(),
+        "the shares sum to 800 bytes, and 201 more exceed the capacity of 1000 bytes"
+    );
     assert!(matches!(neighbourhood.join("b", 2, 1), Err(JoinError::ShareBelowFloor { .. })));
     neighbourhood.join("b", 100, 200).unwrap();
     stage.end(a);

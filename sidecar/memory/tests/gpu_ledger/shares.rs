@@ -38,7 +38,10 @@ fn join_gets_remaining_share_if_at_least_minimum() {
     let a = watch.join("a", 100, 700).unwrap();
     let few =
         watch.join_with("b", ShareRequest { floor_bytes: 0, share_bytes: 500, min_bytes: 301 }).unwrap_err();
-    assert_eq!(few.to_string(), "the shares sum to 700 bytes; 301 more do not fit the capacity of 1000");
+    assert_eq!(
+        few.to_string(),
+        "the shares sum to 700 bytes, and 301 more exceed the capacity of 1000 bytes"
+    );
     let floor = watch.join_with("b", ShareRequest { floor_bytes: 301, share_bytes: 500, min_bytes: 0 });
     assert!(matches!(floor, Err(JoinError::Overcommitted { what: "share", asked: 301, .. })));
     let b = watch.join_with("b", ShareRequest { floor_bytes: 300, share_bytes: 500, min_bytes: 0 }).unwrap();

@@ -90,12 +90,9 @@ impl core::fmt::Display for Failed {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Failed::Create { created_bytes, floor_bytes } => {
-                write!(
-                    f,
-                    "the device gave {created_bytes} bytes of the {floor_bytes} bytes that are the least"
-                )
+                write!(f, "the device provided {created_bytes} bytes, but the floor is {floor_bytes} bytes")
             }
-            Failed::Map => write!(f, "the first mapping failed every time it was tried"),
+            Failed::Map => write!(f, "the first mapping failed at every attempt"),
             Failed::Fill { target } => {
                 write!(f, "copies failed {FILL_RETRIES} times in a row, the last one of {target:?}")
             }

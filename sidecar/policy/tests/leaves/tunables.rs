@@ -40,7 +40,7 @@ fn names_are_words_of_their_own_and_another_one_is_refused_with_all_of_them() {
     let refused = Tuned::default().set("patience", 1).unwrap_err();
     assert_eq!(refused, TunableError::Unknown { name: "patience".into() });
     let said = refused.to_string();
-    assert!(said.starts_with("`patience` is no tunable (stall_allowance_permille, "), "{said}");
+    assert!(said.starts_with("`patience` is not a tunable (stall_allowance_permille, "), "{said}");
     assert!(names.iter().all(|name| said.contains(name)), "{said}");
 }
 

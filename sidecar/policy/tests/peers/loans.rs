@@ -239,7 +239,7 @@ fn loans_of_dead_lender_are_vacated_without_recipient() {
 #[test]
 fn loan_error_shows_request_and_reason() {
     let text = LoanError::MoreThanLent { nonce: Nonce(0x2a), lent: 3, returned: 4 }.to_string();
-    assert_eq!(text, "grant 0x2a returns 4 chunks where 3 are away");
+    assert_eq!(text, "grant 0x2a returns 4 chunks, but 3 are lent");
     let wrong = LoanError::WrongPeer { nonce: Nonce(1), expected: A, got: B }.to_string();
     assert_eq!(wrong, "grant 0x1 is with participant 0 in life 7, not with 1 in life 8");
 }

@@ -39,7 +39,7 @@ impl Tally {
         self.reads += 1;
         if seen != expected {
             self.stale += 1;
-            self.first.get_or_insert_with(|| format!("{}: {seen:#x} in place of {expected:#x}", how()));
+            self.first.get_or_insert_with(|| format!("{}: read {seen:#x}, expected {expected:#x}", how()));
         }
     }
 }

@@ -42,7 +42,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let grown = grow(bench, &mut findings.figures)?;
     import_from_peer(bench, &mut findings.figures)?;
     if let Err(error) = context::cost(bench, findings) {
-        findings.notes.push(format!("contexts were not weighed: {error}"));
+        findings.notes.push(format!("the memory of contexts was not measured: {error}"));
     }
     Ok(Answer::of(grown <= BUDGET_US, || format!("it takes {:.1} ms", grown / 1000.0)))
 }
@@ -125,8 +125,8 @@ fn import_from_peer(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Resul
         unmap_all(&mut range)?;
         drop(got);
     }
-    figures.push(Figure::of("neighbour: 100 x 2 MiB released, created here", "us", &created));
-    figures.push(Figure::of("neighbour: 100 x 2 MiB handed over as fds", "us", &handed));
+    figures.push(Figure::of("peer: 100 x 2 MiB released, created here", "us", &created));
+    figures.push(Figure::of("peer: 100 x 2 MiB handed over as fds", "us", &handed));
     peer.stop()
 }
 

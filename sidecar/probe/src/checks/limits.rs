@@ -97,7 +97,7 @@ fn exclusive(mode: i32) -> Option<String> {
 /// Returns the missing feature, with the driver's error if there is one.
 fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
     match bench.device.attribute(*attribute) {
-        Ok(0) => Some(format!("{what}: the driver says so")),
+        Ok(0) => Some(format!("{what}: reported by the driver")),
         Ok(_) => None,
         Err(error) => Some(format!("{what}: {error}")),
     }
@@ -139,7 +139,7 @@ fn attempted_features(bench: &Bench) -> Result<Vec<String>, Error> {
     ];
     let note = |(what, outcome): (&str, Result<(), Error>)| match outcome {
         Ok(()) => what.to_owned(),
-        Err(error) => format!("not so: {what}: {error}"),
+        Err(error) => format!("not supported: {what}: {error}"),
     };
     Ok(outcomes.map(note).to_vec())
 }
@@ -155,7 +155,7 @@ fn partitions(name: &str) -> Vec<String> {
     } else if std::path::Path::new("/proc/driver/nvidia/capabilities/mig").exists() {
         "not a MIG instance; the kernel's driver knows MIG".to_owned()
     } else {
-        "no MIG: not a MIG instance, and /proc/driver/nvidia/capabilities/mig is not there".to_owned()
+        "no MIG: not a MIG instance, and /proc/driver/nvidia/capabilities/mig does not exist".to_owned()
     };
     let path = std::env::var_os("PATH").unwrap_or_default();
     let control = std::env::split_paths(&path).map(|folder| folder.join("nvidia-cuda-mps-control"));
@@ -163,7 +163,7 @@ fn partitions(name: &str) -> Vec<String> {
     let mps = if found {
         "MPS can be started: nvidia-cuda-mps-control is on PATH"
     } else {
-        "no MPS to start: nvidia-cuda-mps-control is not on PATH"
+        "MPS cannot be started: nvidia-cuda-mps-control is not on PATH"
     };
     vec![mig, mps.into()]
 }

@@ -120,7 +120,7 @@ impl Study<'_, '_> {
             if Instant::now() > self.until {
                 self.findings
                     .notes
-                    .push(format!("{} {name}, and what follows: no time was left", model.name));
+                    .push(format!("{} {name} and the following ones: no time was left", model.name));
                 break;
             }
             let (layout, expected) = layouts::best(alike, alpha, beta);
@@ -154,14 +154,14 @@ impl Study<'_, '_> {
 
     fn verified(&mut self, model: &ModelShape, name: &str, wrong: u64) {
         if wrong > 0 {
-            self.deviations.push(format!("{} {name}: {wrong} tags were not those of the layer", model.name));
+            self.deviations.push(format!("{} {name}: {wrong} tags did not match the layer", model.name));
         }
     }
 
     fn compare(&mut self, model: &ModelShape, what: &str, measured: f64, expected: f64) {
         if differs(measured, expected) {
             let (name, ours, theirs) = (model.name, measured / 1000.0, expected / 1000.0);
-            self.deviations.push(format!("{name} {what}: a token took {ours:.0} us in place of {theirs:.0}"));
+            self.deviations.push(format!("{name} {what}: a token took {ours:.0} us, expected {theirs:.0}"));
         }
     }
 }

@@ -61,7 +61,7 @@ fn alone(bench: &Bench) -> Result<u64, Error> {
 fn answer(wrong: u64, late: &[&str]) -> Answer {
     Answer::of(wrong == 0 && late.is_empty(), || {
         format!(
-            "{wrong} words differed; not free within {FREE_LIMIT:?} after the last of: {}",
+            "{wrong} words differed; the memory was not free within {FREE_LIMIT:?} after the last of: {}",
             late.join(", ")
         )
     })
@@ -163,13 +163,15 @@ fn when_free(
                 FreeTime::After(us) => times.push(us),
                 FreeTime::Late => late.push(last.words()),
                 FreeTime::Before if round > 0 => {}
-                FreeTime::Before => findings.notes.push(format!("the last {} holds no memory", last.words())),
+                FreeTime::Before => {
+                    findings.notes.push(format!("the last {} does not hold memory", last.words()))
+                }
             }
         }
     }
     let measured = parts.into_iter().zip(&times).filter(|(_, times)| !times.is_empty());
     findings.figures.extend(measured.map(|(last, times)| {
-        Figure::of(format!("free again after the last {} went", last.words()), "us", times)
+        Figure::of(format!("free again after the last {} was released", last.words()), "us", times)
     }));
     Ok(late)
 }

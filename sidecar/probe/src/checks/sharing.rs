@@ -200,7 +200,7 @@ impl Study<'_, '_> {
     ) -> Result<Vec<(String, f64)>, Error> {
         let mut kept = Vec::new();
         for (copy, load) in self.pairs(copier) {
-            self.bench.progress(&format!("{name}: {} beside {}", copy.name(), load.name()));
+            self.bench.progress(&format!("{name}: {} next to {}", copy.name(), load.name()));
             let tracks = self.run(&mut [(&mut copier.peer, &[copy]), (computer, &[load])])?;
             kept.extend(self.record_pair(name, (copy, load), &tracks));
         }
@@ -218,7 +218,7 @@ impl Study<'_, '_> {
         for (peer, _) in peers.iter_mut() {
             match worker::recv_reply(peer)? {
                 WorkerReply::Ran(ran) => tracks.extend(ran),
-                WorkerReply::Done => return Err(worker::unexpected_reply("answered another question")),
+                WorkerReply::Done => return Err(worker::unexpected_reply("answered another command")),
             }
         }
         Ok(tracks)
@@ -234,7 +234,7 @@ impl Study<'_, '_> {
         let sides = [(copy, load), (load, copy)];
         let mut kept = Vec::new();
         for ((this, other), track) in sides.into_iter().zip(tracks) {
-            let who = format!("{name}: {} beside {}", this.name(), other.name());
+            let who = format!("{name}: {} next to {}", this.name(), other.name());
             let alone =
                 self.alone.iter().find(|(known, _)| *known == this).map_or(f64::NAN, |(_, rate)| *rate);
             let percent: Vec<f64> = track.rates.iter().map(|rate| 100.0 * rate / alone).collect();

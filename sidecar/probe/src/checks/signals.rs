@@ -52,7 +52,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let ways: Vec<SignalPath> =
         ways.into_iter().filter(|(name, _)| waits(name)).map(|(_, way)| way).collect();
     if let Err(error) = signals_under_load(bench, &ways, findings) {
-        findings.notes.push(format!("beside a process that computes: {error}"));
+        findings.notes.push(format!("next to a process that computes: {error}"));
     }
     let captured = captured(bench);
     findings.notes.push(match captured {
@@ -76,13 +76,13 @@ fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>)
     match (result("a stream"), graph, result("the death of the other process")) {
         (Some(Ok(())), true, Some(Ok(()))) => Answer::Yes,
         (Some(Err(Error::Timeout { .. })), ..) => {
-            Answer::No { reason: "a stream that waits did not see the write of the other process".into() }
+            Answer::No { reason: "a waiting stream did not see the write of the other process".into() }
         }
         (Some(Err(error @ Error::Otherwise(_))), ..) | (.., Some(Err(error @ Error::Otherwise(_)))) => {
             Answer::No { reason: error.to_string() }
         }
         (Some(Err(error)), ..) | (.., Some(Err(error))) => Answer::unknown(error),
-        _ => Answer::No { reason: "a stream waits, and no graph does".into() },
+        _ => Answer::No { reason: "a stream can wait, but a graph cannot".into() },
     }
 }
 
@@ -119,8 +119,8 @@ fn signals(
     busy: Option<&Busy>,
     findings: &mut Findings<'_>,
 ) -> Result<(), Error> {
-    let beside = busy.map_or("", |_| ", beside a process that computes");
-    bench.progress(&format!("signals by {}{beside}", way.name()));
+    let load = busy.map_or("", |_| ", next to a process that computes");
+    bench.progress(&format!("signals by {}{load}", way.name()));
     let mut pair = Pair::start(bench)?;
     let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
     let stream = CudaStream::new(&bench.context)?;
@@ -134,7 +134,7 @@ fn signals(
     }
     for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
         // The first sample is dropped: it finds cold caches and unloaded code.
-        let name = format!("{}{beside}: write by {writer} to kernel", way.name());
+        let name = format!("{}{load}: write by {writer} to kernel", way.name());
         findings.figures.push(Figure::of(name, "us", &times[1..]));
     }
     pair.end()
@@ -168,7 +168,7 @@ fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<
     let mut pair = Pair::start(bench)?;
     let reply = pair.request(&WaiterCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
     let WaiterReply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
-        return Err(Error::Peer { role: WAITER.into(), what: "answered another question".into() });
+        return Err(Error::Peer { role: WAITER.into(), what: "answered another command".into() });
     };
     let name = |what| format!("{}, {LAYERS} layers: {what}", way.name());
     findings.figures.push(Figure::of(name("CPU to launch"), "us", &host_us));

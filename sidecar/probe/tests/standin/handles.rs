@@ -11,12 +11,16 @@ fn every_call_is_timed_and_everything_released() {
         "create, 2 MiB",
         "release, 64 MiB",
         "grow by 100 x 2 MiB, access set once",
-        "neighbour: 100 x 2 MiB handed over as fds",
+        "peer: 100 x 2 MiB handed over as fds",
         "device memory of a process with a context",
     ] {
         assert!(row.figures.iter().any(|figure| figure.name == name), "{name} in {row:?}");
     }
-    assert!(row.notes.iter().any(|note| note.starts_with("cuBLASLt was not weighed: ")), "{:?}", row.notes);
+    assert!(
+        row.notes.iter().any(|note| note.starts_with("the memory of cuBLASLt was not measured: ")),
+        "{:?}",
+        row.notes
+    );
 }
 
 #[test]

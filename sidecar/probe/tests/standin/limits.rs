@@ -9,7 +9,7 @@ fn attempted_feature_failure_is_noted_in_driver_words() {
     let row = TestEnv::new().assert_yes("limits");
     for words in [
         "not so: part of a handle can be mapped: cuMemMap: CUDA_ERROR_",
-        "not so: fabric handles can be made: ",
+        "not supported: fabric handles can be made: ",
     ] {
         assert!(row.notes.iter().any(|note| note.starts_with(words)), "{words} in {:?}", row.notes);
     }
@@ -22,7 +22,7 @@ fn missing_required_feature_answers_no() {
         .with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=801");
     let (row, status) = world.ask("limits");
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
-    assert!(reason.starts_with("no mapping of handles: the driver says so; no 64-bit wait"), "{reason}");
+    assert!(reason.starts_with("no mapping of handles: reported by the driver; no 64-bit wait"), "{reason}");
     assert!(reason.contains("cuStreamWaitValue64_v2: CUDA_ERROR_NOT_SUPPORTED ("), "{reason}");
     assert_eq!(status, 0);
 }

@@ -34,5 +34,5 @@ fn a_fill_that_is_lost_is_found() {
         .with("SLUICE_STANDIN_FAULTS", "cuMemcpyHtoDAsync_v2=drop");
     let (row, _) = world.ask("remap");
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
-    assert!(reason.contains("tags were not those of the layer"), "{reason}");
+    assert!(reason.contains("tags did not match the layer"), "{reason}");
 }

@@ -66,8 +66,8 @@ fn notes<'a>(row: &'a CheckResult, start: &str) -> Vec<&'a String> {
     row.notes.iter().filter(|note| note.starts_with(start)).collect()
 }
 
-const ALL_CONTINUE: &str = "the other engine goes on; the owner of the memory goes on; a new engine beside them goes on; \
-                         one after both have gone goes on ";
+const ALL_CONTINUE: &str = "the other engine continues; the owner of the memory continues; a new engine next to \
+                            them continues; an engine after both have ended continues ";
 
 #[test]
 fn concurrent_copies_and_compute_are_measured_and_crashes_survived() {
@@ -78,10 +78,10 @@ fn concurrent_copies_and_compute_are_measured_and_crashes_survived() {
     assert_eq!(status, 0);
     for place in ["two processes", "one process"] {
         for load in ["read", "product"] {
-            assert!(has(&row, &format!("{place}: copy beside {load}, keeps")), "{place}, {load}");
-            assert!(has(&row, &format!("{place}: {load} beside copy, keeps")), "{place}, {load}");
+            assert!(has(&row, &format!("{place}: copy next to {load}, keeps")), "{place}, {load}");
+            assert!(has(&row, &format!("{place}: {load} next to copy, keeps")), "{place}, {load}");
         }
-        let signalled = format!("{place}: signalled copy beside read");
+        let signalled = format!("{place}: signalled copy next to read");
         for what in ["keeps", "from word to word", "from word to word, 99 % within"] {
             assert!(has(&row, &format!("{signalled}, {what}")), "{signalled}, {what}");
         }
@@ -102,9 +102,9 @@ fn mps_is_started_used_and_ended() {
     let world = with_daemon(DAEMON);
     let (row, _) = world.ask("sharing");
     answered(&row);
-    assert!(has(&row, "both in MPS: copy beside read"), "{:?}", row.notes);
-    assert!(has(&row, "both in MPS: signalled copy beside read, from word to word"), "{:?}", row.notes);
-    assert!(has(&row, "copy outside MPS: product beside copy, keeps"), "{:?}", row.notes);
+    assert!(has(&row, "both in MPS: copy next to read"), "{:?}", row.notes);
+    assert!(has(&row, "both in MPS: signalled copy next to read, from word to word"), "{:?}", row.notes);
+    assert!(has(&row, "copy outside MPS: product next to copy, keeps"), "{:?}", row.notes);
     assert_eq!(notes(&row, "in MPS, after").len(), 2, "{:?}", row.notes);
     assert_eq!(notes(&row, "MPS: "), [""; 0]);
     assert_eq!(log(&world)[1..], ["get_server_list", "quit"]);
@@ -216,10 +216,10 @@ fn a_device_without_waits_for_words_is_asked_for_plain_copies() {
     let world = TestEnv::new().without("cuStreamWaitValue64_v2").with("PATH", "/nowhere");
     let (row, _) = world.ask("sharing");
     answered(&row);
-    assert!(has(&row, "two processes: copy beside read, keeps"), "{row:?}");
+    assert!(has(&row, "two processes: copy next to read, keeps"), "{row:?}");
     let said = notes(&row, "two processes: no signalled copies: ");
     assert_eq!(said.len(), 1, "{:?}", row.notes);
-    assert!(said[0].ends_with("this CUDA driver has no cuStreamWaitValue64_v2"), "{said:?}");
+    assert!(said[0].ends_with("this CUDA driver lacks cuStreamWaitValue64_v2"), "{said:?}");
     assert!(!row.figures.iter().any(|figure| figure.name.contains("signalled")), "{row:?}");
 }
 
@@ -229,5 +229,8 @@ fn a_signalled_copy_that_does_not_wait_is_found() {
         TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuStreamWaitValue64_v2=drop").with("PATH", "/nowhere");
     let (row, _) = world.ask("sharing");
     let said = notes(&row, "two processes: no signalled copies: ");
-    assert!(said.iter().any(|note| note.ends_with("the device copied before the word was there")), "{row:?}");
+    assert!(
+        said.iter().any(|note| note.ends_with("the device copied before the word was written")),
+        "{row:?}"
+    );
 }

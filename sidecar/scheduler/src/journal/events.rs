@@ -85,7 +85,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
             message: text(r)?,
         }),
         name if peers::NAMES.contains(&name) => Event::Peer(peers::read(name, r)?),
-        other => return Err(format!("`{other}` is no event")),
+        other => return Err(format!("`{other}` is not an event")),
     })
 }
 
@@ -200,7 +200,7 @@ fn completion(r: &mut Reader<'_>) -> Result<Completion, String> {
         0 => Outcome::Done { bytes: r.u64()?, duration_ns: r.u64()? },
         _ => {
             let code: usize = r.int()?;
-            Outcome::Failed(*FAILURES.get(code).ok_or(format!("{code} is no failure"))?)
+            Outcome::Failed(*FAILURES.get(code).ok_or(format!("{code} is not a failure"))?)
         }
     };
     Ok(Completion { id, outcome })
@@ -290,7 +290,7 @@ fn failed(r: &mut Reader<'_>) -> Result<FailedSequence, String> {
     let failure = match r.u64()? {
         NO_CANDIDATE => SequenceFailure::NoCandidate,
         REFUSED => SequenceFailure::Refused(text(r)?),
-        code => return Err(format!("{code} is no failure of a sequence")),
+        code => return Err(format!("{code} is not a failure of a sequence")),
     };
     Ok(FailedSequence { row, failure })
 }

@@ -147,7 +147,7 @@ fn peer_event(r: &mut Reader<'_>) -> Result<PeerEvent, String> {
         8 => PeerEvent::Died(peer),
         9 => PeerEvent::Prolonged { peer, nonce, ttl_ns },
         10 => PeerEvent::Claimed { peer, nonce, chunks },
-        other => return Err(format!("{other} is no letter")),
+        other => return Err(format!("{other} is not a message to a peer")),
     })
 }
 
@@ -175,7 +175,7 @@ fn refusal(code: u32, left_ns: u64) -> Result<Option<LoanDenied>, String> {
         5 => LoanDenied::Nothing,
         6 => LoanDenied::Busy,
         7 => LoanDenied::NotTraded,
-        other => return Err(format!("{other} is no refusal")),
+        other => return Err(format!("{other} is not a refusal")),
     }))
 }
 
@@ -200,8 +200,8 @@ pub fn membership(r: &mut Reader<'_>) -> Result<(TimeSharing, Option<Membership>
         0 => TimeSharing::Exclusive,
         1 => TimeSharing::Spatial,
         2 if min_ns <= max_ns && max_ns > 0 => TimeSharing::Temporal(Quantum::new(min_ns, max_ns)),
-        2 => return Err(format!("a quantum of {min_ns} to {max_ns} ns is none")),
-        other => return Err(format!("{other} is no way of sharing")),
+        2 => return Err(format!("a quantum of {min_ns} to {max_ns} ns is not valid")),
+        other => return Err(format!("{other} is not a sharing mode")),
     };
     let neighbours = if r.bool()? { Some(Membership { own_peer: peer(r)?, terms: terms(r)? }) } else { None };
     Ok((sharing, neighbours))

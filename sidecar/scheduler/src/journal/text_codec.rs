@@ -56,7 +56,7 @@ impl<'a> Reader<'a> {
     /// Reads one word.
     pub fn u64(&mut self) -> Result<u64, String> {
         let word = self.0.next().ok_or("a word is missing")?;
-        word.parse().map_err(|_| format!("`{word}` is no word"))
+        word.parse().map_err(|_| format!("`{word}` is not a valid word"))
     }
 
     /// Reads one word that must fit the type.
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
     pub fn end(&mut self) -> Result<(), String> {
         match self.0.next() {
             None => Ok(()),
-            Some(word) => Err(format!("`{word}` is left over")),
+            Some(word) => Err(format!("`{word}` is an extra word")),
         }
     }
 }
@@ -110,5 +110,5 @@ pub fn code_of<T: PartialEq>(all: &[T], one: &T) -> u64 {
 /// Reads a code. Returns its variant.
 pub fn by_code<T: Copy>(all: &[T], r: &mut Reader<'_>) -> Result<T, String> {
     let code: usize = r.int()?;
-    all.get(code).copied().ok_or(format!("{code} is no variant"))
+    all.get(code).copied().ok_or(format!("{code} is not a variant"))
 }

@@ -17,7 +17,7 @@ impl Scheduler {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
             Event::Plan(answer) if !self.manager.expects_plan(answer) => {
-                Some(format!("plan {} was not asked for, or not so", answer.id))
+                Some(format!("plan {} does not match a pending request", answer.id))
             }
             _ => None,
         }

@@ -84,7 +84,7 @@ impl Scheduler {
         let rows: Vec<_> = step.sequences.iter().map(|s| (s.row, s.sample.is_some())).collect();
         let current = step.id == done.id && step.attempt == done.attempt;
         (current && !done.matches_rows(&rows))
-            .then_some("its answer holds tokens of other rows than were sampled")
+            .then_some("its answer has tokens of rows that were not sampled")
     }
 
     /// Takes the step that was answered.

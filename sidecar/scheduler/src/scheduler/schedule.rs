@@ -311,7 +311,7 @@ impl Scheduler {
         }
         self.head_starved = 0;
         if let Some(id) = self.running.values().next().map(Sequence::id) {
-            self.end(id, Finish::Failed("the device did not give the memory that was guaranteed".into()));
+            self.end(id, Finish::Failed("the device did not provide the guaranteed memory".into()));
         }
     }
 
@@ -464,7 +464,10 @@ impl Scheduler {
         self.engine_crashes = 0;
         self.unsent_table_updates = in_flight.step.updates;
         for part in in_flight.batch.scheduled {
-            self.end(part.request, Finish::Failed(format!("{REPLAYS_MAX} engines died over this step")));
+            self.end(
+                part.request,
+                Finish::Failed(format!("{REPLAYS_MAX} engines were lost during this step")),
+            );
         }
     }
 }

@@ -78,11 +78,13 @@ const DEPOSIT_AT_LARGE: f64 = 5.0;
 /// Percentage points that Pause-Resume and Token-Deposit add together at scale 1.
 const PAUSE_AND_DEPOSIT: f64 = 85.6 - 54.5;
 
-const PAUSES: &str = "the paper counts a pause as one violation in each step that it lasts for, and lets one request in each step be late; here a \
-     pause makes one token late and nobody else is let be: so pauses gain some of what the deposit gains there, and leave it less";
+const PAUSES: &str = "the paper counts a pause as one violation in each of its steps, and permits one late \
+                      request in each step; here a pause makes one token late and no other request may be \
+                      late, so pauses gain a part of the gain of the deposit in the paper";
 
-const BUFFERS: &str = "the KV of all requests passes through two buffers as one stream, so that it matters how many bytes are away and \
-     hardly whose; in the paper each request fetches for itself";
+const BUFFERS: &str = "the KV of all requests passes through two buffers as one stream, so the number of \
+                       offloaded bytes matters, but hardly which request they belong to; in the paper each \
+                       request fetches its own";
 
 /// Smallest gain of a step that a reason can explain, percentage points.
 const MIN_GAIN_POINTS: f64 = 0.5;

@@ -46,7 +46,7 @@ pub fn alpha() -> ExperimentReport {
     ExperimentReport::new(
         rows.collect(),
         Figure {
-            title: "Oneiros 5.4: layers that can be given away without a stall".to_owned(),
+            title: "Oneiros 5.4: layers whose memory KV can use without a stall".to_owned(),
             x: "r = copy of a layer / compute of a layer".to_owned(),
             y: "layers given away".to_owned(),
             names: Vec::new(),

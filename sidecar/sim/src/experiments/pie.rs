@@ -99,8 +99,8 @@ fn first_swaps() -> String {
     machine.swap_log[..3].join(", ")
 }
 
-const PHASE: &str = "the closed form F r + 1 - n is what three of four tokens wait; the fourth waits for one more, for 5.5 swaps in a token \
-     shift the queue against it";
+const PHASE: &str = "three of four tokens wait for the closed form F r + 1 - n; the fourth waits for one \
+                     more, because 5.5 swaps in a token shift the queue against it";
 
 /// Compares the steady state: how long a layer stays, and the waits with a queue that is one layer too long.
 fn long_run() -> Vec<ComparisonRow> {

@@ -46,6 +46,6 @@ fn run_worker(jobs: &[Job], next: &AtomicUsize, done: mpsc::Sender<(usize, Resul
         let Some(job) = jobs.get(at) else { return };
         let served = serve::serve(&job.case, &job.load, &mut |_| {});
         let sent = done.send((at, served.map_err(|problem| format!("{}: {problem}", job.name))));
-        sent.expect("whoever started the worker listens until it ends");
+        sent.expect("the receiver listens until the worker ends");
     }
 }

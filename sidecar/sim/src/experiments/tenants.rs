@@ -56,24 +56,27 @@ const AGAINST_PIE: [f64; 3] = [47.1, -93.6, -35.0];
 
 /// Why a gain over Recompute may be smaller.
 const SMALLER: [&str; 3] = [
-    "averaged over three loads, and at the lighter ones tokens per second are near those that were asked for; nobody gains more than \
-     memory for all does",
-    "averaged over three loads: at the lightest little is to be gained, and where more is asked for than the GPU makes first tokens \
-     wait in any case",
-    "vLLM 0.7.3 stops decoding for whole prompts, also for those that it computes again, while here both policies cut prompts into \
-     chunks; what is left is that more requests are served at once, by more tenants, which lengthens steps and the wait for a turn, \
-     with memory for all as well, and that tokens may wait for moving layers as far as the allowance goes",
+    "the mean is over three loads, and at the lighter loads throughput is near the offered load; no policy \
+     gains more than with memory for all",
+    "the mean is over three loads: the lightest leaves little to gain, and beyond the capacity of the GPU \
+     first tokens wait under any policy",
+    "vLLM 0.7.3 stops decoding for whole prompts, also for recomputed ones, while here both policies split \
+     prompts into chunks; here more requests run at once, from more tenants, which lengthens steps and the \
+     wait for a time slice, with memory for all too, and tokens may wait for moving layers up to the \
+     allowance",
 ];
 
 /// Why a gain over Pie may be smaller.
 const OTHER_SCENARIO: [&str; 3] = [
-    "the paper has it of one model alone; here models take turns, averaged over three loads, at the lighter of which tokens per second \
-     are near those that were asked for, and nobody gains more than memory for all does",
-    "the paper has it of one model alone; here models take turns, averaged over three loads: at the lightest little is to be gained, \
-     and where more is asked for than the GPU makes first tokens wait in any case",
-    "the paper has it of one model alone; here models take turns, and more requests are served at once, by more tenants, which \
-     lengthens steps and the wait for a turn, with memory for all as well; and tokens may wait for moving layers as far as the \
-     allowance goes",
+    "the figure of the paper is of one model; here models share the GPU in time slices, and the mean is \
+     over three loads: at the lighter loads throughput is near the offered load, and no policy gains more \
+     than with memory for all",
+    "the figure of the paper is of one model; here models share the GPU in time slices, and the mean is \
+     over three loads: the lightest leaves little to gain, and beyond the capacity of the GPU first tokens \
+     wait under any policy",
+    "the figure of the paper is of one model; here models share the GPU in time slices, and more requests \
+     run at once, from more tenants, which lengthens steps and the wait for a time slice, with memory for \
+     all too; and tokens may wait for moving layers up to the allowance",
 ];
 
 /// One of the three loads saturates the machine. If the others gain nothing, the mean is this part of its gain.

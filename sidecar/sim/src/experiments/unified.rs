@@ -173,12 +173,17 @@ fn rows(scenario: &Scenario, found: &PolicyResults) -> Vec<ComparisonRow> {
         ));
     }
     let dominating = found.dominating();
-    let told = if dominating.is_empty() { "nobody".to_owned() } else { dominating.join("; ") };
-    let required = "nobody by more than 2 %".to_owned();
-    rows.push(row("is dominated by", required, told, dominating.is_empty()));
+    let names = if dominating.is_empty() { "no policy".to_owned() } else { dominating.join("; ") };
+    let required = "no policy by more than 2 %".to_owned();
+    rows.push(row("is dominated by", required, names, dominating.is_empty()));
     if scenario.declines() {
         let times = found.remapped(PolicyName::Unified);
-        rows.push(row("layers of the active model given away", "0".into(), times.to_string(), times == 0));
+        rows.push(row(
+            "layers of the active model whose memory holds KV",
+            "0".into(),
+            times.to_string(),
+            times == 0,
+        ));
     }
     rows
 }

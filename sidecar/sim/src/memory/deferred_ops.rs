@@ -40,7 +40,7 @@ impl DeferredCopies {
                 Work::Fetch(fetch) => device.queue_fetch(copy, fetch),
                 Work::Spill(spill) => device.queue_spill(copy, spill),
                 Work::WriteBack(swaps) => device.queue_write_back(copy, swaps),
-                other => unreachable!("{other:?} is no copy of KV beside steps"),
+                other => unreachable!("{other:?} is not a copy of KV during steps"),
             }
         }
     }

@@ -60,19 +60,21 @@ pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
     let existing: u32 = chunks(gpu).iter().sum();
     let (promised, capacity) = (ledger.pending_chunks(), ledger.capacity());
     if existing + promised > capacity {
-        return Err(format!("{existing} chunks exist and {promised} are promised of {capacity}"));
+        return Err(format!(
+            "{existing} chunks exist and {promised} are promised, but the capacity is {capacity}"
+        ));
     }
     for life in instances(gpu) {
         let (device, held) = (life.device.borrow(), ledger.held(life.me.instance));
         if held as usize != device.memory.chunks.len() {
             return Err(format!(
-                "{:?} holds {} chunks, the ledger counts {held}",
+                "{:?} holds {} chunks, but the ledger has {held}",
                 life.me,
                 device.memory.chunks.len()
             ));
         }
         if device.wrong_reads > 0 {
-            return Err(format!("{:?} read memory that held something else", life.me));
+            return Err(format!("{:?} read memory with other contents", life.me));
         }
         mappings(&device, manager(life)).map_err(|what| format!("{:?}: {what}", life.me))?;
     }
@@ -138,7 +140,7 @@ fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
     }
     if left != manager.stale_addresses() {
         return Err(format!(
-            "{left} chunks of KV are left behind, the policy counts {}",
+            "{left} chunks of KV are deferred, but the policy has {}",
             manager.stale_addresses()
         ));
     }
@@ -147,7 +149,7 @@ fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
         let counts = manager.ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
         let believed: u32 = counts.map(|(_, count)| count).sum();
         if mapped != believed {
-            return Err(format!("{mapped} chunks are mapped as {kind:?}, the policy counts {believed}"));
+            return Err(format!("{mapped} chunks are mapped as {kind:?}, but the policy has {believed}"));
         }
     }
     Ok(())
@@ -183,7 +185,7 @@ pub(super) fn tokens(
         let mut alone = run_alone(options, at, load)?;
         for (_, request) in load {
             let fate =
-                seat.outcomes.get(&request.id).ok_or(format!("request {} never came", request.id.0))?;
+                seat.outcomes.get(&request.id).ok_or(format!("request {} never arrived", request.id.0))?;
             let expected = alone.outcomes.remove(&request.id).unwrap_or_default().tokens;
             compare(fate, &expected, AllowedDeviations::of(options, at, request.id), tally)
                 .map_err(|what| format!("request {} of tenant {at}: {what}", request.id.0))?;
@@ -248,11 +250,15 @@ fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Si
         vocab: VOCAB,
         seed: 0,
     };
-    let mut world =
-        Simulation::new(setup, None).map_err(|refused| format!("alone it is refused: {refused}"))?;
+    let mut world = Simulation::new(setup, None)
+        .map_err(|refused| format!("without other tenants it is refused: {refused}"))?;
     world.checked = false;
     load.iter().for_each(|(_, request)| world.submit(request.clone()));
-    if world.run_until_idle(ALONE_LIMIT) { Ok(world) } else { Err("alone it does not end".to_owned()) }
+    if world.run_until_idle(ALONE_LIMIT) {
+        Ok(world)
+    } else {
+        Err("without other tenants it does not end".to_owned())
+    }
 }
 
 /// Replays the journals, which must give the recorded outputs. Returns the number of events and a digest of all

@@ -51,7 +51,7 @@ impl Columns {
         let names: Vec<_> = heading.trim_end().split(',').collect();
         let find = |known: &[&str]| names.iter().position(|name| known.contains(name));
         let needed = |known: &[&str], what: &str| {
-            find(known).ok_or(format!("no column of {what} ({}) in `{}`", known.join(", "), names.join(",")))
+            find(known).ok_or(format!("`{}` has no column of {what} ({})", names.join(","), known.join(", ")))
         };
         Ok(Columns {
             time: find(&TIMES),
@@ -79,7 +79,7 @@ impl Table {
             names.push(model);
         }
         if rows.is_empty() {
-            return Err(located(1)("no rows follow the heading".to_owned()));
+            return Err(located(1)("the file has no rows after the heading".to_owned()));
         }
         rank_models(&mut rows, &names);
         rows.sort_by_key(|row| row.at_ns);
@@ -104,7 +104,7 @@ fn parse_row<'a>(columns: &Columns, line: &'a str) -> Result<(TraceRow, Option<&
     let cell = |at: usize| cells.get(at).copied().ok_or(format!("column {} is missing", at + 1));
     let tokens = |at: usize| -> Result<u32, String> {
         let text = cell(at)?;
-        let tokens: u32 = text.parse().map_err(|_| format!("`{text}` is no number of tokens"))?;
+        let tokens: u32 = text.parse().map_err(|_| format!("`{text}` is not a number of tokens"))?;
         Ok(tokens.max(1))
     };
     let lengths = Lengths { prompt: tokens(columns.prompt)?, output: tokens(columns.output)? };
@@ -129,7 +129,7 @@ fn time_ns(text: &str) -> Result<u64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds >= 0.0);
     match seconds {
         Some(seconds) => Ok((seconds * 1e9).round() as u64),
-        None => date_ns(text).ok_or(format!("`{text}` is no time: seconds, or YYYY-MM-DD hh:mm:ss")),
+        None => date_ns(text).ok_or(format!("`{text}` is not a time: write seconds, or YYYY-MM-DD hh:mm:ss")),
     }
 }
 
@@ -216,10 +216,12 @@ mod tests {
     fn an_error_names_file_and_line() {
         let said = |text: &str| Table::parse("d/t.csv", text, TraceSplit::Shown).unwrap_err().to_string();
         let lines = "context_tokens,generated_tokens\n1,2\n3,x\n";
-        assert_eq!(said(lines), "d/t.csv:3: `x` is no number of tokens");
+        assert_eq!(said(lines), "d/t.csv:3: `x` is not a number of tokens");
         assert_eq!(said("context_tokens,generated_tokens\n1\n"), "d/t.csv:2: column 2 is missing");
-        assert!(said("a,b\n").starts_with("d/t.csv:1: no column of prompt lengths"));
-        assert!(said("context_tokens,generated_tokens\n").ends_with("no rows follow the heading"));
+        assert!(said("a,b\n").starts_with("d/t.csv:1: `a,b` has no column of prompt lengths"));
+        assert!(
+            said("context_tokens,generated_tokens\n").ends_with("the file has no rows after the heading")
+        );
         let time = AZURE.replace("23:59:59", "25:59:59");
         assert!(said(&time).starts_with("d/t.csv:2: `2023-11-30 25:59:59.5000000` is no time"));
     }

@@ -67,7 +67,7 @@ fn the_never_column_covers_the_whole_family() {
 fn the_policy_crate_has_no_dependency_but_the_common_crate_not_even_a_free_one() {
     assert_eq!(
         problems("sluice-policy", vec![edge("sluice-common"), edge("libm")]),
-        ["sluice-policy depends on libm, but is to have no dependency except sluice-common"]
+        ["sluice-policy depends on libm, but must have no dependency except sluice-common"]
     );
     assert_eq!(problems("sluice-common", vec![edge("libm"), edge("sluice-policy")]).len(), 2);
 }

@@ -16,8 +16,8 @@ use crate::installed::pod::name;
 use crate::installed::{Product, SYSTEM, TENANTS};
 
 /// Texts of `SluiceEngineHung` about a peer of a hung tenant.
-const TOOK: &str = "it took the turn from a neighbour that held it too long";
-const SKIPPED: &str = "it skipped a neighbour that did not take its turn";
+const TOOK: &str = "it took over the time slice of a peer that held it too long";
+const SKIPPED: &str = "it skipped a peer that did not take its time slice";
 /// Scrapes during a held time slice, at least a second apart.
 const POLLS: usize = 5;
 
@@ -105,7 +105,8 @@ impl<'a, 'p> Observers<'a, 'p> {
             assert!(own.or(took).is_some() || skipped.is_some(), "{culprit}: a neighbour names it");
         }
         if let Some((skipper, _)) = &skipped {
-            self.explained(skipper, &[&format!("skipped {title}, which was first in the queue")]).await;
+            self.explained(skipper, &[&format!("skipped {title}, which was first in the time-slice queue")])
+                .await;
             if taken.is_none()
                 && let Some(reason) = reason
             {
@@ -114,8 +115,10 @@ impl<'a, 'p> Observers<'a, 'p> {
         }
         let Some((taker, taken)) = taken else { return skipped.map(|(skipper, _)| (skipper, SKIPPED)) };
         // It reports only its last takeover.
-        let words =
-            [format!("took the turn from {title} "), format!(" {} ms past its deadline", taken.overdue_ms)];
+        let words = [
+            format!("took over the time slice of {title} "),
+            format!(" {} ms past its deadline", taken.overdue_ms),
+        ];
         self.explained(taker, &words.each_ref().map(String::as_str)).await;
         self.product
             .wait("the page names the culprit", async || {
@@ -150,15 +153,15 @@ impl<'a, 'p> Observers<'a, 'p> {
     /// Checks that `victim` and the GPU name the tenant that they wait for while `culprit` holds the time slice.
     pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str, since: u64) {
         let title = format!("{}/{culprit}", self.product.namespace);
-        self.degraded(victim, "True", "NeighbourHung", &format!("which {title} holds past its deadline"))
+        self.degraded(victim, "True", "NeighbourHung", &format!("which {title} has held past its deadline"))
             .await;
         self.event(victim, "NeighbourHung", since).await;
-        self.degraded(culprit, "True", "SidecarHung", "does not answer and has held the turn").await;
+        self.degraded(culprit, "True", "SidecarHung", "does not answer and has held the time slice").await;
         self.event(culprit, "SidecarHung", since).await;
         self.explained(victim, &[&format!("which {title} holds")]).await;
         let top = self.product.sluice(&["top", "--once"]);
         let late =
-            |text: &str| text.contains(&format!("turn {title}, ")) && text.contains("past its deadline");
+            |text: &str| text.contains(&format!("slice {title}, ")) && text.contains("past its deadline");
         assert!(late(&top.replace('\n', " ")), "{top}");
         let page: Value = serde_json::from_str(&self.page().await).unwrap();
         let turns = page.to_string();

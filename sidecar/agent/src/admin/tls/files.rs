@@ -32,7 +32,7 @@ pub enum TlsError {
         problem: String,
     },
     /// `listen.admin_tls.claim` cannot be part of a URI.
-    #[error("listen.admin_tls.claim: {0:?} is not made of letters, digits, `-`, `_` and `.`")]
+    #[error("listen.admin_tls.claim: {0:?} must consist of letters, digits, `-`, `_` and `.`")]
     Claim(String),
 }
 

@@ -38,10 +38,10 @@ pub enum LoadError {
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The tenant cannot join its shared GPU.
-    #[error("the neighbourhood: {0}")]
+    #[error("the ledger of the shared GPU: {0}")]
     Membership(#[from] MembershipError),
     /// The ledger of the shared GPU is damaged and grants nothing any more.
-    #[error("the neighbourhood: {0}")]
+    #[error("the ledger of the shared GPU: {0}")]
     Ledger(LedgerError),
     /// A file or a thread is not available.
     #[error("{}: {source}", path.display())]

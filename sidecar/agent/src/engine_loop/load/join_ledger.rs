@@ -132,7 +132,7 @@ impl LedgerJoin<'_> {
                     dealt,
                     floor = waiting.floor_bytes,
                     granted = waiting.share_bytes,
-                    "waiting for room for the floor"
+                    "waiting until peers release memory for the floor"
                 );
             }
             self.startup_inbox.set_peer_state(waiting);
@@ -153,7 +153,8 @@ impl LedgerJoin<'_> {
         let configured = params(self.loaded, self.source.configured());
         let floor = memory_manager::floor(&configured, geometry).map_err(LoadError::Unsatisfiable)?;
         if !std::mem::replace(&mut self.status.is_unsatisfiable, true) {
-            tracing::error!(?terms, %refused, "the tenant cannot follow its directive and follows its configuration");
+            tracing::error!(?terms, %refused, "the directive does not fit the GPU: using the share, cap and \
+                                               policy of the configuration");
         }
         Ok((configured, floor))
     }
@@ -161,7 +162,7 @@ impl LedgerJoin<'_> {
     fn waiting_state(&self, place: &LedgerMembership, granted: u32, want: u32, floor: u32) -> SharingState {
         let (missing, floor_bytes) = (self.bytes(floor - granted), self.bytes(floor));
         let waits_for = format!(
-            "{missing} of the {floor_bytes} bytes of its floor, which are in the shares of its neighbours"
+            "{missing} of the {floor_bytes} bytes of its floor, which are in the shares of its peers"
         );
         SharingState { floor_bytes, waits_for: Some(waits_for), ..self.granted_state(place, granted, want) }
     }

@@ -48,7 +48,8 @@ impl<W> LogFirstError<W> {
             && !std::mem::replace(&mut self.has_failed, true)
         {
             let journal = self.path.display();
-            tracing::error!(%journal, %error, "the journal ends early; the tenant is served without it");
+            tracing::error!(%journal, %error, "the journal could not be written and ends here; the tenant \
+                                               continues without it");
         }
         result
     }
@@ -116,7 +117,7 @@ mod tests {
             assert!(writer.flush().is_err(), "as the recorder does when it goes");
         });
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(log.matches("the journal ends early").count(), 1, "{log}");
+        assert_eq!(log.matches("the journal could not be written and ends here").count(), 1, "{log}");
         assert!(log.contains("a.journal") && log.contains("No space left"), "{log}");
     }
 }

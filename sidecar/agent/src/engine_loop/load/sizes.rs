@@ -121,7 +121,7 @@ pub fn parse_policy(name: &str) -> Result<PolicyName, LoadError> {
     let known = PolicyName::ALL.into_iter().find(|policy| policy.name() == name);
     known.ok_or_else(|| {
         let names = PolicyName::ALL.map(PolicyName::name).join(", ");
-        config_error("policy", format!("`{name}` is no policy ({names})"))
+        config_error("policy", format!("`{name}` is not a policy; the policies are {names}"))
     })
 }
 
@@ -140,7 +140,7 @@ pub(super) fn scheduler_config(loaded: &LoadedTenant) -> Result<Config, LoadErro
         other => {
             return Err(config_error(
                 "order",
-                format!("`{other}` is not built (FirstCome, ShortestRemaining)"),
+                format!("`{other}` is not supported; use FirstCome or ShortestRemaining"),
             ));
         }
     };

@@ -106,7 +106,7 @@ impl StartupInbox {
         match news {
             EngineConnEvent::Attached(engine) => self.engine = Some(engine),
             EngineConnEvent::Lost(why) => {
-                tracing::warn!(why, "an engine was lost before it was used");
+                tracing::warn!(why, "an engine was lost before its first use");
                 self.engine = None;
                 self.state.engine.restarts += 1;
             }
@@ -128,7 +128,7 @@ fn reply_not_loaded(call: AdminCall) {
     // Receivers of replies may be dropped, here and below.
     match call {
         AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer) => {
-            drop(answer.send(Err(CallRejected("the tenant has not loaded".into()))));
+            drop(answer.send(Err(CallRejected("the tenant has not loaded yet".into()))));
         }
         AdminCall::IsSleeping(answer) => drop(answer.send(Ok(false))),
         AdminCall::Grant(request, answer) => drop(answer.send(grant_answer(&request))),

@@ -27,7 +27,7 @@ pub(super) fn read_weights(
         let slab = master.slab_mut(Slab::Layer(LayerId(layer)));
         Ok(weights.fill_layer(&loaded.spec, layout, layer, slab)?)
     })?;
-    tracing::info!(seconds = begun.elapsed().as_secs_f64(), "weights are in host memory");
+    tracing::info!(seconds = begun.elapsed().as_secs_f64(), "read all weights into host memory");
     Ok(master.freeze()?)
 }
 

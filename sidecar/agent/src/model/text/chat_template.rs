@@ -104,7 +104,7 @@ fn template_source(field: Option<&serde_json::Value>) -> Result<Option<String>, 
             let default = named.iter().find(|t| t["name"] == "default");
             Ok(default.and_then(|t| t["template"].as_str()).map(str::to_owned))
         }
-        Some(_) => Err("is neither a text nor a list of named ones".into()),
+        Some(_) => Err("must be a string or a list of named templates".into()),
     }
 }
 

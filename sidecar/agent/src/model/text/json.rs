@@ -34,7 +34,7 @@ fn tojson_error(problem: impl Into<std::borrow::Cow<'static, str>>) -> Error {
 
 fn separators(given: Option<Vec<String>>) -> Result<Option<(String, String)>, Error> {
     let pair = given.map(|given| <[String; 2]>::try_from(given).map(|[item, key]| (item, key)));
-    pair.transpose().map_err(|_| tojson_error("`separators` are two texts"))
+    pair.transpose().map_err(|_| tojson_error("`separators` must be two strings"))
 }
 
 fn dumps(value: &Value, style: Style) -> Result<String, Error> {

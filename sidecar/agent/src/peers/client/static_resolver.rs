@@ -23,7 +23,7 @@ impl Resolve for StaticResolver {
         let names = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let found = names.get(&name.as_str().to_ascii_lowercase()).copied();
         Box::pin(async move {
-            let address = found.ok_or("nobody has said where this neighbour is")?;
+            let address = found.ok_or("no directive names the address of this peer")?;
             // The URL sets the port.
             Ok(Box::new(std::iter::once(SocketAddr::new(address, 0))) as Addrs)
         })

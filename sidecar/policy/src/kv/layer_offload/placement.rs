@@ -94,7 +94,7 @@ impl Kv {
             }
         }
         let holes = stream.staging_slots.iter().filter(|seat| seat.is_none()).count() as u32;
-        assert_eq!(holes, stream.free_slots, "seats that nobody has");
+        assert_eq!(holes, stream.free_slots, "free staging slots");
         for buffer in &stream.buffers {
             assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");
             assert!(

@@ -12,8 +12,8 @@ impl LoanBook {
     /// # Panics
     /// If `chunks` is 0, or `peer` is the owner itself.
     pub fn ask(&mut self, peer: Peer, chunks: u32) -> Nonce {
-        assert!(chunks > 0, "nobody asks for nothing");
-        assert!(peer != self.own_peer, "nobody borrows from itself");
+        assert!(chunks > 0, "a request for a loan has chunks");
+        assert!(peer != self.own_peer, "a tenant does not borrow from itself");
         self.count += 1;
         assert!(self.count < 1 << COUNT_BITS, "a life asks fewer than 2^{COUNT_BITS} times");
         let nonce = Nonce(self.own_peer.instance << COUNT_BITS | self.count);

@@ -84,7 +84,7 @@ pub enum LoanError {
 impl fmt::Display for LoanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            LoanError::UnknownNonce { nonce } => write!(f, "no grant {nonce} is in the book"),
+            LoanError::UnknownNonce { nonce } => write!(f, "there is no grant {nonce}"),
             LoanError::WrongPeer { nonce, expected, got } => {
                 let (of, from) = (expected.index, got.index);
                 let lives = (expected.instance, got.instance);
@@ -95,20 +95,20 @@ impl fmt::Display for LoanError {
                 )
             }
             LoanError::Replayed { nonce, answered } => {
-                write!(f, "ask {nonce} is not newer than {answered}, which was answered")
+                write!(f, "request {nonce} is not newer than the answered request {answered}")
             }
-            LoanError::AlreadyGranted { nonce } => write!(f, "grant {nonce} has begun"),
-            LoanError::NotGranted { nonce } => write!(f, "grant {nonce} was asked for and not given"),
-            LoanError::NotRenewable { nonce } => write!(f, "all of grant {nonce} has to go back"),
-            LoanError::NoChunks { nonce } => write!(f, "grant {nonce} is about no chunk"),
+            LoanError::AlreadyGranted { nonce } => write!(f, "the transfer of grant {nonce} has started"),
+            LoanError::NotGranted { nonce } => write!(f, "grant {nonce} was requested but not given"),
+            LoanError::NotRenewable { nonce } => write!(f, "all of grant {nonce} must be returned"),
+            LoanError::NoChunks { nonce } => write!(f, "grant {nonce} has no chunk"),
             LoanError::BelowFloor { asked, lendable } => {
-                write!(f, "{asked} chunks are more than the {lendable} that can be lent above the floor")
+                write!(f, "{asked} chunks exceed the {lendable} chunks that can be lent above the floor")
             }
             LoanError::MoreThanAsked { nonce, asked, granted } => {
-                write!(f, "grant {nonce} gives {granted} chunks where {asked} were asked for")
+                write!(f, "grant {nonce} has {granted} chunks, but {asked} were requested")
             }
             LoanError::MoreThanLent { nonce, lent, returned } => {
-                write!(f, "grant {nonce} returns {returned} chunks where {lent} are away")
+                write!(f, "grant {nonce} returns {returned} chunks, but {lent} are lent")
             }
             LoanError::Accepted { nonce } => write!(f, "the borrower has accepted grant {nonce}"),
         }

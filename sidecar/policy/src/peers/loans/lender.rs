@@ -23,7 +23,7 @@ impl LoanBook {
     }
 
     fn check_loan(&self, nonce: Nonce, peer: Peer, chunks: u32) -> Result<(), LoanError> {
-        assert!(peer != self.own_peer, "nobody lends to itself");
+        assert!(peer != self.own_peer, "a tenant does not lend to itself");
         if chunks == 0 {
             return Err(LoanError::NoChunks { nonce });
         }

@@ -46,7 +46,9 @@ pub fn cost(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
         }
         let weighed = STAGE_NAMES.iter().zip(&mib).filter(|(_, mib)| !mib.is_empty());
         findings.figures.extend(weighed.map(|(name, mib)| Figure::of(format!("{name}{suffix}"), "MiB", mib)));
-        findings.notes.extend(lacks.map(|reason| format!("cuBLASLt was not weighed{suffix}: {reason}")));
+        findings
+            .notes
+            .extend(lacks.map(|reason| format!("the memory of cuBLASLt was not measured{suffix}: {reason}")));
     }
     Ok(())
 }

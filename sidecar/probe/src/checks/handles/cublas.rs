@@ -33,7 +33,7 @@ impl Cublas {
     pub fn multiply(context: &Context) -> Result<Cublas, String> {
         // SAFETY: loads a library by its name; its initializers are its own.
         if !unsafe { sys::is_culib_present() } {
-            return Err("no libcublasLt is on the library path".into());
+            return Err("libcublasLt is not on the library path".into());
         }
         // SAFETY: the library is present; the symbols are only looked up, neither called nor read.
         let lacks = |name: &&&str| unsafe { sys::culib().get::<*const ()>(name.as_bytes()) }.is_err();

@@ -36,7 +36,7 @@ impl Busy {
 
     /// Fails if the process may have finished.
     pub fn computes(&self) -> Result<(), Error> {
-        let late = || Error::Timeout { what: "what was measured beside it".into(), limit: WINDOW };
+        let late = || Error::Timeout { what: "measured next to it".into(), limit: WINDOW };
         (now_ns() < self.end_ns).then_some(()).ok_or_else(late)
     }
 }

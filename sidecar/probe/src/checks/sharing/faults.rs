@@ -59,7 +59,7 @@ impl ExitKind {
             }
             ExitKind::Fault => Ok(match worker::request(victim, &WorkerCommand::Fault, &[]) {
                 Err(error) => format!("{name} ({error})"),
-                Ok(_) => format!("{name} that nobody noticed"),
+                Ok(_) => format!("{name}, not detected"),
             }),
         }
     }
@@ -100,11 +100,11 @@ impl<'a> Owner<'a> {
         let said = [
             ("the other engine", goes_on.map(|_| String::new())),
             ("the owner of the memory", owner.map(|()| String::new())),
-            ("a new engine beside them", beside.map(|_| String::new())),
-            ("one after both have gone", later.map(|ms| format!(" {ms:.0} ms after its start"))),
+            ("a new engine next to them", beside.map(|_| String::new())),
+            ("an engine after both have ended", later.map(|ms| format!(" {ms:.0} ms after its start"))),
         ];
         let said = said.map(|(who, result)| match result {
-            Ok(when) => format!("{who} goes on{when}"),
+            Ok(when) => format!("{who} continues{when}"),
             Err(error) => format!("{who} fails ({error})"),
         });
         Ok(format!("{how}: {}", said.join("; ")))
@@ -124,7 +124,7 @@ impl<'a> Owner<'a> {
         worker::request_within(&mut peer, limit, &WorkerCommand::Import { bytes }, &[fd.as_fd()])?;
         match worker::request_within(&mut peer, limit, &WorkerCommand::Check { value: VALUE }, &[])? {
             WorkerReply::Done => Ok(peer),
-            WorkerReply::Ran(_) => Err(worker::unexpected_reply("answered another question")),
+            WorkerReply::Ran(_) => Err(worker::unexpected_reply("answered another command")),
         }
     }
 }

@@ -52,7 +52,7 @@ pub struct Mps {
 /// Returns a note if another MPS daemon runs on this machine at the default path.
 pub fn running_daemon() -> Option<String> {
     let place = Path::new("/tmp/nvidia-mps/control");
-    let note = "exists: an MPS daemon of this machine, which no process of the probe uses";
+    let note = "already exists: the machine runs an MPS daemon, which the probe does not use";
     place.exists().then(|| format!("{} {note}", place.display()))
 }
 

@@ -48,7 +48,7 @@ impl SignalledCopies<'_> {
         self.word(GO).store(number, Ordering::SeqCst);
         queued?;
         if early {
-            return Err(Error::Otherwise("copied before the word was there".into()));
+            return Err(Error::Otherwise("copied before the word was written".into()));
         }
         let done = || Ok(self.word(DONE).load(Ordering::SeqCst) >= number);
         poll_until(self.limit, "a copy whose word is there", done)?;

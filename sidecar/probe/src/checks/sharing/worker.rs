@@ -107,7 +107,7 @@ impl Worker {
                 return self.run(&loads, (start_ns, window_ns)).map(WorkerReply::Ran);
             }
             WorkerCommand::Import { bytes } => {
-                let fd = fds.into_iter().next().ok_or_else(|| unexpected_reply("was sent no memory"))?;
+                let fd = fds.into_iter().next().ok_or_else(|| unexpected_reply("received no memory"))?;
                 self.import = Some(Import::new(&self.bench.context, fd, bytes)?);
             }
             WorkerCommand::Spin { ns } => self.spin = Some(Spin::start(&self.bench.context, ns)?),

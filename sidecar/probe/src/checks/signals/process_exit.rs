@@ -27,12 +27,12 @@ struct ExitTimes {
 
 /// Repeats the test. Measured times are reported even if a part stalls.
 pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
-    bench.progress("a copy that waits for a process that dies");
+    bench.progress("a copy that waits for a process that exits");
     let memory = (HostMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
     let mut times = ExitTimes::default();
     let held = (0..bench.setup.pick(2, 5)).try_for_each(|_| once(bench, &memory, &mut times));
     let figures = [
-        ("death of a process whose stream waits", times.reaped),
+        ("exit of a process whose stream waits", times.reaped),
         ("another stream's copy after it, 2 MiB", times.fresh),
         ("the waiting copy, once its word is written", times.freed),
     ];
@@ -71,11 +71,11 @@ fn stages(
     alone.map_err(stalled("let a copy of another stream stand still behind one that waits"))?;
     times.fresh.push(milliseconds(start));
     if copied.is_reached()? {
-        return Err(Error::Otherwise("copied before the word was there".into()));
+        return Err(Error::Otherwise("copied before the word was written".into()));
     }
     let start = Instant::now();
     pair.page.set(STARTED, FAR);
-    stream.finish_within(LIMIT).map_err(stalled("did not end a wait whose word is there"))?;
+    stream.finish_within(LIMIT).map_err(stalled("did not end a wait although its word is written"))?;
     times.freed.push(milliseconds(start));
     Ok(())
 }

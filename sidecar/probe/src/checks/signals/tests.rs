@@ -21,7 +21,7 @@ fn one_graph_signal_path_suffices_and_others_are_noted() {
     ];
     assert_eq!(conclude(&held, &mut notes), Answer::Yes);
     assert_eq!(notes.len(), 1);
-    assert!(notes[0].ends_with("this CUDA driver has no cuGraphAddBatchMemOpNode"), "{notes:?}");
+    assert!(notes[0].ends_with("this CUDA driver lacks cuGraphAddBatchMemOpNode"), "{notes:?}");
 }
 
 #[test]

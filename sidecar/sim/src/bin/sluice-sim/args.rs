@@ -156,18 +156,18 @@ pub struct ServeArgs {
 }
 
 fn parse_setting(text: &str) -> Result<(String, u64), String> {
-    let (name, value) = text.split_once('=').ok_or("NAME=VALUE is needed")?;
-    let value = value.parse().map_err(|_| format!("`{value}` is no whole number"))?;
+    let (name, value) = text.split_once('=').ok_or("expected NAME=VALUE")?;
+    let value = value.parse().map_err(|_| format!("`{value}` is not a whole number"))?;
     Ok((name.to_owned(), value))
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "a number from 1 on is needed".to_owned())
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "expected a number of at least 1".to_owned())
 }
 
 fn parse_positive(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "a number above 0 is needed".to_owned())
+    number.ok_or_else(|| "expected a number above 0".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

@@ -14,7 +14,11 @@ const PUBLISHED: [&str; 4] =
 /// Reads the permitted part of a file; with `held_back`, its held-back part, which requires the committed tunables.
 pub fn read(file: &str, data: &Path, held_back: bool) -> Result<Table> {
     let may = !held_back || tunables::digest() == tunables::COMMITTED;
-    ensure!(may, "what is held back is read for committed tunables only: these are {}", tunables::summary());
+    ensure!(
+        may,
+        "the held-back data may be read only with the committed tunables, but these are {}",
+        tunables::summary()
+    );
     let path = find(file, data)?;
     let name = path.display().to_string();
     let text = std::fs::read_to_string(&path).with_context(|| name.clone())?;
@@ -33,8 +37,8 @@ fn find(file: &str, data: &Path) -> Result<PathBuf> {
     if let Some(place) = places.iter().find(|place| place.is_file()) {
         return Ok(place.clone());
     }
-    ensure!(!places[0].is_dir(), "{file} is a folder: a file with a heading and rows is needed");
+    ensure!(!places[0].is_dir(), "{file} is a folder; name a CSV file with a heading and rows");
     let mut tried: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
     tried.dedup();
-    bail!("there is no such file: {} (--data names the folder with traces)", tried.join(", "))
+    bail!("file {} does not exist; name the folder of traces with --data", tried.join(", "))
 }

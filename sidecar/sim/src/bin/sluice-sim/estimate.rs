@@ -27,7 +27,7 @@ pub fn estimate(args: &EstimateArgs) -> Result<bool> {
     let rows: Vec<_> = found.iter().map(|found| row(found, &batch)).collect();
     let heading = ["PROFILE", "LINK", "MODEL", "FITS", "STEP MS", "R", "ALPHA", "OF", "FREED GB"];
     print(&format!(
-        "decoding {} sequences of {} tokens; alpha: layers given away without a stall\n\n{}",
+        "decoding {} sequences of {} tokens; alpha: layers whose memory KV can use without a stall\n\n{}",
         args.batch,
         args.context,
         table::text(heading, &rows)
@@ -57,7 +57,7 @@ pub fn find_by_name<T: Copy>(
 ) -> Result<T> {
     let found = all.iter().find(|one| name_of(one).eq_ignore_ascii_case(name));
     let names = || all.iter().map(name_of).collect::<Vec<_>>().join(", ");
-    found.copied().ok_or_else(|| anyhow!("no {kind} is called {name:?}: there are {}", names()))
+    found.copied().ok_or_else(|| anyhow!("no {kind} has the name {name:?}; the names are {}", names()))
 }
 
 /// Whether the weights and the KV of the batch are smaller than the machine's memory.

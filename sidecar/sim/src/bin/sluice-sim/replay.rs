@@ -14,7 +14,7 @@ pub fn replay(args: &ReplayArgs) -> Result<bool> {
         Ok(report) => {
             let (events, digest) = (report.events, report.digest);
             let agree =
-                format!("{name}: {events} events, every digest agrees, the last one is {digest:016x}");
+                format!("{name}: {events} events, every digest matches, the last one is {digest:016x}");
             print(&(agree + &describe_ending(report.ending)))?;
             Ok(true)
         }
@@ -37,9 +37,9 @@ fn describe_ending(ending: Ending) -> String {
     match ending {
         Ending::Whole => String::new(),
         Ending::NoDigest { line } => {
-            format!("\nline {line}, the last, was replayed and has no whole digest")
+            format!("\nthe last line, {line}, was replayed, but its digest is incomplete")
         }
-        Ending::Cut { line } => format!("\nline {line}, the last, was cut and not replayed"),
+        Ending::Cut { line } => format!("\nthe last line, {line}, is incomplete and was not replayed"),
     }
 }
 
@@ -59,7 +59,7 @@ fn describe_event(args: &ReplayArgs, line: usize) -> Result<String> {
     let mut words = event.split(' ');
     let (time, name) = (words.next().unwrap_or("?"), words.next().unwrap_or("?"));
     Ok(format!(
-        "event {} (`{name}` at {time} ns), {} digests before it agree",
+        "event {} (`{name}` at {time} ns), {} digests before it match",
         line - HEADER,
         line - HEADER - 1
     ))

@@ -78,7 +78,7 @@ fn shape(model: &model::ModelProfile) -> [String; 5] {
 /// hold.
 pub fn run(args: &RunArgs) -> Result<bool> {
     let experiment = experiments::find(&args.name)
-        .ok_or_else(|| anyhow!("no experiment is called {:?}: {}", args.name, names()))?;
+        .ok_or_else(|| anyhow!("no experiment has the name {:?}; {}", args.name, names()))?;
     check_writable([&args.json, &args.svg])?;
     let report = run_in_context(experiment, args)?;
     print(&text(experiment, &report))?;
@@ -90,7 +90,7 @@ pub fn run(args: &RunArgs) -> Result<bool> {
         save(file, |file| figure::draw(&report.figures, file))?;
     }
     if experiment.name == unified::NAME && args.seeds < unified::MIN_SEEDS {
-        print_status(&format!("{} seeds prove nothing: at least {} do", args.seeds, unified::MIN_SEEDS));
+        print_status(&format!("{} seeds are too few: use at least {}", args.seeds, unified::MIN_SEEDS));
     }
     Ok(report.has_passed())
 }
@@ -112,7 +112,7 @@ fn run_in_context(experiment: &Experiment, args: &RunArgs) -> Result<ExperimentR
 
 fn names() -> String {
     let names: Vec<&str> = experiments::ALL.iter().map(|experiment| experiment.name).collect();
-    format!("there are {}", names.join(", "))
+    format!("the experiments are {}", names.join(", "))
 }
 
 fn text(experiment: &Experiment, report: &ExperimentReport) -> String {

@@ -81,7 +81,7 @@ fn case(args: &ServeArgs) -> Result<ServeConfig> {
         args.share.is_empty() || args.share.len() == count,
         "--share needs {count} values, one for each tenant"
     );
-    ensure!(args.share.iter().sum::<u32>() <= 100, "shares are at most 100 percent together");
+    ensure!(args.share.iter().sum::<u32>() <= 100, "the shares must sum to at most 100 percent");
     let models: Vec<_> = models.iter().cycle().take(count).copied().collect();
     let shares: Vec<_> = args.share.iter().map(|percent| percent * 10).collect();
     let quantum_ns = args.quantum_ms * MS;
@@ -136,7 +136,7 @@ fn arrivals(args: &ServeArgs) -> Result<ArrivalProcess> {
         "gamma" => args.cv,
         file => {
             let mut table = data::read(file, &args.data, args.held_back)?;
-            ensure!(table.has_times(), "{file} holds no arrivals: it is for --lengths");
+            ensure!(table.has_times(), "{file} has no arrivals: use it with --lengths");
             if !args.apart {
                 table.rows.truncate(args.requests);
             }

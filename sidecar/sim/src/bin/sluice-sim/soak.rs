@@ -17,7 +17,7 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
     let end = args
         .from
         .checked_add(args.seeds)
-        .ok_or_else(|| anyhow!("--from and --seeds go beyond the last seed"))?;
+        .ok_or_else(|| anyhow!("--from and --seeds exceed the last seed"))?;
     for seed in args.from..end {
         let run = if args.decisions { soak::run_recorded } else { soak::run };
         match run(seed, plant) {
@@ -41,7 +41,7 @@ pub fn soak(args: &SoakArgs) -> Result<bool> {
 fn parse_planted_bug(name: &str) -> Result<PlantedBug> {
     let names = || PlantedBug::ALL.map(PlantedBug::name).join(", ");
     let found = PlantedBug::ALL.into_iter().find(|plant| plant.name() == name);
-    found.ok_or_else(|| anyhow!("no bug is called {name:?}: there are {}", names()))
+    found.ok_or_else(|| anyhow!("no bug has the name {name:?}; the names are {}", names()))
 }
 
 fn repro_command(seed: u64, plant: Option<PlantedBug>) -> String {

@@ -139,7 +139,7 @@ pub const ALL: [Scenario; 12] = [
     },
     Scenario {
         name: "lengths",
-        about: "conversations on OPT-30B beside instructions on OPT-6.7B",
+        about: "conversations on OPT-30B together with instructions on OPT-6.7B",
         profile: "gh200",
         load: ArrivalPattern::Bursts { stretch_s: 20.0 },
         tenants: &[
@@ -169,7 +169,8 @@ pub const ALL: [Scenario; 12] = [
     },
     Scenario {
         name: "pcie-mix",
-        about: "conversations on OPT-30B beside code on Llama-3-8B behind PCIe 5, rates changing by a factor of eight",
+        about: "conversations on OPT-30B together with code on Llama-3-8B behind PCIe 5, rates changing by \
+                a factor of eight",
         profile: "h200-pcie5",
         load: ArrivalPattern::Bursts { stretch_s: 12.0 },
         tenants: &[
