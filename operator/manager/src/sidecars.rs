@@ -9,14 +9,15 @@
 //! | [`poller`] | reads the states of all tenants of a GPU from one sidecar, with an ETag |
 //! | [`SidecarRegistry`] | the sidecars and their last reports |
 
+mod gpu_reading;
 pub mod http_client;
 pub mod leader_conflict;
 pub mod poller;
 pub mod pusher;
 mod registry;
+mod sidecar_event;
 pub mod tls;
 
-pub use self::registry::{
-    DirectiveTarget, GpuKey, GpuRead, GpuReading, GpuSidecars, INITIAL_READ_TIMEOUT, SidecarEvent,
-    SidecarRegistry,
-};
+pub use self::gpu_reading::{GpuKey, GpuReading, PollResult};
+pub use self::registry::{DirectiveTarget, GpuRead, GpuSidecars, INITIAL_READ_TIMEOUT, SidecarRegistry};
+pub use self::sidecar_event::SidecarEvent;

@@ -1,18 +1,17 @@
 //! Reads the states of one GPU's tenants, from one sidecar for all.
 
-use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use sluice_common::back_off::BackOff;
-use sluice_plan::sidecar_report::{floor_bytes, owned_bytes};
 use sluice_wire::state::{GpuState, Phase, State, TenantReport};
 use sluice_wire::time::unix_ms;
 use tokio::sync::watch;
 
+use super::gpu_reading::{GpuKey, PollResult, ReadingStore, SidecarKey};
 use super::http_client::{SidecarAddress, Transport};
-use super::registry::{EventSender, GpuKey, GpuReading, ReadingStore, SidecarEvent, SidecarKey};
+use super::sidecar_event::{EventSender, SidecarEvent};
 
 /// Time between two readings of a GPU, before its jitter.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -26,19 +25,6 @@ const INITIAL_SPREAD_PER_GPU: Duration = Duration::from_millis(10);
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Moves kept per state, because there are thousands of states.
 const MAX_MOVES: usize = 8;
-
-/// Result of a reading.
-#[derive(Clone, Debug, PartialEq)]
-pub enum PollResult {
-    /// New states, and their tag.
-    States(Vec<TenantReport>, Option<HeaderValue>),
-    /// The states are unchanged.
-    NotModified,
-    /// No states, with the reason.
-    Failed(String),
-    /// None of the GPU's sidecars answered; the reason of the last.
-    AllFailed(String),
-}
 
 /// Reads the states of a GPU from one sidecar. `tag`: ETag of its last answer.
 pub async fn poll_once(way: &Transport, address: &SidecarAddress, tag: Option<&HeaderValue>) -> PollResult {
@@ -188,26 +174,6 @@ fn is_hung(state: &State) -> bool {
     late || state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
 }
 
-/// Returns the last values of these tenants. A tenant that does not answer, or has no value after a restart, keeps
-/// the previous value of the same pod, as does one whose pod the polled sidecar does not know yet.
-fn last(
-    tenants: &[TenantReport],
-    (before, pods): (&BTreeMap<String, u64>, &BTreeMap<String, String>),
-    tells: impl Fn(&State) -> Option<u64>,
-) -> BTreeMap<String, u64> {
-    let mut all = before.clone();
-    all.retain(|name, _| pods.contains_key(name));
-    let of = |report: &TenantReport| {
-        let (name, told) = match report {
-            TenantReport::State(state) => (&state.tenant.name, tells(state)),
-            TenantReport::Unreachable { name, .. } => (name, None),
-        };
-        Some((name.clone(), told.or(before.get(name).copied())?))
-    };
-    all.extend(tenants.iter().filter_map(of));
-    all
-}
-
 /// Random delays, so that a thousand GPUs are not read at the same time.
 #[derive(Default)]
 struct Jitter(RandomState);
@@ -223,50 +189,6 @@ impl Jitter {
     fn around(&self, middle: Duration) -> Duration {
         let jitter = middle * u32::try_from(JITTER_PERMILLE).unwrap_or(0) / 1000;
         middle - jitter + self.within(2 * jitter)
-    }
-}
-
-impl GpuReading {
-    /// Applies the result for these pods; true = something changed.
-    pub(super) fn apply(
-        &mut self,
-        came: PollResult,
-        pods: BTreeMap<String, String>,
-        at_unix_ms: u64,
-    ) -> bool {
-        match came {
-            PollResult::States(tenants, _) => {
-                let new = self.tenants != tenants || self.pods != pods || self.problem.is_some();
-                let same = |name: &str| self.pods.get(name) == pods.get(name);
-                self.floors.retain(|name, _| same(name));
-                self.owned.retain(|name, _| same(name));
-                let floors = last(&tenants, (&self.floors, &pods), floor_bytes);
-                let owned = last(&tenants, (&self.owned, &pods), |state| Some(owned_bytes(state)));
-                let (read_unix_ms, problem) = (Some(at_unix_ms), None);
-                *self =
-                    GpuReading { read_unix_ms, problem, is_unreachable: false, tenants, pods, floors, owned };
-                new
-            }
-            PollResult::NotModified => {
-                (self.read_unix_ms, self.is_unreachable) = (Some(at_unix_ms), false);
-                let others = std::mem::replace(&mut self.pods, pods) != self.pods;
-                self.problem.take().is_some() || others
-            }
-            PollResult::Failed(problem) => self.record_failure(problem),
-            PollResult::AllFailed(problem) => {
-                let first = !std::mem::replace(&mut self.is_unreachable, true);
-                self.record_failure(problem) || first
-            }
-        }
-    }
-}
-
-impl GpuReading {
-    /// Records a failure; true = it is new.
-    fn record_failure(&mut self, problem: String) -> bool {
-        let new = self.problem.as_ref() != Some(&problem);
-        self.problem = Some(problem);
-        new
     }
 }
 
@@ -302,33 +224,5 @@ mod tests {
         assert_eq!(wait(&|state| state.neighbourhood = late(1)), Some(RETRY_DELAY));
         assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(false))), None, "it was ended");
         assert_eq!(wait(&|state| state.neighbourhood = late(0)), None);
-    }
-
-    #[test]
-    fn unreachable_tenant_keeps_last_report_and_removed_one_loses_it() {
-        let state = |name: &str, free_bytes| {
-            let mut state = State::default();
-            state.tenant.name = name.into();
-            (state.memory.owners.kv_bytes, state.memory.owners.free_bytes) = (70 - free_bytes, free_bytes);
-            TenantReport::State(Box::new(state))
-        };
-        let silent = |name: &str| TenantReport::Unreachable {
-            namespace: String::new(),
-            name: name.into(),
-            reason: "late".into(),
-        };
-        let mut reading = GpuReading::default();
-        let mut owned = |tenants: Vec<TenantReport>, pods: &[&str]| {
-            let pods = pods.iter().map(|pod| ((*pod)[..1].to_owned(), (*pod).to_owned())).collect();
-            reading.apply(PollResult::States(tenants, None), pods, 0);
-            reading.owned.clone().into_iter().collect::<Vec<_>>()
-        };
-        let of = |name: &str, bytes: u64| (name.to_owned(), bytes);
-        assert_eq!(owned(vec![state("a", 10), silent("b")], &["a", "b"]), [of("a", 60)]);
-        assert_eq!(owned(vec![state("a", 30), state("b", 0)], &["a", "b"]), [of("a", 40), of("b", 70)]);
-        assert_eq!(owned(vec![silent("a"), state("b", 5)], &["a", "b"]), [of("a", 40), of("b", 65)]);
-        assert_eq!(owned(vec![state("b", 6)], &["a", "b"]), [of("a", 40), of("b", 64)], "not told of it yet");
-        assert_eq!(owned(vec![silent("a"), silent("b")], &["a2", "b"]), [of("b", 64)], "another pod of it");
-        assert_eq!(owned(vec![state("b", 5)], &["b"]), [of("b", 65)]);
     }
 }

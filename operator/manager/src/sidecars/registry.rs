@@ -4,27 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sluice_wire::directive::{Directive, Fence};
+use sluice_wire::directive::Directive;
 use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::gpu_reading::{GpuKey, GpuReading, ReadingStore, Readings, SidecarKey};
 use super::http_client::{SidecarAddress, Transport};
-use super::poller::{INITIAL_SPREAD_MAX, POLL_INTERVAL, PollResult, initial_spread, poll_forever};
+use super::poller::{INITIAL_SPREAD_MAX, POLL_INTERVAL, initial_spread, poll_forever};
 use super::pusher::{FenceCounter, push_until_accepted};
-
-/// Name of a GPU in the cluster.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GpuKey {
-    /// Namespace of its pool.
-    pub namespace: String,
-    /// Its pool.
-    pub pool: String,
-    /// Its name.
-    pub name: String,
-}
+use super::sidecar_event::{EventSender, SidecarEvent};
 
 /// A GPU and its sidecars.
 #[derive(Clone, Debug)]
@@ -46,82 +37,6 @@ pub struct DirectiveTarget {
     pub pod_uid: String,
     /// The directive; epoch and sequence are set when it is sent.
     pub directive: Arc<Directive>,
-}
-
-/// The last report of a GPU's sidecars.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct GpuReading {
-    /// Time of the reading, milliseconds since 1970; `None` = never.
-    pub read_unix_ms: Option<u64>,
-    /// Why the last reading failed; `None` = it did not.
-    pub problem: Option<String>,
-    /// All sidecars were polled, and none has answered since.
-    pub is_unreachable: bool,
-    /// States of all its tenants.
-    pub tenants: Vec<TenantReport>,
-    /// Uids of the pods of these states, by tenant, as known when the sidecar was polled.
-    pub pods: BTreeMap<String, String>,
-    /// The last reported floors of its tenants, bytes, also of those that do not answer now.
-    pub floors: BTreeMap<String, u64>,
-    /// Device memory that its tenants own, bytes, as last reported, also of those that do not answer now.
-    pub owned: BTreeMap<String, u64>,
-}
-
-impl GpuReading {
-    /// Whether all of its sidecars have reported, or none answers.
-    fn is_complete(&self) -> bool {
-        let states = self.tenants.iter().filter_map(|report| match report {
-            TenantReport::State(state) => Some(state.tenant.name.as_str()),
-            TenantReport::Unreachable { .. } => None,
-        });
-        let told: BTreeSet<&str> = states.collect();
-        let all = self.pods.keys().all(|name| told.contains(name.as_str()));
-        self.is_unreachable || (self.read_unix_ms.is_some() && all)
-    }
-}
-
-/// An event of a sidecar or a GPU.
-#[derive(Clone, Debug, PartialEq)]
-pub enum SidecarEvent {
-    /// A GPU's reading has changed.
-    Read(GpuKey),
-    /// A sidecar has accepted its directive (`None`), or the reason why it has not. The push is repeated.
-    DirectiveStatus(SidecarAddress, Option<String>),
-    /// A sidecar of a GPU has been without its directive for a while, or has accepted it after that.
-    Stuck(GpuKey),
-    /// A sidecar reports that it follows a newer leader. The push is repeated until it is accepted.
-    Deposed(SidecarAddress, Fence),
-}
-
-pub(super) type EventSender = mpsc::UnboundedSender<SidecarEvent>;
-
-/// A sidecar and the uid of its pod.
-pub(super) type SidecarKey = (SidecarAddress, String);
-
-/// Node and reading of each GPU.
-type Readings = BTreeMap<GpuKey, (Option<String>, GpuReading)>;
-
-/// Readings by GPU.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ReadingStore(Arc<Mutex<Readings>>);
-
-impl ReadingStore {
-    fn with<T>(&self, of: impl FnOnce(&mut Readings) -> T) -> T {
-        // A panic leaves entries complete.
-        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Records a reading; true = something changed. Readings of a removed GPU are dropped.
-    pub(super) fn record(
-        &self,
-        key: &GpuKey,
-        came: PollResult,
-        asked: &[SidecarKey],
-        at_unix_ms: u64,
-    ) -> bool {
-        let pods = asked.iter().map(|(address, pod)| (address.name.clone(), pod.clone())).collect();
-        self.with(|all| all.get_mut(key).is_some_and(|(_, reading)| reading.apply(came, pods, at_unix_ms)))
-    }
 }
 
 /// A task that ends when it is dropped.

@@ -12,7 +12,7 @@ use sluice_operator::credentials::ca::CaBundle;
 use sluice_operator::sidecars::http_client::{CallError, SidecarAddress, Transport};
 use sluice_operator::sidecars::pusher::{FenceCounter, PushResult, push_until_done};
 use sluice_operator::sidecars::{
-    DirectiveTarget, GpuKey, GpuSidecars, SidecarEvent, SidecarRegistry, poller,
+    DirectiveTarget, GpuKey, GpuSidecars, PollResult, SidecarEvent, SidecarRegistry, poller,
 };
 use sluice_wire::Directive;
 use sluice_wire::directive::Fence;
@@ -226,17 +226,14 @@ pub fn accept_directive(came: &StubRequest) -> Response {
 async fn states_are_read_with_etag_and_moves_truncated() {
     let world = fixture();
     let stub = StubSidecar::start(&world.authorities, "story", accept_directive).await;
-    let poller::PollResult::States(tenants, Some(tag)) =
+    let PollResult::States(tenants, Some(tag)) =
         poller::poll_once(&world.transport, &stub.address, None).await
     else {
         panic!("states and a tag");
     };
     let TenantReport::State(state) = &tenants[0] else { panic!("a state") };
     assert_eq!((tenants.len(), state.moves.len()), (2, 8));
-    assert_eq!(
-        poller::poll_once(&world.transport, &stub.address, Some(&tag)).await,
-        poller::PollResult::NotModified
-    );
+    assert_eq!(poller::poll_once(&world.transport, &stub.address, Some(&tag)).await, PollResult::NotModified);
     assert_eq!(stub.take_requests()[0].line, "GET /v1/state?scope=gpu");
 }
 
