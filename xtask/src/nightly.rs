@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::soak::{self, SoakArgs};
 use crate::workspace::Workspace;
-use crate::{deny, process};
+use crate::{deny, fuzz, process};
 
 /// A part of the nightly run, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -22,6 +22,8 @@ enum Part {
     Seeds,
     /// 3000 random groups of tenants that lend and borrow, and 3000 tenants whose engines crash.
     Tenants,
+    /// The fuzz targets, `--fuzz-seconds` each.
+    Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
     Soak,
     /// The product's budgets; measure on a quiet machine.
@@ -37,6 +39,9 @@ pub struct NightlyArgs {
     /// Seeds of the part `seeds`.
     #[arg(long, default_value_t = 10_000)]
     seeds: u64,
+    /// How long each target of the part `fuzz` runs, seconds.
+    #[arg(long, default_value_t = 600)]
+    fuzz_seconds: u32,
     /// Length of the load of the part `soak` for each number of tenants, seconds.
     #[arg(long, default_value_t = 180)]
     seconds: u64,
@@ -76,6 +81,7 @@ impl Part {
                 let groups = process::passes(with(root, &GROUPS, ("PROPTEST_CASES", "3000")))?;
                 Ok(process::passes(with(root, &CRASHES, ("SLUICE_TENANTS", "3000")))? && groups)
             }
+            Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::Budgets => process::passes(process::cargo(root, &BUDGETS)),
         }
