@@ -11,7 +11,6 @@ pub mod view;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::bail;
 use sluice_page::rates::Rates;
@@ -24,10 +23,6 @@ pub use poll::SidecarPoll;
 use poll::{PollSource, sidecar_polls};
 use view::RenderContext;
 
-/// Interval of reading the sidecars of this machine.
-const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
-/// Refresh interval of a cluster, whose operator reads its sidecars twice a minute.
-const CLUSTER_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Width of `--once`, columns: enough for every column of the table.
 const ONCE_COLUMNS: usize = 110;
 

@@ -12,6 +12,7 @@ mod gpu_ledger;
 pub(crate) mod output;
 pub(crate) mod plan;
 mod process;
+mod process_command;
 pub(crate) mod ready;
 mod shared_gpu;
 mod signals;

@@ -6,7 +6,8 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use sluice_client::{EventStream, RequestError, send};
 
-use super::{BenchArgs, BenchRequest};
+use super::args::BenchArgs;
+use super::requests::BenchRequest;
 
 /// The result of one request.
 #[derive(Clone, Debug, Default)]

@@ -1,24 +1,10 @@
-//! Arrivals, lengths and prompts. All are drawn from one seed before the first request is sent.
+//! Arrivals and lengths of requests, drawn or from a file.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use sluice_common::random::Rng;
-
-use super::BenchArgs;
-
-/// One request to send.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BenchRequest {
-    /// Arrival time after the start of the run.
-    pub arrival: Duration,
-    /// Prompt token ids.
-    pub prompt: Vec<u32>,
-    /// Tokens to generate.
-    pub max_tokens: u32,
-}
 
 /// When requests arrive.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,24 +80,11 @@ fn parse_range(text: &str) -> Result<(u32, u32), String> {
     if low > high { Err(format!("{low} is above {high}")) } else { Ok((low, high)) }
 }
 
-/// Draws the requests of the load.
+/// Returns when each request arrives, in seconds.
 ///
 /// # Errors
-/// The file cannot be read or lacks the columns.
-pub fn generate_requests(args: &BenchArgs) -> anyhow::Result<Vec<BenchRequest>> {
-    let mut rng = Rng::new(args.seed);
-    let times = sample_arrivals(&args.arrivals, args.requests, &mut rng)?;
-    let lengths = lengths(&args.lengths, times.len(), &mut rng)?;
-    let jobs = times.into_iter().zip(lengths).map(|(at, (prompt, output))| {
-        let prompt = prompt.clamp(1, args.max_total.saturating_sub(1).max(1));
-        let max_tokens = output.clamp(1, args.max_total.saturating_sub(prompt).max(1));
-        let prompt = (0..prompt).map(|_| rng.below(u64::from(args.vocab)) as u32).collect();
-        BenchRequest { arrival: Duration::from_secs_f64(at), prompt, max_tokens }
-    });
-    Ok(jobs.collect())
-}
-
-fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<f64>> {
+/// The file cannot be read or lacks the column.
+pub fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<f64>> {
     let mut at = 0.0;
     let mut gaps = |gap: &mut dyn FnMut(&mut Rng) -> f64| {
         let next = |_| {
@@ -136,7 +109,11 @@ fn sample_arrivals(arrivals: &Arrivals, count: usize, rng: &mut Rng) -> anyhow::
     })
 }
 
-fn lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<(u32, u32)>> {
+/// Returns the tokens of each prompt and of its answer.
+///
+/// # Errors
+/// The file cannot be read or lacks the columns.
+pub fn sample_lengths(lengths: &Lengths, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<(u32, u32)>> {
     match lengths {
         Lengths::Uniform(prompt, output) => {
             let mut within = |(low, high): (u32, u32)| rng.between(low.into(), high.into()) as u32;
@@ -276,7 +253,7 @@ mod tests {
         let trace = Arrivals::Trace(file.path().into(), 3.0);
         assert_eq!(sample_arrivals(&trace, 9, &mut Rng::new(1)).unwrap(), [0.0, 0.5]);
         assert_eq!(
-            lengths(&Lengths::File(file.path().into()), 3, &mut Rng::new(1)).unwrap(),
+            sample_lengths(&Lengths::File(file.path().into()), 3, &mut Rng::new(1)).unwrap(),
             [(48, 10), (31, 8), (48, 10)]
         );
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use sluice_wire::geometry::Geometry;
 
-use super::RunArgs;
+use super::args::RunArgs;
 use super::download::{download, sizes_in_folder, sizes_on_hub};
 use super::machine::{available_memory_bytes, check_disk};
 use super::manifest::{self, RunModel};

@@ -8,11 +8,15 @@ use sluice_wire::overview::GpuOverview;
 use sluice_wire::state::TenantReport;
 use sluice_wire::{Overview, State};
 
-use super::{CLUSTER_REFRESH_INTERVAL, REFRESH_INTERVAL};
 use crate::admin::AdminClient;
 use crate::cluster::{LeaderClient, OverviewScope};
 use crate::now_unix_ms;
 use crate::runtime_dir::{RunningSidecar, RuntimeDir};
+
+/// Interval of reading the sidecars of this machine.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(500);
+/// Refresh interval of a cluster, whose operator reads its sidecars twice a minute.
+const CLUSTER_REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The reading of one sidecar.
 #[derive(Clone, Debug)]

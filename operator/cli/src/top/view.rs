@@ -2,32 +2,19 @@
 
 mod detail;
 mod gpu;
+mod render_context;
 mod table;
 mod wrap;
 
-use ratatui::style::{Color, Modifier, Style};
-use ratatui::text::{Line, Span};
+use ratatui::text::Line;
 use sluice_wire::State;
 
 pub use self::detail::figures;
 use self::gpu::GpuTenants;
+pub use self::render_context::RenderContext;
 use self::wrap::{fitting, wrap_fragments};
-use super::SidecarPoll;
 use super::memory_map::{CellOwner, MemoryMap, owners};
 use sluice_page::text::formatting::bytes;
-
-/// The data to render, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct RenderContext<'a> {
-    /// All sidecars.
-    pub polls: &'a [SidecarPoll],
-    /// Whether to use colours.
-    pub colour: bool,
-    /// The time, milliseconds since the Unix epoch.
-    pub now_unix_ms: u64,
-    /// The text for an empty result.
-    pub empty_text: &'static str,
-}
 
 /// Most rows of one map.
 const MAX_MAP_ROWS: usize = 6;
@@ -56,24 +43,6 @@ fn gpu_maps(view: &RenderContext, gpu: &GpuTenants, width: usize) -> Vec<Line<'s
     let tenants = gpu.tenants.iter();
     let maps = tenants.flat_map(|(title, state)| map(view, gpu, title, state, width, MAX_MAP_ROWS));
     heading.into_iter().chain(maps).collect()
-}
-
-impl<'a> RenderContext<'a> {
-    fn answered(&self) -> impl Iterator<Item = (&'a str, &'a State)> {
-        self.polls.iter().filter_map(|s| Some((s.title.as_str(), s.state.as_ref().ok()?)))
-    }
-
-    fn style(&self, colour: Color) -> Style {
-        if self.colour { Style::default().fg(colour) } else { Style::default() }
-    }
-
-    fn owner(&self, owner: CellOwner, text: impl Into<String>) -> Span<'static> {
-        Span::styled(text.into(), self.style(owner.colour()))
-    }
-
-    fn bold(text: impl Into<String>) -> Span<'static> {
-        Span::styled(text.into(), Style::default().add_modifier(Modifier::BOLD))
-    }
 }
 
 fn header(view: &RenderContext) -> Line<'static> {

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::config_error::FieldLocator;
 use super::output::eprint_note;
-use super::process::{ProcessCommand, wait_for_command};
+use super::process_command::{ProcessCommand, wait_for_command};
 use super::shared_gpu::SharedGpu;
 use crate::admin::{AdminClient, DirectiveRejected};
 use crate::{Misconfigured, now_unix_ms};

@@ -18,6 +18,7 @@ use tokio::time::MissedTickBehavior;
 use super::config_error::FieldLocator;
 use super::directive_pusher::RecordSender;
 use super::output::eprint_note;
+use super::process_command::{ProcessCommand, wait_for_command};
 use super::ready::{ReadyEvent, ReadySink};
 use crate::runtime_dir::{self, LockedDir};
 use crate::{EX_CONFIG, Misconfigured, child};
@@ -32,17 +33,6 @@ const STARTUP_POLL_INTERVAL: Duration = Duration::from_millis(50);
 const LIVENESS_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of failed probes in a row that count as a hang.
 const LIVENESS_FAILURE_THRESHOLD: u32 = 6;
-
-/// Commands to all tenants, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ProcessCommand {
-    /// Serve, and restart after an exit.
-    Serve,
-    /// Let open streams finish, then end.
-    Drain,
-    /// End at once.
-    End,
-}
 
 /// A tenant to supervise.
 #[derive(Debug)]
@@ -231,10 +221,4 @@ impl TenantProcess {
         child.wait().await?;
         Ok(())
     }
-}
-
-/// Waits for `order`, or a later one.
-pub async fn wait_for_command(orders: &mut watch::Receiver<ProcessCommand>, order: ProcessCommand) {
-    // A closed channel means the same.
-    let _ = orders.wait_for(|now| *now >= order).await;
 }

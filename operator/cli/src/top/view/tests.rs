@@ -5,6 +5,7 @@ mod peers;
 use sluice_wire::state::{Move, OwnerBytes, Percentiles, Phase, Residency, Tenant, TokenCounts};
 
 use super::*;
+use crate::top::SidecarPoll;
 
 const NOW: u64 = 1_700_000_000_000;
 const CHUNK: u64 = 64 << 10;

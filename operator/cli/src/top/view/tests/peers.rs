@@ -1,8 +1,10 @@
 //! Output for tenants that share a GPU.
 
+use ratatui::style::Color;
 use sluice_wire::state::{Direction, EngineHang, GrantState, SharingState, TurnState};
 
 use super::*;
+use crate::top::SidecarPoll;
 
 const THREE_TENANTS: &str = "\
 sluice top   3 tenants
