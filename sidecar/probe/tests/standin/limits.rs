@@ -8,7 +8,7 @@ use super::TestEnv;
 fn attempted_feature_failure_is_noted_in_driver_words() {
     let row = TestEnv::new().assert_yes("limits");
     for words in [
-        "not so: part of a handle can be mapped: cuMemMap: CUDA_ERROR_",
+        "not supported: part of a handle can be mapped: cuMemMap: CUDA_ERROR_",
         "not supported: fabric handles can be made: ",
     ] {
         assert!(row.notes.iter().any(|note| note.starts_with(words)), "{words} in {:?}", row.notes);
