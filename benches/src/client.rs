@@ -100,7 +100,7 @@ mod tests {
         let (stop, mut looks) = (Stop::default(), 0);
         let mut failing = looking(&stop, || {
             looks += 1;
-            bail!("nobody answers")
+            bail!("no server answers")
         });
         failing().unwrap();
         failing().unwrap();

@@ -25,7 +25,7 @@ async fn open_streams_are_finished_and_new_ones_are_refused_after_sigterm() {
     eventually("new connections are refused", async || TcpStream::connect(&tenant.address).await.err()).await;
     let before = stream.answer.tokens.len();
     assert_eq!(stream.finish().await.unwrap(), expected);
-    assert!(before < expected.tokens.len(), "it was open when the tenant was told to end");
+    assert!(before < expected.tokens.len(), "it was open when the tenant was ordered to end");
     assert_eq!(whole.await.unwrap().unwrap(), expected);
     let outcome = up.ended().await;
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
@@ -67,6 +67,10 @@ async fn streams_beyond_drain_timeout_are_cut() {
     let outcome = up.ended().await;
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    assert!(!outcome.stderr.contains("did not end within"), "nobody had to be killed: {}", outcome.stderr);
+    assert!(
+        !outcome.stderr.contains("did not end within"),
+        "no process had to be killed: {}",
+        outcome.stderr
+    );
     world.assert_no_leftovers().await;
 }

@@ -32,7 +32,7 @@ async fn when_the_engine_is_killed_the_same_streams_go_on_with_the_same_tokens()
     assert_eq!(state.engine.restarts, both.engine.restarts + 1);
     assert_eq!(stream.finish().await.unwrap(), expected);
     assert_eq!(whole.await.unwrap().unwrap(), other_expected);
-    assert_eq!(world.stdout().lines().count(), 1, "nobody had to hear of it");
+    assert_eq!(world.stdout().lines().count(), 1, "no line was printed about it");
     up.end_cleanly().await;
 }
 
@@ -93,7 +93,7 @@ async fn stopped_engine_pauses_streams_until_continued() {
     assert_eq!(tenant.readiness().await, Some(200), "requests are held, not refused");
     processes::signal(engine, Signal::CONT);
     assert_eq!(stream.finish().await.unwrap(), expected);
-    assert_eq!(serving_engine(&tenant).await, engine, "nobody took it for dead");
+    assert_eq!(serving_engine(&tenant).await, engine, "the engine was not replaced");
     up.end_cleanly().await;
 }
 

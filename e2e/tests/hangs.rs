@@ -148,7 +148,7 @@ impl Case<'_, '_> {
             state.engine.hangs > before.engine.hangs && pid.is_some() && pid != before.engine.pid
         };
         let state = self.trio.tenants[victim].until("its engine is replaced", replaced).await;
-        let hang = state.engine.last_hang.expect("it is told");
+        let hang = state.engine.last_hang.expect("it is reported");
         assert!(!hang.alive && hang.waited_ms >= hang.limit_ms, "{hang:?}");
     }
 
@@ -205,7 +205,7 @@ async fn an_engine_that_is_stopped_for_good_is_replaced_and_its_streams_go_on_wi
     let state = tenant.state().await;
     assert_ne!(state.engine.pid, Some(engine));
     assert_eq!((state.engine.hangs, state.engine.restarts), (1, 1));
-    let hang = state.engine.last_hang.expect("it is told");
+    let hang = state.engine.last_hang.expect("it is reported");
     assert_eq!((hang.during.as_str(), hang.alive), ("step", false));
     assert!(!processes::alive(engine));
     up.end_cleanly().await;

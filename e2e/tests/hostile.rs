@@ -41,7 +41,7 @@ impl<'a> HostileSetup<'a> {
     /// serves.
     async fn end(self) {
         let HostileSetup { up, tenant, stream, expected, resident_bytes } = self;
-        assert_eq!(stream.finish().await.unwrap(), expected, "the stream beside was affected");
+        assert_eq!(stream.finish().await.unwrap(), expected, "the other stream was affected");
         let left = |state: &sluice_wire::State| {
             state.kv.blocks_used == 0 && state.queue == Default::default() && state.streams.open == 0
         };
@@ -182,9 +182,9 @@ async fn ten_thousand_streams_are_each_completed_or_refused() {
             Outcome::Disconnected => shut_out += 1,
         }
     }
-    eprintln!("{served} streams served, {told} told to come later, {shut_out} without a connection");
+    eprintln!("{served} streams served, {told} refused for now, {shut_out} without a connection");
     // The full queue is served in any case, and every connected client gets an answer.
-    assert!(served >= 1024 && served + told >= 3072, "{served} served, {told} told");
+    assert!(served >= 1024 && served + told >= 3072, "{served} served, {told} refused");
     scene.end().await;
 }
 

@@ -130,8 +130,11 @@ fn binaries(world: &TestEnv) -> Option<PathBuf> {
     if !trial.is_ok_and(|status| status.success()) {
         // Not `eprintln!`: the test harness captures it.
         let mut stderr = std::io::stderr();
-        writeln!(stderr, "SKIPPED: this machine lets nobody make user and process id namespaces (unshare)")
-            .unwrap();
+        writeln!(
+            stderr,
+            "SKIPPED: this machine lets no process make user and process id namespaces (unshare)"
+        )
+        .unwrap();
         return None;
     }
     let folder = world.path("bin");

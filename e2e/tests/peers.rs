@@ -27,7 +27,7 @@ async fn three_tenants_trade_and_no_token_changes() {
     let alone = trio.alone().await;
     for (index, (_, seen)) in alone.iter().enumerate() {
         assert!(seen.most_borrowed[index] > 0, "tenant {index} alone had to borrow: {seen:?}");
-        assert!(seen.most_lent.iter().sum::<u64>() > 0, "somebody has lent it: {seen:?}");
+        assert!(seen.most_lent.iter().sum::<u64>() > 0, "a tenant has lent it: {seen:?}");
     }
     let (together, seen) = trio.watched(&[0, 1, 2]).await;
     for (index, answers) in together.into_iter().enumerate() {
@@ -141,7 +141,7 @@ async fn peers_of_crash_looping_engine_continue_and_loans_return() {
         tokio::join!(trouble, longest_silence(one, &on), longest_silence(other, &on));
     assert!(kills > 6, "{kills} engines killed");
     eprintln!(
-        "{kills} engines killed, away for {absence:?}; the longest silences beside it: {one:?}, {other:?}"
+        "{kills} engines killed, away for {absence:?}; the longest silences of the others: {one:?}, {other:?}"
     );
     // A tenant that waits for the missing engine would be silent for that long. Both are longer on a busy machine.
     assert!(
@@ -196,7 +196,7 @@ async fn fixed_partitions_lend_nothing_and_borrow_nothing() {
         assert_eq!((place.budget_bytes, place.lendable_bytes), (place.share_bytes, 0));
     }
     let preempted = trio.tenants[0].state().await.figures.preemptions_total;
-    assert!(preempted > 0, "there was need: with a neighbour's memory nobody would have been preempted");
+    assert!(preempted > 0, "there was need: with a peer's memory no request would have been preempted");
     trio.up.end_cleanly().await;
 }
 

@@ -257,7 +257,7 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
             break;
         }
     }
-    assert!(paused > 0.0, "nobody made room");
+    assert!(paused > 0.0, "no request made room");
     is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }

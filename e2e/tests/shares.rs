@@ -122,7 +122,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     assert_eq!(late.readiness().await, Some(503));
     tokio::time::sleep(WHILE).await;
     let still = late.state().await;
-    assert!(waits(&still) && still.engine.pid == waiting.engine.pid, "nobody has made room: {still:?}");
+    assert!(waits(&still) && still.engine.pid == waiting.engine.pid, "no tenant has made room: {still:?}");
 
     let lives = [instance_of(&alpha.state().await), instance_of(&beta.state().await), instance_of(&still)];
     let loads = [&alpha, &beta].map(three_tenants::begin);
@@ -150,7 +150,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     assert_eq!(
         states.each_ref().map(instance_of),
         lives,
-        "nobody was started again: {:?}",
+        "no process was started again: {:?}",
         reported_events(&states)
     );
 

@@ -39,7 +39,7 @@ async fn a_killed_sidecar_ends_its_streams_and_its_engine_and_is_restarted() {
     assert_eq!(again.complete(&body).await.unwrap(), expected);
     let ours = [up.pid(), again.record.pid, again.engine().await];
     let others: Vec<_> = world.processes().into_iter().filter(|pid| !ours.contains(pid)).collect();
-    assert_eq!(others.len(), 1, "one supervisor and nobody else: {others:?}");
+    assert_eq!(others.len(), 1, "one supervisor and no other process: {others:?}");
     assert!(world.stderr().contains("default/slow: the sidecar ended (signal: 9"), "{}", world.stderr());
     up.end_cleanly().await;
 }

@@ -93,12 +93,14 @@ fn every_seed_plans_every_event() {
 #[test]
 fn missing_events_are_reported() {
     let nothing = SoakStats::default().lacks();
-    assert!(nothing.contains(&"own_naps") && nothing.contains(&"expiries") && nothing.contains(&"told naps"));
+    assert!(
+        nothing.contains(&"own_naps") && nothing.contains(&"expiries") && nothing.contains(&"ordered naps")
+    );
     let slept = SoakStats { idle_sleeps: 1, ordered_sleeps: [0, 1], ..SoakStats::default() };
     let mut both = slept;
     both.add(&slept);
     assert_eq!((both.idle_sleeps, both.ordered_sleeps), (2, [0, 2]));
-    assert!(!both.lacks().contains(&"own_naps") && !both.lacks().contains(&"told naps"));
+    assert!(!both.lacks().contains(&"own_naps") && !both.lacks().contains(&"ordered naps"));
 }
 
 /// The load of the negative controls: without a fault it shows none.

@@ -122,5 +122,8 @@ fn missing_file_is_reported_and_nothing_is_touched() {
     assert!(checkout.is_new("same"));
     checkout.write("changed", "changed");
     checkout.keep_times();
-    assert!(checkout.is_new("same") && checkout.is_new("changed"), "nobody knows what was built in between");
+    assert!(
+        checkout.is_new("same") && checkout.is_new("changed"),
+        "it is not known what was built in between"
+    );
 }

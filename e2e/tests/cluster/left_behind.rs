@@ -60,8 +60,7 @@ async fn external_cluster_is_used_and_none_is_started() {
     let output = command.env("SLUICE_KUBECONFIG_OVERWRITE", "1").output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(
-        said.contains("2 passed")
-            && errors.contains(&format!("SKIPPED {INNER}: a cluster that somebody else runs")),
+        said.contains("2 passed") && errors.contains(&format!("SKIPPED {INNER}: an external cluster")),
         "{said}{errors}"
     );
     assert_eq!(entries(folder.path()), 0, "nothing was started there");
@@ -85,7 +84,7 @@ async fn a_run_that_is_killed_leaves_no_process() {
     child.kill().unwrap();
     child.wait().unwrap();
     eventually("the end of all", async || of_folder(folder.path()).is_empty().then_some(())).await;
-    assert_eq!(entries(folder.path()), 1, "nobody is there to remove the folder");
+    assert_eq!(entries(folder.path()), 1, "no process is left to remove the folder");
 }
 
 #[test]

@@ -97,7 +97,7 @@ async fn a_priority_above_the_limit_needs_the_verb_on_the_pool() {
         assert!(refused.contains(words), "{words} is not in: {refused}");
     }
     let lead = tenants_of(server, "lead", &namespace).await;
-    try_create(&lead, &of_priority(151)).await.expect("whoever may prioritize on this pool");
+    try_create(&lead, &of_priority(151)).await.expect("a user with the right to prioritize on this pool");
     let elsewhere = with(&of_priority(151), "/spec/poolRef/name", json!("other"));
     try_create(&lead, &elsewhere).await.expect_err("the verb is on another pool");
 }

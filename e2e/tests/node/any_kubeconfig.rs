@@ -63,6 +63,6 @@ fn failures_are_tested_on_any_kubeconfig() {
     on_node_alone(async |node| {
         let Some(said) = again(node, "failures::what_fails_on_a_node_costs_no_token") else { return };
         let [stopped] = left_out(&said)[..] else { panic!("{said}") };
-        assert!(stopped.contains("somebody else's API server is not stopped"), "{stopped}");
+        assert!(stopped.contains("an API server of another owner is not stopped"), "{stopped}");
     });
 }

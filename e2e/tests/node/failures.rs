@@ -134,12 +134,12 @@ impl<'a> Rows<'a> {
         if self.product.node.api().is_own() {
             self.without_api_server(&operator).await;
         } else {
-            skipped("somebody else's API server is not stopped");
+            skipped("an API server of another owner is not stopped");
         }
 
         let seen =
             |tenant: &Value| tenant["status"]["observedGeneration"] == tenant["metadata"]["generation"];
-        assert!(!seen(&self.product.tenant(CHAT)), "nobody has seen the change");
+        assert!(!seen(&self.product.tenant(CHAT)), "no operator has seen the change");
         self.operators(1).await;
         let written = async || seen(&self.product.tenant(CHAT)).then_some(());
         self.product.wait("the operator writes the status", written).await;

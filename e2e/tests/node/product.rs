@@ -47,7 +47,7 @@ impl Product<'_> {
             let top = self.sluice(&["top", "--once"]);
             TENANTS.iter().all(|name| top.contains(&format!("{}/{name}", self.namespace))).then_some(())
         };
-        self.wait("top tells of all three", all).await;
+        self.wait("top shows all three", all).await;
     }
 
     /// Adds and removes a second slot on a second GPU with open streams, also on the removed pod.
@@ -70,7 +70,7 @@ impl Product<'_> {
             let going = pods.find(is_going)?;
             going["status"]["podIP"].as_str().map(str::to_owned)
         };
-        let address = self.wait("one pod is told to go", going).await;
+        let address = self.wait("one pod is ordered to end", going).await;
         let open = value(&self.metrics(&address).await, "sluice_open_requests", "chat", &[]);
         assert!(open > 0.0, "no stream is open where it matters");
         engines.into_iter().for_each(Stopped::go_on);

@@ -80,7 +80,7 @@ impl<'a> PodInstances<'a> {
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         change();
         let told = async || self.product.pods(TENANTS[0]).iter().any(is_going).then_some(());
-        self.product.wait("the old pod is told to go", told).await;
+        self.product.wait("the old pod is ordered to end", told).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
         for name in TENANTS {
@@ -102,7 +102,7 @@ impl<'a> PodInstances<'a> {
         let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets,jobs,pods", "-o", "name"];
         let none = async || self.product.kubectl(&kinds).is_empty().then_some(());
         self.product.wait("nothing of the chart is left", none).await;
-        assert_eq!(self.finalizers(), Value::Null, "nobody is there to take them off");
+        assert_eq!(self.finalizers(), Value::Null, "no operator is there to take them off");
         assert_eq!(self.product.lives(), self.pods);
         engine.go_on();
         streams.end_with(&self.golden).await;
@@ -197,7 +197,7 @@ impl<'a> PodInstances<'a> {
 fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
     on_node_alone(async |node| {
         if !node.api().is_own_cluster() {
-            return skipped("somebody else's release is not replaced");
+            return skipped("a release of another owner is not replaced");
         }
         let Some(product) = Product::prepare(node, ",hooks.keepTenants=true").await else { return };
         let (folder, _) = model();

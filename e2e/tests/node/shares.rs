@@ -107,7 +107,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
         product.wait("the cap is in force", capped).await;
         assert_eq!(product.complete(CHAT, 64).await, said);
         product.condition(CHAT, "Ready", "True").await;
-        assert_eq!(product.first_lives(&TENANTS), lives, "a cap is told, not started with");
+        assert_eq!(product.first_lives(&TENANTS), lives, "a cap comes by directive, not at the start");
         product.has_rights_here_alone();
         // Its rights are deleted with the namespace, perhaps before the pool.
         product.kubectl(&["delete", "modeltenants,gpupools", "--all", "--wait"]);

@@ -96,7 +96,7 @@ impl Product<'_> {
                 .is_some_and(|words| words.contains("exceeded quota: none"))
                 .then_some(())
         };
-        self.wait("who refuses its pod is told", told).await;
+        self.wait("the refusal of its pod is reported", told).await;
         self.kubectl(&["delete", "modeltenant", name, "--wait"]);
         self.kubectl(&["delete", "resourcequota", "none", "--wait"]);
     }

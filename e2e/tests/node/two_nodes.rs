@@ -50,11 +50,7 @@ impl<'a> Movers<'a> {
         self.second.disconnect();
         self.are_on(FIRST, 2).await;
         self.serve().await;
-        assert_eq!(
-            self.pods().iter().filter(|pod| is_going(pod)).count(),
-            TENANTS.len(),
-            "nobody ended them"
-        );
+        assert_eq!(self.pods().iter().filter(|pod| is_going(pod)).count(), TENANTS.len(), "no pod was ended");
         self.second.find();
         self.product
             .wait("the old pods end", async || self.pods().iter().all(|pod| !is_going(pod)).then_some(()))
@@ -71,7 +67,7 @@ impl<'a> Movers<'a> {
         let mut drain = self.product.node.api().kubectl(&drain);
         let drained = tokio::task::spawn_blocking(move || drain.output().unwrap());
         self.product
-            .wait("they are told to go", async || self.pods().iter().any(is_going).then_some(()))
+            .wait("they are ordered to end", async || self.pods().iter().any(is_going).then_some(()))
             .await;
         engine.go_on();
         streams.end_with(&self.golden).await;
@@ -104,7 +100,7 @@ impl<'a> Movers<'a> {
             let gpu = &self.product.get("gpupool", "trial")["status"]["gpus"][0];
             (gpu["node"] == node && gpu["claimName"] == claim.as_str()).then_some(())
         };
-        self.product.wait(&format!("the pool tells {node}"), told).await;
+        self.product.wait(&format!("the pool shows {node}"), told).await;
     }
 
     /// Checks that every tenant gives the same answers as on the other node.

@@ -174,6 +174,6 @@ mod tests {
         assert_eq!(status(Err(torn.into())).ok(), Some(EXIT_MAPPING_TORN));
         assert_eq!(status(Err(LinkError::Closed.into())).ok(), Some(EXIT_SIDECAR_GONE));
         assert_eq!(status(Ok(())).ok(), Some(EXIT_GOODBYE));
-        assert!(status(Err((*refused()).into())).is_err(), "anything else is told as it is");
+        assert!(status(Err((*refused()).into())).is_err(), "any other error is reported unchanged");
     }
 }

@@ -113,7 +113,7 @@ fn layers_that_share_a_buffer_of_kv_read_their_own_also_in_a_step_of_several_chu
         assert_eq!(done.sampled, away.expected, "{feed} tokens");
         let control = &away.sidecar.control;
         assert_eq!(control.kv_done(LayerId(2)).unwrap(), Generation(6));
-        assert_eq!(control.done(LayerId(2)).unwrap(), Generation(0), "of its weights nobody spoke");
+        assert_eq!(control.done(LayerId(2)).unwrap(), Generation(0), "its weights were not mentioned");
         let held_back = HELD_BACK.as_nanos() as u64 / 10;
         assert!((held_back..done.total_ns).contains(&done.kv_stall_ns[2]), "{:?}", done.kv_stall_ns);
         assert_eq!(

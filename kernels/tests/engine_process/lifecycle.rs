@@ -59,7 +59,7 @@ fn sigterm_ends_engine_without_sidecar() {
     let mut engine = Engine::start(&sidecar.socket(), &[]);
     assert!(engine.exited_within(A_WHILE).is_none());
     engine.signal(Signal::TERM);
-    assert!(engine.exited_within(TEST_TIMEOUT).expect("nobody needs it").success());
+    assert!(engine.exited_within(TEST_TIMEOUT).expect("no process needs it").success());
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl Server {
         let found = reads.wait_for(|reads| count(reads) >= before + times);
         tokio::time::timeout(std::time::Duration::from_secs(20), found)
             .await
-            .expect("nobody reads it")
+            .expect("no process reads it")
             .unwrap();
     }
 

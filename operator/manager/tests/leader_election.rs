@@ -54,7 +54,7 @@ async fn only_leader_writes_and_standby_takes_over_on_exit() {
     }
     let asked = reqwest::Client::new().get(format!("http://{}/", leads.listen_address("the read API").await));
     let rebound = asked.header("host", "evil.example").send().await.unwrap();
-    assert_eq!(rebound.status(), 403, "a page of somebody else reads nothing");
+    assert_eq!(rebound.status(), 403, "a page of another origin reads nothing");
     let page = format!("http://{}/v1/page", leads.listen_address("the read API").await);
     let key = format!("\"key\":\"{}/p-chat-0\"", stage.namespace);
     let shown = async || {
@@ -106,7 +106,7 @@ async fn recreated_lease_catches_up_with_sidecar_epochs() {
     let mut one = holder("one");
     assert_eq!(one.acquire(never()).await, Some(1));
     stage.delete::<Lease>("anew").await;
-    assert_eq!(one.acquire(never()).await, Some(1), "nobody knows of an earlier one");
+    assert_eq!(one.acquire(never()).await, Some(1), "no earlier one is known");
     assert!(!holder("two").raise_epoch(9).await.unwrap(), "it is not its own");
     assert!(one.raise_epoch(9).await.unwrap());
     assert!(one.raise_epoch(3).await.unwrap(), "which is lower, and changes nothing");

@@ -120,7 +120,7 @@ async fn sidecar_with_epoch_before_lease_receives_directive() {
         },
     )
     .await;
-    eventually("it is told", async || {
+    eventually("it has its directive", async || {
         came.lock().unwrap().last().is_some_and(|pair| pair.0 == 38).then_some(())
     })
     .await;

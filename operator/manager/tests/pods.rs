@@ -317,7 +317,7 @@ async fn only_pods_with_changed_api_keys_are_annotated() {
     let changed = secrets.patch("keys", &PatchParams::default(), &revoked).await.unwrap();
     let told =
         async || annotation("t-0-pod").await.filter(|told| Some(told) == changed.resource_version().as_ref());
-    eventually("its kubelet is told", told).await;
+    eventually("its kubelet is notified", told).await;
     let before = stage.secret_read_count("keys");
     eventually("it looks", async || (stage.secret_read_count("keys") >= before + 2).then_some(())).await;
     let writes = stage.writes();

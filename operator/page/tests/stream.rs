@@ -33,7 +33,7 @@ fn a_new_viewer_has_the_list_the_past_and_the_present() {
         {"from": "team/code", "to": "team/chat", "bytes": 8 << 20},
         {"from": "team/summary", "to": "team/chat", "bytes": 6 << 20},
     ]);
-    assert_eq!(gpus[0]["loans"], loans, "both ends tell of each, which is told once");
+    assert_eq!(gpus[0]["loans"], loans, "both ends report each, which is shown once");
     assert_eq!(gpus[0]["tenants"][0]["tokens_per_s"], 180.0);
     let past = of_kind(&text, "history");
     assert_eq!((past.len(), &past[0]["start_unix_ms"]), (1, &(NOW - 900_000 + 1000).into()));

@@ -215,7 +215,7 @@ mod tests {
             );
             let lost = u128::from(capacity) - sum;
             let most = u128::from(chunk) * (parts.len() as u128 + 1);
-            assert!(lost < most, "{capacity} {chunk} {parts:?}: {shares:?}, {lost} bytes are nobody's");
+            assert!(lost < most, "{capacity} {chunk} {parts:?}: {shares:?}, {lost} bytes are unassigned");
         }
     }
 

@@ -73,7 +73,7 @@ fn a_model_that_its_gpu_turned_out_too_small_for_is_not_tried_again() {
     let mut pool = super::fixtures::pool(json!({"hostMemoryPerGPU": "64Gi"}));
     pool.metadata.generation = Some(1);
     let (fits, pool) = accepted_reason(&pool, &ObservedPool::default());
-    assert_eq!(fits, "AsExpected", "nobody knows the GPU's size");
+    assert_eq!(fits, "AsExpected", "the GPU's size is not known");
     let mut seen = placed_and_ready(&pool);
     seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(8 << 30);
     let (small, mut pool) = accepted_reason(&pool, &seen);

@@ -173,7 +173,7 @@ fn hung_sidecar_is_reported_by_peer_that_took_over() {
     assert_eq!(
         town.condition_of("code", "Serving"),
         ["False", "SidecarHung", &said],
-        "nobody answers its requests"
+        "its requests have no answer"
     );
     assert_eq!(town.condition_of("code", "Ready"), ["False", "SidecarHung", &format!("Serving: {said}")]);
     let back = HangTest::new(Some(state()), Some(took(40_000)));
@@ -235,7 +235,7 @@ fn waiting_tenant_names_overdue_holder_before_and_after_takeover() {
     let said = "slot chat-0: took over the time slice of ns/code on p-chat-0 at 1970-01-12T13:46:00Z, 260 \
                 ms past its deadline";
     assert_eq!(after.condition_of("chat", "Degraded"), ["False", "AsExpected", said]);
-    assert!(has_expiring_reason(&after.status("chat")), "it is told for a while only");
+    assert!(has_expiring_reason(&after.status("chat")), "it is reported for a while only");
     let later = HangTest::new(None, Some(took(600_000)));
     assert_eq!(later.condition_of("chat", "Degraded"), ["False", "AsExpected", ""]);
 }
@@ -255,7 +255,8 @@ fn peers_of_other_gpus_and_namespaces_do_not_report_hang() {
     assert_eq!(HangTest::new(Some(state()), Some(stranger)).condition_of("code", "Degraded")[0], "False");
     let town = HangTest::new(Some(state()), Some(took(40_000)));
     let mut seen = town.seen();
-    let told = seen.reports.remove(&("chat".to_owned(), "p-chat-0".to_owned())).expect("it told something");
+    let told =
+        seen.reports.remove(&("chat".to_owned(), "p-chat-0".to_owned())).expect("it reported something");
     seen.reports.insert(("chat".to_owned(), "p-chat-1".to_owned()), told);
     let (pool, tenant) = (host_pool(), {
         let mut tenant = inspected();

@@ -427,7 +427,7 @@ fn a_proxied_engine_listens_on_loopback_whatever_the_tenant_writes() {
     let env = engine["env"].as_array().unwrap();
     let modes: Vec<_> = env.iter().filter(|env| env["name"] == "VLLM_SERVER_DEV_MODE").collect();
     assert_eq!(modes, [&json!({"name": "VLLM_SERVER_DEV_MODE", "value": "0"})]);
-    assert!(engine.get("ports").is_none(), "nobody but the sidecar asks there");
+    assert!(engine.get("ports").is_none(), "only the sidecar asks there");
 }
 
 #[test]

@@ -277,7 +277,7 @@ fn serving_slot_keeps_gpu_when_other_floors_grow() {
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
     assert!(
         matches!(of(&placement, "z"), Err(UnplacedReason::NoRoom { .. })),
-        "nobody new, however important"
+        "no new tenant, however important"
     );
     assert_eq!(of(&place(&gpus, &slots), "z"), Ok("b"));
     // The GPU must have the memory that the slot needs alone.

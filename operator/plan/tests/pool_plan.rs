@@ -213,7 +213,7 @@ fn immediate_edit_keeps_gpu_of_serving_slot() {
         let (on, said) = after(edit, true);
         assert_eq!(on, [true, true]);
         assert!(said.contains("floors of tenants on p-chat-0 exceed its memory"), "{said}");
-        assert_eq!(after(edit, false).0, [true, false], "nobody has started there");
+        assert_eq!(after(edit, false).0, [true, false], "no pod has started there");
         let silent = after_in(edit, false, lost_for(GRACE - 1)).0;
         assert_eq!(silent, [true, true], "who is on a node that says nothing may serve on");
     }

@@ -63,7 +63,7 @@ fn all_memory_that_is_not_free_is_owned() {
     );
     assert!(
         owners.free_bytes > 0 && owners.activation_bytes + owners.staging_bytes > 0,
-        "the golden state tells them"
+        "the golden state has them"
     );
 }
 

@@ -65,7 +65,7 @@ fn used_memory_does_not_drop_while_one_sidecar_is_silent() {
     assert_eq!(used(&[("a", 10)]), Some(10));
     assert_eq!(used(&[("a", 10), ("b", 30)]), Some(40));
     assert_eq!(used(&[("a", 10), ("b", 5)]), Some(15), "it gave some back");
-    assert_eq!(used(&[]), Some(15), "nobody has told anything to a new leader");
+    assert_eq!(used(&[]), Some(15), "no sidecar has reported to a new leader");
     assert_eq!(used(&[("b", 5)]), Some(15), "nor has a yet");
     assert_eq!(used(&[("a", 1), ("b", 5)]), Some(6));
 }
@@ -94,7 +94,7 @@ fn a_ready_slot_that_takes_no_directive_is_degraded() {
     };
     let told = ("True".to_owned(), "DirectiveNotTaken".to_owned(), "no answer".to_owned());
     assert_eq!(degraded(true), told);
-    assert_eq!(degraded(false).0, "False", "who starts was not told yet");
+    assert_eq!(degraded(false).0, "False", "a sidecar that starts has no directive yet");
 }
 
 #[test]

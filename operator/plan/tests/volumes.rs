@@ -23,7 +23,7 @@ fn download_volume_fits_files_as_stored() {
     // 35 MiB of weights in memory, from files of 70; a tenth and 64 MiB more.
     assert_eq!(room("BFloat16", Some(70 * MIB)), 141 * MIB);
     assert_eq!(room("Auto", Some(35 * MIB)), 205 * MIB / 2);
-    assert_eq!(room("BFloat16", None), 141 * MIB, "nobody has measured them: at the most twice as much");
+    assert_eq!(room("BFloat16", None), 141 * MIB, "not measured: at most twice as much");
     assert_eq!(room("Auto", None), room("Auto", Some(35 * MIB)));
 }
 

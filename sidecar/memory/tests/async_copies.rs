@@ -81,7 +81,7 @@ fn urgent_fetch_overtakes_slab_and_fetch_without_deadline_waits() {
         let (taken, ahead) = fetch_during_slab_fill(due);
         assert_eq!(ahead, passes, "{due:?}");
         // The fetch waits for the current quantum, but the wait for its turn does not count as copy time.
-        assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} beside a slab, {alone:?} alone");
+        assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} next to a slab, {alone:?} alone");
     }
 }
 

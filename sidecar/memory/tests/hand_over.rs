@@ -109,7 +109,7 @@ fn engine_loss_completes_unacknowledged_reback() {
     for order in [first, second] {
         assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
     }
-    assert!(!world.memory.on_acknowledge(first, true), "an answer that comes late is nobody's");
+    assert!(!world.memory.on_acknowledge(first, true), "a late answer belongs to no request");
     assert_eq!(world.memory.snapshot(), [Reback::Map(KV_CHUNK, C0), Reback::Map(OTHER, ChunkId(1))]);
 }
 

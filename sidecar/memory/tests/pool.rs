@@ -80,7 +80,7 @@ fn weight_pages_allocate_on_copy_and_kv_pages_before_map() {
         rustix::fs::fstat(world.memory.pool_fd()).unwrap().st_blocks as u64 * 512 / geometry.chunk_bytes
     };
     world.succeed_with_reason(Reason::Load, Work::Create(chunks(0..4)));
-    assert_eq!(allocated(&world), 4, "nobody waits for a tenant that loads");
+    assert_eq!(allocated(&world), 4, "no peer waits for a tenant that loads");
     world.succeed(Work::Release(chunks(0..4)));
     world.succeed_with_reason(Reason::Wake, Work::Create(chunks(0..4)));
     assert_eq!(allocated(&world), 0);

@@ -107,7 +107,7 @@ fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
     let out = duration(world.run(Work::SwapOut(vec![swap(0, 0, 1)])));
     assert!(out >= taken(1) && out < taken(4), "{out:?} for {:?} while a fill runs", taken(1));
     world.succeed(Work::SwapIn(vec![swap(1, 0, 1)]));
-    assert!(begun.elapsed() >= taken(9), "a block came in, in {:?}, beside a chunk", begun.elapsed());
+    assert!(begun.elapsed() >= taken(9), "a block came in, in {:?}, next to a chunk", begun.elapsed());
     world.memory.set_link_bandwidth(Some(16 * rate));
     world.wait(fill);
     let out = duration(world.run(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2), swap(2, 2, 3)])));
@@ -179,7 +179,7 @@ fn swaps_continue_after_engine_exit() {
 /// Returns the bytes of anonymous memory of this process.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel tells it");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel reports it");
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 

@@ -88,8 +88,8 @@ fn served(slo: Slo, host_kv_blocks: u64, paced: bool) -> (Simulation, Times) {
 fn request_with_buffered_tokens_is_paused_and_resumes_before_they_run_out() {
     let (world, times) = served(SLO, 400, true);
     let counters = &world.driver.scheduler().snapshot().counters;
-    assert!(counters.pauses > 0, "somebody made room");
-    assert_eq!((late(&times), counters.preemptions), (0, 0), "and nobody noticed");
+    assert!(counters.pauses > 0, "a request made room");
+    assert_eq!((late(&times), counters.preemptions), (0, 0), "and no client noticed");
     assert!(slowest_first(&times) <= SLO.ttft_ns, "{} ns", slowest_first(&times));
 
     let (world, times) = served(NO_DEADLINE, 400, true);
@@ -110,7 +110,7 @@ fn request_without_host_space_for_kv_is_not_paused() {
     let (world, _) = served(SLO, 0, true);
     let counters = &world.driver.scheduler().snapshot().counters;
     assert_eq!(counters.pauses, 0);
-    assert!(counters.preemptions > 0, "somebody is one too many");
+    assert!(counters.preemptions > 0, "a request is one too many");
 }
 
 /// Layers may not be remapped. KV of running requests is offloaded while that increases their tokens, and requests
@@ -128,7 +128,7 @@ fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
         let times = run(&mut world);
         assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
         let count = |reason| world.driver.scheduler().manager().counted(reason);
-        assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: somebody made room");
+        assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: a request made room");
         (world.driver.scheduler().manager().fetched_bytes(), count(Reason::DeclinedStall))
     };
     let (fast, slow) = (placed(1 << 34), placed(1 << 28));
@@ -158,7 +158,7 @@ fn late_request_yields_to_timely_one_for_bounded_time() {
             world.submit(Request { max_tokens: 10, ..request(next, true) });
             next += 1;
         }
-        assert!(world.now().since(begun) < 20 * BOUND_NS, "somebody waits for ever");
+        assert!(world.now().since(begun) < 20 * BOUND_NS, "a request waits for ever");
     }
     let first = |id: &RequestId| times.get(id).and_then(|tokens| tokens.first());
     let waited = |(id, at): (&RequestId, &Nanos)| first(id).map(|token| token.since(*at));
@@ -210,5 +210,5 @@ fn policy_change_changes_no_token() {
         support::assert_same(&world, &expected, &format!("seed {seed}"));
         pauses += world.driver.scheduler().snapshot().counters.pauses;
     }
-    assert!(pauses > 0, "somebody made room");
+    assert!(pauses > 0, "a request made room");
 }

@@ -31,7 +31,7 @@ fn oneiros_is_compared_with_paper_baselines_per_link_class() {
     assert!(told.last().unwrap().starts_with("30/30"));
     let (controls, runs): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| run[3] == "memory for all");
     assert_eq!(controls.len(), 2 * 3, "one for each load on the paper's link");
-    assert!(controls.iter().all(|run| run[8] == "0"), "nobody is computed again: {controls:?}");
+    assert!(controls.iter().all(|run| run[8] == "0"), "no request is computed again: {controls:?}");
     assert_eq!(runs.len(), 2 * (3 + 1) * policies.len(), "three loads on the paper's link, one on another");
     for (at, run) in runs.iter().enumerate() {
         assert_eq!(run[3], policies[at % policies.len()]);
@@ -83,7 +83,7 @@ fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<Stri
         return assert_eq!(
             row.verdict,
             ExperimentCheck::Untold,
-            "{}: of Pie the paper tells nothing",
+            "{}: of Pie the paper reports nothing",
             row.what
         );
     };

@@ -49,7 +49,7 @@ fn layers_that_share_a_buffer_read_their_own_and_wait_for_it() {
     let (done, wrong_reads) = step(SimFaults::default());
     assert_eq!((done.sampled[0].token, wrong_reads), (expected(), 0));
     assert_eq!(done.kv_stall_ns, [BLOCK_NS; 2], "the second begins when the first layer is through");
-    assert_eq!(done.stall_ns, [0; 2], "of weights nobody spoke");
+    assert_eq!(done.stall_ns, [0; 2], "weights were not mentioned");
     assert_eq!(done.total_ns, done.layer_ns.iter().sum::<u64>() + 2 * BLOCK_NS);
 }
 

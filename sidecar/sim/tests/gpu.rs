@@ -61,7 +61,7 @@ pub fn record_peers(requests: u64) -> Vec<String> {
         ..NegotiationPolicy::default()
     }));
     gpu.tenants[0].instance.as_mut().unwrap().driver.push(Event::Peer(terms));
-    assert!(gpu.run_until_done(LIMIT), "everybody is served");
+    assert!(gpu.run_until_done(LIMIT), "each request is served");
     let lives = gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().recorded_journal().unwrap());
     lives.map(|text| String::from_utf8(text).unwrap()).collect()
 }
@@ -127,7 +127,7 @@ fn time_sliced_peers_lend_memory_and_change_no_token() {
     let loads = uneven_load(&mut gpu, 3);
     let mut borrowed = 0;
     while !gpu.is_done() {
-        assert!(gpu.tick(LIMIT), "everybody is served: {} open", gpu.open());
+        assert!(gpu.tick(LIMIT), "each request is served: {} open", gpu.open());
         assert!(existing(&gpu) <= gpu.ledger.borrow().capacity(), "no byte is promised twice");
         borrowed = borrowed.max(manager(&gpu, 0).borrowed_chunks());
     }

@@ -82,7 +82,7 @@ impl Tenant {
         self.on_peer_event(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
         self.run_until(self.world.now().plus(100 * MS));
         assert_eq!(self.world.driver.scheduler().manager().lent_chunks(), chunks);
-        assert!(revocations(self).is_empty(), "nobody takes back what is just leaving");
+        assert!(revocations(self).is_empty(), "a loan that is just returning is not revoked");
     }
 
     fn on_peer_event(&mut self, news: PeerEvent) {

@@ -38,7 +38,7 @@ fn paused(world: &Simulation) -> Option<RequestId> {
 
 fn run_until_paused(world: &mut Simulation) -> RequestId {
     loop {
-        assert!(world.tick(LIMIT), "nobody was paused");
+        assert!(world.tick(LIMIT), "no request was paused");
         if let Some(id) = paused(world) {
             return id;
         }

@@ -58,7 +58,7 @@ fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
 fn request_that_delays_all_is_not_admitted_by_plan() {
     let (loose, tight) = (paced(u64::MAX, SHORT, |_| {}), paced(1, SHORT, |_| {}));
     assert!(loose.plans().1 > 0, "what is tested happens");
-    assert!(tight.plan_requests.iter().any(|asked| !asked.waiting.is_empty()), "somebody waits for a plan");
+    assert!(tight.plan_requests.iter().any(|asked| !asked.waiting.is_empty()), "a request waits for a plan");
     assert_eq!(tight.plans().1, 0);
     for served in [&loose, &tight] {
         assert!(served.counted(Reason::Plan) > 0 && served.counted(Reason::Fetch) > 0);

@@ -86,7 +86,7 @@ fn only_pausing_policies_pause_when_plans_do_not_fit() {
         let core = world.driver.scheduler();
         let (pauses, preemptions) = (core.snapshot().counters.pauses, core.snapshot().counters.preemptions);
         assert_eq!(pauses > 0, core.manager().params().pauses(), "{policy:?} paused {pauses} times");
-        assert!(pauses + preemptions > 0, "{policy:?}: somebody is one too many");
+        assert!(pauses + preemptions > 0, "{policy:?}: a request is one too many");
     }
 }
 
@@ -121,5 +121,5 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
     world.device.borrow_mut().faults.copy_fails_permille = 0;
     assert!(world.run_until_idle(LIMIT), "every request ends");
     assert_eq!(tokens(&world), roomy());
-    assert!(world.driver.scheduler().snapshot().counters.preemptions > 0, "somebody was computed again");
+    assert!(world.driver.scheduler().snapshot().counters.preemptions > 0, "a request was computed again");
 }

@@ -172,7 +172,7 @@ fn prompts_are_not_offloaded_over_slow_link() {
     };
     let (fast, slow) = (served(16_000_000_000), served(1 << 10));
     assert!(fast.0 > 0 && slow.0 == 0, "{fast:?} {slow:?}");
-    assert!(slow.1 < 2 * fast.1, "nobody waits for the measurement: {} and {} ns", slow.1, fast.1);
+    assert!(slow.1 < 2 * fast.1, "no request waits for the measurement: {} and {} ns", slow.1, fast.1);
 }
 
 /// The step covers the whole prompt except its last token.

@@ -291,6 +291,6 @@ fn requeued_request_is_admitted_again_when_nothing_runs() {
     (setup.params.max_step, setup.config.max_step_tokens) = (large, large.tokens);
     let mut world = Simulation::new(setup, None).unwrap();
     (1..=8).for_each(|id| world.submit(request(id, 40, 20)));
-    assert!(world.run_until_idle(LIMIT), "somebody is admitted");
+    assert!(world.run_until_idle(LIMIT), "a request is admitted");
     assert!(world.outcomes.values().all(|o| o.finish == Some(Finish::Length)));
 }

@@ -112,7 +112,7 @@ fn requests_keep_kv_while_tenant_sleeps_by_order() {
     assert_eq!(world.driver.scheduler().snapshot().waiting, 3);
     let now = world.now();
     world.run_until(now.plus(1_000_000_000));
-    assert!(asleep(&world), "nobody wakes it but who told it to sleep");
+    assert!(asleep(&world), "only the sender of the order to sleep wakes it");
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
     assert_eq!(tokens(&world), alone());

@@ -104,7 +104,11 @@ fn a_link_that_halves_in_the_middle_makes_tokens_late_by_a_step_at_most_and_then
     // Copies that were hidden behind one step take at most two. When layers are first remapped, tokens wait with any
     // link.
     assert_eq!(longer_than(2000, &met), longer_than(2000, &whole));
-    assert_eq!(late(&after), late(&expected), "who comes then is served as if it had never been faster");
+    assert_eq!(
+        late(&after),
+        late(&expected),
+        "a request that comes then is served as if it had never been faster"
+    );
     assert_eq!(median(&after), usual, "and hides what it moves");
     let [quartered, _] = gaps(middle, 250);
     assert!(longer_than(2000, &quartered) > longer_than(2000, &met), "a fourth is not hidden by two steps");

@@ -25,7 +25,7 @@ struct RecordingPort(Arc<Mutex<Vec<(Nanos, SliceCommand)>>>);
 
 impl PeerPort for RecordingPort {
     fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        panic!("nobody to write to: {letter:?}");
+        panic!("no peer to write to: {letter:?}");
     }
 
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {

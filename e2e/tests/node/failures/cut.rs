@@ -51,7 +51,11 @@ impl Rows<'_> {
             ledger.borrowed(self.product, CHAT).await;
             let cut = CutOff::start(sidecar.first().expect("it runs"));
             for name in [CODE, SUMMARY] {
-                assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} serves meanwhile");
+                assert_eq!(
+                    self.product.complete(name, 200).await,
+                    self.golden,
+                    "{name} serves during that time"
+                );
             }
             let given = async || {
                 let own = ledger.record(self.product, CHAT)?;

@@ -63,7 +63,7 @@ impl Rows<'_> {
         let ((took, times), ()) =
             tokio::join!(disturbed, self.load.answered_until(self.product, CHAT, &done));
         eprintln!(
-            "a load takes {undisturbed:?}, beside another one and with sidecars that stood still {times} times {took:?}"
+            "a load takes {undisturbed:?}, next to another one and with sidecars that stood still {times} times {took:?}"
         );
         assert!(times > 10, "{times}");
         assert!(took < undisturbed * AT_MOST, "{took:?}, {undisturbed:?} undisturbed");

@@ -288,7 +288,7 @@ impl Rows<'_> {
         };
         let (answers, (took, allowed)) = tokio::join!(futures_util::future::join_all(asked), steps);
         for answer in answers {
-            assert!(self.golden.starts_with(&answer), "{what}: {answer:?} beside it");
+            assert!(self.golden.starts_with(&answer), "{what}: {answer:?} next to it");
         }
         assert!(took <= allowed, "{what}: its neighbours waited {took:?}, {allowed:?} are allowed");
         took

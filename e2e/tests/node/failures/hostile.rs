@@ -37,7 +37,7 @@ impl Rows<'_> {
         let deaf = self.send_raw_to_many(NOT_READING, &head, asked.as_bytes()).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
-        assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "beside them");
+        assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "next to them");
         drop((slow, deaf));
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
@@ -52,7 +52,10 @@ impl Rows<'_> {
         let mut crowd: JoinSet<_> =
             (0..STREAMS).map(|_| outcome(self.product.post(CHAT, COMPLETIONS, &asked))).collect();
         let first = crowd.join_next().await.expect("a crowd").unwrap();
-        assert!(!matches!(first, Outcome::Served(_)), "nobody computes: who hears something is refused");
+        assert!(
+            !matches!(first, Outcome::Served(_)),
+            "no stream is computed: a client that gets an answer is refused"
+        );
         engine.go_on();
         let (mut served, mut told) = (0, 0);
         while let Some(one) = crowd.join_next().await {
@@ -65,9 +68,9 @@ impl Rows<'_> {
                 Outcome::Disconnected => {}
             }
         }
-        eprintln!("of {STREAMS} streams {served} were served, {told} told to come later");
+        eprintln!("of {STREAMS} streams {served} were served, {told} refused for now");
         // The full queue is served, and every connected client gets an answer.
-        assert!(served >= 1024 && served + told >= 3000, "{served} served, {told} told");
+        assert!(served >= 1024 && served + told >= 3000, "{served} served, {told} refused");
         streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");
@@ -114,7 +117,7 @@ async fn outcome(request: RequestBuilder) -> Outcome {
     let answer = match request.send().await {
         Ok(answer) => answer,
         Err(error) => {
-            assert!(!error.is_timeout(), "nobody is left without a word: {error}");
+            assert!(!error.is_timeout(), "no client is left without an answer: {error}");
             return Outcome::Disconnected;
         }
     };

@@ -36,7 +36,7 @@ impl Rows<'_> {
             let pod = self.product.pod(SUMMARY);
             (pod["metadata"]["annotations"]["sluice.dev/keys-version"] == version).then_some(pod)
         };
-        let after = within(2 * REVOKED_WITHIN, "the kubelet is told", noted).await;
+        let after = within(2 * REVOKED_WITHIN, "the kubelet is notified", noted).await;
         assert!(begun.elapsed() <= REVOKED_WITHIN, "{:?}", begun.elapsed());
         assert_eq!(*uid(&after), pod, "no pod is replaced");
         self.access(&json!({"apiKeysSecretRef": null})).await;

@@ -103,7 +103,7 @@ impl Changes<'_> {
         let spatial = json!([{"name": "shared", "count": 1, "sharing": {"mode": "Spatial"}}]);
         self.product.change("gpupool", "trial", &json!({"updatePolicy": "Disruptive", "gpus": spatial}));
         let told = async || self.product.pods(CHAT).iter().any(is_going).then_some(());
-        self.product.wait("the old pod is told to go", told).await;
+        self.product.wait("the old pod is ordered to end", told).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
         let claim = format!("{GPU}-e2");
@@ -124,7 +124,7 @@ impl Changes<'_> {
             let spatial = gpu["effectiveMode"] == "Spatial" && gpu["claimName"] == claim.as_str();
             (spatial && claims.trim() == format!("resourceclaim.resource.k8s.io/{claim}")).then_some(())
         };
-        self.product.wait("the old claim is gone, and the pool tells the new one", alone).await;
+        self.product.wait("the old claim is gone, and the pool shows the new one", alone).await;
         self.directed(CHAT, "the way to share", |told| told["sharing"] == "Spatial").await;
     }
 
@@ -143,7 +143,7 @@ impl Changes<'_> {
                 let degraded = all.as_array()?.iter().find(|one| one["type"] == "Degraded")?.clone();
                 (degraded["status"] == "True" && degraded["reason"] == "MpsFault").then_some(())
             };
-            self.product.wait(&format!("{name} tells of the fault"), told).await;
+            self.product.wait(&format!("{name} reports the fault"), told).await;
             self.product.condition(name, "Ready", "True").await;
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} after the fault");
         }
@@ -168,7 +168,7 @@ impl Changes<'_> {
     async fn directed(&self, tenant: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
         let admin = self.admin(tenant);
         let told = async || wanted(&admin.directive(&self.operator).await).then_some(());
-        self.product.wait(&format!("{tenant} is told {what}"), told).await;
+        self.product.wait(&format!("{tenant} has a directive with {what}"), told).await;
     }
 
     fn admin(&self, tenant: &str) -> Admin {

@@ -72,7 +72,7 @@ impl SoakStats {
     pub fn lacks(&self) -> Vec<&'static str> {
         let lists = [
             ("kills in naps", self.sleep_kills.iter().sum()),
-            ("told naps", self.ordered_sleeps.iter().sum()),
+            ("ordered naps", self.ordered_sleeps.iter().sum()),
         ];
         let mut all: Vec<_> = lists.to_vec();
         // Whether a target exists, or a sleep is interrupted, depends on timing; preemptions may be unnecessary.

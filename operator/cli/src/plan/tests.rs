@@ -101,7 +101,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
     assert_line(&lines, "tenants.yaml:49: ModelTenant/e spec.model.maxModelLen: or this");
     assert_line(&lines, "tenants.yaml:47: ModelTenant/e spec.memory.maxRemappedPercent: or this");
-    assert!(!lines.iter().any(|line| line.contains("guaranteedKv")), "nobody wrote it: {lines:#?}");
+    assert!(!lines.iter().any(|line| line.contains("guaranteedKv")), "no file sets it: {lines:#?}");
     assert_eq!(error.as_deref(), Some("1 of 5 slots would not be served"));
     let two = tenant("chat", "  replicas: 2\n");
     let (lines, _) = rendered(&inputs(&(pool(1, "", "") + &two)), None);
@@ -207,7 +207,7 @@ fn existing_slots_stay_when_others_are_added_or_removed() {
     );
     assert_line(&lines, "mail slot 0");
     assert_line(&lines, "code slot 0 is removed from local-chat-0");
-    assert!(!lines.iter().any(|line| line.contains("takes")), "nobody is away: {lines:#?}");
+    assert!(!lines.iter().any(|line| line.contains("takes")), "no tenant is absent: {lines:#?}");
 }
 
 #[test]

@@ -224,9 +224,9 @@ mod tests {
         let present = CurrentPods::new(&pods);
         assert!(present.is_current("t", "g-0", Some("new")));
         assert!(!present.is_current("t", "g-0", Some("old")), "though it is there for a while");
-        assert!(!present.is_current("t", "g-0", None), "whoever it was, the new one had no address yet");
+        assert!(!present.is_current("t", "g-0", None), "in any case, the new one had no address yet");
         assert!(!present.is_current("t", "g-0", Some("far")));
-        assert!(present.is_current("t", "g-1", Some("far")), "it drains, and nobody has followed it");
+        assert!(present.is_current("t", "g-1", Some("far")), "it drains, and no pod has followed it");
         assert!(!present.is_current("t", "g-1", Some("gone")));
         assert!(!present.is_current("u", "g-0", Some("gone")));
         let mut both = [pod("a", "g-0-e1", false), pod("b", "g-0-e1", false)];

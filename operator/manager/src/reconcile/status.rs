@@ -269,7 +269,7 @@ mod tests {
             assert_eq!((events[0].reason.as_str(), &events[0].type_), ("SidecarHung", &EventType::Warning));
             assert_eq!(events[0].note.as_deref(), Some(&*format!("Degraded=True: {said}")));
         }
-        assert_eq!([told(&hung, &hung).len(), told(&hung, &later).len()], [0, 0], "it is told once");
+        assert_eq!([told(&hung, &hung).len(), told(&hung, &later).len()], [0, 0], "it is reported once");
         let over = told(&hung, &well);
         assert_eq!((over.len(), &over[0].type_), (1, &EventType::Normal));
     }

@@ -94,7 +94,7 @@ async fn missing_or_invalid_secret_is_restored_when_pod_fails_to_start() {
     let asked = || server.requests().into_iter().filter(|(_, path)| path == SLOT_SECRET_PATH).count();
     asked();
     assert_eq!(keeper.ensure_slot_secret(&slot(), since + 3600).await.unwrap(), until);
-    assert_eq!(asked(), 0, "nobody doubts it");
+    assert_eq!(asked(), 0, "there is no doubt about it");
 
     keeper.invalidate("ns", "sluice-story-0");
     keeper.ensure_slot_secret(&slot(), since + 3600).await.unwrap();
@@ -120,7 +120,7 @@ async fn rotation_updates_every_secret_once_with_two_leaders() {
     let rotate = now() + ROTATE_DAYS * DAY_SECONDS;
     // An old leaf would be renewed first, so only the bundles of both steps are compared.
     let again = keeper.ensure_slot_secret(&slot(), rotate - 3600).await.unwrap();
-    assert!(again <= rotate, "somebody comes back when the authority turns");
+    assert!(again <= rotate, "a check is due when the authority is replaced");
     let again = keeper.ensure_slot_secret(&slot(), rotate).await.unwrap();
     assert!(again <= rotate + ROTATION_OVERLAP_SECONDS, "and at its next step");
     let bundle = secret_text(&server, SLOT_SECRET_PATH, "ca.crt");

@@ -328,7 +328,7 @@ async fn unreachable_sidecar_falls_back_to_peer() {
     wait_for_event(&mut news, |news| *news == SidecarEvent::Read(gpu_key())).await;
     let reading = sidecars.reading(&gpu_key()).unwrap();
     assert_eq!((reading.problem, reading.tenants.len()), (None, 2));
-    assert!(!sidecars.is_fully_read(&gpu_key()), "of `gone` nothing was told");
+    assert!(!sidecars.is_fully_read(&gpu_key()), "of `gone` nothing was reported");
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&code], &directive())]);
     wait_for_event(&mut news, |news| *news == SidecarEvent::Read(gpu_key())).await;
     assert!(sidecars.is_fully_read(&gpu_key()));
@@ -337,7 +337,7 @@ async fn unreachable_sidecar_falls_back_to_peer() {
     let mut later = SidecarRegistry::new(world.transport.clone(), 7, sender);
     assert!(!later.is_fully_read(&gpu_key()), "it was there before");
     later.set("ns", "p", vec![gpu_of_stubs(&[], &directive())]);
-    assert!(later.is_fully_read(&gpu_key()), "nobody was on it");
+    assert!(later.is_fully_read(&gpu_key()), "no tenant was on it");
     later.set("ns", "p", vec![gpu_of_stubs(&[&gone], &directive())]);
     assert!(later.is_fully_read(&gpu_key()), "who came then was placed by this leader");
     later.set("ns", "p", Vec::new());
@@ -352,7 +352,7 @@ async fn unreachable_sidecar_falls_back_to_peer() {
     later.set("ns", "p", Vec::new());
     later.forget("ns", "p");
     later.mark_pool_absent("ns", "p");
-    assert!(later.is_fully_read(&gpu_key()), "nobody can be asked where there is no pool");
+    assert!(later.is_fully_read(&gpu_key()), "no sidecar can be asked where there is no pool");
 }
 
 #[tokio::test]
@@ -375,7 +375,7 @@ async fn unreachable_gpu_is_reported_and_directives_still_pushed() {
         let puts = |stub: &StubSidecar| {
             stub.take_requests().iter().filter(|came| came.line.starts_with("PUT")).count()
         };
-        assert!(heard || puts(&story) + puts(&code) == 0, "nobody is told before all were asked");
+        assert!(heard || puts(&story) + puts(&code) == 0, "no directive is sent before all were asked");
     }
     let is_told = |news: &SidecarEvent| matches!(news, SidecarEvent::DirectiveStatus(_, None));
     wait_for_event(&mut news, is_told).await;

@@ -98,7 +98,7 @@ fn a_viewer_is_sent_whole_gpus_where_there_are_few_and_one_where_there_are_many(
     assert_eq!(next(&mut one).0, ["list"], "nothing is new");
     drop(one);
     update_hub(&hub, 3, &gpus(5));
-    assert!(lock(&hub.inner).gpus.values().all(|known| known.detail.is_none()), "nobody looks");
+    assert!(lock(&hub.inner).gpus.values().all(|known| known.detail.is_none()), "no client watches");
 }
 
 #[test]

@@ -157,7 +157,7 @@ mod tests {
         );
         assert_eq!(told.level, Level::Fine);
         state.queue.waiting = 1;
-        assert_eq!(sleep_reason(&state).map(|told| told.level), Some(Level::Watch), "somebody waits for it");
+        assert_eq!(sleep_reason(&state).map(|told| told.level), Some(Level::Watch), "a request waits for it");
         for (phase, ordered) in [(Phase::Hibernated, false), (Phase::Active, true), (Phase::Waking, true)] {
             (state.phase, state.sleep_ordered) = (phase, ordered);
             assert_eq!(sleep_reason(&state), None, "{phase:?}");

@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(phase(None, after), Phase::Active, "it has requests");
         assert_eq!(phase(Some(29), after), Phase::Active);
         assert_eq!(phase(Some(30), after), Phase::Idle);
-        assert_eq!(phase(Some(0), Duration::ZERO), Phase::Idle, "nobody has said how long");
+        assert_eq!(phase(Some(0), Duration::ZERO), Phase::Idle, "no time was given");
         let set_back = idle_phase(Some(now + after), now, after);
         assert_eq!(set_back, Phase::Active);
     }

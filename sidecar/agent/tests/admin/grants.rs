@@ -89,7 +89,7 @@ async fn undecided_scheduler_is_503() {
     assert_refused(&answer, 503, None, None);
     let AdminCall::Grant(_, late) = calls.try_recv().unwrap() else { panic!("another call") };
     let lost = GrantAnswer::refused(RefusalReason::Busy);
-    assert_eq!(late.send(lost.clone()), Err(lost), "the scheduler sees that nobody heard it");
+    assert_eq!(late.send(lost.clone()), Err(lost), "the scheduler sees that it was not received");
 }
 
 #[tokio::test(flavor = "multi_thread")]

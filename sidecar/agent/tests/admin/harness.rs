@@ -144,7 +144,7 @@ impl AdminPort {
     }
 
     pub async fn with_token(&self, token: Option<&str>) -> AdminClient {
-        let socket = TcpStream::connect(self.address).await.expect("somebody listens");
+        let socket = TcpStream::connect(self.address).await.expect("a server listens");
         AdminClient { client: Client::new(Box::new(socket)), token: token.map(Into::into) }
     }
 

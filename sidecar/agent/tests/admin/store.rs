@@ -39,7 +39,11 @@ fn crash_leaves_old_or_new_directive() {
         let seen = acting.clone();
         let witness = move |step| {
             let published = seen.get().unwrap().borrow().as_ref().map(|seen| seen.directive.fence());
-            assert_eq!(published, Some(fence(1, 1)), "nobody acts on what is not stored, {step:?}");
+            assert_eq!(
+                published,
+                Some(fence(1, 1)),
+                "no action follows from a directive that is not stored, {step:?}"
+            );
             if step == crash { Err(std::io::Error::other("the power is gone")) } else { Ok(()) }
         };
         let directives =

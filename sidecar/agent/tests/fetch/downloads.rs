@@ -124,7 +124,7 @@ async fn complete_folder_sends_no_request() {
         let asked = || server.behaviour.lock().unwrap().requests.len();
         let before = asked();
         run_download(&source, folder.path()).await.unwrap();
-        assert_eq!(asked(), before, "a pod that starts again in place reaches nobody");
+        assert_eq!(asked(), before, "a pod that starts again in place sends no request");
         let other = Source::Hub(Hub::new(&server.endpoint(), "org/tiny", "main", None).unwrap());
         run_download(&other, folder.path()).await.unwrap();
         assert!(asked() > before, "another revision is another model");

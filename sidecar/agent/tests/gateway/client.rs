@@ -61,14 +61,14 @@ impl Answer {
 
 impl Client {
     pub async fn connect(address: SocketAddr) -> Client {
-        Client::new(TcpStream::connect(address).await.expect("somebody listens"))
+        Client::new(TcpStream::connect(address).await.expect("a server listens"))
     }
 
     /// Connects with a very small receive buffer.
     pub async fn connect_small_buffer(address: SocketAddr) -> Client {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(4096).expect("a small buffer");
-        Client::new(socket.connect(address).await.expect("somebody listens"))
+        Client::new(socket.connect(address).await.expect("a server listens"))
     }
 }
 

@@ -45,7 +45,7 @@ async fn disconnect_mid_stream_cancels_request() {
         assert_eq!(world.scheduler.cancelled(Duration::from_millis(100)).await, None, "it is still there");
         drop(client);
         assert_eq!(world.scheduler.cancelled(TIMEOUT).await, Some(taken.request.id), "stream: {stream}");
-        assert_eq!(world.metrics.streams().deposit_tokens, 0, "what nobody reads is no deposit");
+        assert_eq!(world.metrics.streams().deposit_tokens, 0, "tokens that no client reads are no deposit");
     }
 }
 
@@ -64,7 +64,7 @@ async fn disconnect_while_held_frees_permit() {
     drop(client);
     open(0).await;
     world.status.send(Status::Serving).unwrap();
-    assert!(world.scheduler.next(Duration::from_millis(100)).await.is_none(), "nobody wants it any more");
+    assert!(world.scheduler.next(Duration::from_millis(100)).await.is_none(), "no client wants it any more");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,7 +81,7 @@ async fn stopping_server_drains_open_streams() {
     assert!(idle.closes_within(TIMEOUT).await, "an idle connection is closed");
     let until = Instant::now() + TIMEOUT;
     while tokio::net::TcpStream::connect(world.address).await.is_ok() {
-        assert!(Instant::now() < until, "somebody still listens");
+        assert!(Instant::now() < until, "a server still listens");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     taken.send_text("b");

@@ -252,7 +252,7 @@ async fn large_body_does_not_block_runtime() {
     let (begun, parsing) = tokio::sync::oneshot::channel();
     let work = move || {
         begun.send(()).expect("the test waits");
-        others_ran.recv_timeout(TIMEOUT).expect("another task runs meanwhile");
+        others_ran.recv_timeout(TIMEOUT).expect("another task runs at the same time");
         Ok(())
     };
     let parse = tokio::spawn(async move { open.parse(1 << 20, work).await });

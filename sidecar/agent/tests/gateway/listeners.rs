@@ -131,7 +131,7 @@ async fn drain_requires_hook_key() {
         let refused = asked(headers).await;
         assert_eq!(refused.head.status, 403, "{headers:?}");
         assert_eq!(refused.body, "the header x-sluice-drain has the wrong value\n");
-        assert_eq!(get(address, "/ready").await.head.status, 200, "nobody was heard");
+        assert_eq!(get(address, "/ready").await.head.status, 200, "no handler was called");
     }
     assert_eq!(asked(&[("X-Sluice-Drain", "a key")]).await.body, "drained\n");
     assert_eq!(get(address, "/ready").await.head.status, 503);

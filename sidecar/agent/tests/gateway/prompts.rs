@@ -212,7 +212,7 @@ fn dropped_bytes_do_not_count_in_lower_bound() {
     assert_eq!(
         least(&|t| t["added_tokens"][0]["rstrip"] = json!(true)),
         800,
-        "blanks beside it cost nothing"
+        "blanks next to it cost nothing"
     );
     let drop_a_byte = |t: &mut Value| drop(t["model"]["vocab"].as_object_mut().unwrap().remove("x"));
     assert_eq!(least(&drop_a_byte), 800, "a byte without a token is dropped");
@@ -275,7 +275,7 @@ async fn huge_bodies_do_not_delay_small_ones() {
                 let work = move || {
                     begun.send(()).expect("the test waits");
                     // Runs until the test has dropped the other end.
-                    let _ = ended.lock().expect("nobody panics").recv_timeout(TIMEOUT);
+                    let _ = ended.lock().expect("no task panics").recv_timeout(TIMEOUT);
                     Ok(())
                 };
                 tokio::spawn(async move { open.parse(huge, work).await })
@@ -328,7 +328,7 @@ async fn disconnected_client_holds_no_parser_permit() {
     reading.recv().await.expect("it begins");
     let queued = tokio::spawn({
         let open = open.clone();
-        async move { open.parse::<()>(4 << 20, || panic!("nobody waits for it")).await }
+        async move { open.parse::<()>(4 << 20, || panic!("no client waits for it")).await }
     });
     first.abort();
     assert!(first.await.expect_err("it is gone").is_cancelled());

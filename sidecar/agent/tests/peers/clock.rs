@@ -27,7 +27,7 @@ fn clock_counts_suspend_time() {
     let told = command.env(SLEPT_VAR, "1").output().map(|output| String::from_utf8(output.stdout).unwrap());
     let told = told.unwrap_or_default();
     let Some(seconds) = told.lines().find_map(|line| line.strip_prefix('@')) else {
-        println!("skipped: this machine lets nobody make user and time namespaces (unshare)");
+        println!("skipped: this machine lets no process make user and time namespaces (unshare)");
         return;
     };
     let seen = Duration::from_secs(seconds.parse().unwrap());

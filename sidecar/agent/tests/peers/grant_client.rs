@@ -53,7 +53,7 @@ fn peer_views(messages: &Receiver<SchedulerMessage>) -> Vec<PeerView> {
     let begun = Instant::now();
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
-        let message = messages.recv_timeout(left).expect("a survey is told");
+        let message = messages.recv_timeout(left).expect("a survey is reported");
         if let SchedulerMessage::Peer(event) = message
             && let PeerPortEvent::Peer(PeerEvent::Survey(found)) = *event
         {
@@ -88,7 +88,7 @@ impl Borrower {
         self.commands.send(PeerCommand::Survey).expect("the office works");
         let messages = self.messages.take().expect("one survey at a time");
         let waiting = tokio::task::spawn_blocking(move || (peer_views(&messages), messages));
-        let (found, messages) = waiting.await.expect("a survey is told");
+        let (found, messages) = waiting.await.expect("a survey is reported");
         self.messages = Some(messages);
         found
     }

@@ -45,7 +45,7 @@ fn assert_peer_exited(peer: Peer, messages: &Receiver<SchedulerMessage>) {
     let begun = Instant::now();
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
-        let message = messages.recv_timeout(left).expect("its death is told");
+        let message = messages.recv_timeout(left).expect("its death is reported");
         if matches!(message, SchedulerMessage::Peer(event) if *event == PeerPortEvent::Peer(PeerEvent::Died(peer)))
         {
             return;
@@ -116,7 +116,7 @@ fn order_of(expected: &[Peer], messages: &Receiver<SchedulerMessage>) -> Vec<(Pe
     loop {
         let left = TIMEOUT.saturating_sub(begun.elapsed());
         let message = messages.recv_timeout(left);
-        let message = message.unwrap_or_else(|_| panic!("{expected:?} is not told, but {last:?}"));
+        let message = message.unwrap_or_else(|_| panic!("{expected:?} is not reported, but {last:?}"));
         if let SchedulerMessage::Peer(event) = message
             && let PeerPortEvent::Peer(PeerEvent::Terms(terms)) = *event
         {

@@ -58,7 +58,7 @@ fn renewal_answers_all_grants_from_loan_book() {
         [3, 4].map(|nonce| PeerEvent::Prolonged { peer, nonce: Nonce(nonce), ttl_ns: 900_000_000 });
     assert_eq!(news, expected);
     desk.reply_renewal(peer, Nonce(4), 700_000_000);
-    assert!(heard.try_recv().is_err(), "nobody has said anything of the other one");
+    assert!(heard.try_recv().is_err(), "there is no message about the other one");
     desk.reply_renewal(peer, Nonce(3), 0);
     assert_eq!(heard.try_recv(), Ok(GrantAnswer::Renewed { nonces: vec![4], ttl_ms: 700 }));
 
@@ -129,10 +129,10 @@ fn abandoned_request_is_dropped() {
     let (news, _) = asked(&desk, GrantRequest::Cancel { borrower: who.clone(), nonce: 1 });
     assert_eq!(news, [PeerEvent::Withdrawn { peer, nonce: Nonce(1) }]);
     assert_eq!(desk.pending_count(), 0, "it was withdrawn");
-    assert!(!desk.reply_granted(peer, Nonce(1), 1, 1), "what was promised meanwhile is taken back");
+    assert!(!desk.reply_granted(peer, Nonce(1), 1, 1), "what was promised since then is taken back");
     for nonce in 2..10 {
         let (_, heard) = asked(&desk, ask(nonce));
         drop(heard);
     }
-    assert_eq!(desk.pending_count(), 1, "whoever asked has gone");
+    assert_eq!(desk.pending_count(), 1, "the asker has gone");
 }

@@ -93,7 +93,8 @@ async fn sidecar_drains_open_streams_before_exit() {
     client.head().await;
     client.next_event().await;
     world.terminate();
-    wait_until("nobody is let in", async || tokio::net::TcpStream::connect(world.serve).await.is_err()).await;
+    wait_until("no client is let in", async || tokio::net::TcpStream::connect(world.serve).await.is_err())
+        .await;
     world.engine.release();
     assert_eq!(client.events().await.last().unwrap().1, "[DONE]");
     assert_eq!(world.wait_exit().await.code(), Some(0));

@@ -191,9 +191,9 @@ fn objectives_decide_if_requests_can_pause() {
         (1..=rounds).find(once)
     };
     // On a busy machine the link keeps up with slow steps, and for some rounds no request is paused.
-    let paused = paused_in(10, 20).expect("somebody is one too many in twenty rounds");
+    let paused = paused_in(10, 20).expect("a request is one too many in twenty rounds");
     // Without pauses, a request is admitted only if no KV must leave the device for it.
-    assert_eq!(paused_in(0, paused + 2), None, "nobody may be paused");
+    assert_eq!(paused_in(0, paused + 2), None, "no request may be paused");
 }
 
 #[test]

@@ -124,8 +124,10 @@ fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
         let worst = beside.iter().max().copied().unwrap_or_default();
         let (alone, beside) = (median(alone), median(beside));
         late |= beside > 2 * alone + NOISE || worst > 2 * alone + QUEUED;
-        words +=
-            &format!("{} bytes: {alone:?} alone, {beside:?} beside, at worst {worst:?}; ", request.len());
+        words += &format!(
+            "{} bytes: {alone:?} alone, {beside:?} next to others, at worst {worst:?}; ",
+            request.len()
+        );
     }
     if late { Err(words) } else { Ok(words) }
 }

@@ -107,14 +107,14 @@ fn planned_admission_with_offloaded_kv_matches_reference() {
     let tenant = Tenant::start(config);
     let mut joined = 0;
     for _ in 0..MAX_LOADS {
-        assert_same(&tenant.serve_concurrently(&wanted), &calm, "plans let in whoever comes");
+        assert_same(&tenant.serve_concurrently(&wanted), &calm, "plans admit every request");
         joined = event_count(&tenant.state(), "join");
         if joined > 0 {
             break;
         }
     }
-    let state = tenant.assert_nothing_leaks("plans let in whoever comes");
-    assert!(joined > 0, "everybody came whole: {:#?}", state.figures);
+    let state = tenant.assert_nothing_leaks("plans admit every request");
+    assert!(joined > 0, "every request came whole: {:#?}", state.figures);
     assert!(event_count(&state, "plan") > 0 && event_count(&state, "fetch") > 0);
 }
 

@@ -172,7 +172,7 @@ fn extra() -> Vec<Case> {
             (PLAIN, "Once upon a time <x>, a é🎉", "|||"),
         ),
         case(
-            "a named token that covers the blanks beside it",
+            "a named token that covers the blanks next to it",
             false,
             json!({}),
             Some(json!({"eos_token": token(",", true)})),

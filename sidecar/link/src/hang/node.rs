@@ -130,7 +130,7 @@ mod tests {
         let times = NodeStallTimes { cpu_waits, throttled: ms(50), memory: ms(5), io: ms(7) };
         let others =
             NodeStallTimes { cpu_waits: BTreeMap::from([(1, ms(1000))]), ..NodeStallTimes::default() };
-        assert_eq!(times.stalled_since(&others), ms(62), "the thread that waited meanwhile counts");
+        assert_eq!(times.stalled_since(&others), ms(62), "the thread that waited at that time counts");
         assert_eq!(NodeStallTimes::default().stalled_since(&times), Duration::ZERO);
     }
 

@@ -139,7 +139,7 @@ fn slices_continue_by_lock_when_file_is_truncated() {
     let stage = LedgerEnv::new();
     let seats = ["a", "b"].map(|name| stage.open().join(name, 0, 100).unwrap());
     seats[0].slice_queue().request(0).unwrap();
-    let first = seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().expect("nobody has it");
+    let first = seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().expect("it is free");
     file(&stage).set_len(0).unwrap();
     seats.iter().for_each(|seat| seat.slice_queue().request(0).unwrap());
     let take = |seat: &ParticipantHandle, limit| {

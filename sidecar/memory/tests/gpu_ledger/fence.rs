@@ -42,7 +42,7 @@ fn epoch_is_stale_only_after_next_slice_starts() {
         (take(&seats[1]), passed(1), passed(2), passed(0)),
         (Epoch(2), [true; 2], [false; 2], [false; 2])
     );
-    assert_eq!(passed(3), [true; 2], "an epoch that nobody has taken is not in force");
+    assert_eq!(passed(3), [true; 2], "an epoch that was not taken is not in force");
 }
 
 #[test]

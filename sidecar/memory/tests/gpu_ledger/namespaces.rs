@@ -23,7 +23,7 @@ fn participants_with_process_ids_of_their_own_share_a_ledger() {
     let (Some(mut a), Some(mut b)) =
         (spawn_in_pid_namespace(&stage, "a"), spawn_in_pid_namespace(&stage, "b"))
     else {
-        println!("skipped: this machine lets nobody make user and process id namespaces (unshare)");
+        println!("skipped: this machine lets no process make user and process id namespaces (unshare)");
         return;
     };
     let watch = stage.open();

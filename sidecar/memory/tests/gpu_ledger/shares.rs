@@ -114,7 +114,7 @@ fn share_written_by_other_process_is_rejected() {
     for result in [seat.raise_share(1000), seat.release_share(0)] {
         assert!(matches!(result, Err(LedgerError::Damaged { .. })), "{result:?}");
     }
-    assert_eq!((seat.share_bytes(), other.raise_share(1000)), (300, Ok(300)), "nobody else ends by it");
+    assert_eq!((seat.share_bytes(), other.raise_share(1000)), (300, Ok(300)), "no other tenant ends by it");
 }
 
 /// Raises a share while another participant raises its own between the check and the write.

@@ -107,7 +107,7 @@ fn kill_in_takeover(n: u64, engine: bool) -> bool {
     }
     actor.kill();
     let Some(taken) = next.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT).unwrap() else {
-        panic!("nobody takes the turn after a death before write {n}");
+        panic!("no peer takes the time slice after a death before write {n}");
     };
     assert!(taken > Epoch(1), "an epoch that was had is not had again");
     let fence = SliceFence::open(next.liveness()).unwrap().unwrap();

@@ -264,7 +264,7 @@ pub fn spin(seat: &ParticipantHandle, folder: &Path, count: u64) -> Result<Strin
         for _ in 0..5 {
             std::thread::yield_now();
             if read() != (seat.instance(), epoch) {
-                return Err(format!("somebody else had the turn in epoch {epoch}"));
+                return Err(format!("another tenant had the time slice in epoch {epoch}"));
             }
         }
         seat.slice_queue().release().map_err(|error| format!("{error} in epoch {epoch}"))?;
@@ -365,12 +365,11 @@ fn engine_keeps_slice_of_dead_sidecar() {
 fn handover_is_timed_from_release() {
     const PAUSE: Duration = Duration::from_millis(20);
     let (_stage, _, [a, b]) = participants();
-    let take = |seat: &ParticipantHandle| {
-        seat.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("nobody has it")
-    };
+    let take =
+        |seat: &ParticipantHandle| seat.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("it is free");
     a.slice_queue().request(0).unwrap();
     take(&a);
-    assert_eq!(a.slice_queue().handover(), None, "nobody had it before");
+    assert_eq!(a.slice_queue().handover(), None, "it had no holder before");
     b.slice_queue().request(0).unwrap();
     let begun = Instant::now();
     a.slice_queue().release().unwrap();
@@ -395,7 +394,7 @@ fn handover_is_timed_from_release() {
 fn slice_of_dead_holder_has_no_handover_time() {
     let (stage, _, [a, b]) = participants();
     a.slice_queue().request(0).unwrap();
-    a.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("nobody has it");
+    a.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("it is free");
     b.slice_queue().request(0).unwrap();
     stage.end(a);
     b.slice_queue().acquire_within(ROUND_ROBIN, LONG).unwrap().expect("the dead hold nothing");
@@ -407,7 +406,7 @@ fn holder_is_notified_only_of_waiters() {
     let (_stage, _, [a, b]) = participants();
     a.slice_queue().request(0).unwrap();
     a.slice_queue().try_acquire(ROUND_ROBIN).unwrap().unwrap();
-    assert_eq!(a.slice_queue().wait_for_waiter(Duration::from_millis(20)), Ok(false), "nobody does");
+    assert_eq!(a.slice_queue().wait_for_waiter(Duration::from_millis(20)), Ok(false), "no peer does");
     std::thread::scope(|scope| {
         let begun = Instant::now();
         let holder = scope.spawn(|| a.slice_queue().wait_for_waiter(LONG));

@@ -299,6 +299,6 @@ mod tests {
         let preempt = offer(Preempt, 1000, 0, 1);
         assert_eq!(least([weights, preempt]), Some(Preempt));
         let nobodys = ReclaimOption { priority: 5, ..offer(OwnWeights, 0, 9, 1) };
-        assert_eq!(least([nobodys, preempt]), Some(OwnWeights), "nobody loses anything");
+        assert_eq!(least([nobodys, preempt]), Some(OwnWeights), "no request loses anything");
     }
 }

@@ -105,7 +105,7 @@ fn background_copy_is_not_starved() {
     assert!(nobody < needed(1_000 + BACKGROUND_DEADLINE_NS + 1, 0));
     assert!(
         nobody < CopyPriority::new(ActionId(0), None, Nanos(1_001)),
-        "those that nobody needs go as they come"
+        "copies that no request needs go in their order"
     );
 }
 

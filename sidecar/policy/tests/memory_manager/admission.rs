@@ -106,7 +106,7 @@ fn plan_decides_pauses_and_admissions() {
     assert!(manager.take_pauses().is_empty());
     assert!(manager.can_admit(&waiter(9, large), 0), "a plan says so");
     assert!(!manager.can_admit(&waiter(9, most), 0), "its KV would not fit");
-    assert!(!manager.can_admit(&waiter(9, large), 4 * LAYERS), "nor beside who comes as well");
+    assert!(!manager.can_admit(&waiter(9, large), 4 * LAYERS), "nor next to the other new request");
     assert!(!manager.can_admit(&waiter(8, large), 0), "another is not let in");
     manager.on_cancel(RequestId(9));
     assert!(!manager.can_admit(&waiter(9, large), 0), "its client has gone");
@@ -116,7 +116,7 @@ fn plan_decides_pauses_and_admissions() {
 fn plan_is_requested_once_per_waiting_head() {
     let mut manager = manager(200);
     boundary(&mut manager);
-    assert!(!manager.wants_plan(), "everything fits, and nobody waits");
+    assert!(!manager.wants_plan(), "everything fits, and no request waits");
     let held = |manager: &mut MemoryManager, request: Option<u64>| {
         manager.set_blocked_head(request.map(RequestId));
         boundary(manager);
@@ -127,7 +127,7 @@ fn plan_is_requested_once_per_waiting_head() {
     assert!(!manager.wants_plan(), "it has come");
     assert!(held(&mut manager, Some(9)));
     manager.on_cancel(RequestId(8));
-    assert!(manager.wants_plan(), "somebody else gave up");
+    assert!(manager.wants_plan(), "another request gave up");
     manager.on_cancel(RequestId(9));
     assert!(!manager.wants_plan(), "its client has gone");
     assert!(held(&mut manager, Some(9)));

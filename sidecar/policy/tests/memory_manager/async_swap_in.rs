@@ -130,5 +130,5 @@ fn running_request_does_not_wait_for_loading_kv() {
     [1, 2].map(RequestId).iter().for_each(|id| driven.manager.suspend_request(*id));
     let all = driven.room() - 1;
     let answer = driven.prepare(9, all);
-    assert!(matches!(answer, Prepared::Short { activation: false, .. }), "{answer:?}: somebody has to go");
+    assert!(matches!(answer, Prepared::Short { activation: false, .. }), "{answer:?}: a request has to go");
 }

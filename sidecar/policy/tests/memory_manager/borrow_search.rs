@@ -118,7 +118,7 @@ fn search_continues_with_unknown_peer_state() {
     assert_eq!(
         asks(&mut short_of_memory(), vec![inactive(1, 1), unlisted]),
         None,
-        "whom nobody would ask has nothing"
+        "a peer that is never asked has nothing"
     );
 }
 
@@ -150,7 +150,7 @@ fn refuses(
 fn refusing_peer_is_skipped_and_next_is_asked() {
     let mut world = short_of_memory();
     world.receive(PeerEvent::Survey(vec![inactive(1, 2), inactive(2, 3), inactive(3, 1)]));
-    let (first, chunks, nonce) = asked(&mut world).expect("somebody is asked");
+    let (first, chunks, nonce) = asked(&mut world).expect("a peer is asked");
     assert_eq!((first, chunks), (1, 2));
     let (second, chunks, nonce) =
         refuses(&mut world, 1, nonce, Some(LoanDenied::Active)).expect("another is");

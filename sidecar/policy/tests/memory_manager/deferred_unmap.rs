@@ -80,7 +80,7 @@ fn deferred_unmap_runs_alone_when_idle() {
         if let (Reason::UnmapLater, Work::Reback(transaction)) = (action.reason, &action.work) {
             let old = |op: &Reback| matches!(op, Reback::Unmap(Address::Activation(_), _));
             assert!(transaction.ops.iter().all(old), "{transaction:?}");
-            assert!(transaction.handed_over.is_empty(), "nobody's memory changes hands");
+            assert!(transaction.handed_over.is_empty(), "no memory changes hands");
         }
     });
     let before = world.manager.counted(Reason::UnmapLater);

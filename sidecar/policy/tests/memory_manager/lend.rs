@@ -71,7 +71,7 @@ fn ask_of(world: &mut World, from: u32, nonce: u64, chunks: u32) -> Result<u32, 
     let late = world.negotiator.as_mut().map(LoanNegotiator::take_commands).into_iter().flatten();
     let refused = world.commands.drain(..).chain(late).find_map(|letter| match letter {
         PeerCommand::Refuse { peer: to, nonce: of, why } => {
-            assert_eq!((to, of), (peer(from), Nonce(nonce)), "whoever asked hears it");
+            assert_eq!((to, of), (peer(from), Nonce(nonce)), "the asker gets the answer");
             Some(why)
         }
         _ => None,
@@ -154,7 +154,11 @@ fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
     }
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Active));
     take_turn(&mut world, false);
-    assert_eq!(ask(&mut world, 2, 1), Ok(1), "who waits for its turn lends what nobody uses meanwhile");
+    assert_eq!(
+        ask(&mut world, 2, 1),
+        Ok(1),
+        "a tenant that waits for its time slice lends what it does not use"
+    );
 }
 
 #[test]
@@ -199,7 +203,7 @@ fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within
         world.manager.set_busy(false);
         let layers = |chunks: u32| chunks >= 4;
         assert_eq!(layers(waits), hidden, "a slab takes {slab_ns} ns");
-        assert!(layers(world.manager.lendable_chunks()), "without work nobody waits for them");
+        assert!(layers(world.manager.lendable_chunks()), "without work no request waits for them");
     }
 }
 

@@ -46,7 +46,7 @@ proptest! {
         }
         prop_assert!(pair.loans.is_empty() && pair.earmarks.is_empty(), "every loan is back");
         for (world, share) in pair.worlds.iter().zip(pair.shares) {
-            prop_assert_eq!(world.manager.budget_chunks(), share, "everybody has its share");
+            prop_assert_eq!(world.manager.budget_chunks(), share, "each tenant has its share");
         }
     }
 }
@@ -284,7 +284,7 @@ fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
         manager.return_unused_loan()
     };
     let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
-    assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "nobody has asked for it for a while");
+    assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "no request has used it for a while");
     assert!((0..100).all(|_| spare(true) == 0), "what waits holds no KV yet, and will");
     let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
     assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "the while begins anew");

@@ -170,7 +170,7 @@ fn lender_with_lent_floor(later_floor: u32) -> (SimGpu, usize) {
 #[test]
 fn restarted_tenant_waits_for_lent_floor_and_claims_it() {
     let (mut town, at) = lender_with_lent_floor(LATER_FLOOR);
-    assert!(town.claims > 0, "nobody has seen its death, so its neighbours were told");
+    assert!(town.claims > 0, "no message reported its death, so its peers got claims");
     town.run();
     let manager = town.manager(at).expect("it lives");
     assert_eq!((manager.expected_chunks(), manager.failed()), (0, None));

@@ -178,7 +178,7 @@ fn falling_share_revokes_only_excess_loans() {
         .manager
         .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.bounds() })
         .expect("it fits");
-    assert_eq!(world.manager.lendable(), Err(LoanDenied::Busy), "nothing more is lent meanwhile");
+    assert_eq!(world.manager.lendable(), Err(LoanDenied::Busy), "nothing more is lent until then");
     (0..50).for_each(|_| tick(&mut world));
     let revoked = world.commands.iter().find_map(|letter| match letter {
         PeerCommand::Revoke { chunks, .. } => Some(*chunks),

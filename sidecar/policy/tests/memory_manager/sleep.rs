@@ -75,7 +75,7 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
     sleep(&mut world);
     assert_eq!(world.manager.kv_counts().host_kv_blocks, 3, "full KV blocks of what was said");
     wake(&mut world);
-    assert_eq!(world.manager.counted(Reason::SwapIn), 0, "what nobody asked for stays there");
+    assert_eq!(world.manager.counted(Reason::SwapIn), 0, "KV that no request needs stays there");
     let mut question = said;
     question.push(3);
     assert_eq!(world.manager.open(RequestId(2), 7, &question), 48);
@@ -158,7 +158,7 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
     assert_eq!(world.dropped, 0, "chunks that can be made come before requests are sent back");
     world.manager.set_active(false);
     world.rest(1000);
-    assert_eq!(world.manager.ledger().created(), whole, "nobody waits now");
+    assert_eq!(world.manager.ledger().created(), whole, "no request waits now");
 }
 
 #[test]

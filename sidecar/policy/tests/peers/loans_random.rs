@@ -26,7 +26,7 @@ proptest! {
         prop_assert_eq!(world.settle(), Ok(()));
         prop_assert_eq!(&world.earmarks, &[]);
         for tenant in &world.tenants {
-            let book = tenant.book.as_ref().expect("everybody lives again");
+            let book = tenant.book.as_ref().expect("each tenant lives again");
             prop_assert_eq!(book.budget(), tenant.share);
             prop_assert!(book.loans_out().is_empty() && book.loans_in().is_empty(), "{book:?}");
         }

@@ -115,7 +115,7 @@ impl Gpu {
 
     fn victim(&self, by: By, now: u64, resident: &BTreeSet<usize>) -> usize {
         if by == By::Oracle {
-            return *resident.iter().max_by_key(|at| self.tenants[**at].next).expect("somebody is resident");
+            return *resident.iter().max_by_key(|at| self.tenants[**at].next).expect("a tenant is resident");
         }
         let seen = |at: &usize| {
             let (tenant, peer) = (&self.tenants[*at], Peer { index: *at as u32, instance: 1 });

@@ -187,7 +187,7 @@ impl Circle {
     /// Returns the loads under Belady: the victim has the furthest next use.
     fn loads_by_belady(&self) -> u64 {
         self.loads(|turn, resident| {
-            *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("somebody is resident")
+            *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("a tenant is resident")
         })
     }
 

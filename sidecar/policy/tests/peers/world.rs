@@ -154,7 +154,7 @@ impl LoanSimulation {
     fn collect(&mut self, me: Peer) {
         let mine = |e: &&Earmark| e.to == me && e.returns;
         for earmark in self.earmarks.iter().filter(mine).copied().collect::<Vec<_>>() {
-            self.take(earmark.owner, earmark.nonce, true).expect("nobody else takes it");
+            self.take(earmark.owner, earmark.nonce, true).expect("no other tenant takes it");
             let book = self.book(me).expect("it lives");
             // A peer whose exit was reported returns nothing: its loans were already freed.
             let _ = attempt(book, |book| book.returned(earmark.nonce, earmark.owner, earmark.chunks));

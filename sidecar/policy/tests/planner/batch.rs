@@ -56,7 +56,11 @@ fn what_fits_stays_and_takes_its_compute() {
 fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
     let two = [request_state(0, false); 2];
     let away = found(&two, 0, 12_000, 0);
-    assert_eq!((away.paused, &away.chosen[..]), (0, &[2, 2][..]), "without an objective nobody is");
+    assert_eq!(
+        (away.paused, &away.chosen[..]),
+        (0, &[2, 2][..]),
+        "without an objective no request is paused"
+    );
     assert!(away.step_ns > STEP_NS, "and steps wait for KV: {away:?}");
     assert!((STEP_NS..=away.step_ns).contains(&away.bound_ns), "{away:?}");
     let proven = away.gap_permille();
@@ -66,7 +70,11 @@ fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
         paused,
         PlanResult { paused: 1, admitted: 0, chosen: vec![0], step_ns: STEP_NS, bound_ns: STEP_NS }
     );
-    assert_eq!(found(&two, 0, 12_000, STEP_NS - 1).paused, 0, "where all are late anyway it helps nobody");
+    assert_eq!(
+        found(&two, 0, 12_000, STEP_NS - 1).paused,
+        0,
+        "where all are late anyway it helps no request"
+    );
     let immune = [request_state(0, true); 2];
     assert_eq!(found(&immune, 0, 12_000, STEP_NS).paused, 0, "who may not be is not");
 }

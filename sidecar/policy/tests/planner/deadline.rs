@@ -42,7 +42,7 @@ fn request_without_host_space_is_not_paused() {
     assert_eq!(
         going(10, 0, 9),
         [] as [u64; 0],
-        "the first leaves four places, and nobody else holds so little"
+        "the first leaves four places, and no other request holds so little"
     );
     assert!(going(1, 0, 0).is_empty());
 }

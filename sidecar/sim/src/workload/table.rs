@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(table.rows[0].lengths, Lengths { prompt: 4808, output: 10 });
         let held = Table::parse("azure.csv", AZURE, TraceSplit::HeldBack).unwrap();
         assert_eq!(held.rows.len(), 1);
-        assert_eq!(held.rows[0].lengths.output, 1, "nobody asks for nothing");
+        assert_eq!(held.rows[0].lengths.output, 1, "each request has an output token");
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl<'a, 'p> Loads<'a, 'p> {
             let cut = self.load.ended(requests).await;
             assert!(
                 cut == 0 || (name == culprit && may_be_cut),
-                "{cut} answers of {name} were cut beside {culprit}"
+                "{cut} answers of {name} were cut next to {culprit}"
             );
         }
     }

@@ -134,7 +134,7 @@ impl<'a, 'p> Observers<'a, 'p> {
     async fn own_hang(&self, culprit: &str, reason: &str, since: u64, views: &Views) -> Option<u64> {
         let state = views.state(culprit).await;
         if reason == "EngineHung" {
-            let hang = state.engine.last_hang.expect("it tells its hang");
+            let hang = state.engine.last_hang.expect("it reports its hang");
             let waited = format!(": {} ms without progress", hang.waited_ms);
             self.explained(culprit, &["Its engine hung ", &waited, "it was killed"]).await;
             return Some(hang.at_unix_ms);

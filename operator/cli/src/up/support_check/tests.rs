@@ -242,5 +242,5 @@ fn every_field_of_both_kinds_is_in_one_of_the_tables() {
     for schema in sluice_types::crd::spec_schemas() {
         fields(&schema, "spec", &known, &mut missing);
     }
-    assert_eq!(missing, [] as [String; 0], "a field that nobody serves, refuses or warns about");
+    assert_eq!(missing, [] as [String; 0], "a field that is not served, refused or warned about");
 }

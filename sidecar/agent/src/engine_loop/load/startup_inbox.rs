@@ -189,7 +189,7 @@ mod tests {
         }
         inbox.send(SchedulerMessage::State(state));
         inbox.send(SchedulerMessage::Admin(AdminCall::Grant(ask, asked)));
-        anteroom.wait(SHORT_WAIT).expect("nobody has told it to stop");
+        anteroom.wait(SHORT_WAIT).expect("it was not ordered to stop");
         let told = told.blocking_recv().expect("an answer");
         assert_eq!((told.phase, told.neighbourhood.clone().unwrap().waits_for), (Phase::Loading, waits_for));
         assert!(told.memory.balances() && told.at_unix_ms >= told.phase_since_unix_ms, "{told:?}");
@@ -210,6 +210,6 @@ mod tests {
         inbox.send(SchedulerMessage::Stop);
         assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)));
         drop(inbox);
-        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)), "nobody is left to tell it");
+        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)), "no sender is left");
     }
 }

@@ -91,7 +91,7 @@ impl Tenant {
         let ShareState { policy, bounds, share, granted } = self.state;
         assert!(share <= granted, "it counts more than is granted: {self:?}");
         assert!(floor(policy, bounds.remap_cap_permille).unwrap() <= bounds.share_chunks, "{self:?}");
-        assert_eq!(self.refusals, 0, "it is told what it can take: {self:?}");
+        assert_eq!(self.refusals, 0, "it gets only orders that it can carry out: {self:?}");
     }
 
     /// Whether the tenant has reached its target.

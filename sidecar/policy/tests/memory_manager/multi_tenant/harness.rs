@@ -125,7 +125,7 @@ impl TenantSlot {
 
 impl Tenant {
     fn negotiator(&self) -> &LoanNegotiator {
-        self.world.negotiator.as_ref().expect("everybody trades here")
+        self.world.negotiator.as_ref().expect("each tenant trades here")
     }
 
     fn are_loans_returned(&self, share: u32) -> bool {
@@ -291,7 +291,7 @@ impl SimGpu {
                 self.stop_instance(at);
             }
         }
-        panic!("somebody waits for ever: {}", self.state());
+        panic!("a tenant waits for ever: {}", self.state());
     }
 
     fn trades(&self) -> bool {

@@ -90,7 +90,7 @@ impl Network {
             }
             // The claimant learns from the ledger what was released.
             PeerCommand::Prolong { ttl_ns: 0, .. } | PeerCommand::Owes { .. } => {}
-            PeerCommand::Claim { .. } => unreachable!("told to each neighbour"),
+            PeerCommand::Claim { .. } => unreachable!("sent to each peer"),
             PeerCommand::Prolong { peer, nonce, ttl_ns } => {
                 self.outside(now, peer, Message::News(PeerEvent::Renewed { peer: from, nonce, ttl_ns }));
             }

@@ -52,7 +52,7 @@ impl World {
     pub(super) fn requeue_loading(&mut self) {
         let coming = |request: &mut Request| self.manager.is_loading(request.id);
         let sent: Vec<_> = self.running.extract_if(.., coming).collect();
-        assert!(!sent.is_empty(), "somebody's KV is on its way");
+        assert!(!sent.is_empty(), "the KV of a request is on its way");
         for request in sent.into_iter().rev() {
             self.manager.suspend_request(request.id);
             self.tables.remove(&request.id);
