@@ -199,6 +199,12 @@ impl Kv {
         !self.loading_swaps.is_empty()
     }
 
+    /// Returns the blocks that become free once they are loaded, because the requests that needed them have ended.
+    pub fn layer_blocks_freed_by_loads(&self) -> u32 {
+        let alone = self.loading_swaps.iter().filter(|id| self.kv_blocks.get(**id).refs == 1);
+        alone.map(|id| self.kv_blocks.get(*id).resident_layers().len()).sum()
+    }
+
     /// Whether some of the request's KV is being loaded in parallel with steps.
     pub fn is_loading(&self, request: RequestId) -> bool {
         let kv_blocks =

@@ -184,11 +184,13 @@ impl MemoryManager {
         }
     }
 
-    /// The answer when the policy reclaims nothing. Unused KV is free once it is written back; the first write-back
-    /// shows how long that takes.
+    /// The answer when the policy reclaims nothing. Unused KV is free once it is written back or loaded; the first
+    /// write-back shows how long one takes.
     fn refusal(&self, missing: u32) -> Prepared {
-        let coming = self.kv.layer_blocks_freed_by_write_back() >= missing;
-        if coming && self.layer_block_out_ns().is_some() { Prepared::Wait } else { self.shortfall(missing) }
+        let is_measured = self.layer_block_out_ns().is_some();
+        let written_back = if is_measured { self.kv.layer_blocks_freed_by_write_back() } else { 0 };
+        let coming = written_back + self.kv.layer_blocks_freed_by_loads();
+        if coming >= missing { Prepared::Wait } else { self.shortfall(missing) }
     }
 
     pub(super) fn shortfall(&self, missing_layer_blocks: u32) -> Prepared {

@@ -223,6 +223,21 @@ fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_we
     assert!(sent_out > 100 && spilt > 500 && lost > 0, "{sent_out} prompts, {spilt} spills, {lost} lost");
 }
 
+/// KV that no request needs any more is still on its way to the device when the oldest request grows.
+#[test]
+fn oldest_request_waits_for_loads_that_free_their_blocks() {
+    let sizes = Case {
+        slabs: vec![1; 3],
+        extra_kv: 0,
+        away_permille: 300,
+        caching: false,
+        ..quiet(PolicyName::OrbitFlow)
+    };
+    let case = Case { seed: 1_961_814_705_043_750_146, kill_permille: 10, ..sizes };
+    let (world, expected) = served(&case, 8);
+    assert_eq!(world.finished, expected);
+}
+
 #[test]
 fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
     let mut world = world(&Case { window: 4, ..quiet(PolicyName::OrbitFlow) });
