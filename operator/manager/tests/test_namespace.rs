@@ -84,7 +84,7 @@ impl OperatorProcess {
 
     /// Returns the address of `what`, once the operator serves it.
     pub async fn listen_address(&self, what: &str) -> String {
-        let said = format!("serves {what}");
+        let said = format!("serving {what}");
         eventually(&said, async || {
             let log = self.log();
             let line = log.lines().find(|line| line.contains(&said))?.to_owned();
