@@ -223,6 +223,6 @@ mod tests {
             said("context_tokens,generated_tokens\n").ends_with("the file has no rows after the heading")
         );
         let time = AZURE.replace("23:59:59", "25:59:59");
-        assert!(said(&time).starts_with("d/t.csv:2: `2023-11-30 25:59:59.5000000` is no time"));
+        assert!(said(&time).starts_with("d/t.csv:2: `2023-11-30 25:59:59.5000000` is not a time"));
     }
 }

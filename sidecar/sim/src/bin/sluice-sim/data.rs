@@ -38,7 +38,8 @@ fn find(file: &str, data: &Path) -> Result<PathBuf> {
         return Ok(place.clone());
     }
     ensure!(!places[0].is_dir(), "{file} is a folder; name a CSV file with a heading and rows");
-    let mut tried: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
-    tried.dedup();
-    bail!("file {} does not exist; name the folder of traces with --data", tried.join(", "))
+    let mut others: Vec<_> = places[1..].iter().map(|place| place.display().to_string()).collect();
+    others.retain(|other| other != file);
+    let others = if others.is_empty() { String::new() } else { format!(", nor {}", others.join(", nor ")) };
+    bail!("file {file} does not exist{others}; name the folder of traces with --data")
 }
