@@ -131,7 +131,7 @@ async fn missing_limit_allows_all_and_invalid_limit_denies_all() {
     let author = tenants_of(server, "author", &broken).await;
     let refused = eventually("the annotation in force", async || {
         let refused = try_create(&author, &of_priority(1)).await.err()?;
-        refused.contains("no number").then_some(refused)
+        refused.contains("is not a number").then_some(refused)
     })
     .await;
     assert!(refused.contains("sluice.dev/max-tenant-priority") && refused.contains("plenty"), "{refused}");

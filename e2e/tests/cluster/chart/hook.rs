@@ -106,7 +106,7 @@ async fn helm_test_reports_failures() {
         check.args(["check", "--operator", &operator(answers), "--timeout-seconds", seconds]);
         Some(output_text(check.env("KUBECONFIG", &config).output().unwrap()))
     };
-    let well = Ok("all well\n".to_owned());
+    let well = Ok("the installation works\n".to_owned());
     let Some(at_once) = check(&[READY], "0") else { return };
     assert_eq!(at_once, well);
     let waits = check(&[WAITS, READY], "0").unwrap().unwrap_err();
