@@ -65,7 +65,8 @@ async fn a_key_file_that_is_missing_or_empty_is_refused_by_name() {
         let yaml = Yaml::pool("16Mi").tenant("locked", &model, "", "access: {apiKeysFile: keys}");
         let outcome = world.up(&yaml, &[]).ended().await;
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
-        assert!(outcome.stderr.contains("/keys: "), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("spec.access.apiKeysFile: "), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("/keys"), "{}", outcome.stderr);
         world.assert_no_leftovers().await;
     }
 }
