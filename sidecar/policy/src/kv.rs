@@ -206,7 +206,11 @@ impl Kv {
         for (at, id) in sequence.kv_blocks.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
-        self.retain_missing_of_running();
+        // KV that only suspended requests use is not loaded.
+        if !self.missing_layer_blocks.is_empty() {
+            let running = self.kv_blocks_of_running();
+            self.missing_layer_blocks.retain(|id| running.contains(id));
+        }
     }
 
     /// Drops one reference; an unreferenced KV block is evicted.

@@ -28,7 +28,7 @@ pub enum ChunkContent {
         /// Index of the chunk in the slab.
         index: u32,
     },
-    /// Layer-blocks.
+    /// Layer blocks.
     Kv(Vec<LayerBlockTokens>),
 }
 
@@ -212,7 +212,7 @@ impl FakeMemory {
         }
     }
 
-    /// Returns where a block is: the chunk behind its frame, and the position there. `None` if no chunk backs the frame.
+    /// Returns where a block is: the chunk that backs its KV chunk, and the position there. `None` if none does.
     pub fn place(&self, layer_block: LayerBlockId) -> Option<(ChunkId, u32)> {
         let kv_chunk = KvChunkId(layer_block.0 / self.layer_blocks_per_chunk);
         let chunk = self.table.get(&Address::Kv(kv_chunk))?;

@@ -15,14 +15,6 @@ impl Kv {
         }
     }
 
-    /// Forgets the KV blocks that no running request uses, for instance those of suspended requests alone.
-    pub(super) fn retain_missing_of_running(&mut self) {
-        if !self.missing_layer_blocks.is_empty() {
-            let running = self.kv_blocks_of_running();
-            self.missing_layer_blocks.retain(|id| running.contains(id));
-        }
-    }
-
     /// Returns the KV blocks of all requests that are not suspended.
     pub(super) fn kv_blocks_of_running(&self) -> BTreeSet<KvBlockId> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);

@@ -131,24 +131,14 @@ impl MemoryManager {
         );
     }
 
-    /// Time of one block to the host, nanoseconds; none before one was measured.
-    pub(super) fn layer_block_out_ns(&self) -> Option<u64> {
-        self.offload.write_back.layer_block_ns()
-    }
-
     /// No write-back failed a moment ago.
     pub(super) fn write_back_is_healthy(&self) -> bool {
         self.offload.write_back.is_healthy(self.counters.boundaries())
     }
 
-    /// `layer_blocks` can leave the device before steps have waited for long, as far as is known.
-    pub(super) fn can_write_back_in_time(&self, layer_blocks: u32) -> bool {
-        self.offload.write_back.is_fast_enough(layer_blocks)
-    }
-
     /// A pause frees memory soon enough for the requests that continue.
     pub fn can_pause_help(&self) -> bool {
-        self.params.pauses() && self.can_write_back_in_time(self.kv.layers())
+        self.params.pauses() && self.offload.write_back.is_fast_enough(self.kv.layers())
     }
 
     /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
@@ -162,12 +152,12 @@ impl MemoryManager {
         if self.kv.evict_paused(missing) > 0 {
             return Some(Prepared::Ready);
         }
-        if !self.can_write_back_in_time(missing) {
+        if !self.offload.write_back.is_fast_enough(missing) {
             return None;
         }
         self.write_back(Some(self.step.now()), out);
         if !self.kv.is_writing_back() {
-            self.layer_block_out_ns()?;
+            self.offload.write_back.layer_block_ns()?;
             let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
             let swaps = self.kv.plan_paused_out(most, &mut self.generations);
@@ -183,7 +173,10 @@ impl MemoryManager {
     /// evicted blocks, 0 while they are being written back. `None` = there is none, or it would take too long.
     pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
         let missing = self.kv.overfull_layer_blocks();
-        if !(reason.must_happen() && self.can_evict_paused() && self.can_write_back_in_time(missing)) {
+        if !(reason.must_happen()
+            && self.can_evict_paused()
+            && self.offload.write_back.is_fast_enough(missing))
+        {
             return None;
         }
         let shed = self.kv.evict_paused(missing);
@@ -222,7 +215,7 @@ impl MemoryManager {
     /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
     pub fn layer_blocks_freed_by_pause(&self, kv_blocks: u32) -> bool {
         let layer_blocks = kv_blocks.saturating_mul(self.kv.layers());
-        self.can_pause_help() && !self.in_backoff() && self.can_write_back_in_time(layer_blocks)
+        self.can_pause_help() && !self.in_backoff() && self.offload.write_back.is_fast_enough(layer_blocks)
     }
 
     pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {

@@ -59,7 +59,7 @@ impl MemoryManager {
         self.offloads_prefills()
             && self.offload.prompts.logical() > 1
             && self.write_back_is_healthy()
-            && self.can_write_back_in_time(step_kv_blocks * self.kv.layers())
+            && self.offload.write_back.is_fast_enough(step_kv_blocks * self.kv.layers())
     }
 
     /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
@@ -95,8 +95,8 @@ impl MemoryManager {
     /// `kv_blocks` blocks of a prompt leave the device in time, by the measured link; else the link is measured, again
     /// from time to time.
     fn can_spill_in_time(&mut self, kv_blocks: u32) -> bool {
-        let known = self.layer_block_out_ns().is_some();
-        let soon = self.can_write_back_in_time(kv_blocks * self.kv.layers());
+        let known = self.offload.write_back.layer_block_ns().is_some();
+        let soon = self.offload.write_back.is_fast_enough(kv_blocks * self.kv.layers());
         if !(known && soon) {
             self.offload.write_back.request_probe(self.counters.boundaries());
         }
@@ -132,7 +132,7 @@ impl MemoryManager {
     pub fn prefill_digest(&self) -> u64 {
         self.offload.prompts.word()
             ^ self.offload.write_back.digest_word().rotate_left(7)
-            ^ self.layer_block_out_ns().unwrap_or(0) << 20
+            ^ self.offload.write_back.layer_block_ns().unwrap_or(0) << 20
     }
 
     /// Sends the KV of this request to the host tier. It was opened at this boundary and has `kv_blocks` blocks in all.
@@ -151,8 +151,8 @@ impl MemoryManager {
     /// and the link is known to carry a step's part soon.
     pub(super) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
         let step = kv_blocks.min(Geometry::kv_blocks_for(self.params.max_step.tokens));
-        let soon =
-            self.layer_block_out_ns().is_some() && self.can_write_back_in_time(step * self.kv.layers());
+        let soon = self.offload.write_back.layer_block_ns().is_some()
+            && self.offload.write_back.is_fast_enough(step * self.kv.layers());
         soon && self.write_back_is_healthy()
             && !self.in_backoff()
             && self.unreserved_host_places() >= kv_blocks

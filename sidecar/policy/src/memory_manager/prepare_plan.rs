@@ -187,7 +187,7 @@ impl MemoryManager {
     /// The answer when the policy reclaims nothing. Unused KV is free once it is written back or loaded; the first
     /// write-back shows how long one takes.
     fn refusal(&self, missing: u32) -> Prepared {
-        let is_measured = self.layer_block_out_ns().is_some();
+        let is_measured = self.offload.write_back.layer_block_ns().is_some();
         let written_back = if is_measured { self.kv.layer_blocks_freed_by_write_back() } else { 0 };
         let coming = written_back + self.kv.layer_blocks_freed_by_loads();
         if coming >= missing { Prepared::Wait } else { self.shortfall(missing) }

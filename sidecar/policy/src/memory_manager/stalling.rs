@@ -80,7 +80,7 @@ impl MemoryManager {
     /// The cost of pausing this request, whose client has `in_store` tokens buffered.
     pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
         let unwritten = u64::from(self.kv.exclusive_unwritten_layer_blocks(request));
-        let leaving_ns = unwritten.saturating_mul(self.layer_block_out_ns().unwrap_or(0));
+        let leaving_ns = unwritten.saturating_mul(self.offload.write_back.layer_block_ns().unwrap_or(0));
         ReclaimCost {
             loss: self.cost_context().pause(in_store, leaving_ns, clients),
             freed_bytes: self.own_bytes(request),

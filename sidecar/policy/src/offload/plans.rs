@@ -1,4 +1,4 @@
-//! Plans of KV placement: the one that is requested, the one in force, and what is left of it to carry out.
+//! Plans of KV placement: the requested plan, the plan in force, and its steps that are still to be carried out.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;

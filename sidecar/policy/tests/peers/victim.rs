@@ -50,7 +50,7 @@ fn the_rule_decides_among_equals() {
     let by = |rule| peers(&all, &Borrower { rule, order: &[tenant(3), tenant(1)], ..borrower(1000) });
     assert_eq!(by(VictimOrder::MostRecentlyUsed), [1, 3, 2]);
     assert_eq!(by(VictimOrder::LeastRecentlyUsed), [2, 3, 1]);
-    assert_eq!(by(VictimOrder::FixedOrder), [3, 1, 2], "who is not on the list comes last");
+    assert_eq!(by(VictimOrder::FixedOrder), [3, 1, 2], "a peer that is not on the list comes last");
 }
 
 #[test]

@@ -192,8 +192,8 @@ impl Kv {
         let Some(sequence) = self.sequences.get_mut(&request) else { return };
         (sequence.suspended, sequence.written) = (true, 0);
         let kv_blocks = sequence.kv_blocks.clone();
-        self.retain_missing_of_running();
         let running = self.kv_blocks_of_running();
+        self.missing_layer_blocks.retain(|id| running.contains(id));
         for id in kv_blocks.into_iter().filter(|id| !running.contains(id)) {
             if let Some(seat) = self.kv_blocks.set_staging_slot(id, None) {
                 self.missing_layer_blocks.recheck(id);
