@@ -22,6 +22,23 @@ pub struct CargoTool {
     pub features: &'static [&'static str],
 }
 
+/// Runs a check with its program; `false` if it found something. Where the program cannot be had, it prints that `what` is
+/// skipped and passes, and in CI (`CI=true`) it fails.
+pub fn run_or_skip(
+    what: &str,
+    program: Result<Utf8PathBuf>,
+    check: impl FnOnce(&Utf8Path) -> Result<bool>,
+) -> Result<bool> {
+    match program {
+        Ok(program) => check(&program),
+        Err(error) if variable("CI").as_deref() == Some("true") => Err(error),
+        Err(error) => {
+            println!("skipped: {what}: {error:#}");
+            Ok(true)
+        }
+    }
+}
+
 impl CargoTool {
     /// The program on the PATH, the one in the cache folder, or one that cargo builds there now.
     ///

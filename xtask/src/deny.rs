@@ -11,8 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::cache::variable;
-use crate::cargo_tool::CargoTool;
+use crate::cargo_tool::{CargoTool, run_or_skip};
 use crate::process;
 
 /// What `deny.toml` is written for.
@@ -30,15 +29,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Holds the tree to `deny.toml`; `false` if cargo-deny printed findings. Where neither cargo-deny nor the crates can
 /// be had, it prints that and passes, and in CI (`CI=true`) it fails.
 pub fn check(root: &Utf8Path) -> Result<bool> {
-    let ci = variable("CI").as_deref() == Some("true");
-    match provide(root) {
-        Ok(program) => with(root, &program),
-        Err(error) if ci => Err(error),
-        Err(error) => {
-            println!("skipped: licences, bans, sources and advisories of dependencies: {error:#}");
-            Ok(true)
-        }
-    }
+    let what = "licences, bans, sources and advisories of dependencies";
+    run_or_skip(what, provide(root), |program| with(root, program))
 }
 
 /// The program, with every crate of the lock file in cargo's cache: cargo-deny reads them all.

@@ -9,8 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 
-use crate::cache::variable;
-use crate::cargo_tool::CargoTool;
+use crate::cargo_tool::{CargoTool, run_or_skip};
 
 const CARGO_FUZZ: CargoTool = CargoTool {
     name: "cargo-fuzz",
@@ -50,15 +49,7 @@ pub fn run(root: &Utf8Path, args: &FuzzArgs) -> Result<bool> {
 /// Runs all targets as a part of the nightly run. Where cargo-fuzz or its compiler cannot be had, it prints that and
 /// passes, and in CI (`CI=true`) it fails.
 pub fn part(root: &Utf8Path, seconds: u32) -> Result<bool> {
-    let ci = variable("CI").as_deref() == Some("true");
-    match provide(root) {
-        Ok(program) => with(root, &program, &TARGETS, seconds),
-        Err(error) if ci => Err(error),
-        Err(error) => {
-            println!("skipped: fuzz targets: {error:#}");
-            Ok(true)
-        }
-    }
+    run_or_skip("fuzz targets", provide(root), |program| with(root, program, &TARGETS, seconds))
 }
 
 /// The program cargo-fuzz, where rustup has a nightly compiler for it.
