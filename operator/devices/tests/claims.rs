@@ -47,9 +47,9 @@ async fn each_claim_of_a_call_has_an_answer_of_its_own() {
     let node = node().await;
     node.server().allocate("good", "u-1", &[("neighbourhood", "neighbourhood-0")], json!([]));
     node.server().allocate("large", "u-2", BOTH, config("97Mi"));
-    node.server().allocate("anew", "u-4", BOTH, config("96Mi"));
+    node.server().allocate("recreated", "u-4", BOTH, config("96Mi"));
     let driver = node.start(TRIAL);
-    let asked = [("good", "u-1"), ("large", "u-2"), ("anew", "u-3"), ("absent", "u-5")];
+    let asked = [("good", "u-1"), ("large", "u-2"), ("recreated", "u-3"), ("absent", "u-5")];
     let answer = driver.prepare(&asked).await.claims;
     assert_eq!(answer["u-1"].error, "");
     assert!(
@@ -59,8 +59,8 @@ async fn each_claim_of_a_call_has_an_answer_of_its_own() {
         "{}",
         answer["u-2"].error
     );
-    let anew = "claim team/anew has the UID u-4, not u-3: it was deleted and created again";
-    assert_eq!(answer["u-3"].error, anew);
+    let recreated = "claim team/recreated has the UID u-4, not u-3: it was deleted and created again";
+    assert_eq!(answer["u-3"].error, recreated);
     assert!(answer["u-5"].error.starts_with("claim team/absent cannot be read: "), "{}", answer["u-5"].error);
     let specs: Vec<_> = fs::read_dir(node.path("cdi")).unwrap().map(|file| file.unwrap().path()).collect();
     assert_eq!(specs, [node.spec("u-1")], "what is refused leaves nothing");
@@ -113,7 +113,7 @@ async fn a_claim_survives_the_driver_and_the_folder_of_specifications() {
 async fn deleted_or_reallocated_claims_are_collected_on_second_sweep() {
     let node = node().await;
     const FOLDER: &[(&str, &str)] = &[("neighbourhood", "neighbourhood-0")];
-    let all = [("gone", "u-1"), ("anew", "u-2"), ("elsewhere", "u-3"), ("kept", "u-4")];
+    let all = [("gone", "u-1"), ("recreated", "u-2"), ("elsewhere", "u-3"), ("kept", "u-4")];
     for (name, uid) in all {
         node.server().allocate(name, uid, FOLDER, json!([]));
     }
@@ -121,7 +121,7 @@ async fn deleted_or_reallocated_claims_are_collected_on_second_sweep() {
     driver.prepare(&all).await;
     drop(driver);
     node.server().forget("gone");
-    node.server().allocate("anew", "u-9", FOLDER, json!([]));
+    node.server().allocate("recreated", "u-9", FOLDER, json!([]));
     node.server().allocate("elsewhere", "u-3", &[], json!([]));
     let _driver = node.start(&["--sweep-seconds", "1"]);
     node.server().read("kept", 1).await;
@@ -141,8 +141,8 @@ async fn a_prepared_claim_keeps_its_devices_when_the_node_offers_less() {
     let driver = node.start(&["--host-gpus", "1", "--host-memory", "64Mi"]);
     assert_eq!(driver.prepare_one("a", "u-1").await, before);
     node.server().allocate("a", "u-1", &[("gpu", "gpu-0")], config("96Mi"));
-    let anew = driver.prepare_one("a", "u-1").await.error;
-    assert!(anew.contains("memory 96Mi exceeds the memory of device gpu-0 (64Mi)"), "{anew}");
+    let recreated = driver.prepare_one("a", "u-1").await.error;
+    assert!(recreated.contains("memory 96Mi exceeds the memory of device gpu-0 (64Mi)"), "{recreated}");
 }
 
 #[tokio::test]

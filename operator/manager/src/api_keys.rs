@@ -88,8 +88,10 @@ impl Reconciler {
             Ok(found) => found.and_then(|found| SecretVersion::from_metadata(&found.metadata)),
             Err(error) => {
                 let (namespace, name) = (&secret.namespace, &secret.name);
-                tracing::warn!(namespace, secret = name, %error, "cannot read the Secret of API keys, so a \
-                                                                  change of keys may be missed");
+                tracing::warn!(
+                    namespace, secret = name, %error,
+                    "cannot read the Secret of API keys, so a change of keys may be missed"
+                );
                 None
             }
         };
@@ -119,8 +121,10 @@ impl Reconciler {
                 "API keys changed: pod annotated so that the kubelet updates its files"
             ),
             Err(error) => {
-                tracing::warn!(namespace = unit.namespace, pod, %error, "API keys changed, but the pod \
-                                                                         could not be annotated");
+                tracing::warn!(
+                    namespace = unit.namespace, pod, %error,
+                    "API keys changed, but the pod could not be annotated"
+                );
             }
         }
     }

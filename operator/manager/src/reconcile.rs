@@ -175,9 +175,10 @@ impl Reconciler {
             match &result {
                 Ok(()) => tracing::debug!(namespace = unit.namespace, pool = unit.pool, ?took, "reconciled"),
                 Err(error) => {
-                    tracing::warn!(namespace = unit.namespace, pool = unit.pool, %error, "reconciliation \
-                                                                                          failed and will \
-                                                                                          be retried");
+                    tracing::warn!(
+                        namespace = unit.namespace, pool = unit.pool, %error,
+                        "reconciliation failed and will be retried"
+                    );
                 }
             }
             self.queue.done(&unit, took, result.is_err());

@@ -93,8 +93,10 @@ impl DirectiveStore {
         let in_force = match read_stored(&path, &judge) {
             Ok(in_force) => in_force,
             Err(why) => {
-                tracing::error!(path = %path.display(), %why, "the stored directive cannot be used: using \
-                                                               the configuration");
+                tracing::error!(
+                    path = %path.display(), %why,
+                    "the stored directive cannot be used: using the configuration"
+                );
                 None
             }
         };

@@ -268,9 +268,10 @@ impl EngineLoop {
                     self.metrics.on_admitted(queued_ns, cached_tokens)
                 }
                 SchedulerOutput::PolicyRefused { policy, refused } => {
-                    tracing::error!(policy = policy.name(), %refused, "the policy of the directive does not \
-                                                                       fit the GPU: keeping the current \
-                                                                       policy");
+                    tracing::error!(
+                        policy = policy.name(), %refused,
+                        "the policy of the directive does not fit the GPU: keeping the current policy"
+                    );
                     self.share_control.on_rejected();
                 }
                 SchedulerOutput::BoundsRefused { bounds, refused } => {

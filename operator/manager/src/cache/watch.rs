@@ -323,8 +323,10 @@ fn spawn_watch<O, V>(
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => follower.apply_watcher_event(event),
-                Err(error) => tracing::warn!(%error, kind = std::any::type_name::<O>(), "a watch failed and \
-                                                                                         is restarted"),
+                Err(error) => tracing::warn!(
+                    %error, kind = std::any::type_name::<O>(),
+                    "a watch failed and is restarted"
+                ),
             }
         }
     });

@@ -348,8 +348,10 @@ impl Reconciler {
                 .delete(&unit.namespace, &format!("sluice-{name}"), |uid| child.is_owned_by(uid))
                 .await
         {
-            tracing::warn!(namespace = unit.namespace, slot = name, %error, "could not delete the \
-                                                                             certificate of a slot");
+            tracing::warn!(
+                namespace = unit.namespace, slot = name, %error,
+                "could not delete the certificate of a slot"
+            );
             return self.queue.add_after(unit, Duration::from_secs(5));
         }
         let params = DeleteParams { preconditions: Some(only), ..DeleteParams::background() };
@@ -357,9 +359,10 @@ impl Reconciler {
             Ok(_) => tracing::info!(namespace = unit.namespace, kind = kind.as_str(), name, "deleted"),
             Err(kube::Error::Api(error)) if error.code == 404 || error.code == 409 => {}
             Err(error) => {
-                tracing::warn!(namespace = unit.namespace, kind = kind.as_str(), name, %error, "could not \
-                                                                                                delete an \
-                                                                                                object");
+                tracing::warn!(
+                    namespace = unit.namespace, kind = kind.as_str(), name, %error,
+                    "could not delete an object"
+                );
                 self.queue.add_after(unit, Duration::from_secs(5));
             }
         }
@@ -376,8 +379,10 @@ impl Reconciler {
             let patch = json!({"metadata": {"uid": uid, "labels": {FETCHING: null}}});
             let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
             if let Err(error) = api.patch_metadata(&name, &params, &Patch::Merge(patch)).await {
-                tracing::warn!(namespace = unit.namespace, pod = name, %error, "could not remove the label \
-                                                                                that permits downloads");
+                tracing::warn!(
+                    namespace = unit.namespace, pod = name, %error,
+                    "could not remove the label that permits downloads"
+                );
             }
         }
     }

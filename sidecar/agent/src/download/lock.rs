@@ -39,8 +39,10 @@ impl FolderLock {
                 Err(error) => return Err(DownloadError::LockFailed { path, error: error.into() }),
             }
             if waited.is_multiple_of(LOG_EVERY_ATTEMPTS) {
-                tracing::info!(folder = %folder.display(), "waiting for another process that downloads into \
-                                                            this folder");
+                tracing::info!(
+                    folder = %folder.display(),
+                    "waiting for another process that downloads into this folder"
+                );
             }
             tokio::time::sleep(RETRY_INTERVAL).await;
         }

@@ -227,9 +227,10 @@ impl GrantClient {
         // scheduler sends the command again.
         match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
             Ok(Ok(_)) => self.notify(PeerEvent::TookBack { nonce }),
-            Ok(Err(error)) => tracing::debug!(%error, nonce = nonce.0, index = peer.index, "could not take \
-                                                                                            back earmarked \
-                                                                                            memory"),
+            Ok(Err(error)) => tracing::debug!(
+                %error, nonce = nonce.0, index = peer.index,
+                "could not take back earmarked memory"
+            ),
             // The runtime is shutting down.
             Err(_) => {}
         }
