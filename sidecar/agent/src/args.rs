@@ -9,7 +9,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::download::{RetryArgs, SourceArgs};
 use crate::inspect::InspectArgs;
-use crate::logs::line_prefix;
+use crate::logs::{LogFormat, line_prefix};
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT"));
@@ -73,15 +73,6 @@ pub enum Task {
     ///
     /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
     Inspect(InspectArgs),
-}
-
-/// Form of the logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Text,
-    /// For collectors.
-    Json,
 }
 
 /// Starts logging to stderr. Stdout stays silent.

@@ -10,7 +10,7 @@ mod atomic_write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-pub use self::atomic_write::WriteStep;
+pub use self::atomic_write::{WriteHook, WriteStep};
 use serde_json::Value;
 use sluice_wire::directive::{Directive, Fence};
 use sluice_wire::message::{Invalid, ReadError};
@@ -18,9 +18,6 @@ use tokio::sync::watch;
 
 /// Checks what only the tenant itself can check, such as the name of the policy.
 pub type Validator = Box<dyn Fn(&Directive) -> Result<(), Invalid> + Send + Sync>;
-
-/// Runs after each step of a write, and may fail it. Tests use it to interrupt a write at any point.
-pub type WriteHook = Box<dyn Fn(WriteStep) -> std::io::Result<()> + Send + Sync>;
 
 /// A directive and its text.
 #[derive(Clone, Debug)]

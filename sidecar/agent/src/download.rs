@@ -34,7 +34,7 @@ use self::retry::RetryState;
 pub(crate) use self::retry::with_retries;
 pub use self::retry::{RetryArgs, RetryPolicy};
 pub use self::source::{ModelFile, Source};
-use crate::run::Failure;
+use crate::run::failure::Failure;
 
 /// Concurrent downloads, because one connection seldom fills a link.
 const CONCURRENT_DOWNLOADS: usize = 4;

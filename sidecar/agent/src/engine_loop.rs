@@ -5,6 +5,7 @@
 
 mod backend;
 pub mod engine_acceptor;
+pub mod engine_event;
 mod engine_watch;
 mod idle_sleep;
 mod load;
@@ -36,7 +37,7 @@ use crate::peers::membership::LedgerMembership;
 use crate::peers::pending_replies::PendingReplies;
 use crate::scheduler_handle::{RequestUpdate, SchedulerMessage, Status};
 use backend::EngineCompute;
-use engine_acceptor::EngineConnEvent;
+use engine_event::EngineConnEvent;
 use engine_watch::EngineWatch;
 use idle_sleep::IdleSleep;
 pub use load::{

@@ -1,7 +1,9 @@
 //! The OpenAI-compatible API (`:8000`): routes, authorization, and limits per client.
 
+pub mod bearer_token;
 pub mod body;
 pub mod detok;
+pub mod endpoint;
 pub mod endpoints;
 pub mod error;
 mod idle_timeout;
@@ -14,6 +16,7 @@ pub mod prompt;
 pub mod response;
 pub mod scrape;
 pub mod serve;
+pub mod timeouts;
 pub mod token_stream;
 pub mod values;
 
@@ -22,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -31,11 +34,12 @@ use serde_json::json;
 use sluice_policy::token_deposit::Pacing;
 use sluice_wire::config::LimitsConfig;
 
+use self::bearer_token::bearer_token;
 use self::body::BodyLimits;
+use self::endpoint::Endpoint;
 use self::error::ApiError;
 pub use self::keys::ApiKeys;
 use self::limits::RequestLimiter;
-use self::response::Endpoint;
 use self::scrape::MetricsScrape;
 use crate::metrics::Metrics;
 use crate::model::text::Text;
@@ -155,18 +159,6 @@ async fn authorize(State(keys): State<ApiKeys>, request: Request, next: Next) ->
     ApiError::unauthorized().into_response()
 }
 
-/// Returns the bearer token of a request. The scheme is case-insensitive, and blanks may follow it (RFC 9110, 11.4).
-pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("Bearer").then(|| token.trim_matches(' '))
-}
-
-/// Compares in a time that does not depend on which bytes differ.
-pub fn constant_time_eq(a: &str, b: &str) -> bool {
-    let differences = a.bytes().zip(b.bytes()).fold(0, |found, (x, y)| found | (x ^ y));
-    a.len() == b.len() && std::hint::black_box(differences) == 0
-}
-
 /// Returns the readiness: whether the tenant accepts or holds a request and eventually answers it.
 pub fn readiness(service: &SchedulerHandle) -> (StatusCode, String) {
     match &*service.status().borrow() {
@@ -201,6 +193,8 @@ async fn model(
 mod tests {
     use tower::ServiceExt;
 
+    use axum::http::HeaderMap;
+
     use super::*;
 
     #[tokio::test]
@@ -218,32 +212,5 @@ mod tests {
         let response = app.oneshot(request.body(axum::body::Body::empty()).unwrap()).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), 1000).await.unwrap();
         assert_eq!(bytes, "x-llm");
-    }
-
-    #[test]
-    fn bearer_scheme_ignores_case_and_extra_blanks() {
-        let shown = |value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::AUTHORIZATION, value.parse().unwrap());
-            bearer_token(&headers).map(str::to_owned)
-        };
-        for value in
-            ["Bearer sk-one", "bearer sk-one", "BEARER sk-one", "Bearer  sk-one", "bEaReR    sk-one "]
-        {
-            assert_eq!(shown(value).as_deref(), Some("sk-one"), "{value:?}");
-        }
-        for value in ["sk-one", "Bearersk-one", "Basic sk-one", "Bearer", " Bearer sk-one"] {
-            assert_eq!(shown(value), None, "{value:?}");
-        }
-        assert_eq!(shown("Bearer  ").as_deref(), Some(""));
-        assert_eq!(shown("Bearer sk one").as_deref(), Some("sk one"), "one token, which is no key");
-    }
-
-    #[test]
-    fn constant_time_eq_equals_plain_eq() {
-        assert!(constant_time_eq("abc", "abc"));
-        for other in ["", "ab", "abd", "abcd", "Abc"] {
-            assert!(!constant_time_eq(other, "abc") && !constant_time_eq("abc", other), "{other}");
-        }
     }
 }

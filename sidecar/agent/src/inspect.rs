@@ -4,6 +4,7 @@
 //! every tensor's shape and format. Activations are those of the native engine; an engine of another kind reports its
 //! own when it attaches.
 
+mod error;
 mod headers;
 mod model_files;
 
@@ -15,17 +16,17 @@ use sluice_link::model::ModelSpec;
 use sluice_link::slab::slab_layout;
 use sluice_link::vocabulary::BLOCK_TOKENS;
 use sluice_wire::config::LimitsConfig;
-use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
+use sluice_wire::geometry::{Geometry, GeometryErrorKind, GeometryReport};
 
+pub use self::error::InspectError;
 use self::headers::headers;
 pub(crate) use self::headers::parse_header;
 pub use self::model_files::ModelFiles;
-use crate::download::{BucketArgs, DownloadError, HubArgs, ProgressOutput, RetryArgs, error_chain};
+use crate::download::{BucketArgs, DownloadError, HubArgs, ProgressOutput, RetryArgs};
 use crate::engine_loop::{chunk_tokens, step_limits};
-use crate::model::ModelError;
 use crate::model::config::parse_config;
 use crate::model::weights::check_headers;
-use crate::run::Failure;
+use crate::run::failure::Failure;
 
 /// Maximum size of a JSON file that is read whole, in bytes.
 const MAX_JSON_BYTES: u64 = 64 << 20;
@@ -72,44 +73,6 @@ enum ModelLocation {
         #[command(flatten)]
         objects: BucketArgs,
     },
-}
-
-/// Reason why a model has no geometry.
-#[derive(Debug, thiserror::Error)]
-pub enum InspectError {
-    /// The files cannot be fetched.
-    #[error(transparent)]
-    Fetch(#[from] DownloadError),
-    /// The files are not a supported model.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// A file that must be read whole is too long.
-    #[error("{file} has {bytes} bytes, and the limit is {most}")]
-    TooLong {
-        /// Name of the file.
-        file: String,
-        /// Length of the file in bytes.
-        bytes: u64,
-        /// Maximum length in bytes.
-        most: u64,
-    },
-}
-
-impl InspectError {
-    fn unsupported_reason(&self) -> GeometryErrorKind {
-        match self {
-            InspectError::Fetch(error) if error.is_final() => GeometryErrorKind::Unreadable,
-            InspectError::Fetch(_) => GeometryErrorKind::Unavailable,
-            InspectError::Model(ModelError::Io { .. } | ModelError::Absent { .. }) => {
-                GeometryErrorKind::Unreadable
-            }
-            InspectError::Model(_) | InspectError::TooLong { .. } => GeometryErrorKind::Unsupported,
-        }
-    }
-
-    fn geometry_error(&self) -> GeometryError {
-        GeometryError { reason: self.unsupported_reason(), message: error_chain(self) }
-    }
 }
 
 /// Runs the subcommand: reports the sizes, or the reason why there are none.

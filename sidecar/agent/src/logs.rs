@@ -2,8 +2,6 @@
 
 use sluice_link::log_prefix::LogPrefix;
 
-use crate::args::LogFormat;
-
 /// Returns the prefix that adds the tenant's name to each line: before the text, or in the JSON field `tenant`. `None`
 /// adds nothing.
 pub fn line_prefix(format: LogFormat, name: Option<&str>) -> LogPrefix {
@@ -14,6 +12,15 @@ pub fn line_prefix(format: LogFormat, name: Option<&str>) -> LogPrefix {
         }
         (_, name) => LogPrefix::for_tenant(name),
     }
+}
+
+/// Form of the logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For collectors.
+    Json,
 }
 
 #[cfg(test)]

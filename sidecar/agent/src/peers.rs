@@ -2,6 +2,7 @@
 
 pub mod admin_call;
 pub mod client;
+pub mod full_name;
 pub mod grant_client;
 pub mod ledger_watch;
 pub mod loan_denied;

@@ -39,9 +39,9 @@ use crate::gateway::limits::RequestLimiter;
 use crate::gateway::scrape::MetricsScrape;
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
-use crate::run::{
-    Failure, Listeners, ServeContext, api_keys, model_names, runtime, stream_pacing, wait_for_signal,
-};
+use crate::run::failure::Failure;
+use crate::run::listeners::{Listeners, ServeContext, api_keys, model_names, stream_pacing};
+use crate::run::runtime::{runtime, wait_for_signal};
 use crate::scheduler_handle::{MessageSender, SchedulerHandle, Status};
 
 /// Runs until a signal stops it.

@@ -1,8 +1,9 @@
 //! Runs a sidecar: reads the configuration, listens, loads, serves and drains.
 
-mod failure;
-mod listeners;
+pub(crate) mod failure;
+pub(crate) mod listeners;
 mod rlimit;
+pub(crate) mod runtime;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -16,11 +17,12 @@ use sluice_link::server::Listener;
 use sluice_scheduler::journal::Ending;
 use sluice_wire::config::{EngineKind, SidecarConfig, SidecarRecord};
 use sluice_wire::sidecar_hangs::SidecarHangs;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 pub use self::failure::Failure;
-pub(crate) use self::listeners::{Listeners, ServeContext, api_keys, model_names, stream_pacing};
+use self::failure::{config_error, other_error};
+use self::listeners::{Listeners, ServeContext, api_keys, model_names, stream_pacing};
+use self::runtime::{runtime, wait_for_signal};
 use crate::args::{Args, Task};
 use crate::engine_loop::{InjectedFaults, LoadError, LoadedTenant, PeerContext, TenantLoader, load};
 use crate::engine_process::SpawnedEngine;
@@ -31,14 +33,6 @@ use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
 use crate::{download, inspect, proxied_engine};
-
-fn config_error(error: impl Into<anyhow::Error>) -> Failure {
-    Failure::Config(error.into())
-}
-
-fn other_error(error: impl Into<anyhow::Error>) -> Failure {
-    Failure::Other(error.into())
-}
 
 /// Runs until a signal or a failure.
 ///
@@ -109,11 +103,6 @@ fn sidecar_hangs(folder: &Path) -> Option<SidecarHangs> {
         tracing::warn!(%error, path = %path.display(), "could not read the count of sidecars that hung");
         None
     })
-}
-
-/// Returns the runtime that serves HTTP.
-pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(other_error)
 }
 
 fn replay(path: &Path) -> anyhow::Result<()> {
@@ -259,16 +248,6 @@ async fn wait_for_shutdown(failed: EngineLoopResult) -> Result<(), Failure> {
             Ok(Err(failure)) => Err(failure),
             Ok(Ok(())) | Err(_) => Err(other_error(anyhow!("the scheduler's thread ended"))),
         },
-    }
-}
-
-/// Waits for SIGTERM or SIGINT.
-pub(crate) async fn wait_for_signal() -> Result<(), Failure> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(other_error)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(other_error)?;
-    tokio::select! {
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
     }
 }
 

@@ -94,7 +94,7 @@ pub enum SchedulerMessage {
     /// A port has events to poll.
     Wake,
     /// Event of the engine.
-    Engine(Box<crate::engine_loop::engine_acceptor::EngineConnEvent>),
+    Engine(Box<crate::engine_loop::engine_event::EngineConnEvent>),
     /// Call of a peer or the operator.
     Admin(crate::peers::admin_call::AdminCall),
     /// Event of a peer or of the time slice.

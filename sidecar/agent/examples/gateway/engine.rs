@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
-use sluice_agent::engine_loop::engine_acceptor::EngineConnEvent;
+use sluice_agent::engine_loop::engine_event::EngineConnEvent;
 use sluice_agent::scheduler_handle::{MessageSender, SchedulerMessage};
 use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::message::StepOrder;

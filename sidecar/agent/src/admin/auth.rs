@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::AdminError;
 use super::token::PeerToken;
+use crate::gateway::bearer_token::{bearer_token, constant_time_eq};
 use crate::gateway::error::ApiError;
-use crate::gateway::{bearer_token, constant_time_eq};
 
 /// Role of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

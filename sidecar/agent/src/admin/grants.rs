@@ -14,7 +14,7 @@ use super::body::Body;
 use super::error::AdminError;
 use crate::gateway::error::ApiError;
 use crate::peers::admin_call::AdminCall;
-use crate::peers::membership::full_name;
+use crate::peers::full_name::full_name;
 use crate::scheduler_handle::SchedulerMessage;
 
 /// Maximum size of a request in bytes.

@@ -19,7 +19,7 @@ use crate::engine_loop::{LoadError, parse_policy};
 use crate::gateway::serve::{ListenerLimits, serve};
 use crate::metrics::Metrics;
 use crate::peers::client::{PeerClient, PeerCredential};
-use crate::peers::membership::full_name;
+use crate::peers::full_name::full_name;
 use crate::scheduler_handle::SchedulerHandle;
 
 /// File of the stored directive in the runtime folder.

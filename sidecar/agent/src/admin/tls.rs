@@ -18,7 +18,8 @@ pub use self::files::{TlsError, client_without_roots};
 use self::files::{TlsFiles, client_config, server_config};
 use super::auth::Presented;
 use crate::credential_reload::ReloadableCredentials;
-use crate::gateway::serve::{ListenerLimits, Timeouts, serve_connection, serve_connections, wait_for_stop};
+use crate::gateway::serve::{ListenerLimits, serve_connection, serve_connections, wait_for_stop};
+use crate::gateway::timeouts::Timeouts;
 
 /// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

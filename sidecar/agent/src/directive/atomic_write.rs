@@ -5,8 +5,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::WriteHook;
-
 /// Completed step of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteStep {
@@ -34,3 +32,6 @@ pub fn replace(path: &Path, text: &[u8], witness: &WriteHook) -> io::Result<()> 
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
     witness(WriteStep::DirSynced)
 }
+
+/// Runs after each step of a write, and may fail it. Tests use it to interrupt a write at any point.
+pub type WriteHook = Box<dyn Fn(WriteStep) -> std::io::Result<()> + Send + Sync>;

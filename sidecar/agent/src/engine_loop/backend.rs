@@ -18,7 +18,7 @@ use sluice_ports::compute::{
 };
 use sluice_scheduler::Driver;
 
-use super::engine_acceptor::Attached;
+use super::engine_event::Attached;
 use super::engine_watch::PendingWork;
 
 /// Id of the transfer of the whole mapping to a new engine. The policy's own ids count up from 1 and never reach it.

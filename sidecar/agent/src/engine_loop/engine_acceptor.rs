@@ -13,12 +13,10 @@ use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
 use sluice_link::message::EngineSetup;
 use sluice_link::process_exit::PeerProcess;
-use sluice_link::server::{
-    Connection, EngineEvent, EngineReceiver, EngineSender, HandshakeHello, Listener, SharedMemory,
-};
+use sluice_link::server::{Connection, EngineEvent, EngineReceiver, HandshakeHello, Listener, SharedMemory};
 use sluice_link::tables::TableWriter;
-use sluice_ports::EngineHello;
 
+use super::engine_event::{Attached, EngineConnEvent};
 use crate::scheduler_handle::{MessageSender, SchedulerMessage};
 pub use engine_lease::EngineLease;
 
@@ -33,32 +31,6 @@ const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// longer, waiting connections would fill all slots and be tried before an engine that works. A supervisor restarts an
 /// engine that was refused.
 pub const LEASE_TIMEOUT: Duration = Duration::from_secs(8);
-
-/// Event that the acceptor sends to the engine loop.
-#[derive(Debug)]
-pub enum EngineConnEvent {
-    /// An engine has reserved its address ranges. Nothing is mapped in it yet.
-    Attached(Attached),
-    /// The engine answered.
-    Event(EngineEvent),
-    /// The engine exited. Holds the reason why the link ended.
-    Lost(String),
-}
-
-/// Sending half of an attached engine's link.
-#[derive(Debug)]
-pub struct Attached {
-    /// Hello of the engine.
-    pub hello: EngineHello,
-    /// Version of the engine's build.
-    pub build: String,
-    /// Sends commands to the engine.
-    pub sender: EngineSender,
-    /// Process of the engine.
-    pub process: Arc<PeerProcess>,
-    /// Supervisor process that starts the next engine.
-    pub supervisor: Arc<PeerProcess>,
-}
 
 /// Accepts engines and holds everything shared with them.
 pub struct EngineAcceptor {

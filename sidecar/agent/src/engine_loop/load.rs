@@ -1,8 +1,10 @@
 //! Loads a tenant from its configuration: model, memory, link, limits.
 
-mod error;
+pub(crate) mod error;
 mod join_ledger;
 mod journal_file;
+mod loaded_tenant;
+pub(crate) mod policy_name;
 mod sizes;
 mod startup_inbox;
 mod weights;
@@ -16,12 +18,11 @@ use std::time::{Duration, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
-use sluice_link::message::{EngineSetup, Faults};
+use sluice_link::message::EngineSetup;
 use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
-use sluice_memory::gpu_ledger::LedgerFaults;
 use sluice_memory::{HostMemory, HostOptions, HostWeights, Quota, UnsharedQuota};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
@@ -30,11 +31,13 @@ use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Driver, Scheduler};
 use sluice_wire::config::SidecarConfig;
-use sluice_wire::state::{SidecarHangs, State, Tenant};
+use sluice_wire::state::{State, Tenant};
 use tokio::sync::watch;
 
 pub use error::LoadError;
-pub use sizes::{chunk_tokens, parse_policy, step_limits};
+pub use loaded_tenant::{InjectedFaults, LoadedTenant};
+pub use policy_name::parse_policy;
+pub use sizes::{chunk_tokens, step_limits};
 
 use error::config_error;
 use join_ledger::{JoinStatus, LedgerJoin};
@@ -44,7 +47,8 @@ use weights::read_weights;
 
 use super::EngineLoop;
 use super::backend::{self, ControlPageGate, EngineCompute, EngineHandle};
-use super::engine_acceptor::{Attached, EngineAcceptor, EngineLease, LEASE_TIMEOUT};
+use super::engine_acceptor::{EngineAcceptor, EngineLease, LEASE_TIMEOUT};
+use super::engine_event::Attached;
 use super::engine_watch::EngineWatch;
 use super::idle_sleep::IdleSleep;
 use super::max_map_count;
@@ -61,38 +65,6 @@ use crate::model::text::Text;
 use crate::peers::membership::LedgerMembership;
 use crate::peers::quota::LedgerQuota;
 use crate::scheduler_handle::{MessageSender, SchedulerMessage, Status};
-
-/// Faults that tests inject to prove that they detect them. A production sidecar has none: no configuration names them.
-#[derive(Clone, Debug, Default)]
-pub struct InjectedFaults {
-    /// Faults of memory: copies, allocations.
-    pub memory: sluice_memory::Faults,
-    /// Faults of the ledger shared with peers.
-    pub ledger: LedgerFaults,
-    /// Faults of the engine.
-    pub engine: Faults,
-    /// Time to live of loans without renewal, if it is not the default.
-    pub loan: Option<Duration>,
-}
-
-/// Everything known after the model folder is read, before any weight is loaded.
-#[derive(Debug)]
-pub struct LoadedTenant {
-    /// The configuration.
-    pub config: SidecarConfig,
-    /// The model's shape.
-    pub spec: ModelSpec,
-    /// Text handling of the model.
-    pub text: Arc<Text>,
-    /// Longest sequence, tokens.
-    pub max_model_tokens: u32,
-    /// Policy constants that differ from the defaults.
-    pub tuned: Tuned,
-    /// Injected faults. None outside tests.
-    pub faults: InjectedFaults,
-    /// Earlier sidecars of this tenant that hung and were killed.
-    pub sidecar_hangs: Option<SidecarHangs>,
-}
 
 /// Reads the model folder, but not the weights.
 ///

@@ -6,7 +6,7 @@
 
 use sluice_link::message::EngineSetup;
 
-use super::LoadError;
+use super::load::error::LoadError;
 
 const LIMIT_FILE: &str = "/proc/sys/vm/max_map_count";
 /// Other mappings of a process: its binary, libraries, stacks, heaps, the tables.

@@ -14,7 +14,7 @@ use sluice_scheduler::{Config, Membership, Scheduler};
 use sluice_wire::state::{Activity, Direction, GrantState, SharingState as PlaceState, State, TurnState};
 use tokio::runtime::Handle;
 
-use super::load::LoadError;
+use super::load::error::LoadError;
 use super::share_control::ShareController;
 use super::state_recorder::StateRecorder;
 use crate::clock::{Clock, whole_ms};

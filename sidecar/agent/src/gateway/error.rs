@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use sluice_scheduler::{RejectReason, UnavailableReason};
 
-use super::response::Endpoint;
+use super::endpoint::Endpoint;
 
 /// `retry-after` while the server restarts or loads, seconds.
 pub const RETRY_SOON_SECONDS: u32 = 5;

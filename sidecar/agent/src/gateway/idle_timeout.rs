@@ -11,7 +11,7 @@ use hyper::body::{Bytes, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-use super::serve::Timeouts;
+use super::timeouts::Timeouts;
 
 /// Counter of a connection's requests: odd while one is answered, even while the next is awaited.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::constant_time_eq;
+use super::bearer_token::constant_time_eq;
 use crate::credential_reload::ReloadableCredentials;
 
 /// Some editors put it at the start of a file.

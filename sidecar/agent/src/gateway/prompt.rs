@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
+use super::endpoint::Endpoint;
 use super::error::{ApiError, PromptTokens};
-use super::response::Endpoint;
 use crate::model::text::Text;
 
 /// Most prompts of one completion request.

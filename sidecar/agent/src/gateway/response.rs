@@ -16,6 +16,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::endpoint::Endpoint;
 use super::error::ApiError;
 use super::limits::RequestPermit;
 use super::logprobs;
@@ -24,25 +25,6 @@ use crate::model::text::Text;
 
 /// Initial buffer for an event: fits one token without log-probabilities.
 const EVENT_BYTES: usize = 320;
-
-/// Endpoint of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    /// `/v1/completions`
-    Completion,
-    /// `/v1/chat/completions`
-    Chat,
-}
-
-impl Endpoint {
-    /// Returns the parameter that holds the prompt.
-    pub fn prompt_param(self) -> &'static str {
-        match self {
-            Endpoint::Completion => "prompt",
-            Endpoint::Chat => "messages",
-        }
-    }
-}
 
 /// Data that all chunks of a response share.
 #[derive(Debug)]

@@ -20,6 +20,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tower::ServiceExt;
 
 use super::idle_timeout::{IdleTimeoutIo, RequestCounter};
+use super::timeouts::Timeouts;
 
 /// Size of the connection's buffer, bytes: limits a request's head, and the response data that waits for a slow reader.
 const BUFFER_BYTES: usize = 32 << 10;
@@ -36,32 +37,6 @@ pub struct ListenerLimits {
     pub max_connections: usize,
     /// Time for open responses to finish at shutdown.
     pub drain_timeout: Duration,
-}
-
-/// Time limits of a stalled connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
-    /// Time for a request's head, from its first byte; for the first request from the start of the connection.
-    pub head: Duration,
-    /// Time between the end of a response and the next request; at least `head`.
-    pub idle: Duration,
-    /// Time without a written byte of a response.
-    pub write: Duration,
-}
-
-impl Timeouts {
-    /// Timeouts for tenants' clients. Load balancers keep idle connections for up to 600 s. If this side closed first,
-    /// a POST could arrive at a closed connection, and a POST must not be resent.
-    pub fn for_clients() -> Timeouts {
-        Timeouts { idle: Duration::from_secs(620), ..Timeouts::default() }
-    }
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        let head = Duration::from_secs(10);
-        Timeouts { head, idle: head, write: Duration::from_secs(60) }
-    }
 }
 
 /// Serves until `stop` is true (or its sender is dropped), then finishes open responses within `limits.drain_timeout`

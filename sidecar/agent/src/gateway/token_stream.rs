@@ -13,8 +13,8 @@ use sluice_scheduler::{Finish, UnavailableReason};
 use tokio::time::Sleep;
 
 use super::detok::{Detokenizer, FilteredText, StopFilter};
+use super::endpoint::Endpoint;
 use super::error::ApiError;
-use super::response::Endpoint;
 use crate::metrics::{Metrics, PendingToken};
 use crate::scheduler_handle::{RequestHandle, RequestUpdate};
 

@@ -6,7 +6,8 @@ use std::path::Path;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use safetensors::tensor::Metadata;
 
-use super::{InspectError, ModelFiles};
+use super::error::InspectError;
+use super::model_files::ModelFiles;
 use crate::model::ModelError;
 use crate::model::weights::{INDEX_FILE, SINGLE_FILE, ShardIndex, TensorHeader};
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use reqwest::{Client, StatusCode, header};
 use serde::de::DeserializeOwned;
 
-use super::InspectError;
+use super::error::InspectError;
 use crate::download::{
     DownloadError, ModelFile, ProgressOutput, RetryPolicy, Source, build_client, check_model_files,
     with_retries,

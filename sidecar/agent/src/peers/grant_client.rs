@@ -17,7 +17,7 @@ use sluice_wire::grants::{GrantAnswer, GrantRequest, RevokeReason};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::client::PeerClient;
-use super::membership::full_name;
+use super::full_name::full_name;
 use super::pending_replies::PendingReplies;
 use super::state_cache::PeerStateCache;
 use super::{loan_denied, ms, ns};

@@ -11,8 +11,8 @@ use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::victim;
 use sluice_wire::directive::{Directive, VictimRule};
 
+use super::full_name::full_name;
 use super::grant_client::GrantClient;
-use super::membership::full_name;
 use super::ns;
 
 /// Poll interval. Answers arrive sooner; the poll covers lost ones.

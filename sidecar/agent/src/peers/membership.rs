@@ -14,6 +14,7 @@ use sluice_scheduler::TimeSharing;
 use sluice_wire::config::{LedgerConfig, SidecarConfig};
 use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
 
+use super::full_name::full_name;
 use super::ns;
 use super::pending_replies::PendingReplies;
 use super::takeovers::Takeovers;
@@ -62,11 +63,6 @@ pub struct LedgerMembership {
     pub config: LedgerConfig,
     /// Time slices that this tenant took over from holders past their deadline.
     pub takeovers: Arc<Takeovers>,
-}
-
-/// Returns `namespace/name`, the name of a tenant in the ledger.
-pub fn full_name(namespace: &str, name: &str) -> String {
-    format!("{namespace}/{name}")
 }
 
 impl MembershipError {

@@ -11,7 +11,7 @@ use sluice_policy::peers::loans::Nonce;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason, RevokeReason};
 use tokio::sync::oneshot;
 
-use super::membership::full_name;
+use super::full_name::full_name;
 use super::{loan_denied, ms, ns};
 
 type PendingMap = BTreeMap<(Peer, Nonce), oneshot::Sender<GrantAnswer>>;

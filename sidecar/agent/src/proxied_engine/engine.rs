@@ -8,7 +8,6 @@ use axum::http::{HeaderMap, StatusCode};
 use reqwest::Response;
 use serde::Deserialize;
 
-use super::engine_metrics::MAX_BYTES;
 use crate::admin::tls::client_without_roots;
 
 /// Longest wait for a connection; the engine is on this host.
@@ -17,6 +16,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time an idle connection is kept; uvicorn closes it after 5 s.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(4);
+/// Largest metrics response of an engine, bytes.
+const MAX_BYTES: usize = 4 << 20;
 /// Largest small response, bytes.
 const MAX_SMALL_BYTES: usize = 1 << 20;
 

@@ -6,9 +6,6 @@ use sluice_common::metrics_text::sum;
 
 use super::engine::EngineClient;
 
-/// Largest metrics response of an engine, bytes.
-pub(super) const MAX_BYTES: usize = 4 << 20;
-
 /// Reads the engine's metrics.
 #[derive(Clone, Debug)]
 pub struct EngineMetrics(pub(super) EngineClient);

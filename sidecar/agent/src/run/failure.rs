@@ -79,6 +79,14 @@ impl std::fmt::Display for Failure {
     }
 }
 
+pub(super) fn config_error(error: impl Into<anyhow::Error>) -> Failure {
+    Failure::Config(error.into())
+}
+
+pub(super) fn other_error(error: impl Into<anyhow::Error>) -> Failure {
+    Failure::Other(error.into())
+}
+
 #[cfg(test)]
 mod tests {
     use sluice_policy::config_error::ConfigError;

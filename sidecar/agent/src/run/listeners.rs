@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::{Failure, config_error, other_error};
+use super::failure::{Failure, config_error, other_error};
 use crate::admin::start::{AdminCredentials, StartError};
 use crate::admin::{self, Admin};
 use crate::credential_reload::{self, RELOAD_INTERVAL};
@@ -22,7 +22,8 @@ use crate::directive::DirectiveStore;
 use crate::gateway::ApiKeys;
 use crate::gateway::limits::RequestLimiter;
 use crate::gateway::scrape::MetricsScrape;
-use crate::gateway::serve::{CLOSE_GRACE, ListenerLimits, Timeouts, drain, serve, serve_with_timeouts};
+use crate::gateway::serve::{CLOSE_GRACE, ListenerLimits, drain, serve, serve_with_timeouts};
+use crate::gateway::timeouts::Timeouts;
 use crate::heartbeat::Heartbeat;
 use crate::peers::client::PeerClient;
 use crate::probes::{self, DrainHook};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sluice_agent::gateway::limits::RequestLimiter;
-use sluice_agent::gateway::serve::Timeouts;
+use sluice_agent::gateway::timeouts::Timeouts;
 use sluice_agent::metrics::Metrics;
 use sluice_agent::scheduler_handle::RequestUpdate;
 use sluice_ports::sampling::TokenLogprobs;

@@ -13,7 +13,7 @@ use webpki::EndEntityCert;
 
 use super::TlsError;
 use crate::admin::auth::{Caller, Identity, Role};
-use crate::peers::membership::full_name;
+use crate::peers::full_name::full_name;
 
 /// Prefix of a role's URI.
 const PREFIX: &str = "spiffe://sluice/role/";

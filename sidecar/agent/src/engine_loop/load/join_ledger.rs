@@ -10,9 +10,10 @@ use sluice_policy::memory_manager::{self, MemoryManager};
 use sluice_policy::params::Params;
 use sluice_wire::state::SharingState;
 
+use super::error::LoadError;
+use super::loaded_tenant::LoadedTenant;
 use super::sizes::{capacity_chunks, geometry, params};
 use super::startup_inbox::StartupInbox;
-use super::{LoadError, LoadedTenant};
 use crate::engine_loop::share_control::{RETRY_MAX, RETRY_MIN, ShareGrant, ShareSource};
 use crate::peers::membership::{JoinBackoff, LedgerMembership};
 

@@ -5,12 +5,12 @@ use sluice_link::slab::SlabLayout;
 use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, Slo};
-use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Config, QueueOrder};
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 
+use super::error::LoadError;
 use super::error::config_error;
-use super::{LoadError, LoadedTenant};
+use super::loaded_tenant::LoadedTenant;
 use crate::engine_loop::share_control::ShareTarget;
 
 /// Number of sequences whose decode step must always fit.
@@ -111,18 +111,6 @@ pub fn step_limits(limits: &LimitsConfig) -> (StepShape, StepShape) {
 /// Returns the maximum number of tokens that the engine processes in one pass through a layer.
 pub fn chunk_tokens(limits: &LimitsConfig) -> u32 {
     limits.max_step_tokens.max(1)
-}
-
-/// Returns the policy named `name`.
-///
-/// # Errors
-/// [`LoadError::Config`]: there is no such policy.
-pub fn parse_policy(name: &str) -> Result<PolicyName, LoadError> {
-    let known = PolicyName::ALL.into_iter().find(|policy| policy.name() == name);
-    known.ok_or_else(|| {
-        let names = PolicyName::ALL.map(PolicyName::name).join(", ");
-        config_error("policy", format!("`{name}` is not a policy; the policies are {names}"))
-    })
 }
 
 /// Returns the KV bytes of one sequence of maximum length, rounded up to whole chunks.

@@ -11,9 +11,9 @@ use sluice_wire::grants::{GrantAnswer, GrantRequest, RefusalReason};
 use sluice_wire::state::{EngineState, Phase, SharingState};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::LoadError;
+use super::error::LoadError;
 use crate::clock::unix_ms;
-use crate::engine_loop::engine_acceptor::{Attached, EngineConnEvent};
+use crate::engine_loop::engine_event::{Attached, EngineConnEvent};
 use crate::peers::admin_call::{AdminCall, CallRejected};
 use crate::scheduler_handle::{RequestUpdate, SchedulerMessage};
 

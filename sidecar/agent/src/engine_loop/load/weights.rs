@@ -7,8 +7,9 @@ use sluice_link::slab::SlabLayout;
 use sluice_memory::{HostWeights, HostWeightsBuilder, Slab};
 use sluice_policy::ids::LayerId;
 
+use super::error::LoadError;
+use super::loaded_tenant::LoadedTenant;
 use super::sizes::host_weight_bytes;
-use super::{LoadError, LoadedTenant};
 use crate::model::weights::Weights;
 
 pub(super) fn read_weights(

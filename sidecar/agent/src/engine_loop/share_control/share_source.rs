@@ -6,7 +6,8 @@ use sluice_wire::directive::Directive;
 use tokio::sync::watch;
 
 use crate::directive::{ActiveDirective, DirectiveStore};
-use crate::engine_loop::load::{LoadError, parse_policy};
+use crate::engine_loop::load::error::LoadError;
+use crate::engine_loop::load::policy_name::parse_policy;
 
 /// Terms on which a tenant is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
