@@ -16,6 +16,7 @@ mod document;
 mod errors;
 mod hint;
 mod loader;
+mod max_file_bytes;
 mod path;
 mod problem;
 mod schema;
@@ -27,14 +28,12 @@ mod validate;
 pub use self::document::ManifestObject;
 pub use self::errors::{LoadError, LoadErrors};
 pub use self::loader::{Loaded, Loader, SourceFile};
+pub use self::max_file_bytes::MAX_FILE_BYTES;
 pub use self::path::{Path, Segment};
 pub use self::problem::Problem;
 use self::problem::list;
 pub use self::spanned_object::SpannedObject;
 pub use self::validate::{InvalidObject, validate};
-
-/// Largest file that is read, bytes: as large as the API server takes an object.
-pub const MAX_FILE_BYTES: usize = 3 << 20;
 
 /// Reads every document of `text`, in order, without applying rules. `file_name` is used in errors alone. Documents
 /// that hold nothing (comments, a trailing `---`) are passed over.

@@ -4,9 +4,11 @@
 //! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
 //! the queue refers to one of their chunks or host blocks.
 
+mod async_copies;
 mod copy_queue;
 mod layer_block_reservations;
 mod operation_refs;
+mod serial_operations;
 mod serial_queue;
 mod serial_worker;
 mod table;

@@ -5,6 +5,7 @@
 //! copy fills need not be zeroed first.
 
 mod backing;
+mod page_flags;
 mod stream;
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -108,7 +109,7 @@ impl ChunkPool {
         let file = sealed_file(bytes)?;
         let view = Reservation::new(bytes as usize)?;
         let states = (0..capacity_chunks).map(|_| AtomicU32::new(ABSENT)).collect();
-        let pages = (0..capacity_chunks).map(|_| AtomicU8::new(backing::NONE)).collect();
+        let pages = (0..capacity_chunks).map(|_| AtomicU8::new(page_flags::NONE)).collect();
         Ok(ChunkPool { file, view, chunk_bytes, states, page_flags: pages, used_chunks: AtomicU32::new(0) })
     }
 

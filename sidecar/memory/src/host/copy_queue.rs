@@ -1,172 +1,43 @@
 //! The queue of asynchronous copies: a copy waits here while an earlier operation refers to one of its chunks
 //! or host blocks.
 
-use sluice_policy::action::{Fill, FillTarget, Work};
+use sluice_policy::action::{FillTarget, Work};
 use sluice_policy::copy_priority::CopyPriority;
-use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, SlotId};
 
-use super::HostMemory;
-use super::layer_block_reservations::LayerBlockUse;
-use super::operation_refs::{OperationRefs, all_distinct};
-use crate::host_weights::Slab;
-use crate::transfers::TransferOrder;
+use super::operation_refs::OperationRefs;
 
 /// Copies that wait for operations, copies in lanes except write-backs, and drops that wait for those.
 #[derive(Debug, Default)]
 pub(super) struct CopyQueue {
-    waiting: Vec<WaitingCopy>,
-    in_flight: Vec<ActionId>,
-    drops: Vec<PendingDrop>,
+    pub(super) waiting: Vec<WaitingCopy>,
+    pub(super) in_flight: Vec<ActionId>,
+    pub(super) drops: Vec<PendingDrop>,
 }
 
+/// A copy that waits for operations.
 #[derive(Debug)]
-struct WaitingCopy {
-    id: ActionId,
-    priority: CopyPriority,
-    work: Work,
-    refs: OperationRefs,
+pub(super) struct WaitingCopy {
+    pub(super) id: ActionId,
+    pub(super) priority: CopyPriority,
+    pub(super) work: Work,
+    pub(super) refs: OperationRefs,
     /// Operations submitted before it have lower numbers.
-    serial_before: u64,
+    pub(super) serial_before: u64,
 }
 
+impl WaitingCopy {
+    /// Whether this copy must run before `later`, which was submitted after it.
+    pub(super) fn must_precede(&self, later: &WaitingCopy) -> bool {
+        same_lane(&self.work, &later.work) || self.refs.overlaps(&later.refs)
+    }
+}
+
+/// A drop that completes with the last copy of `running`.
 #[derive(Debug)]
-struct PendingDrop {
-    id: ActionId,
-    running: Vec<ActionId>,
-}
-
-impl HostMemory {
-    /// Submits a fill, fetch, spill or write-back.
-    pub(super) fn submit_copy(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
-        let named = OperationRefs::of(&work);
-        self.copy_queue.waiting.push(WaitingCopy {
-            id,
-            priority: rank,
-            work,
-            refs: named,
-            serial_before: self.serial_queue.next_number(),
-        });
-        self.dispatch_copies();
-    }
-
-    /// Sends every copy that no operation blocks to its lane, in submission order.
-    pub(super) fn dispatch_copies(&mut self) {
-        let mut kept: Vec<WaitingCopy> = Vec::new();
-        for parked in std::mem::take(&mut self.copy_queue.waiting) {
-            let behind = kept.iter().any(|earlier| must_keep_order(earlier, &parked));
-            if behind || self.serial_queue.depends_on(parked.serial_before, &parked.refs) {
-                kept.push(parked);
-            } else {
-                self.dispatch(parked.id, parked.priority, parked.work);
-            }
-        }
-        self.copy_queue.waiting = kept;
-    }
-
-    fn dispatch(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
-        let order = match work {
-            Work::Fill(fill) => self.fill_order(fill),
-            Work::Fetch(fetch) => self.fetch_order(fetch),
-            Work::WriteBack(swaps) => self.write_back_order(&swaps),
-            Work::Spill(spill) => self.spill_order(spill),
-            other => unreachable!("{other:?} is not a copy that runs outside the serial queue"),
-        };
-        match order {
-            Ok(order) => {
-                if !matches!(order, TransferOrder::WriteBack(_)) {
-                    self.copy_queue.in_flight.push(id);
-                }
-                self.transfers.submit(id, rank, order);
-            }
-            Err(failure) => self.fail(id, failure),
-        }
-    }
-
-    /// Checks that the slab belongs to the model, and that its chunks exist, are as many as needed, are
-    /// distinct, and have no pending KV copies.
-    fn fill_order(&mut self, fill: Fill) -> Result<TransferOrder, Failure> {
-        let bytes = match Slab::of(fill.target) {
-            Slab::Global => Some(&self.geometry.global_bytes),
-            Slab::Layer(layer) => self.geometry.slab_bytes.get(layer.index()),
-        };
-        let right_size = bytes.is_some_and(|&b| self.geometry.chunks_for(b) as usize == fill.chunks.len());
-        let layers = usize::from(self.geometry.layers());
-        let reader = fill.after.is_none_or(|(layer, _)| layer.index() < layers);
-        let free = fill.chunks.iter().all(|c| self.pool.exists(*c) && !self.reservations.is_chunk_in_use(*c));
-        if !right_size || !reader || !free || !all_distinct(&fill.chunks) {
-            return Err(Failure::Refused);
-        }
-        self.table.begin_fill(&fill.chunks);
-        Ok(TransferOrder::Fill(fill))
-    }
-
-    pub(super) fn on_copy_done(&mut self, id: ActionId, order: &TransferOrder, outcome: Outcome) {
-        self.release_resources(order);
-        self.count_bytes(order, outcome);
-        self.complete(id, outcome);
-        self.remove_in_flight(id);
-        self.finish_drops();
-    }
-
-    fn release_resources(&mut self, order: &TransferOrder) {
-        match order {
-            TransferOrder::Fill(fill) => self.table.end_fill(&fill.chunks),
-            TransferOrder::Fetch(_, copies) | TransferOrder::Spill(_, copies) => {
-                self.reservations.end(copies, LayerBlockUse::Fetch)
-            }
-            TransferOrder::WriteBack(copies) => self.reservations.end(copies, LayerBlockUse::Read),
-        }
-    }
-
-    fn count_bytes(&mut self, order: &TransferOrder, outcome: Outcome) {
-        let Outcome::Done { bytes, .. } = outcome else { return };
-        match order {
-            TransferOrder::Fill(_) => {}
-            TransferOrder::Fetch(..) => self.kv_copy_stats.fetched_bytes += bytes,
-            TransferOrder::WriteBack(_) | TransferOrder::Spill(..) => {
-                self.kv_copy_stats.written_back_bytes += bytes
-            }
-        }
-    }
-
-    fn remove_in_flight(&mut self, id: ActionId) {
-        self.copy_queue.in_flight.retain(|fill| *fill != id);
-        self.copy_queue.drops.iter_mut().for_each(|drop| drop.running.retain(|fill| *fill != id));
-    }
-
-    /// Drops all copies except write-backs that have not started. The drop itself completes with the last
-    /// copy that had started.
-    pub(super) fn drop_fills(&mut self, id: ActionId) {
-        for (dropped, order) in self.transfers.drop_queued() {
-            self.release_resources(&order);
-            if let TransferOrder::Spill(_, copies) = &order {
-                self.tier.cancel_write(copies);
-            }
-            self.remove_in_flight(dropped);
-            self.fail(dropped, Failure::Dropped);
-        }
-        let parked = std::mem::take(&mut self.copy_queue.waiting);
-        let (kept, dropped): (Vec<_>, Vec<_>) =
-            parked.into_iter().partition(|parked| matches!(parked.work, Work::WriteBack(_)));
-        self.copy_queue.waiting = kept;
-        dropped.into_iter().for_each(|parked| self.fail(parked.id, Failure::Dropped));
-        let running = self.copy_queue.in_flight.clone();
-        self.copy_queue.drops.push(PendingDrop { id, running });
-        self.finish_drops();
-    }
-
-    fn finish_drops(&mut self) {
-        let drops = &mut self.copy_queue.drops;
-        let ended: Vec<_> =
-            drops.extract_if(.., |drop| drop.running.is_empty()).map(|drop| drop.id).collect();
-        ended.into_iter().for_each(|id| self.complete(id, Outcome::Done { bytes: 0, duration_ns: 0 }));
-    }
-}
-
-/// Whether two copies must run in submission order.
-fn must_keep_order(earlier: &WaitingCopy, later: &WaitingCopy) -> bool {
-    same_lane(&earlier.work, &later.work) || earlier.refs.overlaps(&later.refs)
+pub(super) struct PendingDrop {
+    pub(super) id: ActionId,
+    pub(super) running: Vec<ActionId>,
 }
 
 fn same_lane(a: &Work, b: &Work) -> bool {

@@ -6,7 +6,7 @@ use std::ptr;
 use rustix::fd::BorrowedFd;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
-use super::MappingError;
+use super::error::MappingError;
 
 /// Alignment of the base, so that 2 MiB chunks can be backed by huge pages.
 const BASE_ALIGN: usize = 2 << 20;

@@ -12,20 +12,12 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use sluice_policy::ids::ChunkId;
 
+use super::page_flags::{BACKED, NONE, POPULATED, WRITTEN};
 use super::{ABSENT, CHANGING, CREATED, ChunkPool, PoolError, compare_exchange};
 use crate::mapping::MappingError;
 
 /// Chunks whose size is a multiple of this use huge pages if the kernel allows them.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
-
-/// `page_flags` entry of a chunk about which nothing is known: it may lack all pages.
-pub(super) const NONE: u8 = 0;
-/// Flag of a chunk that a fill has written: its pages exist and contain data.
-const WRITTEN: u8 = 1;
-/// Flag of a chunk that has all its pages, with any contents.
-const BACKED: u8 = 2;
-/// Flag of a chunk whose pages this process has mapped: a copy into it causes no page faults.
-const POPULATED: u8 = 4;
 
 impl ChunkPool {
     /// Creates a chunk with all its pages, which read as zeros. On failure the chunk does not exist.
