@@ -33,7 +33,7 @@ mod tests;
 mod tile;
 
 pub use element::{Dot, Element, Widened};
-pub use lanes::{LANES, Lanes, PAIRED};
+pub use lanes::{Kernel, LANES, Lanes, PAIRED};
 
 use std::sync::OnceLock;
 
@@ -104,7 +104,11 @@ impl Isa {
             // SAFETY: every value of `Isa` other than `Baseline` is from `available`, so the processor has the set; the
             // caller upholds the kernel's contract.
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => unsafe { kernel.run_amx() },
+            Isa::Amx => match unsafe { kernel.run_amx() } {
+                Ok(output) => output,
+                // SAFETY: as above; the set includes AVX-512 BF16.
+                Err(kernel) => unsafe { avx512::enter_bf16(kernel) },
+            },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => unsafe { avx512::enter_bf16(kernel) },
@@ -117,31 +121,5 @@ impl Isa {
             // SAFETY: the portable path needs no processor feature; the caller upholds the kernel's contract.
             _ => unsafe { kernel.run::<portable::Array>() },
         }
-    }
-}
-
-/// Code that is compiled once per instruction set. `run`, and every function with a [`Lanes`] parameter that it calls,
-/// must be `#[inline(always)]`; otherwise it is compiled without the features of the set.
-pub trait Kernel {
-    /// The result.
-    type Output;
-
-    /// Runs the code.
-    ///
-    /// # Safety
-    /// The processor supports `V`, and the kernel's pointers are valid as its type requires.
-    unsafe fn run<V: Lanes>(self) -> Self::Output;
-
-    /// Runs the code on a processor with a matrix unit. By default, the same code.
-    ///
-    /// # Safety
-    /// The processor supports [`Isa::Amx`], and the kernel's pointers are valid as its type requires.
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn run_amx(self) -> Self::Output
-    where
-        Self: Sized,
-    {
-        // SAFETY: the caller upholds the contract, and `Isa::Amx` includes AVX-512 BF16.
-        unsafe { avx512::enter_bf16(self) }
     }
 }

@@ -1,6 +1,4 @@
-//! The operations that kernels need of a vector of 16 f32.
-
-use super::Kernel;
+//! Kernels, and the operations that they need of a vector of 16 f32.
 
 /// Lanes of every vector, on all instruction sets.
 pub use sluice_link::activation::LANES;
@@ -80,5 +78,30 @@ pub trait Lanes: Copy {
     unsafe fn fold(self) -> f32 {
         // SAFETY: the caller upholds the contract of the trait.
         unsafe { Self::fold4([self, Self::splat(0.0), Self::splat(0.0), Self::splat(0.0)])[0] }
+    }
+}
+
+/// Code that is compiled once per instruction set. `run`, and every function with a [`Lanes`] parameter that it calls,
+/// must be `#[inline(always)]`; otherwise it is compiled without the features of the set.
+pub trait Kernel {
+    /// The result.
+    type Output;
+
+    /// Runs the code.
+    ///
+    /// # Safety
+    /// The processor supports `V`, and the kernel's pointers are valid as its type requires.
+    unsafe fn run<V: Lanes>(self) -> Self::Output;
+
+    /// Runs the code on a processor with a matrix unit. Gives the kernel back if it has no code for the unit, by default.
+    ///
+    /// # Safety
+    /// The processor supports [`super::Isa::Amx`], and the kernel's pointers are valid as its type requires.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn run_amx(self) -> Result<Self::Output, Self>
+    where
+        Self: Sized,
+    {
+        Err(self)
     }
 }

@@ -11,11 +11,11 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::product::{Epilogue, PANEL_ROWS, Product};
 use super::tile::{Accumulator, Tile};
 use super::{Dot, Element, Kernel, LANES, Lanes, Widened, math};
-#[cfg(target_arch = "x86_64")]
-use super::{amx, avx512};
 
 /// Maximum bytes of activations in a block of tokens: half of a common second-level cache.
 const TOKEN_BLOCK_BYTES: usize = 512 << 10;
@@ -70,8 +70,12 @@ impl<E: Element> Kernel for Product<E> {
     }
 
     #[cfg(target_arch = "x86_64")]
-    unsafe fn run_amx(self) {
-        unsafe { if amx::is_supported_for(&self) { amx::run(&self) } else { avx512::enter_bf16(self) } }
+    unsafe fn run_amx(self) -> Result<(), Self> {
+        if !amx::is_supported_for(&self) {
+            return Err(self);
+        }
+        unsafe { amx::run(&self) };
+        Ok(())
     }
 }
 
