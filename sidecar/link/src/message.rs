@@ -8,7 +8,7 @@ use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
 use sluice_ports::compute::{SampleRequest, StepDone};
 
-use crate::frame::{MessageKind, ProtocolError};
+use crate::frame::MessageKind;
 
 pub use setup::{EngineSetup, Faults, SetupError};
 
@@ -148,15 +148,5 @@ impl Message {
             MessageKind::Ready => 2,
             _ => 0,
         }
-    }
-
-    /// Encodes the payload.
-    pub fn encode(&self) -> Vec<u8> {
-        wire::encode(self)
-    }
-
-    /// Decodes a payload of `kind`. Refuses invalid bytes, trailing bytes and values out of range.
-    pub fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
-        wire::decode(kind, payload)
     }
 }

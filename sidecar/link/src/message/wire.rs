@@ -104,54 +104,60 @@ struct WireStep {
 /// Initial buffer for a payload: holds a usual step or reply without growing.
 const INITIAL_CAPACITY: usize = 1024;
 
-/// Encodes the payload of a message.
-pub(super) fn encode(message: &Message) -> Vec<u8> {
-    match message {
-        Message::Hello(hello) => bytes(&WireHello::from(hello)),
-        Message::Model(setup) => bytes(setup.as_ref()),
-        Message::Ready(ready) => bytes(&WireReady::from(ready)),
-        Message::Reback { id, ops, more } => {
-            bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
+impl Message {
+    /// Encodes the payload.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Message::Hello(hello) => bytes(&WireHello::from(hello)),
+            Message::Model(setup) => bytes(setup.as_ref()),
+            Message::Ready(ready) => bytes(&WireReady::from(ready)),
+            Message::Reback { id, ops, more } => {
+                bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
+            }
+            Message::Applied { id } => bytes(&WireReply::new(id.0, 0, "")),
+            Message::Refused { id, message } => bytes(&WireReply::new(id.0, 0, message)),
+            Message::Step(order) => bytes(&WireStep::from(order)),
+            Message::Done(done) => bytes(&WireDone::from(done)),
+            Message::StepRefused { id, attempt, message } => bytes(&WireReply::new(id.0, *attempt, message)),
+            Message::TurnPassed { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
+            Message::Bye => Vec::new(),
         }
-        Message::Applied { id } => bytes(&WireReply::new(id.0, 0, "")),
-        Message::Refused { id, message } => bytes(&WireReply::new(id.0, 0, message)),
-        Message::Step(order) => bytes(&WireStep::from(order)),
-        Message::Done(done) => bytes(&WireDone::from(done)),
-        Message::StepRefused { id, attempt, message } => bytes(&WireReply::new(id.0, *attempt, message)),
-        Message::TurnPassed { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
-        Message::Bye => Vec::new(),
     }
-}
 
-/// Decodes the payload of a message.
-pub(super) fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
-    Ok(match kind {
-        MessageKind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
-        MessageKind::Model => Message::Model(Box::new(read_setup(payload)?)),
-        MessageKind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
-        MessageKind::Reback => {
-            let order: WireReback = read(kind, payload)?;
-            let ops = order.ops.into_iter().map(Reback::from).collect();
-            Message::Reback { id: ActionId(order.id), ops, more: order.more }
-        }
-        MessageKind::Applied => Message::Applied { id: ActionId(read::<WireReply>(kind, payload)?.id) },
-        MessageKind::Refused => {
-            let answer: WireReply = read(kind, payload)?;
-            Message::Refused { id: ActionId(answer.id), message: answer.message }
-        }
-        MessageKind::Step => Message::Step(read_step(payload)?),
-        MessageKind::Done => Message::Done(read::<WireDone>(kind, payload)?.into()),
-        MessageKind::StepRefused => {
-            let answer: WireReply = read(kind, payload)?;
-            Message::StepRefused { id: StepId(answer.id), attempt: answer.attempt, message: answer.message }
-        }
-        MessageKind::TurnPassed => {
-            let answer: WireReply = read(kind, payload)?;
-            Message::TurnPassed { id: StepId(answer.id), attempt: answer.attempt }
-        }
-        MessageKind::Bye if payload.is_empty() => Message::Bye,
-        MessageKind::Bye => return Err(ProtocolError::Trailing { kind, extra: payload.len() }),
-    })
+    /// Decodes a payload of `kind`. Refuses invalid bytes, trailing bytes and values out of range.
+    pub fn decode(kind: MessageKind, payload: &[u8]) -> Result<Message, ProtocolError> {
+        Ok(match kind {
+            MessageKind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
+            MessageKind::Model => Message::Model(Box::new(read_setup(payload)?)),
+            MessageKind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
+            MessageKind::Reback => {
+                let order: WireReback = read(kind, payload)?;
+                let ops = order.ops.into_iter().map(Reback::from).collect();
+                Message::Reback { id: ActionId(order.id), ops, more: order.more }
+            }
+            MessageKind::Applied => Message::Applied { id: ActionId(read::<WireReply>(kind, payload)?.id) },
+            MessageKind::Refused => {
+                let answer: WireReply = read(kind, payload)?;
+                Message::Refused { id: ActionId(answer.id), message: answer.message }
+            }
+            MessageKind::Step => Message::Step(read_step(payload)?),
+            MessageKind::Done => Message::Done(read::<WireDone>(kind, payload)?.into()),
+            MessageKind::StepRefused => {
+                let answer: WireReply = read(kind, payload)?;
+                Message::StepRefused {
+                    id: StepId(answer.id),
+                    attempt: answer.attempt,
+                    message: answer.message,
+                }
+            }
+            MessageKind::TurnPassed => {
+                let answer: WireReply = read(kind, payload)?;
+                Message::TurnPassed { id: StepId(answer.id), attempt: answer.attempt }
+            }
+            MessageKind::Bye if payload.is_empty() => Message::Bye,
+            MessageKind::Bye => return Err(ProtocolError::Trailing { kind, extra: payload.len() }),
+        })
+    }
 }
 
 fn bytes<T: Serialize>(value: &T) -> Vec<u8> {

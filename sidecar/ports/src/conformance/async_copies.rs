@@ -4,7 +4,7 @@ use sluice_policy::action::{Address, Fetch, LayerBlockMove, LayerBlockSwap, Tran
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId};
 
-use super::Backend;
+use super::backend::Backend;
 use super::harness::{
     BackendTest, HOST_BLOCKS, LAYERS, geometry, map, reback, swap, swap_in, swap_out, unmap,
 };

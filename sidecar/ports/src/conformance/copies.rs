@@ -4,8 +4,8 @@ use sluice_policy::action::{Address, Fill, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
 
+use super::backend::{Backend, SlabChunk};
 use super::harness::{BackendTest, CHUNK_BYTES, chunks, fill, map, map_layer, reback};
-use super::{Backend, SlabChunk};
 
 const A: LayerId = LayerId(1);
 const B_LAYER: LayerId = LayerId(2);

@@ -6,7 +6,7 @@ use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, LayerBlockId, LayerId};
 use sluice_policy::reason::Reason;
 
-use super::Backend;
+use super::backend::Backend;
 use crate::Memory;
 
 pub(super) const CHUNK_BYTES: u64 = 64 << 10;

@@ -4,11 +4,11 @@ use sluice_policy::action::{LayerBlockSwap, Spill, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId};
 
-use super::Backend;
 use super::async_copies::{
     A, B_LAYER, OTHER, after, contradictions, fetch, is_done, layer_blocks, with_offloaded_layer_blocks,
     write_back,
 };
+use super::backend::Backend;
 use super::harness::{LAYERS, reback, swap, swap_in, swap_out, unmap};
 
 fn spill(layer: LayerId, buffer: u8, after: u64, layer_blocks: &[LayerBlockSwap]) -> Work {

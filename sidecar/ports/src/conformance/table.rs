@@ -4,10 +4,10 @@ use sluice_policy::action::{Address, FillTarget, LayerBlockMove, Transaction, Wo
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, KvChunkId, LayerBlockId, LayerId, SlotId};
 
+use super::backend::{Backend, SlabChunk};
 use super::harness::{
     BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
 };
-use super::{Backend, SlabChunk};
 use crate::Memory;
 
 const KV_CHUNK: Address = Address::Kv(KvChunkId(0));

@@ -4,7 +4,7 @@ use sluice_policy::action::{Address, FillTarget, LayerBlockSwap, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, KvChunkId, LayerBlockId, LayerId};
 
-use super::Backend;
+use super::backend::Backend;
 use super::harness::{
     BackendTest, CHUNK_BYTES, HOST_BLOCKS, chunks, fill, geometry, map, reback, swap, swap_in, swap_out,
     unmap,
