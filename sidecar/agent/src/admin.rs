@@ -10,6 +10,7 @@
 
 pub mod auth;
 mod body;
+mod context;
 mod directive;
 mod error;
 mod gpu;
@@ -19,8 +20,6 @@ pub mod start;
 pub mod tls;
 mod token;
 
-use std::sync::Arc;
-
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, Request, State};
 use axum::http::HeaderMap;
@@ -29,32 +28,11 @@ use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router, middleware};
 use serde::Deserialize;
 
-use self::auth::{Access, Permission, authenticate, require_permission};
+use self::auth::{Permission, authenticate, require_permission};
+pub use self::context::Admin;
 use self::error::AdminError;
 pub use self::token::{make_token, read_tokens};
-use crate::directive::DirectiveStore;
 use crate::gateway::error::ApiError;
-use crate::peers::client::PeerClient;
-use crate::scheduler_handle::SchedulerHandle;
-
-/// Everything that the admin port serves.
-#[derive(Clone, Debug)]
-pub struct Admin {
-    /// Handle of the scheduler.
-    pub service: SchedulerHandle,
-    /// Callers that are admitted, and their roles.
-    pub access: Access,
-    /// Store of the directive in force.
-    pub directives: Arc<DirectiveStore>,
-    /// Client for calls to peers.
-    pub peers: Arc<PeerClient>,
-    /// Namespace of the tenant.
-    pub namespace: String,
-    /// Name of the tenant.
-    pub name: String,
-    /// Chunk size of the GPU in bytes: the unit of grants.
-    pub chunk_bytes: u64,
-}
 
 impl Admin {
     /// Returns the routes of `:8001`. An unknown caller gets 401 for every path, and a caller without permission 403.

@@ -8,8 +8,10 @@ pub mod bucket;
 mod completion_marker;
 mod digest;
 mod error;
+mod fetch_text;
 pub mod hub;
 mod lock;
+mod model_file;
 mod partial_file;
 mod progress;
 mod retry;
@@ -22,18 +24,18 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use reqwest::{Client, StatusCode, header};
 
 pub use self::bucket::Bucket;
-pub use self::digest::ExpectedDigest;
 pub use self::error::DownloadError;
 pub(crate) use self::error::error_chain;
 pub use self::hub::Hub;
 use self::lock::FolderLock;
+pub use self::model_file::{ExpectedDigest, ModelFile};
 use self::partial_file::PartialFile;
 use self::progress::ByteProgress;
 pub use self::progress::ProgressOutput;
 use self::retry::RetryState;
 pub(crate) use self::retry::with_retries;
 pub use self::retry::{RetryArgs, RetryPolicy};
-pub use self::source::{ModelFile, Source};
+pub use self::source::Source;
 use crate::run::failure::Failure;
 
 /// Concurrent downloads, because one connection seldom fills a link.

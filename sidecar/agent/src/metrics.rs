@@ -15,8 +15,8 @@ mod window;
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use prometheus_client::metrics::counter::Counter;
@@ -139,16 +139,6 @@ impl Metrics {
     fn recent(&self) -> std::sync::MutexGuard<'_, RecentStats> {
         // A panic elsewhere leaves plain counters consistent.
         self.recent.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// Tracks the first token of a response whose request arrived at `arrived`.
-    pub fn track_first_token(self: &Arc<Self>, arrived: Instant) -> PendingToken {
-        PendingToken::new(self.clone(), self.recent().objectives.track_first(arrived))
-    }
-
-    /// Tracks the next token of a response that was just written and whose first token is not measured.
-    pub fn track_next_token(self: &Arc<Self>) -> PendingToken {
-        PendingToken::new(self.clone(), self.recent().objectives.track_next(Instant::now()))
     }
 
     /// Records `count` tokens of a response that were written together: the first one waited, the others did not.

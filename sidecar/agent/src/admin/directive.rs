@@ -6,8 +6,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use sluice_wire::directive::CurrentFence;
 
-use super::Admin;
 use super::body::Body;
+use super::context::Admin;
 use super::error::AdminError;
 use crate::directive::{AcceptedDirective, RejectedDirective};
 

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use sluice_wire::directive::PeerInfo;
 use sluice_wire::state::{GpuState, TenantReport};
 
-use super::Admin;
+use super::context::Admin;
 
 /// Timeout of each query. All queries run at once.
 pub const STATE_TIMEOUT: Duration = Duration::from_millis(500);

@@ -8,9 +8,9 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use sluice_wire::grants::GrantRequest;
 
-use super::Admin;
 use super::auth::Caller;
 use super::body::Body;
+use super::context::Admin;
 use super::error::AdminError;
 use crate::gateway::error::ApiError;
 use crate::peers::admin_call::AdminCall;

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Admin;
+use super::context::Admin;
 use super::error::AdminError;
 use crate::gateway::error::ApiError;
 use crate::peers::admin_call::{AdminCall, CallRejected, SleepLevel};

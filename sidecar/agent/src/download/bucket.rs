@@ -7,8 +7,9 @@ use reqwest::{Client, RequestBuilder, Url, header};
 use rusty_s3::actions::{ListObjectsV2, ListObjectsV2Response};
 use rusty_s3::{Credentials, S3Action, UrlStyle};
 
-use super::source::{fetch_text, is_model_file};
-use super::{DownloadError, ExpectedDigest, ModelFile};
+use super::error::DownloadError;
+use super::fetch_text::fetch_text;
+use super::model_file::{ExpectedDigest, ModelFile, is_model_file};
 
 /// Lifetime of a signature; each request gets a new one.
 const SIGNATURE_LIFETIME: Duration = Duration::from_secs(3600);

@@ -1,20 +1,8 @@
 //! Expected and actual digests of a file.
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
-use serde::{Deserialize, Serialize};
 
-use super::{DownloadError, ModelFile};
-
-/// Digest that a source gives for a file, in hexadecimal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ExpectedDigest {
-    /// SHA-256 of the bytes.
-    Sha256(String),
-    /// Git blob id: SHA-1 of "blob", the length, a zero byte, and the bytes.
-    GitBlob(String),
-    /// No digest, only the length.
-    Length,
-}
+use super::{DownloadError, ExpectedDigest, ModelFile};
 
 /// Running digest of the bytes of one file.
 #[derive(Clone)]

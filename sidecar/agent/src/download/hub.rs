@@ -5,8 +5,9 @@ use std::fmt;
 use reqwest::{Client, RequestBuilder, Url};
 use serde::Deserialize;
 
-use super::source::{fetch_text, is_model_file};
-use super::{DownloadError, ExpectedDigest, ModelFile};
+use super::error::DownloadError;
+use super::fetch_text::fetch_text;
+use super::model_file::{ExpectedDigest, ModelFile, is_model_file};
 
 /// A repository of a hub, at one revision.
 #[derive(Clone)]

@@ -1,22 +1,8 @@
 //! Sources of models.
 
 use reqwest::{Client, RequestBuilder};
-use serde::{Deserialize, Serialize};
 
-use super::{Bucket, DownloadError, ExpectedDigest, Hub};
-
-/// A file of a model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelFile {
-    /// Name in the model's folder.
-    pub name: String,
-    /// Length, bytes.
-    pub bytes: u64,
-    /// Expected digest.
-    pub expected: ExpectedDigest,
-    /// Tag of this version of the object.
-    pub tag: Option<String>,
-}
+use super::{Bucket, DownloadError, Hub, ModelFile};
 
 /// Source of a model.
 #[derive(Clone, Debug)]
@@ -68,21 +54,4 @@ impl Source {
             Source::Bucket(bucket) => bucket.get_request(client, item),
         }
     }
-}
-
-/// Whether a sidecar reads a file of this name. Excludes weights in other formats, their copies (`consolidated`), and
-/// everything in subfolders.
-pub(super) fn is_model_file(name: &str) -> bool {
-    let weights = name.ends_with(".safetensors") && !name.starts_with("consolidated");
-    let rest = name.ends_with(".json") || name.ends_with(".jinja") || name == "tokenizer.model";
-    !name.contains(['/', '\\']) && !name.starts_with('.') && (weights || rest)
-}
-
-/// Returns the text of a successful response.
-pub(super) async fn fetch_text(request: RequestBuilder, url: &str) -> Result<String, DownloadError> {
-    let response = request.send().await.map_err(DownloadError::http(url))?;
-    if !response.status().is_success() {
-        return Err(DownloadError::status(url, response.status()));
-    }
-    response.text().await.map_err(DownloadError::http(url))
 }

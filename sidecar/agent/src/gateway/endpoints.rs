@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use sluice_policy::token_deposit::Pacing;
 use sluice_scheduler::UnavailableReason;
 
-use super::Gateway;
 use super::body::JsonBody;
+use super::context::Gateway;
 use super::detok::{Detokenizer, StopFilter};
 use super::endpoint::Endpoint;
 use super::error::{ApiError, RETRY_SOON_SECONDS};

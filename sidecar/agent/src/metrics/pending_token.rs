@@ -17,6 +17,18 @@ pub struct PendingToken {
     end: StreamEnd,
 }
 
+impl Metrics {
+    /// Tracks the first token of a response whose request arrived at `arrived`.
+    pub fn track_first_token(self: &Arc<Self>, arrived: Instant) -> PendingToken {
+        PendingToken::new(self.clone(), self.recent().objectives.track_first(arrived))
+    }
+
+    /// Tracks the next token of a response that was just written and whose first token is not measured.
+    pub fn track_next_token(self: &Arc<Self>) -> PendingToken {
+        PendingToken::new(self.clone(), self.recent().objectives.track_next(Instant::now()))
+    }
+}
+
 impl PendingToken {
     pub(super) fn new(metrics: Arc<Metrics>, key: usize) -> Self {
         PendingToken { metrics, key, is_buffer_empty: false, end: StreamEnd::Closed }

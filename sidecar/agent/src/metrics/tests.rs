@@ -1,6 +1,7 @@
 //! Tests of the exposed metrics and their format.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use sluice_common::metrics_text::{Sample, samples, sum};
 use sluice_policy::reason::Reason;

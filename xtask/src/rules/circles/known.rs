@@ -1,7 +1,7 @@
 //! Circles that are left from before the rule. Rows and files only leave this table.
 
 /// The files of each circle, sorted.
-pub const KNOWN: [&[&str]; 27] = [
+pub const KNOWN: [&[&str]; 23] = [
     &["benches/src/policies.rs", "benches/src/policies/table.rs"],
     &["benches/src/sharing.rs", "benches/src/sharing/table.rs", "benches/src/sharing/verdict.rs"],
     &[
@@ -31,21 +31,6 @@ pub const KNOWN: [&[&str]; 27] = [
         "operator/plan/src/report/degraded.rs",
         "operator/plan/src/report/hang.rs",
     ],
-    &[
-        "sidecar/agent/src/admin.rs",
-        "sidecar/agent/src/admin/directive.rs",
-        "sidecar/agent/src/admin/gpu.rs",
-        "sidecar/agent/src/admin/grants.rs",
-        "sidecar/agent/src/admin/sleep.rs",
-    ],
-    &[
-        "sidecar/agent/src/download/bucket.rs",
-        "sidecar/agent/src/download/digest.rs",
-        "sidecar/agent/src/download/hub.rs",
-        "sidecar/agent/src/download/source.rs",
-    ],
-    &["sidecar/agent/src/gateway.rs", "sidecar/agent/src/gateway/endpoints.rs"],
-    &["sidecar/agent/src/metrics.rs", "sidecar/agent/src/metrics/pending_token.rs"],
     &[
         "sidecar/probe/src/checks.rs",
         "sidecar/probe/src/checks/aliases.rs",
