@@ -2,7 +2,13 @@
 
 mod arbiter;
 mod copies;
+mod copy_op;
+mod detail;
 mod kv;
+pub mod profile;
+mod sim_faults;
+mod swap_transfer;
+mod write_back;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,134 +21,19 @@ use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos};
 use sluice_ports::fake_memory::FakeMemory;
 
 use crate::compute::RunningStep;
+use crate::direction::Direction;
 use crate::gpu_ledger::Quota;
-use crate::machine::{Direction, LinkTransfer, Machine, SharedMachine};
-use crate::profiles::cost::Launch;
-use crate::profiles::hardware::Hardware;
-use crate::profiles::model::ModelProfile;
-pub(crate) use arbiter::SwapTransfer;
-use copies::{QueuedCopy, RunningCopy};
+use crate::machine::{LinkTransfer, Machine, SharedMachine};
+use copy_op::{QueuedCopy, RunningCopy};
+pub use detail::Detail;
 pub(crate) use kv::LayerBlockAccess;
-use kv::{QueuedWriteBack, RunningWriteBack};
+pub use profile::{Kernels, Profile};
+pub use sim_faults::SimFaults;
+pub(crate) use swap_transfer::SwapTransfer;
+use write_back::{QueuedWriteBack, RunningWriteBack};
 
 /// One device, shared by the memory and compute ports.
 pub type SharedDevice = Rc<RefCell<SimDevice>>;
-
-/// Speeds of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Profile {
-    /// Host-to-device bandwidth, bytes per second.
-    pub link_bytes_per_second: u64,
-    /// Device-to-host bandwidth, bytes per second.
-    pub out_bytes_per_second: u64,
-    /// Rate into the device while bytes also leave it, permille of the full rate.
-    pub coupled_permille: u64,
-    /// Start-up time of a copy, nanoseconds.
-    pub copy_start_ns: u64,
-    /// Time of one mapping transaction, nanoseconds.
-    pub reback_ns: u64,
-    /// Time of one layer per activation chunk of a step, nanoseconds.
-    pub layer_ns: u64,
-    /// Additional time of one layer per token, nanoseconds.
-    pub layer_token_ns: u64,
-    /// Time from an engine's exit to the attachment of the next engine, nanoseconds.
-    pub restart_ns: u64,
-    /// Kernel times of a published machine and model, used instead of `layer_ns` and `layer_token_ns`.
-    pub kernels: Option<Kernels>,
-}
-
-/// The inputs of the kernel cost model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kernels {
-    /// The machine, or the tenant's partition of it.
-    pub hardware: Hardware,
-    /// The model.
-    pub model: ModelProfile,
-    /// How kernels are launched.
-    pub launch: Launch,
-}
-
-/// Level of detail of the simulation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Detail {
-    /// Fingerprints in every chunk and block: a memory error changes a token. For small models.
-    #[default]
-    Fingerprints,
-    /// Sizes, mappings and times only. Tokens have no meaning, and swaps of KV blocks are not checked. For models of
-    /// published size.
-    Times,
-}
-
-impl Profile {
-    /// Combines the machine's link with a model's kernels. A mapping transaction takes 100 us, an engine restart 5 s.
-    pub fn of(kernels: Kernels) -> Profile {
-        let link = &kernels.hardware.link;
-        Profile {
-            link_bytes_per_second: link.in_bytes_per_s,
-            out_bytes_per_second: link.out_bytes_per_s,
-            coupled_permille: link.coupled_permille.into(),
-            copy_start_ns: link.setup_ns,
-            reback_ns: 100_000,
-            restart_ns: 5_000_000_000,
-            kernels: Some(kernels),
-            ..Profile::default()
-        }
-    }
-
-    /// Returns the time of a copy of `bytes` on an idle link, nanoseconds.
-    pub fn copy_ns(&self, way: Direction, bytes: u64) -> u64 {
-        let rate = match way {
-            Direction::In => self.link_bytes_per_second,
-            Direction::Out => self.out_bytes_per_second,
-        };
-        self.copy_start_ns + (u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1))) as u64
-    }
-}
-
-impl Default for Profile {
-    fn default() -> Self {
-        Profile {
-            link_bytes_per_second: 16_000_000_000,
-            out_bytes_per_second: 16_000_000_000,
-            coupled_permille: 1000,
-            copy_start_ns: 1_000,
-            reback_ns: 20_000,
-            layer_ns: 100_000,
-            layer_token_ns: 500,
-            restart_ns: 5_000_000,
-            kernels: None,
-        }
-    }
-}
-
-/// Fault model: faults with a chance each, and six planted bugs for negative controls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SimFaults {
-    /// Copies and swaps that fail, permille.
-    pub copy_fails_permille: u64,
-    /// Copies and swaps that take ten times as long, permille.
-    pub copy_slow_permille: u64,
-    /// Mapping transactions, block moves and swaps that are refused, permille.
-    pub refused_permille: u64,
-    /// Creations that fail although memory is free, permille.
-    pub create_fails_permille: u64,
-    /// Number of chunks beyond which creations fail although the capacity would hold them.
-    pub create_limit: Option<u32>,
-    /// Whether the next step that samples finds no candidate in its first row, as with NaN logits.
-    pub no_candidate: bool,
-    /// Planted bug: `ready` is published when a copy starts.
-    pub publish_early: bool,
-    /// Planted bug: fills and fetches do not wait for the previous reader of the slot or buffer.
-    pub ignore_after: bool,
-    /// Planted bug: spills do not wait for the step that writes their blocks.
-    pub spill_early: bool,
-    /// Planted bug: the next fill that completes has wrong contents.
-    pub flip_next_fill: bool,
-    /// Planted bug: a transaction skips unmaps of addresses that it does not map again, and ownership is not checked.
-    pub keep_unmapped: bool,
-    /// Planted bug: the first block of a swap-in or fetch has the contents of the next host block.
-    pub swap_in_wrong_layer_block: bool,
-}
 
 /// A simulated device.
 #[derive(Debug)]

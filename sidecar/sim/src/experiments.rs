@@ -1,83 +1,20 @@
 //! Named experiments: the paper's figures, our figures, and whether they agree.
 
-use serde::Serialize;
-
 pub mod ablation;
+mod context;
 pub mod ellm;
 pub mod oneiros;
 pub mod orbitflow;
 pub mod pie;
+mod report;
 pub mod row;
 pub mod runs;
 pub mod tenants;
 pub mod unified;
 
+pub use context::ExperimentContext;
+pub use report::{ExperimentReport, Figure, Series};
 pub use row::{ComparisonRow, DeviationReason, ExperimentCheck, PaperValue};
-
-use crate::workload::table::Table;
-
-/// A line of a figure.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Series {
-    /// Name in the legend.
-    pub name: String,
-    /// Points of the line.
-    pub points: Vec<(f64, f64)>,
-}
-
-/// A figure.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figure {
-    /// Title above the figure.
-    pub title: String,
-    /// Label of the horizontal axis.
-    pub x: String,
-    /// Label of the vertical axis.
-    pub y: String,
-    /// Names of the values 1, 2, … of the horizontal axis; empty if it is numeric.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub names: Vec<String>,
-    /// Lines of the figure.
-    pub lines: Vec<Series>,
-}
-
-/// The results of an experiment.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ExperimentReport {
-    /// Comparisons, in the paper's order.
-    pub rows: Vec<ComparisonRow>,
-    /// Figures, drawn one below the other.
-    pub figures: Vec<Figure>,
-    /// Measurements of each run if there are several: a heading and lines.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub details: Vec<Vec<String>>,
-}
-
-impl ExperimentReport {
-    /// Creates a report of comparisons and one figure.
-    pub fn new(rows: Vec<ComparisonRow>, figure: Figure) -> ExperimentReport {
-        ExperimentReport { rows, figures: vec![figure], details: Vec::new() }
-    }
-
-    /// Whether every figure agrees or has a reason to differ, and every requirement holds.
-    pub fn has_passed(&self) -> bool {
-        self.rows.iter().all(|row| row.verdict.is_pass())
-    }
-}
-
-/// The inputs of simulated experiments.
-pub struct ExperimentContext<'a> {
-    /// Reads a file of lengths or arrivals.
-    pub read: &'a dyn Fn(&str) -> Result<Table, String>,
-    /// Called after each run with its name, the number of finished runs and the total.
-    pub progress: &'a dyn Fn(&str, usize, usize),
-    /// Number of requests of each run.
-    pub requests: usize,
-    /// Seed of all randomness.
-    pub seed: u64,
-    /// Number of seeds for experiments that compare over seeds.
-    pub seeds: u64,
-}
 
 /// The kind of an experiment.
 #[derive(Clone, Copy, Debug)]

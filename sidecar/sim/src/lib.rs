@@ -21,6 +21,7 @@
 
 pub mod compute;
 pub mod device;
+pub mod direction;
 pub mod estimate;
 pub mod experiments;
 pub mod gpu;

@@ -8,19 +8,11 @@ use std::rc::Rc;
 
 use sluice_policy::ids::Nanos;
 
-use crate::device::Profile;
+use crate::device::profile::Profile;
+use crate::direction::Direction;
 
 /// One machine, shared by the devices of a GPU.
 pub type SharedMachine = Rc<RefCell<Machine>>;
-
-/// Direction of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// Host to device.
-    In,
-    /// Device to host.
-    Out,
-}
 
 /// Link and processors of one GPU.
 #[derive(Clone, Debug, Default)]

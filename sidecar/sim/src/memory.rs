@@ -11,7 +11,8 @@ use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
 
 use crate::device::{Detail, LayerBlockAccess, SharedDevice, SimDevice, SwapTransfer, completion};
-use crate::machine::{Direction, LinkTransfer};
+use crate::direction::Direction;
+use crate::machine::LinkTransfer;
 use deferred_ops::DeferredCopies;
 
 /// The memory port of a simulated device.

@@ -1,6 +1,7 @@
 //! Workloads: arrival time, lengths and tenant of each request, from trace files or drawn from a seed.
 
 pub mod arrivals;
+mod lengths;
 pub mod table;
 
 use std::sync::Arc;
@@ -11,16 +12,9 @@ use sluice_ports::sampling::Sampling;
 use sluice_scheduler::Request;
 
 use arrivals::ArrivalProcess;
+pub use lengths::Lengths;
 use table::{Table, TraceRow};
-
-/// Lengths of one request, tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths {
-    /// Prompt tokens, at least 1.
-    pub prompt: u32,
-    /// Output tokens, at least 1.
-    pub output: u32,
-}
+pub use table::{TraceSplit, split_rows};
 
 /// Lengths if neither a trace nor a length source gives them.
 const DEFAULT_LENGTHS: Lengths = Lengths { prompt: 512, output: 128 };
@@ -146,35 +140,4 @@ pub fn request(id: u64, lengths: Lengths, vocab: u32, seed: u64, paced: bool) ->
     let sampling = Arc::new(Sampling::default());
     let (id, max_tokens) = (RequestId(id), lengths.output);
     Request { id, prompt, max_tokens, sampling, priority: 0, salt: 0, paced }
-}
-
-/// The part of a trace to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TraceSplit {
-    /// All rows.
-    All,
-    /// All rows except the last third, which is held back.
-    Shown,
-    /// The last third.
-    HeldBack,
-}
-
-/// Returns these rows of a file.
-pub fn split_rows(rows: Vec<TraceRow>, which: TraceSplit) -> Vec<TraceRow> {
-    if which == TraceSplit::All {
-        return rows;
-    }
-    let held_back = which == TraceSplit::HeldBack;
-    let timed = rows.iter().all(|row| row.at_ns.is_some());
-    let (first, last) = (rows.first().and_then(|row| row.at_ns), rows.last().and_then(|row| row.at_ns));
-    let (len, span_ns) = (rows.len(), last.unwrap_or(0) - first.unwrap_or(0));
-    let is_late = |index: usize, row: &TraceRow| {
-        if timed {
-            (row.at_ns.unwrap_or(0) - first.unwrap_or(0)) * 3 >= span_ns * 2
-        } else {
-            index * 3 >= len * 2
-        }
-    };
-    let rows = rows.into_iter().enumerate();
-    rows.filter(|(index, row)| is_late(*index, row) == held_back).map(|(_, row)| row).collect()
 }

@@ -2,24 +2,12 @@
 //! never interrupted: one copy is the quantum.
 
 use sluice_policy::copy_priority::CopyPriority;
-use sluice_policy::ids::{ActionId, Nanos};
+use sluice_policy::ids::Nanos;
 
 use super::SimDevice;
-use crate::machine::{Direction, LinkTransfer};
-
-/// The current swap of KV over the link, between two steps or during a step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SwapTransfer {
-    pub(crate) id: ActionId,
-    pub(crate) direction: Direction,
-    pub(crate) bytes: u64,
-    /// Deadline of this operation or of one that waits behind it, if any.
-    pub(crate) due: Option<Nanos>,
-    /// When the operation started to wait for the link.
-    pub(crate) since: Nanos,
-    /// The transfer, once it has the link.
-    pub(crate) transfer: Option<LinkTransfer>,
-}
+use super::swap_transfer::SwapTransfer;
+use crate::direction::Direction;
+use crate::machine::LinkTransfer;
 
 /// The next user of the link.
 #[derive(Clone, Copy, Debug)]

@@ -7,30 +7,10 @@ use sluice_policy::event::Failure;
 use sluice_policy::ids::{ActionId, ChunkId, HostBlockId, Nanos};
 use sluice_ports::fake_memory::{HostBlock, LayerBlockTokens};
 
-use super::copies::CopyOp;
+use super::copy_op::CopyOp;
+use super::write_back::{QueuedWriteBack, RunningWriteBack};
 use super::{Detail, SimDevice, completion};
-use crate::machine::{Direction, LinkTransfer};
-
-/// A waiting write-back.
-#[derive(Clone, Debug)]
-pub(super) struct QueuedWriteBack {
-    pub(super) id: ActionId,
-    swaps: Vec<LayerBlockSwap>,
-    /// When its blocks are needed, if an operation waits for them.
-    pub(super) due: Option<Nanos>,
-    pub(super) since: Nanos,
-}
-
-/// A write-back on the link.
-#[derive(Clone, Debug)]
-pub(super) struct RunningWriteBack {
-    id: ActionId,
-    swaps: Vec<LayerBlockSwap>,
-    /// Contents of the blocks when the copy began.
-    tokens: Vec<LayerBlockTokens>,
-    pub(super) transfer: LinkTransfer,
-    should_fail: bool,
-}
+use crate::direction::Direction;
 
 /// How an operation accesses a block of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,24 +8,10 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::reason::Reason;
 use sluice_scheduler::Finish;
 
-use super::ServeConfig;
+use super::config::ServeConfig;
+use super::request_slo::RequestSlo;
 use crate::gpu::Gpu;
 use crate::gpu::tenant::{Instance, RequestOutcome};
-
-/// Objectives for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestSlo {
-    /// Time to first token, nanoseconds.
-    pub ttft_ns: u64,
-    /// Time between two delivered tokens, nanoseconds.
-    pub tbt_ns: u64,
-}
-
-impl Default for RequestSlo {
-    fn default() -> Self {
-        RequestSlo { ttft_ns: 5_000_000_000, tbt_ns: 200_000_000 }
-    }
-}
 
 /// Results of a run. Times in milliseconds unless the name has another unit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -6,7 +6,7 @@ use sluice_policy::params::{self, Params};
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_scheduler::Config;
 
-use super::{ServeConfig, TenantModel};
+use super::config::{ServeConfig, TenantModel};
 use crate::device::{Kernels, Profile};
 use crate::gpu::GpuSharing;
 use crate::gpu::tenant::TenantSetup;

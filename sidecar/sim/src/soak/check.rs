@@ -13,8 +13,9 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Finish, Request, TimeSharing, journal};
 
-use super::options::VOCAB;
-use super::{Fault, Options, SoakStats};
+use super::faults::Fault;
+use super::options::{Options, VOCAB};
+use super::stats::SoakStats;
 use crate::device::{SimDevice, SimFaults};
 use crate::gpu::Gpu;
 use crate::gpu::tenant::{Instance, RequestOutcome};

@@ -7,7 +7,6 @@ use sluice_policy::params::{Bounds, Params};
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Event, Sleep};
 
-use super::Options;
 use crate::device::SimFaults;
 use crate::gpu::Gpu;
 use crate::gpu::network::LinkDelays;
@@ -178,26 +177,26 @@ fn slow_host_link(gpu: &mut Gpu) {
     }
 }
 
-/// Activates device faults and the planted bug.
-pub(super) fn begin(gpu: &mut Gpu, options: &Options, plant: Option<PlantedBug>) {
+/// Activates `faults` of the devices, and the planted bug.
+pub(super) fn begin(gpu: &mut Gpu, faults: SimFaults, plant: Option<PlantedBug>) {
     let faults = SimFaults {
         ignore_after: plant == Some(PlantedBug::SlotTooEarly),
         publish_early: plant == Some(PlantedBug::ReadyTooEarly),
         flip_next_fill: plant == Some(PlantedBug::FlippedByte),
         keep_unmapped: plant == Some(PlantedBug::KeptMapping),
-        ..options.faults
+        ..faults
     };
     gpu.ledger.borrow_mut().earmarks_to_lose = u32::from(plant == Some(PlantedBug::LostEarmark));
     gpu.faults = faults;
     set_faults(gpu, faults);
 }
 
-/// Ends the faults; planted bugs remain.
-pub(super) fn end(gpu: &mut Gpu, options: &Options) {
+/// Ends the faults, those of `link_delays` too; planted bugs remain.
+pub(super) fn end(gpu: &mut Gpu, link_delays: LinkDelays) {
     let SimFaults { ignore_after, publish_early, keep_unmapped, .. } = gpu.faults;
     let faults = SimFaults { ignore_after, publish_early, keep_unmapped, ..SimFaults::default() };
     gpu.faults = faults;
-    gpu.network.delays = LinkDelays { lost_permille: 0, duplicate_permille: 0, ..options.link_delays };
+    gpu.network.delays = LinkDelays { lost_permille: 0, duplicate_permille: 0, ..link_delays };
     set_faults(gpu, faults);
     scale_link_bandwidth(gpu, 1000);
     change_shares(gpu, None);

@@ -1,6 +1,6 @@
 //! Trace files: comma-separated columns, identified by the heading.
 
-use super::{Lengths, TraceSplit, split_rows};
+use super::lengths::Lengths;
 
 /// Column names of published traces.
 const TIMES: [&str; 4] = ["TIMESTAMP", "arrival_s", "Timestamp", "arrived_at"];
@@ -17,6 +17,17 @@ pub struct TraceRow {
     pub lengths: Lengths,
     /// Rank of its model by request count; `None` if the file names no models.
     pub model: Option<usize>,
+}
+
+/// The part of a trace to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TraceSplit {
+    /// All rows.
+    All,
+    /// All rows except the last third, which is held back.
+    Shown,
+    /// The last third.
+    HeldBack,
 }
 
 /// The rows that were read from a trace.
@@ -152,6 +163,26 @@ fn days(year: u64, month: u64, day: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year / 4 - year / 100 + year / 400 + of_year
+}
+
+/// Returns these rows of a file.
+pub fn split_rows(rows: Vec<TraceRow>, which: TraceSplit) -> Vec<TraceRow> {
+    if which == TraceSplit::All {
+        return rows;
+    }
+    let held_back = which == TraceSplit::HeldBack;
+    let timed = rows.iter().all(|row| row.at_ns.is_some());
+    let (first, last) = (rows.first().and_then(|row| row.at_ns), rows.last().and_then(|row| row.at_ns));
+    let (len, span_ns) = (rows.len(), last.unwrap_or(0) - first.unwrap_or(0));
+    let is_late = |index: usize, row: &TraceRow| {
+        if timed {
+            (row.at_ns.unwrap_or(0) - first.unwrap_or(0)) * 3 >= span_ns * 2
+        } else {
+            index * 3 >= len * 2
+        }
+    };
+    let rows = rows.into_iter().enumerate();
+    rows.filter(|(index, row)| is_late(*index, row) == held_back).map(|(_, row)| row).collect()
 }
 
 #[cfg(test)]
