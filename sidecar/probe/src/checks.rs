@@ -1,43 +1,18 @@
 //! The checks, one per file.
 
-use std::time::Duration;
-
-use crate::Error;
-use crate::bench::{Bench, ProbeOptions};
-use crate::child_process::ParentPipe;
-use crate::report::Answer;
-use crate::results::Findings;
-
 mod aliases;
+mod check;
 mod handles;
 mod limits;
 pub mod link;
 mod remap;
+mod role;
 mod share;
 mod sharing;
 mod signals;
 
-/// Number of a check.
-pub type CheckId = u8;
-
-/// One check of the device.
-#[derive(Clone, Copy, Debug)]
-pub struct Check {
-    /// Number of the check.
-    pub id: CheckId,
-    /// Name on the command line.
-    pub name: &'static str,
-    /// Question that the check answers.
-    pub text: &'static str,
-    /// Maximum device memory in MiB, without contexts.
-    pub mib: u64,
-    /// Maximum device memory in MiB with `--quick`, without contexts.
-    pub quick_mib: u64,
-    /// Maximum run time; then the check is killed.
-    pub limit: Duration,
-    /// Runs the check. Its findings are sent at once and are kept if it fails later.
-    pub ask: fn(&Bench, &mut Findings<'_>) -> Result<Answer, Error>,
-}
+pub use check::{Check, CheckId};
+pub use role::Role;
 
 /// All checks, by number.
 pub const ALL: &[Check] = &[
@@ -50,9 +25,6 @@ pub const ALL: &[Check] = &[
     remap::CHECK,
     limits::CHECK,
 ];
-
-/// The work of a child process of a check.
-pub type Role = fn(ProbeOptions, &ParentPipe) -> Result<(), Error>;
 
 /// Roles of child processes, by name.
 pub const ROLES: &[(&str, Role)] =

@@ -14,6 +14,9 @@ use crate::channel::Channel;
 /// Default time limit for the other process's next message.
 pub const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
+/// Environment variables for [`ChildProcess::start_with`].
+pub type Environment<'a> = &'a [(&'a str, &'a str)];
+
 /// A process that this one started; killed and reaped on drop.
 #[derive(Debug)]
 pub struct ChildProcess {
@@ -32,7 +35,7 @@ impl ChildProcess {
     pub fn start_with(
         setup: ProbeOptions,
         role: &str,
-        environment: &[(&str, &str)],
+        environment: Environment<'_>,
     ) -> Result<ChildProcess, Error> {
         let (channel, theirs) = Channel::pair()?;
         let mut command = command(setup, role, environment);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
@@ -12,9 +12,12 @@ use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, timed};
 
+mod chunks;
 pub mod context;
 mod cublas;
 pub mod exporter;
+
+use chunks::{CHUNK, CHUNKS, chunk_offsets, handles, remap_all, unmap_all};
 
 /// Check 3.
 pub const CHECK: Check = Check {
@@ -28,10 +31,6 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// Bytes of one chunk.
-const CHUNK: u64 = 2 << 20;
-/// Chunks by which a tenant grows at a time.
-const CHUNKS: u64 = 100;
 /// Time budget for growing, in microseconds (DESIGN 12).
 const BUDGET_US: f64 = 10_000.0;
 
@@ -81,23 +80,6 @@ fn grow(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<f64, Error
     figures.push(Figure::of("grow by 100 x 2 MiB, access set for each", "us", &each));
     figures.push(Figure::of("shrink by 100 x 2 MiB", "us", &shrink));
     Ok(crate::statistics::median_of(&once))
-}
-
-fn handles(bench: &Bench) -> Result<Vec<Handle>, Error> {
-    (0..CHUNKS).map(|_| Handle::create(&bench.context, CHUNK)).collect()
-}
-
-fn chunk_offsets() -> impl Iterator<Item = u64> {
-    (0..CHUNKS).map(|index| index * CHUNK)
-}
-
-fn remap_all(range: &mut Range, handles: &[Handle]) -> Result<(), Error> {
-    chunk_offsets().zip(handles).try_for_each(|(at, handle)| range.map(at, handle))?;
-    range.allow(0, CHUNKS * CHUNK)
-}
-
-fn unmap_all(range: &mut Range) -> Result<(), Error> {
-    chunk_offsets().try_for_each(|at| range.unmap(at))
 }
 
 /// Obtains the same 100 chunks from a peer in two ways: the peer releases them and this process creates new ones, or

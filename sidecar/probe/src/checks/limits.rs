@@ -5,7 +5,7 @@ use std::time::Duration;
 use cudarc::driver::sys::CUdevice_attribute::{self as Attribute, *};
 use cudarc::driver::sys::CUmemAllocationHandleType;
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory, Kernels};

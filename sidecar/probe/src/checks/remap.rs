@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sluice_policy::closed_form::Alike;
 use sluice_policy::step_model::Layout;
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::layouts;

@@ -3,19 +3,21 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use super::Check;
+use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
 use crate::cuda::memory::granularity;
-use crate::cuda::{Buffer, CudaStream, Handle, HostMemory, Kernels, Range};
+use crate::cuda::{CudaStream, Handle, Kernels, Range};
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::Figure;
 
 pub mod importer;
+mod wrong_words;
 
 use importer::{HeldReference, ImporterCommand, ImporterReply};
+use wrong_words::wrong_words;
 
 /// Check 2.
 pub const CHECK: Check = Check {
@@ -88,23 +90,6 @@ fn expect_wrong(heard: ImporterReply) -> Result<u64, Error> {
         ImporterReply::Wrong(words) => Ok(words),
         other => Err(other.unexpected()),
     }
-}
-
-/// Returns the number of words in `range` that differ from the pattern of `value`.
-pub(super) fn wrong_words(
-    bench: &Bench,
-    kernels: &Kernels,
-    range: &Range,
-    bytes: u64,
-    value: u64,
-) -> Result<u64, Error> {
-    let (stream, count) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
-    let host = HostMemory::registered(&bench.context, 4096)?;
-    stream.fill(count.at(0), 0, 8)?;
-    kernels.compare(&stream, range.at(0), (bytes / 8, value), count.at(0))?;
-    stream.download(&host, 0, count.at(0), 8)?;
-    stream.finish()?;
-    Ok(host.word(0).load(std::sync::atomic::Ordering::Acquire))
 }
 
 /// Measures the calls of the importing process, by size.

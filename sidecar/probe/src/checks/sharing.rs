@@ -2,15 +2,17 @@
 
 use std::time::Duration;
 
-use super::{Check, Role};
+use super::check::Check;
+use super::role::Role;
 use crate::Error;
 use crate::bench::Bench;
-use crate::child_process::ChildProcess;
+use crate::child_process::{ChildProcess, Environment};
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::{Figure, median_of};
 
 pub mod busy;
+mod clock;
 mod faults;
 mod mps;
 mod signalled;
@@ -20,9 +22,10 @@ mod worker;
 
 pub use mps::clean_up;
 
+use clock::now_ns;
 use mps::Mps;
-use work::{Load, Track, now_ns};
-use worker::{WorkerCommand, WorkerReply};
+use work::{Load, Track};
+use worker::{LEAD, WORKER, WorkerCommand, WorkerReply, run_worker};
 
 /// Check 5.
 pub const CHECK: Check = Check {
@@ -37,13 +40,10 @@ pub const CHECK: Check = Check {
 };
 
 /// The child process: an engine that computes, or a sidecar that copies.
-pub const ROLE: (&str, Role) = (WORKER, worker::run_worker);
+pub const ROLE: (&str, Role) = (WORKER, run_worker);
 
-const WORKER: &str = "worker";
 /// Minimum share of its rate alone that each side must keep, in percent.
 const MIN_KEPT_PERCENT: f64 = 85.0;
-/// Time between a start command and the start, so that every process has read the command.
-const LEAD: Duration = Duration::from_millis(30);
 
 /// Pairs of a copy and a computation that run together; the last two need signalled copies.
 const LOAD_PAIRS: [(Load, Load); 4] = [
@@ -56,9 +56,6 @@ const LOAD_PAIRS: [(Load, Load); 4] = [
 const COPIES: &[Load] = &[Load::Copy, Load::Signalled];
 /// Kinds of computation.
 const COMPUTES: &[Load] = &[Load::Read, Load::Product];
-
-/// Environment variables for [`ChildProcess::start_with`].
-type Environment<'a> = &'a [(&'a str, &'a str)];
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let mut study = Study { bench, findings, alone: Vec::new() };

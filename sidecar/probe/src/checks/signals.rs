@@ -2,24 +2,26 @@
 
 use std::time::{Duration, Instant};
 
+use super::check::Check;
+use super::role::Role;
 use super::sharing::busy::Busy;
-use super::{Check, Role};
 use crate::Error;
 use crate::bench::Bench;
-use crate::child_process::ChildProcess;
 use crate::cuda::{CudaStream, GraphBuilder, Kernels};
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
 
 mod page;
+mod pair;
 mod process_exit;
 mod signal_path;
 mod waiter;
 
 use page::{SEEN, STARTED, SignalPage};
+use pair::{LIMIT, Pair};
 use signal_path::SignalPath;
-use waiter::{Costs, LAYERS, WaiterCommand, WaiterReply};
+use waiter::{Costs, LAYERS, WAITER, WaiterCommand, WaiterReply};
 
 /// Check 6.
 pub const CHECK: Check = Check {
@@ -35,10 +37,6 @@ pub const CHECK: Check = Check {
 
 /// The child process: it acts as the engine, this process as its sidecar.
 pub const ROLE: (&str, Role) = (WAITER, waiter::run_waiter);
-
-const WAITER: &str = "waiter";
-/// Time limit for a word.
-const LIMIT: Duration = Duration::from_secs(2);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(launches(bench)?);
@@ -83,31 +81,6 @@ fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>)
         }
         (Some(Err(error)), ..) | (.., Some(Err(error))) => Answer::unknown(error),
         _ => Answer::No { reason: "a stream can wait, but a graph cannot".into() },
-    }
-}
-
-/// The other process and the shared page.
-struct Pair {
-    peer: ChildProcess,
-    page: SignalPage,
-}
-
-impl Pair {
-    fn start(bench: &Bench) -> Result<Pair, Error> {
-        let mut peer = ChildProcess::start(bench.setup, WAITER)?;
-        let page = SignalPage::new(&bench.context)?;
-        peer.send(&(), &[page.file()])?;
-        waiter::recv_reply(&mut peer)?;
-        Ok(Pair { peer, page })
-    }
-
-    fn request(&mut self, order: &WaiterCommand) -> Result<WaiterReply, Error> {
-        self.peer.send(order, &[])?;
-        waiter::recv_reply(&mut self.peer)
-    }
-
-    fn end(self) -> Result<(), Error> {
-        self.peer.stop()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Circles that are left from before the rule. Rows and files only leave this table.
 
 /// The files of each circle, sorted.
-pub const KNOWN: [&[&str]; 17] = [
+pub const KNOWN: [&[&str]; 15] = [
     &["benches/src/policies.rs", "benches/src/policies/table.rs"],
     &["benches/src/sharing.rs", "benches/src/sharing/table.rs", "benches/src/sharing/verdict.rs"],
     &[
@@ -31,30 +31,6 @@ pub const KNOWN: [&[&str]; 17] = [
         "operator/plan/src/report/degraded.rs",
         "operator/plan/src/report/hang.rs",
     ],
-    &[
-        "sidecar/probe/src/checks.rs",
-        "sidecar/probe/src/checks/aliases.rs",
-        "sidecar/probe/src/checks/handles.rs",
-        "sidecar/probe/src/checks/handles/context.rs",
-        "sidecar/probe/src/checks/handles/exporter.rs",
-        "sidecar/probe/src/checks/limits.rs",
-        "sidecar/probe/src/checks/link.rs",
-        "sidecar/probe/src/checks/remap.rs",
-        "sidecar/probe/src/checks/share.rs",
-        "sidecar/probe/src/checks/share/importer.rs",
-        "sidecar/probe/src/checks/sharing.rs",
-        "sidecar/probe/src/checks/sharing/busy.rs",
-        "sidecar/probe/src/checks/sharing/faults.rs",
-        "sidecar/probe/src/checks/sharing/worker.rs",
-        "sidecar/probe/src/checks/signals.rs",
-        "sidecar/probe/src/checks/signals/process_exit.rs",
-        "sidecar/probe/src/checks/signals/waiter.rs",
-        "sidecar/probe/src/fitness.rs",
-        "sidecar/probe/src/numa.rs",
-        "sidecar/probe/src/report.rs",
-        "sidecar/probe/src/results.rs",
-    ],
-    &["sidecar/probe/src/checks/sharing/signalled.rs", "sidecar/probe/src/checks/sharing/work.rs"],
     &["sidecar/standin/src/call_guard.rs", "sidecar/standin/src/objects.rs"],
     &["sidecar/standin/src/calls/graph.rs", "sidecar/standin/src/calls/stream.rs"],
     &["sidecar/standin/src/kernels.rs", "sidecar/standin/src/operation.rs"],

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::cublas;
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
-use crate::checks::Role;
+use crate::checks::role::Role;
 use crate::child_process::{ChildProcess, ParentPipe};
 use crate::cuda::{Buffer, CudaStream, Kernels};
 use crate::results::Findings;

@@ -4,10 +4,10 @@ use std::os::fd::AsFd;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CHUNK, CHUNKS, handles, remap_all, unmap_all};
+use super::chunks::{CHUNK, CHUNKS, handles, remap_all, unmap_all};
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
-use crate::checks::Role;
+use crate::checks::role::Role;
 use crate::child_process::ParentPipe;
 use crate::cuda::{Handle, Range};
 

@@ -4,10 +4,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-use super::wrong_words;
+use super::wrong_words::wrong_words;
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
-use crate::checks::Role;
+use crate::checks::role::Role;
 use crate::child_process::ParentPipe;
 use crate::cuda::{CudaStream, Handle, Kernels, Range};
 use crate::statistics::timed;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::work::{Load, now_ns};
-use super::worker::{self, WorkerCommand};
-use super::{LEAD, WORKER};
+use super::clock::now_ns;
+use super::work::Load;
+use super::worker::{self, LEAD, WORKER, WorkerCommand};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;

@@ -4,11 +4,10 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use super::worker::{self, WorkerCommand, WorkerReply};
-use super::{Environment, WORKER};
+use super::worker::{self, WORKER, WorkerCommand, WorkerReply};
 use crate::Error;
 use crate::bench::Bench;
-use crate::child_process::{ChildProcess, REPLY_LIMIT};
+use crate::child_process::{ChildProcess, Environment, REPLY_LIMIT};
 use crate::cuda::memory::granularity;
 use crate::cuda::{CudaStream, Handle, Kernels, Range};
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::work::now_ns;
+use super::clock::now_ns;
 use crate::Error;
 use crate::cuda::stream::poll_until;
 use crate::cuda::{Address, CudaStream, HostMemory};

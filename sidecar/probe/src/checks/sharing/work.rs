@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::clock::now_ns;
 use super::signalled::{self, SignalledCopies, WORDS};
 use super::spread::SampleSpread;
 use crate::Error;
@@ -190,12 +190,6 @@ impl RunningLoad {
             Load::Product => 2.0 * (self.side as f64).powi(3),
         }
     }
-}
-
-/// Returns the monotonic clock in nanoseconds, which all processes share.
-pub fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// Returns rates per nanosecond (billions per second) of consecutive slices of at least `slice_ns`, or one rate if the

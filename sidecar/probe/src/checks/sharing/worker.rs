@@ -13,6 +13,11 @@ use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe, REPLY_LIMIT};
 use crate::cuda::{Buffer, Context, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
 
+/// Role of the process.
+pub const WORKER: &str = "worker";
+/// Time between a start command and the start, so that every process has read the command.
+pub const LEAD: Duration = Duration::from_millis(30);
+
 /// Commands of the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerCommand {
@@ -41,7 +46,7 @@ pub enum WorkerReply {
 
 /// Returns an error of the worker process.
 pub fn unexpected_reply(what: &str) -> Error {
-    Error::Peer { role: super::WORKER.into(), what: what.into() }
+    Error::Peer { role: WORKER.into(), what: what.into() }
 }
 
 /// Sends a request and waits for the reply.

@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use super::page::STARTED;
+use super::pair::{LIMIT, Pair};
 use super::signal_path::SignalPath;
 use super::waiter::WaiterCommand;
-use super::{LIMIT, Pair};
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory};

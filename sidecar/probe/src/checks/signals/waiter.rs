@@ -13,6 +13,8 @@ use crate::cuda::graph::{GraphNode, MemOp};
 use crate::cuda::kernels::FlagWait;
 use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, HostMemory, Kernels};
 
+/// Role of the process.
+pub const WAITER: &str = "waiter";
 /// Layers of the graph whose cost is measured.
 pub const LAYERS: u64 = 32;
 /// Time limit of a waiting kernel. Longer than the limit for the kernel's result.
@@ -52,7 +54,7 @@ pub struct Costs {
 /// Receives the next reply of a waiting process; an error that it reports becomes an error of the peer.
 pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaiterReply, Error> {
     let (reply, _) = peer.recv::<Result<WaiterReply, String>>()?;
-    reply.map_err(|what| Error::Peer { role: super::WAITER.into(), what: format!("says: {what}") })
+    reply.map_err(|what| Error::Peer { role: WAITER.into(), what: format!("says: {what}") })
 }
 
 /// The main function of the process.

@@ -1,0 +1,24 @@
+//! [`wrong_words`].
+
+use std::sync::atomic::Ordering;
+
+use crate::Error;
+use crate::bench::Bench;
+use crate::cuda::{Buffer, CudaStream, HostMemory, Kernels, Range};
+
+/// Returns the number of words in `range` that differ from the pattern of `value`.
+pub(super) fn wrong_words(
+    bench: &Bench,
+    kernels: &Kernels,
+    range: &Range,
+    bytes: u64,
+    value: u64,
+) -> Result<u64, Error> {
+    let (stream, count) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
+    let host = HostMemory::registered(&bench.context, 4096)?;
+    stream.fill(count.at(0), 0, 8)?;
+    kernels.compare(&stream, range.at(0), (bytes / 8, value), count.at(0))?;
+    stream.download(&host, 0, count.at(0), 8)?;
+    stream.finish()?;
+    Ok(host.word(0).load(Ordering::Acquire))
+}

@@ -1,0 +1,37 @@
+//! The process of this check's sidecar and that of its engine.
+
+use std::time::Duration;
+
+use super::page::SignalPage;
+use super::waiter::{WAITER, WaiterCommand, WaiterReply, recv_reply};
+use crate::Error;
+use crate::bench::Bench;
+use crate::child_process::ChildProcess;
+
+/// Time limit for a word.
+pub(super) const LIMIT: Duration = Duration::from_secs(2);
+
+/// The other process and the shared page.
+pub(super) struct Pair {
+    pub(super) peer: ChildProcess,
+    pub(super) page: SignalPage,
+}
+
+impl Pair {
+    pub(super) fn start(bench: &Bench) -> Result<Pair, Error> {
+        let mut peer = ChildProcess::start(bench.setup, WAITER)?;
+        let page = SignalPage::new(&bench.context)?;
+        peer.send(&(), &[page.file()])?;
+        recv_reply(&mut peer)?;
+        Ok(Pair { peer, page })
+    }
+
+    pub(super) fn request(&mut self, order: &WaiterCommand) -> Result<WaiterReply, Error> {
+        self.peer.send(order, &[])?;
+        recv_reply(&mut self.peer)
+    }
+
+    pub(super) fn end(self) -> Result<(), Error> {
+        self.peer.stop()
+    }
+}
