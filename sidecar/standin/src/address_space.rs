@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fs::File;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
@@ -78,6 +79,18 @@ impl View {
             if address & TAG != 0 { space.is_allowed(address, bytes) } else { space.is_host(address, bytes) };
         if known { Ok((address & !TAG) as *mut u8) } else { Err(code::ILLEGAL_ADDRESS) }
     }
+}
+
+/// Accesses the word at an address as an atomic.
+pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u32> {
+    let view = View::new();
+    let place = view.host(address, 8)?.cast::<u64>();
+    if !place.is_aligned() {
+        return Err(code::ILLEGAL_ADDRESS);
+    }
+    // SAFETY: eight mapped, aligned bytes, which stay mapped while the view exists; other users of an awaited word use
+    // atomics as well, or are other processes.
+    Ok(with(unsafe { AtomicU64::from_ptr(place) }))
 }
 
 impl AddressSpace {

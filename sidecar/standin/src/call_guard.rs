@@ -1,10 +1,10 @@
 //! The common checks before the work of every driver function.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::code;
+use crate::current_context::current;
 use crate::env_config::{ENV_CONFIG, Fault};
 use crate::objects::objects;
 
@@ -23,24 +23,9 @@ pub enum CallRequirement {
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-thread_local! {
-    /// Number of this thread's current context; 0: none.
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
-}
-
 /// Marks the driver as initialized.
 pub fn start() {
     STARTED.store(true, Ordering::Release);
-}
-
-/// Returns the number of this thread's current context; 0: none.
-pub fn current() -> usize {
-    CURRENT.get()
-}
-
-/// Makes a context current on this thread.
-pub fn set_current(context: usize) {
-    CURRENT.set(context);
 }
 
 /// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met.

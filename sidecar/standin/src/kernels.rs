@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::abi::code;
-use crate::address_space::View;
-use crate::operation::{wait_until, word};
+use crate::address_space::{View, word};
+use crate::wait_until::wait_until;
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

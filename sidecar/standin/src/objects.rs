@@ -6,10 +6,12 @@ use std::fs::File;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::code;
+use crate::current_context::current;
 use crate::env_config::ENV_CONFIG;
 use crate::event::Event;
 use crate::graph::{Graph, Node};
 use crate::kernels::Kernel;
+use crate::operation::Operation;
 use crate::pool::Pool;
 use crate::stream::{ContextState, Stream};
 
@@ -147,7 +149,7 @@ impl Objects {
     /// Returns a stream; the small numbers are the default stream of the current context.
     pub fn stream(&self, stream: usize) -> Result<Arc<Stream>, u32> {
         if stream <= 2 {
-            let context = self.contexts.get(&crate::call_guard::current()).ok_or(code::INVALID_CONTEXT)?;
+            let context = self.contexts.get(&current()).ok_or(code::INVALID_CONTEXT)?;
             return Ok(Arc::clone(&context.default_stream));
         }
         self.streams.get(&stream).map(|(_, stream)| Arc::clone(stream)).ok_or(code::INVALID_HANDLE)
@@ -175,6 +177,15 @@ impl Objects {
     /// Returns a stream and an event.
     pub fn both(&self, stream: usize, event: usize) -> Result<(Arc<Stream>, Arc<Event>), u32> {
         Ok((self.stream(stream)?, self.event(event)?))
+    }
+
+    /// Creates a graph that runs `operations` in order.
+    pub fn create_graph(&mut self, operations: Vec<Operation>) -> usize {
+        let nodes =
+            operations.into_iter().map(|operation| Node::new(self.next_handle(), operation)).collect();
+        let number = self.next_handle();
+        self.graphs.insert(number, Graph { nodes });
+        number
     }
 
     /// Returns a node of a graph that is not instantiated.

@@ -1,13 +1,13 @@
 //! The operations of streams.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use crate::abi::{BatchOperation, code};
-use crate::address_space::View;
+use crate::address_space::{View, word};
 use crate::event::RecordedEvent;
 use crate::kernels::Launch;
+use crate::wait_until::wait_until;
 
 /// One operation.
 #[derive(Clone)]
@@ -87,39 +87,6 @@ impl Operation {
             }
         }
     }
-}
-
-/// Polls `done` until it returns `true` or `given_up` does. Waits are short in passing tests, so it yields at first and
-/// sleeps only later.
-pub fn wait_until(
-    given_up: &dyn Fn() -> bool,
-    mut done: impl FnMut() -> Result<bool, u32>,
-) -> Result<(), u32> {
-    let mut tries = 0_u32;
-    while !done()? {
-        if given_up() {
-            return Ok(());
-        }
-        tries = tries.saturating_add(1);
-        if tries < 200 {
-            std::thread::yield_now();
-        } else {
-            std::thread::sleep(Duration::from_micros(20));
-        }
-    }
-    Ok(())
-}
-
-/// Accesses the word at an address as an atomic.
-pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u32> {
-    let view = View::new();
-    let place = view.host(address, 8)?.cast::<u64>();
-    if !place.is_aligned() {
-        return Err(code::ILLEGAL_ADDRESS);
-    }
-    // SAFETY: eight mapped, aligned bytes, which stay mapped while the view exists; other users of an awaited word use
-    // atomics as well, or are other processes.
-    Ok(with(unsafe { AtomicU64::from_ptr(place) }))
 }
 
 fn is_satisfied(word: u64, value: u64, flags: u32) -> bool {

@@ -1,7 +1,8 @@
 //! Contexts.
 
 use crate::abi::{OutPtr, code};
-use crate::call_guard::{calls, current, set_current};
+use crate::call_guard::calls;
+use crate::current_context::{current, set_current};
 use crate::objects::objects;
 
 calls! {

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use crate::abi::{BatchNode, InPtr, KernelNode, OutPtr, code};
 use crate::call_guard::calls;
-use crate::graph::{Graph, Node};
+use crate::graph::Node;
 use crate::objects::objects;
 use crate::operation::Operation;
 
@@ -13,7 +13,7 @@ use super::stream::batch;
 
 calls! {
     Context fn cuGraphCreate(graph: OutPtr<usize>, _flags: u32) {
-        graph.set(add(Vec::new()))
+        graph.set(objects().create_graph(Vec::new()))
     }
 
     Start fn cuGraphDestroy(graph: usize) {
@@ -95,15 +95,6 @@ calls! {
         stream.extend(graph.nodes.iter().map(|node| node.operation.clone()));
         Ok(())
     }
-}
-
-/// Adds a graph that runs `operations` in order.
-pub fn add(operations: Vec<Operation>) -> usize {
-    let mut objects = objects();
-    let nodes = operations.into_iter().map(|operation| Node::new(objects.next_handle(), operation)).collect();
-    let number = objects.next_handle();
-    objects.graphs.insert(number, Graph { nodes });
-    number
 }
 
 /// Adds a node at the end of a chain. It must depend on the last node only, or on nothing if it is the first.

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::abi::{InPtr, OutPtr, code};
-use crate::call_guard::{calls, current};
+use crate::call_guard::calls;
+use crate::current_context::current;
 use crate::env_config::ENV_CONFIG;
 use crate::kernels::{Kernel, Launch};
 use crate::objects::{Function, objects};

@@ -3,7 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::abi::{BatchOperation, InPtr, OutPtr, code};
-use crate::call_guard::{calls, current};
+use crate::call_guard::calls;
+use crate::current_context::current;
 use crate::objects::objects;
 use crate::operation::{Operation, WordOperation};
 
@@ -60,7 +61,7 @@ calls! {
 
     Context fn cuStreamEndCapture(stream: usize, graph: OutPtr<usize>) {
         let operations = objects().stream(stream)?.end_capture()?;
-        graph.set(super::graph::add(operations))
+        graph.set(objects().create_graph(operations))
     }
 }
 
