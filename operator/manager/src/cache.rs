@@ -3,10 +3,12 @@
 mod child;
 mod claim;
 mod device;
+mod missing_nodes;
 mod node;
 mod node_monitor;
 mod pod;
 mod pod_request;
+mod pool_key;
 mod store;
 mod watch;
 
@@ -21,16 +23,10 @@ pub use self::child::ObservedChild;
 pub use self::claim::ClaimEntry;
 pub use self::device::DeviceId;
 pub use self::pod::{Inspection, PodWarning};
+pub use self::pool_key::PoolKey;
 pub use self::store::{NamespacedName, Store};
 pub use self::watch::{WatchContext, watch_all};
 use sluice_plan::observed::{ObservedNode, ObservedPod, ObservedSlot};
-
-/// The unit of reconciliation: a pool and the tenants that refer to it, even if the pool does not exist.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PoolKey {
-    pub namespace: String,
-    pub pool: String,
-}
 
 /// All caches.
 #[derive(Debug)]

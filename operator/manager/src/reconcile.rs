@@ -10,12 +10,15 @@ mod apply;
 mod directives;
 mod events;
 mod finalizer;
+mod lock;
 mod observe;
+mod own_kind;
 mod render_cache;
+mod rendered_objects;
 mod status;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::jiff::Timestamp;
@@ -30,6 +33,9 @@ use tokio::sync::Notify;
 use tracing::Instrument as _;
 
 pub use self::events::EventRecorder;
+use self::lock::lock;
+use self::own_kind::OwnKind;
+use self::rendered_objects::RenderedObjects;
 use crate::cache::{ClusterCache, NamespacedName, PoolKey};
 use crate::capabilities::ClusterCapabilities;
 use crate::credentials::CertificateManager;
@@ -65,7 +71,7 @@ pub struct ReconcileCache {
     /// When each object's status was written last.
     status_written_at: Mutex<HashMap<(OwnKind, NamespacedName), Instant>>,
     /// The last rendered objects of tenants and of GPUs (under [`OwnKind::Pool`]).
-    rendered: Mutex<HashMap<(OwnKind, NamespacedName), render_cache::RenderedObjects>>,
+    rendered: Mutex<HashMap<(OwnKind, NamespacedName), RenderedObjects>>,
     /// The last directive of each sidecar.
     directive_states: Mutex<HashMap<DirectiveKey, sluice_plan::directives::DirectiveState>>,
     /// Pools of the start that have not been reconciled yet.
@@ -76,13 +82,6 @@ pub struct ReconcileCache {
 
 /// A sidecar: its GPU, its tenant and the uid of its pod.
 type DirectiveKey = (GpuKey, String, String);
-
-/// A custom resource kind of Sluice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum OwnKind {
-    Pool,
-    Tenant,
-}
 
 /// Why a reconciliation must be repeated.
 #[derive(Debug, thiserror::Error)]
@@ -251,8 +250,4 @@ impl Reconciler {
             .retain(|(kind, at), _| at.namespace != unit.namespace || self.exists(*kind, at));
         lock(&self.reconcile_cache.rendered).retain(|(_, at), _| at.namespace != unit.namespace);
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

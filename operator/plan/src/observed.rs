@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use sluice_types::conditions::Reason;
 use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
 
@@ -216,6 +217,13 @@ pub struct ApplyFailure {
     pub is_service_name_taken: bool,
     /// Kind, name and the API server's message.
     pub message: String,
+}
+
+impl ApplyFailure {
+    /// Returns the reason of a condition that reports it.
+    pub(crate) const fn reason(&self) -> Reason {
+        if self.is_name_taken { Reason::NameTaken } else { Reason::ApplyFailed }
+    }
 }
 
 /// Index of the observed state by GPU and by tenant.

@@ -4,9 +4,10 @@ mod degraded;
 mod hang;
 mod mps_fault;
 mod pool_status;
+mod slot_view;
+mod time;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use k8s_openapi::jiff::Timestamp;
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::{
     Elasticity, EngineKind, ModelTenantStatus, SlotState, SlotStatus, TenantMemoryStatus,
@@ -15,33 +16,17 @@ use sluice_types::{ModelTenant, Quantity};
 
 use self::degraded::degraded;
 pub use self::degraded::has_expiring_reason;
-use self::hang::Hangs;
 pub use self::hang::is_another_hang;
 pub use self::pool_status::{pool_change, pool_status};
+use self::slot_view::SlotView;
+pub(crate) use self::time::time;
 use crate::conditions::{ConditionResult, ConditionResults, ConditionStatus, conditions};
 use crate::objects::inspect;
 use crate::objects::{SERVE_PORT, claim_name, name, selector};
-use crate::observed::{ApplyFailure, ObservedClaim, ObservedPod, SidecarReport};
+use crate::observed::{ApplyFailure, SidecarReport};
 use crate::plan_context::PlanContext;
 use crate::pool_plan::{PoolPlan, SlotPlan, TenantPlan};
 use crate::validate::placement_conditions;
-
-/// A slot that has a GPU, with its observed state.
-struct SlotView<'a> {
-    name: String,
-    gpu: &'a str,
-    claim: Option<&'a ObservedClaim>,
-    pod: Option<&'a ObservedPod>,
-    report: Option<&'a SidecarReport>,
-    /// Hangs that concern it.
-    hangs: Hangs,
-    /// The fault that ended all engines on its GPU.
-    fault: Option<String>,
-    /// Why its sidecar does not accept its directive.
-    directive_error: Option<&'a String>,
-    /// Why it has no pod, if known.
-    no_pod_condition: Option<ConditionResult>,
-}
 
 /// Returns the status of one of the plan's tenants. `trouble` is the error from applying its objects. Values that
 /// only sidecars report keep their previous value until a sidecar reports.
@@ -89,10 +74,6 @@ fn url(planned: &TenantPlan<'_>) -> String {
     format!("http://{}.{namespace}.svc:{SERVE_PORT}", name(planned.tenant))
 }
 
-pub(crate) fn time(seconds: i64) -> Time {
-    Time(Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH))
-}
-
 fn slot_view<'a>(
     given: &PlanContext<'a>,
     plan: &'a PoolPlan<'_>,
@@ -124,15 +105,10 @@ fn slot_view<'a>(
 
 /// Returns why a slot has no pod: its parent object could not be applied, or cannot create it.
 fn no_pod_condition(trouble: Option<&ApplyFailure>, unmade: Option<&String>) -> Option<ConditionResult> {
-    let refused = trouble
-        .map(|trouble| ConditionResult::not_met(apply_error_reason(trouble), trouble.message.as_str()));
+    let refused = trouble.map(|trouble| ConditionResult::not_met(trouble.reason(), trouble.message.as_str()));
     refused.or_else(|| {
         Some(ConditionResult::not_met(Reason::PodsRefused, format!("the pod cannot be created: {}", unmade?)))
     })
-}
-
-const fn apply_error_reason(trouble: &ApplyFailure) -> Reason {
-    if trouble.is_name_taken { Reason::NameTaken } else { Reason::ApplyFailed }
 }
 
 fn slot_status(

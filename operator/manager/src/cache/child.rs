@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectM
 use sluice_common::hash::fnv1a;
 use sluice_plan::objects::{CLAIM_NAME, MANAGER, POOL, SLOT, TENANT, read_digest};
 
-use super::PoolKey;
+use super::pool_key::PoolKey;
 
 /// A child of a pool or of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

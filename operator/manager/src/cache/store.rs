@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::PoolKey;
+use super::pool_key::PoolKey;
 
 /// Namespace and name; objects without a namespace have an empty one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

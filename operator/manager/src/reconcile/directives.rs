@@ -14,7 +14,8 @@ use sluice_types::GpuPool;
 use sluice_wire::directive::Directive;
 use sluice_wire::state::{Activity, TenantReport};
 
-use super::{Reconciler, lock};
+use super::Reconciler;
+use super::lock::lock;
 use crate::cache::PoolKey;
 use crate::sidecars::http_client::SidecarAddress;
 use crate::sidecars::{DirectiveTarget, GpuKey, GpuReading, GpuSidecars, INITIAL_READ_TIMEOUT};

@@ -7,7 +7,7 @@ use kube::core::Resource;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use sluice_types::conditions::ConditionType;
 
-use super::lock;
+use super::lock::lock;
 
 /// Maximum events of a recorder before it is replaced. It caches each event for minutes to combine repetitions into a
 /// series; with thousands of starting tenants that would be most of the operator's memory.

@@ -9,16 +9,11 @@ use sluice_plan::objects::{Child, ChildKind, PlacedSlot};
 use sluice_plan::pool_plan::{GpuPlan, TenantPlan};
 use sluice_types::GpuPool;
 
-use super::{OwnKind, Reconciler, lock};
+use super::Reconciler;
+use super::lock::lock;
+use super::own_kind::OwnKind;
+use super::rendered_objects::RenderedObjects;
 use crate::cache::NamespacedName;
-
-/// The rendered objects of a tenant or of a GPU.
-#[derive(Debug)]
-pub(super) struct RenderedObjects {
-    /// Digest of all inputs.
-    digest: u64,
-    children: Box<[(ChildKind, Box<str>, u64)]>,
-}
 
 /// Returns the digest of the inputs of a tenant's objects: the specs, by uid and generation, and the plan's values.
 pub(super) fn tenant_digest(pool: &GpuPool, planned: &TenantPlan<'_>, placed: &[PlacedSlot<'_>]) -> u64 {

@@ -23,7 +23,9 @@ use sluice_plan::report::{
 use sluice_types::conditions::ConditionType;
 use sluice_types::{API_VERSION, GpuPool};
 
-use super::{OwnKind, ReconcileError, Reconciler, lock};
+use super::lock::lock;
+use super::own_kind::OwnKind;
+use super::{ReconcileError, Reconciler};
 use crate::cache::{NamespacedName, PoolKey};
 
 /// Time between two reconciliations of a pool that has had a fault or a hang.

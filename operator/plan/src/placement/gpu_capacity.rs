@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 
-use super::{Slot, UnfitReason};
+use super::slot::Slot;
+use super::unfit_reason::UnfitReason;
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
 

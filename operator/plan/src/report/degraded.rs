@@ -4,7 +4,7 @@ use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::tenant::ModelTenantStatus;
 
 use super::hang::{HangTime, OwnHang};
-use super::{SlotView, apply_error_reason};
+use super::slot_view::SlotView;
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::observed::ApplyFailure;
 
@@ -16,7 +16,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
         message: message.to_owned(),
     };
     if let Some(trouble) = trouble {
-        return yes(apply_error_reason(trouble), &trouble.message);
+        return yes(trouble.reason(), &trouble.message);
     }
     if let Some(why) = views.iter().find_map(|view| view.pod?.failure_reason.as_ref()) {
         return yes(Reason::PodFailing, why);

@@ -8,7 +8,7 @@ use sluice_types::conditions::Reason;
 use sluice_wire::state::{EngineHang, SidecarHangs};
 
 use super::mps_fault::REPORTED_MS;
-use super::time;
+use super::time::time;
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::observed::SidecarReport;
 
