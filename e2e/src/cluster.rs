@@ -7,6 +7,7 @@ pub mod audit;
 mod binaries;
 mod certificates;
 mod child;
+mod client;
 mod control_plane;
 pub mod crds;
 mod exit_hooks;
@@ -26,11 +27,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Namespace;
+use kube::Client;
 use kube::api::{ObjectMeta, PostParams};
-use kube::{Client, Config};
 use tokio::sync::OnceCell;
 
 pub use self::binaries::{Binaries, skipped};
+use self::client::client_of;
 use self::control_plane::ControlPlane;
 pub use self::exit_hooks::check_at_exit;
 pub use self::external_cluster::mark;
@@ -88,7 +90,7 @@ async fn start() -> Result<Api, &'static str> {
     if let Some(kubeconfig) = given_kubeconfig() {
         let kubectl = Binaries::named().ok().map(|all| all.kubectl());
         let api = Api { kubeconfig, kubectl, own: None };
-        external_cluster::take(&api).await;
+        external_cluster::take(&api.client().await, |arguments| api.kubectl(arguments)).await;
         return Ok(api);
     }
     let binaries = Binaries::named()?;
@@ -176,12 +178,4 @@ impl Api {
             .unwrap_or_else(|e| panic!("namespace {name}: {e}"));
         name
     }
-}
-
-async fn client_of(kubeconfig: &Path) -> Client {
-    let shown = kubeconfig.display();
-    let read = kube::config::Kubeconfig::read_from(kubeconfig).unwrap_or_else(|e| panic!("{shown}: {e}"));
-    let config = Config::from_custom_kubeconfig(read, &kube::config::KubeConfigOptions::default()).await;
-    let config = config.unwrap_or_else(|e| panic!("{shown}: {e}"));
-    Client::try_from(config).unwrap_or_else(|e| panic!("{shown}: {e}"))
 }

@@ -11,9 +11,10 @@ use tempfile::TempDir;
 use super::binaries::Binaries;
 use super::certificates::{self, Authority};
 use super::child::Component;
+use super::client::client_of;
 use super::process_spawner::ProcessSpawner;
 use super::wait::{WAIT_LIMIT, within};
-use super::{audit, client_of, exit_hooks, kubeconfig};
+use super::{audit, exit_hooks, kubeconfig};
 
 /// Address range of Services, and its first address, under which pods reach the API server.
 const SERVICES: &str = "10.96.0.0/16";

@@ -1,8 +1,11 @@
 //! An external cluster: CRDs are only replaced with permission, and objects of tests are deleted at exit.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use std::process::Command;
 
-use super::{Api, crds, exit_hooks};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+
+use super::{crds, exit_hooks};
 
 /// Label of the namespaces and foreign CRDs of tests. Its value is unique to this run, since other runs may use the
 /// same cluster.
@@ -13,9 +16,9 @@ pub fn mark() -> (String, String) {
 /// Environment variable that permits replacing CRDs of the product.
 const OVERWRITE: &str = "SLUICE_KUBECONFIG_OVERWRITE";
 
-/// Establishes the CRDs of this tree and registers the deletion of test namespaces at exit.
-pub async fn take(api: &Api) {
-    let client = api.client().await;
+/// Establishes the CRDs of this tree and registers the deletion of test namespaces at exit, by commands that `kubectl`
+/// makes of arguments.
+pub async fn take(client: &Client, kubectl: impl Fn(&[&str]) -> Command) {
     let all = kube::Api::<CustomResourceDefinition>::all(client.clone());
     for crd in crds::committed() {
         let name = crd.metadata.name.unwrap_or_default();
@@ -26,11 +29,11 @@ pub async fn take(api: &Api) {
             "the cluster of SLUICE_KUBECONFIG has {name}: set {OVERWRITE}=1 to replace it"
         );
     }
-    crds::establish(&client).await;
+    crds::establish(client).await;
     for kind in ["namespaces", "customresourcedefinitions"] {
         let (name, value) = mark();
         let label = format!("{name}={value}");
-        let mut command = api.kubectl(&["delete", kind, "--wait=false", "--ignore-not-found", "-l", &label]);
+        let mut command = kubectl(&["delete", kind, "--wait=false", "--ignore-not-found", "-l", &label]);
         exit_hooks::at_exit(move || match command.output() {
             Ok(output) if output.status.success() => {}
             other => eprintln!("{kind} with the label {label} stay behind: {other:?}"),

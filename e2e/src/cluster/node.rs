@@ -8,6 +8,7 @@ mod cgroup;
 mod components;
 mod init;
 mod node_dirs;
+mod node_layout;
 mod second_node;
 
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ use tempfile::TempDir;
 
 use self::cgroup::Cgroup;
 use self::node_dirs::NodeDirs;
+use self::node_layout::NodeLayout;
 pub use self::second_node::{SecondNode, on_two_nodes};
 use super::binaries::{Binaries, skipped};
 use super::child::Component;
@@ -49,10 +51,8 @@ pub struct ClusterNode {
 
 /// A node of ours.
 struct Own {
-    dirs: NodeDirs,
-    binaries: Binaries,
+    layout: NodeLayout,
     keeper: ProcessSpawner,
-    folder: PathBuf,
     network: File,
     running: Arc<Mutex<Running>>,
 }
@@ -179,7 +179,7 @@ impl Own {
             running.cgroup = Some(cgroup);
             running.folder = Some(temporary);
         }
-        Own { dirs: place, binaries, keeper, folder, network, running }
+        Own { layout: NodeLayout { dirs: place, binaries, folder }, keeper, network, running }
     }
 
     /// Runs `work` on a new thread in the node's network. This thread stays in its own network.
@@ -200,12 +200,12 @@ impl Own {
     }
 
     async fn start_components(&self) -> Started {
-        self.add("containerd", components::containerd(self));
+        self.add("containerd", components::containerd(&self.layout));
         let start = Start {
-            binaries: &self.binaries,
+            binaries: &self.layout.binaries,
             keeper: &self.keeper,
-            folder: &self.folder,
-            node: Some(self.dirs.address()),
+            folder: &self.layout.folder,
+            node: Some(self.layout.dirs.address()),
         };
         let (plane, [apiserver, etcd]) = ControlPlane::start_as(&start).await;
         {
@@ -213,11 +213,11 @@ impl Own {
             running.components.insert("kube-apiserver", apiserver);
             running.components.insert("etcd", etcd);
         }
-        for (name, command) in components::of_control_plane(self, &plane) {
+        for (name, command) in components::of_control_plane(&self.layout, &plane) {
             self.add(name, command);
         }
         self.start_node(&plane).await;
-        self.add("coredns", components::coredns(self, &plane));
+        self.add("coredns", components::coredns(&self.layout, &plane));
         Started { plane }
     }
 
@@ -227,15 +227,15 @@ impl Own {
             self.ctr(&["version"]).output().ok()?.status.success().then_some(())
         })
         .await;
-        self.import(&self.binaries.path("pause.tar"));
+        self.import(&self.layout.binaries.path("pause.tar"));
         let cgroup = lock(&self.running).cgroup.as_ref().expect("it was made first").name().to_owned();
-        for (name, command) in components::of_node(self, plane, &cgroup) {
+        for (name, command) in components::of_node(&self.layout, plane, &cgroup) {
             self.add(name, command);
         }
     }
 
     fn add(&self, name: &'static str, command: Command) {
-        let component = Component::start(&self.keeper, name, command, &self.folder);
+        let component = Component::start(&self.keeper, name, command, &self.layout.folder);
         lock(&self.running).components.insert(name, component);
     }
 
@@ -244,7 +244,7 @@ impl Own {
         let nodes = kube::Api::<NodeObject>::all(api.client().await);
         within(READY, "a node that is Ready", async || {
             lock(&self.running).components.values_mut().for_each(Component::assert_alive);
-            let node = nodes.get_opt(self.dirs.name()).await.ok()??;
+            let node = nodes.get_opt(self.layout.dirs.name()).await.ok()??;
             let conditions = node.status?.conditions?;
             conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
         })
@@ -253,8 +253,8 @@ impl Own {
 
     /// Returns a `ctr` command, with the node's mounts.
     fn ctr(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(self.binaries.path("ctr"));
-        let socket = self.folder.join("run/containerd/containerd.sock");
+        let mut command = Command::new(self.layout.binaries.path("ctr"));
+        let socket = self.layout.folder.join("run/containerd/containerd.sock");
         command.arg("-a").arg(socket).args(["-n", "k8s.io"]).args(arguments);
         command
     }
@@ -276,7 +276,7 @@ impl Started {
     fn into_node(self, own: Own) -> ClusterNode {
         let api = Api {
             kubeconfig: self.plane.admin(),
-            kubectl: Some(own.binaries.kubectl()),
+            kubectl: Some(own.layout.binaries.kubectl()),
             own: Some(self.plane),
         };
         let node = ClusterNode { api, own: Some(own) };

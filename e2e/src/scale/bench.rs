@@ -10,6 +10,7 @@
 
 mod audit_counts;
 mod process;
+mod sizes;
 mod stub;
 mod tenants;
 mod verdict;
@@ -23,12 +24,11 @@ use sluice_e2e::cluster::{self, within};
 
 use self::audit_counts::AuditCounts;
 use self::process::{Cost, Operator};
+pub use self::sizes::Sizes;
 use self::stub::Stub;
-use self::tenants::TenantPopulation;
+use self::tenants::{TenantPopulation, WAIT_LIMIT};
 pub use self::verdict::LimitCheck;
 
-/// Limit of a wait whose duration grows with the number of tenants.
-const WAIT_LIMIT: Duration = Duration::from_secs(3600);
 /// Margin beyond the longest delay of a status, after which no further write is expected.
 const QUIET_PERIOD: Duration = Duration::from_secs(5);
 
@@ -40,35 +40,6 @@ const CORES: f64 = 0.1;
 const READ_PERMILLE: u64 = 900;
 /// Default interval between two readings of a GPU in the operator, seconds.
 const POLL_SECONDS: u64 = 30;
-
-/// How much there is.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Sizes {
-    /// Tenants, each of one slot.
-    #[arg(long, default_value_t = 60)]
-    pub tenants: usize,
-    /// GPUs that they share.
-    #[arg(long, default_value_t = 12)]
-    pub gpus: usize,
-    /// Pools, each with its tenants in a namespace of its own.
-    #[arg(long, default_value_t = 3)]
-    pub pools: usize,
-    /// How long it is watched at rest, seconds.
-    #[arg(long, default_value_t = 60)]
-    pub rest_seconds: u64,
-    /// Time between two readings of a GPU, seconds. Default: the operator's.
-    #[arg(long)]
-    pub poll_seconds: Option<u64>,
-    /// Shortest time between two writes of a status whose conditions stay, seconds; the operator's own default.
-    #[arg(long, default_value_t = 30)]
-    pub status_seconds: u64,
-    /// How long to wait until a restarted operator has observed everything, seconds.
-    #[arg(long, default_value_t = 120)]
-    pub patience_seconds: u64,
-    /// The operator reads no sidecar: it must fail.
-    #[arg(long)]
-    pub no_polling: bool,
-}
 
 /// Inputs of the benchmark.
 #[derive(Clone, Debug)]

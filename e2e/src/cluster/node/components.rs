@@ -6,8 +6,8 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use super::super::control_plane::ControlPlane;
-use super::Own;
 use super::node_dirs::NodeDirs;
+use super::node_layout::NodeLayout;
 use crate::files;
 
 /// Time without a heartbeat after which a node is lost, seconds. Long enough for a kubelet on a busy machine, and
@@ -17,8 +17,8 @@ const GRACE_SECONDS: u32 = 20;
 const LEASE_SECONDS: u32 = 12;
 
 /// The container runtime, with the plugins of Debian's packages or of upstream's usual folder.
-pub fn containerd(own: &Own) -> Command {
-    let prefix = own.dirs.prefix();
+pub fn containerd(layout: &NodeLayout) -> Command {
+    let prefix = layout.dirs.prefix();
     let network = json!({
         "cniVersion": "1.0.0", "name": "sluice",
         "plugins": [{
@@ -30,16 +30,16 @@ pub fn containerd(own: &Own) -> Command {
             },
         }],
     });
-    write(own, "cni/10-sluice.conflist", &network.to_string());
-    let config = CONTAINERD.replace("{folder}", &own.folder.display().to_string());
-    let config = write(own, "containerd.toml", &config);
+    write(layout, "cni/10-sluice.conflist", &network.to_string());
+    let config = CONTAINERD.replace("{folder}", &layout.folder.display().to_string());
+    let config = write(layout, "containerd.toml", &config);
     // Containers inherit the limit.
     let mut command = Command::new("sh");
-    command.args(["-c", files::FEW]).arg(own.binaries.path("containerd"));
+    command.args(["-c", files::FEW]).arg(layout.binaries.path("containerd"));
     // containerd finds its shim on the PATH.
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(
-        [own.binaries.folder().to_owned()]
+        [layout.binaries.folder().to_owned()]
             .into_iter()
             .chain(std::env::split_paths(&path))
             .chain(["/usr/sbin".into()]),
@@ -69,9 +69,9 @@ runtime_type = 'io.containerd.runc.v2'
 "#;
 
 /// Returns the other components of the control plane.
-pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, Command)> {
+pub fn of_control_plane(layout: &NodeLayout, plane: &ControlPlane) -> Vec<(&'static str, Command)> {
     let [manager, scheduler] = ["kube-controller-manager", "kube-scheduler"].map(|name| {
-        let mut command = Command::new(own.binaries.path(name));
+        let mut command = Command::new(layout.binaries.path(name));
         let kubeconfig = plane.user(&format!("system:{name}"), None);
         command
             .arg(format!("--kubeconfig={}", kubeconfig.display()))
@@ -79,7 +79,7 @@ pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, C
         command
     });
     let mut manager = manager;
-    let key = own.folder.join("service-account.key");
+    let key = layout.folder.join("service-account.key");
     manager
         .arg(format!("--service-account-private-key-file={}", key.display()))
         .arg(format!("--root-ca-file={}", plane.authority().certificate_path().display()))
@@ -90,14 +90,14 @@ pub fn of_control_plane(own: &Own, plane: &ControlPlane) -> Vec<(&'static str, C
 }
 
 /// Returns the components of each node.
-pub fn of_node(own: &Own, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static str, Command)> {
-    vec![("kubelet", kubelet(own, plane, cgroup)), ("kube-proxy", kube_proxy(own, plane))]
+pub fn of_node(layout: &NodeLayout, plane: &ControlPlane, cgroup: &str) -> Vec<(&'static str, Command)> {
+    vec![("kubelet", kubelet(layout, plane, cgroup)), ("kube-proxy", kube_proxy(layout, plane))]
 }
 
-fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
-    let (name, address) = (own.dirs.name(), own.dirs.address());
+fn kubelet(layout: &NodeLayout, plane: &ControlPlane, cgroup: &str) -> Command {
+    let (name, address) = (layout.dirs.name(), layout.dirs.address());
     let server = plane.authority().server(name, &[name], &[address]);
-    let (certificate, key) = server.write(&own.folder, "kubelet-server");
+    let (certificate, key) = server.write(&layout.folder, "kubelet-server");
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "authentication": {
@@ -117,9 +117,9 @@ fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
         "nodeLeaseDurationSeconds": LEASE_SECONDS,
         "imageGCLowThresholdPercent": 99,
     });
-    let config = write(own, "kubelet.json", &config.to_string());
+    let config = write(layout, "kubelet.json", &config.to_string());
     let kubeconfig = plane.user(&format!("system:node:{name}"), Some("system:nodes"));
-    let mut command = Command::new(own.binaries.path("kubelet"));
+    let mut command = Command::new(layout.binaries.path("kubelet"));
     command
         .arg(format!("--config={}", config.display()))
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
@@ -128,38 +128,38 @@ fn kubelet(own: &Own, plane: &ControlPlane, cgroup: &str) -> Command {
     command
 }
 
-fn kube_proxy(own: &Own, plane: &ControlPlane) -> Command {
+fn kube_proxy(layout: &NodeLayout, plane: &ControlPlane) -> Command {
     let kubeconfig = plane.user("system:kube-proxy", None);
     let config: Value = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
-        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": own.dirs.name(),
+        "mode": "nftables", "clusterCIDR": "10.244.0.0/16", "hostnameOverride": layout.dirs.name(),
         "clientConnection": {"kubeconfig": kubeconfig},
         "conntrack": {"maxPerCore": 0, "min": 0},
         "healthzBindAddress": "127.0.0.1:10256", "metricsBindAddress": "127.0.0.1:10249",
     });
-    let config = write(own, "kube-proxy.json", &config.to_string());
-    let mut command = Command::new(own.binaries.path("kube-proxy"));
+    let config = write(layout, "kube-proxy.json", &config.to_string());
+    let mut command = Command::new(layout.binaries.path("kube-proxy"));
     command.arg(format!("--config={}", config.display()));
     command
 }
 
 /// Cluster DNS next to the API server, so that no pod is needed.
-pub fn coredns(own: &Own, plane: &ControlPlane) -> Command {
-    let address = own.dirs.address();
+pub fn coredns(layout: &NodeLayout, plane: &ControlPlane) -> Command {
+    let address = layout.dirs.address();
     let kubeconfig = plane.user("coredns", Some("system:masters"));
     let config = format!(
         ".:53 {{\n  bind {address}\n  errors\n  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    \
          pods insecure\n  }}\n}}\n",
         kubeconfig.display()
     );
-    let config = write(own, "Corefile", &config);
-    let mut command = Command::new(own.binaries.path("coredns"));
+    let config = write(layout, "Corefile", &config);
+    let mut command = Command::new(layout.binaries.path("coredns"));
     command.arg("-conf").arg(config);
     command
 }
 
-fn write(own: &Own, name: &str, text: &str) -> PathBuf {
-    let path = own.folder.join(name);
+fn write(layout: &NodeLayout, name: &str, text: &str) -> PathBuf {
+    let path = layout.folder.join(name);
     let parent = path.parent().unwrap_or(Path::new("/"));
     std::fs::create_dir_all(parent).unwrap_or_else(|e| panic!("{}: {e}", parent.display()));
     std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));

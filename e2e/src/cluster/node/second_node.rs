@@ -46,11 +46,11 @@ impl<'a> SecondNode<'a> {
         let keeper =
             ProcessSpawner::isolated().unwrap_or_else(|e| panic!("namespaces for a second node: {e}"));
         let below = || Cgroup::below(NodeDirs::Second.name());
-        let own = Own::prepare(at_first.binaries.clone(), keeper, NodeDirs::Second, below);
+        let own = Own::prepare(at_first.layout.binaries.clone(), keeper, NodeDirs::Second, below);
         let second = SecondNode { first, own };
         second.join();
         second.own.inside(async || {
-            second.own.add("containerd", components::containerd(&second.own));
+            second.own.add("containerd", components::containerd(&second.own.layout));
             second.own.start_node(plane).await;
             second.own.ready(first.api()).await;
         });
@@ -59,7 +59,7 @@ impl<'a> SecondNode<'a> {
 
     /// Name of the node.
     pub fn name(&self) -> &'static str {
-        self.own.dirs.name()
+        self.own.layout.dirs.name()
     }
 
     /// As [`ClusterNode::image`].
@@ -133,7 +133,7 @@ impl Drop for SecondNode<'_> {
     /// Removes the node, so that the next test has one node.
     fn drop(&mut self) {
         lock(&self.own.running).end();
-        let (first, name) = (self.first, self.own.dirs.name());
+        let (first, name) = (self.first, self.own.layout.dirs.name());
         first.own.as_ref().expect("a node of ours").inside(async || {
             let nodes = kube::Api::<NodeObject>::all(first.api().client().await);
             if let Err(error) = nodes.delete(name, &DeleteParams::default()).await {

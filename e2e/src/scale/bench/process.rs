@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use sluice_common::metrics_text::sum;
 use sluice_e2e::cluster::{self, ProcessSpawner, eventually};
 
-use super::Sizes;
+use super::sizes::Sizes;
 
 /// The shipped RBAC rights.
 const RBAC: &str = include_str!("../../../../operator/manager/rbac.yaml");

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
@@ -19,8 +20,11 @@ use sluice_e2e::cluster::{self, within};
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::config::admin_host;
 
+use super::sizes::Sizes;
 use super::stub::{Credentials, Sidecar, Stub};
-use super::{Sizes, WAIT_LIMIT};
+
+/// Limit of a wait whose duration grows with the number of tenants.
+pub const WAIT_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Concurrent requests.
 const AT_ONCE: usize = 16;
