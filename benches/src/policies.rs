@@ -1,5 +1,6 @@
 //! `cargo run -p sluice-benches -- policies`: the policies under the same load, on a fast link and on a slow one.
 
+mod runs;
 mod table;
 
 use std::path::PathBuf;
@@ -7,16 +8,15 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use self::runs::{POLICIES, Runs};
 use super::machine;
 use super::report::{self, Verdict};
 use super::statistics::middle as median;
 use crate::child_process::Stop;
 use crate::policy_comparison::{self, Calibration, LOAD, PolicyRunFigures};
 use crate::source_tree::SourceTree;
-use crate::tenant::{BenchEnv, TenantDevice};
+use crate::tenant::BenchEnv;
 
-/// Compared with each other; the first is what the others are measured against.
-const POLICIES: [&str; 3] = ["Recompute", "Oneiros", "Ellm"];
 /// Fewest repetitions that have a median and a range.
 const FEWEST: u32 = 3;
 /// A link on which remapping must win, and one on which it must decline (DESIGN 12).
@@ -34,13 +34,6 @@ pub struct PolicyArgs {
     /// Also write every run to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// The runs on one link, `[policy][repetition]`.
-struct Runs {
-    ratio: f64,
-    device: TenantDevice,
-    outcomes: Vec<Vec<PolicyRunFigures>>,
 }
 
 /// Runs the comparison; `false` if remapping lost on the fast link, moved layers on the slow one, or changed a token.
@@ -74,29 +67,6 @@ fn measure(world: &BenchEnv, calibration: &Calibration, ratio: f64, repetitions:
         }
     }
     Ok(Runs { ratio, device, outcomes })
-}
-
-impl Runs {
-    fn of(&self, policy: &str) -> impl Iterator<Item = &PolicyRunFigures> {
-        let runs = POLICIES.iter().zip(&self.outcomes).filter(move |(name, _)| **name == policy);
-        runs.flat_map(|(_, outcomes)| outcomes)
-    }
-
-    /// `figure` of a policy over that of `Recompute` in the same repetition.
-    fn ratios(&self, policy: &str, figure: impl Fn(&PolicyRunFigures) -> f64) -> Vec<f64> {
-        self.of(policy).zip(self.of(POLICIES[0])).map(|(this, base)| figure(this) / figure(base)).collect()
-    }
-
-    /// Median of a figure of one policy.
-    fn median(&self, policy: &str, figure: impl Fn(&PolicyRunFigures) -> f64) -> f64 {
-        median(&self.of(policy).map(figure).collect::<Vec<_>>())
-    }
-
-    fn tokens_identical(&self) -> bool {
-        let mut all = self.outcomes.iter().flatten().map(|outcome| &outcome.outputs);
-        let first = all.next();
-        all.all(|outputs| Some(outputs) == first)
-    }
 }
 
 /// First that the runs were what they claim, then what they show.

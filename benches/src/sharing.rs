@@ -1,6 +1,7 @@
 //! `cargo run -p sluice-benches -- sharing`: three tenants of one GPU under each sharing rule, and the cost of waking from
 //! hibernation.
 
+mod runs;
 mod table;
 mod verdict;
 
@@ -10,6 +11,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use self::runs::Runs;
 use super::machine;
 use super::report::{self, Verdict};
 use super::wake::Wakes;
@@ -46,33 +48,6 @@ pub struct SharingArgs {
     /// Also write every run to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-}
-
-/// The runs under one load, `[rule][repetition]`.
-struct Runs {
-    shape: Shape,
-    rules: &'static [VictimPolicy],
-    outcomes: Vec<Vec<SharingRunFigures>>,
-}
-
-impl Runs {
-    fn new((shape, rules): (Shape, &'static [VictimPolicy])) -> Runs {
-        Runs { shape, rules, outcomes: rules.iter().map(|_| Vec::new()).collect() }
-    }
-
-    fn of(&self, rule: VictimPolicy) -> &[SharingRunFigures] {
-        self.rules.iter().position(|other| *other == rule).map_or(&[], |at| &self.outcomes[at])
-    }
-
-    /// `figure` under a rule over that under another one in the same repetition.
-    fn ratios(
-        &self,
-        this: VictimPolicy,
-        other: VictimPolicy,
-        figure: fn(&SharingRunFigures) -> f64,
-    ) -> Vec<f64> {
-        self.of(this).iter().zip(self.of(other)).map(|(this, other)| figure(this) / figure(other)).collect()
-    }
 }
 
 /// Runs the comparison; `false` if trading lost, or changed a token.

@@ -5,20 +5,21 @@
 pub mod delays;
 mod load;
 mod outcome;
-
-use std::path::Path;
+mod setting;
+mod size;
+mod tenants;
+mod victim_policy;
 
 use anyhow::Result;
 use serde_json::Value;
 
-pub use load::{Shape, Size};
+pub use load::Shape;
 pub use outcome::{Observed, SharingRunFigures};
+pub use setting::Setting;
+pub use size::Size;
+pub use victim_policy::{FIXED, LRU, MRU, VictimPolicy};
 
-use crate::policy_comparison::{self, Calibration, Load};
-use crate::tenant::{BenchEnv, TenantDevice, Up};
-
-/// The tenants, in the order in which `sluice top` shows them.
-pub const TENANTS: [&str; 3] = ["chat", "code", "summary"];
+use crate::tenant::BenchEnv;
 
 /// 32 layers of 1.6 MB for each of them: half of what one tenant alone is shown with, because three are loaded.
 #[rustfmt::skip]
@@ -26,106 +27,6 @@ pub const MODEL: &[&str] = &[
     "--layers", "32", "--hidden", "256", "--heads", "4", "--kv-heads", "4", "--intermediate", "688", "--vocab",
     "512", "--max-positions", "512",
 ];
-
-/// Number of requests whose KV fits into a tenant's share.
-const SHARE_REQUESTS: u32 = 2;
-
-/// A rule by which the tenants share their GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VictimPolicy {
-    /// For tables.
-    pub name: &'static str,
-    /// The pool's policy.
-    pub policy: &'static str,
-    /// Victim rule.
-    victim: &'static str,
-}
-
-/// Fixed partitions: what does not fit is preempted and computed again.
-pub const FIXED: VictimPolicy =
-    VictimPolicy { name: "Recompute", policy: "Recompute", victim: "MostRecentlyUsed" };
-/// Idle weights become KV; the tenant that ran last is the first victim, because under round robin it runs again
-/// last.
-pub const MRU: VictimPolicy =
-    VictimPolicy { name: "Oneiros, MRU", policy: "Oneiros", victim: "MostRecentlyUsed" };
-/// The same with the tenant that runs next as first victim.
-pub const LRU: VictimPolicy =
-    VictimPolicy { name: "Oneiros, LRU", policy: "Oneiros", victim: "LeastRecentlyUsed" };
-
-/// What all rules have in common: a device, what a client is promised, and the KV of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// The GPU of all three.
-    pub device: TenantDevice,
-    /// One burst to a tenant.
-    pub burst: Load,
-    /// Pace of a stream, milliseconds.
-    pub pace_ms: u64,
-    /// Objective for the first token, milliseconds.
-    pub ttft_ms: u64,
-    /// Objective for the time between tokens, milliseconds.
-    pub tbt_ms: u64,
-    /// What was measured of the model.
-    pub calibration: Calibration,
-}
-
-impl Setting {
-    /// Measures the model in `world`, and sizes a GPU with a link on which a layer's copy takes `ratio` times its
-    /// compute.
-    pub fn measure(world: &BenchEnv, size: Size, ratio: f64) -> Result<Setting> {
-        let calibration = policy_comparison::calibrate(world, size.burst())?;
-        Ok(Setting::of(calibration, size.burst(), ratio))
-    }
-
-    fn of(calibration: Calibration, burst: Load, ratio: f64) -> Setting {
-        let share = calibration.short_device(SHARE_REQUESTS * burst.context(), calibration.link_for(ratio));
-        let memory_bytes = share.memory_bytes * TENANTS.len() as u64;
-        let step_ns = calibration.compute_ns * calibration.layers;
-        // Slower than the tokens of a full batch come, so that a stream has some in reserve; what a reader is used to.
-        let pace_ms = (3 * step_ns).div_ceil(1_000_000).max(50);
-        // Twice what a burst gets where memory is ample: one that is served in parts does not keep it.
-        let ttft_ms = (2.0 * calibration.ttft_ms).ceil() as u64;
-        let device = TenantDevice { memory_bytes, ..share };
-        Setting { device, burst, pace_ms, ttft_ms, tbt_ms: 2 * pace_ms, calibration }
-    }
-
-    /// The pool and the three tenants under `rule`, which all serve the model in `folder`.
-    pub fn yaml(&self, rule: VictimPolicy, folder: &Path) -> String {
-        let pool = format!(
-            "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: bench}}\nspec:\n  \
-             deviceClassName: host.sluice.dev\n  {}\n  \
-             gpus: [{{name: shared, sharing: {{mode: Temporal, temporal: {{order: RoundRobin}}}}}}]\n  \
-             hostMemoryPerGPU: 48Gi\n  policy: {}\n  remap: {{victim: {}}}\n",
-            self.device.yaml(),
-            rule.policy,
-            rule.victim
-        );
-        TENANTS.iter().fold(pool, |yaml, name| yaml + &self.tenant(name, folder))
-    }
-
-    fn tenant(&self, name: &str, folder: &Path) -> String {
-        let Setting { ttft_ms, pace_ms, .. } = *self;
-        format!(
-            "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {{name: {name}}}\nspec:\n  \
-             poolRef: {{name: bench}}\n  drainSeconds: 1\n  \
-             slo: {{ttftMilliseconds: {ttft_ms}, tbtMilliseconds: {pace_ms}}}\n  \
-             model: {{source: {{type: File, file: {{path: {:?}}}}}, maxModelLen: {}}}\n",
-            folder.display().to_string(),
-            self.burst.context()
-        )
-    }
-
-    /// Starts the tenants under `rule`.
-    pub fn start<'a>(
-        &self,
-        world: &'a BenchEnv,
-        name: &str,
-        rule: VictimPolicy,
-        port: u16,
-    ) -> Result<Up<'a>> {
-        Up::start(world, name, &self.yaml(rule, world.model()), &TENANTS, port, &[])
-    }
-}
 
 /// Runs a load on fresh tenants under `rule`; `show` sees their states twice a second.
 pub fn run(
@@ -143,52 +44,4 @@ pub fn run(
         show(states);
     })?;
     SharingRunFigures::read(&up, setting, &reports, seen)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    pub(super) fn setting() -> Setting {
-        let calibration = Calibration {
-            chunk_bytes: 1 << 16,
-            fixed_bytes: 60 << 20,
-            layers: 32,
-            layer_bytes: 13 << 17,
-            token_bytes: 1 << 15,
-            ttft_ms: 150.2,
-            compute_ns: 250_000,
-        };
-        Setting::of(calibration, Size::FULL.burst(), 7.5)
-    }
-
-    #[test]
-    fn the_tenants_are_ones_that_the_product_takes() {
-        for rule in [FIXED, MRU, LRU] {
-            let yaml = setting().yaml(rule, Path::new("/m"));
-            let loaded = sluice_types::load::load_valid_str(&yaml, "bench.yaml");
-            assert_eq!(loaded.unwrap_or_else(|errors| panic!("{errors:?}")).len(), 4);
-        }
-    }
-
-    #[test]
-    fn a_burst_exhausts_its_share_and_fits_with_what_one_neighbour_may_lend() {
-        let Setting { device, burst, calibration, .. } = setting();
-        let request = u64::from(burst.prompt + burst.output) * calibration.token_bytes;
-        let needed = u64::from(burst.requests) * request;
-        let kv = device.memory_bytes / 3 - calibration.fixed_bytes;
-        // `maxRemappedPercent` is 60 by default.
-        let layers = calibration.layers * 60 / 100 * calibration.layer_bytes;
-        assert!(kv >= u64::from(SHARE_REQUESTS) * request && kv * 2 < needed, "{kv} of {needed}");
-        assert!(kv + layers >= needed, "{kv} and {layers} of {needed}");
-    }
-
-    #[test]
-    fn objectives_follow_from_the_speed_of_the_model() {
-        let fast = setting();
-        assert_eq!((fast.pace_ms, fast.tbt_ms, fast.ttft_ms), (50, 100, 301));
-        // A step of 32 layers takes 32 ms.
-        let slow = Calibration { compute_ns: 1_000_000, ..fast.calibration };
-        assert_eq!(Setting::of(slow, fast.burst, 7.5).pace_ms, 96);
-    }
 }

@@ -1,7 +1,8 @@
 //! Medians and ranges as text.
 
 use super::super::statistics::cell;
-use super::{POLICIES, PolicyRunFigures, Runs};
+use super::runs::{POLICIES, Runs};
+use crate::policy_comparison::PolicyRunFigures;
 
 /// A figure's name, its decimals, and where it is.
 type Row = (&'static str, usize, fn(&PolicyRunFigures) -> f64);

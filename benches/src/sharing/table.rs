@@ -1,7 +1,8 @@
 //! Medians and ranges as text.
 
 use super::super::statistics::cell;
-use super::{Runs, SharingRunFigures};
+use super::runs::Runs;
+use crate::sharing_bench::SharingRunFigures;
 use crate::sharing_bench::delays::{Delay, KINDS};
 
 /// A figure's name, its decimals, and where it is.

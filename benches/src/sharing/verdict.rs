@@ -2,7 +2,8 @@
 
 use super::super::report::Verdict;
 use super::super::statistics::middle;
-use super::{FIXED, LRU, MRU, Runs, Shape, SharingRunFigures};
+use super::runs::Runs;
+use crate::sharing_bench::{FIXED, LRU, MRU, Shape, SharingRunFigures};
 
 /// All verdicts, and whether each holds.
 pub(super) fn all(runs: &[Runs]) -> Vec<Verdict> {

@@ -3,39 +3,11 @@
 use anyhow::Result;
 use serde_json::Value;
 
-use super::{Setting, TENANTS};
+use super::setting::Setting;
+use super::size::Size;
+use super::tenants::TENANTS;
 use crate::client::{self, Client, ClientReport};
-use crate::policy_comparison::Load;
 use crate::tenant::{BenchEnv, Up};
-
-/// How much is sent.
-#[derive(Clone, Copy, Debug)]
-pub struct Size {
-    /// Number of times that bursts cycle through the tenants.
-    cycles: u32,
-    /// Requests of a burst.
-    requests: u32,
-    /// Prompt, tokens.
-    prompt: u32,
-    /// Output, tokens.
-    output: u32,
-}
-
-impl Size {
-    /// Of the benchmark.
-    pub const FULL: Size = Size { cycles: 3, requests: 6, prompt: 64, output: 96 };
-
-    /// One burst.
-    pub fn burst(&self) -> Load {
-        let Size { requests, prompt, output, .. } = *self;
-        Load { requests, concurrency: requests, prompt, output }
-    }
-
-    /// Requests of a run.
-    pub fn requests(&self) -> u32 {
-        self.cycles * self.requests * TENANTS.len() as u32
-    }
-}
 
 /// How the load is spread over the tenants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +119,7 @@ impl RequestStream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::setting;
+    use super::super::setting::tests::setting;
     use super::*;
 
     fn requests_of(rounds: &[Round], tenant: usize) -> u32 {

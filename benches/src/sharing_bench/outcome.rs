@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use sluice_common::metrics_text::sum;
 
 use super::delays::{self, Delays};
-use super::{Setting, TENANTS};
+use super::setting::Setting;
+use super::tenants::TENANTS;
 use crate::client::ClientReport;
 use crate::tenant::Up;
 
@@ -156,7 +157,7 @@ fn worst(rounds: &[Vec<ClientReport>], path: &str) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::setting;
+    use super::super::setting::tests::setting;
     use super::*;
 
     fn report(tokens_per_s: f64, duration_s: f64, p99: f64) -> ClientReport {

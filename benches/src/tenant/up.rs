@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use super::{BenchEnv, http};
+use super::bench_env::BenchEnv;
+use super::http;
 use crate::child_process::{Group, Stop, capture};
 
 /// For all tenants to serve, loading included.
