@@ -5,7 +5,9 @@
 
 mod archive;
 mod layer;
+mod sha256;
 mod system;
+mod user;
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -41,9 +43,6 @@ const IMAGES: [Image; 4] = [
 
 /// What the names of the images begin with.
 const REPOSITORY: &str = "sluice.dev";
-
-/// User in an image if the pod does not set one.
-const USER: u32 = 65_532;
 
 /// Options of `cargo xtask image`.
 #[derive(Args)]

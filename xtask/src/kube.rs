@@ -2,36 +2,31 @@
 //!
 //! To add a binary or change a version, see [`recipe`].
 
+mod cache_dir;
 mod fetch;
 mod go;
 mod install;
 mod pause;
 mod recipe;
+mod tier;
 mod wheel;
 
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use crate::cache::{self, variable};
 use crate::debian;
+use cache_dir::CacheDir;
 pub use recipe::arch;
 use recipe::{BINARIES, Binary, BinarySource};
+use tier::Tier;
 
 /// Names a folder that has the binaries, instead of the cache.
 pub const FOLDER: &str = "SLUICE_KUBE_BIN";
 
 /// Which tier the stage of `cargo xtask test` is for, where not the highest that can be had.
 const TIER: &str = "SLUICE_TIER";
-
-/// What is to be started with them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Tier {
-    /// etcd and an API server, with kubectl and helm.
-    Api,
-    /// A whole node that runs pods.
-    Node,
-}
 
 /// Options of `cargo xtask kube`.
 #[derive(Args)]
@@ -144,14 +139,6 @@ fn obtain(place: &CacheDir, binary: &Binary, network: &mut fetch::Network) -> Re
         }
     }
     bail!("no source has {}:{refusals}", binary.name)
-}
-
-/// Where things lie.
-pub struct CacheDir {
-    /// Folder of the modules that Go builds of.
-    modules: Utf8PathBuf,
-    /// Folder that the binaries go to.
-    folder: Utf8PathBuf,
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tar::Header;
 
-use super::USER;
 use super::layer::Packed;
+use super::sha256::sha256;
+use super::user::USER;
 
 /// An archive, and the digest of the manifest in it.
 pub struct Archive {
@@ -80,13 +81,6 @@ impl Blobs {
         self.files.insert(format!("blobs/{}", digest.replace(':', "/")), bytes);
         json!({"mediaType": media_type, "digest": digest, "size": size})
     }
-}
-
-/// `sha256:` and the digest.
-pub fn sha256(bytes: &[u8]) -> String {
-    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
 }
 
 fn pack(files: &BTreeMap<String, Vec<u8>>) -> Result<Vec<u8>> {

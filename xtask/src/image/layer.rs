@@ -8,7 +8,7 @@ use flate2::write::GzEncoder;
 use flate2::{Compression, GzBuilder};
 use tar::{EntryType, Header};
 
-use super::archive::sha256;
+use super::sha256::sha256;
 
 /// Files of an image, by path without a leading slash. Folders above them come by themselves.
 #[derive(Default)]

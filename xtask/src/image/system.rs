@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::Utf8Path;
 
-use super::USER;
 use super::layer::Layer;
+use super::user::USER;
 
 /// Roots of trust, where distributions have them: models come over TLS from hosts that the system is to vouch for.
 const ROOTS: [&str; 3] =

@@ -8,8 +8,10 @@ use cargo_metadata::camino::Utf8PathBuf;
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-use super::archive::{Archive, sha256};
-use super::{USER, pack, system};
+use super::archive::Archive;
+use super::sha256::sha256;
+use super::user::USER;
+use super::{pack, system};
 
 fn myself() -> Utf8PathBuf {
     Utf8PathBuf::from_path_buf(std::env::current_exe().unwrap()).unwrap()

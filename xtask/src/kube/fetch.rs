@@ -10,8 +10,9 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use flate2::bufread::GzDecoder;
 use ring::digest;
 
+use super::cache_dir::CacheDir;
+use super::install;
 use super::recipe::{Official, arch};
-use super::{CacheDir, install};
 
 /// What is known of the network: hosts that cannot be reached are asked once.
 #[derive(Default)]

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
+use super::cache_dir::CacheDir;
 use super::recipe::{GO_WHEEL, Package};
-use super::{CacheDir, install, wheel};
+use super::{install, wheel};
 use crate::cache::{self, variable};
 
 /// Usual paths of Go outside the PATH.

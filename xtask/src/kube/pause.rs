@@ -6,7 +6,8 @@ use std::fs;
 use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
-use super::{CacheDir, install};
+use super::cache_dir::CacheDir;
+use super::install;
 use crate::image;
 
 /// Image name in containerd's configuration, as upstream names it.

@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
+use super::cache_dir::CacheDir;
+use super::install;
 use super::recipe::{WHEEL, Wheel};
-use super::{CacheDir, install};
 
 /// Writes the file `argv[2]` of the innermost archive of the wheel in the folder `argv[1]` to `argv[3]`.
 const UNPACK: &str = r#"

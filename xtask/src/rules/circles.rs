@@ -4,7 +4,6 @@
 //! are followed to the definition. `mod child;` and `pub use` use nothing by themselves. Code of tests is free.
 
 mod crate_modules;
-mod known;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,36 +14,17 @@ use crate_modules::{CrateModules, Uses};
 const RULE: &str = "circle";
 const REMEDY: &str =
     "move the shared item to a file of its own, or pass a value in, or move the function to its data";
-const TABLE: &str = "xtask/src/rules/circles/known.rs";
 
 /// Findings for the sources of every member. `text` gives the text of a file, or `None` if there is no such file.
 pub fn check<'a>(members: &[Member], text: impl Fn(&str) -> Option<&'a str>) -> Vec<LintViolation> {
-    check_with(&known::KNOWN, members, text)
-}
-
-/// Findings, with circles of files of one row of `known` let pass. A file of a row that is in no such circle is a
-/// finding too.
-fn check_with<'a>(
-    known: &[&[&str]],
-    members: &[Member],
-    text: impl Fn(&str) -> Option<&'a str>,
-) -> Vec<LintViolation> {
     let mut findings = Vec::new();
-    let mut remaining: BTreeSet<&str> = known.iter().copied().flatten().copied().collect();
     for member in members {
         let sources = format!("{}/src/", member.folder);
         for root in member.roots.iter().filter(|root| root.starts_with(&sources)) {
             let uses = CrateModules::read(root, &text).uses();
-            for circle in circles(&uses) {
-                if known.iter().any(|row| circle.iter().all(|file| row.contains(file))) {
-                    remaining.retain(|file| !circle.contains(file));
-                } else {
-                    findings.push(finding(&sources, &circle, &uses));
-                }
-            }
+            findings.extend(circles(&uses).iter().map(|circle| finding(&sources, circle, &uses)));
         }
     }
-    findings.extend(remaining.into_iter().map(not_in_a_circle));
     findings
 }
 
@@ -89,11 +69,6 @@ fn finding(sources: &str, circle: &[&str], uses: &Uses) -> LintViolation {
     let line = lines.into_iter().copied().min().unwrap_or(1);
     let problem = format!("{} files use each other: {}", circle.len(), ties.join("; "));
     LintViolation::new(RULE, circle[0], line, problem, REMEDY)
-}
-
-fn not_in_a_circle(file: &str) -> LintViolation {
-    let problem = format!("{file} is in no circle with files of its row");
-    LintViolation::new(RULE, TABLE, 1, problem, "remove it; rows and files are never added")
 }
 
 #[cfg(test)]

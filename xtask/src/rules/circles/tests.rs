@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::check_with;
+use super::check;
 use crate::lint_violation::LintViolation;
 use crate::workspace::Member;
 
-fn findings(known: &[&[&str]], sources: &[(&str, &str)]) -> Vec<LintViolation> {
+fn findings(sources: &[(&str, &str)]) -> Vec<LintViolation> {
     let roots = vec!["a/src/lib.rs".to_owned(), "a/tests/main.rs".to_owned()];
     let member = Member { folder: "a".to_owned(), roots, ..Member::default() };
     let texts: BTreeMap<_, _> = sources.iter().copied().collect();
-    check_with(known, &[member], |file| texts.get(file).copied())
+    check(&[member], |file| texts.get(file).copied())
 }
 
 fn problems(sources: &[(&str, &str)]) -> Vec<String> {
-    findings(&[], sources).into_iter().map(|finding| finding.problem).collect()
+    findings(sources).into_iter().map(|finding| finding.problem).collect()
 }
 
 const NONE: [String; 0] = [];
@@ -27,7 +27,7 @@ const TWO: [(&str, &str); 3] = [
 
 #[test]
 fn two_files_that_use_each_other_are_named_with_their_items() {
-    let found = findings(&[], &TWO).remove(0);
+    let found = findings(&TWO).remove(0);
     assert_eq!((found.file.as_str(), found.line), ("a/src/b.rs", 2));
     assert_eq!(found.problem, "2 files use each other: b.rs uses C, g of c.rs; c.rs uses B of b.rs");
 }
@@ -111,27 +111,4 @@ fn inline_modules_belong_to_their_file() {
         ("a/src/c.rs", "use crate::b::inner::I;"),
     ];
     assert_eq!(problems(&tree), ["2 files use each other: b.rs uses C of c.rs; c.rs uses I of b.rs"]);
-}
-
-#[test]
-fn a_known_circle_passes_until_a_file_leaves_it() {
-    let row: &[&str] = &["a/src/b.rs", "a/src/c.rs"];
-    assert_eq!(findings(&[row], &TWO), []);
-    let found = findings(&[row], &[("a/src/lib.rs", "")]).remove(0);
-    assert_eq!(found.problem, "a/src/b.rs is in no circle with files of its row");
-    let longer: &[&str] = &["a/src/b.rs", "a/src/c.rs", "a/src/lib.rs"];
-    assert_eq!(findings(&[longer], &TWO).len(), 1, "the third file is in no circle");
-}
-
-#[test]
-fn a_file_that_joins_a_known_circle_is_found() {
-    let row: &[&str] = &["a/src/b.rs", "a/src/c.rs"];
-    let tree = [
-        ("a/src/lib.rs", "mod b;\nmod c;\nmod d;"),
-        ("a/src/b.rs", "use crate::c::C;"),
-        ("a/src/c.rs", "use crate::{b::B, d::D};"),
-        ("a/src/d.rs", "use crate::b::B;"),
-    ];
-    let found = findings(&[row], &tree).remove(0);
-    assert_eq!((found.file.as_str(), &found.problem[..7]), ("a/src/b.rs", "3 files"));
 }
