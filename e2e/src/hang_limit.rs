@@ -50,7 +50,7 @@ impl HangLimit {
     }
 }
 
-/// Whether the engine of a tenant in this state does this work: `step`, `re-backing` or `attach`.
+/// Whether the engine of a tenant in this state does this work: `step`, `remapping` or `attach`.
 pub fn has_reached(state: &State, work: &str) -> bool {
     state.engine.work.as_ref().is_some_and(|one| one.during == work)
 }

@@ -49,12 +49,12 @@ enum When {
 impl When {
     fn is_met(self, state: &State) -> bool {
         let place = tenant_index(state);
-        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        let holds = place.time_slice.as_ref().is_some_and(|turn| turn.holds);
         match self {
             When::Computing => holds && has_reached(state, "step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => has_reached(state, "re-backing"),
+            When::Rebacking => has_reached(state, "remapping"),
         }
     }
 }

@@ -43,7 +43,7 @@ impl<'a> HostileSetup<'a> {
         let HostileSetup { up, tenant, stream, expected, resident_bytes } = self;
         assert_eq!(stream.finish().await.unwrap(), expected, "the other stream was affected");
         let left = |state: &sluice_wire::State| {
-            state.kv.blocks_used == 0 && state.queue == Default::default() && state.streams.open == 0
+            state.kv.layer_blocks_used == 0 && state.queue == Default::default() && state.streams.open == 0
         };
         let state = tenant.until("all memory is given back", left).await;
         assert!(state.memory.balances());

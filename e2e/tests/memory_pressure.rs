@@ -115,7 +115,8 @@ async fn accounting_balances_while_layers_become_kv() {
     let (answers, seen, _) = run(&tenant, 0, false).await;
     assert_eq!(answers, alone, "memory moved and not one token changed");
     assert!(seen.most_alpha > 0, "KV was never so short that a layer was remapped: {seen:?}");
-    let returned = |state: &State| (state.remap.alpha, state.remap.beta, state.kv.blocks_used) == (0, 0, 0);
+    let returned =
+        |state: &State| (state.remap.alpha, state.remap.beta, state.kv.layer_blocks_used) == (0, 0, 0);
     let after = tenant.until("everything returns", returned).await;
     Observed::default().check(&after);
     assert_eq!(after.memory.owners.weights_layers_bytes, before.memory.owners.weights_layers_bytes);
@@ -135,7 +136,7 @@ async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
         assert_eq!(answers, alone, "{case:?}");
         deaths += killed;
         let ended = |state: &State| {
-            state.kv.blocks_used == 0 && state.queue.running == 0 && state.engine.restarts >= deaths
+            state.kv.layer_blocks_used == 0 && state.queue.running == 0 && state.engine.restarts >= deaths
         };
         let state = tenant.until("all ends", ended).await;
         Observed::default().check(&state);
@@ -146,7 +147,7 @@ async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
         if done {
             break;
         }
-        eprintln!("{case:?}: {deaths} engines died so far; {:?}", state.figures.remap_events_total);
+        eprintln!("{case:?}: {deaths} engines died so far; {:?}", state.figures.moves_total);
     }
     assert!(done, "{case:?}: KV was never short, or nothing was done about it");
     assert_eq!(most_alpha > 0, must.contains(&"remap_own"), "{case:?}");

@@ -40,7 +40,7 @@ async fn three_tenants_trade_and_no_token_changes() {
     assert!(states.iter().any(|state| events(state, "lend") > 0), "{:?}", reported_events(&states));
     for state in &states {
         let place = tenant_index(state);
-        let turn = place.turn.as_ref().expect("they take turns");
+        let turn = place.time_slice.as_ref().expect("they take turns");
         for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
             let timed = (times.samples > 0, times.p50_ns > 0, times.p99_ns > 0);
             assert!(

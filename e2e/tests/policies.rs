@@ -116,7 +116,8 @@ async fn load(tenant: &Tenant, stories: &Stories) -> bool {
 
 /// Checks that all memory is free again and the accounting is consistent.
 async fn is_everything_released(tenant: &Tenant) {
-    let ended = |state: &State| (state.kv.blocks_used, state.queue.running, state.queue.waiting) == (0, 0, 0);
+    let ended =
+        |state: &State| (state.kv.layer_blocks_used, state.queue.running, state.queue.waiting) == (0, 0, 0);
     Observed::default().check(&tenant.until("all ends", ended).await);
 }
 

@@ -108,7 +108,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     trio.up.signal(Signal::CONT);
     let late = next_instance(&gone.folder, gone.record.pid).await;
     let waits = |state: &State| {
-        let place = state.neighbourhood.as_ref();
+        let place = state.peers.as_ref();
         state.phase == Phase::Loading
             && place.and_then(|place| place.waits_for.as_ref()).is_some_and(|words| words.contains("floor"))
     };

@@ -207,8 +207,7 @@ impl Counts {
         let number = |path: &str| {
             state.pointer(path).and_then(Value::as_u64).with_context(|| format!("the state has no {path}"))
         };
-        let reasons =
-            state["figures"]["remap_events_total"].as_array().context("the state has no reasons")?;
+        let reasons = state["figures"]["moves_total"].as_array().context("the state has no reasons")?;
         let counts =
             reasons.iter().map(|reason| reason["count"].as_u64().context("a reason without a count"));
         let memory_events = counts.sum::<Result<u64>>()?;
@@ -262,7 +261,7 @@ mod tests {
         json!({
             "figures": {
                 "copied_bytes_total": 100, "link_messages_total": 7,
-                "remap_events_total": [{"reason": "load", "count": 27}, {"reason": "remap_own", "count": 2}],
+                "moves_total": [{"reason": "load", "count": 27}, {"reason": "remap_own", "count": 2}],
             },
             "remap": {"alpha": 1},
         })
@@ -273,7 +272,7 @@ mod tests {
         let expected = Counts { copied_bytes: 100, memory_events: 29, messages: 7, remapped: 1 };
         assert_eq!(Counts::read(&state()).unwrap(), expected);
         for (group, field) in
-            [("figures", "link_messages_total"), ("figures", "remap_events_total"), ("remap", "alpha")]
+            [("figures", "link_messages_total"), ("figures", "moves_total"), ("remap", "alpha")]
         {
             let mut state = state();
             state[group].as_object_mut().unwrap().remove(field);

@@ -78,7 +78,7 @@ impl Calibration {
             fixed_bytes: owner("weights_global")? + owner("weights_layers")? + owner("activation")?,
             layers,
             layer_bytes: owner("weights_layers")? / layers,
-            token_bytes: number("/kv/block_bytes")? * layers / BLOCK_TOKENS,
+            token_bytes: number("/kv/layer_block_bytes")? * layers / BLOCK_TOKENS,
             ttft_ms,
             compute_ns,
         })
@@ -111,7 +111,7 @@ mod tests {
     fn memory_and_link_follow_from_the_state() {
         let owners = json!({"weights_global_bytes": 10, "weights_layers_bytes": 400, "activation_bytes": 90});
         let state = json!({"memory": {"owners": owners}, "layers": ["Resident", "Resident"],
-            "kv": {"block_bytes": 1600}, "figures": {"t_compute_ns": 100}});
+            "kv": {"layer_block_bytes": 1600}, "figures": {"t_compute_ns": 100}});
         let found = Calibration::from_state(&state, MIB, 7.0).unwrap();
         assert_eq!((found.fixed_bytes, found.layer_bytes, found.token_bytes), (500, 200, 200));
         // 200 bytes in 2 x 100 ns.

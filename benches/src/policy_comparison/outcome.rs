@@ -62,7 +62,7 @@ impl PolicyRunFigures {
         };
         let total = |name: &str| figure(state, &format!("/figures/{name}")).map(|number| number as u64);
         let events = |reason: &str| {
-            let reasons = state["figures"]["remap_events_total"].as_array().into_iter().flatten();
+            let reasons = state["figures"]["moves_total"].as_array().into_iter().flatten();
             let counts = reasons.filter(|event| event["reason"] == reason);
             counts.filter_map(|event| event["count"].as_u64()).sum()
         };
@@ -111,7 +111,7 @@ mod tests {
         let report = json!({"output_tokens_per_s": 5.5, "ttft_ms": {"p99": 7.0}, "tbt_ms": {"p99": 9.0}});
         let figures = json!({"engine_tbt": {"p99_ns": 2_000_000}, "r_permille": 7500, "preemptions_total": 3,
             "recomputed_tokens_total": 4, "copied_bytes_total": 5,
-            "remap_events_total": [{"reason": "remap_own", "count": 6}, {"reason": "load", "count": 7}]});
+            "moves_total": [{"reason": "remap_own", "count": 6}, {"reason": "load", "count": 7}]});
         let mut seen = Observed::default();
         seen.look(&json!({"remap": {"alpha": 6}, "queue": {"running": 2}}));
         seen.look(&json!({"remap": {"alpha": 1}, "queue": {"running": 3}}));

@@ -15,11 +15,11 @@ pub struct Delay {
 
 /// The kinds, in the order of [`Delays`]: name, and where a state has it.
 pub const KINDS: [(&str, &str); 5] = [
-    ("KV shortage to mapped", "/neighbourhood/grant"),
-    ("revoked to returned", "/neighbourhood/revoke"),
-    ("returned to all layers loaded", "/neighbourhood/wake"),
-    ("hand-over of the time slice", "/neighbourhood/turn/handover"),
-    ("wait for the time slice", "/neighbourhood/turn/wait"),
+    ("KV shortage to mapped", "/peers/grant"),
+    ("revoked to returned", "/peers/revoke"),
+    ("returned to all layers loaded", "/peers/wake"),
+    ("hand-over of the time slice", "/peers/time_slice/handover"),
+    ("wait for the time slice", "/peers/time_slice/wait"),
 ];
 
 /// One of each of [`KINDS`].
@@ -59,7 +59,7 @@ mod tests {
     fn delays_are_over_the_tenants_that_measured_some() {
         let state = |samples: u64, p50_ns: u64, p99_ns: u64| {
             let grant = json!({"samples": samples, "p50_ns": p50_ns, "p99_ns": p99_ns});
-            json!({"neighbourhood": {"grant": grant, "turn": null}})
+            json!({"peers": {"grant": grant, "time_slice": null}})
         };
         let found = read(&[
             state(1, 2_000_000, 9_000_000),

@@ -14,7 +14,7 @@ use crate::tenant::Up;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Observed {
     lent_bytes: u64,
-    absent_layers: u64,
+    lent_layers: u64,
     running: u64,
 }
 
@@ -25,8 +25,8 @@ impl Observed {
             let path = path.to_owned();
             states.iter().map(move |state| state.pointer(&path).and_then(Value::as_u64).unwrap_or(0))
         };
-        self.lent_bytes = self.lent_bytes.max(each("/neighbourhood/lent_bytes").sum());
-        self.absent_layers = self.absent_layers.max(each("/activity/absent_layers").sum());
+        self.lent_bytes = self.lent_bytes.max(each("/peers/lent_bytes").sum());
+        self.lent_layers = self.lent_layers.max(each("/activity/lent_layers").sum());
         self.running = self.running.max(each("/queue/running").max().unwrap_or(0));
     }
 }
@@ -95,7 +95,7 @@ impl SharingRunFigures {
             recomputed: total("recomputed_tokens_total")?,
             chunks_lent: lent_bytes / chunk_bytes,
             chunks_lent_most: seen.lent_bytes / chunk_bytes,
-            layers_lent: seen.absent_layers,
+            layers_lent: seen.lent_layers,
             running: seen.running,
             copied_bytes: total("copied_bytes_total")?,
             delays: delays::read(states),
@@ -172,7 +172,7 @@ mod tests {
         let rounds =
             [vec![report(100.0, 1.0, 30.0)], vec![report(100.0, 2.0, 40.0), report(20.0, 1.0, 50.0)]];
         let state = json!({"figures": {"preemptions_total": 2, "recomputed_tokens_total": 3, "copied_bytes_total": 4},
-            "neighbourhood": {"lent_bytes": 5 << 16}, "activity": {"absent_layers": 6}, "queue": {"running": 7}});
+            "peers": {"lent_bytes": 5 << 16}, "activity": {"lent_layers": 6}, "queue": {"running": 7}});
         let states = [state.clone(), state];
         let mut seen = Observed::default();
         seen.look(&states);

@@ -10,7 +10,7 @@ use crate::message::{self, ReadError};
 use crate::state::TenantReport;
 
 /// Major of the message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Path of the message.
 pub const PATH: &str = "/v1/overview";
 /// Port of the read API, on the loopback address of the leader's pod.

@@ -3,6 +3,9 @@
 //! **Versions.** [`VERSION`] is a major. Within it fields are only added: a reader ignores unknown fields and uses
 //! the default of missing ones. A removed field, a changed meaning, or a new value of an enumeration is a new
 //! major, which an older reader refuses ([`State::from_json`]).
+//!
+//! Version 2 names the same things with the words of the glossary. Version 1 is still read: each renamed field has its old
+//! name as an alias, because sidecars of one GPU are updated one after another.
 
 mod figures;
 mod gpu;
@@ -14,12 +17,12 @@ use serde::{Deserialize, Serialize};
 pub use self::figures::{Figures, Percentiles, ReasonCount};
 pub use self::gpu::{GpuState, TenantReport};
 pub use self::memory::{KvState, MemoryState, Move, OwnerBytes};
-pub use self::peers::{Activity, Direction, GrantState, SharingState, Skip, Takeover, TurnState};
+pub use self::peers::{Activity, Direction, GrantState, SharingState, Skip, Takeover, TimeSliceState};
 use crate::message::{self, ReadError};
 pub use crate::sidecar_hangs::SidecarHangs;
 
 /// Major of the message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Most entries in [`State::moves`].
 pub const MAX_MOVES: usize = 64;
@@ -70,7 +73,8 @@ pub struct State {
     /// The last memory events, oldest first; at most [`MAX_MOVES`].
     pub moves: Vec<Move>,
     /// Its memory and time slices among its peers; `None` = alone on its GPU, or an old writer without peers.
-    pub neighbourhood: Option<SharingState>,
+    #[serde(alias = "neighbourhood")]
+    pub peers: Option<SharingState>,
     /// Its last use: peers select victims by this.
     pub activity: Activity,
 }
@@ -97,7 +101,7 @@ impl Default for State {
             engine: EngineState::default(),
             sidecar_hangs: None,
             moves: Vec::new(),
-            neighbourhood: None,
+            peers: None,
             activity: Activity::default(),
         }
     }
@@ -276,7 +280,7 @@ pub struct EngineState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineWork {
-    /// `step`, `re-backing` or `attach`.
+    /// `step`, `remapping` or `attach`.
     pub during: String,
     /// Time without progress, milliseconds. Time in which the node itself was slow does not count.
     pub waited_ms: u64,
@@ -290,7 +294,7 @@ pub struct EngineWork {
 pub struct EngineHang {
     /// When the sidecar found it, milliseconds since the Unix epoch.
     pub at_unix_ms: u64,
-    /// What the engine was ordered to do: `step`, `first step`, `re-backing` or `attach`.
+    /// What the engine was ordered to do: `step`, `first step`, `remapping` or `attach`.
     pub during: String,
     /// Time without progress, milliseconds. Time in which the node itself was slow does not count.
     pub waited_ms: u64,

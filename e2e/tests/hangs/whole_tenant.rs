@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sluice_e2e::hang_limit::HangLimit;
 use sluice_wire::State;
-use sluice_wire::state::TurnState;
+use sluice_wire::state::TimeSliceState;
 
 use super::{HANG_TIMEOUT, KILLED, SLOWED, Stopped, When, are_hangs_reported, process, until_steps};
 use crate::support::three_tenants::{self, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
@@ -18,8 +18,8 @@ const LATE: Duration = Duration::from_mins(10);
 /// All processes of a tenant.
 const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
 
-fn turn(state: &State) -> &TurnState {
-    tenant_index(state).turn.as_ref().expect("turns are taken")
+fn turn(state: &State) -> &TimeSliceState {
+    tenant_index(state).time_slice.as_ref().expect("turns are taken")
 }
 
 /// Stops processes of the tenant that computes, and continues them once its peers have continued.
@@ -28,7 +28,7 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     let loads = trio.tenants.each_ref().map(three_tenants::begin);
     let (victim, state) = trio.find_tenant("computes", |state| When::Computing.is_met(state)).await;
     let tenant = &trio.tenants[victim];
-    let overtaken = turn(&state).overtaken_total;
+    let overtaken = turn(&state).lost_total;
     let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
     let bound = HangLimit::start(&state, LATE);
@@ -51,7 +51,7 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
         same(index, three_tenants::ended(load).await, &alone[index]);
     }
     let after = tenant.state().await;
-    assert!(turn(&after).overtaken_total > overtaken, "{:?}", turn(&after));
+    assert!(turn(&after).lost_total > overtaken, "{:?}", turn(&after));
     assert_eq!(
         (after.engine.restarts, after.engine.pid),
         (0, state.engine.pid),

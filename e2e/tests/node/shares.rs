@@ -28,7 +28,7 @@ impl Product<'_> {
             let dealt = async || {
                 let admin = Admin::of(self, name, &self.address(name));
                 let dealt = admin.directive_if_given(who).await?["tenant"]["share_bytes"].as_u64()?;
-                let place = self.reported_shares(name, who).await["neighbourhood"].take();
+                let place = self.reported_shares(name, who).await["peers"].take();
                 (place["share_bytes"] == dealt && place["wanted_share_bytes"] == dealt).then_some(dealt)
             };
             shares.push(self.wait(&format!("{name} has what it was dealt"), dealt).await);

@@ -46,9 +46,13 @@ impl Observed {
     pub fn check(&mut self, state: &State) {
         assert!(state.memory.balances(), "the capacity equation: {:?}", state.memory);
         let kv = &state.kv;
-        assert_eq!(kv.blocks_total, kv.blocks_used + kv.blocks_cached + kv.blocks_free, "{kv:?}");
+        assert_eq!(
+            kv.layer_blocks_total,
+            kv.layer_blocks_used + kv.layer_blocks_cached + kv.layer_blocks_free,
+            "{kv:?}"
+        );
         assert!(
-            kv.blocks_total * kv.block_bytes <= state.memory.owners.kv_bytes,
+            kv.layer_blocks_total * kv.layer_block_bytes <= state.memory.owners.kv_bytes,
             "{kv:?} {:?}",
             state.memory
         );

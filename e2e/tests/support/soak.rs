@@ -99,7 +99,7 @@ pub struct SoakReport {
 
 /// Returns the part of a state about peers; without peers it is the default, with no loans.
 pub fn place(state: &State) -> Cow<'_, SharingState> {
-    state.neighbourhood.as_ref().map_or_else(Cow::default, Cow::Borrowed)
+    state.peers.as_ref().map_or_else(Cow::default, Cow::Borrowed)
 }
 
 /// Prints a line even if the test passes.

@@ -184,8 +184,8 @@ pub fn reported_events(states: &[State]) -> Vec<String> {
             "{} {:?} {:?} {:?} {:?}",
             s.tenant.name,
             s.phase,
-            s.neighbourhood,
-            s.figures.remap_events_total,
+            s.peers,
+            s.figures.moves_total,
             s.moves.last()
         )
     };
@@ -194,12 +194,12 @@ pub fn reported_events(states: &[State]) -> Vec<String> {
 
 /// Returns the part of a state about peers.
 pub fn tenant_index(state: &State) -> &SharingState {
-    state.neighbourhood.as_ref().expect("it shares its GPU")
+    state.peers.as_ref().expect("it shares its GPU")
 }
 
 /// How often a reason occurred.
 pub fn events(state: &State, reason: &str) -> u64 {
-    let mut all = state.figures.remap_events_total.iter();
+    let mut all = state.figures.moves_total.iter();
     all.find(|event| event.reason == reason).map_or(0, |event| event.count)
 }
 

@@ -148,7 +148,7 @@ async fn states(admin: &AdminClient, sidecars: Vec<RunningSidecar>, gpu: &str) -
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{SharingState, Takeover, Tenant, TenantReport, TurnState};
+    use sluice_wire::state::{SharingState, Takeover, Tenant, TenantReport, TimeSliceState};
 
     use super::{State, slot_lines};
 
@@ -162,10 +162,10 @@ mod tests {
             reason: "late".into(),
         };
         let taken = Takeover { from: "team/code".into(), at_unix_ms: NOW - 30_000, overdue_ms: 260 };
-        let turn = Some(TurnState { last_takeover: Some(taken), ..TurnState::default() });
+        let time_slice = Some(TimeSliceState { last_takeover: Some(taken), ..TimeSliceState::default() });
         let tenant = Tenant { namespace: "team".into(), name: "chat".into(), ..Tenant::default() };
-        let neighbourhood = Some(SharingState { turn, ..SharingState::default() });
-        let chat = TenantReport::State(Box::new(State { tenant, neighbourhood, ..State::default() }));
+        let peers = Some(SharingState { time_slice, ..SharingState::default() });
+        let chat = TenantReport::State(Box::new(State { tenant, peers, ..State::default() }));
         let tenants = [silent("code"), chat, silent("mail")];
         let told = |name: &str| slot_lines(&tenants, "team", name, NOW);
         let taken = "  team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline.";

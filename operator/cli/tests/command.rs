@@ -37,7 +37,7 @@ fn version_names_commit_and_interfaces() {
     let outcome = finish(TestEnv::new().sluice(&["--version"]));
     let expected = format!("sluice {} (commit ", env!("CARGO_PKG_VERSION"));
     assert!(outcome.stdout.starts_with(&expected), "{}", outcome.stdout);
-    assert!(outcome.stdout.ends_with(", API sluice.dev/v1alpha1, wire 1)\n"), "{}", outcome.stdout);
+    assert!(outcome.stdout.ends_with(", API sluice.dev/v1alpha1, wire 2)\n"), "{}", outcome.stdout);
 }
 
 #[test]

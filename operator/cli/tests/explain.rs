@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::routing::get;
 use serde_json::{Value, json};
 use sluice_wire::State;
-use sluice_wire::state::{Phase, SharingState, TurnState};
+use sluice_wire::state::{Phase, SharingState, TimeSliceState};
 
 use crate::support::{TestEnv, finish, serve};
 use crate::top;
@@ -108,9 +108,10 @@ fn tenant_not_running_locally_gets_cluster_hint() {
 fn waiting_tenant_admin(holder: &'static str) -> std::net::SocketAddr {
     let answer = move || async move {
         let holder = Some(holder.to_owned());
-        let turn = Some(TurnState { holder, holder_overdue_ms: 1_500, ..TurnState::default() });
-        let neighbourhood = Some(SharingState { turn, ..SharingState::default() });
-        let mut state = State { phase: Phase::Active, neighbourhood, ..State::default() };
+        let time_slice =
+            Some(TimeSliceState { holder, holder_overdue_ms: 1_500, ..TimeSliceState::default() });
+        let peers = Some(SharingState { time_slice, ..SharingState::default() });
+        let mut state = State { phase: Phase::Active, peers, ..State::default() };
         (state.tenant.namespace, state.tenant.name) = ("default".into(), "chat".into());
         state.queue.running = 1;
         axum::Json(state)

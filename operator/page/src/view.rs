@@ -225,9 +225,9 @@ pub fn title(state: &State) -> String {
 
 /// Returns the holder of the time slice, if it is past its deadline: it may not answer itself.
 fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
-    let turns = states(reports).filter_map(hangs::turn).filter(|turn| turn.holder_overdue_ms > 0);
-    let turn = turns.max_by_key(|turn| turn.holder_overdue_ms)?;
-    let (holder, overdue_ms) = (turn.holder.as_ref()?, turn.holder_overdue_ms);
+    let slices = states(reports).filter_map(hangs::time_slice).filter(|slice| slice.holder_overdue_ms > 0);
+    let slice = slices.max_by_key(|slice| slice.holder_overdue_ms)?;
+    let (holder, overdue_ms) = (slice.holder.as_ref()?, slice.holder_overdue_ms);
     let text = format!("{holder} holds the time slice and is {overdue_ms} ms past its deadline.");
     Some(Reason::new(Level::Bad, "holder", text))
 }
@@ -237,9 +237,9 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
 fn loans(reports: &[TenantReport]) -> Vec<Loan> {
     let mut told: Vec<(Loan, bool)> = Vec::new();
     for state in states(reports) {
-        for grant in state.neighbourhood.iter().flat_map(|own| &own.grants) {
+        for grant in state.peers.iter().flat_map(|own| &own.grants) {
             let (own, other) = (title(state), format!("{}/{}", grant.namespace, grant.name));
-            let lends = grant.direction == Direction::Given;
+            let lends = grant.direction == Direction::Lent;
             let (from, to) = if lends { (own, other) } else { (other, own) };
             match told.iter_mut().find(|(loan, by)| *by == lends && loan.from == from && loan.to == to) {
                 Some((loan, _)) => loan.bytes += grant.bytes,
@@ -300,9 +300,9 @@ impl TenantView {
             owners: state.memory.owners.by_name().map(|(_, bytes)| bytes),
             capacity_bytes: state.memory.capacity_bytes,
             layers: layers(state),
-            kv_used_permille: used_permille(kv.blocks_used, kv.blocks_total),
-            kv_total_bytes: kv.blocks_total.saturating_mul(kv.block_bytes),
-            kv_host_bytes: kv.host_blocks_used.saturating_mul(kv.block_bytes),
+            kv_used_permille: used_permille(kv.layer_blocks_used, kv.layer_blocks_total),
+            kv_total_bytes: kv.layer_blocks_total.saturating_mul(kv.layer_block_bytes),
+            kv_host_bytes: kv.host_layer_blocks_used.saturating_mul(kv.layer_block_bytes),
             running: state.queue.running,
             waiting: state.queue.waiting,
             ttft_ns: p99(&figures.ttft),
@@ -333,7 +333,7 @@ fn used_permille(used: u64, total: u64) -> Option<u32> {
 /// What a tenant may hold of its GPU without loans: these move memory, and the GPU stays as large.
 fn own_budget_bytes(report: &TenantReport) -> u64 {
     let TenantReport::State(state) = report else { return 0 };
-    let share = state.neighbourhood.as_ref().map_or(0, |place| place.share_bytes);
+    let share = state.peers.as_ref().map_or(0, |place| place.share_bytes);
     if share > 0 { share } else { state.memory.capacity_bytes }
 }
 
@@ -378,7 +378,7 @@ const fn phase(state: &State) -> &'static str {
 
 /// A tenant that lends whole layers lends its last ones.
 fn layers(state: &State) -> String {
-    let here = state.layers.len().saturating_sub(usize::from(state.activity.absent_layers));
+    let here = state.layers.len().saturating_sub(usize::from(state.activity.lent_layers));
     let letter = |(index, layer): (usize, &Residency)| match layer {
         _ if index >= here || state.phase == Phase::Hibernated => 'a',
         Residency::Resident => 'r',

@@ -8,7 +8,7 @@ use sluice_page::view::Reading;
 use sluice_wire::State;
 use sluice_wire::state::{
     Direction, EngineHang, EngineWork, GrantState, KvState, Move, OwnerBytes, Percentiles, Phase, Residency,
-    SharingState, SloState, TenantReport, TurnState,
+    SharingState, SloState, TenantReport, TimeSliceState,
 };
 
 use crate::served::PageServer;
@@ -79,9 +79,14 @@ fn tenant(name: &str, at: u64, kv: u64) -> State {
     };
     state.memory.capacity_bytes = state.memory.owners.total().unwrap();
     let block_bytes = 32 << 10;
-    let blocks_total = kv * MIB / block_bytes;
-    state.kv = KvState { blocks_total, block_bytes, blocks_free: blocks_total, ..KvState::default() };
-    state.neighbourhood =
+    let layer_blocks_total = kv * MIB / block_bytes;
+    state.kv = KvState {
+        layer_blocks_total,
+        layer_block_bytes: block_bytes,
+        layer_blocks_free: layer_blocks_total,
+        ..KvState::default()
+    };
+    state.peers =
         Some(SharingState { share_bytes: 32 * MIB, floor_bytes: 8 * MIB, ..SharingState::default() });
     state
 }
@@ -107,8 +112,8 @@ fn busy(mut state: State, second: u64, per_second: u64, attained: u32) -> State 
         ..SloState::default()
     };
     (state.queue.running, state.queue.waiting) = (6, 2);
-    state.kv.blocks_used = state.kv.blocks_total * (700 + second % 200) / 1000;
-    state.kv.blocks_free = state.kv.blocks_total - state.kv.blocks_used;
+    state.kv.layer_blocks_used = state.kv.layer_blocks_total * (700 + second % 200) / 1000;
+    state.kv.layer_blocks_free = state.kv.layer_blocks_total - state.kv.layer_blocks_used;
     state.kv.utilisation_permille = 850;
     state
 }
@@ -140,19 +145,19 @@ fn lending(at: u64, second: u64) -> Vec<State> {
     let mut summary = idle(tenant("summary", at, 10 - of_summary));
     code.phase = Phase::Idle;
     code.memory.owners.weights_layers_bytes -= of_code * MIB;
-    code.activity.absent_layers = of_code as u16;
+    code.activity.lent_layers = of_code as u16;
     summary.remap.alpha = (lent / 4) as u16;
     for layer in 0..summary.remap.alpha {
         summary.layers[usize::from(layer * 4)] = Residency::Moving { slot: 0 };
     }
     if lent > 0 {
         let taken = [("code", of_code), ("summary", of_summary)];
-        let taken = taken.map(|(name, mib)| grant(name, Direction::Taken, mib * MIB));
+        let taken = taken.map(|(name, mib)| grant(name, Direction::Borrowed, mib * MIB));
         for (state, mib) in [(&mut code, of_code), (&mut summary, of_summary)] {
-            let own = state.neighbourhood.as_mut().unwrap();
-            (own.lent_bytes, own.grants) = (mib * MIB, vec![grant("chat", Direction::Given, mib * MIB)]);
+            let own = state.peers.as_mut().unwrap();
+            (own.lent_bytes, own.grants) = (mib * MIB, vec![grant("chat", Direction::Lent, mib * MIB)]);
         }
-        let own = chat.neighbourhood.as_mut().unwrap();
+        let own = chat.peers.as_mut().unwrap();
         (own.borrowed_bytes, own.grants) = ((of_code + of_summary) * MIB, taken.into());
     }
     code.moves =
@@ -169,14 +174,14 @@ fn late_holder(at: u64, second: u64) -> Vec<State> {
         ["chat", "code", "summary"].map(|name| busy(tenant(name, at, 10), second.min(880), 60, 990));
     let overdue_ms = (second.saturating_sub(890)) * 1000;
     for state in &mut states {
-        let turn = TurnState {
+        let slice = TimeSliceState {
             holds: state.tenant.name == "code",
             holder: Some("team/code".into()),
             holder_overdue_ms: overdue_ms,
             waiting: 2,
-            ..TurnState::default()
+            ..TimeSliceState::default()
         };
-        state.neighbourhood.as_mut().unwrap().turn = Some(turn);
+        state.peers.as_mut().unwrap().time_slice = Some(slice);
     }
     if second > 880 {
         let waited_ms = (second - 880) * 1000;
@@ -203,7 +208,7 @@ fn missed(at: u64, second: u64) -> Vec<State> {
     (chat.queue.running, chat.queue.waiting, chat.slo.tbt_overdue) = (9, 14, 3);
     (chat.figures.preemptions_total, chat.figures.recomputed_tokens_total) = (second / 30, second * 40);
     chat.kv.utilisation_permille = 1000;
-    chat.kv.blocks_used = chat.kv.blocks_total;
+    chat.kv.layer_blocks_used = chat.kv.layer_blocks_total;
     vec![chat, busy(tenant("code", at, 10), second, 40, 999)]
 }
 
@@ -216,15 +221,14 @@ fn hibernated(at: u64, second: u64) -> Vec<State> {
         code.phase_since_unix_ms = NOW - 300_000;
         code.memory.owners = OwnerBytes { free_bytes: 0, ..OwnerBytes::default() };
         code.memory.capacity_bytes = 0;
-        (code.kv.host_blocks_used, code.kv.host_blocks_limit) = (96, 512);
+        (code.kv.host_layer_blocks_used, code.kv.host_layer_blocks_limit) = (96, 512);
     }
     summary.phase = Phase::Loading;
     summary.phase_since_unix_ms = NOW - 40_000;
     summary.layers = vec![Residency::Loading; 16];
     summary.layers[..5].fill(Residency::Resident);
     summary.memory.owners.weights_layers_bytes = 5 * MIB;
-    summary.neighbourhood.as_mut().unwrap().waits_for =
-        Some("4 MiB of its share, which team/chat holds".into());
+    summary.peers.as_mut().unwrap().waits_for = Some("4 MiB of its share, which team/chat holds".into());
     vec![busy(tenant("chat", at, 12), second, 110, 998), code, summary]
 }
 

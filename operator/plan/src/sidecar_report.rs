@@ -2,7 +2,7 @@
 
 use sluice_types::Quantity;
 use sluice_types::tenant::{SlotState, TenantMemoryStatus};
-use sluice_wire::state::{Phase, State, TenantReport, TurnState};
+use sluice_wire::state::{Phase, State, TenantReport, TimeSliceState};
 
 use crate::observed::{LateHolder, SidecarReport};
 
@@ -23,7 +23,7 @@ pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, SidecarR
 
 /// Returns the floor that a tenant has determined, bytes; `None` = not known yet.
 pub fn floor_bytes(state: &State) -> Option<u64> {
-    state.neighbourhood.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
+    state.peers.as_ref().map(|place| place.floor_bytes).filter(|bytes| *bytes > 0)
 }
 
 /// Returns the device memory that a tenant owns, bytes: all that is not free.
@@ -51,8 +51,8 @@ pub fn report(state: &State) -> SidecarReport {
     }
 }
 
-fn turn_state(state: &State) -> Option<&TurnState> {
-    state.neighbourhood.as_ref()?.turn.as_ref()
+fn turn_state(state: &State) -> Option<&TimeSliceState> {
+    state.peers.as_ref()?.time_slice.as_ref()
 }
 
 fn late_holder(state: &State) -> Option<LateHolder> {
@@ -75,7 +75,7 @@ fn slot_state(phase: Phase) -> SlotState {
 
 /// Returns what a loading tenant waits for. A serving tenant may wait for more of its share, which is no error.
 fn wait_reason(state: &State) -> Option<String> {
-    let place = state.neighbourhood.as_ref().filter(|_| state.phase == Phase::Loading)?;
+    let place = state.peers.as_ref().filter(|_| state.phase == Phase::Loading)?;
     place.waits_for.clone()
 }
 
@@ -92,8 +92,10 @@ fn memory_status(state: &State) -> TenantMemoryStatus {
     TenantMemoryStatus {
         weights: Quantity::from_bytes(sum(&weights)),
         kv: Quantity::from_bytes(owners.kv_bytes),
-        host_kv: Quantity::from_bytes(state.kv.host_blocks_used.saturating_mul(state.kv.block_bytes)),
-        remapped_layers: i32::from(state.remap.alpha) + i32::from(state.activity.absent_layers),
+        host_kv: Quantity::from_bytes(
+            state.kv.host_layer_blocks_used.saturating_mul(state.kv.layer_block_bytes),
+        ),
+        remapped_layers: i32::from(state.remap.alpha) + i32::from(state.activity.lent_layers),
     }
 }
 

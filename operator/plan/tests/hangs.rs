@@ -8,7 +8,9 @@ use sluice_plan::report::{has_expiring_reason, is_another_hang, tenant_status};
 use sluice_plan::sidecar_report::report;
 use sluice_types::ModelTenant;
 use sluice_types::tenant::ModelTenantStatus;
-use sluice_wire::state::{EngineHang, Phase, SharingState, SidecarHangs, Skip, State, Takeover, TurnState};
+use sluice_wire::state::{
+    EngineHang, Phase, SharingState, SidecarHangs, Skip, State, Takeover, TimeSliceState,
+};
 
 use super::fixtures::{NOW, host_pool, inspected, placed_and_ready, plan_context};
 
@@ -25,14 +27,14 @@ struct HangTest {
 }
 
 fn state() -> State {
-    let turn = Some(TurnState::default());
-    let neighbourhood = Some(SharingState { turn, ..SharingState::default() });
-    State { at_unix_ms: NOW_MS, phase: Phase::Active, neighbourhood, ..State::default() }
+    let time_slice = Some(TimeSliceState::default());
+    let peers = Some(SharingState { time_slice, ..SharingState::default() });
+    State { at_unix_ms: NOW_MS, phase: Phase::Active, peers, ..State::default() }
 }
 
-fn with_turn(edit: impl FnOnce(&mut TurnState)) -> State {
+fn with_turn(edit: impl FnOnce(&mut TimeSliceState)) -> State {
     let mut state = state();
-    edit(state.neighbourhood.as_mut().and_then(|own| own.turn.as_mut()).expect("it takes turns"));
+    edit(state.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it takes turns"));
     state
 }
 
@@ -250,7 +252,7 @@ fn sidecar_hang_long_after_engine_hang_is_separate() {
 #[test]
 fn peers_of_other_gpus_and_namespaces_do_not_report_hang() {
     let mut stranger = took(40_000);
-    let turn = stranger.neighbourhood.as_mut().and_then(|own| own.turn.as_mut()).expect("it takes turns");
+    let turn = stranger.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it takes turns");
     turn.last_takeover.as_mut().expect("it took one").from = "other/code".into();
     assert_eq!(HangTest::new(Some(state()), Some(stranger)).condition_of("code", "Degraded")[0], "False");
     let town = HangTest::new(Some(state()), Some(took(40_000)));

@@ -5,7 +5,7 @@ use sluice_types::tenant::SlotState;
 use sluice_wire::State;
 use sluice_wire::state::{Phase, SharingState, TenantReport};
 
-const GOLDEN: &str = include_str!("../../../crds/wire/tests/golden/state-v1.json");
+const GOLDEN: &str = include_str!("../../../crds/wire/tests/golden/state-v2.json");
 
 fn state() -> State {
     State::from_json(GOLDEN.as_bytes()).expect("golden")
@@ -41,7 +41,7 @@ fn every_phase_is_a_state_of_a_slot() {
 fn only_loading_tenant_waits_for_memory() {
     let waits_for = Some("5 of the 9 bytes of its floor, which peers hold".to_owned());
     let place = Some(SharingState { waits_for: waits_for.clone(), ..SharingState::default() });
-    let of = |phase| report(&State { phase, neighbourhood: place.clone(), ..state() }).wait_reason;
+    let of = |phase| report(&State { phase, peers: place.clone(), ..state() }).wait_reason;
     assert_eq!((of(Phase::Loading), of(Phase::Active)), (waits_for, None));
 }
 
@@ -49,8 +49,8 @@ fn only_loading_tenant_waits_for_memory() {
 fn floor_is_reported_while_waiting_and_while_serving() {
     let place = Some(SharingState { floor_bytes: 12, ..SharingState::default() });
     for phase in [Phase::Loading, Phase::Active] {
-        assert_eq!(floor_bytes(&State { phase, neighbourhood: place.clone(), ..state() }), Some(12));
-        assert_eq!(floor_bytes(&State { phase, neighbourhood: None, ..state() }), None);
+        assert_eq!(floor_bytes(&State { phase, peers: place.clone(), ..state() }), Some(12));
+        assert_eq!(floor_bytes(&State { phase, peers: None, ..state() }), None);
     }
 }
 

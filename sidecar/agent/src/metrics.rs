@@ -368,7 +368,7 @@ impl Metrics {
             level(&self.own.owner_bytes.get_or_create(&ByOwner { owner }), bytes);
         }
         level(&self.own.layers_remapped, u64::from(state.remap.alpha));
-        level(&self.own.layers_lent, u64::from(state.activity.absent_layers));
+        level(&self.own.layers_lent, u64::from(state.activity.lent_layers));
         level(&self.own.link_bandwidth, state.figures.link_bytes_per_second.unwrap_or(0));
         self.own.copied_bytes.inner().fetch_max(state.figures.copied_bytes_total, Ordering::Relaxed);
         let tenant = &state.tenant;

@@ -43,7 +43,7 @@ impl Work {
     pub fn label(self) -> &'static str {
         match self {
             Work::Step { .. } => "step",
-            Work::Reback { .. } => "re-backing",
+            Work::Reback { .. } => "remapping",
             Work::Attach => "attach",
         }
     }

@@ -26,8 +26,9 @@ pub struct Figures {
     pub kv_stall_ns_total: u64,
     /// Steps that the engine has finished.
     pub steps_total: u64,
-    /// Memory events by reason; a reason that has not occurred is left out.
-    pub remap_events_total: Vec<ReasonCount>,
+    /// Moves of memory by reason; a reason that has not occurred is left out.
+    #[serde(alias = "remap_events_total")]
+    pub moves_total: Vec<ReasonCount>,
     /// Messages between sidecar and engine, both ways, after the handshakes; over all engines.
     pub link_messages_total: u64,
     /// Bytes copied from host to device.

@@ -69,30 +69,39 @@ impl OwnerBytes {
     }
 }
 
-/// The KV cache, in layer-blocks (16 tokens of one layer).
+/// The KV cache, in layer blocks: one layer's part of a block, which is 16 tokens of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KvState {
-    /// Blocks in backed frames. `blocks_total` = used + cached + free.
-    pub blocks_total: u64,
-    /// Blocks that a request refers to.
-    pub blocks_used: u64,
-    /// Blocks of the prefix cache that no request refers to: the first to be reclaimed.
-    pub blocks_cached: u64,
-    /// Blocks without contents.
-    pub blocks_free: u64,
-    /// Bytes of one block.
-    pub block_bytes: u64,
-    /// Frames that take no new block because their chunk is to be returned.
-    pub draining_frames: u32,
-    /// Share of the blocks without contents that sit in frames with contents, permille: what compaction could free.
+    /// Layer blocks in chunks of the KV cache. `layer_blocks_total` = used + cached + free.
+    #[serde(alias = "blocks_total")]
+    pub layer_blocks_total: u64,
+    /// Layer blocks that a request refers to.
+    #[serde(alias = "blocks_used")]
+    pub layer_blocks_used: u64,
+    /// Layer blocks of the prefix cache that no request refers to: the first to be reclaimed.
+    #[serde(alias = "blocks_cached")]
+    pub layer_blocks_cached: u64,
+    /// Layer blocks without contents.
+    #[serde(alias = "blocks_free")]
+    pub layer_blocks_free: u64,
+    /// Bytes of one layer block.
+    #[serde(alias = "block_bytes")]
+    pub layer_block_bytes: u64,
+    /// Chunks that take no new layer block because they are to be returned.
+    #[serde(alias = "draining_frames")]
+    pub draining_chunks: u32,
+    /// Layer blocks without contents in chunks with contents, of all without contents, permille: what compaction could
+    /// free.
     pub fragmentation_permille: u32,
-    /// Used blocks of the total, permille.
+    /// Used layer blocks of the total, permille.
     pub utilisation_permille: u32,
-    /// Blocks in the host tier: KV of requests that wait, and prefix cache.
-    pub host_blocks_used: u64,
-    /// Capacity of the host tier, blocks.
-    pub host_blocks_limit: u64,
+    /// Layer blocks in the host tier: KV of requests that wait, and prefix cache.
+    #[serde(alias = "host_blocks_used")]
+    pub host_layer_blocks_used: u64,
+    /// Capacity of the host tier, layer blocks.
+    #[serde(alias = "host_blocks_limit")]
+    pub host_layer_blocks_limit: u64,
 }
 
 /// A memory event.

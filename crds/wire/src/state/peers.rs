@@ -41,7 +41,8 @@ pub struct SharingState {
     /// The grants behind both, oldest first.
     pub grants: Vec<GrantState>,
     /// Its time slice; `None` = the GPU has none: all tenants run concurrently.
-    pub turn: Option<TurnState>,
+    #[serde(alias = "turn")]
+    pub time_slice: Option<TimeSliceState>,
     /// Time from a step that lacks KV to the step that has it from peers, since the start: the search, the loan and
     /// its mapping. Excludes searches without a lender.
     pub grant: Percentiles,
@@ -83,25 +84,28 @@ pub struct GrantState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Direction {
     /// This tenant lends.
-    Given,
+    #[serde(alias = "Given")]
+    Lent,
     /// This tenant borrows.
-    Taken,
+    #[serde(alias = "Taken")]
+    Borrowed,
 }
 
-/// A tenant's part in the time slices of a GPU.
+/// The time slices of a tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct TurnState {
+pub struct TimeSliceState {
     /// Whether it may run steps now.
     pub holds: bool,
     /// Rises with every hand-over on this GPU.
     pub epoch: u64,
-    /// Tickets in the line, its own included.
+    /// Tickets in the wait queue, its own included.
     pub waiting: u32,
     /// Total time in which it held the time slice, ns.
     pub held_ns_total: u64,
     /// Number of its time slices.
-    pub turns_total: u64,
+    #[serde(alias = "turns_total")]
+    pub slices_total: u64,
     /// Time from the release of the time slice by another tenant, or from this one's ticket if that was drawn
     /// later, to holding the time slice, since the start.
     pub handover: Percentiles,
@@ -116,7 +120,8 @@ pub struct TurnState {
     /// The last of them.
     pub last_takeover: Option<Takeover>,
     /// Time slices that another tenant took over from this one, since the start.
-    pub overtaken_total: u64,
+    #[serde(alias = "overtaken_total")]
+    pub lost_total: u64,
     /// Tenants that were before this one in the wait queue and that it skipped because they did not run, since
     /// the
     /// start.
@@ -162,5 +167,6 @@ pub struct Activity {
     /// Since when all its weights are on the GPU, milliseconds since the Unix epoch; `None` = they are not.
     pub resident_since_unix_ms: Option<u64>,
     /// Weight layers lent to peers: the last ones, so that it wakes front first.
-    pub absent_layers: u16,
+    #[serde(alias = "absent_layers")]
+    pub lent_layers: u16,
 }

@@ -7,7 +7,8 @@ use sluice_wire::state::TenantReport;
 
 use super::golden;
 
-const GOLDEN: &str = include_str!("../golden/overview-v1.json");
+const GOLDEN: &str = include_str!("../golden/overview-v2.json");
+const V1: &str = include_str!("../golden/overview-v1.json");
 
 fn overview() -> Overview {
     let silent = TenantReport::Unreachable {
@@ -44,12 +45,14 @@ fn overview() -> Overview {
 fn the_overview_is_written_and_read_as_committed() {
     golden::written_as(&overview(), GOLDEN);
     assert_eq!(Overview::from_json(GOLDEN.as_bytes()).expect("golden"), overview());
+    let older = Overview { version: 1, ..overview() };
+    assert_eq!(Overview::from_json(V1.as_bytes()).expect("golden"), older);
 }
 
 #[test]
 fn a_newer_overview_is_refused_for_being_newer_and_added_fields_are_ignored() {
-    let newer = golden::with(GOLDEN, "/version", json!(2));
-    assert!(matches!(Overview::from_json(&newer), Err(ReadError::NewerVersion { version: 2, known: 1 })));
+    let newer = golden::with(GOLDEN, "/version", json!(3));
+    assert!(matches!(Overview::from_json(&newer), Err(ReadError::NewerVersion { version: 3, known: 2 })));
     let more = golden::with(GOLDEN, "/gpus/0/colour", json!("red"));
     assert_eq!(Overview::from_json(&more).expect("a field more"), overview());
 }

@@ -4,16 +4,19 @@ use sluice_wire::message::ReadError;
 use sluice_wire::state::{
     Activity, Direction, EngineHang, EngineState, EngineWork, Figures, GpuState, GrantState, KvState,
     MemoryState, Move, OwnerBytes, Percentiles, Phase, Queue, ReasonCount, RemapState, Residency,
-    SharingState, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport, TokenCounts,
-    TurnState, VERSION,
+    SharingState, SidecarHangs, Skip, SloState, State, Streams, Takeover, Tenant, TenantReport,
+    TimeSliceState, TokenCounts, VERSION,
 };
 
 use super::golden;
 
-const GOLDEN: &str = include_str!("../golden/state-v1.json");
-/// As sidecars wrote it before they had neighbours.
-const FIRST: &str = include_str!("../golden/state-v1-first.json");
-const GPU: &str = include_str!("../golden/gpu-state-v1.json");
+const GOLDEN: &str = include_str!("../golden/state-v2.json");
+/// The same state in the words of version 1.
+const V1: &str = include_str!("../golden/state-v1.json");
+/// Version 1 as sidecars wrote it before they had peers.
+const V1_FIRST: &str = include_str!("../golden/state-v1-first.json");
+const GPU: &str = include_str!("../golden/gpu-state-v2.json");
+const GPU_V1: &str = include_str!("../golden/gpu-state-v1.json");
 
 fn figures() -> Figures {
     let percentiles = |samples, p50_ns, p99_ns| Percentiles { samples, p50_ns, p99_ns };
@@ -28,7 +31,7 @@ fn figures() -> Figures {
         pauses_total: 4,
         kv_stall_ns_total: 1_250_000,
         steps_total: 610,
-        remap_events_total: vec![
+        moves_total: vec![
             ReasonCount { reason: "remap_own".into(), count: 2 },
             ReasonCount { reason: "revert".into(), count: 1 },
         ],
@@ -68,7 +71,7 @@ fn engine() -> EngineState {
         up_since_unix_ms: Some(1_764_000_000_500),
         lost_unix_ms: Some(1_764_000_000_400),
         failure: None,
-        work: Some(EngineWork { during: "re-backing".into(), waited_ms: 40, limit_ms: 2_000 }),
+        work: Some(EngineWork { during: "remapping".into(), waited_ms: 40, limit_ms: 2_000 }),
         hangs: 1,
         last_hang: Some(EngineHang {
             at_unix_ms: 1_764_000_000_390,
@@ -104,16 +107,16 @@ fn state() -> State {
         ],
         memory: memory(),
         kv: KvState {
-            blocks_total: 6144,
-            blocks_used: 4000,
-            blocks_cached: 1000,
-            blocks_free: 1144,
-            block_bytes: 8192,
-            draining_frames: 2,
+            layer_blocks_total: 6144,
+            layer_blocks_used: 4000,
+            layer_blocks_cached: 1000,
+            layer_blocks_free: 1144,
+            layer_block_bytes: 8192,
+            draining_chunks: 2,
             fragmentation_permille: 35,
             utilisation_permille: 651,
-            host_blocks_used: 96,
-            host_blocks_limit: 2048,
+            host_layer_blocks_used: 96,
+            host_layer_blocks_limit: 2048,
         },
         queue: Queue { waiting: 3, running: 8, preempted: 1 },
         streams: Streams { open: 11, deposit_tokens: 42 },
@@ -139,18 +142,18 @@ fn state() -> State {
             layers: vec![1, 3],
             bytes: 4_194_304,
         }],
-        neighbourhood: Some(neighbourhood()),
+        peers: Some(peers()),
         activity: Activity {
             inactive_since_unix_ms: Some(1_764_000_058_000),
             last_used_unix_ms: Some(1_764_000_057_990),
             next_use_in_ms: Some(12_500),
             resident_since_unix_ms: None,
-            absent_layers: 3,
+            lent_layers: 3,
         },
     }
 }
 
-fn neighbourhood() -> SharingState {
+fn peers() -> SharingState {
     let grant = |name: &str, direction, nonce, bytes| GrantState {
         namespace: "default".into(),
         name: name.into(),
@@ -169,19 +172,19 @@ fn neighbourhood() -> SharingState {
         held_bytes: 88_080_384,
         in_transit_bytes: 65_536,
         awaited_bytes: 131_072,
-        waits_for: Some("131072 bytes of its share, which neighbours hold".into()),
+        waits_for: Some("131072 bytes of its share, which peers hold".into()),
         lent_bytes: 12_582_912,
         borrowed_bytes: 4_194_304,
         grants: vec![
-            grant("code", Direction::Given, 41, 12_582_912),
-            grant("chat", Direction::Taken, u64::MAX, 4_194_304),
+            grant("code", Direction::Lent, 41, 12_582_912),
+            grant("chat", Direction::Borrowed, u64::MAX, 4_194_304),
         ],
-        turn: Some(TurnState {
+        time_slice: Some(TimeSliceState {
             holds: false,
             epoch: 90_210,
             waiting: 2,
             held_ns_total: 31_000_000_000,
-            turns_total: 30_070,
+            slices_total: 30_070,
             handover: Percentiles { samples: 512, p50_ns: 18_000, p99_ns: 95_000 },
             wait: Percentiles { samples: 512, p50_ns: 40_000_000, p99_ns: 101_000_000 },
             holder: Some("default/code".into()),
@@ -192,7 +195,7 @@ fn neighbourhood() -> SharingState {
                 at_unix_ms: 1_764_000_059_000,
                 overdue_ms: 260,
             }),
-            overtaken_total: 1,
+            lost_total: 1,
             skips_total: 3,
             last_skip: Some(Skip { of: "default/code".into(), at_unix_ms: 1_764_000_058_000 }),
         }),
@@ -220,15 +223,16 @@ fn the_message_is_written_as_committed() {
 
 #[test]
 fn a_message_of_an_older_writer_is_read_with_defaults_for_what_it_lacks() {
-    let kv = KvState { host_blocks_used: 0, host_blocks_limit: 0, ..state().kv };
+    let kv = KvState { host_layer_blocks_used: 0, host_layer_blocks_limit: 0, ..state().kv };
     let engine = EngineState { lost_unix_ms: None, work: None, hangs: 0, last_hang: None, ..state().engine };
     let figures = Figures { pauses_total: 0, kv_stall_ns_total: 0, ..figures() };
     let none = TokenCounts::default();
     let slo =
         SloState { ttft_overdue: 0, tbt_overdue: 0, ttft_window: none, tbt_window: none, ..state().slo };
-    let (neighbourhood, activity) = (None, Activity::default());
-    let older = State { kv, engine, sidecar_hangs: None, figures, slo, neighbourhood, activity, ..state() };
-    assert_eq!(State::from_json(FIRST.as_bytes()).expect("still readable"), older);
+    let (peers, activity) = (None, Activity::default());
+    let older =
+        State { version: 1, kv, engine, sidecar_hangs: None, figures, slo, peers, activity, ..state() };
+    assert_eq!(State::from_json(V1_FIRST.as_bytes()).expect("still readable"), older);
 }
 
 #[test]
@@ -236,24 +240,45 @@ fn the_states_of_a_gpu_are_read_and_refused_by_their_version_like_one() {
     assert_eq!(GpuState::from_json(GPU.as_bytes()).expect("golden"), gpu_state());
     let added = golden::with(GPU, "/added", 1.into());
     assert_eq!(GpuState::from_json(&added).expect("still readable"), gpu_state());
-    let newer = GpuState::from_json(&golden::with(GPU, "/version", 2.into())).expect_err("newer");
-    assert!(matches!(newer, ReadError::NewerVersion { version: 2, known: 1 }), "{newer}");
+    let newer = GpuState::from_json(&golden::with(GPU, "/version", 3.into())).expect_err("newer");
+    assert!(matches!(newer, ReadError::NewerVersion { version: 3, known: 2 }), "{newer}");
 }
 
 #[test]
 fn a_budget_is_share_and_grants() {
-    assert!(neighbourhood().balances());
-    let held_bytes = neighbourhood().budget_bytes + neighbourhood().in_transit_bytes;
-    assert!(SharingState { held_bytes, ..neighbourhood() }.balances(), "bytes in transit are reported");
-    assert!(!SharingState { held_bytes: held_bytes + 1, ..neighbourhood() }.balances());
-    assert!(!SharingState { budget_bytes: 1, ..neighbourhood() }.balances());
-    assert!(!SharingState { lent_bytes: u64::MAX, ..neighbourhood() }.balances());
-    assert!(!SharingState { share_bytes: u64::MAX, ..neighbourhood() }.balances());
+    assert!(peers().balances());
+    let held_bytes = peers().budget_bytes + peers().in_transit_bytes;
+    assert!(SharingState { held_bytes, ..peers() }.balances(), "bytes in transit are reported");
+    assert!(!SharingState { held_bytes: held_bytes + 1, ..peers() }.balances());
+    assert!(!SharingState { budget_bytes: 1, ..peers() }.balances());
+    assert!(!SharingState { lent_bytes: u64::MAX, ..peers() }.balances());
+    assert!(!SharingState { share_bytes: u64::MAX, ..peers() }.balances());
 }
 
 #[test]
 fn the_committed_message_is_read() {
     assert_eq!(State::from_json(GOLDEN.as_bytes()).expect("golden"), state());
+}
+
+#[test]
+fn version_1_is_read_as_the_same_state() {
+    let work = Some(EngineWork { during: "re-backing".into(), waited_ms: 40, limit_ms: 2_000 });
+    let older = State { version: 1, engine: EngineState { work, ..engine() }, ..state() };
+    assert_eq!(State::from_json(V1.as_bytes()).expect("golden"), older);
+    let mut older = gpu_state();
+    older.version = 1;
+    for report in &mut older.tenants {
+        if let TenantReport::State(state) = report {
+            state.version = 1;
+        }
+    }
+    assert_eq!(GpuState::from_json(GPU_V1.as_bytes()).expect("golden"), older);
+}
+
+#[test]
+fn a_message_with_the_old_and_the_new_name_of_a_field_is_refused() {
+    let both = golden::with(GOLDEN, "/neighbourhood", serde_json::Value::Null);
+    assert!(State::from_json(&both).is_err());
 }
 
 #[test]
@@ -267,7 +292,7 @@ fn a_reader_ignores_fields_that_it_does_not_know() {
 
 #[test]
 fn a_reader_takes_defaults_for_fields_that_an_older_writer_lacks() {
-    let read = State::from_json(br#"{"version": 1, "queue": {"running": 2}}"#).expect("readable");
+    let read = State::from_json(br#"{"version": 2, "queue": {"running": 2}}"#).expect("readable");
     let expected = State { queue: Queue { running: 2, ..Queue::default() }, ..State::default() };
     assert_eq!(read, expected);
 }
@@ -275,11 +300,11 @@ fn a_reader_takes_defaults_for_fields_that_an_older_writer_lacks() {
 #[test]
 fn a_higher_major_is_refused_even_when_it_has_another_shape() {
     for text in
-        [GOLDEN.replacen("\"version\": 1", "\"version\": 2", 1), r#"{"version": 2, "layers": 7}"#.into()]
+        [GOLDEN.replacen("\"version\": 2", "\"version\": 3", 1), r#"{"version": 3, "layers": 7}"#.into()]
     {
         let error = State::from_json(text.as_bytes()).expect_err("newer");
-        assert!(matches!(error, ReadError::NewerVersion { version: 2, known: 1 }), "{error}");
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(matches!(error, ReadError::NewerVersion { version: 3, known: 2 }), "{error}");
+        assert!(error.to_string().contains("version 3"), "{error}");
     }
 }
 

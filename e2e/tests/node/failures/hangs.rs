@@ -127,8 +127,7 @@ impl Row {
     async fn expected_reports(&self, before: &State, views: &Views) {
         let (what, now) = (self.title(), views.state(self.culprit).await);
         let hangs = now.engine.hangs;
-        let overtaken =
-            |state: &State| state.neighbourhood.as_ref()?.turn.as_ref().map(|turn| turn.overtaken_total);
+        let overtaken = |state: &State| state.peers.as_ref()?.time_slice.as_ref().map(|turn| turn.lost_total);
         match (self.target, self.until) {
             (Target::Worker, Until::Dead) => {
                 assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine)
@@ -147,9 +146,9 @@ impl Row {
             assert!(
                 overtaken(&now) > overtaken(before),
                 "{what}: no peer took over its time slice: {:?}, {:?}; before: {:?}, {:?}",
-                now.neighbourhood,
+                now.peers,
                 now.engine.work,
-                before.neighbourhood,
+                before.peers,
                 before.engine.work
             );
         }

@@ -254,7 +254,7 @@ impl Rows<'_> {
                 let record = ledger.record(self.product, name)?;
                 let admin = Admin::of(self.product, name, &self.product.address(name));
                 let state: State = serde_json::from_value(admin.state(&operator).await).unwrap();
-                let place = state.neighbourhood.as_ref()?;
+                let place = state.peers.as_ref()?;
                 let balanced = state.memory.balances() && place.balances();
                 let nothing_on_its_way = place.in_transit_bytes == 0 && record.earmarks.is_empty();
                 let at_rest = place.lent_bytes == 0 && place.borrowed_bytes == 0 && nothing_on_its_way;

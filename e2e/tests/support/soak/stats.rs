@@ -184,7 +184,7 @@ impl InstanceCounters {
             lends: events(state, "lend"),
             grants: events(state, "borrow"),
             revokes: place.revoke.samples,
-            turns: place.turn.as_ref().map_or(0, |turn| turn.turns_total),
+            turns: place.time_slice.as_ref().map_or(0, |turn| turn.slices_total),
             swaps: events(state, "swap_in") + events(state, "swap_out"),
             preemptions: state.figures.preemptions_total,
         }

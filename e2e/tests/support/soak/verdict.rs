@@ -44,7 +44,7 @@ pub async fn are_all_idle(stage: &SoakRun) {
     }
     // A tenant that falls asleep at this moment holds memory during its copies, and another one may do so at the
     // next poll.
-    let idle = |states: &Vec<State>| states.iter().all(|state| state.kv.blocks_used == 0);
+    let idle = |states: &Vec<State>| states.iter().all(|state| state.kv.layer_blocks_used == 0);
     let mut last = None;
     within(10, async || {
         last = states(stage).await;
@@ -70,7 +70,7 @@ fn bytes_there(member: &SoakTenant) -> Option<u64> {
 /// and the end of a slab's last chunk never has: that much may be missing.
 fn is_counted(state: &State, member: &SoakTenant) -> bool {
     // A tenant that shares with no other is not counted.
-    if state.neighbourhood.is_none() {
+    if state.peers.is_none() {
         return true;
     }
     let held = place(state).held_bytes;
@@ -95,7 +95,7 @@ fn of_tenant(stage: &SoakRun, state: &State, member: &SoakTenant) {
     if (queue.waiting, queue.running, queue.preempted, state.streams.open) != (0, 0, 0, 0) {
         left("requests".into());
     }
-    if state.kv.blocks_used != 0 {
+    if state.kv.layer_blocks_used != 0 {
         left("blocks of requests that have ended".into());
     }
     if !state.memory.balances() {

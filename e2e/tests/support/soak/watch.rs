@@ -35,7 +35,7 @@ async fn poll_tenant(stage: Arc<SoakRun>, tenant: usize) {
         let lent = stage.tenants.iter().map(|member| member.lent.load(Ordering::Relaxed)).sum();
         stage.most_lent.fetch_max(lent, Ordering::Relaxed);
         // The memory of each owner is not checked: the device is ahead of the accounting while memory moves.
-        let right = place.balances() && state.neighbourhood.is_some() == stage.trades;
+        let right = place.balances() && state.peers.is_some() == stage.trades;
         if !right && !std::mem::replace(&mut wrong, true) {
             stage.findings.add(Finding::Accounting(watchdog::brief(&state)));
         }

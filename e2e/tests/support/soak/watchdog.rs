@@ -73,7 +73,7 @@ pub async fn report_stuck(stage: &SoakRun) -> String {
 
 /// Returns the part of a state about waiting.
 pub fn brief(state: &sluice_wire::State) -> String {
-    let (place, events) = (&state.neighbourhood, &state.figures.remap_events_total);
+    let (place, events) = (&state.peers, &state.figures.moves_total);
     format!(
         "{:?} {:?} engine {:?} steps {} remap {:?} kv {:?} memory {:?} {place:?} {:?} {events:?} moves {:?}",
         state.phase,

@@ -9,7 +9,7 @@ use crate::bench::{Distribution, RequestRecord};
 
 /// Counts the layers of all tenants whose memory other tenants use.
 pub fn absent_layers<'a>(states: impl Iterator<Item = &'a State>) -> u32 {
-    states.map(|state| u32::from(state.activity.absent_layers)).sum()
+    states.map(|state| u32::from(state.activity.lent_layers)).sum()
 }
 
 /// Figures over some bursts. Times in milliseconds.
@@ -168,7 +168,7 @@ mod tests {
     fn lent_layers_are_summed_over_tenants() {
         let state = |absent_layers| {
             let mut state = State::default();
-            state.activity.absent_layers = absent_layers;
+            state.activity.lent_layers = absent_layers;
             state
         };
         assert_eq!(absent_layers([state(3), state(4)].iter()), 7);

@@ -110,9 +110,9 @@ fn memory_bar(memory_bytes: u64, state: &State, most_cells: u64) -> String {
 fn request_summary(state: &State) -> Option<String> {
     let (running, waiting) = (state.queue.running, state.queue.waiting);
     let mut lenders: Vec<(&str, u64)> = Vec::new();
-    for grant in state.neighbourhood.iter().flat_map(|all| &all.grants) {
+    for grant in state.peers.iter().flat_map(|all| &all.grants) {
         match lenders.iter_mut().find(|(lender, _)| *lender == grant.name) {
-            _ if grant.direction != Direction::Taken => {}
+            _ if grant.direction != Direction::Borrowed => {}
             Some((_, sum)) => *sum += grant.bytes,
             None => lenders.push((&grant.name, grant.bytes)),
         }
@@ -139,12 +139,12 @@ mod tests {
             json!({"namespace": "n", "name": name, "direction": direction, "nonce": 1, "bytes": bytes,
                 "expires_in_ms": 1})
         };
-        let taken = |bytes: u64| grant("b", bytes, "Taken");
-        let given = grant("a", 3 << 20, "Given");
+        let taken = |bytes: u64| grant("b", bytes, "Borrowed");
+        let given = grant("a", 3 << 20, "Lent");
         let state = |name: &str, kv: u64, waiting: u64, grants: serde_json::Value| {
-            let state = json!({"version": 1, "tenant": {"name": name}, "queue": {"running": 0, "waiting": waiting},
+            let state = json!({"version": 2, "tenant": {"name": name}, "queue": {"running": 0, "waiting": waiting},
                 "memory": {"owners": {"weights_layers_bytes": 20, "kv_bytes": kv, "free_bytes": 1}},
-                "neighbourhood": {"grants": grants}});
+                "peers": {"grants": grants}});
             State::from_json(state.to_string().as_bytes()).unwrap()
         };
         [state("a", 10, 2, json!([taken(1 << 20), taken(1 << 19)])), state("b", 0, 0, json!([given]))]

@@ -81,7 +81,7 @@ impl CellOwner {
 pub fn owners(state: &State) -> [(CellOwner, u64); 10] {
     let (memory, kv) = (&state.memory, &state.kv);
     let owned = &memory.owners;
-    let used = share(owned.kv_bytes, kv.blocks_used, kv.blocks_total);
+    let used = share(owned.kv_bytes, kv.layer_blocks_used, kv.layer_blocks_total);
     [
         (CellOwner::Overhead, memory.overhead_bytes),
         (CellOwner::Global, owned.weights_global_bytes),
@@ -176,7 +176,7 @@ mod tests {
     fn used_kv_is_the_share_of_its_blocks() {
         let mut state = State::default();
         state.memory.owners.kv_bytes = 1000;
-        (state.kv.blocks_total, state.kv.blocks_used) = (4, 1);
+        (state.kv.layer_blocks_total, state.kv.layer_blocks_used) = (4, 1);
         let owners = owners(&state);
         assert_eq!((owners[4], owners[5]), ((CellOwner::KvUsed, 250), (CellOwner::KvUnused, 750)));
     }

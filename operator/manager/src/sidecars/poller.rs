@@ -131,10 +131,19 @@ impl PollCursor {
             PollResult::States(tenants, tag) => {
                 self.failures = 0;
                 self.is_transient = is_transient(tenants, all.len());
+                self.skip_blind_sidecar(tenants);
                 self.last = tag.clone().map(|tag| (address.clone(), tag));
             }
         }
         came
+    }
+
+    /// Polls another sidecar next if this one could not read a peer: during an upgrade, a sidecar of the version before
+    /// cannot read the states of the next one, but those can read its own.
+    fn skip_blind_sidecar(&mut self, tenants: &[TenantReport]) {
+        if tenants.iter().any(|report| matches!(report, TenantReport::Unreachable { .. })) {
+            self.next_index = self.next_index.wrapping_add(1);
+        }
     }
 
     /// Returns the delay until the next reading after `came`; `None` = the normal interval.
@@ -169,8 +178,8 @@ fn is_transient(tenants: &[TenantReport], sidecars: usize) -> bool {
 /// Whether an engine exceeded a deadline and has not exited, or a holder of the time slice is past its own: both end
 /// soon.
 fn is_hung(state: &State) -> bool {
-    let turn = state.neighbourhood.as_ref().and_then(|place| place.turn.as_ref());
-    let late = turn.is_some_and(|turn| turn.holder_overdue_ms > 0);
+    let slice = state.peers.as_ref().and_then(|place| place.time_slice.as_ref());
+    let late = slice.is_some_and(|slice| slice.holder_overdue_ms > 0);
     late || state.engine.last_hang.as_ref().is_some_and(|hang| hang.alive)
 }
 
@@ -194,7 +203,7 @@ impl Jitter {
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{EngineHang, SharingState, TurnState};
+    use sluice_wire::state::{EngineHang, SharingState, TimeSliceState};
 
     use super::*;
 
@@ -204,6 +213,21 @@ mod tests {
             [1, 100, 1_000, 5_000].map(|gpus| initial_spread(gpus).as_millis()),
             [10, 1_000, 10_000, 10_000]
         );
+    }
+
+    #[test]
+    fn sidecar_that_cannot_read_a_peer_is_not_polled_next() {
+        let state = || TenantReport::State(Box::default());
+        let unreachable = || TenantReport::Unreachable {
+            namespace: "ns".into(),
+            name: "code".into(),
+            reason: "new".into(),
+        };
+        let mut cursor = PollCursor::default();
+        cursor.skip_blind_sidecar(&[state(), state()]);
+        assert_eq!(cursor.next_index, 0);
+        cursor.skip_blind_sidecar(&[state(), unreachable()]);
+        assert_eq!(cursor.next_index, 1);
     }
 
     #[test]
@@ -217,12 +241,12 @@ mod tests {
         };
         let hang = |alive| EngineHang { alive, ..EngineHang::default() };
         let late = |holder_overdue_ms| {
-            let turn = Some(TurnState { holder_overdue_ms, ..TurnState::default() });
-            Some(SharingState { turn, ..SharingState::default() })
+            let time_slice = Some(TimeSliceState { holder_overdue_ms, ..TimeSliceState::default() });
+            Some(SharingState { time_slice, ..SharingState::default() })
         };
         assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(true))), Some(RETRY_DELAY));
-        assert_eq!(wait(&|state| state.neighbourhood = late(1)), Some(RETRY_DELAY));
+        assert_eq!(wait(&|state| state.peers = late(1)), Some(RETRY_DELAY));
         assert_eq!(wait(&|state| state.engine.last_hang = Some(hang(false))), None, "it was ended");
-        assert_eq!(wait(&|state| state.neighbourhood = late(0)), None);
+        assert_eq!(wait(&|state| state.peers = late(0)), None);
     }
 }

@@ -28,7 +28,7 @@ pub fn reasons(state: &State, now_unix_ms: u64, shortage: Option<Shortage>) -> V
     let mut all = hang_reasons(state, now_unix_ms);
     all.extend(missed_tokens::sleep_reason(state));
     all.extend(wait_reason(state));
-    all.extend(turn_reasons(state));
+    all.extend(time_slice_reasons(state));
     all.extend(objective_reasons(state));
     let rest = [
         ("cause", layer_lines(state)),
@@ -96,36 +96,40 @@ fn hang_reasons(state: &State, now_unix_ms: u64) -> Vec<Reason> {
     let took = hangs::takeover_text(state, now_unix_ms).map(|said| (Level::Watch, said));
     let skipped = hangs::skip_text(state, now_unix_ms).map(|said| (Level::Watch, said));
     let overtaken = hangs::overtaken_text(state).map(|said| (Level::Fine, said));
-    let turn = [took, skipped, overtaken].into_iter().flatten();
-    let turn = turn.map(|(level, said)| Reason::new(level, "takeover", format!("It {said}.")));
-    own.chain(turn).collect()
+    let slice = [took, skipped, overtaken].into_iter().flatten();
+    let slice = slice.map(|(level, said)| Reason::new(level, "takeover", format!("It {said}.")));
+    own.chain(slice).collect()
 }
 
 /// Returns the holder of the time slice that a tenant with requests waits for, and its waiting times.
-fn turn_reasons(state: &State) -> Vec<Reason> {
-    let Some(turn) = hangs::turn(state) else { return Vec::new() };
+fn time_slice_reasons(state: &State) -> Vec<Reason> {
+    let Some(slice) = hangs::time_slice(state) else { return Vec::new() };
     let busy = state.queue.waiting + state.queue.running > 0;
     let waits = hangs::other_holder(state).filter(|_| busy).map(|(holder, overdue_ms)| match overdue_ms {
-        0 => Reason::new(Level::Fine, "turn", format!("It waits for the time slice, which {holder} holds.")),
+        0 => Reason::new(
+            Level::Fine,
+            "time_slice",
+            format!("It waits for the time slice, which {holder} holds."),
+        ),
         _ => Reason::new(
             Level::Bad,
-            "turn",
+            "time_slice",
             format!(
                 "It waits for the time slice, which {holder} holds and is {overdue_ms} ms past its deadline."
             ),
         ),
     });
-    let wait = &turn.wait;
+    let wait = &slice.wait;
     let cost = (wait.samples > 0).then(|| {
         let (half, most) = (duration(wait.p50_ns), duration(wait.p99_ns));
         let text = format!("Since the start it waited {half} for a time slice in the median, P99 {most}.");
-        Reason::new(Level::Fine, "turn", text)
+        Reason::new(Level::Fine, "time_slice", text)
     });
     waits.into_iter().chain(cost).collect()
 }
 
 fn wait_reason(state: &State) -> Option<Reason> {
-    let what = state.neighbourhood.as_ref()?.waits_for.as_ref()?;
+    let what = state.peers.as_ref()?.waits_for.as_ref()?;
     Some(Reason::new(Level::Watch, "wait", format!("It waits for {what}.")))
 }
 
@@ -232,10 +236,10 @@ fn layer_lines(state: &State) -> Vec<String> {
 fn declined_text(state: &State) -> Option<String> {
     let figures = &state.figures;
     // Lent ones have another story.
-    if state.activity.absent_layers > 0 {
+    if state.activity.lent_layers > 0 {
         return None;
     }
-    let times = figures.remap_events_total.iter().find(|event| event.reason == DECLINED_STALL)?.count;
+    let times = figures.moves_total.iter().find(|event| event.reason == DECLINED_STALL)?.count;
     let (copy, compute) = (duration(figures.t_transfer_ns?), duration(figures.t_compute_ns?));
     let word = if times == 1 { "time" } else { "times" };
     Some(format!(
@@ -245,16 +249,16 @@ fn declined_text(state: &State) -> Option<String> {
 }
 
 fn peer_lines(state: &State) -> Vec<String> {
-    let Some(own) = &state.neighbourhood else { return Vec::new() };
+    let Some(own) = &state.peers else { return Vec::new() };
     let mut lines = Vec::new();
     if own.lent_bytes > 0 {
-        lines.push(format!("Lent: {} to {}.", bytes(own.lent_bytes), loan_partners(own, Direction::Given)));
+        lines.push(format!("Lent: {} to {}.", bytes(own.lent_bytes), loan_partners(own, Direction::Lent)));
     }
     if own.borrowed_bytes > 0 {
         lines.push(format!(
             "Borrowed: {} from {}.",
             bytes(own.borrowed_bytes),
-            loan_partners(own, Direction::Taken)
+            loan_partners(own, Direction::Borrowed)
         ));
     }
     let (share, floor) = (bytes(own.share_bytes), bytes(own.floor_bytes));
@@ -322,14 +326,14 @@ fn kv_shortage_text(state: &State, shortage: Option<Shortage>) -> Option<String>
 /// What is in the host tier, and what it cost.
 fn host_tier_text(state: &State) -> Option<String> {
     let (kv, figures) = (&state.kv, &state.figures);
-    let size = |blocks: u64| bytes(blocks.saturating_mul(kv.block_bytes));
-    let used = figures.pauses_total + figures.kv_stall_ns_total + kv.host_blocks_used > 0;
-    (used && kv.host_blocks_limit > 0).then(|| {
+    let size = |blocks: u64| bytes(blocks.saturating_mul(kv.layer_block_bytes));
+    let used = figures.pauses_total + figures.kv_stall_ns_total + kv.host_layer_blocks_used > 0;
+    (used && kv.host_layer_blocks_limit > 0).then(|| {
         format!(
             "KV in host memory: {} of {}; since the start {} requests were paused with their KV, and steps \
              waited {} for KV.",
-            size(kv.host_blocks_used),
-            size(kv.host_blocks_limit),
+            size(kv.host_layer_blocks_used),
+            size(kv.host_layer_blocks_limit),
             figures.pauses_total,
             duration(figures.kv_stall_ns_total),
         )
@@ -357,7 +361,7 @@ fn move_lines(state: &State, now_unix_ms: u64) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency, TurnState};
+    use sluice_wire::state::{GrantState, Move, Percentiles, ReasonCount, Residency, TimeSliceState};
 
     use super::*;
 
@@ -376,7 +380,7 @@ mod tests {
     fn share_different_from_target_is_explained_both_ways() {
         let said = |share_bytes, wanted_share_bytes| {
             let own = SharingState { share_bytes, wanted_share_bytes, ..SharingState::default() };
-            explain(&State { neighbourhood: Some(own), ..state() }, NOW).split_off(2)
+            explain(&State { peers: Some(own), ..state() }, NOW).split_off(2)
         };
         assert_eq!(
             said(1 << 20, 3 << 20),
@@ -481,12 +485,12 @@ mod tests {
         let lent = |name: &str| GrantState {
             namespace: "team".into(),
             name: name.into(),
-            direction: Direction::Given,
+            direction: Direction::Lent,
             nonce: 1,
             bytes: 4 << 20,
             expires_in_ms: 900,
         };
-        state.neighbourhood = Some(SharingState {
+        state.peers = Some(SharingState {
             lent_bytes: 12 << 20,
             grants: vec![lent("code"), lent("code"), lent("art")],
             ..SharingState::default()
@@ -506,18 +510,18 @@ mod tests {
         let mut state = state();
         (state.figures.t_transfer_ns, state.figures.t_compute_ns) = (Some(140_000_000), Some(2_000_000));
         assert_eq!(explain(&state, NOW).len(), 1);
-        state.figures.remap_events_total = vec![ReasonCount { reason: DECLINED_STALL.into(), count: 7 }];
+        state.figures.moves_total = vec![ReasonCount { reason: DECLINED_STALL.into(), count: 7 }];
         assert_eq!(
             explain(&state, NOW)[1..],
             ["  Although KV was short, no layer and no KV was moved 7 times since the start, because steps \
               would have waited for copies. A layer now takes 140 ms to copy and 2.0 ms to compute."]
         );
-        state.figures.remap_events_total[0].count = 1;
+        state.figures.moves_total[0].count = 1;
         assert!(
             explain(&state, NOW)[1]
                 .starts_with("  Although KV was short, no layer and no KV was moved 1 time since")
         );
-        state.activity.absent_layers = 3;
+        state.activity.lent_layers = 3;
         assert_eq!(explain(&state, NOW).len(), 1, "lent ones have another story");
     }
 
@@ -548,9 +552,9 @@ mod tests {
     #[test]
     fn used_host_tier_is_described() {
         let mut state = state();
-        (state.kv.block_bytes, state.kv.host_blocks_limit) = (1 << 20, 64);
+        (state.kv.layer_block_bytes, state.kv.host_layer_blocks_limit) = (1 << 20, 64);
         assert_eq!(explain(&state, NOW).len(), 1);
-        (state.kv.host_blocks_used, state.figures.pauses_total) = (3, 5);
+        (state.kv.host_layer_blocks_used, state.figures.pauses_total) = (3, 5);
         state.figures.kv_stall_ns_total = 1_500_000_000;
         assert_eq!(
             explain(&state, NOW)[1..],
@@ -572,27 +576,30 @@ mod tests {
 
     #[test]
     fn waiting_tenant_names_late_holder_and_turn_cost() {
-        let turn = TurnState { holder: Some("team/code".into()), ..TurnState::default() };
-        let with = |turn: TurnState, running| {
-            let mut state = State { phase: Phase::Active, ..hangs::tests::taking_turns("chat", turn) };
+        let slice = TimeSliceState { holder: Some("team/code".into()), ..TimeSliceState::default() };
+        let with = |slice: TimeSliceState, running| {
+            let mut state = State { phase: Phase::Active, ..hangs::tests::taking_turns("chat", slice) };
             state.queue.running = running;
             explain(&state, NOW)
         };
-        let said = |turn: &TurnState| with(turn.clone(), 1)[1..].to_vec();
-        assert!(said(&turn).contains(&"  It waits for the time slice, which team/code holds.".into()));
-        let idle = with(turn.clone(), 0);
+        let said = |slice: &TimeSliceState| with(slice.clone(), 1)[1..].to_vec();
+        assert!(said(&slice).contains(&"  It waits for the time slice, which team/code holds.".into()));
+        let idle = with(slice.clone(), 0);
         assert!(
             !idle.iter().any(|line| line.contains("waits for the time slice")),
             "without requests: {idle:?}"
         );
-        let late = TurnState { holder_overdue_ms: 1_500, ..turn.clone() };
+        let late = TimeSliceState { holder_overdue_ms: 1_500, ..slice.clone() };
         let waits = "  It waits for the time slice, which team/code holds and is 1500 ms past its deadline.";
         assert_eq!(said(&late)[0], waits);
         let wait = Percentiles { samples: 9, p50_ns: 40_000_000, p99_ns: 101_000_000 };
         let cost = "  Since the start it waited 40 ms for a time slice in the median, P99 101 ms.";
-        assert_eq!(said(&TurnState { wait, ..late })[1], cost);
-        let taken =
-            TurnState { last_takeover: hangs::tests::takeover(), takeovers_total: 1, ..TurnState::default() };
+        assert_eq!(said(&TimeSliceState { wait, ..late })[1], cost);
+        let taken = TimeSliceState {
+            last_takeover: hangs::tests::takeover(),
+            takeovers_total: 1,
+            ..TimeSliceState::default()
+        };
         assert_eq!(
             said(&taken)[0],
             "  It took over the time slice of team/code 30s ago, 260 ms past its deadline."
@@ -601,8 +608,8 @@ mod tests {
 
     #[test]
     fn hung_tenant_names_operation_and_action() {
-        let turn = TurnState { overtaken_total: 2, ..TurnState::default() };
-        let mut state = hangs::tests::taking_turns("code", turn);
+        let slice = TimeSliceState { lost_total: 2, ..TimeSliceState::default() };
+        let mut state = hangs::tests::taking_turns("code", slice);
         (state.engine.last_hang, state.engine.hangs) = (Some(hangs::tests::hang(true)), 1);
         let said = explain(&state, NOW);
         let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); its \

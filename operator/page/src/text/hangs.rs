@@ -1,7 +1,7 @@
 //! What hangs, or hung, in words: the same for `explain` and for `top`.
 
 use sluice_wire::State;
-use sluice_wire::state::{HANG_REPORTED_MS, TurnState};
+use sluice_wire::state::{HANG_REPORTED_MS, TimeSliceState};
 
 use super::formatting::age;
 
@@ -9,8 +9,8 @@ use super::formatting::age;
 const SILENT_MS: u64 = 1_000;
 
 /// Its time slice state, if its GPU has time slices.
-pub fn turn(state: &State) -> Option<&TurnState> {
-    state.neighbourhood.as_ref()?.turn.as_ref()
+pub fn time_slice(state: &State) -> Option<&TimeSliceState> {
+    state.peers.as_ref()?.time_slice.as_ref()
 }
 
 fn title(state: &State) -> String {
@@ -55,11 +55,11 @@ pub fn sidecar_hang_text(state: &State, now_unix_ms: u64) -> Option<String> {
 
 /// The last tenant that it skipped in the wait queue.
 pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
-    let turn = turn(state)?;
-    let skip = turn.last_skip.as_ref().filter(|skip| is_recent(skip.at_unix_ms, now_unix_ms))?;
+    let slice = time_slice(state)?;
+    let skip = slice.last_skip.as_ref().filter(|skip| is_recent(skip.at_unix_ms, now_unix_ms))?;
     let (of, ago) = (&skip.of, age(now_unix_ms.saturating_sub(skip.at_unix_ms)));
-    let often = if turn.skips_total > 1 {
-        format!("; {} skips since the start", turn.skips_total)
+    let often = if slice.skips_total > 1 {
+        format!("; {} skips since the start", slice.skips_total)
     } else {
         String::new()
     };
@@ -72,17 +72,17 @@ pub fn skip_text(state: &State, now_unix_ms: u64) -> Option<String> {
 /// or
 /// its own.
 pub fn other_holder(state: &State) -> Option<(&str, u64)> {
-    let turn = turn(state).filter(|turn| !turn.holds)?;
-    let holder = turn.holder.as_deref().filter(|holder| *holder != title(state))?;
-    Some((holder, turn.holder_overdue_ms))
+    let slice = time_slice(state).filter(|slice| !slice.holds)?;
+    let holder = slice.holder.as_deref().filter(|holder| *holder != title(state))?;
+    Some((holder, slice.holder_overdue_ms))
 }
 
 /// The last time slice that it took over from a holder past its deadline.
 pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
-    let turn = turn(state)?;
-    let taken = turn.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms))?;
+    let slice = time_slice(state)?;
+    let taken = slice.last_takeover.as_ref().filter(|taken| is_recent(taken.at_unix_ms, now_unix_ms))?;
     let ago = age(now_unix_ms.saturating_sub(taken.at_unix_ms));
-    let often = match turn.takeovers_total {
+    let often = match slice.takeovers_total {
         0 | 1 => String::new(),
         total => format!("; {total} time slices since the start"),
     };
@@ -94,16 +94,16 @@ pub fn takeover_text(state: &State, now_unix_ms: u64) -> Option<String> {
 
 /// Number of takeovers of its time slice by others.
 pub fn overtaken_text(state: &State) -> Option<String> {
-    let total = turn(state)?.overtaken_total;
+    let total = time_slice(state)?.lost_total;
     let times = if total == 1 { "time" } else { "times" };
     (total > 0)
         .then(|| format!("lost the time slice to peers {total} {times} since the start, past its deadline"))
 }
 
 /// Returns a peer's account of the tenant `title`, NAMESPACE/NAME, as holder of the time slice.
-pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<String> {
-    let own = turn(neighbour)?;
-    let by = self::title(neighbour);
+pub fn peer_account(peer: &State, title: &str, now_unix_ms: u64) -> Option<String> {
+    let own = time_slice(peer)?;
+    let by = self::title(peer);
     if own.holder.as_deref() == Some(title) && own.holder_overdue_ms > 0 {
         let overdue_ms = own.holder_overdue_ms;
         return Some(format!(
@@ -119,27 +119,27 @@ pub fn peer_account(neighbour: &State, title: &str, now_unix_ms: u64) -> Option<
         ));
     }
     own.last_skip.as_ref().filter(|skip| skip.of == title)?;
-    Some(format!("{by} {}", skip_text(neighbour, now_unix_ms)?))
+    Some(format!("{by} {}", skip_text(peer, now_unix_ms)?))
 }
 
 /// Why a peer is a culprit: its engine makes no progress, or its sidecar or engine hung recently.
-pub fn hung_peer_text(neighbour: &State, now_unix_ms: u64) -> Option<String> {
-    turn(neighbour)?;
-    let by = title(neighbour);
-    if let Some(work) = neighbour.engine.work.as_ref().filter(|work| work.waited_ms >= SILENT_MS) {
+pub fn hung_peer_text(peer: &State, now_unix_ms: u64) -> Option<String> {
+    time_slice(peer)?;
+    let by = title(peer);
+    if let Some(work) = peer.engine.work.as_ref().filter(|work| work.waited_ms >= SILENT_MS) {
         let (during, waited_ms, limit_ms) = (&work.during, work.waited_ms, work.limit_ms);
         return Some(format!(
             "{by}: its engine has made no progress for {waited_ms} ms ({during}; the limit is {limit_ms} ms)"
         ));
     }
-    let engine_at = neighbour.engine.last_hang.as_ref().and_then(|hang| {
+    let engine_at = peer.engine.last_hang.as_ref().and_then(|hang| {
         let lasts = hang.alive.then_some(u64::MAX);
         lasts.or_else(|| Some(hang.at_unix_ms).filter(|at| is_recent(*at, now_unix_ms)))
     });
-    let sidecar_at = neighbour.sidecar_hangs.as_ref().map(|hangs| hangs.at_unix_ms);
+    let sidecar_at = peer.sidecar_hangs.as_ref().map(|hangs| hangs.at_unix_ms);
     let said = match sidecar_at > engine_at {
-        true => sidecar_hang_text(neighbour, now_unix_ms),
-        false => engine_hang_text(neighbour, now_unix_ms).filter(|_| engine_at.is_some()),
+        true => sidecar_hang_text(peer, now_unix_ms),
+        false => engine_hang_text(peer, now_unix_ms).filter(|_| engine_at.is_some()),
     };
     Some(format!("{by}: its {}", said?))
 }
@@ -157,10 +157,10 @@ pub(crate) mod tests {
     pub const NOW: u64 = 1_700_000_100_000;
 
     /// The tenant `team/NAME`, which takes turns.
-    pub fn taking_turns(name: &str, turn: TurnState) -> State {
+    pub fn taking_turns(name: &str, slice: TimeSliceState) -> State {
         let tenant = Tenant { namespace: "team".into(), name: name.into(), ..Tenant::default() };
-        let neighbourhood = Some(SharingState { turn: Some(turn), ..SharingState::default() });
-        State { tenant, neighbourhood, ..State::default() }
+        let peers = Some(SharingState { time_slice: Some(slice), ..SharingState::default() });
+        State { tenant, peers, ..State::default() }
     }
 
     pub fn hang(alive: bool) -> EngineHang {
@@ -197,26 +197,30 @@ pub(crate) mod tests {
     fn late_holder_is_named_by_waiter_not_by_itself() {
         let held_by = |holder: &str, holds, holder_overdue_ms| {
             let holder = Some(holder.to_owned());
-            taking_turns("chat", TurnState { holder, holds, holder_overdue_ms, ..TurnState::default() })
+            taking_turns(
+                "chat",
+                TimeSliceState { holder, holds, holder_overdue_ms, ..TimeSliceState::default() },
+            )
         };
         let said = |state: &State| other_holder(state).map(|(holder, ms)| (holder.to_owned(), ms));
         assert_eq!(said(&held_by("team/code", false, 1_500)), Some(("team/code".to_owned(), 1_500)));
         assert_eq!(said(&held_by("team/chat", true, 0)), None);
         assert_eq!(said(&held_by("team/chat", false, 9)), None, "it is on its way out of it");
-        assert_eq!(said(&taking_turns("chat", TurnState::default())), None);
+        assert_eq!(said(&taking_turns("chat", TimeSliceState::default())), None);
         assert_eq!(said(&State::default()), None, "it takes no turns");
     }
 
     #[test]
     fn a_turn_that_was_taken_names_from_whom_and_when() {
-        let turn = TurnState { last_takeover: takeover(), takeovers_total: 1, ..TurnState::default() };
-        let once = taking_turns("chat", turn.clone());
+        let slice =
+            TimeSliceState { last_takeover: takeover(), takeovers_total: 1, ..TimeSliceState::default() };
+        let once = taking_turns("chat", slice.clone());
         let said = "took over the time slice of team/code 30s ago, 260 ms past its deadline";
         assert_eq!(takeover_text(&once, NOW).as_deref(), Some(said));
-        let often = taking_turns("chat", TurnState { takeovers_total: 4, ..turn });
+        let often = taking_turns("chat", TimeSliceState { takeovers_total: 4, ..slice });
         assert_eq!(takeover_text(&often, NOW), Some(format!("{said}; 4 time slices since the start")));
-        let lost = |overtaken_total| {
-            overtaken_text(&taking_turns("code", TurnState { overtaken_total, ..TurnState::default() }))
+        let lost = |lost_total| {
+            overtaken_text(&taking_turns("code", TimeSliceState { lost_total, ..TimeSliceState::default() }))
         };
         assert_eq!(lost(0), None);
         let said = "lost the time slice to peers 1 time since the start, past its deadline";
@@ -228,22 +232,26 @@ pub(crate) mod tests {
     fn peer_reports_silent_holder() {
         let now = |holder: &str, holder_overdue_ms| {
             let holder = Some(holder.to_owned());
-            let turn =
-                TurnState { holder, holder_overdue_ms, last_takeover: takeover(), ..TurnState::default() };
-            peer_account(&taking_turns("chat", turn), "team/code", NOW)
+            let slice = TimeSliceState {
+                holder,
+                holder_overdue_ms,
+                last_takeover: takeover(),
+                ..TimeSliceState::default()
+            };
+            peer_account(&taking_turns("chat", slice), "team/code", NOW)
         };
         let taken = "team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline";
         let holds = "team/code holds the time slice and is 1500 ms past its deadline, as team/chat reports";
         assert_eq!(now("team/code", 1_500).as_deref(), Some(holds));
         assert_eq!(now("team/code", 0).as_deref(), Some(taken));
         assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
-        let other = TurnState { last_takeover: takeover(), ..TurnState::default() };
+        let other = TimeSliceState { last_takeover: takeover(), ..TimeSliceState::default() };
         assert_eq!(peer_account(&taking_turns("chat", other), "team/mail", NOW), None);
     }
 
     #[test]
     fn peer_with_recent_engine_hang_is_named() {
-        let mut code = taking_turns("code", TurnState::default());
+        let mut code = taking_turns("code", TimeSliceState::default());
         assert_eq!(hung_peer_text(&code, NOW), None);
         let work = |waited_ms| Some(EngineWork { during: "step".into(), waited_ms, limit_ms: 2_200 });
         code.engine.work = work(900);
@@ -257,13 +265,13 @@ pub(crate) mod tests {
         assert_eq!(hung_peer_text(&code, NOW + HANG_REPORTED_MS), None, "long ago");
         code.engine.last_hang = Some(hang(true));
         assert!(hung_peer_text(&code, NOW + HANG_REPORTED_MS).is_some(), "it lives");
-        code.neighbourhood = None;
+        code.peers = None;
         assert_eq!(hung_peer_text(&code, NOW), None, "it takes no turns");
     }
 
     #[test]
     fn killed_sidecar_is_described_by_successor_and_named_as_hung_peer() {
-        let mut code = taking_turns("code", TurnState::default());
+        let mut code = taking_turns("code", TimeSliceState::default());
         assert_eq!(sidecar_hang_text(&code, NOW), None);
         let mut hangs = SidecarHangs { total: 1, at_unix_ms: NOW - 20_000, waited_ms: 12_400 };
         code.sidecar_hangs = Some(hangs.clone());
@@ -284,7 +292,8 @@ pub(crate) mod tests {
     #[test]
     fn a_tenant_that_was_skipped_is_named_by_the_one_that_skipped_it() {
         let last_skip = Some(Skip { of: "team/code".into(), at_unix_ms: NOW - 30_000 });
-        let chat = taking_turns("chat", TurnState { skips_total: 2, last_skip, ..TurnState::default() });
+        let chat =
+            taking_turns("chat", TimeSliceState { skips_total: 2, last_skip, ..TimeSliceState::default() });
         let said = "skipped team/code, which was first in the time-slice queue and did not take its time \
                     slice, 30s ago; \
                     2 skips since the start";
@@ -298,7 +307,8 @@ pub(crate) mod tests {
 
     #[test]
     fn old_takeover_is_not_reported() {
-        let taken = taking_turns("chat", TurnState { last_takeover: takeover(), ..TurnState::default() });
+        let taken =
+            taking_turns("chat", TimeSliceState { last_takeover: takeover(), ..TimeSliceState::default() });
         assert!(takeover_text(&taken, NOW).is_some() && peer_account(&taken, "team/code", NOW).is_some());
         let later = NOW + HANG_REPORTED_MS;
         assert_eq!((takeover_text(&taken, later), peer_account(&taken, "team/code", later)), (None, None));

@@ -1,4 +1,4 @@
-use sluice_wire::state::{EngineHang, GrantState, SharingState, TokenCounts, TurnState};
+use sluice_wire::state::{EngineHang, GrantState, SharingState, TimeSliceState, TokenCounts};
 
 use super::*;
 
@@ -26,15 +26,16 @@ fn grants(mut state: State, grants: &[(&str, Direction, u64)]) -> State {
         expires_in_ms: 1,
     };
     let grants = grants.iter().map(grant).collect();
-    state.neighbourhood = Some(SharingState { grants, ..SharingState::default() });
+    state.peers = Some(SharingState { grants, ..SharingState::default() });
     state
 }
 
 #[test]
 fn loan_is_sum_of_grants_and_counted_once() {
     let loan = |from: &str, to: &str, bytes| Loan { from: from.into(), to: to.into(), bytes };
-    let lends = grants(state("code"), &[("chat", Direction::Given, 3), ("chat", Direction::Given, 4)]);
-    let borrows = grants(state("chat"), &[("code", Direction::Taken, 5), ("gone", Direction::Taken, 1)]);
+    let lends = grants(state("code"), &[("chat", Direction::Lent, 3), ("chat", Direction::Lent, 4)]);
+    let borrows =
+        grants(state("chat"), &[("code", Direction::Borrowed, 5), ("gone", Direction::Borrowed, 1)]);
     let loans = of(vec![lends, borrows]).loans;
     let expected = [loan("team/code", "team/chat", 7), loan("team/gone", "team/chat", 1)];
     assert_eq!(loans, expected, "the larger word, and that of one end alone");
@@ -59,16 +60,16 @@ fn gpu_level_is_worst_tenant_level_with_reason() {
 
 #[test]
 fn late_holder_is_gpu_reason_and_hang_is_tenant_reason() {
-    let turn = |holder_overdue_ms| {
+    let slice = |holder_overdue_ms| {
         let holder = Some("team/code".to_owned());
         Some(SharingState {
-            turn: Some(TurnState { holder, holder_overdue_ms, ..TurnState::default() }),
+            time_slice: Some(TimeSliceState { holder, holder_overdue_ms, ..TimeSliceState::default() }),
             ..SharingState::default()
         })
     };
-    let with = |neighbourhood| State { neighbourhood, ..state("chat") };
-    assert!(of(vec![with(turn(0))]).reasons.is_empty());
-    let late = of(vec![with(turn(900)), State { neighbourhood: turn(1500), ..state("mail") }]);
+    let with = |peers| State { peers, ..state("chat") };
+    assert!(of(vec![with(slice(0))]).reasons.is_empty());
+    let late = of(vec![with(slice(900)), State { peers: slice(1500), ..state("mail") }]);
     assert_eq!(late.reasons[0].text, "team/code holds the time slice and is 1500 ms past its deadline.");
     let mut hung = state("code");
     let hang = |alive, ago_ms| {
@@ -88,7 +89,7 @@ fn layers_that_are_lent_or_hibernated_are_absent() {
     let mut state = state("chat");
     state.layers =
         vec![Residency::Resident, Residency::Moving { slot: 0 }, Residency::Loading, Residency::Resident];
-    state.activity.absent_layers = 1;
+    state.activity.lent_layers = 1;
     assert_eq!(of(vec![state.clone()]).tenants[0].layers, "rmla");
     state.phase = Phase::Hibernated;
     assert_eq!(of(vec![state]).tenants[0].layers, "aaaa");

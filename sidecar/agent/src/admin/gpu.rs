@@ -42,7 +42,7 @@ fn etag(gpu: &GpuState) -> String {
     for report in &mut still.tenants {
         let TenantReport::State(state) = report else { continue };
         state.at_unix_ms = 0;
-        let place = state.neighbourhood.iter_mut();
+        let place = state.peers.iter_mut();
         place.flat_map(|place| &mut place.grants).for_each(|grant| grant.expires_in_ms = 0);
     }
     let text = serde_json::to_vec(&still).expect("a state serialises");

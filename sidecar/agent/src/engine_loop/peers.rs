@@ -11,7 +11,9 @@ use sluice_policy::peers::loans::{LoanInState, Nonce};
 use sluice_policy::peers::wait_time::WaitKind;
 use sluice_ports::peers::{NoPeers, PeerPort};
 use sluice_scheduler::{Config, Membership, Scheduler};
-use sluice_wire::state::{Activity, Direction, GrantState, SharingState as PlaceState, State, TurnState};
+use sluice_wire::state::{
+    Activity, Direction, GrantState, SharingState as PlaceState, State, TimeSliceState,
+};
 use tokio::runtime::Handle;
 
 use super::load::error::LoadError;
@@ -141,13 +143,13 @@ pub(super) struct PeerStateView<'a> {
 impl PeerStateView<'_> {
     /// Adds the peer part to `state`.
     pub fn fill(&self, state: &mut State, place: &LedgerMembership) {
-        state.neighbourhood = Some(self.peer_state(place));
+        state.peers = Some(self.peer_state(place));
         state.activity = Activity {
             inactive_since_unix_ms: self.recorder.inactive_since_unix_ms(),
             last_used_unix_ms: self.recorder.last_used_unix_ms(),
             next_use_in_ms: self.core.next_use_ns(self.now).map(|ns| ms(ns).max(u64::from(ns > 0))),
             resident_since_unix_ms: self.recorder.resident_since_unix_ms(),
-            absent_layers: self.core.manager().absent_layers(),
+            lent_layers: self.core.manager().absent_layers(),
         };
     }
 
@@ -168,7 +170,7 @@ impl PeerStateView<'_> {
             lent_bytes: self.bytes(manager.lent_chunks()),
             borrowed_bytes: self.bytes(manager.borrowed_chunks()),
             grants: self.grant_states(place),
-            turn: place.slice_order().map(|_| self.slice_state(place)),
+            time_slice: place.slice_order().map(|_| self.slice_state(place)),
             grant: metrics.wait_percentiles(WaitKind::Grant),
             revoke: metrics.wait_percentiles(WaitKind::Revoke),
             wake: metrics.wait_percentiles(WaitKind::Wake),
@@ -211,35 +213,35 @@ impl PeerStateView<'_> {
             }
         };
         let given = book.loans_out().iter();
-        let given = given.map(|g| grant(g.peer, Direction::Given, g.nonce, g.chunks, g.expires));
+        let given = given.map(|g| grant(g.peer, Direction::Lent, g.nonce, g.chunks, g.expires));
         let taken = book.loans_in().iter().filter_map(|taken| match taken.state {
             LoanInState::Held { chunks, expires, .. } if chunks > 0 => {
-                Some(grant(taken.peer, Direction::Taken, taken.nonce, chunks, expires))
+                Some(grant(taken.peer, Direction::Borrowed, taken.nonce, chunks, expires))
             }
             LoanInState::Held { .. } | LoanInState::Asked { .. } => None,
         });
         given.chain(taken).collect()
     }
 
-    fn slice_state(&self, place: &LedgerMembership) -> TurnState {
+    fn slice_state(&self, place: &LedgerMembership) -> TimeSliceState {
         let counters = self.core.snapshot().counters;
         let line = place.ledger.slice_queue();
         // If the queue cannot be read, no holder can be named.
         let holder = line.holder().ok().flatten();
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
         self.metrics.set_turn_holder_overdue(overdue.as_secs_f64());
-        place.takeovers.fill(TurnState {
+        place.takeovers.fill(TimeSliceState {
             holds: self.core.holds_turn(),
             epoch: line.held().map_or(0, |epoch| epoch.0),
             waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
             held_ns_total: counters.turn_held_ns,
-            turns_total: counters.turns,
+            slices_total: counters.turns,
             handover: self.metrics.handover_percentiles(),
             wait: self.metrics.wait_percentiles(WaitKind::Turn),
             holder: holder.map(|holder| holder.name),
             holder_overdue_ms: whole_ms(overdue),
-            overtaken_total: line.takeovers_total(),
-            ..TurnState::default()
+            lost_total: line.takeovers_total(),
+            ..TimeSliceState::default()
         })
     }
 }

@@ -331,17 +331,17 @@ fn kv(manager: &MemoryManager) -> KvState {
     let (total, held) = (u64::from(counts.total_layer_blocks), u64::from(counts.used_layer_blocks));
     let used = held.saturating_sub(cached);
     KvState {
-        blocks_total: total,
-        blocks_used: used,
-        blocks_cached: cached,
+        layer_blocks_total: total,
+        layer_blocks_used: used,
+        layer_blocks_cached: cached,
         // Includes blocks of draining chunks, which cannot be allocated any more.
-        blocks_free: total - held,
-        block_bytes: geometry.layer_block_bytes,
-        draining_frames: counts.draining_kv_chunks,
+        layer_blocks_free: total - held,
+        layer_block_bytes: geometry.layer_block_bytes,
+        draining_chunks: counts.draining_kv_chunks,
         fragmentation_permille: counts.fragmentation_permille,
         utilisation_permille: (used * 1000).checked_div(total).unwrap_or(0) as u32,
-        host_blocks_used: u64::from(counts.host_kv_blocks) * u64::from(geometry.layers()),
-        host_blocks_limit: u64::from(counts.host_limit_kv_blocks) * u64::from(geometry.layers()),
+        host_layer_blocks_used: u64::from(counts.host_kv_blocks) * u64::from(geometry.layers()),
+        host_layer_blocks_limit: u64::from(counts.host_limit_kv_blocks) * u64::from(geometry.layers()),
     }
 }
 
@@ -362,9 +362,7 @@ fn figures(manager: &MemoryManager, snapshot: &Snapshot, metrics: &Metrics) -> F
         pauses_total: counters.pauses,
         kv_stall_ns_total: counters.kv_stall_ns,
         steps_total: counters.steps,
-        remap_events_total: events
-            .map(|(reason, count)| ReasonCount { reason: reason.into(), count })
-            .collect(),
+        moves_total: events.map(|(reason, count)| ReasonCount { reason: reason.into(), count }).collect(),
         copied_bytes_total: measures.copied_bytes(),
         link_bytes_per_second: Some(measures.link_bytes_per_second()),
         t_transfer_ns: mean(measures.transfer_ns()),

@@ -85,7 +85,7 @@ fn busy() -> Metrics {
     state.kv.utilisation_permille = 250;
     state.figures.copied_bytes_total = 77;
     state.memory.owners.kv_bytes = 12_345;
-    (state.remap.alpha, state.activity.absent_layers) = (1, 3);
+    (state.remap.alpha, state.activity.lent_layers) = (1, 3);
     metrics.set_state(&state);
     metrics
 }

@@ -116,7 +116,7 @@ impl GrantClient {
     }
 
     fn peer_state(&self, state: &State) -> Option<PeerState> {
-        let (place, activity) = (state.neighbourhood.as_ref()?, &state.activity);
+        let (place, activity) = (state.peers.as_ref()?, &state.activity);
         Some(PeerState {
             active: state.queue.running + state.queue.waiting > 0,
             last_used: self.scheduler_time(activity.last_used_unix_ms.unwrap_or(0)),

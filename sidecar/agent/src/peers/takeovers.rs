@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use sluice_memory::gpu_ledger::SliceTakeover;
-use sluice_wire::state::{Skip, Takeover, TurnState};
+use sluice_wire::state::{Skip, Takeover, TimeSliceState};
 
 use crate::clock::{unix_ms, whole_ms};
 
@@ -42,10 +42,10 @@ impl Takeovers {
         counted.last_skip = Some(Skip { of, at_unix_ms: unix_ms(SystemTime::now()) });
     }
 
-    /// Adds the counts since the start to `turn`.
-    pub fn fill(&self, turn: TurnState) -> TurnState {
+    /// Adds the counts since the start to `slice`.
+    pub fn fill(&self, slice: TimeSliceState) -> TimeSliceState {
         let TakeoverCounts { takeovers, last_takeover, skips, last_skip } = self.lock_counts().clone();
-        TurnState { takeovers_total: takeovers, last_takeover, skips_total: skips, last_skip, ..turn }
+        TimeSliceState { takeovers_total: takeovers, last_takeover, skips_total: skips, last_skip, ..slice }
     }
 
     fn lock_counts(&self) -> std::sync::MutexGuard<'_, TakeoverCounts> {

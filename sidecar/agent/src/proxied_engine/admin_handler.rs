@@ -176,7 +176,7 @@ impl AdminHandler {
             last_used_unix_ms: counts.last_used_at.map(unix_ms),
             next_use_in_ms: None,
             resident_since_unix_ms: resident.map(unix_ms),
-            absent_layers: 0,
+            lent_layers: 0,
         }
     }
 }

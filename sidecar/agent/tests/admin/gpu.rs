@@ -74,7 +74,7 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
     // Bound but not listening: connections are refused, and no other test gets the port.
     let gone = TcpSocket::new_v4().unwrap();
     gone.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let newer = raw_server(http("200 OK", "{\"version\": 2}")).await;
+    let newer = raw_server(http("200 OK", "{\"version\": 3}")).await;
     let failing = raw_server(http("500 Internal Server Error", "sorry")).await;
     let garbled = raw_server("nonsense\r\n\r\n".into()).await;
     let endless = raw_server(http("200 OK", &" ".repeat(5 << 20))).await;
@@ -88,7 +88,7 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
         ("moved", mistaken.address, "is default/other, not default/moved"),
         ("silent", silent.local_addr().unwrap(), "within 500 ms"),
         ("gone", gone.local_addr().unwrap(), "refused"),
-        ("newer", newer, "version 2"),
+        ("newer", newer, "version 3"),
         ("failing", failing, "500: sorry"),
         ("garbled", garbled, "invalid HTTP"),
         ("endless", endless, "exceeds 4194304 bytes"),

@@ -66,7 +66,7 @@ fn state(name: &str, lendable_chunks: u64) -> State {
     let mut state = State::default();
     (state.tenant.namespace, state.tenant.name) = ("default".into(), name.into());
     let place = Place { lendable_bytes: lendable_chunks * CHUNK, ..Place::default() };
-    state.neighbourhood = Some(place);
+    state.peers = Some(place);
     state
 }
 

@@ -75,7 +75,7 @@ async fn directive_sets_sleep_timeout_and_loans_are_declined() {
     world.engine.wait_for_log("sleep level=1", 1).await;
     world.wait_for_phase("Hibernated").await;
     let state = world.state().await;
-    assert_eq!((&state["memory"]["capacity_bytes"], &state["neighbourhood"]), (&json!(0), &Value::Null));
+    assert_eq!((&state["memory"]["capacity_bytes"], &state["peers"]), (&json!(0), &Value::Null));
     let golden = include_str!("../../../../crds/wire/tests/golden/grant-requests-v1.json");
     let requests: Vec<Value> = serde_json::from_str(golden).unwrap();
     let answer = world.admin("POST", "/v1/grants", &requests[0]).await;

@@ -38,7 +38,7 @@ fn assert_nothing_mapped(state: &State) {
     let owners = &state.memory.owners;
     assert_eq!(owners.free_bytes, state.memory.capacity_bytes, "{owners:?}");
     assert!(state.memory.balances(), "{:?}", state.memory);
-    assert_eq!(state.kv.blocks_total, 0);
+    assert_eq!(state.kv.layer_blocks_total, 0);
 }
 
 fn sleep(tenant: &Tenant, level: SleepLevel) -> State {
@@ -73,7 +73,7 @@ fn idle_tenant_hibernates_and_resumes_without_recompute() {
     assert_same(&[tenant.collect(tenant.submit(&first))], &[answer], "before");
     let state = tenant.state_when("hibernated", is_asleep);
     assert_nothing_mapped(&state);
-    assert_eq!(state.kv.host_blocks_used, 6 * 5, "the six full columns of 110 tokens, in five layers");
+    assert_eq!(state.kv.host_layer_blocks_used, 6 * 5, "the six full columns of 110 tokens, in five layers");
     let before = state.figures.prefill_tokens_total;
     assert_same(&[tenant.collect(tenant.submit(&question))], &[expected], "after");
     let state = tenant.state_when("hibernated again", is_asleep);
@@ -138,7 +138,7 @@ fn level_two_keeps_no_kv_and_no_token_changes() {
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
     tenant.state_when("they run", |state| state.figures.steps_total > 10);
     let state = sleep(&tenant, SleepLevel::Two);
-    assert_eq!(state.kv.host_blocks_used, 0);
+    assert_eq!(state.kv.host_layer_blocks_used, 0);
     wake(&tenant);
     let answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
     assert_same(&answers, &expected, "computed again");

@@ -22,9 +22,9 @@ fn dropped_request_frees_memory_within_one_step() {
         tenant.wait_for_token(&mut stays);
         tenant.wait_for_token(&mut leaves);
         let before = tenant.state();
-        assert!(before.kv.blocks_used >= 5 * LAYERS, "both hold blocks: {:?}", before.kv);
+        assert!(before.kv.layer_blocks_used >= 5 * LAYERS, "both hold blocks: {:?}", before.kv);
         drop(leaves);
-        let freed = tenant.state_when("freed", |s| s.kv.blocks_used <= 2 * LAYERS);
+        let freed = tenant.state_when("freed", |s| s.kv.layer_blocks_used <= 2 * LAYERS);
         let steps = freed.figures.steps_total - before.figures.steps_total;
         assert!(steps <= 1, "freed after {steps} steps");
         assert_eq!(freed.queue.running, 1, "the other one goes on");

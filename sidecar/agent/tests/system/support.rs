@@ -364,10 +364,10 @@ impl Tenant {
     pub fn assert_nothing_leaks(&self, what: &str) -> State {
         self.state_when("all requests have ended", |s| s.queue.running + s.queue.waiting == 0);
         // Blocks that were prefetched for a step that does not run are freed once the copy is complete.
-        let state = self.state_when("no block is in use", |state| state.kv.blocks_used == 0);
+        let state = self.state_when("no block is in use", |state| state.kv.layer_blocks_used == 0);
         assert!(state.memory.balances(), "{what}: {:?}", state.memory);
         let kv = &state.kv;
-        assert_eq!(kv.blocks_total, kv.blocks_cached + kv.blocks_free, "{what}: {kv:?}");
+        assert_eq!(kv.layer_blocks_total, kv.layer_blocks_cached + kv.layer_blocks_free, "{what}: {kv:?}");
         state
     }
 }
@@ -394,7 +394,7 @@ impl Drop for Tenant {
 
 /// Returns how often a reason applied.
 pub fn event_count(state: &State, reason: &str) -> u64 {
-    state.figures.remap_events_total.iter().find(|r| r.reason == reason).map_or(0, |r| r.count)
+    state.figures.moves_total.iter().find(|r| r.reason == reason).map_or(0, |r| r.count)
 }
 
 /// Returns the device memory with which the tenant of `config` has all layers resident and exactly `kv_bytes` of KV.

@@ -60,7 +60,7 @@ impl Views {
     /// Whether a peer reports that `tenant` has the time slice.
     async fn sees_as_holder(&self, tenant: &str) -> bool {
         let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has neighbours");
-        let turn = self.state(other).await.neighbourhood.and_then(|place| place.turn);
+        let turn = self.state(other).await.peers.and_then(|place| place.time_slice);
         let holder = turn.and_then(|turn| turn.holder);
         holder.is_some_and(|holder| holder.ends_with(&format!("/{tenant}")))
     }
@@ -68,14 +68,14 @@ impl Views {
 
 impl HangState {
     fn is_met(self, state: &State) -> bool {
-        let Some(place) = &state.neighbourhood else { return false };
-        let holds = place.turn.as_ref().is_some_and(|turn| turn.holds);
+        let Some(place) = &state.peers else { return false };
+        let holds = place.time_slice.as_ref().is_some_and(|turn| turn.holds);
         match self {
             HangState::Computing => holds && has_reached(state, "step"),
             HangState::Lending => place.lent_bytes > 0,
             HangState::Borrowing => place.borrowed_bytes > 0,
             HangState::Waiting => !holds && state.queue.running > 0,
-            HangState::Rebacking => has_reached(state, "re-backing"),
+            HangState::Rebacking => has_reached(state, "remapping"),
             HangState::Waking => state.phase == Phase::Waking,
         }
     }

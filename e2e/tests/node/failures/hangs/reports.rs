@@ -85,7 +85,7 @@ impl<'a, 'p> Observers<'a, 'p> {
         let title = format!("{}/{culprit}", self.product.namespace);
         let (mut takers, mut skippers) = (Vec::new(), Vec::new());
         for name in TENANTS.into_iter().filter(|name| *name != culprit) {
-            let turn = views.state(name).await.neighbourhood.and_then(|place| place.turn);
+            let turn = views.state(name).await.peers.and_then(|place| place.time_slice);
             let turn = turn.expect("turns are taken");
             takers.extend(turn.last_takeover.map(|taken| (name, taken)));
             skippers.extend(turn.last_skip.map(|skip| (name, skip)));

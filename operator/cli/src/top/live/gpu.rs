@@ -53,9 +53,9 @@ fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Spa
 
 /// Returns the holder of the time slice and the number of waiters; a late holder is shown among the reasons.
 fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
-    let turns = || states(&gpu.reports).filter_map(hangs::turn);
-    let waiting = turns().map(|turn| turn.waiting).max()?;
-    let holder = turns().find_map(|turn| turn.holder.as_deref()).unwrap_or("free");
+    let slices = || states(&gpu.reports).filter_map(hangs::time_slice);
+    let waiting = slices().map(|slice| slice.waiting).max()?;
+    let holder = slices().find_map(|slice| slice.holder.as_deref()).unwrap_or("free");
     // A GPU and its tenants have one namespace.
     let holder = holder.split_once('/').map_or(holder, |(_, name)| name);
     let waiting = if waiting > 0 { format!(", {waiting} waiting") } else { String::new() };

@@ -320,7 +320,8 @@ fn sort_orders_put_worst_first_and_r_reverses() {
     let figures = |state: &mut State, ttft, tbt, used, permille| {
         (state.figures.ttft.samples, state.figures.ttft.p99_ns) = (1, ttft);
         (state.figures.delivered_tbt.samples, state.figures.delivered_tbt.p99_ns) = (1, tbt);
-        (state.kv.blocks_total, state.kv.blocks_used, state.kv.block_bytes) = (100, used, 1 << 10);
+        (state.kv.layer_blocks_total, state.kv.layer_blocks_used, state.kv.layer_block_bytes) =
+            (100, used, 1 << 10);
         (state.slo.tbt_attained_permille, state.slo.ttft_attained_permille) = (Some(permille), None);
         state.slo.allowed_miss_permille = 10;
         state.phase = sluice_wire::state::Phase::Active;

@@ -113,7 +113,7 @@ fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fr
 
 /// Returns its memory limits and its time slices, if it has peers.
 fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
-    let Some(own) = &state.neighbourhood else { return Vec::new() };
+    let Some(own) = &state.peers else { return Vec::new() };
     let rows = [("budget", gpu::budget_fragments(own)), ("slice", gpu::turn_fragments(own))];
     let rows = rows.into_iter().filter(|(_, phrases)| !phrases.is_empty());
     rows.flat_map(|(name, phrases)| {
@@ -145,16 +145,16 @@ fn cell(view: &RenderContext, layer: Residency) -> Span<'static> {
 fn kv(state: &State) -> Vec<String> {
     let kv = &state.kv;
     let mut phrases = vec![
-        format!("{} used", kv.blocks_used),
-        format!("{} cached", kv.blocks_cached),
-        format!("{} free", kv.blocks_free),
-        format!("of {} blocks of {}", kv.blocks_total, bytes(kv.block_bytes)),
+        format!("{} used", kv.layer_blocks_used),
+        format!("{} cached", kv.layer_blocks_cached),
+        format!("{} free", kv.layer_blocks_free),
+        format!("of {} blocks of {}", kv.layer_blocks_total, bytes(kv.layer_block_bytes)),
     ];
-    if kv.host_blocks_limit > 0 {
-        phrases.push(format!("host {} of {}", kv.host_blocks_used, kv.host_blocks_limit));
+    if kv.host_layer_blocks_limit > 0 {
+        phrases.push(format!("host {} of {}", kv.host_layer_blocks_used, kv.host_layer_blocks_limit));
     }
     // The few blocks of an idle tenant outside its prefix cache may all count as scattered.
-    if kv.blocks_used > 0 {
+    if kv.layer_blocks_used > 0 {
         phrases.push(format!("fragmented {}", percent(Some(kv.fragmentation_permille))));
     }
     phrases

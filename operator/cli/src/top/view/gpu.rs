@@ -40,7 +40,7 @@ impl<'a> GpuTenants<'a> {
     }
 
     fn peer_states(&self) -> impl Iterator<Item = &'a SharingState> {
-        self.tenants.iter().filter_map(|(_, state)| state.neighbourhood.as_ref())
+        self.tenants.iter().filter_map(|(_, state)| state.peers.as_ref())
     }
 
     fn sum(&self, of: fn(&SharingState) -> u64) -> u64 {
@@ -68,22 +68,22 @@ impl<'a> GpuTenants<'a> {
             phrases.push(sum("borrowed", |own| own.borrowed_bytes));
             phrases.push(sum("lent", |own| own.lent_bytes));
         }
-        phrases.extend(self.turn(view));
+        phrases.extend(self.time_slice(view));
         wrap_fragments("GPU ", phrases, 3, width)
     }
 
     /// Returns the holder of the time slice, whether it is past its deadline, and the number of waiters; `None` =
     /// no time slices.
-    fn turn(&self, view: &RenderContext) -> Option<Fragment> {
-        let turns = || self.tenants.iter().filter_map(|(_, state)| hangs::turn(state));
-        let waiting = turns().map(|turn| turn.waiting).max()?;
+    fn time_slice(&self, view: &RenderContext) -> Option<Fragment> {
+        let slices = || self.tenants.iter().filter_map(|(_, state)| hangs::time_slice(state));
+        let waiting = slices().map(|slice| slice.waiting).max()?;
         // Waiting tenants name a holder that does not answer.
         let late =
-            turns().filter(|turn| turn.holder_overdue_ms > 0).max_by_key(|turn| turn.holder_overdue_ms);
-        let late = late.and_then(|turn| Some((turn.holder.as_deref()?, turn.holder_overdue_ms)));
-        let holds = |state: &State| hangs::turn(state).is_some_and(|turn| turn.holds);
+            slices().filter(|slice| slice.holder_overdue_ms > 0).max_by_key(|slice| slice.holder_overdue_ms);
+        let late = late.and_then(|slice| Some((slice.holder.as_deref()?, slice.holder_overdue_ms)));
+        let holds = |state: &State| hangs::time_slice(state).is_some_and(|slice| slice.holds);
         let holder = self.tenants.iter().find(|(_, state)| holds(state)).map(|(title, _)| *title);
-        let named = || turns().find_map(|turn| turn.holder.as_deref());
+        let named = || slices().find_map(|slice| slice.holder.as_deref());
         let mut phrase = match late {
             Some((holder, overdue_ms)) => {
                 let said = format!("slice {holder}, {overdue_ms} ms past its deadline");
@@ -101,7 +101,7 @@ impl<'a> GpuTenants<'a> {
 /// Renders one tenant of a shared GPU, above its map; `cell` only if it fits into the line.
 pub fn tenant(title: &str, state: &State, brief: &str, cell: &str, width: usize) -> Vec<Line<'static>> {
     let mut phrases: Vec<Fragment> = vec![vec![RenderContext::bold(title)]];
-    match &state.neighbourhood {
+    match &state.peers {
         Some(own) => {
             phrases.push(plain_fragment(format!("{brief}share {}", bytes(own.share_bytes))));
             phrases.push(plain_fragment(format!("budget {}", bytes(own.budget_bytes))));
@@ -128,8 +128,8 @@ fn loan_fragments(own: &SharingState) -> Vec<String> {
         }
     }
     let words = |(direction, name, sum): (Direction, &str, u64)| match direction {
-        Direction::Given => format!("lent {} to {name}", bytes(sum)),
-        Direction::Taken => format!("borrowed {} from {name}", bytes(sum)),
+        Direction::Lent => format!("lent {} to {name}", bytes(sum)),
+        Direction::Borrowed => format!("borrowed {} from {name}", bytes(sum)),
     };
     sums.into_iter().map(words).collect()
 }
@@ -148,10 +148,10 @@ pub fn budget_fragments(own: &SharingState) -> Vec<String> {
 
 /// Describes a tenant's time slices, for its details; empty if there are none.
 pub fn turn_fragments(own: &SharingState) -> Vec<String> {
-    let Some(turn) = &own.turn else { return Vec::new() };
+    let Some(slice) = &own.time_slice else { return Vec::new() };
     vec![
-        if turn.holds { "holds it".to_owned() } else { "does not hold it".to_owned() },
-        format!("{} so far, {} in all", turn.turns_total, age(turn.held_ns_total / 1_000_000)),
-        format!("p50/p99 ms: wait {}, hand-over {}", percentiles(&turn.wait), percentiles(&turn.handover)),
+        if slice.holds { "holds it".to_owned() } else { "does not hold it".to_owned() },
+        format!("{} so far, {} in all", slice.slices_total, age(slice.held_ns_total / 1_000_000)),
+        format!("p50/p99 ms: wait {}, hand-over {}", percentiles(&slice.wait), percentiles(&slice.handover)),
     ]
 }

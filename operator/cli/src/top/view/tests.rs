@@ -61,8 +61,8 @@ fn state(name: &str) -> State {
         free_bytes: 96 * CHUNK,
         ..OwnerBytes::default()
     };
-    (state.kv.blocks_total, state.kv.blocks_used, state.kv.blocks_cached) = (400, 300, 60);
-    (state.kv.blocks_free, state.kv.block_bytes, state.kv.utilisation_permille) = (40, 2048, 750);
+    (state.kv.layer_blocks_total, state.kv.layer_blocks_used, state.kv.layer_blocks_cached) = (400, 300, 60);
+    (state.kv.layer_blocks_free, state.kv.layer_block_bytes, state.kv.utilisation_permille) = (40, 2048, 750);
     (state.remap.alpha, state.remap.beta, state.remap.cap_layers) = (2, 1, 5);
     state.remap.moving_layers = vec![2, 5, 8];
     state.layers = (0..9)
@@ -225,7 +225,8 @@ fn aborted_tokens_and_manual_sleep_are_shown() {
 fn a_tenant_that_uses_no_kv_is_not_fragmented() {
     let mut sighting = answered("story");
     let state = sighting.state.as_mut().unwrap();
-    (state.kv.blocks_used, state.kv.blocks_cached, state.kv.fragmentation_permille) = (0, 360, 1000);
+    (state.kv.layer_blocks_used, state.kv.layer_blocks_cached, state.kv.fragmentation_permille) =
+        (0, 360, 1000);
     let shown = rows(&[sighting], 80);
     assert!(
         shown.contains(&"kv       0 used  360 cached  40 free  of 400 blocks of 2 KiB".to_owned()),

@@ -48,7 +48,7 @@ impl StartupInbox {
     pub fn set_peer_state(&mut self, place: SharingState) {
         let memory = &mut self.state.memory;
         (memory.capacity_bytes, memory.owners.free_bytes) = (place.budget_bytes, place.budget_bytes);
-        self.state.neighbourhood = Some(place);
+        self.state.peers = Some(place);
     }
 
     /// Handles messages until an engine attaches or is lost, a wake-up arrives, or `limit` has passed.
@@ -191,7 +191,7 @@ mod tests {
         inbox.send(SchedulerMessage::Admin(AdminCall::Grant(ask, asked)));
         anteroom.wait(SHORT_WAIT).expect("it was not ordered to stop");
         let told = told.blocking_recv().expect("an answer");
-        assert_eq!((told.phase, told.neighbourhood.clone().unwrap().waits_for), (Phase::Loading, waits_for));
+        assert_eq!((told.phase, told.peers.clone().unwrap().waits_for), (Phase::Loading, waits_for));
         assert!(told.memory.balances() && told.at_unix_ms >= told.phase_since_unix_ms, "{told:?}");
         assert_eq!(answered.blocking_recv().unwrap(), GrantAnswer::refused(RefusalReason::Busy));
         let ids = anteroom.into_handoff().1.buffered.into_iter().map(|message| match message {

@@ -1,7 +1,7 @@
 //! Output for tenants that share a GPU.
 
 use ratatui::style::Color;
-use sluice_wire::state::{Direction, EngineHang, GrantState, SharingState, TurnState};
+use sluice_wire::state::{Direction, EngineHang, GrantState, SharingState, TimeSliceState};
 
 use super::*;
 use crate::top::SidecarPoll;
@@ -49,7 +49,7 @@ fn peer(name: &str, borrowed: u64, lent: u64, grants: &[(Direction, &str, u64)],
         bytes: chunks * CHUNK,
         expires_in_ms: 5_000,
     };
-    state.neighbourhood = Some(SharingState {
+    state.peers = Some(SharingState {
         instance: 1,
         share_bytes: 160 * CHUNK,
         floor_bytes: 32 * CHUNK,
@@ -59,15 +59,15 @@ fn peer(name: &str, borrowed: u64, lent: u64, grants: &[(Direction, &str, u64)],
         lent_bytes: lent * CHUNK,
         borrowed_bytes: borrowed * CHUNK,
         grants: grants.iter().map(grant).collect(),
-        turn: Some(TurnState {
+        time_slice: Some(TimeSliceState {
             holds,
             epoch: 9,
             waiting: 2,
             held_ns_total: 3_100_000_000,
-            turns_total: 70,
+            slices_total: 70,
             handover: Percentiles { samples: 70, p50_ns: 100_000, p99_ns: 400_000 },
             wait: Percentiles { samples: 70, p50_ns: 40_000_000, p99_ns: 101_000_000 },
-            ..TurnState::default()
+            ..TimeSliceState::default()
         }),
         ..SharingState::default()
     });
@@ -75,11 +75,11 @@ fn peer(name: &str, borrowed: u64, lent: u64, grants: &[(Direction, &str, u64)],
 }
 
 pub fn peers() -> [SidecarPoll; 3] {
-    use Direction::{Given, Taken};
+    use Direction::{Borrowed, Lent};
     [
-        peer("chat", 48, 0, &[(Taken, "code", 16), (Taken, "mail", 16), (Taken, "code", 16)], true),
-        peer("code", 0, 32, &[(Given, "chat", 16), (Given, "chat", 16)], false),
-        peer("mail", 0, 16, &[(Given, "chat", 16)], false),
+        peer("chat", 48, 0, &[(Borrowed, "code", 16), (Borrowed, "mail", 16), (Borrowed, "code", 16)], true),
+        peer("code", 0, 32, &[(Lent, "chat", 16), (Lent, "chat", 16)], false),
+        peer("mail", 0, 16, &[(Lent, "chat", 16)], false),
     ]
 }
 
@@ -121,9 +121,9 @@ fn peer_lines_fit_80_columns_and_turn_can_be_free() {
     let long = "a-tenant-with-a-name-of-forty-characters";
     let mut sightings = peers();
     for sighting in &mut sightings {
-        let own = sighting.state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
+        let own = sighting.state.as_mut().unwrap().peers.as_mut().unwrap();
         own.grants.iter_mut().for_each(|grant| grant.name = long.into());
-        own.turn.as_mut().unwrap().holds = false;
+        own.time_slice.as_mut().unwrap().holds = false;
     }
     sightings[0].title = format!("default/{long}");
     let view = RenderContext { polls: &sightings, colour: false, now_unix_ms: NOW, empty_text: "no tenant" };
@@ -145,7 +145,7 @@ fn tenants_without_peer_info_are_grouped_by_gpu() {
     let mut sightings = peers();
     for sighting in &mut sightings {
         let state = sighting.state.as_mut().unwrap();
-        (state.neighbourhood, state.memory.capacity_bytes) = (None, 480 * CHUNK);
+        (state.peers, state.memory.capacity_bytes) = (None, 480 * CHUNK);
     }
     let shown = rows(&sightings, 80);
     assert_eq!(shown[1], "GPU local-shared-0   30 MiB, 3 tenants");
@@ -157,9 +157,9 @@ fn peers_with_stopped_holder() -> [SidecarPoll; 3] {
     let mut sightings = peers();
     sightings[1].state = Err("timed out".into());
     for at in [0, 2] {
-        let own = sightings[at].state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
-        let turn = own.turn.as_mut().unwrap();
-        (turn.holds, turn.holder, turn.holder_overdue_ms) = (false, Some("default/code".into()), 1_500);
+        let own = sightings[at].state.as_mut().unwrap().peers.as_mut().unwrap();
+        let slice = own.time_slice.as_mut().unwrap();
+        (slice.holds, slice.holder, slice.holder_overdue_ms) = (false, Some("default/code".into()), 1_500);
     }
     sightings
 }
@@ -191,8 +191,8 @@ fn late_turn_holder_is_shown_in_red_above_peers() {
     assert!(!red.contains("waiting"), "{red}");
     let mut well = peers_with_stopped_holder();
     for at in [0, 2] {
-        let own = well[at].state.as_mut().unwrap().neighbourhood.as_mut().unwrap();
-        own.turn.as_mut().unwrap().holder_overdue_ms = 0;
+        let own = well[at].state.as_mut().unwrap().peers.as_mut().unwrap();
+        own.time_slice.as_mut().unwrap().holder_overdue_ms = 0;
     }
     let text = rows(&well, 100).join("\n");
     assert!(text.contains("slice default/code, 2 waiting") && !text.contains("deadline"), "{text}");
