@@ -91,7 +91,7 @@ async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Durat
     for request in requests {
         request.await.unwrap().unwrap();
     }
-    assert!(took <= allowed, "{what}: neighbours waited {took:?}, {allowed:?} are allowed");
+    assert!(took <= allowed, "{what}: peers waited {took:?}, {allowed:?} are allowed");
     took
 }
 
@@ -123,7 +123,7 @@ impl Case<'_, '_> {
         processes::signal(pid, Signal::STOP);
         let bound = HangLimit::start(&state, HANG_TIMEOUT);
         let took = until_steps(&bound, &what, &self.trio.others(victim)).await;
-        eprintln!("{what}: neighbours went on after {took:?}, {:?} are allowed", bound.allows());
+        eprintln!("{what}: peers went on after {took:?}, {:?} are allowed", bound.allows());
         match stopped {
             Stopped::Worker => self.engine_is_replaced(victim, &state).await,
             Stopped::Supervisor => processes::signal(pid, Signal::CONT),

@@ -8,6 +8,7 @@
 //! **Versions.** As in [`crate::message`], with [`VERSION`] as major. All fields of the first version are
 //! required; later fields have a default with the earlier meaning. A sidecar stores a directive as it was received,
 //! so that a later version of it reads fields that this one ignored.
+//! Version 2 has the words of the glossary: `peers` was `neighbours`. Version 1 is read too.
 
 mod check;
 
@@ -20,7 +21,7 @@ pub use self::check::{MAX_NAME_LENGTH, MAX_PEERS, MAX_UUID_LENGTH};
 use crate::message::{self, ReadError};
 
 /// Major of the message.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Sharing rules of one tenant and its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,7 +48,8 @@ pub struct Directive {
     /// Time in which a borrower gives back what is revoked, milliseconds.
     pub revoke_bound_ms: u32,
     /// The other tenants of the GPU; never the one that this is for.
-    pub neighbours: Vec<PeerInfo>,
+    #[serde(alias = "neighbours")]
+    pub peers: Vec<PeerInfo>,
     /// Names of peers in the order of requests while their live state is unavailable, from the last reported
     /// idleness. Missing ones are last. [`VictimRule::FixedOrder`] ignores it.
     pub fallback_order: Vec<String>,
@@ -100,7 +102,7 @@ pub enum Sharing {
     /// One tenant at a time runs steps.
     Temporal {
         /// Order of the wait queue.
-        order: TurnOrder,
+        order: SliceOrder,
         /// Minimum time slice while there is work, milliseconds.
         min_quantum_ms: u32,
         /// Maximum time slice while another tenant waits, milliseconds; it ends at the last step boundary before.
@@ -114,7 +116,7 @@ pub enum Sharing {
 
 /// Order of the wait queue for time slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum TurnOrder {
+pub enum SliceOrder {
     /// The tenant that has waited longest.
     RoundRobin,
     /// The highest priority, with ageing.
@@ -128,7 +130,7 @@ pub enum VictimRule {
     MostRecentlyUsed,
     /// The tenant that has not run for longest.
     LeastRecentlyUsed,
-    /// The order of [`Directive::neighbours`], with or without their live state. The writer of directives sorts
+    /// The order of [`Directive::peers`], with or without their live state. The writer of directives sorts
     /// them by name, as `GpuPool` promises.
     FixedOrder,
 }
@@ -163,6 +165,20 @@ impl Directive {
         let directive: Directive = message::read(text, VERSION)?;
         directive.check()?;
         Ok(directive)
+    }
+
+    /// The message in the words of version 1, for a sidecar that knows no later one. It has all of it.
+    ///
+    /// # Errors
+    /// None is known: the fields are plain data.
+    pub fn to_json_v1(&self) -> serde_json::Result<Vec<u8>> {
+        let mut message = serde_json::to_value(Directive { version: 1, ..self.clone() })?;
+        if let Some(fields) = message.as_object_mut()
+            && let Some(peers) = fields.remove("peers")
+        {
+            fields.insert("neighbours".into(), peers);
+        }
+        serde_json::to_vec(&message)
     }
 
     /// Its place among others.

@@ -15,7 +15,7 @@ pub use self::check::{MAX_NONCES, MAX_TTL_MS};
 use crate::message::{self, ReadError};
 
 /// Major of both messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// A request on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,7 +169,8 @@ pub enum RefusalReason {
     /// Memory is not traded on this GPU.
     NotTraded,
     /// The sender is not among its peers.
-    UnknownNeighbour,
+    #[serde(alias = "UnknownNeighbour")]
+    UnknownPeer,
     /// It does not know that grant.
     UnknownGrant,
     /// Its memory is being changed: it loads, falls asleep or wakes, or what it promised could not be vacated.

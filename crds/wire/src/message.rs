@@ -16,7 +16,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{field}`: {problem}")]
 pub struct Invalid {
-    /// Path of the field from the root of the message, such as `tenant.priority` or `neighbours[2].admin`; `.` = the
+    /// Path of the field from the root of the message, such as `tenant.priority` or `peers[2].admin`; `.` = the
     /// message itself.
     pub field: String,
     /// What is wrong with it, with the value and the bound.

@@ -32,9 +32,9 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
     let bound = HangLimit::start(&state, LATE);
-    let neighbours = trio.others(victim);
-    let took = until_steps(&bound, &what, &neighbours).await;
-    eprintln!("{what}: neighbours went on after {took:?}");
+    let peers = trio.others(victim);
+    let took = until_steps(&bound, &what, &peers).await;
+    eprintln!("{what}: peers went on after {took:?}");
     let from = format!("default/{}", tenant.record.name);
     let names = |state: &State| {
         turn(state).last_takeover.as_ref().is_some_and(|takeover| {
@@ -42,7 +42,7 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
         })
     };
     eventually("a neighbour names the tenant that hangs", async || {
-        let [one, other] = [neighbours[0].state().await, neighbours[1].state().await];
+        let [one, other] = [peers[0].state().await, peers[1].state().await];
         [one, other].iter().any(names).then_some(())
     })
     .await;
@@ -93,7 +93,7 @@ async fn stopped_as_a_whole(
     whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
     let bound = HangLimit::start(&state, HANG_TIMEOUT);
     let took = until_steps(&bound, &what, &trio.others(victim)).await;
-    eprintln!("{what}: neighbours went on after {took:?}");
+    eprintln!("{what}: peers went on after {took:?}");
     let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
     within(KILLED, &format!("{what}: all of it is killed"), dead).await;
     let killed = bound.elapsed();

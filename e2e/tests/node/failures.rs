@@ -220,7 +220,7 @@ impl<'a> Rows<'a> {
         };
         let (status, words) = put(&neighbour, &stolen).await.unwrap();
         assert_eq!(status, 403, "{words}");
-        assert!(words.contains("the role Neighbour may not use this path"), "{words}");
+        assert!(words.contains("the role Peer may not use this path"), "{words}");
         let (status, state) = admin.ask(&neighbour, Method::GET, "/v1/state", None).await.unwrap();
         assert_eq!(status, 200, "{state}");
         let nobody = Credential::none(self.product, CHAT);

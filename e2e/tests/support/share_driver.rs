@@ -51,7 +51,7 @@ impl ShareDriver {
             (directive.epoch, directive.sequence) = (self.fence.epoch, self.fence.sequence);
             directive.tenant.share_bytes = Some(part.share_bytes);
             directive.tenant.max_remapped_percent = part.cap;
-            for neighbour in &mut directive.neighbours {
+            for neighbour in &mut directive.peers {
                 let now = tenants.iter().find(|tenant| tenant.record.name == neighbour.name).unwrap();
                 neighbour.admin = now.record.admin;
             }

@@ -106,13 +106,13 @@ impl<'a> Sidecar<'a> {
     /// Sets another policy; `number` increases with every directive.
     pub async fn order(&self, number: u64, policy: &str, most_remapped_percent: u32) {
         let directive = json!({
-            "version": 1, "epoch": 1, "sequence": number, "policy": policy,
+            "version": 2, "epoch": 1, "sequence": number, "policy": policy,
             "tenant": {
                 "priority": 100, "max_remapped_percent": most_remapped_percent,
                 "hibernate_after_seconds": null, "idle_after_seconds": 30,
             },
             "sharing": "Spatial", "victim": "MostRecentlyUsed", "min_residence_ms": 0, "revoke_bound_ms": 200,
-            "neighbours": [], "fallback_order": [],
+            "peers": [], "fallback_order": [],
         });
         let token = std::fs::read_to_string(&self.tenant.record.token_file).unwrap();
         let url = format!("http://{}/v1/directive", self.tenant.record.admin);

@@ -107,11 +107,11 @@ fn report_lines(report: &TenantReport, witnesses: &[String], now_unix_ms: u64) -
 /// Returns the peers' observations of the tenant `title`, NAMESPACE/NAME, as holder of the time slice, and of their
 /// own hung engines.
 fn peer_observations<'a>(
-    neighbours: impl Iterator<Item = &'a State>,
+    peers: impl Iterator<Item = &'a State>,
     title: &str,
     now_unix_ms: u64,
 ) -> Vec<String> {
-    neighbours
+    peers
         .flat_map(|state| {
             [hangs::peer_account(state, title, now_unix_ms), hangs::hung_peer_text(state, now_unix_ms)]
         })
@@ -126,9 +126,9 @@ async fn explain_local(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     let (sidecar, others) =
         folder.find(namespace, name, "in a cluster: kubectl sluice explain, or --cluster")?;
     let (admin, title, record) = (AdminClient::new()?, sidecar.title, sidecar.record?);
-    let (own, neighbours) = tokio::join!(admin.state(&record), states(&admin, others, &record.gpu));
+    let (own, peers) = tokio::join!(admin.state(&record), states(&admin, others, &record.gpu));
     let now = now_unix_ms();
-    let witnesses = peer_observations(neighbours.iter(), &title, now);
+    let witnesses = peer_observations(peers.iter(), &title, now);
     let mut lines = match own {
         Ok(state) => state::explain(&state, now),
         Err(error) if witnesses.is_empty() => return Err(error),

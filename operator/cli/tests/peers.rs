@@ -133,8 +133,8 @@ fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
     let first = TENANTS.map(|name| told.directive(name, 0));
     for (index, directive) in first.iter().enumerate() {
         let expected: Vec<_> = (0..3).filter(|i| *i != index).map(|i| (TENANTS[i], admins[i])).collect();
-        let neighbours: Vec<_> = directive.neighbours.iter().map(|n| (n.name.as_str(), n.admin)).collect();
-        assert_eq!((directive.sequence, neighbours), (1, expected));
+        let peers: Vec<_> = directive.peers.iter().map(|n| (n.name.as_str(), n.admin)).collect();
+        assert_eq!((directive.sequence, peers), (1, expected));
         assert_eq!(directive.epoch, first[0].epoch);
         let own = config(&world, TENANTS[index]).neighbourhood.unwrap();
         // A third of 24 MiB: the models are equal.
@@ -155,7 +155,7 @@ fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
     for name in ["chat", "mail"] {
         let again = told.directive(name, 1);
         assert_eq!((again.epoch, again.sequence), (first[0].epoch, 2));
-        assert_eq!(again.neighbours.iter().find(|n| n.name == "code").unwrap().admin, back);
+        assert_eq!(again.peers.iter().find(|n| n.name == "code").unwrap().admin, back);
     }
     assert_eq!(told.directive("code", 1).sequence, 2);
     finish_up(up, &world);
@@ -304,7 +304,7 @@ fn three_sidecar_processes_share_one_gpu_with_directives() {
                 None
             }
         });
-        let others: Vec<_> = directive.neighbours.iter().map(|n| n.name.as_str()).collect();
+        let others: Vec<_> = directive.peers.iter().map(|n| n.name.as_str()).collect();
         let expected: Vec<_> = TENANTS.into_iter().filter(|other| *other != name).collect();
         assert_eq!(others, expected);
     }

@@ -86,7 +86,7 @@ impl GpuPeers<'_> {
         // Sorted by name, as `FixedOrder` requires.
         others.sort_by_key(|other| name(other.tenant));
         others.truncate(MAX_PEERS);
-        let neighbours = others.iter().map(|other| self.peer_info(other)).collect();
+        let peers = others.iter().map(|other| self.peer_info(other)).collect();
         let remap = &self.pool.spec.remap;
         let victim = victim_rule(remap.victim);
         sort_victims(&mut others, victim, |other| other.lender());
@@ -101,7 +101,7 @@ impl GpuPeers<'_> {
             victim,
             min_residence_ms: to_u32(remap.min_residence_milliseconds),
             revoke_bound_ms: to_u32(remap.revoke_bound_milliseconds),
-            neighbours,
+            peers,
             fallback_order: others.iter().map(|other| name(other.tenant).to_owned()).collect(),
         }
     }

@@ -3,7 +3,7 @@
 use sluice_types::pool::{Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
-use sluice_wire::directive::{Sharing, TurnOrder};
+use sluice_wire::directive::{Sharing, SliceOrder};
 
 /// Converts the sharing settings.
 pub fn sharing(written: &Written) -> Sharing {
@@ -13,8 +13,8 @@ pub fn sharing(written: &Written) -> Sharing {
         SharingMode::Isolated => Sharing::Isolated,
         SharingMode::Temporal => Sharing::Temporal {
             order: match turns.order {
-                WrittenOrder::RoundRobin => TurnOrder::RoundRobin,
-                WrittenOrder::Priority => TurnOrder::Priority,
+                WrittenOrder::RoundRobin => SliceOrder::RoundRobin,
+                WrittenOrder::Priority => SliceOrder::Priority,
             },
             min_quantum_ms: to_u32(turns.min_quantum_milliseconds),
             max_quantum_ms: to_u32(turns.max_quantum_milliseconds),

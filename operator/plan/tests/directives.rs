@@ -51,9 +51,9 @@ fn directive_for(victim: &str, change: impl FnOnce(&mut Vec<SlotPeer<'_>>)) -> D
 #[test]
 fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads() {
     let directive = directive_for("MostRecentlyUsed", |_| ());
-    let names: Vec<_> = directive.neighbours.iter().map(|neighbour| neighbour.name.as_str()).collect();
+    let names: Vec<_> = directive.peers.iter().map(|neighbour| neighbour.name.as_str()).collect();
     assert_eq!(names, ["busy", "old", "recent", "silent"], "by name, and never itself");
-    let old = &directive.neighbours[1];
+    let old = &directive.peers[1];
     assert_eq!((old.pod_uid.as_deref(), old.claim_uid.as_deref()), (Some("pod-of-old"), Some("claim")));
     assert_eq!((old.admin, old.priority), (([10, 0, 0, 4], 8001).into(), 3));
     assert_eq!((old.share_bytes, old.floor_bytes), (48 * MIB, 25 * MIB));
@@ -138,7 +138,7 @@ fn inactive_peers_come_first_then_priority_then_victim_rule() {
 #[test]
 fn floor_above_share_is_sent_as_share() {
     let told = directive_for("MostRecentlyUsed", |members| members[1].share_bytes = MIB);
-    let silent = told.neighbours.iter().find(|neighbour| neighbour.name == "silent").unwrap();
+    let silent = told.peers.iter().find(|neighbour| neighbour.name == "silent").unwrap();
     assert_eq!((silent.share_bytes, silent.floor_bytes), (MIB, MIB));
 }
 

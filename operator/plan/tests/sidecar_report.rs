@@ -21,7 +21,7 @@ fn state_is_converted_to_slot_report() {
     let memory = told.memory;
     assert_eq!(memory.weights.bytes(), 8_388_608 + 16_777_216 + 8_388_608);
     assert_eq!((memory.kv.bytes(), memory.host_kv.bytes()), (50_331_648, 96 * 8192));
-    assert_eq!(memory.remapped_layers, 1 + 3, "its own slots' and those that neighbours have");
+    assert_eq!(memory.remapped_layers, 1 + 3, "its own slots' and those that peers have");
     assert_eq!(told.last_remap, Some(1_764_000_030));
     assert_eq!(told.idle_since, state().idle_since_unix_ms.map(|ms| ms as i64 / 1000));
 }

@@ -45,32 +45,32 @@ impl Directive {
     }
 
     fn check_peers(&self) -> Result<(), Invalid> {
-        let count = self.neighbours.len();
+        let count = self.peers.len();
         if count > MAX_PEERS {
             return Err(Invalid::new(
-                "neighbours",
+                "peers",
                 format!("{count} entries, but at most {MAX_PEERS} are allowed"),
             ));
         }
         let (mut names, mut addresses) = (HashSet::new(), HashSet::new());
-        for (index, neighbour) in self.neighbours.iter().enumerate() {
-            let at = format!("neighbours[{index}]");
-            neighbour.check(&at)?;
-            if !names.insert(&neighbour.name) {
-                return Err(Invalid::new(format!("{at}.name"), format!("`{}` occurs twice", neighbour.name)));
+        for (index, peer) in self.peers.iter().enumerate() {
+            let at = format!("peers[{index}]");
+            peer.check(&at)?;
+            if !names.insert(&peer.name) {
+                return Err(Invalid::new(format!("{at}.name"), format!("`{}` occurs twice", peer.name)));
             }
-            if !addresses.insert(neighbour.admin) {
-                return Err(Invalid::new(format!("{at}.admin"), format!("{} occurs twice", neighbour.admin)));
+            if !addresses.insert(peer.admin) {
+                return Err(Invalid::new(format!("{at}.admin"), format!("{} occurs twice", peer.admin)));
             }
         }
         Ok(())
     }
 
     fn check_fallback(&self) -> Result<(), Invalid> {
-        let mut left: HashSet<_> = self.neighbours.iter().map(|neighbour| &neighbour.name).collect();
+        let mut left: HashSet<_> = self.peers.iter().map(|peer| &peer.name).collect();
         for (index, name) in self.fallback_order.iter().enumerate() {
             if !left.remove(name) {
-                let problem = format!("`{name}` is not in `neighbours`, or occurs twice");
+                let problem = format!("`{name}` is not in `peers`, or occurs twice");
                 return Err(Invalid::new(format!("fallback_order[{index}]"), problem));
             }
         }

@@ -2,16 +2,17 @@
 
 use serde_json::{Value, json};
 use sluice_wire::directive::{
-    CurrentFence, Directive, Fence, MAX_PEERS, PeerInfo, Sharing, TenantRule, TurnOrder, VERSION, VictimRule,
+    CurrentFence, Directive, Fence, MAX_PEERS, PeerInfo, Sharing, SliceOrder, TenantRule, VERSION, VictimRule,
 };
 use sluice_wire::message::ReadError;
 
 use super::golden;
 
-const GOLDEN: &str = include_str!("../golden/directive-v1.json");
+const GOLDEN: &str = include_str!("../golden/directive-v2.json");
+const V1: &str = include_str!("../golden/directive-v1.json");
 
 fn directive() -> Directive {
-    let neighbour = |name: &str, host: u8, pod: Option<&str>| PeerInfo {
+    let peer = |name: &str, host: u8, pod: Option<&str>| PeerInfo {
         namespace: "default".into(),
         name: name.into(),
         pod_uid: pod.map(Into::into),
@@ -34,14 +35,11 @@ fn directive() -> Directive {
             idle_after_seconds: 30,
         },
         gpu_uuid: Some("GPU-5c2f6a1e-8a53-4b6e-9d0f-2f1d9b11e2a4".into()),
-        sharing: Sharing::Temporal { order: TurnOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 },
+        sharing: Sharing::Temporal { order: SliceOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 },
         victim: VictimRule::MostRecentlyUsed,
         min_residence_ms: 500,
         revoke_bound_ms: 200,
-        neighbours: vec![
-            neighbour("code", 7, Some("6f4de2a1-5d0b-4a53-9f0e-3f6b2f1d9b11")),
-            neighbour("chat", 9, None),
-        ],
+        peers: vec![peer("code", 7, Some("6f4de2a1-5d0b-4a53-9f0e-3f6b2f1d9b11")), peer("chat", 9, None)],
         fallback_order: vec!["chat".into()],
     }
 }
@@ -53,6 +51,15 @@ fn the_directive_is_written_and_read_as_committed() {
     assert_eq!(directive().fence(), Fence { epoch: 3, sequence: u64::MAX });
     let current = serde_json::to_string(&CurrentFence { current: Fence { epoch: 3, sequence: 4 } });
     assert_eq!(current.expect("it serialises"), r#"{"current":{"epoch":3,"sequence":4}}"#);
+}
+
+#[test]
+fn version_1_is_read_and_written() {
+    let older = Directive { version: 1, ..directive() };
+    assert_eq!(Directive::from_json(V1.as_bytes()).expect("golden"), older);
+    let written: Value =
+        serde_json::from_slice(&directive().to_json_v1().expect("it serialises")).expect("JSON");
+    assert_eq!(written, serde_json::from_str::<Value>(V1).expect("golden"));
 }
 
 #[test]
@@ -69,7 +76,7 @@ fn every_sharing_mode_is_read() {
         (json!("Isolated"), Sharing::Isolated),
         (
             json!({"Temporal": {"order": "Priority", "min_quantum_ms": 7, "max_quantum_ms": 7}}),
-            Sharing::Temporal { order: TurnOrder::Priority, min_quantum_ms: 7, max_quantum_ms: 7 },
+            Sharing::Temporal { order: SliceOrder::Priority, min_quantum_ms: 7, max_quantum_ms: 7 },
         ),
     ] {
         let read = Directive::from_json(&golden::with(GOLDEN, "/sharing", json)).expect("readable");
@@ -79,13 +86,13 @@ fn every_sharing_mode_is_read() {
 
 #[test]
 fn a_newer_writer_may_add_fields_and_not_a_major() {
-    for at in ["/added", "/tenant/added", "/neighbours/0/added", "/sharing/Temporal/added"] {
+    for at in ["/added", "/tenant/added", "/peers/0/added", "/sharing/Temporal/added"] {
         let read = Directive::from_json(&golden::with(GOLDEN, at, json!({"x": 1}))).expect(at);
         assert_eq!(read, directive());
     }
-    for text in [golden::with(GOLDEN, "/version", 2.into()), br#"{"version": 2, "policy": []}"#.to_vec()] {
+    for text in [golden::with(GOLDEN, "/version", 3.into()), br#"{"version": 3, "policy": []}"#.to_vec()] {
         let error = Directive::from_json(&text).expect_err("newer");
-        assert!(matches!(error, ReadError::NewerVersion { version: 2, known: 1 }), "{error}");
+        assert!(matches!(error, ReadError::NewerVersion { version: 3, known: 2 }), "{error}");
         assert_eq!(error.field(), Some("version"));
     }
 }
@@ -143,16 +150,16 @@ fn a_value_that_cannot_be_is_refused_by_its_path() {
         ("/victim", json!("Anyone"), "victim"),
         ("/min_residence_ms", json!(600_001), "min_residence_ms"),
         ("/revoke_bound_ms", json!(0), "revoke_bound_ms"),
-        ("/neighbours/1/name", json!("code"), "neighbours[1].name"),
-        ("/neighbours/1/name", json!("../code"), "neighbours[1].name"),
-        ("/neighbours/1/namespace", json!(""), "neighbours[1].namespace"),
-        ("/neighbours/0/pod_uid", json!("a b"), "neighbours[0].pod_uid"),
-        ("/neighbours/0/claim_uid", json!("-"), "neighbours[0].claim_uid"),
-        ("/neighbours/1/admin", json!("10.1.0.7:8001"), "neighbours[1].admin"),
-        ("/neighbours/1/admin", json!("10.1.0.8:0"), "neighbours[1].admin"),
-        ("/neighbours/1/admin", json!("0.0.0.0:8001"), "neighbours[1].admin"),
-        ("/neighbours/1/admin", json!("localhost:8001"), "neighbours[1].admin"),
-        ("/neighbours/0/share_bytes", json!(33_554_431), "neighbours[0].share_bytes"),
+        ("/peers/1/name", json!("code"), "peers[1].name"),
+        ("/peers/1/name", json!("../code"), "peers[1].name"),
+        ("/peers/1/namespace", json!(""), "peers[1].namespace"),
+        ("/peers/0/pod_uid", json!("a b"), "peers[0].pod_uid"),
+        ("/peers/0/claim_uid", json!("-"), "peers[0].claim_uid"),
+        ("/peers/1/admin", json!("10.1.0.7:8001"), "peers[1].admin"),
+        ("/peers/1/admin", json!("10.1.0.8:0"), "peers[1].admin"),
+        ("/peers/1/admin", json!("0.0.0.0:8001"), "peers[1].admin"),
+        ("/peers/1/admin", json!("localhost:8001"), "peers[1].admin"),
+        ("/peers/0/share_bytes", json!(33_554_431), "peers[0].share_bytes"),
         ("/fallback_order/0", json!("nobody"), "fallback_order[0]"),
         ("/gpu_uuid", json!("u".repeat(65)), "gpu_uuid"),
     ] {
@@ -180,16 +187,16 @@ fn directive_without_gpu_uuid_is_read_as_none() {
 
 #[test]
 fn number_of_peers_is_limited() {
-    let neighbour = |index: usize| PeerInfo {
+    let peer = |index: usize| PeerInfo {
         name: format!("n{index}"),
         admin: ([10, 2, 0, index as u8], 8001).into(),
-        ..directive().neighbours[0].clone()
+        ..directive().peers[0].clone()
     };
     let crowd = |count| Directive {
-        neighbours: (0..count).map(neighbour).collect(),
+        peers: (0..count).map(peer).collect(),
         fallback_order: Vec::new(),
         ..directive()
     };
     crowd(MAX_PEERS).check().expect("as many as may be");
-    assert_eq!(crowd(MAX_PEERS + 1).check().expect_err("one more").field, "neighbours");
+    assert_eq!(crowd(MAX_PEERS + 1).check().expect_err("one more").field, "peers");
 }

@@ -9,8 +9,10 @@ use sluice_wire::message::ReadError;
 
 use super::golden;
 
-const REQUESTS: &str = include_str!("../golden/grant-requests-v1.json");
-const ANSWERS: &str = include_str!("../golden/grant-answers-v1.json");
+const REQUESTS: &str = include_str!("../golden/grant-requests-v2.json");
+const REQUESTS_V1: &str = include_str!("../golden/grant-requests-v1.json");
+const ANSWERS: &str = include_str!("../golden/grant-answers-v2.json");
+const ANSWERS_V1: &str = include_str!("../golden/grant-answers-v1.json");
 const CHUNK: u64 = 65_536;
 
 fn participant(name: &str, index: u32) -> Participant {
@@ -62,7 +64,7 @@ fn answers() -> Vec<(GrantRequest, GrantAnswer)> {
             RefusalReason::AtFloor,
             RefusalReason::Nothing,
             RefusalReason::NotTraded,
-            RefusalReason::UnknownNeighbour,
+            RefusalReason::UnknownPeer,
             RefusalReason::UnknownGrant,
             RefusalReason::Busy,
         ]
@@ -101,17 +103,27 @@ fn answers_are_written_and_read_as_committed() {
 }
 
 #[test]
+fn version_1_is_read() {
+    for (text, request) in committed(REQUESTS_V1).iter().zip(requests()) {
+        assert_eq!(GrantRequest::from_json(text.as_bytes(), CHUNK).expect(text), request);
+    }
+    for (text, (request, answer)) in committed(ANSWERS_V1).iter().zip(answers()) {
+        assert_eq!(GrantAnswer::from_json(text.as_bytes(), &request, CHUNK).expect(text), answer);
+    }
+}
+
+#[test]
 fn a_newer_peer_may_add_fields_and_not_a_major() {
     let asked = &committed(REQUESTS)[0];
     for at in ["/added", "/request/Ask/added", "/request/Ask/borrower/added"] {
         let read = GrantRequest::from_json(&golden::with(asked, at, json!([1])), CHUNK);
         assert_eq!(read.expect(at), ask());
     }
-    for text in [golden::with(asked, "/version", 2.into()), br#"{"version": 2, "ask": 1}"#.to_vec()] {
+    for text in [golden::with(asked, "/version", 3.into()), br#"{"version": 3, "ask": 1}"#.to_vec()] {
         let error = GrantRequest::from_json(&text, CHUNK).expect_err("newer");
-        assert!(matches!(error, ReadError::NewerVersion { version: 2, known: 1 }), "{error}");
+        assert!(matches!(error, ReadError::NewerVersion { version: 3, known: 2 }), "{error}");
         let error = GrantAnswer::from_json(&text, &ask(), CHUNK).expect_err("newer");
-        assert!(matches!(error, ReadError::NewerVersion { version: 2, known: 1 }), "{error}");
+        assert!(matches!(error, ReadError::NewerVersion { version: 3, known: 2 }), "{error}");
     }
 }
 

@@ -119,7 +119,7 @@ impl Row {
         own.into_iter().chain(neighbour).collect()
     }
 
-    fn neighbours(&self) -> impl Iterator<Item = &'static str> {
+    fn peers(&self) -> impl Iterator<Item = &'static str> {
         TENANTS.into_iter().filter(|name| *name != self.culprit)
     }
 
@@ -243,7 +243,7 @@ impl Rows<'_> {
             None
         };
         let took = self.peers_continue(row, &views, &bound).await;
-        eprintln!("{what}: its neighbours went on after {took:?}, {:?} are allowed", bound.allows());
+        eprintln!("{what}: its peers went on after {took:?}, {:?} are allowed", bound.allows());
         if row.until == Until::Dead {
             if row.when == HangState::Waiting {
                 people.see_a_tenant_that_was_skipped(row.culprit).await;
@@ -273,11 +273,11 @@ impl Rows<'_> {
     /// Waits until each peer runs steps. Returns the duration.
     async fn peers_continue(&self, row: &Row, views: &Views, bound: &HangLimit) -> Duration {
         let (what, mut before) = (row.title(), Vec::new());
-        for name in row.neighbours() {
+        for name in row.peers() {
             before.push((name, views.state(name).await.figures.steps_total));
         }
         // A load may have finished.
-        let asked = row.neighbours().map(|name| self.product.complete(name, 4));
+        let asked = row.peers().map(|name| self.product.complete(name, 4));
         let steps = async {
             for (name, before) in before {
                 let ran = async || (views.state(name).await.figures.steps_total > before + 1).then_some(());
@@ -289,7 +289,7 @@ impl Rows<'_> {
         for answer in answers {
             assert!(self.golden.starts_with(&answer), "{what}: {answer:?} next to it");
         }
-        assert!(took <= allowed, "{what}: its neighbours waited {took:?}, {allowed:?} are allowed");
+        assert!(took <= allowed, "{what}: its peers waited {took:?}, {allowed:?} are allowed");
         took
     }
 

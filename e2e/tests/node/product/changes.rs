@@ -79,7 +79,7 @@ impl Changes<'_> {
             self.product.change("modeltenant", name, &json!({"priority": priority}));
             self.directed(name, "its own priority", |told| told["tenant"]["priority"] == priority).await;
             let of = |told: &Value| {
-                let others = told["neighbours"].as_array().unwrap();
+                let others = told["peers"].as_array().unwrap();
                 others.iter().any(|one| one["name"] == name && one["priority"] == priority)
             };
             self.directed(CHAT, &format!("the priority of {name}"), of).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use reqwest::{Method, StatusCode};
 use sluice_wire::config::SidecarRecord;
-use sluice_wire::directive::{Directive, Fence, Sharing, TurnOrder};
+use sluice_wire::directive::{Directive, Fence, Sharing, SliceOrder};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -125,7 +125,7 @@ impl DirectiveSource {
         directive.tenant.hibernate_after_seconds = decree.hibernate_after[tenant];
         directive.tenant.max_remapped_percent = decree.caps[tenant];
         directive.tenant.share_bytes = Some(self.share(tenant));
-        for neighbour in &mut directive.neighbours {
+        for neighbour in &mut directive.peers {
             let index = self.records.iter().position(|record| record.name == neighbour.name).unwrap();
             (neighbour.admin, neighbour.priority) = (self.records[index].admin, decree.priorities[index]);
         }
@@ -172,7 +172,7 @@ fn corrupt(directive: &mut Directive, wrong: Wrong) -> StatusCode {
         Wrong::Mode => {
             directive.sharing = match directive.sharing {
                 Sharing::Spatial => {
-                    Sharing::Temporal { order: TurnOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 }
+                    Sharing::Temporal { order: SliceOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 }
                 }
                 Sharing::Temporal { .. } | Sharing::Isolated => Sharing::Spatial,
             }

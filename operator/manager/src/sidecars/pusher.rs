@@ -140,14 +140,28 @@ pub async fn push_until_done(
     }
 }
 
+/// Sends the directive, and in the words of version 1 if the sidecar knows no later one: during an upgrade the pods of
+/// the version before still run.
 async fn push_once(way: &Transport, address: &SidecarAddress, directive: &Directive) -> PushAttempt {
-    let mut headers = HeaderMap::new();
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    let body = serde_json::to_vec(directive).expect("a directive serialises");
-    match way.call(address, Method::PUT, "/v1/directive", headers, body).await {
+    let put = async |body| {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+        way.call(address, Method::PUT, "/v1/directive", headers, body).await
+    };
+    let mut answer = put(serde_json::to_vec(directive).expect("a directive serialises")).await;
+    if answer.as_ref().is_ok_and(|answer| is_newer_version(answer.status, &answer.body)) {
+        answer = put(directive.to_json_v1().expect("a directive serialises")).await;
+    }
+    match answer {
         Err(error) => PushAttempt::Retry(error.to_string()),
         Ok(answer) => classify_response(answer.status, &answer.body, directive.fence(), || answer.summary()),
     }
+}
+
+/// Whether the sidecar refused a message because its version is newer than those that the sidecar knows.
+fn is_newer_version(status: StatusCode, body: &[u8]) -> bool {
+    let code = || serde_json::from_slice::<serde_json::Value>(body).ok()?.pointer("/error/code").cloned();
+    status == StatusCode::UNPROCESSABLE_ENTITY && code().is_some_and(|code| code == "newer_version")
 }
 
 fn classify_response(

@@ -99,9 +99,9 @@ fn transport(config: Arc<ClientConfig>) -> Transport {
 }
 
 fn directive() -> Directive {
-    let golden = include_str!("../../../../crds/wire/tests/golden/directive-v1.json");
+    let golden = include_str!("../../../../crds/wire/tests/golden/directive-v2.json");
     Directive {
-        neighbours: Vec::new(),
+        peers: Vec::new(),
         fallback_order: Vec::new(),
         ..Directive::from_json(golden.as_bytes()).unwrap()
     }
@@ -120,17 +120,13 @@ async fn operator_pushes_directive_and_reads_state_but_peer_cannot_push() {
     let sidecar = SidecarProcess::start(&credentials(&authorities, &CertNames::slot("ns", "story", CLAIM)));
     let address = sidecar.address().await;
     let own = transport(operator_client_config(&authorities));
-    let neighbour = |claim: &str| {
+    let peer = |claim: &str| {
         transport(client_config(&credentials(&authorities, &CertNames::slot("ns", "code", claim))).unwrap())
     };
     let newest = Directive { epoch: u64::MAX, ..directive() };
+    assert_eq!(put_directive(&peer(CLAIM), &address, &newest).await, 403, "a peer gives no directives");
     assert_eq!(
-        put_directive(&neighbour(CLAIM), &address, &newest).await,
-        403,
-        "a neighbour gives no directives"
-    );
-    assert_eq!(
-        put_directive(&neighbour("p-chat-1-e1.uid-of-p"), &address, &newest).await,
+        put_directive(&peer("p-chat-1-e1.uid-of-p"), &address, &newest).await,
         403,
         "nor does one of another GPU"
     );

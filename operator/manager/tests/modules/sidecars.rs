@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 use super::stub::{StubRequest, StubSidecar, now, operator_client_config};
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
-const GOLDEN_DIRECTIVE: &str = include_str!("../../../../crds/wire/tests/golden/directive-v1.json");
+const GOLDEN_DIRECTIVE: &str = include_str!("../../../../crds/wire/tests/golden/directive-v2.json");
 
 pub fn directive() -> Directive {
     let directive = Directive::from_json(GOLDEN_DIRECTIVE.as_bytes()).unwrap();
@@ -81,6 +81,28 @@ async fn directive_carries_leader_epoch_and_is_accepted() {
     assert_eq!((seen.len(), seen[0].line.as_str()), (1, "PUT /v1/directive"));
     let sent = Directive::from_json(seen[0].body.as_bytes()).unwrap();
     assert_eq!(Directive { epoch: 0, sequence: 0, ..sent }, directive());
+}
+
+#[tokio::test]
+async fn sidecar_that_knows_only_version_1_gets_version_1() {
+    let world = fixture();
+    let stub = StubSidecar::start(&world.authorities, "story", |came| {
+        let sent: Value = serde_json::from_str(&came.body).unwrap();
+        if sent["version"] == 1 {
+            let Fence { epoch, sequence } = request_fence(came);
+            return current_fence_response(StatusCode::OK, epoch, sequence);
+        }
+        let refusal = json!({"error": {"message": "newer", "param": "version", "code": "newer_version"}});
+        (StatusCode::UNPROCESSABLE_ENTITY, Json(refusal)).into_response()
+    });
+    let (stub, mut troubles) = (stub.await, Vec::new());
+    let fared = push_directive(&world, &stub, &mut troubles).await;
+    assert_eq!(fared, PushResult::Accepted(Fence { epoch: 7, sequence: 1 }));
+    assert_eq!(troubles, Vec::<String>::new(), "no failure is reported");
+    let seen: Vec<Value> =
+        stub.take_requests().iter().map(|came| serde_json::from_str(&came.body).unwrap()).collect();
+    let names = |at: usize| (seen[at]["peers"].is_array(), seen[at]["neighbours"].is_array());
+    assert_eq!((seen.len(), names(0), names(1)), (2, (true, false), (false, true)));
 }
 
 #[tokio::test]

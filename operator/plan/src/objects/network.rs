@@ -27,19 +27,19 @@ const DNS: i32 = 53;
 /// themselves reach only peers and DNS.
 pub fn peers_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPolicy {
     let here = BTreeMap::from([(GPU.to_owned(), label(&gpu.name))]);
-    let neighbours = policy_peer(None, Some(here.clone()));
+    let peers = policy_peer(None, Some(here.clone()));
     let namespace = BTreeMap::from([(NAMESPACE.to_owned(), release.operator_namespace.clone())]);
     let operator = policy_peer(Some(namespace), Some(release.operator.clone()));
     let spec = NetworkPolicySpec {
         pod_selector: Some(label_selector(here)),
         policy_types: Some(vec!["Ingress".into(), "Egress".into()]),
         ingress: Some(vec![NetworkPolicyIngressRule {
-            from: Some(vec![neighbours.clone(), operator]),
+            from: Some(vec![peers.clone(), operator]),
             ports: Some(vec![policy_port(ADMIN_PORT, "TCP")]),
         }]),
         egress: Some(vec![
             NetworkPolicyEgressRule {
-                to: Some(vec![neighbours]),
+                to: Some(vec![peers]),
                 ports: Some(vec![policy_port(ADMIN_PORT, "TCP")]),
             },
             NetworkPolicyEgressRule {
@@ -49,7 +49,7 @@ pub fn peers_policy(pool: &GpuPool, gpu: &Gpu, release: &Release) -> NetworkPoli
         ]),
     };
     NetworkPolicy {
-        metadata: object_meta(pool, label(&format!("{}-neighbours", gpu.name)), gpu_labels(pool, gpu)),
+        metadata: object_meta(pool, label(&format!("{}-peers", gpu.name)), gpu_labels(pool, gpu)),
         spec: Some(spec),
     }
 }

@@ -271,8 +271,8 @@ fn peer_reports<'a>(
     title: &'a str,
     witnesses: &'a [(&'a str, &'a SidecarReport)],
 ) -> impl Iterator<Item = PeerReport<'a>> {
-    let neighbours = witnesses.iter().filter(move |(tenant, _)| *tenant != own);
-    neighbours.flat_map(move |&(by, told)| {
+    let peers = witnesses.iter().filter(move |(tenant, _)| *tenant != own);
+    peers.flat_map(move |&(by, told)| {
         let late = told.late_holder.iter().filter(move |late| late.name == title);
         let holds = late.map(move |late| PeerReport {
             reporter: by,

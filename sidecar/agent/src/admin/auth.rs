@@ -20,7 +20,7 @@ pub enum Role {
     /// Places tenants and sends directives.
     Operator,
     /// Sidecar of another tenant of this GPU.
-    Neighbour,
+    Peer,
     /// Reads the state only.
     Reader,
 }
@@ -43,7 +43,7 @@ impl Role {
     pub fn has_permission(self, right: Permission) -> bool {
         match self {
             Role::Operator => true,
-            Role::Neighbour => matches!(right, Permission::State | Permission::Grants),
+            Role::Peer => matches!(right, Permission::State | Permission::Grants),
             Role::Reader => right == Permission::State,
         }
     }
@@ -75,7 +75,7 @@ impl Caller {
 
     /// Returns a peer that may send messages as `tenant`, or as any tenant for `None`.
     pub fn peer(tenant: Option<String>) -> Caller {
-        Caller { role: Role::Neighbour, identity: tenant.map_or(Identity::Any, Identity::Tenant) }
+        Caller { role: Role::Peer, identity: tenant.map_or(Identity::Any, Identity::Tenant) }
     }
 
     /// Refuses a message in the name of `tenant`, `NAMESPACE/NAME`, unless the caller may use that name.
@@ -107,7 +107,7 @@ pub enum Access {
         /// Token of the operator, which permits everything.
         operator: String,
         /// Tokens of peers, if there are any.
-        neighbours: Vec<PeerToken>,
+        peers: Vec<PeerToken>,
     },
     /// The certificate of the connection, which the listener adds to each request as [`Presented`].
     Certificates,
@@ -125,10 +125,8 @@ impl std::fmt::Debug for Access {
 impl Access {
     fn caller(&self, request: &Request) -> Result<Caller, AdminError> {
         match self {
-            Access::Tokens { operator, neighbours } => {
-                caller_by_token(request.headers(), operator, neighbours)
-                    .ok_or_else(|| ApiError::unauthorized().into())
-            }
+            Access::Tokens { operator, peers } => caller_by_token(request.headers(), operator, peers)
+                .ok_or_else(|| ApiError::unauthorized().into()),
             Access::Certificates => {
                 let shown =
                     request.extensions().get::<Presented>().and_then(|Presented(caller)| caller.clone());
@@ -139,14 +137,14 @@ impl Access {
 }
 
 /// Compares with all tokens, so that the time does not reveal which one almost matches.
-fn caller_by_token(headers: &HeaderMap, operator: &str, neighbours: &[PeerToken]) -> Option<Caller> {
+fn caller_by_token(headers: &HeaderMap, operator: &str, peers: &[PeerToken]) -> Option<Caller> {
     let token = bearer_token(headers)?;
     let known = |found: Option<Caller>, one: &PeerToken| {
         let same = constant_time_eq(token, &one.secret);
         found.or(same.then(|| Caller::peer(one.tenant.clone())))
     };
-    let neighbour = neighbours.iter().fold(None, known);
-    constant_time_eq(token, operator).then_some(Caller::OPERATOR).or(neighbour)
+    let peer = peers.iter().fold(None, known);
+    constant_time_eq(token, operator).then_some(Caller::OPERATOR).or(peer)
 }
 
 /// Determines the caller, or refuses the request.

@@ -17,11 +17,9 @@ pub const STATE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Returns the states of this tenant and its peers, or the reason why one is missing.
 pub async fn collect_states(admin: &Admin) -> GpuState {
     let in_force = admin.directives.active();
-    let neighbours = in_force.as_ref().map_or(&[][..], |in_force| &in_force.directive.neighbours);
-    let (own, mut others) = tokio::join!(
-        own_report(admin),
-        join_all(neighbours.iter().map(|neighbour| peer_report(admin, neighbour)))
-    );
+    let peers = in_force.as_ref().map_or(&[][..], |in_force| &in_force.directive.peers);
+    let (own, mut others) =
+        tokio::join!(own_report(admin), join_all(peers.iter().map(|peer| peer_report(admin, peer))));
     let mut tenants = vec![own];
     tenants.append(&mut others);
     GpuState { tenants, ..GpuState::default() }
@@ -66,12 +64,12 @@ async fn own_report(admin: &Admin) -> TenantReport {
     }
 }
 
-async fn peer_report(admin: &Admin, neighbour: &PeerInfo) -> TenantReport {
-    match admin.peers.state(neighbour, STATE_TIMEOUT).await {
+async fn peer_report(admin: &Admin, peer: &PeerInfo) -> TenantReport {
+    match admin.peers.state(peer, STATE_TIMEOUT).await {
         Ok(state) => TenantReport::State(Box::new(state)),
         Err(error) => TenantReport::Unreachable {
-            namespace: neighbour.namespace.clone(),
-            name: neighbour.name.clone(),
+            namespace: peer.namespace.clone(),
+            name: peer.name.clone(),
             reason: error.to_string(),
         },
     }

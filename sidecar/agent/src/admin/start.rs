@@ -79,12 +79,12 @@ impl AdminCredentials {
         if !listen.admin.ip().is_loopback() {
             return Err(StartError::NotLoopback(listen.admin));
         }
-        let (neighbours, shown) = match &listen.neighbour_token_file {
+        let (peers, shown) = match &listen.neighbour_token_file {
             None => (Vec::new(), PeerCredential::Nothing),
             Some(path) => peer_tokens(path, &full_name(&config.namespace, &config.name))
                 .map_err(|error| StartError::PeerToken { path: path.clone(), error })?,
         };
-        Ok(AdminCredentials { access: Access::Tokens { operator, neighbours }, tls: None, presented: shown })
+        Ok(AdminCredentials { access: Access::Tokens { operator, peers }, tls: None, presented: shown })
     }
 
     /// Creates the client for calls to peers.
@@ -157,10 +157,10 @@ fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid
         Err(error) => return Err(Invalid::new("policy", error.to_string())),
     }
     let SidecarConfig { namespace, name, .. } = config;
-    let own = directive.neighbours.iter().position(|n| n.namespace == *namespace && n.name == *name);
+    let own = directive.peers.iter().position(|n| n.namespace == *namespace && n.name == *name);
     if let Some(index) = own {
         let problem = format!("{namespace}/{name} is this tenant itself");
-        return Err(Invalid::new(format!("neighbours[{index}]"), problem));
+        return Err(Invalid::new(format!("peers[{index}]"), problem));
     }
     let Some(place) = &config.neighbourhood else { return validate_exclusive(config, directive) };
     let (asked, runs) = (&directive.sharing, &place.sharing);
@@ -175,9 +175,9 @@ fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid
 /// Checks a tenant on a GPU that is not shared. With a native engine, it follows policy, cap and share, but accepts no
 /// peers.
 fn validate_exclusive(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid> {
-    if config.engine.kind != EngineKind::Native || directive.neighbours.is_empty() {
+    if config.engine.kind != EngineKind::Native || directive.peers.is_empty() {
         return Ok(());
     }
     let problem = "the tenant does not share its GPU, so it has no peers";
-    Err(Invalid::new("neighbours", problem))
+    Err(Invalid::new("peers", problem))
 }

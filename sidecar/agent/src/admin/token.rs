@@ -38,7 +38,7 @@ pub struct PeerToken {
 
 impl std::fmt::Debug for PeerToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NeighbourToken").field("tenant", &self.tenant).finish_non_exhaustive()
+        f.debug_struct("PeerToken").field("tenant", &self.tenant).finish_non_exhaustive()
     }
 }
 

@@ -125,8 +125,8 @@ pub(super) fn with_membership(
 ) -> Config {
     let Some(place) = place else { return limits };
     let terms = NegotiationPolicy { priority: place.config.priority, ..terms.clone() };
-    let neighbours = place.is_trading().then(|| Membership { own_peer: place.peer(), terms });
-    Config { sharing: place.sharing(), membership: neighbours, ..limits }
+    let peers = place.is_trading().then(|| Membership { own_peer: place.peer(), terms });
+    Config { sharing: place.sharing(), membership: peers, ..limits }
 }
 
 /// Sources of the peer part of a state.

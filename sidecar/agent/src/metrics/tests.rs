@@ -90,7 +90,7 @@ fn busy() -> Metrics {
     metrics
 }
 
-const DIRECTIVE: &str = include_str!("../../../../crds/wire/tests/golden/directive-v1.json");
+const DIRECTIVE: &str = include_str!("../../../../crds/wire/tests/golden/directive-v2.json");
 
 const VLLM: [(&str, &str); 13] = [
     ("vllm:num_requests_running", "gauge"),

@@ -147,56 +147,56 @@ impl PeerClient {
         }
     }
 
-    /// Returns the state of `neighbour`.
+    /// Returns the state of `peer`.
     ///
     /// # Errors
     /// No valid state arrives within `patience`.
-    pub async fn state(&self, neighbour: &PeerInfo, patience: Duration) -> Result<State, CallError> {
-        let request = self.http().get(self.url(neighbour, "/v1/state"));
-        let address = neighbour.admin;
-        let call = self.call(neighbour, request, MAX_STATE_BYTES);
+    pub async fn state(&self, peer: &PeerInfo, patience: Duration) -> Result<State, CallError> {
+        let request = self.http().get(self.url(peer, "/v1/state"));
+        let address = peer.admin;
+        let call = self.call(peer, request, MAX_STATE_BYTES);
         let text = with_timeout(address, patience, call).await?;
         let state = State::from_json(&text).map_err(|error| CallError::Read { address, error })?;
-        check_tenant(neighbour, &state.tenant.namespace, &state.tenant.name)?;
+        check_tenant(peer, &state.tenant.namespace, &state.tenant.name)?;
         Ok(state)
     }
 
-    /// Sends `request` and returns the answer of `neighbour`. After an error it may be unknown whether the loan was
+    /// Sends `request` and returns the answer of `peer`. After an error it may be unknown whether the loan was
     /// granted. Then the caller must send `Cancel`.
     ///
     /// # Errors
     /// No answer within `patience`, or none that matches `request`.
     pub async fn grant(
         &self,
-        neighbour: &PeerInfo,
+        peer: &PeerInfo,
         request: &GrantRequest,
         chunk_bytes: u64,
         patience: Duration,
     ) -> Result<GrantAnswer, CallError> {
-        let http = self.http().post(self.url(neighbour, "/v1/grants")).body(request.to_json());
+        let http = self.http().post(self.url(peer, "/v1/grants")).body(request.to_json());
         let http = http.header(header::CONTENT_TYPE, "application/json");
-        let address = neighbour.admin;
+        let address = peer.admin;
         let call = async {
             let _lane = self.call_limiter.acquire(address).await;
-            self.call(neighbour, http, MAX_ANSWER_BYTES).await
+            self.call(peer, http, MAX_ANSWER_BYTES).await
         };
         // The timeout includes the wait for other calls.
         let text = with_timeout(address, patience, call).await?;
         let answer = GrantAnswer::from_json(&text, request, chunk_bytes)
             .map_err(|error| CallError::Read { address, error })?;
         if let GrantAnswer::Granted { lender, .. } = &answer {
-            check_tenant(neighbour, &lender.namespace, &lender.name)?;
+            check_tenant(peer, &lender.namespace, &lender.name)?;
         }
         Ok(answer)
     }
 
     async fn call(
         &self,
-        neighbour: &PeerInfo,
+        peer: &PeerInfo,
         request: RequestBuilder,
         limit_bytes: usize,
     ) -> Result<Vec<u8>, CallError> {
-        let address = neighbour.admin;
+        let address = peer.admin;
         let request = match &self.credential {
             PeerCredential::Token(_) if !address.ip().is_loopback() => {
                 return Err(CallError::NotLocal { address });
@@ -208,12 +208,12 @@ impl PeerClient {
     }
 
     /// Returns the URL: by address for plain HTTP, and by name for TLS, so that the certificate must be that peer's.
-    fn url(&self, neighbour: &PeerInfo, path: &str) -> String {
-        let address = neighbour.admin;
+    fn url(&self, peer: &PeerInfo, path: &str) -> String {
+        let address = peer.admin;
         if !matches!(self.credential, PeerCredential::Certificate(_)) {
             return format!("http://{address}{path}");
         }
-        let host = admin_host(&neighbour.namespace, &neighbour.name);
+        let host = admin_host(&peer.namespace, &peer.name);
         self.resolver.set(&host, address.ip());
         format!("https://{host}:{}{path}", address.port())
     }
@@ -301,13 +301,13 @@ fn root_cause(error: &reqwest::Error) -> String {
     cause.to_string()
 }
 
-fn check_tenant(neighbour: &PeerInfo, namespace: &str, name: &str) -> Result<(), CallError> {
-    if (namespace, name) == (&neighbour.namespace, &neighbour.name) {
+fn check_tenant(peer: &PeerInfo, namespace: &str, name: &str) -> Result<(), CallError> {
+    if (namespace, name) == (&peer.namespace, &peer.name) {
         return Ok(());
     }
     Err(CallError::WrongTenant {
-        address: neighbour.admin,
-        wanted: format!("{}/{}", neighbour.namespace, neighbour.name),
+        address: peer.admin,
+        wanted: format!("{}/{}", peer.namespace, peer.name),
         found: format!("{namespace:.80}/{name:.80}"),
     })
 }

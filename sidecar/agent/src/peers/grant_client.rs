@@ -90,29 +90,24 @@ impl GrantClient {
         let line = self
             .slice_order
             .map(|order| self.ledger.slice_queue().waiters_in_order(order).unwrap_or_default());
-        let looks = self.live_peers().into_iter().map(|(participant, neighbour)| {
+        let looks = self.live_peers().into_iter().map(|(participant, info)| {
             let line = line.as_deref();
-            async move { self.query_state(&participant, &neighbour, line).await }
+            async move { self.query_state(&participant, &info, line).await }
         });
         join_all(looks).await
     }
 
     /// Queries the state of a live peer. If the peer answers late, its cached state counts. If that is too old, the
     /// peer has no state, and the directive's order applies.
-    async fn query_state(
-        &self,
-        participant: &Participant,
-        neighbour: &PeerInfo,
-        line: Option<&[Peer]>,
-    ) -> Seen {
+    async fn query_state(&self, participant: &Participant, info: &PeerInfo, line: Option<&[Peer]>) -> Seen {
         let peer = participant.peer;
-        let state = self.client.state(neighbour, SURVEY_TIMEOUT).await;
+        let state = self.client.state(info, SURVEY_TIMEOUT).await;
         let live = match state.ok().and_then(|state| self.peer_state(&state)) {
             Some(live) => Some(self.state_cache.record(peer, live)),
             None => self.state_cache.get(peer),
         };
         let live = live.map(|live| with_queue_place(live, participant, line));
-        Seen { peer, priority: neighbour.priority, reachable: true, live }
+        Seen { peer, priority: info.priority, reachable: true, live }
     }
 
     fn peer_state(&self, state: &State) -> Option<PeerState> {
@@ -139,24 +134,22 @@ impl GrantClient {
     fn live_peers(&self) -> Vec<(Participant, PeerInfo)> {
         let Some(in_force) = self.directives.active() else { return Vec::new() };
         let living = self.ledger.survey().unwrap_or_default();
-        let found = in_force.directive.neighbours.iter().filter_map(|neighbour| {
-            let name = full_name(&neighbour.namespace, &neighbour.name);
+        let found = in_force.directive.peers.iter().filter_map(|info| {
+            let name = full_name(&info.namespace, &info.name);
             let participant = living.iter().find(|p| p.is_live && p.name == name)?;
-            Some((participant.clone(), neighbour.clone()))
+            Some((participant.clone(), info.clone()))
         });
         found.inspect(|(participant, _)| self.replies.track(participant.peer)).collect()
     }
 
     fn find_peer(&self, peer: Peer) -> Option<PeerInfo> {
-        self.live_peers().into_iter().find(|(found, _)| found.peer == peer).map(|(_, neighbour)| neighbour)
+        self.live_peers().into_iter().find(|(found, _)| found.peer == peer).map(|(_, info)| info)
     }
 
     async fn call(&self, peer: Peer, request: &GrantRequest) -> Option<GrantAnswer> {
-        let neighbour = self.find_peer(peer)?;
-        let answer = self.client.grant(&neighbour, request, self.replies.bytes(1), CALL_TIMEOUT).await;
-        answer
-            .inspect_err(|error| tracing::debug!(%error, peer = neighbour.name, "a peer did not answer"))
-            .ok()
+        let info = self.find_peer(peer)?;
+        let answer = self.client.grant(&info, request, self.replies.bytes(1), CALL_TIMEOUT).await;
+        answer.inspect_err(|error| tracing::debug!(%error, peer = info.name, "a peer did not answer")).ok()
     }
 
     async fn ask(&self, peer: Peer, nonce: Nonce, chunks: u32, ttl_ns: u64) {

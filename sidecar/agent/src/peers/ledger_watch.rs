@@ -89,7 +89,7 @@ fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
         Some(found.peer)
     };
     let order = victim_order(directive).into_iter().filter_map(|name| find(name)).collect();
-    let named = directive.neighbours.iter();
+    let named = directive.peers.iter();
     let priorities = named.filter_map(|n| Some((find(&full_name(&n.namespace, &n.name))?, n.priority)));
     let terms = loan_terms(&office.terms, directive, order, priorities.collect());
     office.notify(PeerEvent::Terms(terms));
@@ -98,7 +98,7 @@ fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
 /// Returns the victim order without live state: the directive's peers for `FixedOrder`, else its fallback order.
 fn victim_order(directive: &Directive) -> Vec<&String> {
     match directive.victim {
-        VictimRule::FixedOrder => directive.neighbours.iter().map(|neighbour| &neighbour.name).collect(),
+        VictimRule::FixedOrder => directive.peers.iter().map(|peer| &peer.name).collect(),
         VictimRule::MostRecentlyUsed | VictimRule::LeastRecentlyUsed => {
             directive.fallback_order.iter().collect()
         }
@@ -108,8 +108,7 @@ fn victim_order(directive: &Directive) -> Vec<&String> {
 /// Whether `name` names the participant. The directive lists names, and the ledger has `namespace/name`.
 fn matches_name(directive: &Directive, participant: &Participant, name: &str) -> bool {
     let full = |n: &sluice_wire::directive::PeerInfo| full_name(&n.namespace, &n.name);
-    participant.name == name
-        || directive.neighbours.iter().any(|n| n.name == name && full(n) == participant.name)
+    participant.name == name || directive.peers.iter().any(|n| n.name == name && full(n) == participant.name)
 }
 
 /// Returns the loan terms of a directive. `usual` provides those that it does not set.

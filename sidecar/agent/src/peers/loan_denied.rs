@@ -37,7 +37,7 @@ pub fn from_answer(answer: &GrantAnswer) -> Option<LoanDenied> {
         RefusalReason::Nothing | RefusalReason::UnknownGrant => Some(LoanDenied::Nothing),
         RefusalReason::Busy => Some(LoanDenied::Busy),
         RefusalReason::NotTraded => Some(LoanDenied::NotTraded),
-        RefusalReason::UnknownNeighbour => None,
+        RefusalReason::UnknownPeer => None,
     }
 }
 
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn unknown_peer_answer_has_no_denial() {
-        assert_eq!(from_answer(&GrantAnswer::refused(RefusalReason::UnknownNeighbour)), None);
+        assert_eq!(from_answer(&GrantAnswer::refused(RefusalReason::UnknownPeer)), None);
         assert_eq!(from_answer(&GrantAnswer::Cancelled { nonce: 1 }), None);
     }
 }

@@ -12,7 +12,7 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_scheduler::TimeSharing;
 use sluice_wire::config::{LedgerConfig, SidecarConfig};
-use sluice_wire::directive::{Sharing as SharingRule, TurnOrder};
+use sluice_wire::directive::{Sharing as SharingRule, SliceOrder};
 
 use super::full_name::full_name;
 use super::ns;
@@ -210,8 +210,8 @@ impl LedgerMembership {
     /// Returns the order of time slices, if the GPU is time-sliced.
     pub fn slice_order(&self) -> Option<LedgerOrder> {
         match self.config.sharing {
-            SharingRule::Temporal { order: TurnOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
-            SharingRule::Temporal { order: TurnOrder::Priority, .. } => {
+            SharingRule::Temporal { order: SliceOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
+            SharingRule::Temporal { order: SliceOrder::Priority, .. } => {
                 Some(LedgerOrder::Priority { aging_turns: AGING_TURNS })
             }
             SharingRule::Spatial | SharingRule::Isolated => None,

@@ -100,7 +100,7 @@ impl PendingReplies {
     pub fn on_request(&self, request: GrantRequest, answer: oneshot::Sender<GrantAnswer>) -> Vec<PeerEvent> {
         let from = request.sender();
         if !self.is_live_peer(from) {
-            let _ = answer.send(GrantAnswer::refused(RefusalReason::UnknownNeighbour));
+            let _ = answer.send(GrantAnswer::refused(RefusalReason::UnknownPeer));
             return Vec::new();
         }
         let peer = peer_of(from);

@@ -55,8 +55,8 @@ async fn directive_with_unknown_fields_survives_restart() {
     let port = AdminPort::start_idle(folder.path(), "story").await;
     let mut peer = port.operator().await;
     assert_eq!(peer.get("/v1/directive").await.json(), given);
-    let neighbours = port.directive.borrow().as_ref().map(|seen| seen.directive.neighbours.len());
-    assert_eq!(neighbours, Some(1), "it is in force from the start");
+    let peers = port.directive.borrow().as_ref().map(|seen| seen.directive.peers.len());
+    assert_eq!(peers, Some(1), "it is in force from the start");
     assert_refused(&peer.put(&directive(4, 0, &[])).await, 409, None, Some("directive_not_newer"));
 }
 
@@ -67,18 +67,18 @@ async fn malformed_directive_is_refused_with_field_name() {
     let mut peer = port.operator().await;
     let good = directive(1, 1, &[]);
     for (field, value, named) in [
-        ("version", json!(2), "version"),
+        ("version", json!(3), "version"),
         ("version", json!("1"), "version"),
         ("epoch", json!(-1), "epoch"),
         ("policy", json!("Magic"), "policy"),
         ("victim", json!(null), "victim"),
         ("tenant", json!({"priority": 1}), "tenant.max_remapped_percent"),
-        ("neighbours", directive(1, 1, &[("story", port.address)])["neighbours"].clone(), "neighbours[0]"),
+        ("peers", directive(1, 1, &[("story", port.address)])["peers"].clone(), "peers[0]"),
         ("fallback_order", json!(["code"]), "fallback_order[0]"),
     ] {
         let mut bad = good.clone();
         bad[field] = value;
-        let code = if bad["version"] == 2 { "newer_version" } else { "invalid_field" };
+        let code = if bad["version"] == 3 { "newer_version" } else { "invalid_field" };
         assert_refused(&peer.put(&bad).await, 422, Some(named), Some(code));
     }
     for text in [&b""[..], b"{", b"\xff\xfe", b"{\"version\": 1}}"] {
@@ -142,7 +142,7 @@ async fn exclusive_gpu_rejects_peers_and_accepts_rest() {
     let port = AdminPort::start(&config, start_idle("story")).await;
     let mut peer = port.operator().await;
     let refusal = peer.put(&directive(1, 1, &[("code", port.address)])).await;
-    assert_refused(&refusal, 422, Some("neighbours"), Some("invalid_field"));
+    assert_refused(&refusal, 422, Some("peers"), Some("invalid_field"));
     let mut good = directive(1, 1, &[]);
     good["tenant"]["max_remapped_percent"] = json!(5);
     assert_eq!(peer.put(&good).await.head.status, 200);

@@ -93,8 +93,8 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
         ("garbled", garbled, "invalid HTTP"),
         ("endless", endless, "exceeds 4194304 bytes"),
     ];
-    let neighbours: Vec<_> = wanted.iter().map(|(name, address, _)| (*name, *address)).collect();
-    assert_eq!(peer.put(&directive(1, 1, &neighbours)).await.head.status, 200);
+    let peers: Vec<_> = wanted.iter().map(|(name, address, _)| (*name, *address)).collect();
+    assert_eq!(peer.put(&directive(1, 1, &peers)).await.head.status, 200);
     let before = Instant::now();
     let answer = peer.get("/v1/state?scope=gpu").await;
     assert!(before.elapsed() < Duration::from_secs(3), "all at once, not one after the other");

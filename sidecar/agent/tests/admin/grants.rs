@@ -66,7 +66,7 @@ async fn invalid_request_does_not_reach_scheduler() {
     let mut half: serde_json::Value = serde_json::from_slice(&ask().to_json()).unwrap();
     half["request"]["Ask"]["bytes"] = json!(CHUNK / 2);
     let mut newer = half.clone();
-    newer["version"] = json!(2);
+    newer["version"] = json!(3);
     for (body, status, field, code) in [
         (b"[".to_vec(), 400, None, "malformed_json"),
         (b"{\"version\": 1, \"request\": {\"Take\": {}}}".to_vec(), 422, Some("request"), "invalid_field"),

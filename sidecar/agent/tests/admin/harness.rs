@@ -89,17 +89,17 @@ pub fn start_idle(name: &str) -> impl FnMut(SchedulerMessage) + Send + 'static {
 }
 
 /// Returns a directive for `story` with these peers.
-pub fn directive(epoch: u64, sequence: u64, neighbours: &[(&str, SocketAddr)]) -> Value {
-    let neighbour = |(name, admin): &(&str, SocketAddr)| {
+pub fn directive(epoch: u64, sequence: u64, peers: &[(&str, SocketAddr)]) -> Value {
+    let peer = |(name, admin): &(&str, SocketAddr)| {
         json!({"namespace": "default", "name": name, "pod_uid": null, "claim_uid": null, "admin": admin,
             "priority": 0, "share_bytes": 32 << 20, "floor_bytes": 16 << 20})
     };
     json!({
-        "version": 1, "epoch": epoch, "sequence": sequence, "policy": "Oneiros",
+        "version": 2, "epoch": epoch, "sequence": sequence, "policy": "Oneiros",
         "tenant": {"priority": 1, "max_remapped_percent": 60, "hibernate_after_seconds": 600, "idle_after_seconds": 30},
         "sharing": turns(),
         "victim": "MostRecentlyUsed", "min_residence_ms": 500, "revoke_bound_ms": 200,
-        "neighbours": neighbours.iter().map(neighbour).collect::<Vec<_>>(), "fallback_order": [],
+        "peers": peers.iter().map(peer).collect::<Vec<_>>(), "fallback_order": [],
     })
 }
 

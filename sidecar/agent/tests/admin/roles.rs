@@ -5,7 +5,7 @@ use super::harness::{
     AdminClient, AdminPort, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle,
 };
 
-const ASK: &[u8] = br#"{"version": 1, "request": {"Cancel": {"nonce": 3,
+const ASK: &[u8] = br#"{"version": 2, "request": {"Cancel": {"nonce": 3,
     "borrower": {"namespace": "default", "name": "peer", "index": 1, "instance": 2}}}}"#;
 
 /// Returns every path with its statuses for operator, peer and reader.

@@ -72,7 +72,7 @@ fn invalid_file_is_ignored_and_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("directive.json");
     let whole = text(9, 9);
-    let newer = String::from_utf8(whole.clone()).unwrap().replace("\"version\":1", "\"version\":2");
+    let newer = String::from_utf8(whole.clone()).unwrap().replace("\"version\":2", "\"version\":3");
     let cuts = (0..whole.len()).step_by(7).map(|length| whole[..length].to_vec());
     for bad in cuts.chain([newer.into_bytes(), b"\0\0\0\0".to_vec(), b"{\"version\": 1}".to_vec()]) {
         std::fs::write(&path, &bad).unwrap();

@@ -103,7 +103,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
         victim,
         min_residence_ms: 0,
         revoke_bound_ms: 200,
-        neighbours: names.iter().enumerate().map(neighbour).collect(),
+        peers: names.iter().enumerate().map(neighbour).collect(),
         fallback_order: names.iter().rev().map(|name| (*name).to_owned()).collect(),
     };
     serde_json::to_vec(&directive).expect("a directive is JSON")

@@ -98,7 +98,7 @@ fn request_in_own_name_is_refused() {
     for request in requests {
         let (news, mut heard) = asked(&desk, request);
         assert_eq!(news, [], "the scheduler hears nothing of it");
-        assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownNeighbour)));
+        assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownPeer)));
     }
 }
 

@@ -60,10 +60,10 @@ async fn engine_stays_awake_while_request_is_open() {
 async fn directive_sets_sleep_timeout_and_loans_are_declined() {
     let world = Harness::start(json!({})).await;
     let directive = json!({
-        "version": 1, "epoch": 3, "sequence": 1, "policy": "Unified",
+        "version": 2, "epoch": 3, "sequence": 1, "policy": "Unified",
         "tenant": {"priority": 7, "max_remapped_percent": 60, "hibernate_after_seconds": 2, "idle_after_seconds": 1},
         "sharing": "Isolated", "victim": "MostRecentlyUsed", "min_residence_ms": 500, "revoke_bound_ms": 200,
-        "neighbours": [], "fallback_order": [],
+        "peers": [], "fallback_order": [],
     });
     let taken = world.admin("PUT", "/v1/directive", &directive).await;
     assert_eq!(taken.json(), json!({"current": {"epoch": 3, "sequence": 1}}));
@@ -76,7 +76,7 @@ async fn directive_sets_sleep_timeout_and_loans_are_declined() {
     world.wait_for_phase("Hibernated").await;
     let state = world.state().await;
     assert_eq!((&state["memory"]["capacity_bytes"], &state["peers"]), (&json!(0), &Value::Null));
-    let golden = include_str!("../../../../crds/wire/tests/golden/grant-requests-v1.json");
+    let golden = include_str!("../../../../crds/wire/tests/golden/grant-requests-v2.json");
     let requests: Vec<Value> = serde_json::from_str(golden).unwrap();
     let answer = world.admin("POST", "/v1/grants", &requests[0]).await;
     assert!(answer.body.contains("NotTraded"), "{answer:?}");

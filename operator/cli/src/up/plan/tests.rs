@@ -2,7 +2,7 @@
 
 mod operator;
 
-use sluice_wire::directive::{Fence, Sharing, TurnOrder, VictimRule};
+use sluice_wire::directive::{Fence, Sharing, SliceOrder, VictimRule};
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind};
 
 use super::*;
@@ -211,7 +211,7 @@ fn tenants_of_a_gpu_get_shares_of_its_device_and_host_memory() {
         let own = config.neighbourhood.clone().unwrap();
         assert_eq!(
             own.sharing,
-            Sharing::Temporal { order: TurnOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 }
+            Sharing::Temporal { order: SliceOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 }
         );
         (own.share_bytes >> 20, config.gpu.host_memory_bytes.unwrap() >> 20, own.priority)
     };
@@ -272,19 +272,16 @@ fn directive_has_yaml_settings_and_peers() {
     assert_eq!((told.epoch, told.sequence, told.policy.as_str()), (5, 9, "Oneiros"));
     assert_eq!(
         told.sharing,
-        Sharing::Temporal { order: TurnOrder::Priority, min_quantum_ms: 2, max_quantum_ms: 20 }
+        Sharing::Temporal { order: SliceOrder::Priority, min_quantum_ms: 2, max_quantum_ms: 20 }
     );
     assert_eq!((told.victim, told.min_residence_ms, told.revoke_bound_ms), (VictimRule::FixedOrder, 0, 90));
     assert_eq!((told.tenant.priority, told.tenant.max_remapped_percent), (100, 30));
     assert_eq!((told.tenant.idle_after_seconds, told.tenant.hibernate_after_seconds), (30, Some(600)));
-    let others = told.neighbours.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
+    let others = told.peers.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
     assert_eq!(others.collect::<Vec<_>>(), [("a", 1, 200), ("b", 2, 1)], "by name, itself left out");
     let own = plan.configs[1].neighbourhood.as_ref().unwrap();
     let floor_bytes = (8 << 20) + 81 * (64 << 10);
-    assert_eq!(
-        (told.neighbours[0].share_bytes, told.neighbours[0].floor_bytes),
-        (own.share_bytes, floor_bytes)
-    );
+    assert_eq!((told.peers[0].share_bytes, told.peers[0].floor_bytes), (own.share_bytes, floor_bytes));
     let started = plan.configs[0].neighbourhood.as_ref().unwrap();
     assert_eq!(told.tenant.share_bytes, Some(started.share_bytes), "as it was started");
     assert_eq!(told.fallback_order, ["a", "b"], "FixedOrder is by name, whatever the priorities are");
@@ -301,7 +298,7 @@ fn shares_are_reassigned_by_reported_floors() {
     let told = |gpu: &SharedGpu, member| {
         let fence = Fence { epoch: 5, sequence: 9 };
         let told = gpu.directive(member, &[record(1), record(2)], fence);
-        (told.tenant.share_bytes.unwrap() >> 20, told.neighbours[0].share_bytes >> 20)
+        (told.tenant.share_bytes.unwrap() >> 20, told.peers[0].share_bytes >> 20)
     };
     assert!(!gpu.reassign_shares(), "by nothing that is new");
     assert_eq!((told(gpu, 0), gpu.capacity_error()), ((48, 48), None));

@@ -28,7 +28,7 @@ pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller
         "operator" => Some(Caller::OPERATOR),
         "reader" => Some(Caller { role: Role::Reader, identity: Identity::None }),
         role if role.strip_prefix("neighbour/")? == claim => {
-            Some(Caller { role: Role::Neighbour, identity: identity_of(&certificate) })
+            Some(Caller { role: Role::Peer, identity: identity_of(&certificate) })
         }
         _ => None,
     }

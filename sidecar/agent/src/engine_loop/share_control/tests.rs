@@ -258,7 +258,7 @@ fn policy_and_cap_changes_do_not_deadlock() {
 
 /// Returns a directive with this sequence number.
 fn directive(sequence: u64, share_bytes: Option<u64>, percent: u32, policy: &str) -> Vec<u8> {
-    let golden = include_str!("../../../../../crds/wire/tests/golden/directive-v1.json");
+    let golden = include_str!("../../../../../crds/wire/tests/golden/directive-v2.json");
     let mut directive: Value = serde_json::from_str(golden).unwrap();
     (directive["sequence"], directive["policy"]) = (json!(sequence), json!(policy));
     let rule = &mut directive["tenant"];

@@ -159,8 +159,8 @@ fn without_addresses(directive: Directive) -> Directive {
         peer.admin = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         peer
     };
-    let neighbours = directive.neighbours.into_iter().map(peer).collect();
-    Directive { epoch: 0, sequence: 0, neighbours, ..directive }
+    let peers = directive.peers.into_iter().map(peer).collect();
+    Directive { epoch: 0, sequence: 0, peers, ..directive }
 }
 
 /// Puts the paths and ports of this machine into a pod's configuration.
