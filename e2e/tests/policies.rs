@@ -331,7 +331,7 @@ async fn on_a_gpu_of_its_own_a_tenant_follows_the_cap_of_a_directive() {
     };
     let world = TestEnv::new();
     let config = of_case(&short(&world, &stories).await, ("Oneiros", 0, &[]));
-    assert_eq!(config.neighbourhood, None);
+    assert_eq!(config.gpu_ledger, None);
     let sidecar = Sidecar::start(&world, &config).await;
     let tenant = &sidecar.tenant;
     assert!(load(tenant, &stories).await, "other tokens");

@@ -30,8 +30,8 @@ pub struct SidecarConfig {
     /// The GPU.
     pub gpu: GpuConfig,
     /// Its place on a GPU that it shares; `None` = the GPU is its own.
-    #[serde(default)]
-    pub neighbourhood: Option<LedgerConfig>,
+    #[serde(default, alias = "neighbourhood")]
+    pub gpu_ledger: Option<LedgerConfig>,
     /// Named policy, as in `GpuPool.spec.policy`.
     pub policy: String,
     /// Memory of the tenant.
@@ -105,7 +105,7 @@ pub struct GpuConfig {
 pub struct LedgerConfig {
     /// Folder that the tenants of the GPU share; it exists.
     pub folder: PathBuf,
-    /// Names the claim on the GPU: another claim is another neighbourhood.
+    /// Names the claim on the GPU: another claim has another ledger.
     pub claim: String,
     /// Memory that the tenant can hold without a loan, bytes; the shares of a GPU sum to at most its memory.
     pub share_bytes: u64,
@@ -222,21 +222,24 @@ pub struct ListenConfig {
     /// or `TOKEN NAMESPACE/NAME`: a token that is bound to a tenant is valid for that tenant only. The sidecar
     /// sends its peers the token bound to its own tenant, else the first unbound one. `None` = no peer has a token.
     /// Not used with `admin_tls`.
-    #[serde(default)]
-    pub neighbour_token_file: Option<PathBuf>,
+    #[serde(default, alias = "neighbour_token_file")]
+    pub peer_token_file: Option<PathBuf>,
 }
 
 /// Mutual TLS of the admin port, TLS 1.3. All files are PEM and are read again when they change.
 ///
 /// A sidecar has one certificate, as a server and as a client. It holds exactly one DNS name of the form
 /// `NAME.NAMESPACE.sidecar.sluice` ([`admin_host`]), which names the tenant: clients check it when they connect, and a
-/// neighbour acts for that tenant only. A URI among the alternative names holds the role, which limits a client:
+/// peer acts for that tenant only. A URI among the alternative names holds the role, which limits a client:
 ///
 /// | URI | may |
 /// |---|---|
 /// | `spiffe://sluice/role/operator` | everything |
-/// | `spiffe://sluice/role/neighbour/CLAIM` | grants and state, if CLAIM is this sidecar's |
+/// | `spiffe://sluice/role/peer/CLAIM` | grants and state, if CLAIM is this sidecar's |
 /// | `spiffe://sluice/role/reader` | state |
+///
+/// `neighbour/CLAIM` is an older word for `peer/CLAIM`. The operator still writes it, because sidecars of the version before
+/// know no other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminTls {

@@ -136,13 +136,13 @@ fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
         let peers: Vec<_> = directive.peers.iter().map(|n| (n.name.as_str(), n.admin)).collect();
         assert_eq!((directive.sequence, peers), (1, expected));
         assert_eq!(directive.epoch, first[0].epoch);
-        let own = config(&world, TENANTS[index]).neighbourhood.unwrap();
+        let own = config(&world, TENANTS[index]).gpu_ledger.unwrap();
         // A third of 24 MiB: the models are equal.
         assert_eq!((own.share_bytes, own.folder), (8 << 20, world.path("run/gpu.default.local-one-0")));
         assert_eq!((own.claim.len(), own.sharing), (32, directive.sharing));
     }
-    let token_file = config(&world, "chat").listen.neighbour_token_file.unwrap();
-    assert_eq!(config(&world, "mail").listen.neighbour_token_file.as_ref(), Some(&token_file));
+    let token_file = config(&world, "chat").listen.peer_token_file.unwrap();
+    assert_eq!(config(&world, "mail").listen.peer_token_file.as_ref(), Some(&token_file));
     let tokens = text(&token_file);
     let tokens: BTreeMap<_, _> = tokens.lines().map(|line| line.split_once(' ').unwrap()).collect();
     assert!(tokens.keys().all(|t| t.len() == 64 && t.bytes().all(|b| b.is_ascii_hexdigit())), "{tokens:?}");
@@ -173,9 +173,9 @@ fn new_run_has_new_claim_new_token_and_higher_epoch() {
         let up = up(&world);
         let epoch = TENANTS.map(|name| told.directive(name, 0).epoch)[0];
         let config = config(&world, "chat");
-        let token = text(&config.listen.neighbour_token_file.unwrap());
+        let token = text(&config.listen.peer_token_file.unwrap());
         finish_up(up, &world);
-        (epoch, config.neighbourhood.unwrap().claim, token)
+        (epoch, config.gpu_ledger.unwrap().claim, token)
     };
     let (first, second) = (run(), run());
     assert!(second.0 > first.0, "{first:?} {second:?}");
@@ -249,7 +249,7 @@ fn gpu_of_another_run_is_rejected_and_first_run_continues() {
     assert_eq!(outcome.code, Some(1));
     let expected = "sluice: GPU default/local-one-0 already belongs to another run";
     assert!(outcome.stderr.starts_with(expected), "{}", outcome.stderr);
-    assert!(world.path("run/gpu.default.local-one-0/neighbour_tokens").exists());
+    assert!(world.path("run/gpu.default.local-one-0/peer_tokens").exists());
     finish_up(first, &world);
 }
 

@@ -266,7 +266,7 @@ fn sidecar_config_has_gpu_share_and_certificate() {
     let config = config(&placed(&pool, &tenant, &gpu));
     assert_eq!((config.gpu.memory_bytes, config.gpu.chunk_bytes), (96 * MIB, 64 << 10));
     assert_eq!(config.memory.host_kv_bytes, 8 * MIB);
-    let place = config.neighbourhood.unwrap();
+    let place = config.gpu_ledger.unwrap();
     assert_eq!((place.share_bytes, place.priority), (48 * MIB, 7));
     assert_eq!(config.memory.max_remapped_percent, 60, "what it starts with");
     let tls = config.listen.admin_tls.unwrap();
@@ -457,5 +457,5 @@ fn sidecar_of_proxied_engine_has_engine_url_and_no_peers() {
     let config = config(&placed(&pool, &tenant, &gpu));
     assert_eq!(config.engine.kind, sluice_wire::config::EngineKind::Vllm);
     assert_eq!(config.engine.url.as_deref(), Some("http://127.0.0.1:8010"));
-    assert_eq!(config.neighbourhood, None);
+    assert_eq!(config.gpu_ledger, None);
 }

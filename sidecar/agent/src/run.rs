@@ -172,7 +172,7 @@ async fn serve_native(
         Arc::new(Metrics::new(&model_names(config)[0], &config.slo).with_directives(&doors.directives));
     metrics.add_sidecar_hangs(loaded.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total));
     let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
-    let among = config.neighbourhood.as_ref().map(|_| PeerContext {
+    let among = config.gpu_ledger.as_ref().map(|_| PeerContext {
         directives: doors.directives.clone(),
         client: doors.client(),
         runtime: tokio::runtime::Handle::current(),

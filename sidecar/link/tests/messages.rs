@@ -151,7 +151,7 @@ fn setups_that_overflow_or_reserve_without_bound_are_refused() {
         ("block_bytes", |s| (s.spec.kv_heads, s.spec.heads, s.spec.head_dim) = (64, 64, 128)),
         ("reserved bytes", |s| s.kv_chunks = u32::MAX - 3),
         ("max_rows", |s| s.max_rows = 0),
-        ("max_columns", |s| s.max_kv_blocks = 7),
+        ("max_kv_blocks", |s| s.max_kv_blocks = 7),
         ("max_history", |s| s.max_history = u32::MAX),
     ];
     for (field, change) in changes {

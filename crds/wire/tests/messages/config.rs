@@ -30,7 +30,7 @@ fn native() -> SidecarConfig {
             link_to_host_bytes_per_second: None,
             host_memory_bytes: None,
         },
-        neighbourhood: None,
+        gpu_ledger: None,
         policy: "Unified".into(),
         memory: MemoryConfig {
             guaranteed_kv_bytes: None,
@@ -50,7 +50,7 @@ fn native() -> SidecarConfig {
             drain_hook: true,
             drain_key: None,
             admin_tls: None,
-            neighbour_token_file: None,
+            peer_token_file: None,
         },
         runtime_dir: "/run/sluice".into(),
         engine: EngineConfig { threads: 4, ..EngineConfig::default() },
@@ -74,6 +74,15 @@ fn both_kinds_are_written_as_committed_and_read_back() {
         golden::written_as(&config, committed);
         assert_eq!(serde_json::from_str::<SidecarConfig>(committed).expect("it is read"), config);
     }
+}
+
+#[test]
+fn names_of_the_version_before_are_read() {
+    let before = NATIVE
+        .replace("\"gpu_ledger\"", "\"neighbourhood\"")
+        .replace("\"peer_token_file\"", "\"neighbour_token_file\"");
+    assert_ne!(before, NATIVE);
+    assert_eq!(serde_json::from_str::<SidecarConfig>(&before).expect("it is read"), native());
 }
 
 #[test]

@@ -58,7 +58,7 @@ impl Ledger {
         let texts = map["data"].as_object().unwrap();
         let config: SidecarConfig =
             serde_json::from_str(texts.values().next().unwrap().as_str().unwrap()).unwrap();
-        let place = config.neighbourhood.unwrap();
+        let place = config.gpu_ledger.unwrap();
         let identity = LedgerIdentity {
             boot_id: current_boot_id().unwrap(),
             claim_id: place.claim,

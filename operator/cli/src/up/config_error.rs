@@ -26,7 +26,7 @@ const FIELD_ORIGINS: [(&str, FieldOrigin); 18] = [
     ("gpu.memory_bytes", Pool("spec.device.host.memory")),
     ("gpu.chunk_bytes", Pool("spec.device.host.chunkBytes")),
     ("gpu.host_memory_bytes", Pool("spec.hostMemoryPerGPU")),
-    ("neighbourhood.share_bytes", Pool("spec.device.host.memory")),
+    ("gpu_ledger.share_bytes", Pool("spec.device.host.memory")),
     ("policy", Pool("spec.policy")),
     ("model_path", Tenant("spec.model.source.file.path")),
     ("dtype", Tenant("spec.model.dtype")),

@@ -25,13 +25,13 @@ pub fn claim_gpu(
     configs: &mut [SidecarConfig],
 ) -> anyhow::Result<LockedDir> {
     let folder = runtime.claim_gpu(&gpu.namespace, &gpu.name)?;
-    let tokens = folder.path().join("neighbour_tokens");
+    let tokens = folder.path().join("peer_tokens");
     make_tokens(&tokens, gpu).with_context(|| tokens.display().to_string())?;
     let claim = random_hex::<CLAIM_NAME_BYTES>().context("/dev/urandom")?;
     for member in &gpu.gpu_tenants {
         let config = &mut configs[member.config_index];
-        config.listen.neighbour_token_file = Some(tokens.clone());
-        let own = config.neighbourhood.as_mut().expect("a tenant of a shared GPU has a GPU ledger");
+        config.listen.peer_token_file = Some(tokens.clone());
+        let own = config.gpu_ledger.as_mut().expect("a tenant of a shared GPU has a GPU ledger");
         (own.folder, own.claim) = (folder.path().to_owned(), claim.clone());
     }
     Ok(folder)

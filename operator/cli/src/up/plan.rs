@@ -176,7 +176,7 @@ impl<'a> LaunchOrder<'a> {
                 SidecarConfig {
                     api_keys_file: keys.map(|path| absolute(&source.folder.join(path))),
                     // A tenant that has the GPU alone has no peer, and gets none while this runs.
-                    neighbourhood: config.neighbourhood.filter(|_| is_shared),
+                    gpu_ledger: config.gpu_ledger.filter(|_| is_shared),
                     ..config
                 },
             ))
@@ -215,7 +215,7 @@ fn shared_gpu_warnings(
     inputs: &PlanInputs,
     configs: &[SidecarConfig],
 ) -> Vec<LoadError> {
-    let sharing = configs.iter().filter(|config| config.neighbourhood.is_some());
+    let sharing = configs.iter().filter(|config| config.gpu_ledger.is_some());
     let shares = |placed: &&SourceObject| {
         let (namespace, name) = placed.key();
         sharing.clone().filter(|config| config.namespace == namespace).any(|config| {
@@ -298,7 +298,7 @@ fn listen(options: &UpOptions, index: u16) -> ListenConfig {
         drain_hook: false,
         drain_key: None,
         admin_tls: None,
-        neighbour_token_file: None,
+        peer_token_file: None,
     }
 }
 

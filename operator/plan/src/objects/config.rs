@@ -42,7 +42,7 @@ pub fn sidecar_config(placed: &PlacedSlot<'_>) -> SidecarConfig {
         max_model_len: spec.model.max_model_len.map(to_u32),
         gpu: gpu_config(placed),
         // A proxied engine manages its own memory and cannot lend it.
-        neighbourhood: (spec.engine.kind == Kind::Native).then(|| ledger_config(placed)),
+        gpu_ledger: (spec.engine.kind == Kind::Native).then(|| ledger_config(placed)),
         policy: pool.spec.policy.as_str().to_owned(),
         memory: memory(spec),
         slo: slo(spec),
@@ -124,7 +124,7 @@ fn listen(placed: &PlacedSlot<'_>) -> ListenConfig {
             client_ca: file("ca.crt"),
             claim: claim::title(placed.pool, placed.gpu, placed.epoch),
         }),
-        neighbour_token_file: None,
+        peer_token_file: None,
     }
 }
 

@@ -174,7 +174,7 @@ fn config_digest(mut config: SidecarConfig) -> String {
     config.gpu.memory_bytes = 0;
     config.hibernate_after_seconds = None;
     config.memory.max_remapped_percent = 0;
-    if let Some(place) = &mut config.neighbourhood {
+    if let Some(place) = &mut config.gpu_ledger {
         (place.share_bytes, place.priority) = (0, 0);
     }
     let text = serde_json::to_string(&config).expect("a configuration serialises");

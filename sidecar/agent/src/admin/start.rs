@@ -35,7 +35,7 @@ pub enum StartError {
     #[error("listen.admin_tls: {0}")]
     Tls(#[from] TlsError),
     /// The file with the peers' tokens cannot be used.
-    #[error("listen.neighbour_token_file: {}: {error}", path.display())]
+    #[error("listen.peer_token_file: {}: {error}", path.display())]
     PeerToken {
         /// Path of the file.
         path: PathBuf,
@@ -79,7 +79,7 @@ impl AdminCredentials {
         if !listen.admin.ip().is_loopback() {
             return Err(StartError::NotLoopback(listen.admin));
         }
-        let (peers, shown) = match &listen.neighbour_token_file {
+        let (peers, shown) = match &listen.peer_token_file {
             None => (Vec::new(), PeerCredential::Nothing),
             Some(path) => peer_tokens(path, &full_name(&config.namespace, &config.name))
                 .map_err(|error| StartError::PeerToken { path: path.clone(), error })?,
@@ -162,7 +162,7 @@ fn validate(config: &SidecarConfig, directive: &Directive) -> Result<(), Invalid
         let problem = format!("{namespace}/{name} is this tenant itself");
         return Err(Invalid::new(format!("peers[{index}]"), problem));
     }
-    let Some(place) = &config.neighbourhood else { return validate_exclusive(config, directive) };
+    let Some(place) = &config.gpu_ledger else { return validate_exclusive(config, directive) };
     let (asked, runs) = (&directive.sharing, &place.sharing);
     if asked == runs {
         return Ok(());

@@ -120,7 +120,7 @@ async fn immutable_settings_are_refused_with_reason() {
     let spatial = json!("Spatial");
     let mut config = config(folder.path(), "story");
     let place = json!({"folder": folder.path(), "claim": "c", "share_bytes": 64 << 20, "sharing": spatial});
-    config.neighbourhood = Some(serde_json::from_value(place).unwrap());
+    config.gpu_ledger = Some(serde_json::from_value(place).unwrap());
     let port = AdminPort::start(&config, start_idle("story")).await;
     let mut peer = port.operator().await;
     let mut good = directive(1, 1, &[]);
@@ -138,7 +138,7 @@ async fn immutable_settings_are_refused_with_reason() {
 async fn exclusive_gpu_rejects_peers_and_accepts_rest() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), "story");
-    config.neighbourhood = None;
+    config.gpu_ledger = None;
     let port = AdminPort::start(&config, start_idle("story")).await;
     let mut peer = port.operator().await;
     let refusal = peer.put(&directive(1, 1, &[("code", port.address)])).await;

@@ -21,7 +21,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use super::certificates::CertificateAuthority;
 use crate::gateway::client::TIMEOUT;
 
-use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle};
+use super::harness::{AdminPort, CHUNK, PEER_TOKEN, assert_refused, config, directive, start_idle};
 
 pub fn neighbour(name: &str, admin: SocketAddr) -> PeerInfo {
     PeerInfo {
@@ -161,7 +161,7 @@ async fn unknown_scope_is_400() {
 async fn peers_authenticate_with_token() {
     let folder = tempfile::tempdir().unwrap();
     let port = AdminPort::start_idle(folder.path(), "code").await;
-    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
+    let client = PeerClient::new(PeerCredential::Token(PEER_TOKEN.into()));
     exchange(&client, &port).await;
     let elsewhere = client.state(&neighbour("code", "192.0.2.1:8001".parse().unwrap()), TIMEOUT).await;
     assert!(matches!(elsewhere, Err(CallError::NotLocal { .. })), "the token stays here: {elsewhere:?}");
@@ -219,7 +219,7 @@ async fn grant_calls_share_connections() {
     });
     let server = axum::serve(listener, Router::new().route("/v1/grants", grants));
     let server = tokio::spawn(async move { server.await });
-    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
+    let client = PeerClient::new(PeerCredential::Token(PEER_TOKEN.into()));
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let renew = |nonce| GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 1 };
     let requests: Vec<_> = (0..CALLS).map(renew).collect();
@@ -239,7 +239,7 @@ async fn mismatched_answer_is_refused() {
         let answer = GrantAnswer::Granted { nonce: 7, bytes, ttl_ms: 1, lender };
         http("200 OK", &String::from_utf8(answer.to_json()).unwrap())
     };
-    let client = PeerClient::new(PeerCredential::Token(NEIGHBOUR_TOKEN.into()));
+    let client = PeerClient::new(PeerCredential::Token(PEER_TOKEN.into()));
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let request = GrantRequest::Ask { borrower, nonce: 7, bytes: CHUNK, ttl_ms: 1 };
     let ask = async |text: String| {

@@ -8,7 +8,7 @@ use sluice_agent::peers::admin_call::AdminCall;
 use sluice_agent::scheduler_handle::SchedulerMessage;
 use sluice_wire::grants::{GrantAnswer, GrantRequest, Participant, RefusalReason};
 
-use super::harness::{AdminPort, CHUNK, NEIGHBOUR_TOKEN, assert_refused, config};
+use super::harness::{AdminPort, CHUNK, PEER_TOKEN, assert_refused, config};
 use crate::gateway::client::TIMEOUT;
 
 fn participant(name: &str) -> Participant {
@@ -42,7 +42,7 @@ async fn grant_request_and_answer_round_trip() {
         }
     };
     let port = AdminPort::start(&config(folder.path(), "story"), room).await;
-    let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
+    let mut peer = port.with_token(Some(PEER_TOKEN)).await;
     let answer = peer.ask("POST", "/v1/grants", &ask().to_json()).await;
     assert_eq!(answer.head.status, 200);
     assert_eq!(GrantAnswer::from_json(answer.body.as_bytes(), &ask(), CHUNK).unwrap(), granted);
@@ -62,7 +62,7 @@ async fn invalid_request_does_not_reach_scheduler() {
     let folder = tempfile::tempdir().unwrap();
     let (room, calls) = calls();
     let port = AdminPort::start(&config(folder.path(), "story"), room).await;
-    let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
+    let mut peer = port.with_token(Some(PEER_TOKEN)).await;
     let mut half: serde_json::Value = serde_json::from_slice(&ask().to_json()).unwrap();
     half["request"]["Ask"]["bytes"] = json!(CHUNK / 2);
     let mut newer = half.clone();
@@ -75,7 +75,7 @@ async fn invalid_request_does_not_reach_scheduler() {
     ] {
         assert_refused(&peer.ask("POST", "/v1/grants", &body).await, status, field, Some(code));
     }
-    let mut peer = port.with_token(Some(NEIGHBOUR_TOKEN)).await;
+    let mut peer = port.with_token(Some(PEER_TOKEN)).await;
     assert_refused(&peer.ask("POST", "/v1/grants", &vec![b' '; 70_000]).await, 413, None, None);
     assert!(calls.try_recv().is_err());
 }

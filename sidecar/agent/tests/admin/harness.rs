@@ -28,7 +28,7 @@ use crate::gateway::client::{Answer, Client};
 /// Chunk size of the GPU, bytes.
 pub const CHUNK: u64 = 65_536;
 /// Token shared by the peers.
-pub const NEIGHBOUR_TOKEN: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+pub const PEER_TOKEN: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 /// Header of every body.
 pub const JSON: (&str, &str) = ("content-type", "application/json");
 
@@ -62,11 +62,11 @@ pub fn config(folder: &Path, name: &str) -> SidecarConfig {
     let text = json!({
         "namespace": "default", "name": name, "model_path": "/nowhere", "policy": "Oneiros", "memory": {},
         "gpu": {"name": "gpu", "memory_bytes": 96 << 20, "chunk_bytes": CHUNK},
-        "listen": {"serve": any, "admin": any, "probes": any, "neighbour_token_file": folder.join("neighbour")},
-        "neighbourhood": {"folder": folder, "claim": "claim", "share_bytes": 48 << 20, "sharing": turns()},
+        "listen": {"serve": any, "admin": any, "probes": any, "peer_token_file": folder.join("peer_tokens")},
+        "gpu_ledger": {"folder": folder, "claim": "claim", "share_bytes": 48 << 20, "sharing": turns()},
         "runtime_dir": folder,
     });
-    std::fs::write(folder.join("neighbour"), format!("{NEIGHBOUR_TOKEN}\n")).expect("a file");
+    std::fs::write(folder.join("peer_tokens"), format!("{PEER_TOKEN}\n")).expect("a file");
     serde_json::from_value(text).expect("a configuration")
 }
 

@@ -97,7 +97,7 @@ async fn bound_token_is_limited_to_its_tenant() {
     let config = config(folder.path(), "story");
     let [story, code, shared] = ["a", "b", "c"].map(|letter| letter.repeat(64));
     let tokens = format!("{story} default/story\n\n  {code}\tdefault/code \n{shared}\n");
-    std::fs::write(config.listen.neighbour_token_file.as_ref().unwrap(), tokens).unwrap();
+    std::fs::write(config.listen.peer_token_file.as_ref().unwrap(), tokens).unwrap();
     let (room, heard) = listener();
     let port = AdminPort::start(&config, room).await;
     let mut peer = port.with_token(Some(&code)).await;
@@ -113,7 +113,7 @@ async fn bound_token_is_limited_to_its_tenant() {
 async fn tenant_uses_own_token_then_shared_token() {
     let folder = tempfile::tempdir().unwrap();
     let (story, code) = (config(folder.path(), "story"), config(folder.path(), "code"));
-    let tokens = code.listen.neighbour_token_file.clone().unwrap();
+    let tokens = code.listen.peer_token_file.clone().unwrap();
     let (bound, shared) = ("a".repeat(64), "b".repeat(64));
     for (text, sender) in [
         (format!("{shared}\n{bound} default/code\n"), "code"),

@@ -1,9 +1,7 @@
 //! Tests of the permissions of each role, with tokens and with certificates.
 
 use super::certificates::{CLAIM, CertificateAuthority};
-use super::harness::{
-    AdminClient, AdminPort, NEIGHBOUR_TOKEN, assert_refused, config, directive, start_idle,
-};
+use super::harness::{AdminClient, AdminPort, PEER_TOKEN, assert_refused, config, directive, start_idle};
 
 const ASK: &[u8] = br#"{"version": 2, "request": {"Cancel": {"nonce": 3,
     "borrower": {"namespace": "default", "name": "peer", "index": 1, "instance": 2}}}}"#;
@@ -40,9 +38,9 @@ async fn token_role_decides_access() {
     let folder = tempfile::tempdir().unwrap();
     let port = AdminPort::start_idle(folder.path(), "story").await;
     check(&mut port.operator().await, 0, "operator").await;
-    check(&mut port.with_token(Some(NEIGHBOUR_TOKEN)).await, 1, "neighbour").await;
+    check(&mut port.with_token(Some(PEER_TOKEN)).await, 1, "peer").await;
     let wrong = format!("{}g", &port.token[..63]);
-    for token in [None, Some(""), Some(&port.token[..63]), Some(&wrong), Some(&NEIGHBOUR_TOKEN[..63])] {
+    for token in [None, Some(""), Some(&port.token[..63]), Some(&wrong), Some(&PEER_TOKEN[..63])] {
         let mut peer = port.with_token(token).await;
         for (method, path, body, _) in matrix().await {
             assert_refused(&peer.ask(method, path, &body).await, 401, None, Some("invalid_api_key"));
@@ -54,9 +52,9 @@ async fn token_role_decides_access() {
 async fn peers_without_token_are_unauthenticated() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path(), "story");
-    config.listen.neighbour_token_file = None;
+    config.listen.peer_token_file = None;
     let port = AdminPort::start(&config, start_idle("story")).await;
-    for token in [NEIGHBOUR_TOKEN, ""] {
+    for token in [PEER_TOKEN, ""] {
         let mut peer = port.with_token(Some(token)).await;
         assert_refused(&peer.get("/v1/state").await, 401, None, Some("invalid_api_key"));
     }
@@ -68,7 +66,8 @@ async fn certificate_role_decides_access() {
     let mut config = config(folder.path(), "story");
     config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
     let port = AdminPort::start(&config, start_idle("story")).await;
-    for (column, role) in ["operator", &format!("neighbour/{CLAIM}"), "reader"].into_iter().enumerate() {
+    let (peer, older) = (format!("peer/{CLAIM}"), format!("neighbour/{CLAIM}"));
+    for (column, role) in [(0, "operator"), (1, &peer), (1, &older), (2, "reader")] {
         let tls = authority.client(Some(&authority.role(role)));
         check(&mut port.with_tls(tls, "story").await.unwrap(), column, role).await;
     }
@@ -87,12 +86,14 @@ async fn certificate_without_single_role_is_forbidden() {
         vec![uri("Operator")],
         vec![uri("")],
         vec![uri("operator/")],
-        vec![uri("neighbour")],
-        vec![uri("neighbour/")],
-        vec![uri("neighbour/another-claim")],
+        vec![uri("peer")],
+        vec![uri("peer/")],
+        vec![uri("peer/another-claim")],
         // A pool of the same name in another namespace.
-        vec![uri("neighbour/p-chat-0-e1.17f1bbcd-29e2-4ad3-9e3e-b2d01f2c0f5a")],
-        vec![uri(&format!("neighbour/{CLAIM}/x"))],
+        vec![uri("peer/p-chat-0-e1.17f1bbcd-29e2-4ad3-9e3e-b2d01f2c0f5a")],
+        vec![uri(&format!("peer/{CLAIM}/x"))],
+        vec![uri("neighbour/another-claim")],
+        vec![uri(&format!("peer/{CLAIM}")), uri(&format!("neighbour/{CLAIM}"))],
         vec![uri("reader"), uri("operator")],
         vec![uri("operator"), uri("operator")],
     ] {

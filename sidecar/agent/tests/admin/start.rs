@@ -6,7 +6,7 @@ use sluice_agent::admin::start::{AdminCredentials, StartError};
 use sluice_agent::admin::{make_token, read_tokens};
 
 use super::certificates::files;
-use super::harness::{NEIGHBOUR_TOKEN, config};
+use super::harness::{PEER_TOKEN, config};
 
 #[test]
 fn token_file_is_random_and_private() {
@@ -25,10 +25,10 @@ fn token_file_is_random_and_private() {
 fn weak_or_missing_peer_token_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let config = config(folder.path(), "story");
-    let path = config.listen.neighbour_token_file.clone().unwrap();
+    let path = config.listen.peer_token_file.clone().unwrap();
     let token_file = folder.path().join("token");
     AdminCredentials::load(&config, &token_file).expect("the control");
-    let good = NEIGHBOUR_TOKEN;
+    let good = PEER_TOKEN;
     for bad in [
         "",
         "   \n",
@@ -44,7 +44,7 @@ fn weak_or_missing_peer_token_is_refused() {
     ] {
         std::fs::write(&path, bad).unwrap();
         let error = AdminCredentials::load(&config, &token_file).unwrap_err();
-        assert!(error.to_string().starts_with("listen.neighbour_token_file: "), "{error}");
+        assert!(error.to_string().starts_with("listen.peer_token_file: "), "{error}");
         let secrets = bad.split_whitespace().filter(|word| !word.contains('/'));
         let printed = format!("{error:?}");
         assert!(!secrets.into_iter().any(|word| printed.contains(word)), "logs hold no secrets: {printed}");
@@ -72,7 +72,7 @@ fn debug_output_hides_secrets() {
     let config = config(folder.path(), "story");
     let credentials = AdminCredentials::load(&config, &folder.path().join("token")).unwrap();
     let printed = format!("{credentials:?} {:?}", credentials.client());
-    for file in ["token", "neighbour"] {
+    for file in ["token", "peer_tokens"] {
         let token = std::fs::read_to_string(folder.path().join(file)).unwrap();
         assert!(!printed.contains(token.trim()), "{printed}");
     }

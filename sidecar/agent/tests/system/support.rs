@@ -74,7 +74,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             link_to_host_bytes_per_second: None,
             host_memory_bytes: None,
         },
-        neighbourhood: None,
+        gpu_ledger: None,
         policy: policy.into(),
         memory: MemoryConfig {
             guaranteed_kv_bytes: None,
@@ -94,7 +94,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
             drain_hook: false,
             drain_key: None,
             admin_tls: None,
-            neighbour_token_file: None,
+            peer_token_file: None,
         },
         runtime_dir: PathBuf::new(),
         engine: EngineConfig { threads: 2, ..EngineConfig::default() },

@@ -151,7 +151,7 @@ impl EngineSetup {
         within("blocks", layer_blocks, layer_blocks < u64::from(u32::MAX), "below 2^32 - 1")?;
         for (field, value, most) in [
             ("max_rows", self.max_rows, 1 << 16),
-            ("max_columns", self.max_kv_blocks, 1 << 20),
+            ("max_kv_blocks", self.max_kv_blocks, 1 << 20),
             ("max_history", self.max_history, 1 << 24),
             ("chunk_tokens", self.chunk_tokens, 1 << 24),
         ] {
@@ -159,7 +159,7 @@ impl EngineSetup {
         }
         let history = self.max_history.div_ceil(16);
         within(
-            "max_columns",
+            "max_kv_blocks",
             self.max_kv_blocks.into(),
             self.max_kv_blocks >= history,
             "max_history / 16 or more",

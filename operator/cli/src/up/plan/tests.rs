@@ -107,7 +107,7 @@ fn exclusive_tenant_has_no_gpu_ledger() {
     let pool = POOL.replace("count: 1", "count: 2");
     let plan = whole(&format!("{pool}{}", tenants(&["one", "two"]))).unwrap();
     assert!(plan.shared.is_empty());
-    assert!(plan.configs.iter().all(|config| config.neighbourhood.is_none()), "{:?}", plan.configs);
+    assert!(plan.configs.iter().all(|config| config.gpu_ledger.is_none()), "{:?}", plan.configs);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn every_tenant_whose_model_cannot_be_read_is_refused_by_its_path() {
 fn tenants_of_a_gpu_get_shares_of_its_device_and_host_memory() {
     let plan = whole(&format!("{POOL}{}  priority: 7\n{}", tenant("a"), tenant("bbb"))).unwrap();
     let shares = |config: &SidecarConfig| {
-        let own = config.neighbourhood.clone().unwrap();
+        let own = config.gpu_ledger.clone().unwrap();
         assert_eq!(
             own.sharing,
             Sharing::Temporal { order: SliceOrder::RoundRobin, min_quantum_ms: 5, max_quantum_ms: 50 }
@@ -230,8 +230,7 @@ fn tenants_of_a_gpu_get_shares_of_its_device_and_host_memory() {
 #[test]
 fn oversubscribed_gpu_is_shared_in_proportion() {
     let configs = planned(&format!("{POOL}{}", tenants(&["aa", "bbbbbb"]))).unwrap();
-    let shares: Vec<_> =
-        configs.iter().map(|c| c.neighbourhood.as_ref().unwrap().share_bytes >> 20).collect();
+    let shares: Vec<_> = configs.iter().map(|c| c.gpu_ledger.as_ref().unwrap().share_bytes >> 20).collect();
     assert_eq!(shares, [24, 72]);
 }
 
@@ -279,10 +278,10 @@ fn directive_has_yaml_settings_and_peers() {
     assert_eq!((told.tenant.idle_after_seconds, told.tenant.hibernate_after_seconds), (30, Some(600)));
     let others = told.peers.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
     assert_eq!(others.collect::<Vec<_>>(), [("a", 1, 200), ("b", 2, 1)], "by name, itself left out");
-    let own = plan.configs[1].neighbourhood.as_ref().unwrap();
+    let own = plan.configs[1].gpu_ledger.as_ref().unwrap();
     let floor_bytes = (8 << 20) + 81 * (64 << 10);
     assert_eq!((told.peers[0].share_bytes, told.peers[0].floor_bytes), (own.share_bytes, floor_bytes));
-    let started = plan.configs[0].neighbourhood.as_ref().unwrap();
+    let started = plan.configs[0].gpu_ledger.as_ref().unwrap();
     assert_eq!(told.tenant.share_bytes, Some(started.share_bytes), "as it was started");
     assert_eq!(told.fallback_order, ["a", "b"], "FixedOrder is by name, whatever the priorities are");
     for member in 0..3 {
@@ -372,7 +371,7 @@ fn example(name: &str) -> Vec<(String, String, u64)> {
     };
     let plan = plan_with(objects(&std::fs::read_to_string(path).unwrap()), &size).unwrap();
     assert_eq!(plan.ineffective, []);
-    let share = |config: &SidecarConfig| config.neighbourhood.as_ref().unwrap().share_bytes >> 20;
+    let share = |config: &SidecarConfig| config.gpu_ledger.as_ref().unwrap().share_bytes >> 20;
     plan.configs.iter().map(|c| (c.name.clone(), c.gpu.name.clone(), share(c))).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Maps a certificate to a caller.
 //!
 //! The role is a URI among the alternative names. Exactly one must begin with [`PREFIX`]: `…/operator`, `…/reader`, or
-//! `…/neighbour/CLAIM` where CLAIM is the claim of this GPU. With none, two, or the claim of another GPU, the caller
+//! `…/peer/CLAIM` (or, in the words of the version before, `…/neighbour/CLAIM`) where CLAIM is the claim of this GPU. With none, two, or the claim of another GPU, the caller
 //! has no role.
 //!
 //! A peer may send messages as the tenant whose admin host is among the DNS names. Without exactly one such name, it
@@ -17,6 +17,9 @@ use crate::peers::full_name::full_name;
 
 /// Prefix of a role's URI.
 const PREFIX: &str = "spiffe://sluice/role/";
+/// Beginnings of a peer\'s role, each before its claim. The operator writes the last one, which sidecars of the version
+/// before know too.
+const PEER_ROLES: [&str; 2] = ["peer/", "neighbour/"];
 
 /// Returns the caller with this verified certificate on the GPU of `claim`. `None` if it has no role here.
 pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller> {
@@ -27,11 +30,16 @@ pub fn caller_of(certificate: &CertificateDer<'_>, claim: &str) -> Option<Caller
         _ if other.is_some() => None,
         "operator" => Some(Caller::OPERATOR),
         "reader" => Some(Caller { role: Role::Reader, identity: Identity::None }),
-        role if role.strip_prefix("neighbour/")? == claim => {
+        role if peer_claim(role)? == claim => {
             Some(Caller { role: Role::Peer, identity: identity_of(&certificate) })
         }
         _ => None,
     }
+}
+
+/// Returns the claim in the role of a peer.
+fn peer_claim(role: &str) -> Option<&str> {
+    PEER_ROLES.iter().find_map(|prefix| role.strip_prefix(prefix))
 }
 
 /// Returns the tenant named by the certificate. A name with a wildcard names no tenant.

@@ -40,7 +40,7 @@ impl LedgerJoin<'_> {
     pub fn join(&mut self) -> Result<Option<LedgerMembership>, LoadError> {
         let loaded = self.loaded;
         let (config, faults) = (&loaded.config, &loaded.faults.ledger);
-        let Some(wanted) = &config.neighbourhood else { return Ok(None) };
+        let Some(wanted) = &config.gpu_ledger else { return Ok(None) };
         let mut patience = JoinBackoff::new();
         loop {
             self.source.refresh();

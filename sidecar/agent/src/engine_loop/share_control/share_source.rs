@@ -39,7 +39,7 @@ impl ShareSource {
         directives: Option<&DirectiveStore>,
     ) -> Result<ShareSource, LoadError> {
         let chunk_bytes = config.gpu.chunk_bytes.max(1);
-        let share = config.neighbourhood.as_ref().map(|place| chunks(place.share_bytes, chunk_bytes));
+        let share = config.gpu_ledger.as_ref().map(|place| chunks(place.share_bytes, chunk_bytes));
         let configured = ShareTarget {
             policy: parse_policy(&config.policy)?,
             share_chunks: share.unwrap_or(u32::MAX),

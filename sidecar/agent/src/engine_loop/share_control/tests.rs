@@ -272,7 +272,7 @@ fn directive_overrides_config_across_restart_and_keeps_unnamed_share() {
     let mut config: SidecarConfig = serde_json::from_str(golden).unwrap();
     config.gpu.chunk_bytes = 1 << 16;
     let place = json!({"folder": "/n", "claim": "c", "share_bytes": 40 << 16, "sharing": "Spatial"});
-    config.neighbourhood = Some(serde_json::from_value(place).unwrap());
+    config.gpu_ledger = Some(serde_json::from_value(place).unwrap());
     (config.policy, config.memory.max_remapped_percent) = ("Oneiros".into(), 60);
     let folder = tempfile::tempdir().unwrap();
     let open = || DirectiveStore::open(folder.path().join("directive.json"), Box::new(|_| Ok(())));

@@ -165,13 +165,13 @@ fn without_addresses(directive: Directive) -> Directive {
 
 /// Puts the paths and ports of this machine into a pod's configuration.
 fn with_local_paths(pod: SidecarConfig, here: &SidecarConfig) -> SidecarConfig {
-    let ledger = pod.neighbourhood.zip(here.neighbourhood.as_ref());
+    let ledger = pod.gpu_ledger.zip(here.gpu_ledger.as_ref());
     SidecarConfig {
         model_path: here.model_path.clone(),
         listen: here.listen.clone(),
         runtime_dir: here.runtime_dir.clone(),
         engine: EngineConfig { spawn: here.engine.spawn.clone(), ..pod.engine },
-        neighbourhood: ledger.map(|(pod, here)| sluice_wire::config::LedgerConfig {
+        gpu_ledger: ledger.map(|(pod, here)| sluice_wire::config::LedgerConfig {
             folder: here.folder.clone(),
             claim: here.claim.clone(),
             ..pod
