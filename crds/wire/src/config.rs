@@ -238,8 +238,8 @@ pub struct ListenConfig {
 /// | `spiffe://sluice/role/peer/CLAIM` | grants and state, if CLAIM is this sidecar's |
 /// | `spiffe://sluice/role/reader` | state |
 ///
-/// `neighbour/CLAIM` is an older word for `peer/CLAIM`. The operator still writes it, because sidecars of the version before
-/// know no other.
+/// `neighbour/CLAIM` is an older word for `peer/CLAIM`. The operator still writes it, because sidecars of the version
+/// before know no other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdminTls {

@@ -56,7 +56,7 @@ reasons! {
     /// Borrowed memory was returned to its lender.
     Repay = "repay",
     /// The share fell: the excess was released to the device.
-    Cede = "cede",
+    ReleaseShare = "release_share",
     /// Lent layers are restored, because the tenant has work.
     Wake = "wake",
     /// The tenant releases all its memory.
@@ -84,7 +84,7 @@ reasons! {
     /// Free chunks and empty KV KV chunks became activations for whole prompts while weights load, or were returned.
     WholePrompt = "whole_prompt",
     /// All peers together have too little to be useful: no peer was asked.
-    NeighboursShort = "neighbours_short",
+    PeersShort = "peers_short",
     /// An asked peer denied, or cannot be reached.
     AskRefused = "ask_refused",
     /// A peer's request was denied: this tenant is active.
@@ -129,12 +129,12 @@ impl Reason {
     /// Whether the decision itself changes no memory: nothing moves, or a later action does.
     pub const fn is_thought(self) -> bool {
         use Reason::*;
-        matches!(self, DeclinedStall | DeclinedUnmeasured | DeclinedCap | NeighboursShort | Plan | NoPlan)
+        matches!(self, DeclinedStall | DeclinedUnmeasured | DeclinedCap | PeersShort | Plan | NoPlan)
     }
 
     /// Whether memory passes between this tenant and others; preparations for it do not count as moved.
     pub const fn is_trade(self) -> bool {
-        matches!(self, Reason::Lend | Reason::Borrow | Reason::Repay | Reason::Cede)
+        matches!(self, Reason::Lend | Reason::Borrow | Reason::Repay | Reason::ReleaseShare)
     }
 
     /// Whether own layers give memory for a step, or are restored with less than before.
@@ -144,6 +144,6 @@ impl Reason {
 
     /// Whether no request may block it: the memory belongs to another tenant, or no step can run without it.
     pub const fn must_happen(self) -> bool {
-        matches!(self, Reason::Repay | Reason::Cede | Reason::Wake)
+        matches!(self, Reason::Repay | Reason::ReleaseShare | Reason::Wake)
     }
 }

@@ -99,18 +99,18 @@ fn a_hang_wakes_with_the_tenant_and_the_pod_that_report_it() {
     let told = [
         "sluice_engine_hangs_total",
         "sluice_sidecar_hangs_total",
-        "sluice_turn_skips_total",
-        "sluice_turn_takeovers_total",
-        "sluice_turns_overtaken_total",
+        "sluice_time_slice_skips_total",
+        "sluice_time_slice_takeovers_total",
+        "sluice_time_slice_losses_total",
     ];
     assert_eq!(read, told.into_iter().chain(["sluice_tenant_info"]).map(str::to_owned).collect());
     let words = format!("{} {}", hung["annotations"]["summary"], hung["annotations"]["description"]);
     for label in ["tenant", "what", "namespace", "pod", "gpu"] {
         assert!(words.contains(&format!("{{{{ $labels.{label} }}}}")), "{label}: {words}");
     }
-    let held = alert("SluiceTurnHeld");
+    let held = alert("SluiceTimeSliceHeld");
     let read = metrics(held["expr"].as_str().unwrap());
-    assert!(read.contains("sluice_turn_holder_overdue_seconds"), "{read:?}");
+    assert!(read.contains("sluice_time_slice_holder_overdue_seconds"), "{read:?}");
     assert_eq!(held["labels"]["severity"], "critical");
 }
 

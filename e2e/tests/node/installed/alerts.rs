@@ -202,10 +202,10 @@ mod tests {
     fn a_turn_is_held_while_every_scrape_says_so_and_requests_are_open() {
         let late = |seconds: u32, open: u32| {
             format!(
-                "sluice_turn_holder_overdue_seconds{{model_name=\"m\"}} {seconds}\nsluice_open_requests{{model_name=\"m\"}} {open}"
+                "sluice_time_slice_holder_overdue_seconds{{model_name=\"m\"}} {seconds}\nsluice_open_requests{{model_name=\"m\"}} {open}"
             )
         };
-        let of = |scrapes: [String; 2]| holds("SluiceTurnHeld", &scrapes.each_ref().map(String::as_str));
+        let of = |scrapes: [String; 2]| holds("SluiceTimeSliceHeld", &scrapes.each_ref().map(String::as_str));
         assert_eq!(of([late(4, 1), late(5, 1)]), [" p  4"]);
         assert_eq!(of([late(0, 1), late(5, 1)]), [""; 0]);
         assert_eq!(of([late(4, 1), late(5, 0)]), [""; 0]);

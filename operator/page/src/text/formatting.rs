@@ -68,10 +68,9 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory
-/// has
-/// moved.
-const LOAN_REASONS: [&str; 4] = ["borrow", "lend", "repay", "cede"];
+/// Reasons of memory that passes between tenants. A sidecar writes the decision first, and its size once the memory has
+/// moved. Sidecars that write state version 1 call the fourth one `cede`.
+const LOAN_REASONS: [&str; 5] = ["borrow", "lend", "repay", "release_share", "cede"];
 
 /// Returns the moves in which memory changed its owner, oldest first. The others are decisions, such as a plan for
 /// each request's KV, and their number would hide these.

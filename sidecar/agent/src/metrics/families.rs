@@ -110,7 +110,7 @@ pub(super) struct OwnMetrics {
     pub sidecar_hangs: Counter,
     pub turn_takeovers: Counter,
     pub turn_skips: Counter,
-    pub turns_overtaken: Counter,
+    pub time_slice_losses: Counter,
     pub turn_holder_overdue: RatioGauge,
     pub plan_gap: GapHistogram,
     pub held: DurationHistogram,
@@ -345,12 +345,12 @@ impl OwnMetrics {
     fn register_waits(&self, names: &mut MetricRegistrar) {
         let waits = &self.waits;
         names.add(
-            "sluice_turn_wait_seconds",
+            "sluice_time_slice_wait_seconds",
             "Time from joining the time-slice queue to getting a time slice",
             waits[WaitKind::Turn].clone(),
         );
         names.add(
-            "sluice_turn_handover_seconds",
+            "sluice_time_slice_handover_seconds",
             "Time from the release of the time slice by a peer to getting it",
             waits.handover.clone(),
         );
@@ -381,22 +381,22 @@ impl OwnMetrics {
             self.sidecar_hangs.clone(),
         );
         names.add(
-            "sluice_turn_skips",
+            "sluice_time_slice_skips",
             "Peers that this tenant skipped in the time-slice queue because they did not take their time slice",
             self.turn_skips.clone(),
         );
         names.add(
-            "sluice_turn_takeovers",
+            "sluice_time_slice_takeovers",
             "Time slices that this tenant took over from a peer past its deadline",
             self.turn_takeovers.clone(),
         );
         names.add(
-            "sluice_turns_overtaken",
+            "sluice_time_slice_losses",
             "Time slices that a peer took over because this tenant was past its deadline",
-            self.turns_overtaken.clone(),
+            self.time_slice_losses.clone(),
         );
         names.add(
-            "sluice_turn_holder_overdue_seconds",
+            "sluice_time_slice_holder_overdue_seconds",
             "Time by which the holder of the time slice is past its deadline",
             self.turn_holder_overdue.clone(),
         );

@@ -25,7 +25,7 @@ impl Metrics {
 
     /// Records that another tenant took over the time slice from this one, which was past its deadline.
     pub fn on_turn_overtaken(&self) {
-        self.own.turns_overtaken.inc();
+        self.own.time_slice_losses.inc();
     }
 
     /// Sets how many seconds the holder of the time slice is past its deadline. 0 if it is not, or if the time slice is

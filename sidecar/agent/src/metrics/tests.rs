@@ -133,10 +133,10 @@ const OWN: [(&str, &str); 41] = [
     ("sluice_engine_losses", "counter"),
     ("sluice_engine_hangs", "counter"),
     ("sluice_sidecar_hangs", "counter"),
-    ("sluice_turn_skips", "counter"),
-    ("sluice_turn_takeovers", "counter"),
-    ("sluice_turns_overtaken", "counter"),
-    ("sluice_turn_holder_overdue_seconds", "gauge"),
+    ("sluice_time_slice_skips", "counter"),
+    ("sluice_time_slice_takeovers", "counter"),
+    ("sluice_time_slice_losses", "counter"),
+    ("sluice_time_slice_holder_overdue_seconds", "gauge"),
     ("sluice_slo_attainment_ratio", "gauge"),
     ("sluice_overdue_tokens", "gauge"),
     ("sluice_slo_tokens", "counter"),
@@ -144,8 +144,8 @@ const OWN: [(&str, &str); 41] = [
     ("sluice_credentials_last_reload_successful", "gauge"),
     ("sluice_deposit_tokens", "gauge"),
     ("sluice_open_requests", "gauge"),
-    ("sluice_turn_wait_seconds", "histogram"),
-    ("sluice_turn_handover_seconds", "histogram"),
+    ("sluice_time_slice_wait_seconds", "histogram"),
+    ("sluice_time_slice_handover_seconds", "histogram"),
     ("sluice_grant_seconds", "histogram"),
     ("sluice_revoke_seconds", "histogram"),
     ("sluice_wake_seconds", "histogram"),
@@ -262,9 +262,12 @@ fn samples_match_recorded_values() {
     assert_eq!(value("sluice_memory_bytes{owner=\"kv\"}"), 12_345.0);
     assert_eq!((value("sluice_layers_remapped"), value("sluice_layers_lent")), (1.0, 3.0));
     assert_eq!(value("sluice_engine_hangs_total"), 1.0);
-    assert_eq!((value("sluice_sidecar_hangs_total"), value("sluice_turn_skips_total")), (4.0, 5.0));
-    assert_eq!((value("sluice_turn_takeovers_total"), value("sluice_turns_overtaken_total")), (2.0, 3.0));
-    assert_eq!(value("sluice_turn_holder_overdue_seconds"), 1.5, "the last word on it");
+    assert_eq!((value("sluice_sidecar_hangs_total"), value("sluice_time_slice_skips_total")), (4.0, 5.0));
+    assert_eq!(
+        (value("sluice_time_slice_takeovers_total"), value("sluice_time_slice_losses_total")),
+        (2.0, 3.0)
+    );
+    assert_eq!(value("sluice_time_slice_holder_overdue_seconds"), 1.5, "the last word on it");
     assert_eq!(value("sluice_copied_bytes_total"), 77.0);
     assert_eq!(value("sluice_moves_total{reason=\"remap\"}"), 2.0);
     assert_eq!(value("sluice_moved_bytes_total{reason=\"remap\"}"), 4096.0);

@@ -83,7 +83,7 @@ impl LoanNegotiator {
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { manager.useful_loan_size(supply.chunks) };
         if need_chunks == 0 && !left.is_empty() {
-            manager.record_shortfall(Reason::NeighboursShort);
+            manager.record_shortfall(Reason::PeersShort);
         }
         victim::order(left, &Borrower { need_chunks, ..asker }, now).first().copied()
     }

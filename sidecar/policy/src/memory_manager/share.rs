@@ -118,19 +118,19 @@ impl MemoryManager {
             let chunks: Vec<_> = self.chunks.table().free().take(free as usize).collect();
             return self.order(
                 Work::Release(chunks.clone()),
-                Reason::Cede,
+                Reason::ReleaseShare,
                 Pending::ReleaseShare(chunks),
                 out,
             );
         }
         let target = self.releasable_chunks(self.share_to_release());
-        self.change.decide(target.map(|target| Transition { target, reason: Reason::Cede }));
+        self.change.decide(target.map(|target| Transition { target, reason: Reason::ReleaseShare }));
     }
 
     pub(super) fn on_share_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(chunks);
-            self.count_moved(Reason::Cede, chunks.len() as u32);
+            self.count_moved(Reason::ReleaseShare, chunks.len() as u32);
             self.loans.balance.on_released(chunks.len() as u32, self.sizes.share);
             self.change.succeeded();
         } else {

@@ -91,7 +91,7 @@ fn short_of_memory() -> World {
 }
 
 fn short(manager: &MemoryManager) -> u64 {
-    manager.counted(Reason::NeighboursShort)
+    manager.counted(Reason::PeersShort)
 }
 
 #[test]

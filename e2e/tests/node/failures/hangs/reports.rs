@@ -171,10 +171,10 @@ impl<'a, 'p> Observers<'a, 'p> {
         for _ in 0..POLLS {
             self.scrape().await;
         }
-        let holds = self.scrapes.evaluate(&expression("SluiceTurnHeld"));
+        let holds = self.scrapes.evaluate(&expression("SluiceTimeSliceHeld"));
         let pod = name(&self.product.pod(victim));
         let of_victim = holds.iter().find(|(labels, _)| labels.get("pod") == Some(&pod));
-        assert!(of_victim.is_some_and(|(_, seconds)| *seconds > 1.0), "SluiceTurnHeld of {pod}: {holds:?}");
+        assert!(of_victim.is_some_and(|(_, seconds)| *seconds > 1.0), "SluiceTimeSliceHeld of {pod}: {holds:?}");
     }
 
     async fn degraded(&self, tenant: &str, status: &str, reason: &str, words: &str) {

@@ -1,8 +1,8 @@
 //! Maps a certificate to a caller.
 //!
 //! The role is a URI among the alternative names. Exactly one must begin with [`PREFIX`]: `…/operator`, `…/reader`, or
-//! `…/peer/CLAIM` (or, in the words of the version before, `…/neighbour/CLAIM`) where CLAIM is the claim of this GPU. With none, two, or the claim of another GPU, the caller
-//! has no role.
+//! `…/peer/CLAIM` where CLAIM is the claim of this GPU, in the words of the version before `…/neighbour/CLAIM`. With
+//! none, two, or the claim of another GPU, the caller has no role.
 //!
 //! A peer may send messages as the tenant whose admin host is among the DNS names. Without exactly one such name, it
 //! may send them for no tenant.
@@ -17,7 +17,7 @@ use crate::peers::full_name::full_name;
 
 /// Prefix of a role's URI.
 const PREFIX: &str = "spiffe://sluice/role/";
-/// Beginnings of a peer\'s role, each before its claim. The operator writes the last one, which sidecars of the version
+/// Beginnings of a peer's role, each before its claim. The operator writes the last one, which sidecars of the version
 /// before know too.
 const PEER_ROLES: [&str; 2] = ["peer/", "neighbour/"];
 
