@@ -5,14 +5,14 @@
 //! scheduler without ports and compares digests, so a recording from a real GPU becomes a deterministic test.
 //!
 //! ```text
-//! sluice-journal 15
+//! sluice-journal 16
 //! config <words>
 //! params <words>
 //! geometry <words>
 //! start <time ns>
 //! <time ns> <event> <words> = <digest of the state> <digest of the outputs>
 //! ```
-//! Version 14 has no digests of outputs.
+//! Version 15 has other names for five events ([`events::current_name`]). Version 14 has no digests of outputs either.
 //!
 //! Only the last line may be truncated, where the recording ended. If its digest is missing, the event crashed the
 //! scheduler, or the process ended before the scheduler handled it.
@@ -38,8 +38,10 @@ use crate::scheduler::Scheduler;
 use text_codec::Reader;
 
 /// First line of every journal.
-const MAGIC: &str = "sluice-journal 15";
-/// First line of a version 14 journal, which has no output digests.
+const MAGIC: &str = "sluice-journal 16";
+/// First line of a version 15 journal, whose events have their former names.
+const MAGIC_15: &str = "sluice-journal 15";
+/// First line of a version 14 journal, which has no output digests either.
 const MAGIC_14: &str = "sluice-journal 14";
 
 /// Returns all scheduler and policy settings as a journal header encodes them, without the model's sizes.
@@ -225,7 +227,7 @@ pub fn replay_with(
     input: impl BufRead,
     mut look: impl FnMut(Nanos, &Scheduler),
 ) -> Result<ReplayReport, JournalError> {
-    let mut lines = Lines { input, line: 0, open_end: false, outputs: true };
+    let mut lines = Lines { input, line: 0, open_end: false, outputs: true, former_names: false };
     let (mut core, start) = header(&mut lines)?;
     core.start(start);
     core.take_commands();
@@ -242,7 +244,7 @@ pub fn replay_with(
                 lines.locate(Err("no digest".into()))
             };
         };
-        let (now, event) = lines.locate(parse_event(body))?;
+        let (now, event) = lines.locate(parse_event(body, lines.former_names))?;
         if let Some(problem) = check_event(&core, clock, now, &event) {
             return Err(JournalError::Impossible { line, problem });
         }
@@ -286,10 +288,10 @@ fn check_event(core: &Scheduler, clock: Nanos, now: Nanos, event: &Event) -> Opt
 
 fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Scheduler, Nanos), JournalError> {
     let magic = lines.next()?.unwrap_or_default();
-    lines.outputs = magic != MAGIC_14;
-    if lines.outputs && magic != MAGIC {
+    if ![MAGIC, MAGIC_15, MAGIC_14].contains(&magic.as_str()) {
         return lines.locate(Err(format!("expected `{MAGIC}`, found `{magic}`")));
     }
+    (lines.outputs, lines.former_names) = (magic != MAGIC_14, magic != MAGIC);
     let config: Config = lines.section("config", setup::config)?;
     let params = lines.section("params", setup::params)?;
     let geometry = lines.section("geometry", setup::geometry)?;
@@ -299,11 +301,12 @@ fn header<R: BufRead>(lines: &mut Lines<R>) -> Result<(Scheduler, Nanos), Journa
     Ok((Scheduler::new(config, manager), Nanos(start)))
 }
 
-fn parse_event(body: &str) -> Result<(Nanos, Event), String> {
+fn parse_event(body: &str, former_names: bool) -> Result<(Nanos, Event), String> {
     let mut fields = body.splitn(3, ' ');
     let time = fields.next().unwrap_or_default();
     let time = time.parse().map_err(|_| format!("`{time}` is not a time"))?;
     let name = fields.next().unwrap_or_default();
+    let name = if former_names { events::current_name(name) } else { name };
     let mut reader = Reader::new(fields.next().unwrap_or_default());
     let event = events::decode(name, &mut reader)?;
     reader.end()?;
@@ -317,6 +320,8 @@ struct Lines<R> {
     open_end: bool,
     /// Whether event lines have output digests.
     outputs: bool,
+    /// Whether events have the names that they had up to version 15.
+    former_names: bool,
 }
 
 impl<R: BufRead> Lines<R> {

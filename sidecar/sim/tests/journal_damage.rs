@@ -59,19 +59,19 @@ const DIRECTED_WITHOUT_EFFECT: &[(&str, &str)] = &[
 /// The same for a tenant among peers.
 const PEERS_WITHOUT_EFFECT: &[(&str, &str)] = &[
     // The state of peers and terms matters when a peer is asked, and times matter when they expire.
-    ("changed", "letter: a word"),
+    ("changed", "peer: a word"),
     ("changed", "survey: a word"),
     ("changed", "terms: a word"),
     // A tenant yields only if it holds a time slice.
-    ("changed", "sought: a word"),
-    ("doubled", "sought"),
-    ("removed", "sought"),
+    ("changed", "slice_requested: a word"),
+    ("doubled", "slice_requested"),
+    ("removed", "slice_requested"),
     // Known facts change nothing.
     ("doubled", "terms"),
 ];
 
 /// Events from peers.
-const PEER_WORDS: [&str; 5] = ["turn", "sought", "survey", "terms", "letter"];
+const PEER_WORDS: [&str; 5] = ["slice_granted", "slice_requested", "survey", "terms", "peer"];
 
 /// Splits a line into words: time, name, the event's words, `=`, digests of the state and of the outputs.
 fn words(line: &str) -> Vec<&str> {
@@ -229,15 +229,30 @@ fn damaged_directive_or_plan_is_error_with_line_number() {
 }
 
 #[test]
+fn journal_of_version_15_replays_with_the_former_names_of_its_events() {
+    let former = [("slice_granted", "turn"), ("slice_requested", "sought"), ("peer", "letter")];
+    for journal in record_peers(24) {
+        let older = former.iter().fold(journal.clone(), |text, (now, before)| {
+            assert!(text.contains(&format!(" {now} ")), "it has an event `{now}`");
+            text.replace(&format!(" {now} "), &format!(" {before} "))
+        });
+        let refused = replay(older.as_bytes()).expect_err("a name of version 15 in version 16");
+        assert!(refused.to_string().contains("is not an event"), "{refused}");
+        let older = older.replacen("sluice-journal 16", "sluice-journal 15", 1);
+        assert_eq!(replay(older.as_bytes()).unwrap(), replay(journal.as_bytes()).unwrap());
+    }
+}
+
+#[test]
 fn damaged_peer_message_is_error_with_line_number() {
     let [mut unseen, mut seen] = [Damages::new(), Damages::new()];
     for journal in record_peers(24) {
-        let [none, some] = damaged("neighbours", &journal, |event| PEER_WORDS.contains(&event));
+        let [none, some] = damaged("peers", &journal, |event| PEER_WORDS.contains(&event));
         unseen.extend(none);
         seen.extend(some);
     }
     assert_allowed(&unseen, PEERS_WITHOUT_EFFECT);
-    let removed = ["turn", "survey", "terms", "letter"].map(|event| ("removed", event));
-    let changed = ["turn: a word", "survey: a word", "letter: a word"].map(|word| ("changed", word));
+    let removed = ["slice_granted", "survey", "terms", "peer"].map(|event| ("removed", event));
+    let changed = ["slice_granted: a word", "survey: a word", "peer: a word"].map(|word| ("changed", word));
     assert_detected(&seen, &[&removed[..], &changed].concat());
 }

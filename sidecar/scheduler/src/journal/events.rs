@@ -25,6 +25,20 @@ const NO_CANDIDATE: u64 = 0;
 /// Code of [`SequenceFailure::Refused`]; its reason follows.
 const REFUSED: u64 = 1;
 
+/// Events that had another name up to version 15 of the journal, and their names now.
+const FORMER_NAMES: [(&str, &str); 5] = [
+    ("turn", "slice_granted"),
+    ("sought", "slice_requested"),
+    ("overtaken", "slice_taken_over"),
+    ("turn_passed", "stale_epoch"),
+    ("letter", "peer"),
+];
+
+/// Returns the name now of an event in a journal of version 15 or before.
+pub fn current_name(name: &str) -> &str {
+    FORMER_NAMES.iter().find(|(former, _)| *former == name).map_or(name, |(_, now)| now)
+}
+
 /// Encodes an event; returns its name and words.
 pub fn encode(event: &Event) -> (&'static str, Encoder) {
     let mut words = Encoder::default();
@@ -78,7 +92,7 @@ pub fn decode(name: &str, r: &mut Reader<'_>) -> Result<Event, String> {
         "attached" => Event::Compute(ComputeEvent::Attached(hello(r)?)),
         "lost" => Event::Compute(ComputeEvent::Lost),
         "done" => Event::Compute(ComputeEvent::Done(done(r)?)),
-        "turn_passed" => Event::Compute(ComputeEvent::StaleEpoch { id: StepId(r.u64()?), attempt: r.int()? }),
+        "stale_epoch" => Event::Compute(ComputeEvent::StaleEpoch { id: StepId(r.u64()?), attempt: r.int()? }),
         "refused" => Event::Compute(ComputeEvent::Refused {
             id: StepId(r.u64()?),
             attempt: r.int()?,
@@ -227,7 +241,7 @@ fn put_compute(words: &mut Encoder, event: &ComputeEvent) -> &'static str {
         }
         ComputeEvent::StaleEpoch { id, attempt } => {
             words.put(id.0).put(*attempt);
-            "turn_passed"
+            "stale_epoch"
         }
     }
 }

@@ -16,22 +16,23 @@ const RULES: [VictimOrder; 3] =
     [VictimOrder::MostRecentlyUsed, VictimOrder::LeastRecentlyUsed, VictimOrder::FixedOrder];
 
 /// Names of peer events.
-pub const NAMES: [&str; 6] = ["turn", "sought", "overtaken", "survey", "terms", "letter"];
+pub const NAMES: [&str; 6] =
+    ["slice_granted", "slice_requested", "slice_taken_over", "survey", "terms", "peer"];
 
 /// Writes an event and returns its name, one of [`NAMES`].
 pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
     match event {
         PeerPortEvent::SliceGranted { epoch } => {
             words.put(*epoch);
-            "turn"
+            "slice_granted"
         }
         PeerPortEvent::SliceRequested { epoch } => {
             words.put(*epoch);
-            "sought"
+            "slice_requested"
         }
         PeerPortEvent::SliceTakenOver { epoch } => {
             words.put(*epoch);
-            "overtaken"
+            "slice_taken_over"
         }
         PeerPortEvent::Peer(PeerEvent::Survey(neighbours)) => {
             words.put_list(neighbours, put_peer_view);
@@ -43,7 +44,7 @@ pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
         }
         PeerPortEvent::Peer(news) => {
             put_peer_event(words, news);
-            "letter"
+            "peer"
         }
     }
 }
@@ -51,9 +52,9 @@ pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
 /// Decodes the event with this name.
 pub fn read(name: &str, r: &mut Reader<'_>) -> Result<PeerPortEvent, String> {
     Ok(match name {
-        "turn" => PeerPortEvent::SliceGranted { epoch: r.u64()? },
-        "sought" => PeerPortEvent::SliceRequested { epoch: r.u64()? },
-        "overtaken" => PeerPortEvent::SliceTakenOver { epoch: r.u64()? },
+        "slice_granted" => PeerPortEvent::SliceGranted { epoch: r.u64()? },
+        "slice_requested" => PeerPortEvent::SliceRequested { epoch: r.u64()? },
+        "slice_taken_over" => PeerPortEvent::SliceTakenOver { epoch: r.u64()? },
         "survey" => PeerPortEvent::Peer(PeerEvent::Survey(r.list(peer_view)?)),
         "terms" => PeerPortEvent::Peer(PeerEvent::Terms(terms(r)?)),
         _ => PeerPortEvent::Peer(peer_event(r)?),

@@ -144,6 +144,17 @@ fn step_of_old_epoch_round_trips() {
 }
 
 #[test]
+fn former_names_of_events_are_read_up_to_version_15() {
+    let stale = |name: &str, former| parse_event(&format!("5 {name} 7 2"), former);
+    let now = stale("stale_epoch", false).unwrap();
+    assert_eq!(stale("turn_passed", true).unwrap(), now);
+    assert_eq!(stale("turn_passed", false), Err("`turn_passed` is not an event".into()));
+    let (text, _) = start();
+    let report = replay(text.as_bytes()).unwrap();
+    assert_eq!(replay(text.replacen(MAGIC, MAGIC_15, 1).as_bytes()).unwrap(), report);
+}
+
+#[test]
 fn a_journal_of_another_version_is_refused_by_its_name() {
     let (text, _) = start();
     match replay(text.replacen(MAGIC, "sluice-journal 6", 1).as_bytes()) {
@@ -196,6 +207,6 @@ fn loan_denials_round_trip() {
     let words = words.into_iter().chain([LoanDenied::Busy, LoanDenied::NotTraded]).map(Some);
     for why in words.chain([None]) {
         let refused = PeerEvent::Refused { peer: Peer { index: 3, instance: 7 }, nonce: Nonce(4), why };
-        assert_eq!(read_back(Event::Peer(PeerPortEvent::Peer(refused))), "letter");
+        assert_eq!(read_back(Event::Peer(PeerPortEvent::Peer(refused))), "peer");
     }
 }
