@@ -97,7 +97,7 @@ names! {
         /// `Placed`: the model could not be inspected.
         InspectionFailed,
         /// `Placed`: no GPU has room.
-        NoRoom,
+        Unschedulable,
         /// `DevicesAllocated`: no node with such a device takes the pod yet.
         NotAllocated,
         /// `DevicesAllocated`: the driver refused to prepare the claim.
@@ -133,7 +133,7 @@ names! {
         /// GPU past its deadline, as its peers report.
         SidecarHung,
         /// `Degraded`: the tenant waits for a time slice, which a peer holds past its deadline.
-        NeighbourHung,
+        PeerHung,
         /// `Terminating`: tenants still refer to the pool.
         TenantsRemain,
     }

@@ -34,7 +34,7 @@ async fn waiting(api: &Api<DynamicObject>) {
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
-    let conditions = [condition("Ready", "NoRoom"), condition("Serving", "NoRoom")];
+    let conditions = [condition("Ready", "Unschedulable"), condition("Serving", "Unschedulable")];
     let status = json!({"conditions": conditions, "replicas": 1, "selector": "sluice.dev/tenant=one", "url": "http://one"});
     set_status(api, "one", status).await;
 }
@@ -52,12 +52,12 @@ async fn tenant_list_shows_not_running_and_reason() {
             ["NAME", "POOL", "PRIORITY", "WANTED", "SLOTS", "READY", "REASON", "AGE"],
             "{name}"
         );
-        assert_eq!(lines[1][..7], ["one", "local", "100", "1", "1", "False", "NoRoom"], "{name}");
+        assert_eq!(lines[1][..7], ["one", "local", "100", "1", "1", "False", "Unschedulable"], "{name}");
     }
     let text = output_text(server, &namespace, &["get", "mt", "-o", "wide"]);
     let lines = table(&text);
     assert_eq!(lines[0][6..10], ["REASON", "SERVING", "URL", "MESSAGE"]);
-    assert_eq!(lines[1][6..12], ["NoRoom", "False", "http://one", "NoRoom", "it", "is"]);
+    assert_eq!(lines[1][6..12], ["Unschedulable", "False", "http://one", "Unschedulable", "it", "is"]);
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ fn tenant() -> Value {
         "spec": {"poolRef": {"name": "p"},
                  "model": {"source": {"type": "HuggingFace", "huggingFace": {"repo": "a/b"}}}},
         "status": {"observedGeneration": 1, "conditions": [
-            condition("Ready", "False", "NoRoom", "Placed: slot 0: no room on 2 GPUs")]},
+            condition("Ready", "False", "Unschedulable", "Placed: slot 0: no room on 2 GPUs")]},
     })
 }
 
@@ -31,7 +31,7 @@ fn events(about: &str) -> Value {
     assert_eq!(about, "regarding.kind=ModelTenant,regarding.uid=u-1");
     json!({"kind": "EventList", "apiVersion": "events.k8s.io/v1", "metadata": {}, "items": [{
         "metadata": {"name": "e"}, "eventTime": "2023-11-14T22:13:20.000000Z", "type": "Warning",
-        "reason": "NoRoom", "note": "no GPU has room", "action": "Place",
+        "reason": "Unschedulable", "note": "no GPU has room", "action": "Place",
         "reportingController": "sluice.dev/operator", "reportingInstance": "o",
         "regarding": {"kind": "ModelTenant", "name": "chat"},
     }]})
@@ -68,11 +68,11 @@ fn without_an_operator_conditions_and_events_explain() {
     let outcome = finish(command);
     assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
     for line in [
-        "team/chat is not ready: NoRoom: Placed: slot 0: no room on 2 GPUs",
+        "team/chat is not ready: Unschedulable: Placed: slot 0: no room on 2 GPUs",
         "What to do: add GPUs to the pool",
         "The states of its sidecars could not be read: no operator is the leader: Lease \
          sluice-system/sluice-operator has no holder",
-        "warning NoRoom: no GPU has room",
+        "warning Unschedulable: no GPU has room",
     ] {
         assert!(outcome.stdout.contains(line), "{line}\n{}", outcome.stdout);
     }

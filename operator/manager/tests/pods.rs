@@ -342,10 +342,10 @@ async fn foreign_pod_requests_reduce_slot_capacity() {
     stage.wait_until_idle().await;
     stage.tenant("u", json!({"memory": {"hostKv": "400Mi"}})).await;
     stage.inspect_ok("u", 8).await;
-    let lacking = stage.condition("u", "Placed", "False", "NoRoom").await;
+    let lacking = stage.condition("u", "Placed", "False", "Unschedulable").await;
     assert!(lacking.message.contains("too little host memory"), "{}", lacking.message);
     stage.condition("t", "Placed", "True", "AsExpected").await;
-    for (ready, reason) in [("True", "AsExpected"), ("False", "NoRoom")] {
+    for (ready, reason) in [("True", "AsExpected"), ("False", "Unschedulable")] {
         let tenants =
             operator.metric("sluice_operator_tenants", &[("ready", ready), ("reason", reason)]).await;
         assert_eq!(tenants, Some(1.0), "{ready} {reason}");

@@ -121,7 +121,7 @@ pub fn placement_conditions<'a>(
         UnplacedReason::GroupNotFound { .. } => {
             (None, ConditionResult::not_met(Reason::GroupNotFound, message))
         }
-        UnplacedReason::NoRoom { .. } => (None, ConditionResult::not_met(Reason::NoRoom, message)),
+        UnplacedReason::NoRoom { .. } => (None, ConditionResult::not_met(Reason::Unschedulable, message)),
     }
 }
 

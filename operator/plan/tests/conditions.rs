@@ -55,11 +55,11 @@ fn ready_is_the_first_step_that_does_not_hold() {
     assert_eq!(summary(TENANT, &all_well()).status, ConditionStatus::True);
     let mut findings = all_well();
     findings.insert(ConditionType::Serving, ConditionResult::not_met(Reason::WaitingForMemory, "late"));
-    findings.insert(ConditionType::Placed, ConditionResult::not_met(Reason::NoRoom, "no GPU"));
+    findings.insert(ConditionType::Placed, ConditionResult::not_met(Reason::Unschedulable, "no GPU"));
     let ready = summary(TENANT, &findings);
     assert_eq!(
         (ready.status, ready.reason, ready.message.as_str()),
-        (ConditionStatus::False, Reason::NoRoom, "Placed: no GPU")
+        (ConditionStatus::False, Reason::Unschedulable, "Placed: no GPU")
     );
 }
 
@@ -97,7 +97,7 @@ fn nothing_that_changes_nothing_is_written() {
 
 #[test]
 fn message_is_truncated_to_api_server_limit() {
-    let long = [(ConditionType::Placed, ConditionResult::not_met(Reason::NoRoom, "ä".repeat(40_000)))];
+    let long = [(ConditionType::Placed, ConditionResult::not_met(Reason::Unschedulable, "ä".repeat(40_000)))];
     let told = conditions(TENANT, &[], &ConditionResults::from(long), 1, &morning());
     assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
 }
@@ -190,7 +190,7 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
     let full = UnplacedReason::NoRoom { tried: 3, gpu: "p-chat-1".into(), misfit: UnfitReason::Full };
     let full: &'static UnplacedReason = Box::leak(Box::new(full));
     let (refused, full) = found(&[(0, Ok("a")), (1, Err(full))]);
-    assert_eq!((refused, full.status, full.reason), (None, ConditionStatus::False, Reason::NoRoom));
+    assert_eq!((refused, full.status, full.reason), (None, ConditionStatus::False, Reason::Unschedulable));
     assert!(
         full.message.starts_with("1 of 2 slots have no GPU: slot 1: no room on 3 GPUs"),
         "{}",

@@ -217,13 +217,13 @@ fn waiting_tenant_names_overdue_holder_before_and_after_takeover() {
     let waits = HangTest::new(None, Some(sees_late(90_000)));
     let said = "slot chat-0: waits for a time slice of p-chat-0, which ns/code has held past its deadline \
                 since 1970-01-12T13:45:10Z";
-    assert_eq!(waits.condition_of("chat", "Degraded"), ["True", "NeighbourHung", said]);
+    assert_eq!(waits.condition_of("chat", "Degraded"), ["True", "PeerHung", said]);
     assert_eq!(waits.condition_of("chat", "Ready")[0], "True", "it takes requests");
     let mut both = sees_late(90_000);
     both.sidecar_hangs = sidecar_hung(60_000).sidecar_hangs;
     assert_eq!(
         HangTest::new(None, Some(both)).condition_of("chat", "Degraded")[1],
-        "NeighbourHung",
+        "PeerHung",
         "its own hang is over"
     );
     let mut idle = sees_late(90_000);

@@ -105,13 +105,13 @@ const fn reason_advice(reason: Reason) -> Option<&'static str> {
         | Reason::TenantsRemain
         | Reason::MpsFault
         | Reason::EngineHung
-        | Reason::NeighbourHung
+        | Reason::PeerHung
         | Reason::DirectiveNotTaken => {
             return None;
         }
         Reason::SidecarHung => HANG_ADVICE,
         Reason::NotObserved => "check that the operator runs: it has not reconciled this object yet",
-        Reason::NoRoom => NO_CAPACITY_ADVICE,
+        Reason::Unschedulable => NO_CAPACITY_ADVICE,
         Reason::ModelLargerThanGpu => GPU_TOO_SMALL_ADVICE,
         Reason::DeviceUnsupported => {
             "create the tenant again in a pool of class host.sluice.dev, or with an engine of kind Vllm"
@@ -224,14 +224,14 @@ mod tests {
     #[test]
     fn unplaced_tenant_gets_reason_and_advice() {
         let conditions = [
-            condition("Placed", "False", "NoRoom", "1 of 1 slots have no GPU"),
-            condition("Ready", "False", "NoRoom", "Placed: 1 of 1 slots have no GPU"),
+            condition("Placed", "False", "Unschedulable", "1 of 1 slots have no GPU"),
+            condition("Ready", "False", "Unschedulable", "Placed: 1 of 1 slots have no GPU"),
         ];
         let said =
             summary(&tenant(json!({}), json!({"conditions": conditions, "observedGeneration": 2})), NOW);
-        assert_eq!(said[0], "team/chat is not ready: NoRoom: Placed: 1 of 1 slots have no GPU");
+        assert_eq!(said[0], "team/chat is not ready: Unschedulable: Placed: 1 of 1 slots have no GPU");
         assert!(said[1].contains("has not reconciled the last change"), "{said:?}");
-        assert_eq!(said[2], "  Placed            False    for 100s  NoRoom: 1 of 1 slots have no GPU");
+        assert_eq!(said[2], "  Placed            False    for 100s  Unschedulable: 1 of 1 slots have no GPU");
         assert!(said[4].starts_with("What to do: add GPUs"), "{said:?}");
     }
 

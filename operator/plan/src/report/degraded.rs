@@ -32,7 +32,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
     }
     // Ongoing findings precede past ones.
     if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.turn_wait.as_ref()?))) {
-        return yes(Reason::NeighbourHung, &of_slot(view, waits));
+        return yes(Reason::PeerHung, &of_slot(view, waits));
     }
     if let Some(hung) = hung {
         return of_hung(hung);

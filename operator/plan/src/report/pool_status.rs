@@ -78,7 +78,7 @@ fn placed_condition(plan: &PoolPlan<'_>) -> ConditionResult {
     match homeless.len() {
         0 => ConditionResult::as_expected(ConditionStatus::True),
         count => ConditionResult::not_met(
-            Reason::NoRoom,
+            Reason::Unschedulable,
             format!("{count} tenants lack a GPU, the first is {}", homeless[0]),
         ),
     }

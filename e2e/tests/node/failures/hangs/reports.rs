@@ -153,9 +153,8 @@ impl<'a, 'p> Observers<'a, 'p> {
     /// Checks that `victim` and the GPU name the tenant that they wait for while `culprit` holds the time slice.
     pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str, since: u64) {
         let title = format!("{}/{culprit}", self.product.namespace);
-        self.degraded(victim, "True", "NeighbourHung", &format!("which {title} has held past its deadline"))
-            .await;
-        self.event(victim, "NeighbourHung", since).await;
+        self.degraded(victim, "True", "PeerHung", &format!("which {title} has held past its deadline")).await;
+        self.event(victim, "PeerHung", since).await;
         self.degraded(culprit, "True", "SidecarHung", "does not answer and has held the time slice").await;
         self.event(culprit, "SidecarHung", since).await;
         self.explained(victim, &[&format!("which {title} holds")]).await;
@@ -174,7 +173,10 @@ impl<'a, 'p> Observers<'a, 'p> {
         let holds = self.scrapes.evaluate(&expression("SluiceTimeSliceHeld"));
         let pod = name(&self.product.pod(victim));
         let of_victim = holds.iter().find(|(labels, _)| labels.get("pod") == Some(&pod));
-        assert!(of_victim.is_some_and(|(_, seconds)| *seconds > 1.0), "SluiceTimeSliceHeld of {pod}: {holds:?}");
+        assert!(
+            of_victim.is_some_and(|(_, seconds)| *seconds > 1.0),
+            "SluiceTimeSliceHeld of {pod}: {holds:?}"
+        );
     }
 
     async fn degraded(&self, tenant: &str, status: &str, reason: &str, words: &str) {
