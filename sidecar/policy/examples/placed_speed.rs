@@ -15,7 +15,7 @@ use sluice_policy::action::{Action, Work};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed, StepTimes};
 use sluice_policy::params::Params;
 use sluice_policy::reclaim::PolicyName;
 
@@ -58,6 +58,8 @@ struct Bench {
     times: StepTimes,
     /// Nanoseconds of each plan.
     plans: Vec<u64>,
+    /// New sequences that the next step admits.
+    admitted: Vec<RequestId>,
 }
 
 fn manager(policy: PolicyName, sequences: u32) -> MemoryManager {
@@ -106,6 +108,7 @@ impl Bench {
             out: Vec::new(),
             times,
             plans: Vec::new(),
+            admitted: Vec::new(),
         };
         bench.manager.start(NOW, &mut bench.out);
         bench.settle();
@@ -119,7 +122,8 @@ impl Bench {
         self.manager.close(self.sequences[at].id);
         self.begun += 1;
         let id = RequestId(self.begun);
-        self.manager.open(id, id.0, &[1]);
+        self.admitted.retain(|one| *one != self.sequences[at].id);
+        self.admitted.push(id);
         self.sequences[at] = Sequence { id, length: 0 };
     }
 
@@ -154,6 +158,7 @@ impl Bench {
                 false => self.manager.prepare(NOW, &self.need(), &mut self.out),
             };
             if prepared == Prepared::Ready {
+                self.admitted.clear();
                 let lease = self.manager.begin(NOW, &mut self.out);
                 std::hint::black_box((&lease, self.manager.take_table_changes()));
                 let spent = start.elapsed();
@@ -181,7 +186,9 @@ impl Bench {
             let missing = kv_blocks.saturating_sub(self.manager.kv_blocks(sequence.id));
             (missing > 0).then_some((sequence.id, missing))
         });
-        StepNeed { kv_blocks: needs.collect(), shape: self.times.shape }
+        let new = |id: &RequestId| Admission::new(*id, self.manager.cached_prefix(id.0, &[1]));
+        let admit = self.admitted.iter().map(new).collect();
+        StepNeed { admit, kv_blocks: needs.collect(), shape: self.times.shape }
     }
 
     fn end_step(&mut self) -> Duration {

@@ -12,7 +12,7 @@ use sluice_policy::action::Action;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed, StepTimes};
 use sluice_policy::params::{ForcedRemap, Params};
 
 const LIMIT_NS: u64 = 20_000;
@@ -59,11 +59,11 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     let requests: Vec<RequestId> = (0..u64::from(sequences)).map(RequestId).collect();
     // Lengths differ, so that KV blocks fill up in different steps.
     requests.iter().for_each(|id| {
-        manager.open(*id, id.0, &[1]);
+        open(&mut manager, *id, id.0, &mut out);
     });
     let mut lengths: Vec<u32> = (0..sequences).map(|i| i * 7 % 16).collect();
     for (id, length) in requests.iter().zip(&lengths) {
-        let need = StepNeed { kv_blocks: vec![(*id, 1)], shape: StepShape::default() };
+        let need = StepNeed { kv_blocks: vec![(*id, 1)], ..StepNeed::default() };
         assert_eq!(manager.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a KV block");
         manager.commit(*id, &vec![1; *length as usize]);
     }
@@ -74,7 +74,7 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     let mut samples = Vec::new();
     for step in 0..STEPS {
         if step % 512 == 511 {
-            restart(&mut manager, &requests, &mut lengths);
+            restart(&mut manager, &requests, &mut lengths, &mut out);
         }
         samples.push(one_step(&mut manager, &requests, &mut lengths, &times, &mut out));
         settle(&mut manager, &mut out);
@@ -83,12 +83,19 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
 }
 
 /// Replaces all requests by new ones before the arena is full.
-fn restart(manager: &mut MemoryManager, requests: &[RequestId], lengths: &mut [u32]) {
+fn restart(manager: &mut MemoryManager, requests: &[RequestId], lengths: &mut [u32], out: &mut Vec<Action>) {
     for (id, length) in requests.iter().zip(lengths) {
         manager.close(*id);
-        manager.open(*id, id.0 + 1_000, &[1]);
+        open(manager, *id, id.0 + 1_000, out);
         *length = 0;
     }
+}
+
+/// Admits a new request without KV blocks.
+fn open(manager: &mut MemoryManager, request: RequestId, salt: u64, out: &mut Vec<Action>) {
+    let admission = Admission::new(request, manager.cached_prefix(salt, &[1]));
+    let need = StepNeed { admit: vec![admission], ..StepNeed::default() };
+    assert_eq!(manager.prepare(NOW, &need, out), Prepared::Ready, "room for a request without KV blocks");
 }
 
 fn one_step(
@@ -104,7 +111,7 @@ fn one_step(
         let missing = Geometry::kv_blocks_for(length + 1).saturating_sub(manager.kv_blocks(*id));
         (missing > 0).then_some((*id, missing))
     });
-    let need = StepNeed { kv_blocks: needs.collect(), shape: times.shape };
+    let need = StepNeed { kv_blocks: needs.collect(), shape: times.shape, ..StepNeed::default() };
     assert_eq!(manager.prepare(NOW, &need, out), Prepared::Ready, "the arena is large enough");
     let lease = manager.begin(NOW, out);
     let decided = start.elapsed();

@@ -8,10 +8,11 @@ use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{KvBlockId, LayerBlockId, RequestId};
 use crate::layer_set::LayerSet;
-use crate::memory_manager::TableChange;
 use crate::slots::Generations;
 
+pub mod admissions;
 pub mod blocks;
+pub mod cached_prefix;
 mod check;
 pub mod chunk_pool;
 pub mod compact;
@@ -19,8 +20,10 @@ mod host_kv_pool;
 pub mod layer_offload;
 mod missing_kv;
 mod missing_layer_blocks;
+mod plan_admissions;
 mod prefix;
 mod swap;
+pub mod table_change;
 
 use blocks::{KvBlocks, Tokens};
 use chunk_pool::KvChunkPool;
@@ -28,6 +31,7 @@ use host_kv_pool::HostKvPool;
 use layer_offload::LayerOffload;
 use missing_layer_blocks::MissingLayerBlocks;
 pub use swap::Swap;
+use table_change::TableChange;
 
 /// KV of one request.
 #[derive(Clone, Debug)]
@@ -101,6 +105,8 @@ pub struct Kv {
     dirty: BTreeSet<(RequestId, u32)>,
     next_name: u64,
     next_stamp: u64,
+    /// Number of KV blocks that left the prefix index.
+    cache_epoch: u64,
     hash: fn(u64, &Tokens) -> u64,
     history: Digest,
 }
@@ -131,6 +137,7 @@ impl Kv {
             dirty: BTreeSet::new(),
             next_name: 1,
             next_stamp: 0,
+            cache_epoch: 0,
             hash: blocks::chained_hash,
             history: Digest::new(0),
         }
@@ -144,6 +151,11 @@ impl Kv {
     /// Returns the arena for changes of its chunks.
     pub fn chunk_pool_mut(&mut self) -> &mut KvChunkPool {
         &mut self.chunk_pool
+    }
+
+    /// Returns the number of KV blocks that have left the prefix index: while it stays, prefixes that were found are valid.
+    pub fn cache_epoch(&self) -> u64 {
+        self.cache_epoch
     }
 
     /// Returns the number of layers, which is the number of blocks of a KV block.
@@ -297,6 +309,7 @@ impl Kv {
     fn unpublish(&mut self, id: KvBlockId) -> Option<u64> {
         let content = self.kv_blocks.get_mut(id).content.take()?;
         self.index.remove(&content.hash);
+        self.cache_epoch += 1;
         self.history.word(content.name);
         Some(content.name)
     }

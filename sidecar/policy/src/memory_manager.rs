@@ -40,15 +40,19 @@ mod weight_loads;
 mod whole_prompt_prefill;
 
 pub use crate::cost::{StepStats, StepTimes};
+pub use crate::kv::admissions::{Admission, AdmittedKv};
+pub use crate::kv::cached_prefix::CachedPrefix;
+pub use crate::kv::table_change::TableChange;
 pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
-pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
+pub use admission::{PlanAdmission, PlannedAdmissions, RunningRequest, SchedulerView, WaitingRequest};
 pub use constants::CONSTANTS;
+pub use prefill_offload::PrefillOffload;
 pub use share::{fits, floor};
-pub use stalling::StallingRemap;
+pub use stalling::{StallingRemap, StallsTooLong};
 pub use stats::Residency;
-pub use step_api::{Failed, Prepared, StepLease, StepNeed, TableChange};
+pub use step_api::{Failed, Prepared, StepLease, StepNeed};
 
 use crate::action::{Action, Work};
 use crate::change::ChangeState;
@@ -94,8 +98,6 @@ pub struct MemoryManager {
     offload: Offload,
     /// Requests whose KV was lost in a failed copy.
     lost_requests: Vec<RequestId>,
-    /// Requests that were admitted again at this boundary, with their KV.
-    resumed_requests: Vec<RequestId>,
     /// Requests ran when this boundary began.
     had_running: bool,
     /// The layout without load: all layers resident, or as many as fit.
@@ -135,7 +137,6 @@ impl MemoryManager {
             sleep: Sleep::default(),
             offload: Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
             lost_requests: Vec::new(),
-            resumed_requests: Vec::new(),
             had_running: false,
             base: Layout::resident(),
             loaded: false,
@@ -207,12 +208,14 @@ impl MemoryManager {
         self.is_steady()
     }
 
-    /// Begins the KV of a request and references the cached full blocks of its prefix. Returns the cached tokens: a
-    /// multiple of 16, less than `tokens.len()`.
-    pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
-        let cached = self.kv.open(request, salt, tokens);
-        self.apply_plan(request);
-        cached
+    /// Finds the cached full blocks of a new request's first tokens. They stay valid until the next change of memory.
+    pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> CachedPrefix {
+        self.kv.cached_prefix(salt, tokens)
+    }
+
+    /// Counts changes of the prefix cache: while it stays, the prefixes that were found are valid.
+    pub fn cache_epoch(&self) -> u64 {
+        self.kv.cache_epoch()
     }
 
     /// The KV of these tokens is written. They follow the tokens committed before; full blocks become shareable.
@@ -235,7 +238,7 @@ impl MemoryManager {
         self.kv.take_table_changes()
     }
 
-    /// Asks for the memory of a step, all or nothing. Only at a step boundary.
+    /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         self.step.set_now(now);
         if self.step.is_running() || self.is_blocked() || !self.is_loaded() {
@@ -291,7 +294,6 @@ impl MemoryManager {
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.step.set_now(now);
         self.counters.on_boundary();
-        self.resumed_requests.clear();
         self.had_running = self.kv.running_requests().next().is_some();
         self.step.on_boundary();
         self.forget_step();

@@ -2,9 +2,9 @@
 
 use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::RequestId;
-use sluice_policy::memory_manager::StepNeed;
+use sluice_policy::memory_manager::{Admission, StepNeed};
 
-use crate::sequence::Sequence;
+use crate::step_request::StepRequest;
 
 /// One sequence's share of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,21 +29,21 @@ pub struct Batch {
 impl Batch {
     /// Plans decodes first, then prefill chunks, within `max_tokens`. Within each kind, sequences with the oldest
     /// `last_step` come first, ties by admission. The sequence with the oldest `last_step` of all always gets a token,
-    /// so none of n running sequences is skipped n times in a row. `running` is in admission order.
-    pub fn plan<'a>(running: impl Iterator<Item = &'a Sequence>, max_tokens: u32) -> Batch {
-        let mut running: Vec<_> = running.enumerate().filter(|(_, s)| s.pending() > 0).collect();
-        running.sort_by_key(|(_, sequence)| sequence.last_step);
+    /// so none of n running sequences is skipped n times in a row. `requests` are in admission order.
+    pub fn plan<'a>(requests: impl Iterator<Item = StepRequest<'a>>, max_tokens: u32) -> Batch {
+        let mut running: Vec<_> = requests.enumerate().filter(|(_, s)| s.pending() > 0).collect();
+        running.sort_by_key(|(_, request)| request.last_step);
         let decodes = running.iter().filter(|(_, s)| s.pending() == 1).count() as u32;
         let kept = u32::from(running.first().is_some_and(|(_, longest)| longest.pending() > 1));
         let mut decode_budget = decodes.min(max_tokens.saturating_sub(kept));
         let mut prefill_budget = max_tokens - decode_budget;
         let mut parts = Vec::new();
-        for (place, sequence) in running {
-            let budget = if sequence.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
-            let tokens = if *budget > 0 { sequence.whole_kv_blocks(*budget) } else { 0 };
+        for (place, request) in running {
+            let budget = if request.pending() == 1 { &mut decode_budget } else { &mut prefill_budget };
+            let tokens = if *budget > 0 { request.whole_kv_blocks(*budget) } else { 0 };
             *budget = budget.saturating_sub(tokens);
             if tokens > 0 {
-                parts.push((place, ScheduledTokens::of(sequence, tokens)));
+                parts.push((place, ScheduledTokens::of(&request, tokens)));
             }
         }
         parts.sort_by_key(|(place, _)| *place);
@@ -59,13 +59,14 @@ impl Batch {
         }
     }
 
-    /// Returns what the step needs from memory, given the KV blocks that each sequence already holds.
-    pub fn need(&self, held: impl Fn(RequestId) -> u32) -> StepNeed {
+    /// Returns what the step needs from memory, given the requests that it admits and the KV blocks that each sequence
+    /// holds then.
+    pub fn need(&self, admit: Vec<Admission>, held: impl Fn(RequestId) -> u32) -> StepNeed {
         let kv_blocks = self.scheduled.iter().filter_map(|part| {
             let missing = part.kv_blocks.saturating_sub(held(part.request));
             (missing > 0).then_some((part.request, missing))
         });
-        StepNeed { kv_blocks: kv_blocks.collect(), shape: self.shape() }
+        StepNeed { admit, kv_blocks: kv_blocks.collect(), shape: self.shape() }
     }
 
     /// Returns the batch without the `left_out` requests.
@@ -80,13 +81,12 @@ impl Batch {
 }
 
 impl ScheduledTokens {
-    fn of(sequence: &Sequence, tokens: u32) -> ScheduledTokens {
-        let end = sequence.committed + tokens;
+    fn of(request: &StepRequest<'_>, tokens: u32) -> ScheduledTokens {
         ScheduledTokens {
-            request: sequence.id(),
+            request: request.id(),
             tokens,
-            kv_blocks: sequence.kv_blocks_for(tokens),
-            samples: end == sequence.len(),
+            kv_blocks: request.kv_blocks_for(tokens),
+            samples: request.committed + tokens == request.len(),
         }
     }
 }

@@ -43,6 +43,8 @@ pub mod queue;
 pub mod scheduler;
 pub mod sequence;
 pub mod snapshot;
+pub mod step_plan;
+pub mod step_request;
 
 pub use config::{Config, Membership, QueueOrder, TimeSharing};
 pub use driver::Driver;

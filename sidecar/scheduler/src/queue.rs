@@ -62,6 +62,23 @@ impl Queue {
         self.waiting.is_empty()
     }
 
+    /// Returns a waiting request.
+    pub fn get(&self, id: RequestId) -> Option<&Sequence> {
+        self.waiting.values().find(|sequence| sequence.id() == id)
+    }
+
+    /// Gives these requests their places in the order of first admissions, unless they have one. `last` is the last place
+    /// given.
+    pub fn number(&mut self, ids: impl Iterator<Item = RequestId>, last: &mut u64) {
+        for id in ids {
+            let waiting = self.waiting.values_mut().find(|sequence| sequence.id() == id);
+            if let Some(sequence) = waiting.filter(|sequence| sequence.admission.is_none()) {
+                *last += 1;
+                sequence.admission = Some(*last);
+            }
+        }
+    }
+
     /// Inserts a request by its key.
     pub fn push(&mut self, sequence: Sequence) {
         self.waiting.insert(self.key(&sequence), sequence);

@@ -3,6 +3,7 @@
 //! At a *step boundary*, between two steps, the scheduler retires the finished step, asks memory for the next batch and
 //! starts the next step. At most one step is in flight, and no step is in flight while an address is remapped.
 
+mod admit;
 mod edf;
 mod event_check;
 mod limits;
@@ -16,6 +17,7 @@ mod schedule;
 mod sleep;
 mod slice_state;
 mod step_pacing;
+mod submit;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -395,6 +397,10 @@ impl Scheduler {
     /// Returns a running request.
     fn running_request(&self, id: RequestId) -> Option<&Sequence> {
         self.running.get(self.admission_order.get(&id)?)
+    }
+
+    fn is_running(&self, id: RequestId) -> bool {
+        self.admission_order.contains_key(&id)
     }
 
     fn running_request_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {

@@ -110,32 +110,6 @@ impl Sequence {
         Geometry::kv_blocks_for((self.len() + sluice_policy::geometry::BLOCK_TOKENS).min(last))
     }
 
-    /// Returns the KV blocks that it holds when its next step begins. During prefill it holds the capacity for all
-    /// known tokens from admission, so that later chunks of the same prefill cannot run out of memory.
-    pub fn next_kv_blocks(&self) -> u32 {
-        if self.pending() > 1 { self.admission_kv_blocks() } else { Geometry::kv_blocks_for(self.len()) }
-    }
-
-    /// Returns the KV blocks that it holds when a step computes `tokens` of its tokens. With an offloaded prefill these
-    /// are only the KV blocks of these tokens and the tokens before.
-    pub fn kv_blocks_for(&self, tokens: u32) -> u32 {
-        if self.prefill_offloaded {
-            Geometry::kv_blocks_for(self.committed + tokens)
-        } else {
-            self.next_kv_blocks()
-        }
-    }
-
-    /// Returns how many of `tokens` a step computes for this sequence. An offloaded prefill ends at a KV block
-    /// boundary, except at the end of the prompt, and computes at least one KV block.
-    pub fn whole_kv_blocks(&self, tokens: u32) -> u32 {
-        if !self.prefill_offloaded || tokens >= self.pending() {
-            return tokens.min(self.pending());
-        }
-        let kv_block = sluice_policy::geometry::BLOCK_TOKENS;
-        (tokens - tokens % kv_block).max(kv_block).min(self.pending())
-    }
-
     /// Returns the tokens not yet delivered to a client that reads one every `tbt_ns` (Token-Deposit); 0 without an
     /// objective or if it is not paced.
     pub fn deposit(&self, now: Nanos, tbt_ns: u64) -> u32 {

@@ -79,9 +79,14 @@ impl HostKvPool {
         self.idle.first_key_value().map(|(stamp, _)| *stamp)
     }
 
-    /// Removes the least recently used KV block from the cache.
-    pub fn take_oldest(&mut self, kv_blocks: &KvBlocks) -> Option<KvBlockId> {
-        let (_, id) = self.idle.pop_first()?;
+    /// Removes the least recently used KV block from the cache, of those that are not `kept`.
+    pub fn take_oldest(
+        &mut self,
+        kept: impl Fn(KvBlockId) -> bool,
+        kv_blocks: &KvBlocks,
+    ) -> Option<KvBlockId> {
+        let (stamp, id) = self.idle.iter().find(|(_, id)| !kept(**id)).map(|(stamp, id)| (*stamp, *id))?;
+        self.idle.remove(&stamp);
         let content = kv_blocks.get(id).content.as_ref().expect("an idle KV block is shareable");
         self.children.remove(&(content.parent, id));
         Some(id)

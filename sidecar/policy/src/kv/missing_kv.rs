@@ -1,9 +1,10 @@
 //! Counts the blocks that running requests lack on the device: those that steps need and no buffer serves.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::Kv;
+use super::admissions::AdmissionEffects;
 use crate::ids::KvBlockId;
 use crate::layer_set::LayerSet;
 
@@ -22,19 +23,33 @@ impl Kv {
     }
 
     /// Returns the blocks that the tracked KV blocks will take on the device.
-    pub fn missing_layer_block_count(&mut self) -> u32 {
+    pub fn missing_layer_block_count(&self) -> u32 {
+        self.missing_layer_blocks.layer_blocks_with(|id| self.lacking(id))
+    }
+
+    /// Counts the blocks of changed KV blocks again, so that [`Kv::missing_layer_block_count`] need not.
+    pub fn recount_missing(&mut self) {
         for id in self.missing_layer_blocks.take_rechecks() {
             let layer_blocks = self.lacking(id);
             self.missing_layer_blocks.set(id, layer_blocks);
         }
-        self.missing_layer_blocks.layer_blocks()
     }
 
-    /// Removes and returns the first `most` tracked KV blocks.
-    pub(super) fn take_missing(&mut self, most: u32) -> Vec<KvBlockId> {
-        self.missing_layer_block_count();
-        let taken: Vec<_> = self.missing_layer_blocks.kv_blocks().take(most as usize).collect();
-        taken.iter().for_each(|id| self.missing_layer_blocks.remove(*id));
+    /// Removes and returns the first `most` KV blocks of those that are tracked and those of the admissions, each with
+    /// the layers that it lacks.
+    pub(super) fn take_missing(
+        &mut self,
+        most: u32,
+        effects: &mut AdmissionEffects,
+    ) -> Vec<(KvBlockId, LayerSet)> {
+        self.recount_missing();
+        let tracked = self.missing_layer_blocks.kv_blocks().map(|id| (id, self.missing(id)));
+        let wanted: BTreeMap<_, _> = effects.kv_blocks_to_load().chain(tracked).collect();
+        let taken: Vec<_> = wanted.into_iter().take(most as usize).collect();
+        for (id, _) in &taken {
+            self.missing_layer_blocks.remove(*id);
+            effects.on_load_planned(*id);
+        }
         taken
     }
 

@@ -4,7 +4,7 @@
 //! Every step needs the total. The blocks are counted once per KV block, and again only for KV blocks that changed
 //! since.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::ids::KvBlockId;
@@ -76,9 +76,12 @@ impl MissingLayerBlocks {
         core::mem::take(&mut self.kv_blocks_to_recheck)
     }
 
-    /// Returns the missing blocks of all tracked KV blocks, as of the last recount.
-    pub fn layer_blocks(&self) -> u32 {
-        self.layer_blocks
+    /// Returns the missing blocks of all tracked KV blocks. Those that are marked for a recount lack what `lacking` says.
+    pub fn layer_blocks_with(&self, lacking: impl Fn(KvBlockId) -> u32) -> u32 {
+        let marked: BTreeSet<_> = self.kv_blocks_to_recheck.iter().collect();
+        let known = |id: &&KvBlockId| self.kv_blocks.get(id).map(|known| (**id, *known));
+        let add = |sum: u32, (id, known): (KvBlockId, u32)| sum + lacking(id) - known;
+        marked.iter().filter_map(known).fold(self.layer_blocks, add)
     }
 
     /// Returns the tracked KV blocks in ascending order.
@@ -106,13 +109,14 @@ mod tests {
         [1, 2, 3].into_iter().for_each(|id| missing.add(KvBlockId(id)));
         assert_eq!(missing.take_rechecks().len(), 3);
         [(1, 4), (2, 2), (3, 0)].into_iter().for_each(|(id, blocks)| missing.set(KvBlockId(id), blocks));
-        assert_eq!((missing.layer_blocks(), missing.contains(KvBlockId(3))), (6, false));
+        assert_eq!((missing.layer_blocks_with(|_| 9), missing.contains(KvBlockId(3))), (6, false));
         missing.recheck(KvBlockId(3));
         missing.recheck(KvBlockId(2));
+        assert_eq!(missing.layer_blocks_with(|_| 1), 5, "the marked one has one block now");
         assert_eq!(missing.take_rechecks(), [KvBlockId(2)], "only tracked KV blocks are counted again");
         missing.set(KvBlockId(2), 1);
         missing.retain(|id| *id != KvBlockId(1));
-        assert_eq!((missing.layer_blocks(), missing.kv_blocks().count()), (1, 1));
+        assert_eq!((missing.layer_blocks_with(|_| 9), missing.kv_blocks().count()), (1, 1));
         missing.check(|_| 1);
         missing.remove(KvBlockId(2));
         assert!(missing.is_empty());

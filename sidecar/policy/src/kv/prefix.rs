@@ -3,42 +3,59 @@
 use alloc::vec::Vec;
 
 use super::blocks::{Content, Tokens};
+use super::cached_prefix::CachedPrefix;
 use super::{Kv, Sequence, full_kv_blocks};
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{KvBlockId, RequestId};
 
 impl Kv {
-    /// Opens a request and references the cached KV blocks of its prefix. Returns the number of tokens found.
-    pub fn open(&mut self, request: RequestId, salt: u64, tokens: &[u32]) -> u32 {
-        assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
-        let root = (0, Digest::new(salt).value());
-        let empty = Sequence {
-            salt,
-            kv_blocks: Default::default(),
-            full: 0,
-            written: 0,
-            suspended: false,
-            tail: Default::default(),
-            chain: Some(root),
-        };
-        self.sequences.insert(request, empty);
-        // The last token is always computed, because its logits are needed.
+    /// Finds the cached full KV blocks of the first tokens. The last token is never among them, because its logits are
+    /// needed.
+    pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> CachedPrefix {
+        let mut chain = (0, Digest::new(salt).value());
+        let mut kv_blocks = Vec::new();
         let limit = full_kv_blocks(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
-        let mut chain = root;
         for tokens in tokens[..limit].chunks_exact(BLOCK_TOKENS as usize) {
             let tokens: &Tokens = tokens.try_into().expect("a full KV block");
             let hash = (self.hash)(chain.1, tokens);
             let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
+            kv_blocks.push(id);
+            chain = (self.content(id).name, hash);
+        }
+        CachedPrefix { salt, kv_blocks, chain }
+    }
+
+    /// Opens a request and references the KV blocks of its prefix.
+    pub fn open(&mut self, request: RequestId, prefix: &CachedPrefix) {
+        assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
+        let sequence = Sequence {
+            salt: prefix.salt,
+            kv_blocks: Vec::new(),
+            full: prefix.kv_blocks.len() as u32,
+            written: 0,
+            suspended: false,
+            tail: Vec::new(),
+            chain: Some(prefix.chain),
+        };
+        self.sequences.insert(request, sequence);
+        for id in prefix.kv_blocks.iter().copied() {
             self.add_reference(id);
             self.append(request, id);
             self.add_missing(id);
-            chain = (self.content(id).name, hash);
         }
-        let sequence = self.sequences.get_mut(&request).expect("just opened");
-        sequence.full = sequence.kv_blocks.len() as u32;
-        sequence.chain = Some(chain);
-        sequence.full * BLOCK_TOKENS
+    }
+
+    /// Marks the cached KV blocks of a prefix as used now, so that memory that moves for their request evicts others
+    /// first.
+    pub fn mark_used(&mut self, prefix: &CachedPrefix) {
+        // Children first: a child is older than its parent.
+        for id in prefix.kv_blocks.iter().rev().copied() {
+            if self.kv_blocks.get(id).refs == 0 {
+                self.add_reference(id);
+                self.release_reference(id);
+            }
+        }
     }
 
     fn content(&self, id: KvBlockId) -> &Content {
@@ -155,9 +172,15 @@ mod tests {
         kv
     }
 
+    fn open(kv: &mut Kv, id: u64, salt: u64, tokens: &[u32]) -> u32 {
+        let prefix = kv.cached_prefix(salt, tokens);
+        kv.open(RequestId(id), &prefix);
+        prefix.tokens()
+    }
+
     fn run(kv: &mut Kv, id: u64, salt: u64, tokens: &[u32]) -> u32 {
         let request = RequestId(id);
-        let cached = kv.open(request, salt, tokens);
+        let cached = open(kv, id, salt, tokens);
         let kv_blocks = tokens.len().div_ceil(16) as u32 - kv.kv_blocks(request);
         kv.allocate(&[(request, kv_blocks)], &mut Generations::default());
         kv.commit(request, &tokens[cached as usize..]);
@@ -178,7 +201,7 @@ mod tests {
         (1..=3).for_each(|id| kv.close(RequestId(id)));
         kv.check();
         assert_eq!(run(&mut kv, 4, 7, &prompt(0)), 32, "after it has ended");
-        assert_eq!(kv.open(RequestId(5), 7, &prompt(0)[..32]), 16, "the last token is always computed");
+        assert_eq!(open(&mut kv, 5, 7, &prompt(0)[..32]), 16, "the last token is always computed");
     }
 
     #[test]
@@ -195,8 +218,8 @@ mod tests {
     #[test]
     fn concurrent_equal_kv_blocks_are_deduplicated() {
         let mut kv = kv(None);
-        kv.open(RequestId(1), 0, &prompt(0));
-        kv.open(RequestId(2), 0, &prompt(0));
+        open(&mut kv, 1, 0, &prompt(0));
+        open(&mut kv, 2, 0, &prompt(0));
         kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)], &mut Generations::default());
         kv.take_table_changes();
         kv.commit(RequestId(1), &prompt(0));
@@ -222,8 +245,8 @@ mod tests {
         kv.close(RequestId(2));
         assert!(kv.evict());
         kv.check();
-        assert_eq!(kv.open(RequestId(3), 0, &prompt(0)), 16, "the tail of the first was given up");
-        assert_eq!(kv.open(RequestId(4), 0, &prompt(100)), 32);
+        assert_eq!(open(&mut kv, 3, 0, &prompt(0)), 16, "the tail of the first was given up");
+        assert_eq!(open(&mut kv, 4, 0, &prompt(100)), 32);
         assert!(!kv.evict(), "what is in use is never given up");
         assert_eq!(vec![kv.kv_blocks(RequestId(3)), kv.kv_blocks(RequestId(4))], [1, 2]);
     }

@@ -6,9 +6,11 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
+use super::admissions::AdmissionEffects;
 use super::blocks::HostLocation;
 use crate::action::LayerBlockSwap;
 use crate::ids::{ChunkId, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId};
+use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 /// A KV block in transfer.
@@ -113,7 +115,14 @@ impl Kv {
 
     /// Evicts like [`Kv::evict`], from the host tier.
     pub fn evict_from_host(&mut self) -> bool {
-        let Some(id) = self.host_pool.take_oldest(&self.kv_blocks) else { return false };
+        self.evict_from_host_for(&AdmissionEffects::default())
+    }
+
+    /// Evicts like [`Kv::evict_from_host`], but no KV block that the admissions use.
+    pub fn evict_from_host_for(&mut self, effects: &AdmissionEffects) -> bool {
+        let Some(id) = self.host_pool.take_oldest(|id| effects.uses(id), &self.kv_blocks) else {
+            return false;
+        };
         self.evict_kv_block(id);
         true
     }
@@ -166,12 +175,13 @@ impl Kv {
         }
     }
 
-    /// Plans to load up to `most` missing KV blocks between two steps, and allocates their blocks.
+    /// Plans to load up to `most` missing KV blocks between two steps, those of the admissions too, and allocates their
+    /// blocks.
     ///
     /// # Panics
-    /// If there are fewer free blocks than [`Kv::missing_layer_block_count`].
-    pub fn plan_swap_in(&mut self, most: u32) -> Vec<Swap> {
-        let swaps = self.plan_in(most);
+    /// If there are fewer free blocks than they lack.
+    pub fn plan_swap_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
+        let swaps = self.plan_in(most, effects);
         self.moving_kv_blocks = swaps.iter().map(|swap| swap.kv_block).collect();
         swaps
     }
@@ -180,18 +190,11 @@ impl Kv {
     /// no part.
     ///
     /// # Panics
-    /// If there are fewer free blocks than [`Kv::missing_layer_block_count`].
-    pub fn plan_async_swap_in(&mut self, most: u32) -> Vec<Swap> {
-        let swaps = self.plan_in(most);
+    /// If there are fewer free blocks than they lack.
+    pub fn plan_async_swap_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
+        let swaps = self.plan_in(most, effects);
         self.loading_swaps.extend(swaps.iter().map(|swap| swap.kv_block));
         swaps
-    }
-
-    /// Whether, of the running requests, only these lack KV on the device.
-    pub fn missing_only_for(&self, requests: &[RequestId]) -> bool {
-        let others = self.sequences.iter().filter(|(id, one)| !one.suspended && !requests.contains(id));
-        let mut kv_blocks = others.flat_map(|(_, sequence)| &sequence.kv_blocks);
-        !kv_blocks.any(|id| self.missing_layer_blocks.contains(*id))
     }
 
     /// Whether KV blocks are being loaded in parallel with steps.
@@ -217,15 +220,14 @@ impl Kv {
         self.has_loading_swaps() && self.running_requests().any(|request| self.is_loading(request))
     }
 
-    fn plan_in(&mut self, most: u32) -> Vec<Swap> {
-        let wanted = self.take_missing(most);
+    fn plan_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
+        let wanted = self.take_missing(most, effects);
         let mut layer_blocks = Vec::new();
-        let mut plan = |id: KvBlockId| {
+        let mut plan = |(id, layers): (KvBlockId, LayerSet)| {
             layer_blocks.clear();
-            let layers = self.missing(id);
+            self.add_reference(id);
             self.chunk_pool.take(layers.len(), id, &mut layer_blocks);
             self.kv_blocks.add_layer_blocks(id, layers, &layer_blocks);
-            self.add_reference(id);
             let stowed =
                 self.kv_blocks.get(id).host_location.expect("a wanted KV block lies in the host tier");
             Swap { kv_block: id, host_location: stowed, layers: layers.iter().collect() }

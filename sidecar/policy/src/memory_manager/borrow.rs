@@ -125,7 +125,7 @@ impl MemoryManager {
         let per = self.sizes.layer_blocks_per_chunk;
         let room = self.sizes.kv_limit - self.kv.chunk_pool().backed() - self.free_kv_chunks();
         let layer_blocks = need.kv_blocks.iter().scan(to_load, |layer_blocks, (request, kv_blocks)| {
-            *layer_blocks += kv_blocks * self.kv.kv_block_layer_blocks(*request);
+            *layer_blocks += kv_blocks * self.kv_block_layer_blocks(need, *request);
             Some(*layer_blocks)
         });
         let chunks = core::iter::once(to_load)

@@ -3,8 +3,8 @@
 
 use alloc::vec::Vec;
 
-use super::MemoryManager;
 use super::prepare_plan::StepDemand;
+use super::{MemoryManager, StepNeed};
 use crate::action::Action;
 use crate::ellm::premap_chunks;
 use crate::pending::Change;
@@ -14,12 +14,18 @@ impl MemoryManager {
     /// Idle activation chunks that an inflation of `chunks` takes in addition, with `activation` chunks for the step:
     /// every running request is assumed to make one more token, which begins a block at worst. Only idle chunks with
     /// addresses in KV, so that no inflation fails for them.
-    pub(super) fn lookahead_chunks(&self, demand: StepDemand, activation: u32, chunks: u32) -> u32 {
+    pub(super) fn lookahead_chunks(
+        &self,
+        need: &StepNeed,
+        demand: StepDemand,
+        activation: u32,
+        chunks: u32,
+    ) -> u32 {
         let per = self.sizes.layer_blocks_per_chunk;
-        let had = self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks() + chunks * per;
-        let next: u32 =
-            self.kv.running_requests().map(|request| self.kv.kv_block_layer_blocks(request)).sum();
-        let wanted = (demand.layer_blocks + next).saturating_sub(had.max(demand.layer_blocks)).div_ceil(per);
+        let had = self.kv.chunk_pool().free_layer_blocks() + demand.evictable + chunks * per;
+        let wanted = (demand.layer_blocks + self.next_step_layer_blocks(need))
+            .saturating_sub(had.max(demand.layer_blocks))
+            .div_ceil(per);
         let idle = self.activation_chunks().saturating_sub(activation + chunks);
         let room = (self.sizes.kv_limit - self.kv.chunk_pool().backed()).saturating_sub(chunks);
         premap_chunks(wanted, self.params.premap_bytes, self.geometry.chunk_bytes).min(idle).min(room)

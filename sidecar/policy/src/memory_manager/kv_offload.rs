@@ -2,11 +2,12 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, Prepared};
+use super::{MemoryManager, PlannedAdmissions, Prepared};
 use crate::action::{Action, Work};
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Swap;
+use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
 use crate::pending::Pending;
 use crate::reason::Reason;
@@ -50,7 +51,7 @@ impl MemoryManager {
             }
             self.kv.evict_staged();
         }
-        self.write_back(None, out);
+        self.write_back(None, &AdmissionEffects::default(), out);
     }
 
     /// Puts the due placement in force, if no copy into a buffer is under way.
@@ -108,13 +109,13 @@ impl MemoryManager {
     }
 
     /// Writes the next piece back to the host tier, by `due` if a step waits for its blocks.
-    fn write_back(&mut self, due: Option<Nanos>, out: &mut Vec<Action>) {
+    fn write_back(&mut self, due: Option<Nanos>, effects: &AdmissionEffects, out: &mut Vec<Action>) {
         if self.kv.is_writing_back() || !self.write_back_is_healthy() {
             return;
         }
         let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
         let which = (self.params.pauses(), self.params.kv_placement() != KvPlacementMode::Prompts);
-        let mut written = self.kv.plan_write_back(piece, which, &mut self.generations);
+        let mut written = self.kv.plan_write_back(piece, which, effects, &mut self.generations);
         if self.offload.write_back.take_probe() && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));
         }
@@ -143,24 +144,29 @@ impl MemoryManager {
 
     /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
     /// there is none, or it would take too long. `Ready` = blocks are free now.
-    pub(super) fn evict_paused(&mut self, missing: u32, out: &mut Vec<Action>) -> Option<Prepared> {
+    pub(super) fn evict_paused(
+        &mut self,
+        missing: u32,
+        effects: &AdmissionEffects,
+        out: &mut Vec<Action>,
+    ) -> Option<Prepared> {
         // A request that is admitted while none runs waits for its loading KV. Else that KV would be evicted for it and
         // loaded again, and so on without a step.
         if self.kv.has_loading_swaps() && !self.had_running {
             return Some(Prepared::Wait);
         }
-        if self.kv.evict_paused(missing) > 0 {
+        if self.kv.evict_paused(missing, effects) > 0 {
             return Some(Prepared::Ready);
         }
         if !self.offload.write_back.is_fast_enough(missing) {
             return None;
         }
-        self.write_back(Some(self.step.now()), out);
+        self.write_back(Some(self.step.now()), effects, out);
         if !self.kv.is_writing_back() {
             self.offload.write_back.layer_block_ns()?;
             let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
             let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
-            let swaps = self.kv.plan_paused_out(most, &mut self.generations);
+            let swaps = self.kv.plan_paused_out(most, effects, &mut self.generations);
             if swaps.is_empty() {
                 return None;
             }
@@ -179,11 +185,12 @@ impl MemoryManager {
         {
             return None;
         }
-        let shed = self.kv.evict_paused(missing);
+        let effects = AdmissionEffects::default();
+        let shed = self.kv.evict_paused(missing, &effects);
         if shed > 0 {
             return Some(shed);
         }
-        self.write_back(Some(self.step.now()), out);
+        self.write_back(Some(self.step.now()), &effects, out);
         self.kv.is_writing_back().then_some(0)
     }
 
@@ -193,18 +200,19 @@ impl MemoryManager {
     }
 
     /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
-    pub fn resume_fits(&self, request: RequestId) -> bool {
-        self.fits_with_running(self.kv.absent_layer_blocks(request))
+    pub fn resume_fits(&self, request: RequestId, planned: &PlannedAdmissions) -> bool {
+        self.fits_with_running(self.kv.absent_layer_blocks(request), planned)
     }
 
     /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
-    pub fn fits_with_running(&self, layer_blocks: u32) -> bool {
-        layer_blocks + self.next_layer_blocks() <= self.spare_layer_blocks()
+    pub fn fits_with_running(&self, layer_blocks: u32, planned: &PlannedAdmissions) -> bool {
+        layer_blocks + self.next_layer_blocks(planned) <= self.spare_layer_blocks(planned)
     }
 
     /// Host blocks for requests that are paused next.
-    pub fn host_capacity_blocks(&self) -> u32 {
-        self.kv.host_places().saturating_sub(self.kv.unplaced_paused())
+    pub fn host_capacity_blocks(&self, planned: &PlannedAdmissions) -> u32 {
+        let unplaced = self.kv.unplaced_paused(|request| planned.resumes(request));
+        self.kv.host_places().saturating_sub(unplaced)
     }
 
     /// KV blocks that would leave the device if this request were paused.

@@ -9,7 +9,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use super::kv_placement::moving_layout;
-use super::{MemoryManager, RunningRequest, SchedulerView};
+use super::{MemoryManager, PlannedAdmissions, RunningRequest, SchedulerView};
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;
@@ -23,10 +23,10 @@ use crate::step_model::Layout;
 
 impl MemoryManager {
     /// A plan is due: the driver asks for it. Not if everything fits and the waiting request was admitted without one.
-    pub fn wants_plan(&self) -> bool {
+    pub fn wants_plan(&self, planned: &PlannedAdmissions) -> bool {
         let (placed, next) =
             (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.blocked_head());
-        self.offload.plans.is_due() && (placed || next.is_some() || self.kv_is_short())
+        self.offload.plans.is_due() && (placed || next.is_some() || self.kv_is_short(planned))
     }
 
     /// The request for a plan of these requests. The driver answers with [`MemoryManager::planned`], however long it
@@ -47,7 +47,7 @@ impl MemoryManager {
             |request| RunningRequest { request, kv_blocks: kv_blocks(request), deposit: 0, immune: true };
         let crowd =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
-        self.wants_plan().then(|| self.ask_plan(&crowd))
+        self.wants_plan(&PlannedAdmissions::default()).then(|| self.ask_plan(&crowd))
     }
 
     /// Whether this answers the requested plan.
@@ -64,7 +64,8 @@ impl MemoryManager {
     /// fits the device again.
     pub(super) fn request_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
-        let (next, short) = (self.offload.plans.blocked_head(), self.kv_is_short());
+        let (next, short) =
+            (self.offload.plans.blocked_head(), self.kv_is_short(&PlannedAdmissions::default()));
         if self.kv.spilling_requests().next().is_some() {
             // Offloaded prompts first: no other placement has their buffers. No other request is admitted until then,
             // so they are no more than one plan admits.

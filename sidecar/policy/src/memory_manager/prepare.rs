@@ -7,6 +7,8 @@ use super::transition::TransitionProgress;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
 use crate::change::{RemapKind, Transition};
+use crate::ids::RequestId;
+use crate::kv::admissions::{Admission, AdmissionEffects, AdmittedKv};
 use crate::reason::Reason;
 
 /// What a step towards memory has led to.
@@ -21,46 +23,80 @@ enum Progress {
 
 impl MemoryManager {
     pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        let mut attempt = Attempt { demand: self.demand(need), tried: Tried::Nothing };
+        self.kv.recount_missing();
+        for admission in &need.admit {
+            match &admission.kv {
+                AdmittedKv::New { prefix, .. } => self.kv.mark_used(prefix),
+                AdmittedKv::Suspended => self.kv.recheck_paused(admission.request),
+            }
+        }
+        let mut attempt = self.attempt(need);
         loop {
             let step = self.plan_memory(need, &attempt);
-            match self.carry_out(step, need, attempt.demand, out) {
+            match self.carry_out(step, need, &mut attempt, out) {
                 Progress::Answered(answer) => return answer,
-                Progress::Changed => {
-                    attempt = Attempt { demand: self.demand(need), tried: Tried::Nothing };
-                }
+                Progress::Changed => attempt = self.attempt(need),
                 Progress::Nothing(tried) => attempt.tried = tried,
             }
         }
     }
 
-    fn demand(&mut self, need: &StepNeed) -> StepDemand {
-        StepDemand {
-            to_load: self.kv.missing_layer_block_count(),
-            layer_blocks: self.layer_blocks_of(need),
+    fn attempt(&self, need: &StepNeed) -> Attempt {
+        let effects = self.admission_effects(need);
+        let lacking = self.kv.missing_layer_block_count();
+        let to_load = lacking + effects.layer_blocks_to_load();
+        let demand = StepDemand {
+            to_load,
+            layer_blocks: self.new_layer_blocks(need) + to_load + effects.staged_layer_blocks(),
+            evictable: self.kv.evictable_layer_blocks_after(&effects),
             activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
-        }
+        };
+        Attempt { demand, effects, tried: Tried::Nothing }
+    }
+
+    fn admission_effects(&self, need: &StepNeed) -> AdmissionEffects {
+        self.kv.admission_effects(&need.admit, |request| self.joining_layers(request).unwrap_or_default())
     }
 
     /// Layer blocks that the step adds, and those that are loaded for it.
-    pub(super) fn layer_blocks_of(&mut self, need: &StepNeed) -> u32 {
-        let added =
-            need.kv_blocks.iter().map(|(request, count)| count * self.kv.kv_block_layer_blocks(*request));
-        added.sum::<u32>() + self.kv.missing_layer_block_count()
+    pub(super) fn layer_blocks_of(&self, need: &StepNeed) -> u32 {
+        self.attempt(need).demand.layer_blocks
+    }
+
+    /// Layer blocks that the step's new KV blocks take.
+    fn new_layer_blocks(&self, need: &StepNeed) -> u32 {
+        need.kv_blocks.iter().map(|(request, count)| count * self.kv_block_layer_blocks(need, *request)).sum()
+    }
+
+    /// Layer blocks that a new KV block of each request would take, of those that run and those that are admitted.
+    pub(super) fn next_step_layer_blocks(&self, need: &StepNeed) -> u32 {
+        let admitted = need.admit.iter().map(|admission| admission.request);
+        let requests = self.kv.running_requests().chain(admitted);
+        requests.map(|request| self.kv_block_layer_blocks(need, request)).sum()
+    }
+
+    /// Layer blocks that a new KV block of this request takes on the device.
+    pub(super) fn kv_block_layer_blocks(&self, need: &StepNeed, request: RequestId) -> u32 {
+        let spills = |admission: &Admission| admission.request == request && admission.spills_prefill();
+        if need.admit.iter().any(spills) {
+            self.spilled_kv_block_layer_blocks()
+        } else {
+            self.kv.kv_block_layer_blocks(request)
+        }
     }
 
     fn carry_out(
         &mut self,
         step: MemoryStep,
         need: &StepNeed,
-        demand: StepDemand,
+        attempt: &mut Attempt,
         out: &mut Vec<Action>,
     ) -> Progress {
         match step {
             MemoryStep::Answer(answer) => Progress::Answered(answer),
             MemoryStep::Allocate => {
-                self.evict_until(demand.layer_blocks);
-                Progress::Answered(self.allocate(need, out))
+                self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
+                Progress::Answered(self.allocate(need, attempt, out))
             }
             MemoryStep::AbortTransition => {
                 self.abort_transition();
@@ -86,18 +122,24 @@ impl MemoryManager {
                 }
             }
             MemoryStep::Reclaim { missing, step, action } => self
-                .reclaim(action, missing, out)
+                .reclaim(action, missing, &attempt.effects, out)
                 .unwrap_or(Progress::Nothing(Tried::Reclaim { missing, step })),
         }
     }
 
     /// Does what the policy proposes. None = nothing was gained.
-    fn reclaim(&mut self, action: ReclaimAction, missing: u32, out: &mut Vec<Action>) -> Option<Progress> {
+    fn reclaim(
+        &mut self,
+        action: ReclaimAction,
+        missing: u32,
+        effects: &AdmissionEffects,
+        out: &mut Vec<Action>,
+    ) -> Option<Progress> {
         match action {
             ReclaimAction::Start(transition) => {
                 self.start_transition(transition, out).then_some(Progress::Answered(Prepared::Wait))
             }
-            ReclaimAction::EvictPaused => Some(match self.evict_paused(missing, out)? {
+            ReclaimAction::EvictPaused => Some(match self.evict_paused(missing, effects, out)? {
                 Prepared::Ready => Progress::Changed,
                 waits => Progress::Answered(waits),
             }),
@@ -112,23 +154,41 @@ impl MemoryManager {
     }
 
     /// There are enough free blocks: loads KV from the host tier first.
-    fn allocate(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        if self.kv.missing_layer_block_count() > 0 {
-            return self.swap_in_missing(out);
+    fn allocate(&mut self, need: &StepNeed, attempt: &mut Attempt, out: &mut Vec<Action>) -> Prepared {
+        if attempt.demand.to_load > 0 {
+            return self.swap_in_missing(&mut attempt.effects, out);
         }
-        let out = need.kv_blocks.iter().filter(|(request, _)| self.kv.is_spilling_prefill(*request));
-        if !self.reserve_host_places(out.map(|(_, count)| *count).sum()) {
+        let admitted = |request| need.admit.iter().any(|one| one.request == request && one.spills_prefill());
+        let spills = |request| self.kv.is_spilling_prefill(request) || admitted(request);
+        let out = need.kv_blocks.iter().filter(|(request, _)| spills(*request));
+        if !self.reserve_host_places(out.map(|(_, count)| *count).sum(), &attempt.effects) {
             // A host block that a fetch may still read is free when the fetch has ended.
             return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
         }
-        self.kv.allocate(&need.kv_blocks, &mut self.generations);
+        self.commit_need(need);
         Prepared::Ready
     }
 
-    fn evict_until(&mut self, layer_blocks: u32) {
-        while self.kv.chunk_pool().free_layer_blocks() < layer_blocks && self.kv.evict() {
-            self.count(Reason::PrefixEvicted);
+    /// Opens or resumes the requests that the step admits, and allocates its KV blocks.
+    fn commit_need(&mut self, need: &StepNeed) {
+        for admission in &need.admit {
+            match &admission.kv {
+                AdmittedKv::New { prefix, .. } => self.kv.open(admission.request, prefix),
+                AdmittedKv::Suspended => self.kv.resume(admission.request),
+            }
+            self.join_plan(admission.request);
         }
+        for admission in &need.admit {
+            if let AdmittedKv::New { spilled_kv_blocks: Some(kv_blocks), .. } = admission.kv {
+                self.start_prefill_offload(admission.request, kv_blocks);
+            }
+        }
+        self.kv.allocate(&need.kv_blocks, &mut self.generations);
+    }
+
+    fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) {
+        let evicted = self.kv.evict_until(layer_blocks, effects);
+        self.count_many(Reason::PrefixEvicted, evicted);
     }
 
     /// Decides a change and orders its first action. Returns false if it was given up.

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::ellm::{Balloon, balloon};
+use crate::kv::admissions::AdmissionEffects;
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
 use crate::remap::Choice;
@@ -22,14 +23,18 @@ pub(super) struct StepDemand {
     pub layer_blocks: u32,
     /// Of these, layer blocks that are loaded from the host tier.
     pub to_load: u32,
+    /// Layer blocks of unused prefix blocks, which may be evicted for the step.
+    pub evictable: u32,
     /// Activation chunks.
     pub activation: u32,
 }
 
 /// One attempt to get the memory of a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub demand: StepDemand,
+    /// What the admissions of the step will change.
+    pub effects: AdmissionEffects,
     /// What has been tried for this demand.
     pub tried: Tried,
 }
@@ -96,14 +101,15 @@ impl MemoryManager {
     /// Plans the next step of an attempt.
     pub(super) fn plan_memory(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
         match attempt.tried {
-            Tried::Nothing => self.plan_without_cost(need, attempt.demand),
-            Tried::Peers { missing } => self.plan_reclaim(attempt.demand, missing, None),
-            Tried::Reclaim { missing, step } => self.plan_reclaim(attempt.demand, missing, Some(step)),
+            Tried::Nothing => self.plan_without_cost(need, attempt),
+            Tried::Peers { missing } => self.plan_reclaim(need, attempt.demand, missing, None),
+            Tried::Reclaim { missing, step } => self.plan_reclaim(need, attempt.demand, missing, Some(step)),
         }
     }
 
     /// Plans what costs no request anything.
-    fn plan_without_cost(&self, need: &StepNeed, demand: StepDemand) -> MemoryStep {
+    fn plan_without_cost(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
+        let demand = attempt.demand;
         let (free, held) = (self.kv.chunk_pool().free_layer_blocks(), self.activation_chunks());
         if demand.activation > self.most_activations() {
             return MemoryStep::Answer(Prepared::Short { missing_kv_blocks: 0, activation: true });
@@ -112,6 +118,7 @@ impl MemoryManager {
             || (self.has_debt() && !self.in_backoff())
             || self.kv.has_pending_spills()
             || self.kv.exceeds_loads()
+            || attempt.effects.waits_for_loads()
         {
             return MemoryStep::Answer(Prepared::Wait);
         }
@@ -125,12 +132,12 @@ impl MemoryManager {
             let can_compact = self.kv.fetches() == 0;
             return if can_compact { MemoryStep::CompactStaging } else { MemoryStep::Answer(Prepared::Wait) };
         }
-        let missing = demand.layer_blocks.saturating_sub(free + self.kv.evictable_layer_blocks());
-        self.plan_activations(demand, missing).unwrap_or_else(|| self.plan_kv(need, demand, missing))
+        let missing = demand.layer_blocks.saturating_sub(free + demand.evictable);
+        self.plan_activations(need, demand, missing).unwrap_or_else(|| self.plan_kv(need, demand, missing))
     }
 
     /// Plans changes of the activation space that come before any of KV.
-    fn plan_activations(&self, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
+    fn plan_activations(&self, need: &StepNeed, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
         if demand.activation > self.sizes.activation_max {
             let or = Prepared::Short { missing_kv_blocks: 0, activation: true };
             return Some(MemoryStep::start_or(self.grow_activations(demand), or));
@@ -142,7 +149,7 @@ impl MemoryManager {
         if demand.activation > self.activation_chunks() {
             let or =
                 Prepared::Short { missing_kv_blocks: missing.div_ceil(self.kv.layers()), activation: true };
-            return Some(MemoryStep::start_or(self.balloon(demand), or));
+            return Some(MemoryStep::start_or(self.balloon(need, demand), or));
         }
         None
     }
@@ -168,11 +175,17 @@ impl MemoryManager {
     }
 
     /// Plans the policy's next step that can be carried out, after the step `tried`.
-    fn plan_reclaim(&self, demand: StepDemand, missing: u32, mut tried: Option<ReclaimStep>) -> MemoryStep {
+    fn plan_reclaim(
+        &self,
+        need: &StepNeed,
+        demand: StepDemand,
+        missing: u32,
+        mut tried: Option<ReclaimStep>,
+    ) -> MemoryStep {
         loop {
             let step = self.params.policy().next(&self.reclaim_view(missing, tried));
             let action = match step {
-                ReclaimStep::InflateKv => self.balloon(demand).map(ReclaimAction::Start),
+                ReclaimStep::InflateKv => self.balloon(need, demand).map(ReclaimAction::Start),
                 ReclaimStep::RemapWeights => self.remap_own(missing),
                 ReclaimStep::EvictPaused => Some(ReclaimAction::EvictPaused),
                 ReclaimStep::ShrinkBatch => return MemoryStep::Answer(self.refusal(missing)),
@@ -235,7 +248,7 @@ impl MemoryManager {
     }
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.
-    fn balloon(&self, demand: StepDemand) -> Option<Transition> {
+    fn balloon(&self, need: &StepNeed, demand: StepDemand) -> Option<Transition> {
         if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return None;
         }
@@ -243,11 +256,11 @@ impl MemoryManager {
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
         let deflates = demand.activation > held;
         let free = if deflates { self.chunks.free_count() } else { self.free_kv_chunks() };
-        let unused = self.kv.chunk_pool().free_layer_blocks() + self.kv.evictable_layer_blocks();
+        let unused = self.kv.chunk_pool().free_layer_blocks() + demand.evictable;
         let activation = demand.activation.max(self.sizes.activation_min);
         match balloon(unused / per + free, held, demand.layer_blocks.div_ceil(per), activation) {
             Balloon::Inflate(chunks) if chunks <= self.kv_chunk_room() => {
-                let ahead = self.lookahead_chunks(demand, activation, chunks);
+                let ahead = self.lookahead_chunks(need, demand, activation, chunks);
                 let target = TransitionTarget::Activation(held - chunks - ahead);
                 Some(Transition { target, reason: Reason::Inflate })
             }

@@ -15,6 +15,7 @@ use crate::action::{Action, LayerBlockSwap, Work};
 use crate::event::Outcome;
 use crate::ids::{LayerBlockId, Nanos, RequestId};
 use crate::kv::Swap;
+use crate::kv::admissions::AdmissionEffects;
 use crate::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::sleep::SleepState;
@@ -56,13 +57,6 @@ impl MemoryManager {
             // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }
-    }
-
-    /// Admits a request again with its KV after the tenant slept, or after it was requeued.
-    pub fn resume(&mut self, request: RequestId) {
-        self.resumed_requests.push(request);
-        self.kv.resume(request);
-        self.apply_plan(request);
     }
 
     /// KV of this request is loading during steps: it may be admitted again when it is there.
@@ -181,14 +175,18 @@ impl MemoryManager {
     }
 
     /// Loads missing KV: during steps if no running request needs it, else between two steps.
-    pub(super) fn swap_in_missing(&mut self, out: &mut Vec<Action>) -> Prepared {
-        if !self.kv.missing_only_for(&self.resumed_requests) {
-            let swaps = self.kv.plan_swap_in(self.swap_piece());
+    pub(super) fn swap_in_missing(
+        &mut self,
+        effects: &mut AdmissionEffects,
+        out: &mut Vec<Action>,
+    ) -> Prepared {
+        if self.kv.missing_layer_block_count() > 0 || effects.loads_for_new() {
+            let swaps = self.kv.plan_swap_in(self.swap_piece(), effects);
             self.order_swaps_in(Some(self.step.now()), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
-        while self.kv.missing_layer_block_count() > 0 {
-            let swaps = self.kv.plan_async_swap_in(self.swap_piece());
+        while effects.layer_blocks_to_load() > 0 {
+            let swaps = self.kv.plan_async_swap_in(self.swap_piece(), effects);
             self.order_swaps_in(None, swaps, Pending::AsyncSwapIn, out);
         }
         Prepared::Loading

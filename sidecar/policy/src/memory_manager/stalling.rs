@@ -25,6 +25,12 @@ pub struct StallingRemap {
     freed_bytes: u64,
 }
 
+/// Every layout that gives these chunks stalls for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StallsTooLong {
+    chunks: u32,
+}
+
 impl MemoryManager {
     /// What layouts and reclaim options cost, by measured times.
     pub(super) fn cost(&self) -> CostModel<'_> {
@@ -36,14 +42,20 @@ impl MemoryManager {
         self.cost().context(self.kv.running_requests().count() as u32)
     }
 
+    /// The requests of the next step, as reclaim options hurt them.
+    fn client_context(&self, clients: &Clients<'_>) -> CostContext {
+        self.cost().context(clients.buffered_tokens.len() as u32)
+    }
+
     /// Time of the steps over which costs are compared, nanoseconds; 0 = unknown.
     pub fn cost_window_ns(&self) -> u64 {
         self.cost().window_ns()
     }
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
-    /// layers do not become KV, or not now, or steps would take more than twice as long, or the policy compares no costs.
-    pub fn stalling_remap(&mut self, missing_kv_blocks: u32) -> Option<StallingRemap> {
+    /// layers do not become KV, or not now, or the policy compares no costs. An error if steps would take more than
+    /// twice as long.
+    pub fn stalling_remap(&self, missing_kv_blocks: u32) -> Option<Result<StallingRemap, StallsTooLong>> {
         let remaps = self.params.compares_costs()
             && self.params.policy().reclaims_weights()
             && self.forced.is_none()
@@ -56,18 +68,22 @@ impl MemoryManager {
             return None;
         }
         let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(MOST_STALL_PERMILLE)) else {
-            self.change.decline(RemapKind::Stalling, self.counters.steps(), chunks);
-            return None;
+            return Some(Err(StallsTooLong { chunks }));
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
         let stall_ns = [self.weights.layout(), &layout].map(|layout| self.cost().stall_ns(layout));
         let freed_bytes = u64::from(freed) * self.geometry.chunk_bytes;
-        Some(StallingRemap { layout, stall_ns, freed_bytes })
+        Some(Ok(StallingRemap { layout, stall_ns, freed_bytes }))
+    }
+
+    /// Does not look for such a layout again for a while.
+    pub fn decline_stalling_remap(&mut self, declined: StallsTooLong) {
+        self.change.decline(RemapKind::Stalling, self.counters.steps(), declined.chunks);
     }
 
     /// The cost of these layers beyond those that move now.
     pub fn price_of_layers(&self, stalling: &StallingRemap, clients: &Clients<'_>) -> ReclaimCost {
-        let outlook = self.cost_context();
+        let outlook = self.client_context(clients);
         let [now, then] = stalling.stall_ns.map(|ns| {
             let hides = ns <= self.cost().allowance_ns();
             if hides { LateTokens::default() } else { outlook.stall(ns, clients) }
@@ -82,7 +98,7 @@ impl MemoryManager {
         let unwritten = u64::from(self.kv.exclusive_unwritten_layer_blocks(request));
         let leaving_ns = unwritten.saturating_mul(self.offload.write_back.layer_block_ns().unwrap_or(0));
         ReclaimCost {
-            loss: self.cost_context().pause(in_store, leaving_ns, clients),
+            loss: self.client_context(clients).pause(in_store, leaving_ns, clients),
             freed_bytes: self.own_bytes(request),
         }
     }
@@ -96,7 +112,7 @@ impl MemoryManager {
         clients: &Clients<'_>,
     ) -> ReclaimCost {
         ReclaimCost {
-            loss: self.cost_context().preemption(in_store, tokens.into(), clients),
+            loss: self.client_context(clients).preemption(in_store, tokens.into(), clients),
             freed_bytes: self.own_bytes(request),
         }
     }

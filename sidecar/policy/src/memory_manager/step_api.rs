@@ -4,13 +4,16 @@ use alloc::vec::Vec;
 
 use crate::action::FillTarget;
 use crate::geometry::StepShape;
-use crate::ids::{Generation, LayerBlockId, LayerId, RequestId};
+use crate::ids::{Generation, LayerId, RequestId};
+use crate::kv::admissions::Admission;
 use crate::offload::fetch_failures::FETCH_FAILURES;
 use crate::weights::FILL_RETRIES;
 
 /// The memory that a step needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepNeed {
+    /// The requests that the step admits.
+    pub admit: Vec<Admission>,
     /// New KV blocks per request.
     pub kv_blocks: Vec<(RequestId, u32)>,
     /// The activation space of the step.
@@ -20,13 +23,14 @@ pub struct StepNeed {
 /// The answer of [`super::MemoryManager::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prepared {
-    /// All KV blocks are allocated and the activation space is there: [`super::MemoryManager::begin`] may follow.
+    /// The admitted requests are open, all KV blocks are allocated and the activation space is there:
+    /// [`super::MemoryManager::begin`] may follow. Any other answer admits and allocates nothing.
     Ready,
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
-    /// KV of requests that were admitted again at this boundary is loading during steps
-    /// ([`MemoryManager::is_loading`]): other requests need not wait for them. The scheduler suspends those and asks
-    /// again, for more of the others if it likes; their blocks are there.
+    /// KV of suspended requests that the step would resume is loading during steps ([`MemoryManager::is_loading`]):
+    /// other requests need not wait for them. The scheduler asks again without those, for more of the others if it
+    /// likes; their blocks are there.
     ///
     /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
     Loading,
@@ -49,17 +53,6 @@ pub struct StepLease {
     pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
-}
-
-/// The layer blocks of a KV block of an open request are new or have moved.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableChange {
-    /// The request.
-    pub request: RequestId,
-    /// Index of the KV block within the request.
-    pub kv_block: u32,
-    /// Layer block of each layer, front first.
-    pub layer_blocks: Vec<LayerBlockId>,
 }
 
 /// Why a tenant that fits cannot be served: the backend failed for good.

@@ -24,7 +24,7 @@ impl MemoryManager {
 
     /// Tokens that a step of this need may have while weights load, whatever the largest usual step is: as many as free
     /// memory holds the activations of. 0 while nothing loads. `need.shape.tokens` is ignored.
-    pub fn whole_prompt_tokens(&mut self, need: &StepNeed) -> u32 {
+    pub fn whole_prompt_tokens(&self, need: &StepNeed) -> u32 {
         if !self.weights_loading() || self.in_backoff() {
             return 0;
         }

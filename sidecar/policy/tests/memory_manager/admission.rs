@@ -2,13 +2,15 @@
 
 use sluice_policy::geometry::BLOCK_TOKENS;
 use sluice_policy::ids::RequestId;
-use sluice_policy::memory_manager::{MemoryManager, RunningRequest, SchedulerView, WaitingRequest};
+use sluice_policy::memory_manager::{
+    Admission, MemoryManager, PlanAdmission, PlannedAdmissions, RunningRequest, SchedulerView, WaitingRequest,
+};
 use sluice_policy::params::{Params, Slo};
 use sluice_policy::planner::replan;
 use sluice_policy::planner::request::{PlanAnswer, PlanResult, RequestState};
 use sluice_policy::reclaim::PolicyName;
 
-use super::cases::{BLOCK, guaranteed_chunks, tenant};
+use super::cases::{BLOCK, guaranteed_chunks, open, tenant};
 use super::device::Faults;
 use super::random::MODEL_TOKENS;
 use super::world::World;
@@ -52,10 +54,18 @@ fn waiter(id: u64, kv_blocks: u32) -> WaitingRequest {
 /// Returns a view with runners numbered from 1, which were opened and hold no KV blocks yet, and one waiting request.
 fn scheduler_view(manager: &mut MemoryManager, kv_blocks: &[u32], waiting: WaitingRequest) -> SchedulerView {
     let come = |(id, kv_blocks): (u64, &u32)| {
-        manager.open(RequestId(id), id, &vec![7; (kv_blocks * BLOCK_TOKENS) as usize]);
+        open(manager, RequestId(id), id, &vec![7; (kv_blocks * BLOCK_TOKENS) as usize]);
         runner(id, *kv_blocks)
     };
     SchedulerView { running: (1..).zip(kv_blocks).map(come).collect(), waiting: vec![waiting] }
+}
+
+fn can_admit(manager: &MemoryManager, waiter: &WaitingRequest) -> bool {
+    let none = PlannedAdmissions::default();
+    match manager.plan_admission(waiter, &none) {
+        Some(answer) => answer == PlanAdmission::Now,
+        None => manager.has_room(waiter, &none),
+    }
 }
 
 fn boundary(manager: &mut MemoryManager) {
@@ -99,37 +109,44 @@ fn plan_decides_pauses_and_admissions() {
     assert_eq!((manager.take_pauses(), manager.take_pauses()), (vec![RequestId(1)], vec![]));
     // There is memory for it, but not in addition to the reserve.
     let large = most - 4;
-    assert!(!manager.can_admit(&waiter(9, large), 0), "it was not let in");
+    assert!(!can_admit(&manager, &waiter(9, large)), "it was not let in");
     let id = manager.ask_plan(&crowd).id;
     manager.planned(answer(id, (0, 1), 3));
     boundary(&mut manager);
     assert!(manager.take_pauses().is_empty());
-    assert!(manager.can_admit(&waiter(9, large), 0), "a plan says so");
-    assert!(!manager.can_admit(&waiter(9, most), 0), "its KV would not fit");
-    assert!(!manager.can_admit(&waiter(9, large), 4 * LAYERS), "nor next to the other new request");
-    assert!(!manager.can_admit(&waiter(8, large), 0), "another is not let in");
+    assert!(can_admit(&manager, &waiter(9, large)), "a plan says so");
+    assert!(!can_admit(&manager, &waiter(9, most)), "its KV would not fit");
+    let mut other = PlannedAdmissions::default();
+    let prefix = manager.cached_prefix(0, &[1]);
+    other.add(&Admission::new(RequestId(8), prefix), 4 * LAYERS, &manager);
+    assert_eq!(
+        manager.plan_admission(&waiter(9, large), &other),
+        Some(PlanAdmission::NotYet),
+        "nor next to the other new request"
+    );
+    assert!(!can_admit(&manager, &waiter(8, large)), "another is not let in");
     manager.on_cancel(RequestId(9));
-    assert!(!manager.can_admit(&waiter(9, large), 0), "its client has gone");
+    assert!(!can_admit(&manager, &waiter(9, large)), "its client has gone");
 }
 
 #[test]
 fn plan_is_requested_once_per_waiting_head() {
     let mut manager = manager(200);
     boundary(&mut manager);
-    assert!(!manager.wants_plan(), "everything fits, and no request waits");
+    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "everything fits, and no request waits");
     let held = |manager: &mut MemoryManager, request: Option<u64>| {
         manager.set_blocked_head(request.map(RequestId));
         boundary(manager);
-        manager.wants_plan()
+        manager.wants_plan(&PlannedAdmissions::default())
     };
     assert!(held(&mut manager, Some(9)));
     manager.set_blocked_head(None);
-    assert!(!manager.wants_plan(), "it has come");
+    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "it has come");
     assert!(held(&mut manager, Some(9)));
     manager.on_cancel(RequestId(8));
-    assert!(manager.wants_plan(), "another request gave up");
+    assert!(manager.wants_plan(&PlannedAdmissions::default()), "another request gave up");
     manager.on_cancel(RequestId(9));
-    assert!(!manager.wants_plan(), "its client has gone");
+    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "its client has gone");
     assert!(held(&mut manager, Some(9)));
     let crowd = scheduler_view(&mut manager, &[2], waiter(9, 3));
     let id = manager.ask_plan(&crowd).id;
@@ -145,7 +162,8 @@ fn without_pauses_plan_admits_only_what_fits() {
     let (pauses, never) = (manager(200), pausing_manager(200, 0));
     let most = never.kv_counts().total_layer_blocks / LAYERS;
     let (small, large) = (waiter(9, 2), waiter(9, most - 1));
-    assert!(pauses.may_plan_admission(&small, 0) && pauses.may_plan_admission(&large, 0));
-    assert!(never.may_plan_admission(&small, 0) && !never.may_plan_admission(&large, 0));
-    assert!(!never.may_plan_admission(&small, (most - 1) * LAYERS), "others come as well");
+    let none = PlannedAdmissions::default();
+    assert!(pauses.may_plan_admission(&small, &none, 0) && pauses.may_plan_admission(&large, &none, 0));
+    assert!(never.may_plan_admission(&small, &none, 0) && !never.may_plan_admission(&large, &none, 0));
+    assert!(!never.may_plan_admission(&small, &none, (most - 1) * LAYERS), "others come as well");
 }

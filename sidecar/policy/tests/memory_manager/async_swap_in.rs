@@ -4,7 +4,7 @@ use sluice_policy::action::Action;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{BLOCK_TOKENS, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{MemoryManager, Prepared, StepNeed, StepTimes};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed, StepTimes};
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
@@ -20,6 +20,8 @@ const SHAPE: StepShape = StepShape { tokens: 1, sequences: 1, logit_rows: 1 };
 struct Driven {
     manager: MemoryManager,
     out: Vec<Action>,
+    /// Requests that the next step admits.
+    admit: Vec<Admission>,
 }
 
 impl Driven {
@@ -31,7 +33,7 @@ impl Driven {
         params.host_kv_bytes = 200 * u64::from(LAYERS) * BLOCK;
         let mut world = World::new(params, geometry, 1, Faults::default());
         assert!(world.load());
-        Driven { manager: world.manager, out: Vec::new() }
+        Driven { manager: world.manager, out: Vec::new(), admit: Vec::new() }
     }
 
     /// Returns the number of KV blocks that fit on the device.
@@ -44,8 +46,13 @@ impl Driven {
     }
 
     fn prepare(&mut self, id: u64, kv_blocks: u32) -> Prepared {
-        let need = StepNeed { kv_blocks: vec![(RequestId(id), kv_blocks)], shape: SHAPE };
-        self.manager.prepare(NOW, &need, &mut self.out)
+        let kv_blocks = vec![(RequestId(id), kv_blocks)];
+        let need = StepNeed { admit: self.admit.clone(), kv_blocks, shape: SHAPE };
+        let answer = self.manager.prepare(NOW, &need, &mut self.out);
+        if answer == Prepared::Ready {
+            self.admit.clear();
+        }
+        answer
     }
 
     /// Completes all actions.
@@ -60,7 +67,7 @@ impl Driven {
     /// Serves a new request with `kv_blocks` KV blocks: allocates and computes them.
     fn serve(&mut self, id: u64, kv_blocks: u32) {
         let tokens = vec![id as u32; (kv_blocks * BLOCK_TOKENS) as usize];
-        self.manager.open(RequestId(id), id, &tokens);
+        self.admit.push(Admission::new(RequestId(id), self.manager.cached_prefix(id, &tokens)));
         let ready = (0..100).any(|_| {
             let ready = self.prepare(id, kv_blocks) == Prepared::Ready;
             if !ready {
@@ -93,7 +100,7 @@ fn admit_two(driven: &mut Driven) -> Prepared {
     driven.manager.close(RequestId(3));
     driven.schedule();
     driven.settle();
-    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.resume(*id));
+    driven.admit = [1, 2].map(RequestId).map(Admission::suspended).to_vec();
     driven.prepare(2, 0)
 }
 
@@ -109,7 +116,7 @@ fn request_admitted_with_loading_request_keeps_its_kv() {
     let mut driven = Driven::new();
     assert_eq!(admit_two(&mut driven), Prepared::Loading);
     assert!(driven.manager.is_loading(RequestId(1)) && !driven.manager.is_loading(RequestId(2)));
-    driven.manager.suspend_request(RequestId(1));
+    driven.admit = vec![Admission::suspended(RequestId(2))];
     let (all, here) = (driven.room() / 2 + 1, on_device(&driven));
     assert_eq!(driven.prepare(2, all), Prepared::Wait);
     assert_eq!(on_device(&driven), here, "nothing has left");
@@ -117,7 +124,7 @@ fn request_admitted_with_loading_request_keeps_its_kv() {
     driven.manager.suspend_request(RequestId(2));
     driven.settle();
     driven.schedule();
-    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.resume(*id));
+    driven.admit = [1, 2].map(RequestId).map(Admission::suspended).to_vec();
     assert_eq!(driven.prepare(1, 1), Prepared::Ready, "all of it is there");
 }
 
@@ -127,7 +134,7 @@ fn running_request_does_not_wait_for_loading_kv() {
     let mut driven = Driven::new();
     driven.serve(9, 1);
     assert_eq!(admit_two(&mut driven), Prepared::Loading);
-    [1, 2].map(RequestId).iter().for_each(|id| driven.manager.suspend_request(*id));
+    driven.admit.clear();
     let all = driven.room() - 1;
     let answer = driven.prepare(9, all);
     assert!(matches!(answer, Prepared::Short { activation: false, .. }), "{answer:?}: a request has to go");

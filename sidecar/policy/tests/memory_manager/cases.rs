@@ -1,6 +1,8 @@
 //! Builds small tenants.
 
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed};
 use sluice_policy::params::Params;
 use sluice_policy::reclaim::PolicyName;
 
@@ -51,4 +53,11 @@ pub fn tenant(policy: PolicyName, slabs: &[u64], kv_chunks: u32, model_tokens: u
 /// Returns the chunks of guaranteed KV.
 pub fn guaranteed_chunks(params: &Params) -> u32 {
     (params.guaranteed_kv_bytes / CHUNK) as u32
+}
+
+/// Admits a new request without KV blocks of its own.
+pub fn open(manager: &mut MemoryManager, request: RequestId, salt: u64, tokens: &[u32]) {
+    let admission = Admission::new(request, manager.cached_prefix(salt, tokens));
+    let need = StepNeed { admit: vec![admission], ..StepNeed::default() };
+    assert_eq!(manager.prepare(Nanos(0), &need, &mut Vec::new()), Prepared::Ready);
 }

@@ -7,7 +7,7 @@ use sluice_policy::memory_manager::{Prepared, StepNeed};
 use sluice_policy::params::{ForcedRemap, Params};
 use sluice_policy::reclaim::PolicyName;
 
-use super::cases::{guaranteed_chunks, tenant};
+use super::cases::{guaranteed_chunks, open, tenant};
 use super::device::Faults;
 use super::random::MODEL_TOKENS;
 use super::world::World;
@@ -25,9 +25,9 @@ fn step(now: Nanos, by_deadline: bool) -> (Vec<LayerId>, Vec<Action>) {
     assert!(world.load());
     world.drain();
     let manager = &mut world.manager;
-    manager.open(RequestId(1), 0, &[1, 2, 3]);
+    open(manager, RequestId(1), 0, &[1, 2, 3]);
     let shape = StepShape { tokens: 3, sequences: 1, logit_rows: 1 };
-    let need = StepNeed { kv_blocks: vec![(RequestId(1), 1)], shape };
+    let need = StepNeed { kv_blocks: vec![(RequestId(1), 1)], shape, ..StepNeed::default() };
     let mut out = Vec::new();
     assert_eq!(manager.prepare(now, &need, &mut out), Prepared::Ready);
     manager.begin(now, &mut out);

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::action::Work;
 use sluice_policy::chunk_table::Owner;
-use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Generation, LayerBlockId, Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
-use super::cases::{BLOCK, CHUNK, guaranteed_chunks, tenant};
+use super::cases::{BLOCK, CHUNK, guaranteed_chunks, open, tenant};
 use super::device::Faults;
 use super::world::World;
 
@@ -38,10 +37,10 @@ pub fn with_holes(world: &mut World) -> Tables {
     assert!(world.load());
     world.rest(100);
     (0..8).for_each(|id| {
-        world.manager.open(RequestId(id), 0, &[id as u32; 600]);
+        open(&mut world.manager, RequestId(id), 0, &[id as u32; 600]);
     });
     for kv_block in 0.. {
-        let need = StepNeed { kv_blocks: vec![(RequestId(kv_block % 8), 1)], shape: StepShape::default() };
+        let need = StepNeed { kv_blocks: vec![(RequestId(kv_block % 8), 1)], ..StepNeed::default() };
         let answer = world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out));
         if answer != Prepared::Ready {
             break;

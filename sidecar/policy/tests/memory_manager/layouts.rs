@@ -1,12 +1,11 @@
 //! Tests every layout of small models, and every change from one to another.
 
-use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StepNeed};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reclaim::PolicyName;
 
-use super::cases::{guaranteed_chunks, tenant};
+use super::cases::{guaranteed_chunks, open, tenant};
 use super::device::Faults;
 use super::world::World;
 
@@ -79,10 +78,10 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     let mut world = tight(&[3; 5], Some(ForcedRemap { alpha: 3, beta: 1 }));
     let now = Nanos(0);
     let request = RequestId(7);
-    world.manager.open(request, 0, &[1; 200]);
+    open(&mut world.manager, request, 0, &[1; 200]);
     // All KV is in use, including the chunks of the freed layers.
     let kv_blocks = world.manager.kv_counts().free_layer_blocks / 5;
-    let need = StepNeed { kv_blocks: vec![(request, kv_blocks)], shape: StepShape::default() };
+    let need = StepNeed { kv_blocks: vec![(request, kv_blocks)], ..StepNeed::default() };
     let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));
     assert_eq!(prepared, Prepared::Ready);
     world.manager.force_layout(None).expect("no layout is always possible");

@@ -1,14 +1,13 @@
 //! Tests stalling own layers as a reclaim option: its cost, its effects and its end.
 
 use sluice_policy::cost::price::Clients;
-use sluice_policy::geometry::StepShape;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{Prepared, StallingRemap, StepNeed};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 
-use super::cases::{CHUNK, guaranteed_chunks, tenant};
+use super::cases::{CHUNK, guaranteed_chunks, open, tenant};
 use super::device::Faults;
 use super::world::World;
 
@@ -32,20 +31,20 @@ fn world(ratio: u64, cap_permille: u32) -> World {
 }
 
 fn ask(world: &mut World, kv_blocks: u32) -> Prepared {
-    let need = StepNeed { kv_blocks: vec![(RequestId(7), kv_blocks)], shape: StepShape::default() };
+    let need = StepNeed { kv_blocks: vec![(RequestId(7), kv_blocks)], ..StepNeed::default() };
     world.send_event(|manager, out| manager.prepare(Nanos(0), &need, out))
 }
 
 /// Returns a world in which one request has all KV and is refused one more KV block.
 fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
     let mut world = world(ratio, cap_permille);
-    world.manager.open(RequestId(7), 0, &[1; 600]);
+    open(&mut world.manager, RequestId(7), 0, &[1; 600]);
     let all = world.manager.kv_counts().free_layer_blocks / LAYERS as u32;
     assert_eq!(ask(&mut world, all), Prepared::Ready);
     let answer = ask(&mut world, 2);
     let Prepared::Short { missing_kv_blocks, activation: false } = answer else { panic!("{answer:?}") };
     let stalling = world.manager.stalling_remap(missing_kv_blocks);
-    (world, stalling)
+    (world, stalling.and_then(Result::ok))
 }
 
 #[test]
@@ -89,7 +88,7 @@ fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
     world.rest(100);
     assert_eq!(world.manager.layout().alpha(), 1);
     world.manager.force_layout(None).expect("possible");
-    let stalling = world.manager.stalling_remap(1).expect("a third one moves");
+    let stalling = world.manager.stalling_remap(1).and_then(Result::ok).expect("a third one moves");
     let clients = Clients { buffered_tokens: &[0], waiting: true };
     let late = world.manager.price_of_layers(&stalling, &clients).loss.late;
     // Twelve milliseconds instead of eight, of which six are compute: a half of 64 tokens instead of a quarter.

@@ -78,8 +78,7 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
     assert_eq!(world.manager.counted(Reason::SwapIn), 0, "KV that no request needs stays there");
     let mut question = said;
     question.push(3);
-    assert_eq!(world.manager.open(RequestId(2), 7, &question), 48);
-    world.manager.close(RequestId(2));
+    assert_eq!(world.manager.cached_prefix(7, &question).tokens(), 48);
     world.submit(3, 7, question.clone(), 5);
     world.run();
     assert_eq!(world.manager.counted(Reason::SwapIn), 1);

@@ -33,7 +33,7 @@ fn arriving(policy: PolicyName, extra_kv: u32) -> World {
 }
 
 fn need(tokens: u32) -> StepNeed {
-    StepNeed { kv_blocks: Vec::new(), shape: StepShape { tokens, sequences: 1, logit_rows: 1 } }
+    StepNeed { shape: StepShape { tokens, sequences: 1, logit_rows: 1 }, ..StepNeed::default() }
 }
 
 fn activation_max(world: &World) -> u32 {

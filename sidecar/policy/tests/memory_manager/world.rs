@@ -9,7 +9,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RequestId};
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand};
-use sluice_policy::memory_manager::{MemoryManager, Prepared, StepLease, StepNeed};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepLease, StepNeed};
 use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
@@ -22,6 +22,7 @@ mod sleep;
 mod step;
 mod trading;
 
+use admission::Admitted;
 pub use audit::audit;
 
 #[derive(Clone, Debug)]
@@ -50,7 +51,9 @@ pub struct World {
     pub manager: MemoryManager,
     pub device: Device,
     pub waiting: VecDeque<Request>,
+    /// The requests of the next step, those that it admits last.
     pub running: Vec<Request>,
+    admitted: Vec<Admitted>,
     pub finished: BTreeMap<RequestId, Vec<u32>>,
     tables: BTreeMap<RequestId, Vec<Vec<LayerBlockId>>>,
     step: Option<Running>,
@@ -104,6 +107,7 @@ impl World {
             device: Device::new(geometry, seed, faults),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            admitted: Vec::new(),
             finished: BTreeMap::new(),
             tables: BTreeMap::new(),
             step: None,
@@ -258,9 +262,9 @@ impl World {
             return;
         }
         self.suspend_offloaded();
-        let admitted = self.admit();
+        self.admit();
         if !self.launch() {
-            self.requeue(admitted);
+            self.requeue_all();
         }
     }
 
@@ -269,12 +273,14 @@ impl World {
         let mut tried = false;
         while !self.manager.is_blocked() && !self.running.is_empty() {
             let now = self.now;
-            let whole = self.plan_whole().filter(|_| !tried);
+            let admit = self.admissions();
+            let whole = self.plan_whole(&admit).filter(|_| !tried);
             tried |= whole.is_some();
             let usual = whole.is_none();
-            let (parts, need) = whole.unwrap_or_else(|| self.plan());
+            let (parts, need) = whole.unwrap_or_else(|| self.plan(&admit));
             match self.send_event(|manager, out| manager.prepare(now, &need, out)) {
                 Prepared::Ready => {
+                    self.admitted.clear();
                     self.start(parts, need.shape);
                     return true;
                 }
@@ -295,24 +301,29 @@ impl World {
         }
     }
 
-    fn plan(&self) -> (Vec<(RequestId, usize)>, StepNeed) {
-        self.plan_within(self.manager.params().max_step.tokens as usize, 24)
+    fn plan(&self, admit: &[Admission]) -> (Vec<(RequestId, usize)>, StepNeed) {
+        self.plan_within(admit, self.manager.params().max_step.tokens as usize, 24)
     }
 
     /// Returns a step of whole prompts if weights are loading and it fits.
-    fn plan_whole(&mut self) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
-        let all = self.plan_within(usize::MAX, usize::MAX).1;
+    fn plan_whole(&self, admit: &[Admission]) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
+        let all = self.plan_within(admit, usize::MAX, usize::MAX).1;
         let tokens = self.manager.whole_prompt_tokens(&all) as usize;
         (tokens > self.manager.params().max_step.tokens as usize)
-            .then(|| self.plan_within(tokens, usize::MAX))
+            .then(|| self.plan_within(admit, tokens, usize::MAX))
     }
 
-    fn plan_within(&self, mut budget: usize, longest: usize) -> (Vec<(RequestId, usize)>, StepNeed) {
+    fn plan_within(
+        &self,
+        admit: &[Admission],
+        mut budget: usize,
+        longest: usize,
+    ) -> (Vec<(RequestId, usize)>, StepNeed) {
         let mut parts = Vec::new();
         for request in &self.running {
             let pending = request.tokens.len() - request.committed;
             let mut tokens = pending.min(longest).min(budget);
-            if 0 < tokens && tokens < pending && self.manager.is_prefill_offloaded(request.id) {
+            if 0 < tokens && tokens < pending && self.spills_prefill(request.id) {
                 tokens = (tokens - tokens % 16).max(16).min(pending);
             }
             budget = budget.saturating_sub(tokens);
@@ -323,12 +334,13 @@ impl World {
         let kv_blocks = parts.iter().map(|(id, tokens)| {
             let committed = self.request(*id).committed;
             let wanted = (committed + tokens).div_ceil(16) as u32;
-            (*id, wanted.saturating_sub(self.manager.kv_blocks(*id)))
+            (*id, wanted.saturating_sub(self.held_kv_blocks(*id)))
         });
         let tokens = parts.iter().map(|(_, tokens)| *tokens as u32).sum();
         let sequences = parts.len() as u32;
         let shape = StepShape { tokens, sequences, logit_rows: sequences };
-        (parts.clone(), StepNeed { kv_blocks: kv_blocks.filter(|(_, count)| *count > 0).collect(), shape })
+        let kv_blocks = kv_blocks.filter(|(_, count)| *count > 0).collect();
+        (parts.clone(), StepNeed { admit: admit.to_vec(), kv_blocks, shape })
     }
 
     /// Requeues the youngest request. The oldest always fits alone.
@@ -337,6 +349,11 @@ impl World {
             return;
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
+        let last = self.running.last().map(|request| request.id);
+        if last.is_some_and(|id| self.requeue_admitted(id)) {
+            self.max_batch = self.running.len();
+            return;
+        }
         let mut request = self.running.pop().expect("more than one");
         if self.manager.can_pause_help() {
             self.manager.suspend_request(request.id);

@@ -9,6 +9,7 @@ use sluice_ports::sampling::Sampling;
 use super::Batch;
 use crate::event::Request;
 use crate::sequence::Sequence;
+use crate::step_request::StepRequest;
 
 fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
     let sampling = Arc::new(Sampling::default());
@@ -52,7 +53,7 @@ proptest! {
     ) {
         let mut running: Vec<_> = prompts.iter().zip(0..).map(|(tokens, id)| sequence(id, *tokens)).collect();
         for (step, max_tokens) in (1..200).zip(budgets.into_iter().cycle()) {
-            let batch = Batch::plan(running.iter(), max_tokens);
+            let batch = Batch::plan(running.iter().map(StepRequest::running), max_tokens);
             check_batch(&batch, max_tokens);
             serve(&mut running, &batch, step);
             let longest = running.iter().map(|s| step - s.last_step).max().unwrap_or(0);
@@ -64,9 +65,12 @@ proptest! {
 #[test]
 fn with_room_for_all_decodes_run_and_the_oldest_prompt_goes_on() {
     let mut running = vec![sequence(1, 100), sequence(2, 1), sequence(3, 100), sequence(4, 1)];
-    let batch = Batch::plan(running.iter(), 64);
+    let batch = Batch::plan(running.iter().map(StepRequest::running), 64);
     let tokens = |batch: &Batch| batch.scheduled.iter().map(|p| (p.request.0, p.tokens)).collect::<Vec<_>>();
     assert_eq!(tokens(&batch), [(1, 62), (2, 1), (4, 1)]);
     serve(&mut running, &batch, 1);
-    assert_eq!(tokens(&Batch::plan(running.iter(), 200)), [(1, 38), (2, 1), (3, 100), (4, 1)]);
+    assert_eq!(
+        tokens(&Batch::plan(running.iter().map(StepRequest::running), 200)),
+        [(1, 38), (2, 1), (3, 100), (4, 1)]
+    );
 }

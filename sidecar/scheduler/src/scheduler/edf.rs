@@ -5,7 +5,10 @@ use sluice_policy::params::Slo;
 use sluice_policy::planner::deadline::{self, Holder, RoomRequest};
 
 use super::Scheduler;
+use super::admit::Admissions;
 use crate::sequence::Sequence;
+use crate::step_plan::{Eviction, StepPlan};
+use crate::step_request::StepRequest;
 
 impl Scheduler {
     /// Returns the objectives for deadline scheduling; `None` under other policies.
@@ -36,30 +39,28 @@ impl Scheduler {
         }
     }
 
-    /// Whether the queue head fits next to the running requests and the requests being admitted at this boundary.
-    pub(super) fn head_fits(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
-        let layer_blocks = |front| self.layer_blocks_needed(now, front) + coming_layer_blocks;
-        self.queue.front().is_none_or(|front| self.manager.fits_with_running(layer_blocks(front)))
+    /// Whether a waiting request fits next to the running requests and the planned admissions.
+    pub(super) fn fits(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
+        let planned = &admissions.planned;
+        let needed = self.manager.layer_blocks_needed(&self.waiter(front, now, 0), planned);
+        self.manager.fits_with_running(needed + planned.layer_blocks(), planned)
     }
 
-    /// Whether the queue head waits: it does not fit, and either it is paused with enough buffered tokens or memory
-    /// refused an admission a short time ago.
-    pub(super) fn can_defer_head(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
-        let in_store =
-            |front: &Sequence| front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
-        let in_store = self.queue.front().is_some_and(in_store);
-        (in_store || self.admission_on_hold())
-            && !self.running.is_empty()
-            && !self.head_fits(now, coming_layer_blocks)
+    /// Whether the first waiting request waits: it does not fit, and either it is paused with enough buffered tokens or
+    /// memory refused an admission a short time ago.
+    pub(super) fn can_defer(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
+        let in_store = front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
+        let alone = self.running.is_empty() && admissions.list.is_empty();
+        let on_hold = self.next_step < self.admission_backoff_until;
+        (in_store || on_hold) && !alone && !self.fits(now, front, admissions)
     }
 
-    /// Pauses the requests with the most buffered tokens for the most recently admitted request. Returns false if none
-    /// can be paused.
-    pub(super) fn make_room(&mut self, now: Nanos, kv_blocks: u32, admitted: &[RequestId]) -> bool {
-        let coming = admitted.last().and_then(|last| self.running_request(*last));
-        let Some((slo, coming)) = self.objectives().zip(coming) else { return false };
-        let (deadline, priority) = (coming.deadline(&slo), coming.request.priority);
-        self.pause_for(now, kv_blocks, (deadline, priority), admitted)
+    /// Plans pauses of the requests with the most buffered tokens for the last request that the plan admits. None if no
+    /// request can be paused.
+    pub(super) fn plan_room(&self, now: Nanos, kv_blocks: u32, plan: &StepPlan) -> Vec<Eviction> {
+        let coming = plan.admit.last().and_then(|last| self.queue.get(last.id));
+        let Some((slo, coming)) = self.objectives().zip(coming) else { return Vec::new() };
+        self.plan_pauses(now, kv_blocks, (coming.deadline(&slo), coming.request.priority), plan)
     }
 
     /// Pauses a request for the queue head if all rows are taken.
@@ -69,45 +70,45 @@ impl Scheduler {
             && !self.admission_on_hold()
         {
             let who = (front.deadline(&slo), front.request.priority);
-            self.pause_for(now, 1, who, &[]);
+            let pauses = self.plan_pauses(now, 1, who, &StepPlan::default());
+            pauses.into_iter().for_each(|eviction| self.evict(now, eviction));
         }
     }
 
-    fn pause_for(
-        &mut self,
+    fn plan_pauses(
+        &self,
         now: Nanos,
         kv_blocks: u32,
         (deadline, priority): (Nanos, i32),
-        admitted: &[RequestId],
-    ) -> bool {
+        plan: &StepPlan,
+    ) -> Vec<Eviction> {
         if !self.manager.layer_blocks_freed_by_pause(kv_blocks) || self.manager.cost_window_ns() == 0 {
-            return false;
+            return Vec::new();
         }
-        let in_store_until = self.is_well_after(deadline.max(now));
         let wanted = RoomRequest {
             kv_blocks,
-            buffered_until: in_store_until,
+            buffered_until: self.is_well_after(deadline.max(now)),
             priority,
-            host_places: self.manager.host_capacity_blocks(),
+            host_places: self.manager.host_capacity_blocks(&plan.planned(&self.manager)),
         };
-        let mut holders = self.holders(now);
-        holders.retain(|one| !admitted.contains(&one.id));
-        let going = deadline::make_room(&wanted, &holders).unwrap_or_default();
-        going.iter().for_each(|id| {
-            self.pause(now, *id);
-        });
-        !going.is_empty()
+        let going = deadline::make_room(&wanted, &self.holders(now, &self.step_requests(plan)));
+        going.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
     }
 
     /// Returns the running request with the most buffered tokens among those that may be paused and fit into the host
     /// tier.
-    pub(super) fn latest_deadline(&self, now: Nanos) -> Option<RequestId> {
-        let host_places = self.manager.host_capacity_blocks();
+    pub(super) fn latest_deadline(
+        &self,
+        now: Nanos,
+        requests: &[StepRequest<'_>],
+        host_places: u32,
+    ) -> Option<RequestId> {
         let wanted = RoomRequest { kv_blocks: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
-        deadline::make_room(&wanted, &self.holders(now))?.first().copied()
+        deadline::make_room(&wanted, &self.holders(now, requests))?.first().copied()
     }
 
-    fn holders(&self, now: Nanos) -> Vec<Holder> {
+    /// Returns the running requests that may be paused.
+    fn holders(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Vec<Holder> {
         let holder = |id: RequestId| {
             let sequence = self.running_request(id)?;
             Some(Holder {
@@ -117,7 +118,7 @@ impl Scheduler {
                 kv_blocks: self.manager.exclusive_kv_blocks(id),
             })
         };
-        self.victims(now).into_iter().filter_map(holder).collect()
+        self.victims(now, requests).into_iter().filter_map(holder).collect()
     }
 
     /// Returns the time from which a difference of deadlines justifies a pause.

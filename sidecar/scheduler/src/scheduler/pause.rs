@@ -8,6 +8,8 @@ use sluice_policy::planner::pause::Candidate;
 use super::Scheduler;
 use crate::event::Command;
 use crate::sequence::Sequence;
+use crate::step_plan::StepPlan;
+use crate::step_request::StepRequest;
 
 /// Waiting requests that a plan considers: it is rare that more are admitted at once.
 const MOST_WAITING: usize = 4;
@@ -15,54 +17,62 @@ const MOST_WAITING: usize = 4;
 impl Scheduler {
     /// Returns the request to pause first: the one with the most KV, or under deadline scheduling the one with the most
     /// buffered tokens. The oldest request and requests at the pause limit are exempt.
-    pub(super) fn pause_victim(&self, now: Nanos) -> Option<RequestId> {
+    pub(super) fn pause_victim(
+        &self,
+        now: Nanos,
+        requests: &[StepRequest<'_>],
+        host_places: u32,
+    ) -> Option<RequestId> {
         match self.objectives() {
-            Some(_) => self.latest_deadline(now),
-            None => self.victims(now).first().copied(),
+            Some(_) => self.latest_deadline(now, requests, host_places),
+            None => self.victims(now, requests).into_iter().find(|id| self.is_running(*id)),
         }
     }
 
-    /// Returns the requests that may be paused, in order of preference.
-    pub(super) fn victims(&self, now: Nanos) -> Vec<RequestId> {
-        let oldest = self.running.values().next().map(Sequence::id);
+    /// Returns the requests of a step that may be paused, in order of preference.
+    pub(super) fn victims(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Vec<RequestId> {
+        let oldest = requests.first().map(|one| one.id());
         let tbt_ns = self.manager.params().slo.tbt_ns;
         let kv_block_bytes = self.manager.geometry().kv_block_bytes();
-        let candidate = |sequence: &Sequence| Candidate {
-            id: sequence.id(),
-            kv_bytes: u64::from(self.manager.kv_blocks(sequence.id())) * kv_block_bytes,
-            deposit: sequence.deposit(now, tbt_ns),
+        let candidate = |one: &StepRequest<'_>| Candidate {
+            id: one.id(),
+            kv_bytes: u64::from(self.manager.kv_blocks(one.id()).max(one.cached_kv_blocks()))
+                * kv_block_bytes,
+            deposit: one.deposit(now, tbt_ns),
         };
-        let candidates: Vec<_> = self.running.values().map(candidate).collect();
+        let candidates: Vec<_> = requests.iter().map(candidate).collect();
         let victims = self.pauses.victims(now, &candidates);
         victims.into_iter().filter(|id| Some(*id) != oldest).collect()
     }
 
-    /// If a plan is due, requests one for the running requests and the first waiting ones.
-    pub(super) fn ask_plan(&mut self, now: Nanos) {
-        if self.manager.wants_plan() {
-            let crowd = self.scheduler_view(now);
+    /// If a placement plan is due, requests one for the requests of the step and the first waiting ones.
+    pub(super) fn ask_plan(&mut self, now: Nanos, plan: &StepPlan) {
+        if self.manager.wants_plan(&plan.planned(&self.manager)) {
+            let crowd = self.scheduler_view(now, plan);
             self.commands.push(Command::Plan(self.manager.ask_plan(&crowd)));
         }
     }
 
-    fn scheduler_view(&self, now: Nanos) -> SchedulerView {
+    fn scheduler_view(&self, now: Nanos, plan: &StepPlan) -> SchedulerView {
         let by_plan = self.manager.can_pause_help() && self.objectives().is_none();
-        let victims = if by_plan { self.victims(now) } else { Vec::new() };
-        let others = self.running.values().map(Sequence::id).filter(|id| !victims.contains(id));
+        let requests = self.step_requests(plan);
+        let victims = if by_plan { self.victims(now, &requests) } else { Vec::new() };
         let tbt_ns = self.manager.params().slo.tbt_ns;
-        let runner = |id: RequestId, immune: bool| {
-            let sequence = &self.running[&self.admission_order[&id]];
-            let deposit = sequence.deposit(now, tbt_ns);
-            RunningRequest { request: id, kv_blocks: sequence.next_kv_blocks(), deposit, immune }
+        let running = |one: &StepRequest<'_>, immune: bool| RunningRequest {
+            request: one.id(),
+            kv_blocks: one.next_kv_blocks(),
+            deposit: one.deposit(now, tbt_ns),
+            immune,
         };
-        let running = victims.iter().map(|id| runner(*id, false)).chain(others.map(|id| runner(id, true)));
-        let running = running.collect();
-        SchedulerView { running, waiting: self.waiters(now, tbt_ns) }
+        let find = |id: &RequestId| requests.iter().find(|one| one.id() == *id);
+        let first = victims.iter().filter_map(find).map(|one| running(one, false));
+        let others = requests.iter().filter(|one| !victims.contains(&one.id())).map(|one| running(one, true));
+        SchedulerView { running: first.chain(others).collect(), waiting: self.waiters(now, tbt_ns, plan) }
     }
 
-    /// Returns the waiting requests that a plan may admit: as many as there are free rows, none while admission is on
-    /// hold.
-    fn waiters(&self, now: Nanos, tbt_ns: u64) -> Vec<WaitingRequest> {
+    /// Returns the waiting requests that a placement plan may admit: as many as there are free rows, none while
+    /// admission is on hold.
+    fn waiters(&self, now: Nanos, tbt_ns: u64, plan: &StepPlan) -> Vec<WaitingRequest> {
         if !self.manager.plans_batches() || self.admission_on_hold() {
             return Vec::new();
         }
@@ -70,11 +80,14 @@ impl Scheduler {
             let id = sequence.id();
             !self.pauses.is_paused(id) || self.pauses.can_resume(id, now, true, false).is_ok()
         };
-        let first = self.queue.iter().take(MOST_WAITING.min(self.free_rows.len())).take_while(may_come);
+        let rows = self.free_rows.len() - plan.admit.len();
+        let others = self.queue.iter().filter(|one| !plan.admits(one.id()));
+        let first = others.take(MOST_WAITING.min(rows)).take_while(may_come);
+        let planned = plan.planned(&self.manager);
         let mut coming_layer_blocks = 0;
         let may_be_let_in = |one: &WaitingRequest| {
-            let may = self.manager.may_plan_admission(one, coming_layer_blocks);
-            coming_layer_blocks += self.manager.layer_blocks_needed(one);
+            let may = self.manager.may_plan_admission(one, &planned, coming_layer_blocks);
+            coming_layer_blocks += self.manager.layer_blocks_needed(one, &planned);
             may
         };
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
@@ -86,7 +99,7 @@ impl Scheduler {
         if planned.is_empty() {
             return;
         }
-        let victims = self.victims(now);
+        let victims = self.victims(now, &self.step_requests(&StepPlan::default()));
         for id in planned.into_iter().filter(|id| victims.contains(id)) {
             self.pause(now, id);
         }
@@ -113,14 +126,18 @@ impl Scheduler {
         }
     }
 
-    /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt. Returns
-    /// false if there is no other.
-    pub(super) fn pause_or_preempt(&mut self, now: Nanos) -> bool {
-        let exempt = self.running.values().skip(1).all(|sequence| self.is_immune(now, sequence.id()));
-        if !exempt {
-            self.evict_for_growth(now);
+    /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt.
+    fn pause_or_preempt(&mut self, now: Nanos) {
+        let plan = StepPlan::default();
+        let victim = self.choose_victim(now, &plan);
+        if let Some(victim) = victim.filter(|_| !self.all_immune(now, &self.step_requests(&plan))) {
+            self.evict(now, victim);
         }
-        !exempt
+    }
+
+    /// Whether every request but the oldest is at the pause limit.
+    pub(super) fn all_immune(&self, now: Nanos, requests: &[StepRequest<'_>]) -> bool {
+        requests.iter().skip(1).all(|one| self.is_immune(now, one.id()))
     }
 
     pub(super) fn pause(&mut self, now: Nanos, id: RequestId) -> bool {
@@ -144,42 +161,6 @@ impl Scheduler {
         self.manager.suspend_request(id);
         self.queue.push(sequence);
         true
-    }
-
-    /// Whether the queue head waits: its KV is loading, it may not resume yet, or no plan admits it. No request
-    /// overtakes it. `coming_layer_blocks` are the blocks of the requests admitted at this boundary.
-    pub(super) fn head_must_wait(&mut self, now: Nanos, coming_layer_blocks: u32) -> bool {
-        let Some(front) = self.queue.front() else { return false };
-        if self.manager.is_loading(front.id()) {
-            return true;
-        }
-        if self.objectives().is_some() {
-            return self.can_defer_head(now, coming_layer_blocks);
-        }
-        let (id, idle) = (front.id(), self.running.is_empty());
-        let planned = self.manager.plans_batches();
-        let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
-        let paused = self.pauses.is_paused(id);
-        let feasible = idle
-            || self.is_overdue(now, id)
-            || match planned {
-                true => self.manager.can_admit(&waiter, coming_layer_blocks),
-                false if front.waiting_offloaded => {
-                    self.manager.can_onload(id, coming_layer_blocks, self.running_tokens())
-                        && self.can_reserve_prefill_buffer(now, coming_layer_blocks)
-                }
-                false if paused => self.manager.resume_fits(id),
-                false => self.can_reserve_prefill_buffer(now, coming_layer_blocks),
-            };
-        if planned && !feasible {
-            self.manager.set_blocked_head(Some(id));
-        }
-        if paused { self.pauses.can_resume(id, now, feasible, idle).is_err() } else { !feasible }
-    }
-
-    /// Returns the blocks that a waiting request takes when it is admitted.
-    pub(super) fn layer_blocks_needed(&self, now: Nanos, sequence: &Sequence) -> u32 {
-        self.manager.layer_blocks_needed(&self.waiter(sequence, now, 0))
     }
 
     /// Ends the pauses of the admitted requests.

@@ -11,6 +11,8 @@ use super::slice_state::SliceState;
 use crate::config::TimeSharing;
 use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
+use crate::step_plan::StepPlan;
+use crate::step_request::StepRequest;
 
 /// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice.
 const LOOK_EVERY: u64 = 8;
@@ -107,14 +109,14 @@ impl Scheduler {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
         let measures = self.manager.step_stats();
-        let decodes = self.decodes();
+        let decodes = decodes(&self.step_requests(&StepPlan::default()));
         let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
         measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
     }
 
     /// Returns the tokens of a step that ends within the time slice by measured speed: one per decode, and prompt
     /// tokens as far as they fit, at least one. Unbounded unless a time slice is held.
-    pub(super) fn fitting_tokens(&self, now: Nanos) -> u32 {
+    pub(super) fn fitting_tokens(&self, now: Nanos, requests: &[StepRequest<'_>]) -> u32 {
         let (
             TimeSharing::Temporal(quantum),
             SliceState::Held { since, has_run: ran, requested_at: sought, .. },
@@ -127,7 +129,7 @@ impl Scheduler {
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
         let within_ns = left_ns.max(self.manager.streaming_ns());
-        match self.decodes() {
+        match decodes(requests) {
             0 if self.is_decode_dominated(quantum) => {
                 self.manager.step_stats().prefill_tokens_adding(within_ns)
             }
@@ -144,15 +146,10 @@ impl Scheduler {
     }
 
     /// Whether the next step runs only decodes, to measure their time.
-    pub(super) fn prefers_decodes(&self) -> bool {
+    pub(super) fn prefers_decodes(&self, requests: &[StepRequest<'_>]) -> bool {
         let TimeSharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
-        due && self.decodes() > 0 && !self.manager.weights_loading()
-    }
-
-    /// Returns the number of running requests that decode.
-    pub(super) fn decodes(&self) -> u32 {
-        self.running.values().filter(|s| s.pending() == 1).count() as u32
+        due && decodes(requests) > 0 && !self.manager.weights_loading()
     }
 
     /// Releases the time slice if it is held.
@@ -248,4 +245,9 @@ impl Scheduler {
         self.negotiate(now);
         self.manager.borrow_request().is_none() && !self.manager.is_blocked()
     }
+}
+
+/// Returns the number of requests that decode.
+pub(super) fn decodes(requests: &[StepRequest<'_>]) -> u32 {
+    requests.iter().filter(|one| one.pending() == 1).count() as u32
 }

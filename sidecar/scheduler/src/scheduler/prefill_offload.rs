@@ -1,14 +1,17 @@
 //! Computes prompts whose KV does not fit on the device (eLLM 4.4.2):
-//! [`sluice_policy::memory_manager::MemoryManager::start_prefill_offload`].
+//! [`sluice_policy::memory_manager::AdmittedKv::New`].
 
 use sluice_policy::ellm::Violations;
 use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::Nanos;
+use sluice_policy::memory_manager::{PlannedAdmissions, PrefillOffload};
 use sluice_ports::compute::Sampled;
 
 use super::Scheduler;
+use super::admit::Admissions;
 use crate::batch::Batch;
 use crate::sequence::Sequence;
+use crate::step_plan::{PlanNotes, StepPlan};
 
 /// Waiting requests that a step checks for lateness.
 const MOST_LOOKED_AT: usize = 64;
@@ -27,88 +30,85 @@ impl Scheduler {
         }
     }
 
-    /// Whether the request runs and offloads its prompt's KV.
-    fn is_prefill_offloaded(&self, id: RequestId) -> bool {
-        self.running_request(id).is_some_and(|sequence| sequence.prefill_offloaded)
-    }
-
-    /// Starts to offload the prompt of a request that was admitted at this boundary and does not fit. Returns false if
-    /// that is not allowed.
-    pub(super) fn start_prefill_offload(&mut self, id: RequestId) -> bool {
-        let Some(sequence) = self.running_request(id) else { return false };
-        let fresh = !sequence.kv_suspended && !sequence.prefill_offloaded && sequence.pending() > 1;
-        let kv_blocks = Geometry::kv_blocks_for(sequence.len());
-        if !fresh || !self.can_offload_prefill(kv_blocks) {
-            return false;
-        }
-        self.start_offload(id);
-        true
+    /// Whether the prompt of a planned admission may be offloaded because it does not fit.
+    pub(super) fn may_offload_admitted(&self, plan: &mut StepPlan, at: usize) -> bool {
+        let planned = plan.planned(&self.manager);
+        let one = &plan.admit[at];
+        let (Some(prefix), Some(sequence)) = (&one.prefix, self.queue.get(one.id)) else { return false };
+        let fresh = !one.prefill_offloaded && sequence.len() - prefix.tokens() > 1;
+        fresh && self.can_offload_prefill(one.prompt_kv_blocks, &planned, &mut plan.notes)
     }
 
     /// Whether a plan admits the request with offloaded KV although its prompt does not fit on the device.
-    pub(super) fn starts_offloaded(&self, now: Nanos, sequence: &Sequence) -> bool {
+    pub(super) fn starts_offloaded(
+        &self,
+        now: Nanos,
+        sequence: &Sequence,
+        planned: &PlannedAdmissions,
+    ) -> bool {
         let prompt =
             !sequence.kv_suspended && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
-        prompt && self.manager.admits_by_prefill_offload(&self.waiter(sequence, now, 0))
+        prompt && self.manager.admits_by_prefill_offload(&self.waiter(sequence, now, 0), planned)
     }
 
-    pub(super) fn start_offload(&mut self, id: RequestId) {
-        let kv_blocks = self.running_request(id).map_or(0, |one| Geometry::kv_blocks_for(one.len()));
-        self.manager.start_prefill_offload(id, kv_blocks);
-        if let Some(sequence) = self.running_request_mut(id) {
-            sequence.prefill_offloaded = true;
-        }
-    }
-
-    fn can_offload_prefill(&mut self, kv_blocks: u32) -> bool {
-        let step = self.step_kv_blocks();
-        self.config.max_step_tokens >= BLOCK_TOKENS
-            && self.manager.can_offload_prefill(kv_blocks, kv_blocks.min(step))
+    fn can_offload_prefill(
+        &self,
+        kv_blocks: u32,
+        planned: &PlannedAdmissions,
+        notes: &mut PlanNotes,
+    ) -> bool {
+        let step = kv_blocks.min(self.step_kv_blocks());
+        let may = || self.manager.can_offload_prefill(kv_blocks, step, planned);
+        let answer = if self.config.max_step_tokens >= BLOCK_TOKENS { may() } else { PrefillOffload::NotNow };
+        notes.probes_link |= answer == PrefillOffload::LinkTooSlow;
+        answer == PrefillOffload::Fits
     }
 
     fn step_kv_blocks(&self) -> u32 {
         Geometry::kv_blocks_for(self.config.max_step_tokens)
     }
 
-    /// Whether the queue head leaves the reserved buffer to offloaded prefills.
-    pub(super) fn can_reserve_prefill_buffer(&self, now: Nanos, coming_layer_blocks: u32) -> bool {
+    /// Whether a waiting request leaves the reserved buffer to offloaded prefills.
+    pub(super) fn leaves_prefill_buffer(
+        &self,
+        now: Nanos,
+        front: &Sequence,
+        admissions: &Admissions,
+    ) -> bool {
         let step = self.step_kv_blocks();
-        let leaves = |front: &Sequence| {
-            let layer_blocks = self.layer_blocks_needed(now, front) + coming_layer_blocks;
-            let tokens = self.running_tokens().saturating_add(front.pending());
-            self.manager.can_reserve_prefill_buffer(layer_blocks, tokens, step)
+        let leaves = || {
+            let planned = &admissions.planned;
+            let layer_blocks = self.manager.layer_blocks_needed(&self.waiter(front, now, 0), planned);
+            let tokens = admissions.pending_tokens.saturating_add(front.pending());
+            self.manager.can_reserve_prefill_buffer(layer_blocks, tokens, step, planned)
         };
-        !self.manager.reserves_prefill_buffer(step) || self.queue.front().is_none_or(leaves)
+        !self.manager.reserves_prefill_buffer(step) || leaves()
     }
 
-    /// Admits requests with offloaded prefills while the queue head waits, or waits for capacity after its own
+    /// Plans requests with offloaded prefills while the first waiting request waits, or waits for capacity after its own
     /// offloaded prefill: they need almost no device memory.
-    pub(super) fn admit_offloaded_prefills(&mut self, mut budget: u32, admitted: &mut Vec<RequestId>) {
-        while self.manager.offloads_prefills() && budget > 0 && !self.free_rows.is_empty() {
-            let Some(new) = self.queue.iter().find(|one| !one.kv_suspended) else { return };
-            let (id, kv_blocks) = (new.id(), Geometry::kv_blocks_for(new.len()));
-            if new.len() <= 1 || !self.can_offload_prefill(kv_blocks) {
+    pub(super) fn plan_offloaded_prefills(&self, admissions: &mut Admissions) {
+        while self.manager.offloads_prefills()
+            && admissions.budget > 0
+            && self.free_rows.len() > admissions.list.len()
+        {
+            let is_planned = |id| admissions.list.iter().any(|one| one.id == id);
+            let mut new = self.queue.iter().filter(|one| !one.kv_suspended && !is_planned(one.id()));
+            let Some(new) = new.next() else { return };
+            let kv_blocks = Geometry::kv_blocks_for(new.len());
+            if new.len() <= 1
+                || !self.can_offload_prefill(kv_blocks, &admissions.planned, &mut admissions.notes)
+            {
                 return;
             }
-            let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(id)) else { return };
-            sequence.committed = self.manager.open(id, sequence.request.salt, &sequence.tokens);
-            budget = budget.saturating_sub(sequence.pending());
-            admitted.push(id);
-            self.assign_row(sequence, row);
-            self.start_offload(id);
+            self.plan_admission(new, 0, true, admissions);
         }
-    }
-
-    /// Whether the step can run without offloaded prefills that began earlier. They continue when a chunk of them fits.
-    pub(super) fn can_defer_prefills(&self, batch: &Batch, admitted: &[RequestId]) -> bool {
-        admitted.is_empty()
-            && batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request))
-            && batch.scheduled.iter().any(|part| !self.is_prefill_offloaded(part.request))
     }
 
     /// Excludes offloaded prefills from the memory demand of a step that computes none.
     pub(super) fn exclude_offloaded_prefills(&mut self, batch: &Batch) {
-        let without = !batch.scheduled.iter().any(|part| self.is_prefill_offloaded(part.request));
+        let offloaded = |id| self.running_request(id).is_some_and(|sequence| sequence.prefill_offloaded);
+        let without = !batch.scheduled.iter().any(|part| offloaded(part.request));
         self.manager.exclude_offloaded_prefills(without);
     }
 

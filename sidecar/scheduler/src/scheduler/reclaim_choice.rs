@@ -6,65 +6,101 @@
 
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption};
 use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::StallingRemap;
 
 use super::Scheduler;
 use crate::config::TimeSharing;
 use crate::sequence::Sequence;
+use crate::step_plan::{Eviction, StepPlan};
+use crate::step_request::StepRequest;
 
 impl Scheduler {
-    /// Remaps own layers, with stalls, if the policy prefers that to a pause or a preemption; returns whether the remap
-    /// began. It never does so for requests that could be admitted later, or for a request that runs alone.
-    pub(super) fn apply_stalling_remap(
-        &mut self,
+    /// Plans a remap of own layers, with stalls, if the policy prefers that to a pause or a preemption. Never for
+    /// requests that could be admitted later, or for a request that runs alone.
+    pub(super) fn plan_stalling_remap(
+        &self,
         now: Nanos,
         kv_blocks: u32,
-        admitted: &[RequestId],
-    ) -> bool {
-        let later = admitted.iter().any(|id| !self.is_overdue(now, *id));
-        if later || self.running.len() <= 1 {
-            return false;
+        plan: &mut StepPlan,
+    ) -> Option<StallingRemap> {
+        let requests = self.step_requests(plan);
+        let later = plan.admit.iter().any(|one| !self.is_overdue(now, one.id));
+        if plan.limits.keeps_layers || later || requests.len() <= 1 {
+            return None;
         }
-        let Some(stalling) = self.manager.stalling_remap(kv_blocks) else { return false };
-        let buffered = self.buffered_tokens(now);
-        let clients = self.clients(&buffered);
-        let mut options = self.victim_options(now, &clients, self.manager.can_pause_help());
+        let stalling = match self.manager.stalling_remap(kv_blocks)? {
+            Ok(stalling) => stalling,
+            Err(declined) => {
+                plan.notes.stalls_too_long = Some(declined);
+                return None;
+            }
+        };
+        let buffered = self.buffered_tokens(now, &requests);
+        let clients = self.clients(&buffered, plan);
+        let mut options = self.victim_options(now, plan, &clients, self.manager.can_pause_help());
         if options.is_empty() {
-            return false;
+            return None;
         }
         let cost = self.manager.price_of_layers(&stalling, &clients);
-        let priority = self.running.values().map(|one| one.request.priority).max().unwrap_or(0);
+        let priority = requests.iter().map(|one| one.request.priority).max().unwrap_or(0);
         options.push(ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost });
         let chosen = self.manager.params().evict(&options);
-        chosen.is_some_and(|option| option.kind == ReclaimKind::OwnWeights)
-            && self.manager.apply_stalling_remap(stalling, &mut self.actions)
+        chosen.is_some_and(|option| option.kind == ReclaimKind::OwnWeights).then_some(stalling)
     }
 
-    /// Pauses or preempts the request that the policy chooses, for requests that grow.
-    pub(super) fn evict_for_growth(&mut self, now: Nanos) {
-        self.evict(now, self.manager.can_pause_help());
+    /// Chooses the request that the policy pauses or preempts for requests that grow.
+    pub(super) fn choose_victim(&self, now: Nanos, plan: &StepPlan) -> Option<Eviction> {
+        self.choose(now, plan, self.manager.can_pause_help())
     }
 
     /// Pauses or preempts the request that the policy chooses, for memory that is owed. A pause helps only if the KV of
     /// the paused request can leave the device.
     pub(super) fn evict_for_debt(&mut self, now: Nanos) {
-        self.evict(now, self.manager.can_pause_help() && self.manager.can_evict_paused());
+        let may_pause = self.manager.can_pause_help() && self.manager.can_evict_paused();
+        if let Some(eviction) = self.choose(now, &StepPlan::default(), may_pause) {
+            self.evict(now, eviction);
+        }
     }
 
-    fn evict(&mut self, now: Nanos, may_pause: bool) {
-        let buffered = self.buffered_tokens(now);
-        let options = self.victim_options(now, &self.clients(&buffered), may_pause);
+    /// Carries out an eviction.
+    pub(super) fn evict(&mut self, now: Nanos, eviction: Eviction) {
+        match eviction {
+            Eviction::Pause(id) => drop(self.pause(now, id)),
+            Eviction::Preempt(id) => self.preempt(id),
+            Eviction::DropSuspended(id) => drop(self.drop_kv_of(id)),
+            Eviction::Remap(stalling) => drop(self.manager.apply_stalling_remap(stalling, &mut self.actions)),
+        }
+    }
+
+    fn choose(&self, now: Nanos, plan: &StepPlan, may_pause: bool) -> Option<Eviction> {
+        let requests = self.step_requests(plan);
+        let buffered = self.buffered_tokens(now, &requests);
+        let options = self.victim_options(now, plan, &self.clients(&buffered, plan), may_pause);
         match self.manager.params().evict(&options) {
-            Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. })
-                if self.pause(now, id) => {}
-            _ => self.preempt_victim(now),
+            Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. }) => {
+                Some(Eviction::Pause(id))
+            }
+            _ => self.preemption_victim(now, &requests).map(Eviction::Preempt),
         }
     }
 
     /// Returns the options: pausing the first pause victim, and pausing or preempting the preemption victim.
-    fn victim_options(&self, now: Nanos, clients: &Clients<'_>, may_pause: bool) -> Vec<ReclaimOption> {
-        let victim = self.preemption_victim(now);
-        let pausable = |id: &RequestId| may_pause && self.can_be_paused(now, *id);
-        let first = self.pause_victim(now).filter(pausable);
+    fn victim_options(
+        &self,
+        now: Nanos,
+        plan: &StepPlan,
+        clients: &Clients<'_>,
+        may_pause: bool,
+    ) -> Vec<ReclaimOption> {
+        let requests = self.step_requests(plan);
+        let host_places = self.manager.host_capacity_blocks(&plan.planned(&self.manager));
+        let victim = self.preemption_victim(now, &requests);
+        let pausable = |id: &RequestId| {
+            may_pause
+                && self.victims(now, &requests).contains(id)
+                && self.manager.exclusive_kv_blocks(*id) <= host_places
+        };
+        let first = self.pause_victim(now, &requests, host_places).filter(pausable);
         let instead = victim.filter(pausable);
         let pause = |one: &Sequence| {
             self.manager.price_of_pause(one.id(), self.buffered_tokens_of(now, one), clients)
@@ -79,11 +115,6 @@ impl Scheduler {
             .filter_map(|id| self.reclaim_option(id, ReclaimKind::Pause, pause));
         let all = pauses.chain(victim.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
         all.filter(|option| option.cost.freed_bytes > 0).collect()
-    }
-
-    fn can_be_paused(&self, now: Nanos, id: RequestId) -> bool {
-        self.victims(now).contains(&id)
-            && self.manager.exclusive_kv_blocks(id) <= self.manager.host_capacity_blocks()
     }
 
     fn reclaim_option(
@@ -102,13 +133,13 @@ impl Scheduler {
     }
 
     /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.
-    fn clients<'a>(&self, in_store: &'a [u32]) -> Clients<'a> {
+    fn clients<'a>(&self, in_store: &'a [u32], plan: &StepPlan) -> Clients<'a> {
         let shared = self.config.sharing != TimeSharing::Exclusive;
-        Clients { buffered_tokens: in_store, waiting: shared || !self.queue.is_empty() }
+        Clients { buffered_tokens: in_store, waiting: shared || self.queue.len() > plan.admit.len() }
     }
 
-    fn buffered_tokens(&self, now: Nanos) -> Vec<u32> {
-        self.running.values().map(|one| self.buffered_tokens_of(now, one)).collect()
+    fn buffered_tokens(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Vec<u32> {
+        requests.iter().map(|one| self.buffered_tokens_of(now, one.sequence())).collect()
     }
 
     /// Returns the tokens that the client has not read yet.

@@ -1,18 +1,29 @@
-//! Implements the step boundary: admits requests, asks for memory and submits the next step.
+//! Implements the step boundary: plans the next step, asks for its memory and carries the plan out.
+//!
+//! Planning reads and changes nothing ([`crate::step_plan`]). If memory refuses a plan, a smaller one follows, or one that
+//! evicts something first. Only a plan that memory accepts opens KV.
 
-use sluice_policy::ids::{Nanos, RequestId, RowId};
-use sluice_policy::memory_manager::{Prepared, StepLease};
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::Prepared;
 use sluice_policy::reclaim::PreemptionCandidate;
-use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
+use super::Scheduler;
 use super::limits::{ADMISSION_HOLD_STEPS, STARVED_BOUNDARIES_MAX};
-use super::{InFlight, Scheduler};
-use crate::batch::{Batch, ScheduledTokens};
-use crate::event::{Command, Finish, SchedulerOutput};
+use crate::batch::Batch;
+use crate::event::{Finish, SchedulerOutput};
 use crate::sequence::Sequence;
+use crate::step_plan::{Eviction, PlanNotes, StepPlan};
+use crate::step_request::StepRequest;
 
-/// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
-const REPLAYS_MAX: u32 = 16;
+/// What follows from a refusal.
+enum Refused {
+    /// Another plan.
+    Replan,
+    /// Own layers are being remapped: the step waits.
+    Wait,
+    /// Nothing can be done for the oldest request.
+    Starved,
+}
 
 impl Scheduler {
     /// Runs the step boundary; called whenever no step is in flight. Does nothing while memory is being remapped. With
@@ -37,259 +48,276 @@ impl Scheduler {
         }
         self.apply_plan_pauses(now);
         self.suspend_offloaded();
-        let (mut admitted, sure) = self.admit(now);
-        self.ask_plan(now);
-        match self.build_batch(now, &mut admitted, sure) {
-            Some(batch) => {
-                self.commit_admissions(now, &admitted);
-                self.submit_step(now, batch);
-            }
-            None => admitted.into_iter().for_each(|id| self.requeue(id)),
+        self.order_waiting(now);
+        let mut plan = self.plan_step(now);
+        self.record_notes(core::mem::take(&mut plan.notes));
+        self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
+        self.ask_plan(now, &plan);
+        if let Some(plan) = self.find_memory(now, plan) {
+            self.commit_plan(now, plan);
         }
     }
 
-    /// Moves waiting requests into free rows, up to one step's worth of tokens. Returns the admitted requests, and the
-    /// number of them for which running requests may be paused: under deadline scheduling those that fit and one more.
-    /// The rest are admitted only with memory that is free of cost, from peers or from layers whose streaming is
-    /// hidden, which arrives in large pieces.
-    fn admit(&mut self, now: Nanos) -> (Vec<RequestId>, usize) {
-        let (mut admitted, mut sure) = (Vec::new(), usize::MAX);
-        self.manager.set_blocked_head(None);
-        let by_deadline = self.order_queue();
-        if self.admission_on_hold() && !by_deadline {
-            return (admitted, sure);
+    /// Plans the next step: the requests that it admits and its batch. Changes nothing.
+    fn plan_step(&self, now: Nanos) -> StepPlan {
+        let mut plan = self.plan_admissions(now);
+        let requests = self.step_requests(&plan);
+        let fitting = self.fitting_tokens(now, &requests);
+        let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes(&requests));
+        plan.limits.usual_tokens = usual;
+        plan.limits.max_tokens = usual.max(self.whole_tokens(&plan, &requests).min(fitting));
+        plan
+    }
+
+    /// Returns the requests of the step, those that it admits too, in the order of first admissions.
+    pub(super) fn step_requests(&self, plan: &StepPlan) -> Vec<StepRequest<'_>> {
+        let mut requests: Vec<_> = self.running.values().map(StepRequest::running).collect();
+        for planned in &plan.admit {
+            let Some(sequence) = self.queue.get(planned.id) else { continue };
+            let committed = planned.prefix.as_ref().map_or(sequence.committed, |prefix| prefix.tokens());
+            let offloaded = planned.prefill_offloaded;
+            requests.push(StepRequest::admitted(sequence, committed, offloaded, self.next_step));
         }
-        if !self.admission_on_hold() {
-            self.promote_overdue(now);
+        if !plan.admit.is_empty() {
+            requests.sort_by_key(|request| request.admission.unwrap_or(u64::MAX));
         }
-        self.demote_late(now);
-        let running_tokens = self.running_tokens();
-        let step_tokens = if self.manager.weights_loading() {
-            self.config.max_model_tokens
-        } else {
-            self.config.max_step_tokens
-        };
-        let mut budget = step_tokens.max(self.config.max_step_tokens).saturating_sub(running_tokens);
-        if budget > 0 {
-            self.make_row(now);
-        }
-        let mut coming_layer_blocks = 0;
-        while budget > 0
-            && (sure == usize::MAX || self.may_admit_extra())
-            && !self.free_rows.is_empty()
-            && !self.queue.is_empty()
-            && !self.head_must_wait(now, coming_layer_blocks)
-        {
-            if by_deadline && sure == usize::MAX && !self.head_fits(now, coming_layer_blocks) {
-                sure = admitted.len() + 1;
-            }
-            let Some(row) = self.free_rows.pop() else { break };
-            let Some(mut sequence) = self.queue.pop() else { break };
-            coming_layer_blocks += self.layer_blocks_needed(now, &sequence);
-            let out = self.starts_offloaded(now, &sequence);
-            if sequence.kv_suspended {
-                self.manager.resume(sequence.id());
-            } else {
-                sequence.committed =
-                    self.manager.open(sequence.id(), sequence.request.salt, &sequence.tokens);
-            }
-            budget = budget.saturating_sub(sequence.pending());
-            let id = sequence.id();
-            admitted.push(id);
-            self.assign_row(sequence, row);
-            if out {
-                self.start_offload(id);
-            }
-        }
-        self.admit_offloaded_prefills(budget, &mut admitted);
-        (admitted, sure)
+        requests
     }
 
-    /// Whether the queue head may be tried after a request that did not fit. Skips suspended requests: admitting one
-    /// needs all its KV at once, and a failure would swap it straight back out.
-    fn may_admit_extra(&self) -> bool {
-        self.next_step >= self.burst_backoff_until
-            && self.queue.front().is_some_and(|front| !front.kv_suspended)
+    /// Returns the batch of the plan within its limits.
+    fn plan_batch(&self, plan: &StepPlan) -> Batch {
+        let requests = self.step_requests(plan);
+        let alone = self.prefers_decodes(&requests);
+        let taken = requests.into_iter().filter(|request| !alone || request.pending() == 1);
+        let taken = taken.filter(|request| !plan.limits.prefills_wait || !request.prefill_offloaded);
+        Batch::plan(taken, plan.limits.max_tokens)
     }
 
-    /// Returns the pending tokens of the running requests.
-    pub(super) fn running_tokens(&self) -> u32 {
-        self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
-    }
-
-    /// Runs the request in row `row`.
-    pub(super) fn assign_row(&mut self, mut sequence: Sequence, row: RowId) {
-        sequence.row = Some(row);
-        sequence.row_is_new = true;
-        sequence.last_step = self.next_step;
-        self.place(sequence);
-    }
-
-    /// Whether memory refused an admission a short time ago. Never while no request runs: no request could end then, so
-    /// requests that went back while memory was moving are retried.
-    pub(super) fn admission_on_hold(&self) -> bool {
-        self.next_step < self.admission_backoff_until && !self.running.is_empty()
-    }
-
-    fn place(&mut self, mut sequence: Sequence) {
-        let admissions = &mut self.admissions;
-        let place = *sequence.admission.get_or_insert_with(|| {
-            *admissions += 1;
-            *admissions
-        });
-        self.admission_order.insert(sequence.id(), place);
-        self.running.insert(place, sequence);
-    }
-
-    /// Finds a batch that memory can hold. If the first one does not fit, it reduces the tokens if activations are
-    /// short (a whole-prompt prefill first drops to the usual number), then returns the newest admissions to the queue,
-    /// then preempts the running request that the policy ranks first. The oldest request is never a victim. Returns
-    /// `None` while memory is moving or if no request can run.
-    fn build_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>, sure: usize) -> Option<Batch> {
-        let fitting = self.fitting_tokens(now);
-        let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes());
-        let mut max_tokens = usual.max(self.whole_tokens().min(fitting));
-        let (mut made_room, mut prompts_wait, mut rest) = (false, false, None);
+    /// Finds memory for a plan, or for a smaller one. If activations are short, the step has fewer tokens (a
+    /// whole-prompt prefill first drops to the usual number). Then the newest admissions wait, then the running request
+    /// that the policy ranks first is evicted. The oldest request is never a victim. Returns `None` while memory is
+    /// moving or if no request can run.
+    fn find_memory(&mut self, now: Nanos, mut plan: StepPlan) -> Option<StepPlan> {
+        let mut rest: Option<StepPlan> = None;
         loop {
-            let alone = self.prefers_decodes();
-            let taken = self.running.values().filter(|sequence| !alone || sequence.pending() == 1);
-            let taken = taken.filter(|sequence| !prompts_wait || !sequence.prefill_offloaded);
-            let batch = Batch::plan(taken, max_tokens);
-            if batch.scheduled.is_empty() {
+            self.refresh(&mut plan);
+            plan.batch = self.plan_batch(&plan);
+            if plan.batch.scheduled.is_empty() {
                 return None;
             }
-            let need = batch.need(|id| self.manager.kv_blocks(id));
-            match self.manager.prepare(now, &need, &mut self.actions) {
+            match self.ask_memory(now, &plan) {
                 Prepared::Ready => {
                     self.head_starved = 0;
-                    return Some(batch);
+                    return Some(plan);
                 }
-                Prepared::Wait if self.borrow_denied(now) => {}
-                Prepared::Wait => return rest.filter(|rest| self.fits_without_reclaim(now, rest)),
+                Prepared::Wait => {
+                    if !self.borrow_denied(now) {
+                        let rest = rest.filter(|rest| rest.cache_epoch == self.manager.cache_epoch())?;
+                        let ready = self.ask_memory(now, &rest) == Prepared::Ready;
+                        self.head_starved = if ready { 0 } else { self.head_starved };
+                        return ready.then_some(rest);
+                    }
+                }
                 Prepared::Loading => {
-                    self.requeue_loading(admitted);
-                    rest = self.retain_running(batch);
+                    plan.admit.retain(|one| !self.manager.is_loading(one.id));
+                    rest = self.without_loading(&plan);
                 }
-                Prepared::Short { activation: true, .. } if max_tokens > usual => max_tokens = usual,
-                Prepared::Short { activation: true, .. } if max_tokens > 1 => max_tokens /= 2,
-                Prepared::Short { activation: false, .. } if admitted.len() > sure => {
-                    self.requeue_half(admitted, sure);
-                }
-                // Only once: if the memory freed by then does not help, more pauses would not either.
-                Prepared::Short { missing_kv_blocks, .. }
-                    if !made_room && self.make_room(now, missing_kv_blocks, admitted) =>
-                {
-                    made_room = true;
-                }
-                Prepared::Short { .. } if !prompts_wait && self.can_defer_prefills(&batch, admitted) => {
-                    prompts_wait = true;
-                }
-                Prepared::Short { missing_kv_blocks, activation: false }
-                    if self.apply_stalling_remap(now, missing_kv_blocks, admitted) =>
-                {
-                    return None;
-                }
-                Prepared::Short { .. } => {
-                    if !self.shrink_batch(now, admitted) {
-                        self.fail_if_starved();
-                        return None;
+                Prepared::Short { missing_kv_blocks, activation } => {
+                    let refused = self.revise(now, &mut plan, missing_kv_blocks, activation);
+                    self.record_notes(core::mem::take(&mut plan.notes));
+                    match refused {
+                        Refused::Starved => {
+                            self.fail_if_starved();
+                            return None;
+                        }
+                        Refused::Wait => return None,
+                        Refused::Replan => {}
                     }
                 }
             }
         }
     }
 
-    /// Returns the batch without the requests whose KV is loading; memory was available for all of it.
-    fn retain_running(&self, mut batch: Batch) -> Option<Batch> {
-        batch.scheduled.retain(|part| self.admission_order.contains_key(&part.request));
-        (!batch.scheduled.is_empty()).then_some(batch)
+    /// Drops admissions of requests that no longer wait as planned, and finds cached prefixes again if the cache has
+    /// changed.
+    fn refresh(&self, plan: &mut StepPlan) {
+        let suspended = |id| self.queue.get(id).map(|one| one.kv_suspended);
+        plan.admit.retain(|one| suspended(one.id) == Some(one.prefix.is_none()));
+        let epoch = self.manager.cache_epoch();
+        if core::mem::replace(&mut plan.cache_epoch, epoch) == epoch {
+            return;
+        }
+        for one in &mut plan.admit {
+            let prefix = self.queue.get(one.id).map(|waiting| self.cached_prefix(waiting));
+            one.prefix = one.prefix.is_some().then_some(prefix).flatten();
+        }
     }
 
-    fn fits_without_reclaim(&mut self, now: Nanos, batch: &Batch) -> bool {
-        let need = batch.need(|id| self.manager.kv_blocks(id));
-        let ready = self.manager.prepare(now, &need, &mut self.actions) == Prepared::Ready;
-        self.head_starved = if ready { 0 } else { self.head_starved };
-        ready
+    /// Asks for the memory of a plan.
+    fn ask_memory(&mut self, now: Nanos, plan: &StepPlan) -> Prepared {
+        let need = plan.batch.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
+        self.manager.prepare(now, &need, &mut self.actions)
+    }
+
+    /// Returns the KV blocks that the request holds, or finds in the cache when it is admitted.
+    fn held_kv_blocks(&self, plan: &StepPlan, id: RequestId) -> u32 {
+        plan.cached_kv_blocks(id).unwrap_or_else(|| self.manager.kv_blocks(id))
+    }
+
+    /// Returns the plan of the step that was refused, without the requests whose KV is loading; memory was available for
+    /// all of it.
+    fn without_loading(&self, plan: &StepPlan) -> Option<StepPlan> {
+        let mut rest = plan.clone();
+        rest.batch.scheduled.retain(|part| {
+            rest.admit.iter().any(|one| one.id == part.request) || self.is_running(part.request)
+        });
+        (!rest.batch.scheduled.is_empty()).then_some(rest)
     }
 
     /// Returns the tokens of a step that takes whole prompts through each layer while weights load, as far as their
     /// activations fit. Returns 0 if no weights are loading.
-    fn whole_tokens(&mut self) -> u32 {
+    fn whole_tokens(&self, plan: &StepPlan, requests: &[StepRequest<'_>]) -> u32 {
         if !self.manager.weights_loading() {
             return 0;
         }
-        let all = Batch::plan(self.running.values(), self.config.max_model_tokens);
-        let need = all.need(|id| self.manager.kv_blocks(id));
+        let all = Batch::plan(requests.iter().copied(), self.config.max_model_tokens);
+        let need = all.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
         self.manager.whole_prompt_tokens(&need)
     }
 
-    /// Removes one request from the batch. Returns false if only the oldest is left.
-    fn shrink_batch(&mut self, now: Nanos, admitted: &mut Vec<RequestId>) -> bool {
-        if self.running.len() <= 1 {
-            // An offloaded prompt can also lack only space in the host tier.
-            let goes_out = self.running.values().any(|one| one.prefill_offloaded);
-            return self.drop_suspended_kv(|manager, id| goes_out || manager.on_device(id));
+    /// Makes the plan smaller after memory refused it, or evicts something for it.
+    fn revise(
+        &mut self,
+        now: Nanos,
+        plan: &mut StepPlan,
+        missing_kv_blocks: u32,
+        activation: bool,
+    ) -> Refused {
+        plan.limits.keeps_layers = activation;
+        if !self.plan_smaller(now, plan, missing_kv_blocks, activation) {
+            return Refused::Starved;
         }
-        match admitted.iter().rposition(|id| !self.is_overdue(now, *id)) {
-            Some(at) if self.start_prefill_offload(admitted[at]) => {}
-            Some(at) => self.requeue_with_backoff(admitted.remove(at)),
-            None if self.pause_or_preempt(now) => {}
-            None => match admitted.pop() {
-                Some(overdue) => self.requeue_with_backoff(overdue),
-                None => self.preempt_victim(now),
-            },
+        if let Some(stalling) = plan.take_remap() {
+            if self.manager.apply_stalling_remap(stalling, &mut self.actions) {
+                return Refused::Wait;
+            }
+            plan.limits.keeps_layers = true;
+            if !self.plan_smaller(now, plan, missing_kv_blocks, activation) {
+                return Refused::Starved;
+            }
+        }
+        core::mem::take(&mut plan.evict).into_iter().for_each(|eviction| self.evict(now, eviction));
+        Refused::Replan
+    }
+
+    /// Plans less after memory refused this plan, or an eviction. Changes only the plan. Returns false if nothing is left
+    /// to try.
+    fn plan_smaller(
+        &self,
+        now: Nanos,
+        plan: &mut StepPlan,
+        missing_kv_blocks: u32,
+        activation: bool,
+    ) -> bool {
+        let limits = &mut plan.limits;
+        if activation && limits.max_tokens > limits.usual_tokens {
+            limits.max_tokens = limits.usual_tokens;
+            return true;
+        }
+        if activation && limits.max_tokens > 1 {
+            limits.max_tokens /= 2;
+            return true;
+        }
+        if !activation && plan.admit.len() > limits.sure {
+            plan.admit.truncate(limits.sure + (plan.admit.len() - limits.sure) / 2);
+            plan.notes.refused_burst = true;
+            return true;
+        }
+        if !limits.has_made_room {
+            plan.evict = self.plan_room(now, missing_kv_blocks, plan);
+            plan.limits.has_made_room = !plan.evict.is_empty();
+            if plan.limits.has_made_room {
+                return true;
+            }
+        }
+        let requests = self.step_requests(plan);
+        if !plan.limits.prefills_wait && can_defer_prefills(plan, &requests) {
+            plan.limits.prefills_wait = true;
+            return true;
+        }
+        if let Some(stalling) = self.plan_stalling_remap(now, missing_kv_blocks, plan) {
+            plan.evict = vec![Eviction::Remap(stalling)];
+            return true;
+        }
+        self.plan_one_fewer(now, plan)
+    }
+
+    /// Plans the step without one of its requests. Returns false if only the oldest is left.
+    fn plan_one_fewer(&self, now: Nanos, plan: &mut StepPlan) -> bool {
+        let requests = self.step_requests(plan);
+        if requests.len() <= 1 {
+            // An offloaded prompt can also lack only space in the host tier.
+            let goes_out = requests.iter().any(|one| one.prefill_offloaded);
+            let dropped =
+                self.last_suspended(|id| !plan.admits(id) && (goes_out || self.manager.on_device(id)));
+            plan.evict.extend(dropped.map(Eviction::DropSuspended));
+            return dropped.is_some();
+        }
+        match plan.admit.iter().rposition(|one| !self.is_overdue(now, one.id)) {
+            Some(at) if self.may_offload_admitted(plan, at) => plan.admit[at].prefill_offloaded = true,
+            Some(at) => {
+                plan.admit.remove(at);
+                plan.notes.refused_admission = true;
+            }
+            None if !self.all_immune(now, &requests) => plan.evict.extend(self.choose_victim(now, plan)),
+            None => {
+                plan.notes.refused_admission = plan.admit.pop().is_some();
+                if !plan.notes.refused_admission {
+                    plan.evict.extend(self.preemption_victim(now, &requests).map(Eviction::Preempt));
+                }
+            }
         }
         true
     }
 
-    fn requeue_with_backoff(&mut self, id: RequestId) {
-        self.requeue(id);
-        self.admission_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
-    }
-
-    /// Requeues the last half of the admitted requests beyond the first `sure`.
-    fn requeue_half(&mut self, admitted: &mut Vec<RequestId>, sure: usize) {
-        let kept = sure + (admitted.len() - sure) / 2;
-        admitted.drain(kept..).rev().for_each(|id| self.requeue(id));
-        self.burst_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
-    }
-
-    /// Requeues the admitted requests whose KV is loading. The others stay admitted.
-    fn requeue_loading(&mut self, admitted: &mut Vec<RequestId>) {
-        for id in admitted.extract_if(.., |id| self.manager.is_loading(*id)).collect::<Vec<_>>() {
-            self.requeue(id);
+    /// Records what planning found.
+    fn record_notes(&mut self, notes: PlanNotes) {
+        if let Some(id) = notes.blocked_head {
+            self.manager.set_blocked_head(Some(id));
         }
-    }
-
-    /// Returns a request that was being admitted at this boundary to the queue.
-    fn requeue(&mut self, id: RequestId) {
-        let Some(mut sequence) = self.take_running(id) else { return };
-        sequence.prefill_offloaded = false;
-        if sequence.kv_suspended {
-            self.manager.suspend_request(id);
-        } else {
-            self.manager.close(id);
-            sequence.committed = 0;
+        if let Some(skips) = notes.skips_early_fetches {
+            self.manager.set_skips_early_fetches(skips);
         }
-        self.queue.push(sequence);
+        if notes.probes_link {
+            self.manager.request_link_probe();
+        }
+        if notes.refused_admission {
+            self.admission_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
+        }
+        if notes.refused_burst {
+            self.burst_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
+        }
+        if let Some(declined) = notes.stalls_too_long {
+            self.manager.decline_stalling_remap(declined);
+        }
     }
 
     /// Returns the request to preempt: the lowest priority, then the highest rank of the policy. Requests at the pause
-    /// limit are last.
-    pub(super) fn preemption_victim(&self, now: Nanos) -> Option<RequestId> {
+    /// limit are last, and the oldest request of the step is none.
+    pub(super) fn preemption_victim(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Option<RequestId> {
         let policy = self.manager.params().policy();
-        let key = |(place, s): &(&u64, &Sequence)| {
-            let candidate =
-                PreemptionCandidate { admission: **place, kv_blocks: self.manager.kv_blocks(s.id()) };
+        let key = |one: &&StepRequest<'_>| {
+            let admission = one.admission.unwrap_or(u64::MAX);
+            let candidate = PreemptionCandidate { admission, kv_blocks: self.manager.kv_blocks(one.id()) };
             let rank = policy.preemption_rank(&candidate);
-            (self.is_immune(now, s.id()), s.request.priority, core::cmp::Reverse(rank))
+            (self.is_immune(now, one.id()), one.request.priority, core::cmp::Reverse(rank))
         };
-        self.running.iter().skip(1).min_by_key(key).map(|(_, s)| s.id())
+        requests.iter().skip(1).filter(|one| !one.is_admitted).min_by_key(key).map(|one| one.id())
     }
 
-    /// Preempts the victim: it waits and is recomputed from the same tokens.
-    pub(super) fn preempt_victim(&mut self, now: Nanos) {
-        if let Some(sequence) = self.preemption_victim(now).and_then(|id| self.remove_running(id)) {
+    /// Preempts a running request: it waits and is recomputed from the same tokens.
+    pub(super) fn preempt(&mut self, id: RequestId) {
+        if let Some(sequence) = self.remove_running(id) {
             self.requeue_for_recompute(sequence);
         }
     }
@@ -314,160 +342,12 @@ impl Scheduler {
             self.end(id, Finish::Failed("the device did not provide the guaranteed memory".into()));
         }
     }
+}
 
-    fn commit_admissions(&mut self, now: Nanos, admitted: &[RequestId]) {
-        self.record_resumed(now, admitted);
-        for id in admitted {
-            let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
-            else {
-                continue;
-            };
-            let first = !std::mem::replace(&mut sequence.started, true);
-            let queued_ns = first.then(|| now.since(sequence.arrived));
-            sequence.waiting_offloaded = false;
-            self.counters.prefills_offloaded += u64::from(sequence.prefill_offloaded);
-            if !std::mem::take(&mut sequence.kv_suspended) {
-                self.counters.cached_tokens += u64::from(sequence.committed);
-                self.counters.queried_tokens += u64::from(sequence.len());
-            }
-            self.outputs.push(SchedulerOutput::Admitted {
-                request: *id,
-                cached_tokens: sequence.committed,
-                queued_ns,
-            });
-        }
-    }
-
-    fn submit_step(&mut self, now: Nanos, batch: Batch) {
-        self.exclude_offloaded_prefills(&batch);
-        let lease = self.manager.begin(now, &mut self.actions);
-        self.record_turn_use();
-        self.flush();
-        let step = self.build(&batch, lease);
-        self.commands.push(Command::Compute(step.clone()));
-        self.in_flight = Some(InFlight { step, batch, submitted: now, lost: false });
-    }
-
-    fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
-        let updates = self.table_updates();
-        let mut sequences: Vec<_> =
-            batch.scheduled.iter().filter_map(|part| self.sequence_step(part)).collect();
-        sequences.sort_by_key(|s| s.row);
-        self.next_step += 1;
-        self.record_scheduled(batch);
-        Step {
-            id: sluice_policy::ids::StepId(self.next_step),
-            attempt: 0,
-            epoch: self.epoch(),
-            sequences,
-            updates,
-            generations: lease.generations,
-            kv_generations: lease.kv_generations,
-            activation_limit_bytes: lease.activation_limit_bytes,
-        }
-    }
-
-    fn record_scheduled(&mut self, batch: &Batch) {
-        for part in &batch.scheduled {
-            let place = self.admission_order.get(&part.request);
-            if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
-                sequence.last_step = self.next_step;
-            }
-        }
-    }
-
-    /// Returns the table updates: new rows first, then every KV block that is new or moved.
-    fn table_updates(&mut self) -> Vec<TableUpdate> {
-        let mut updates = core::mem::take(&mut self.unsent_table_updates);
-        for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
-            sequence.row_is_new = false;
-            if let Some(row) = sequence.row {
-                let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
-                updates.push(TableUpdate::Reset { row, tokens });
-            }
-        }
-        for change in self.manager.take_table_changes() {
-            if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
-                updates.push(TableUpdate::KvBlock {
-                    row,
-                    kv_block: change.kv_block,
-                    layer_blocks: change.layer_blocks,
-                });
-            }
-        }
-        updates
-    }
-
-    fn sequence_step(&self, part: &ScheduledTokens) -> Option<SequenceStep> {
-        let sequence = self.running_request(part.request)?;
-        let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
-        let order = || SampleRequest {
-            sampling: sequence.request.sampling.clone(),
-            prompt_tokens: sequence.request.prompt.len() as u32,
-        };
-        Some(SequenceStep {
-            row: sequence.row?,
-            start: sequence.committed,
-            tokens: sequence.tokens[start..end].to_vec(),
-            sample: part.samples.then(order),
-        })
-    }
-
-    /// Handles a step lost with its engine. With peers the step is undone, because a peer may need memory before the
-    /// next engine attaches. Without peers it is kept and replayed unchanged.
-    pub(super) fn resume(&mut self, now: Nanos) {
-        if self.engine_crashes > REPLAYS_MAX {
-            return self.fail_step();
-        }
-        match self.negotiator {
-            Some(_) => {
-                self.undo_step();
-                self.schedule(now);
-            }
-            None => self.replay(now),
-        }
-    }
-
-    /// Undoes the step: its sequences return to their state before it and keep the KV blocks allocated for it.
-    fn undo_step(&mut self) {
-        let Some(in_flight) = self.in_flight.take() else { return };
-        self.unsent_table_updates = in_flight.step.updates;
-        self.manager.forget_step();
-        self.counters.replays += 1;
-        self.drop_cancelled();
-        self.requeue_lost();
-    }
-
-    /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
-    fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.manager.is_blocked() || !self.can_run(now) {
-            return;
-        }
-        let epoch = self.epoch();
-        let lease = self.manager.begin(now, &mut self.actions);
-        self.record_turn_use();
-        self.flush();
-        let Some(in_flight) = self.in_flight.as_mut() else { return };
-        in_flight.lost = false;
-        in_flight.step.attempt += 1;
-        in_flight.step.epoch = epoch;
-        in_flight.step.generations = lease.generations;
-        in_flight.step.kv_generations = lease.kv_generations;
-        in_flight.step.activation_limit_bytes = lease.activation_limit_bytes;
-        self.counters.replays += 1;
-        self.commands.push(Command::Compute(in_flight.step.clone()));
-    }
-
-    /// Fails the requests of a step that crashes every engine.
-    fn fail_step(&mut self) {
-        let Some(in_flight) = self.in_flight.take() else { return };
-        self.engine_crashes = 0;
-        self.unsent_table_updates = in_flight.step.updates;
-        for part in in_flight.batch.scheduled {
-            self.end(
-                part.request,
-                Finish::Failed(format!("{REPLAYS_MAX} engines were lost during this step")),
-            );
-        }
-    }
+/// Whether the step can run without offloaded prefills that began earlier. They continue when a chunk of them fits.
+fn can_defer_prefills(plan: &StepPlan, requests: &[StepRequest<'_>]) -> bool {
+    let is_offloaded = |id: RequestId| requests.iter().any(|one| one.id() == id && one.prefill_offloaded);
+    plan.admit.is_empty()
+        && plan.batch.scheduled.iter().any(|part| is_offloaded(part.request))
+        && plan.batch.scheduled.iter().any(|part| !is_offloaded(part.request))
 }

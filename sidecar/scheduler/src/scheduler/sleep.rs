@@ -57,16 +57,10 @@ impl Scheduler {
 
     /// Drops the KV of the last suspended request that matches `which`. Returns whether there was one.
     pub(super) fn drop_suspended_kv(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
-        let kept = self
-            .queue
-            .iter()
-            .filter(|s| s.kv_suspended && which(&self.manager, s.id()))
-            .last()
-            .map(Sequence::id);
-        kept.is_some_and(|id| self.drop_kv_of(id))
+        self.last_suspended(|id| which(&self.manager, id)).is_some_and(|id| self.drop_kv_of(id))
     }
 
-    fn drop_kv_of(&mut self, id: RequestId) -> bool {
+    pub(super) fn drop_kv_of(&mut self, id: RequestId) -> bool {
         if !self.queue.iter().any(|sequence| sequence.id() == id && sequence.kv_suspended) {
             return false;
         }

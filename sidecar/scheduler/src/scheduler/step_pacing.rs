@@ -3,6 +3,8 @@
 use sluice_policy::geometry::BLOCK_TOKENS;
 
 use super::Scheduler;
+use super::peers::decodes;
+use crate::step_request::StepRequest;
 
 /// A step with prompts may take as long as this number of decode-only steps: decodes keep this part of their pace, and
 /// prompts use the rest of the device.
@@ -18,8 +20,8 @@ impl Scheduler {
     /// Returns the token limit of the next step. With decodes it ends within [`OBJECTIVE_PERMILLE`] of the
     /// time-between-tokens objective, or within [`DECODE_STEPS`] decode steps if they are longer. Prompts progress by
     /// at least one block.
-    pub(super) fn tokens_beside_decodes(&self) -> u32 {
-        let (decodes, measures) = (self.decodes(), self.manager.step_stats());
+    pub(super) fn tokens_beside_decodes(&self, requests: &[StepRequest<'_>]) -> u32 {
+        let (decodes, measures) = (decodes(requests), self.manager.step_stats());
         if decodes == 0 || !measures.compute_known() {
             return u32::MAX;
         }

@@ -5,6 +5,7 @@
 use alloc::vec::Vec;
 
 use crate::ids::{KvBlockId, RequestId};
+use crate::kv::admissions::AdmissionEffects;
 use crate::kv::{Kv, Swap};
 use crate::slots::Generations;
 
@@ -18,10 +19,11 @@ impl Kv {
     pub(super) fn plan_paused(
         &mut self,
         left: &mut u32,
+        effects: &AdmissionEffects,
         generations: &mut Generations,
         written: &mut Vec<Swap>,
     ) {
-        for request in self.paused().collect::<Vec<_>>() {
+        for request in self.paused().filter(|request| !effects.resumes(*request)).collect::<Vec<_>>() {
             while *left > 0 {
                 let Some(kv_block) = self.next_paused(request) else { break };
                 let Some(stowed) = self.reserve_spare_host_place(kv_block, generations) else { return };
@@ -47,6 +49,13 @@ impl Kv {
         kv_block
     }
 
+    /// Looks again at all KV blocks of a suspended request for write-back: others may have stopped to use them.
+    pub fn recheck_paused(&mut self, request: RequestId) {
+        if let Some(sequence) = self.sequences.get_mut(&request) {
+            sequence.written = 0;
+        }
+    }
+
     /// Whether exactly one reference exists and the KV block is not being written back.
     fn is_exclusive_kv_block(&self, id: KvBlockId) -> bool {
         self.kv_blocks.get(id).refs == 1
@@ -54,14 +63,16 @@ impl Kv {
             && !self.layer_offload.writing.contains(&id)
     }
 
-    /// Evicts KV blocks of paused requests that are complete in the host tier until at least `least` blocks are free.
-    /// Returns the number of freed blocks.
-    pub fn evict_paused(&mut self, least: u32) -> u32 {
+    /// Evicts KV blocks of paused requests that are complete in the host tier until at least `least` blocks are free,
+    /// but none that the admissions use. Returns the number of freed blocks.
+    pub fn evict_paused(&mut self, least: u32, effects: &AdmissionEffects) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let kv_blocks =
             paused.flat_map(|sequence| sequence.kv_blocks[..sequence.full as usize].iter().copied());
         let ready = |id: &KvBlockId| {
-            self.is_exclusive_kv_block(*id) && self.kv_blocks.get(*id).layers_not_on_host().is_empty()
+            self.is_exclusive_kv_block(*id)
+                && !effects.uses(*id)
+                && self.kv_blocks.get(*id).layers_not_on_host().is_empty()
         };
         let kv_blocks: Vec<_> = kv_blocks.filter(ready).collect();
         let mut freed = 0;
@@ -98,28 +109,36 @@ impl Kv {
         kv_blocks.copied().filter(|id| self.kv_blocks.get(*id).refs == 1)
     }
 
-    /// Returns the number of exclusive KV blocks of paused requests without a place in the host tier.
-    pub fn unplaced_paused(&self) -> u32 {
-        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
-        let kv_blocks = paused.flat_map(|sequence| &sequence.kv_blocks);
+    /// Returns the number of exclusive KV blocks of paused requests, but those that match, without a place in the host
+    /// tier.
+    pub fn unplaced_paused(&self, but: impl Fn(RequestId) -> bool) -> u32 {
+        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && !but(**id));
+        let kv_blocks = paused.flat_map(|(_, sequence)| &sequence.kv_blocks);
         let leaving = kv_blocks.filter(|id| self.kv_blocks.get(**id).refs == 1);
         leaving.filter(|id| self.kv_blocks.get(**id).host_location.is_none()).count() as u32
     }
 
-    /// Returns the device blocks that paused requests other than this one can lose.
-    pub fn evictable_paused_layer_blocks(&self, request: RequestId) -> u32 {
-        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && **id != request);
+    /// Returns the device blocks that paused requests can lose, but those that match.
+    pub fn evictable_paused_layer_blocks(&self, but: impl Fn(RequestId) -> bool) -> u32 {
+        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && !but(**id));
         let kv_blocks = paused.flat_map(|(_, sequence)| &sequence.kv_blocks[..sequence.full as usize]);
         let leaving = kv_blocks.filter(|id| self.is_exclusive_kv_block(**id));
         leaving.map(|id| self.layers - self.kv_blocks.absent(*id)).sum()
     }
 
-    /// Plans like [`Kv::plan_swap_out`], for KV blocks that only paused requests use.
-    pub fn plan_paused_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
+    /// Plans like [`Kv::plan_swap_out`], for KV blocks that only paused requests use, and no admission.
+    pub fn plan_paused_out(
+        &mut self,
+        most: u32,
+        effects: &AdmissionEffects,
+        generations: &mut Generations,
+    ) -> Vec<Swap> {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let kv_blocks = paused.flat_map(|sequence| sequence.kv_blocks.iter().copied());
-        let kv_blocks: Vec<_> =
-            kv_blocks.filter(|id| self.is_exclusive_kv_block(*id)).take(most as usize).collect();
+        let kv_blocks: Vec<_> = kv_blocks
+            .filter(|id| self.is_exclusive_kv_block(*id) && !effects.uses(*id))
+            .take(most as usize)
+            .collect();
         self.swap_out(kv_blocks, generations)
     }
 

@@ -52,13 +52,21 @@ impl Kv {
     pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
         let layout = &self.layer_offload.placement.layout;
         assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
+        assert!(self.layer_offload.fetching.is_empty(), "buffers grow while nothing is copied into them");
         let set = self.layer_offload.set_index(set.into_iter().collect());
         self.register(request, set);
-        let some = self.unstaged_kv_blocks(request).next().is_some();
-        if some {
-            self.place(self.layer_offload.placement.clone());
+        let unstaged: Vec<_> = self.unstaged_kv_blocks(request).collect();
+        for (at, kv_block) in &unstaged {
+            let full = (*at as u32) < self.full_kv_blocks(request);
+            if let Some(set) = self.resident_set(*kv_block, request).filter(|_| full) {
+                self.stage(StagingSlot { kv_block: *kv_block, set, user: (request, *at as u32) });
+            }
         }
-        some
+        if !unstaged.is_empty() {
+            // What was fetched early lacks the new slots.
+            self.forget_fetches();
+        }
+        !unstaged.is_empty()
     }
 
     /// Returns the request's KV blocks that are neither complete on the device nor staged.

@@ -5,24 +5,26 @@ use alloc::vec::Vec;
 
 use super::StagingSlot;
 use crate::ids::{KvBlockId, LayerId, RequestId};
+use crate::kv::admissions::AdmissionEffects;
 use crate::kv::blocks::HostLocation;
 use crate::kv::{Kv, Swap};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
-    /// Plans copies of up to `most` blocks that the host tier lacks: of paused requests if `paused`, then of full
-    /// KV blocks that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
+    /// Plans copies of up to `most` blocks that the host tier lacks: of paused requests if `paused`, except those that
+    /// resume, then of full KV blocks that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
         most: u32,
         (paused, placed): (bool, bool),
+        effects: &AdmissionEffects,
         generations: &mut Generations,
     ) -> Vec<Swap> {
         let mut written = Vec::new();
         let mut left = most;
         if paused {
-            self.plan_paused(&mut left, generations, &mut written);
+            self.plan_paused(&mut left, effects, generations, &mut written);
         }
         let named = self.layer_offload.placement.of.iter().filter(|_| placed);
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {

@@ -1,64 +1,105 @@
-//! The part of the scheduler that admits requests and requeues those whose first step has no memory yet.
+//! The part of the scheduler that plans admissions and requeues those whose first step has no memory yet.
 
 use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::{Admission, AdmittedKv, PlannedAdmissions, PrefillOffload};
 
 use super::super::device::happens;
 use super::{Request, World};
 
-/// A request admitted at this boundary, and whether its KV was kept.
+/// A request that the next step admits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Admitted {
     id: RequestId,
     kept: bool,
+    /// Whether its prompt is offloaded.
+    spills: bool,
 }
 
 impl World {
-    /// Fills the batch.
-    pub(super) fn admit(&mut self) -> Vec<Admitted> {
-        let mut admitted = Vec::new();
+    /// Fills the batch. The memory manager opens or resumes the requests when the step has its memory.
+    pub(super) fn admit(&mut self) {
         while self.running.len() < self.max_batch {
             let coming = |request: &mut Request| self.manager.is_loading(request.id);
             let Some(mut request) = self.waiting.pop_front_if(|request| !coming(request)) else { break };
             let kept = std::mem::take(&mut request.kept);
-            if kept {
-                self.manager.resume(request.id);
-            } else {
-                let cached = self.manager.open(request.id, request.salt, &request.tokens);
-                assert!(
-                    cached.is_multiple_of(16) && (cached as usize) < request.tokens.len(),
-                    "the last token is computed"
-                );
-                request.committed = cached as usize;
-                self.start_prefill_offload(&request);
-            }
-            admitted.push(Admitted { id: request.id, kept });
+            let spills = !kept && self.offloads_prefill(&request);
+            self.admitted.push(Admitted { id: request.id, kept, spills });
             self.tables.insert(request.id, Vec::new());
             self.running.push(request);
         }
-        admitted
     }
 
-    fn start_prefill_offload(&mut self, request: &Request) {
+    fn offloads_prefill(&mut self, request: &Request) -> bool {
         let kv_blocks = request.tokens.len().div_ceil(16) as u32;
-        if happens(&mut self.rng, self.prefill_offload_permille)
-            && self.manager.can_offload_prefill(kv_blocks, kv_blocks)
-        {
-            self.manager.start_prefill_offload(request.id, kv_blocks);
-            self.prefill_offloads += 1;
+        let planned = PlannedAdmissions::default();
+        let wanted = happens(&mut self.rng, self.prefill_offload_permille);
+        let answer = if wanted {
+            self.manager.can_offload_prefill(kv_blocks, kv_blocks, &planned)
+        } else {
+            PrefillOffload::NotNow
+        };
+        if answer == PrefillOffload::LinkTooSlow {
+            self.manager.request_link_probe();
+        }
+        // The answer holds for one prompt at a time.
+        let offloads = answer == PrefillOffload::Fits && self.admitted.iter().all(|one| !one.spills);
+        self.prefill_offloads += u32::from(offloads);
+        offloads
+    }
+
+    /// Returns the admissions of the next step. New requests begin after the tokens that the cache has now.
+    pub(super) fn admissions(&mut self) -> Vec<Admission> {
+        let mut admissions = Vec::new();
+        for one in &self.admitted {
+            let request = self.running.iter_mut().find(|r| r.id == one.id).expect("it is among the running");
+            if one.kept {
+                admissions.push(Admission::suspended(one.id));
+                continue;
+            }
+            let prefix = self.manager.cached_prefix(request.salt, &request.tokens);
+            let cached = prefix.tokens() as usize;
+            assert!(cached.is_multiple_of(16) && cached < request.tokens.len(), "the last token is computed");
+            request.committed = cached;
+            let spilled_kv_blocks = one.spills.then_some(request.tokens.len().div_ceil(16) as u32);
+            admissions.push(Admission { request: one.id, kv: AdmittedKv::New { prefix, spilled_kv_blocks } });
+        }
+        admissions
+    }
+
+    /// Whether the prompt of a request of the next step is offloaded.
+    pub(super) fn spills_prefill(&self, id: RequestId) -> bool {
+        self.manager.is_prefill_offloaded(id) || self.admitted.iter().any(|one| one.id == id && one.spills)
+    }
+
+    /// Returns the KV blocks of a request of the next step.
+    pub(super) fn held_kv_blocks(&self, id: RequestId) -> u32 {
+        match self.admitted.iter().any(|one| one.id == id && !one.kept) {
+            true => (self.request(id).committed / 16) as u32,
+            false => self.manager.kv_blocks(id),
         }
     }
 
     /// Requeues the requests whose KV is loading.
     pub(super) fn requeue_loading(&mut self) {
-        let coming = |request: &mut Request| self.manager.is_loading(request.id);
-        let sent: Vec<_> = self.running.extract_if(.., coming).collect();
+        let loading = |one: &mut Admitted| self.manager.is_loading(one.id);
+        let sent: Vec<_> = self.admitted.extract_if(.., loading).collect();
         assert!(!sent.is_empty(), "the KV of a request is on its way");
-        for request in sent.into_iter().rev() {
-            self.manager.suspend_request(request.id);
-            self.tables.remove(&request.id);
-            self.waiting.push_front(Request { kept: true, ..request });
-            self.admitted_count += 1;
-        }
+        self.admitted_count += sent.len() as u32;
+        self.requeue(sent);
+    }
+
+    /// Requeues a request if no step has admitted it yet. Returns whether that is so.
+    pub(super) fn requeue_admitted(&mut self, id: RequestId) -> bool {
+        let gone: Vec<_> = self.admitted.extract_if(.., |one| one.id == id).collect();
+        let some = !gone.is_empty();
+        self.requeue(gone);
+        some
+    }
+
+    /// Requeues all requests that no step has admitted.
+    pub(super) fn requeue_all(&mut self) {
+        let admitted = std::mem::take(&mut self.admitted);
+        self.requeue(admitted);
     }
 
     /// Moves requests with a computed offloaded prompt to the end of the queue.
@@ -77,19 +118,15 @@ impl World {
         }
     }
 
-    /// Requeues the admitted requests in order, because no step began.
-    pub(super) fn requeue(&mut self, admitted: Vec<Admitted>) {
-        for Admitted { id, kept } in admitted.into_iter().rev() {
+    /// Requeues requests in order, because no step began with them.
+    fn requeue(&mut self, admitted: Vec<Admitted>) {
+        for Admitted { id, kept, .. } in admitted.into_iter().rev() {
             let Some(at) = self.running.iter().position(|request| request.id == id) else { continue };
             let mut request = self.running.remove(at);
             self.tables.remove(&id);
             request.kept = kept;
-            if kept {
-                self.manager.suspend_request(id);
-            } else {
+            if !kept {
                 request.committed = 0;
-                self.manager.close(id);
-                self.manager.check();
             }
             self.waiting.push_front(request);
         }

@@ -1,0 +1,185 @@
+//! Plans which waiting requests the next step admits.
+
+use sluice_policy::geometry::Geometry;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::{CachedPrefix, PlanAdmission, PlannedAdmissions};
+
+use super::Scheduler;
+use crate::sequence::Sequence;
+use crate::step_plan::{PlanNotes, PlannedAdmission, StepPlan};
+
+/// Admissions that are being planned.
+pub(super) struct Admissions {
+    pub list: Vec<PlannedAdmission>,
+    pub notes: PlanNotes,
+    /// Their sum, as the memory manager sees it.
+    pub planned: PlannedAdmissions,
+    /// Tokens that the running requests and these have pending.
+    pub pending_tokens: u32,
+    /// Admissions for which running requests may be paused.
+    sure: usize,
+    /// Tokens that the step may still take.
+    pub budget: u32,
+}
+
+impl Scheduler {
+    /// Brings the waiting requests into the order of admission, and frees a row for the first if it must run.
+    pub(super) fn order_waiting(&mut self, now: Nanos) {
+        self.manager.set_blocked_head(None);
+        let by_deadline = self.order_queue();
+        if self.admission_on_hold() && !by_deadline {
+            return;
+        }
+        if !self.admission_on_hold() {
+            self.promote_overdue(now);
+        }
+        self.demote_late(now);
+        if self.admission_budget() > 0 {
+            self.make_row(now);
+        }
+    }
+
+    /// Plans the admissions of the next step, up to one step's worth of tokens.
+    pub(super) fn plan_admissions(&self, now: Nanos) -> StepPlan {
+        let by_deadline = self.objectives().is_some();
+        let mut admissions = Admissions {
+            list: Vec::new(),
+            notes: PlanNotes::default(),
+            planned: PlannedAdmissions::default(),
+            pending_tokens: self.running_tokens(),
+            sure: usize::MAX,
+            budget: self.admission_budget(),
+        };
+        if by_deadline || !self.admission_on_hold() {
+            self.plan_first(now, by_deadline, &mut admissions);
+            self.plan_offloaded_prefills(&mut admissions);
+        }
+        let mut plan = StepPlan { admit: admissions.list, notes: admissions.notes, ..StepPlan::default() };
+        plan.limits.sure = admissions.sure;
+        plan.cache_epoch = self.manager.cache_epoch();
+        plan
+    }
+
+    /// Plans the first waiting requests, until one of them must wait.
+    fn plan_first(&self, now: Nanos, by_deadline: bool, admissions: &mut Admissions) {
+        for front in self.queue.iter() {
+            if admissions.budget == 0
+                || !(admissions.sure == usize::MAX || self.may_admit_extra(front))
+                || self.free_rows.len() == admissions.list.len()
+                || self.must_wait(now, front, admissions)
+            {
+                return;
+            }
+            if by_deadline && admissions.sure == usize::MAX && !self.fits(now, front, admissions) {
+                admissions.sure = admissions.list.len() + 1;
+            }
+            let waiter = self.waiter(front, now, 0);
+            let layer_blocks = self.manager.layer_blocks_needed(&waiter, &admissions.planned);
+            let offloaded = self.starts_offloaded(now, front, &admissions.planned);
+            self.plan_admission(front, layer_blocks, offloaded, admissions);
+        }
+    }
+
+    pub(super) fn plan_admission(
+        &self,
+        sequence: &Sequence,
+        layer_blocks: u32,
+        prefill_offloaded: bool,
+        admissions: &mut Admissions,
+    ) {
+        let prefix = (!sequence.kv_suspended).then(|| self.cached_prefix(sequence));
+        let committed = prefix.as_ref().map_or(sequence.committed, CachedPrefix::tokens);
+        let one = PlannedAdmission {
+            id: sequence.id(),
+            prefix,
+            prompt_kv_blocks: Geometry::kv_blocks_for(sequence.len()),
+            prefill_offloaded,
+            layer_blocks,
+        };
+        admissions.budget = admissions.budget.saturating_sub(sequence.len() - committed);
+        admissions.pending_tokens = admissions.pending_tokens.saturating_add(sequence.len() - committed);
+        admissions.planned.add(&one.admission(), layer_blocks, &self.manager);
+        admissions.list.push(one);
+    }
+
+    /// Returns the cached part of a new request's tokens.
+    pub(super) fn cached_prefix(&self, sequence: &Sequence) -> CachedPrefix {
+        self.manager.cached_prefix(sequence.request.salt, &sequence.tokens)
+    }
+
+    /// Returns the tokens of requests that the next step may admit.
+    fn admission_budget(&self) -> u32 {
+        let step_tokens = if self.manager.weights_loading() {
+            self.config.max_model_tokens
+        } else {
+            self.config.max_step_tokens
+        };
+        step_tokens.max(self.config.max_step_tokens).saturating_sub(self.running_tokens())
+    }
+
+    /// Whether this request may be tried after a request that did not fit. Not a suspended request: admitting one needs
+    /// all its KV at once, and a failure would swap it straight back out.
+    fn may_admit_extra(&self, front: &Sequence) -> bool {
+        self.next_step >= self.burst_backoff_until && !front.kv_suspended
+    }
+
+    /// Returns the pending tokens of the running requests.
+    pub(super) fn running_tokens(&self) -> u32 {
+        self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
+    }
+
+    /// Whether memory refused an admission a short time ago. Never while no request runs: no request could end then, so
+    /// requests that were refused while memory was moving are retried.
+    pub(super) fn admission_on_hold(&self) -> bool {
+        self.next_step < self.admission_backoff_until && !self.running.is_empty()
+    }
+
+    /// Whether the first waiting request waits: its KV is loading, it may not resume yet, or no plan admits it. No
+    /// request overtakes it.
+    fn must_wait(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
+        let id = front.id();
+        if self.manager.is_loading(id) {
+            return true;
+        }
+        if self.objectives().is_some() {
+            return self.can_defer(now, front, admissions);
+        }
+        let idle = self.running.is_empty() && admissions.list.is_empty();
+        let feasible = idle || self.is_overdue(now, id) || self.is_feasible(now, front, admissions);
+        if !feasible && self.manager.plans_batches() {
+            admissions.notes.blocked_head = Some(id);
+        }
+        match self.pauses.is_paused(id) {
+            true => self.pauses.can_resume(id, now, feasible, idle).is_err(),
+            false => !feasible,
+        }
+    }
+
+    /// Whether the policy lets a waiting request run next to the others.
+    fn is_feasible(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
+        let planned = &admissions.planned;
+        if self.manager.plans_batches() {
+            let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
+            let Some(answer) = self.manager.plan_admission(&waiter, planned) else {
+                return self.manager.has_room(&waiter, planned);
+            };
+            if answer != PlanAdmission::AfterPlacement {
+                admissions.notes.skips_early_fetches = Some(answer == PlanAdmission::AfterFetches);
+            }
+            return answer == PlanAdmission::Now;
+        }
+        if front.waiting_offloaded {
+            return self.manager.can_onload(front.id(), planned, admissions.pending_tokens)
+                && self.leaves_prefill_buffer(now, front, admissions);
+        }
+        if self.pauses.is_paused(front.id()) {
+            return self.manager.resume_fits(front.id(), planned);
+        }
+        self.leaves_prefill_buffer(now, front, admissions)
+    }
+
+    /// Returns the requests that wait with their KV, the last that matches.
+    pub(super) fn last_suspended(&self, which: impl Fn(RequestId) -> bool) -> Option<RequestId> {
+        self.queue.iter().filter(|one| one.kv_suspended && which(one.id())).last().map(Sequence::id)
+    }
+}

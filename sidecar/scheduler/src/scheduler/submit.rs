@@ -1,0 +1,194 @@
+//! Commits a plan that memory has space for, and submits its step; replays or undoes a step that lost its engine.
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::StepLease;
+use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
+
+use super::{InFlight, Scheduler};
+use crate::batch::{Batch, ScheduledTokens};
+use crate::event::{Command, Finish, SchedulerOutput};
+use crate::step_plan::{PlannedAdmission, StepPlan};
+
+/// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
+const REPLAYS_MAX: u32 = 16;
+
+impl Scheduler {
+    /// Runs the requests that the plan admits, whose KV is open now, and submits the step.
+    pub(super) fn commit_plan(&mut self, now: Nanos, plan: StepPlan) {
+        let ids: Vec<_> = plan.admit.iter().map(|one| one.id).collect();
+        plan.admit.iter().for_each(|one| self.run(one));
+        self.commit_admissions(now, &ids);
+        self.submit_step(now, plan.batch);
+    }
+
+    /// Moves a waiting request into a free row.
+    fn run(&mut self, planned: &PlannedAdmission) {
+        let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(planned.id)) else {
+            return;
+        };
+        if let Some(prefix) = &planned.prefix {
+            sequence.committed = prefix.tokens();
+        }
+        sequence.prefill_offloaded = planned.prefill_offloaded;
+        (sequence.row, sequence.row_is_new, sequence.last_step) = (Some(row), true, self.next_step);
+        let place = sequence.admission.expect("a request of a plan has a place in the order of admissions");
+        self.admission_order.insert(sequence.id(), place);
+        self.running.insert(place, sequence);
+    }
+
+    fn commit_admissions(&mut self, now: Nanos, admitted: &[RequestId]) {
+        self.record_resumed(now, admitted);
+        for id in admitted {
+            let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
+            else {
+                continue;
+            };
+            let first = !std::mem::replace(&mut sequence.started, true);
+            let queued_ns = first.then(|| now.since(sequence.arrived));
+            sequence.waiting_offloaded = false;
+            self.counters.prefills_offloaded += u64::from(sequence.prefill_offloaded);
+            if !std::mem::take(&mut sequence.kv_suspended) {
+                self.counters.cached_tokens += u64::from(sequence.committed);
+                self.counters.queried_tokens += u64::from(sequence.len());
+            }
+            self.outputs.push(SchedulerOutput::Admitted {
+                request: *id,
+                cached_tokens: sequence.committed,
+                queued_ns,
+            });
+        }
+    }
+
+    fn submit_step(&mut self, now: Nanos, batch: Batch) {
+        self.exclude_offloaded_prefills(&batch);
+        let lease = self.manager.begin(now, &mut self.actions);
+        self.record_turn_use();
+        self.flush();
+        let step = self.build(&batch, lease);
+        self.commands.push(Command::Compute(step.clone()));
+        self.in_flight = Some(InFlight { step, batch, submitted: now, lost: false });
+    }
+
+    fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
+        let updates = self.table_updates();
+        let mut sequences: Vec<_> =
+            batch.scheduled.iter().filter_map(|part| self.sequence_step(part)).collect();
+        sequences.sort_by_key(|s| s.row);
+        self.next_step += 1;
+        self.record_scheduled(batch);
+        Step {
+            id: sluice_policy::ids::StepId(self.next_step),
+            attempt: 0,
+            epoch: self.epoch(),
+            sequences,
+            updates,
+            generations: lease.generations,
+            kv_generations: lease.kv_generations,
+            activation_limit_bytes: lease.activation_limit_bytes,
+        }
+    }
+
+    fn record_scheduled(&mut self, batch: &Batch) {
+        for part in &batch.scheduled {
+            let place = self.admission_order.get(&part.request);
+            if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
+                sequence.last_step = self.next_step;
+            }
+        }
+    }
+
+    /// Returns the table updates: new rows first, then every KV block that is new or moved.
+    fn table_updates(&mut self) -> Vec<TableUpdate> {
+        let mut updates = core::mem::take(&mut self.unsent_table_updates);
+        for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
+            sequence.row_is_new = false;
+            if let Some(row) = sequence.row {
+                let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
+                updates.push(TableUpdate::Reset { row, tokens });
+            }
+        }
+        for change in self.manager.take_table_changes() {
+            if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
+                updates.push(TableUpdate::KvBlock {
+                    row,
+                    kv_block: change.kv_block,
+                    layer_blocks: change.layer_blocks,
+                });
+            }
+        }
+        updates
+    }
+
+    fn sequence_step(&self, part: &ScheduledTokens) -> Option<SequenceStep> {
+        let sequence = self.running_request(part.request)?;
+        let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
+        let order = || SampleRequest {
+            sampling: sequence.request.sampling.clone(),
+            prompt_tokens: sequence.request.prompt.len() as u32,
+        };
+        Some(SequenceStep {
+            row: sequence.row?,
+            start: sequence.committed,
+            tokens: sequence.tokens[start..end].to_vec(),
+            sample: part.samples.then(order),
+        })
+    }
+
+    /// Handles a step lost with its engine. With peers the step is undone, because a peer may need memory before the
+    /// next engine attaches. Without peers it is kept and replayed unchanged.
+    pub(super) fn resume(&mut self, now: Nanos) {
+        if self.engine_crashes > REPLAYS_MAX {
+            return self.fail_step();
+        }
+        match self.negotiator {
+            Some(_) => {
+                self.undo_step();
+                self.schedule(now);
+            }
+            None => self.replay(now),
+        }
+    }
+
+    /// Undoes the step: its sequences return to their state before it and keep the KV blocks allocated for it.
+    fn undo_step(&mut self) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        self.unsent_table_updates = in_flight.step.updates;
+        self.manager.forget_step();
+        self.counters.replays += 1;
+        self.drop_cancelled();
+        self.requeue_lost();
+    }
+
+    /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
+    fn replay(&mut self, now: Nanos) {
+        if !self.serving() || self.manager.is_blocked() || !self.can_run(now) {
+            return;
+        }
+        let epoch = self.epoch();
+        let lease = self.manager.begin(now, &mut self.actions);
+        self.record_turn_use();
+        self.flush();
+        let Some(in_flight) = self.in_flight.as_mut() else { return };
+        in_flight.lost = false;
+        in_flight.step.attempt += 1;
+        in_flight.step.epoch = epoch;
+        in_flight.step.generations = lease.generations;
+        in_flight.step.kv_generations = lease.kv_generations;
+        in_flight.step.activation_limit_bytes = lease.activation_limit_bytes;
+        self.counters.replays += 1;
+        self.commands.push(Command::Compute(in_flight.step.clone()));
+    }
+
+    /// Fails the requests of a step that crashes every engine.
+    fn fail_step(&mut self) {
+        let Some(in_flight) = self.in_flight.take() else { return };
+        self.engine_crashes = 0;
+        self.unsent_table_updates = in_flight.step.updates;
+        for part in in_flight.batch.scheduled {
+            self.end(
+                part.request,
+                Finish::Failed(format!("{REPLAYS_MAX} engines were lost during this step")),
+            );
+        }
+    }
+}
