@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use sluice_client::RequestError;
 use sluice_e2e::hang_limit::{HangLimit, has_reached};
 use sluice_wire::State;
+use tokio::task::JoinHandle;
 
 use crate::support::tenant::{greedy, prompt};
 use crate::support::three_tenants::{self, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
@@ -69,8 +71,20 @@ fn process(tenant: &Tenant, state: &State, stopped: Stopped) -> u32 {
     }
 }
 
-/// Waits until each of `others` has run a step. Returns the duration.
-async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Duration {
+/// Requests that were sent to the peers of a hung tenant.
+struct PeerRequests(Vec<JoinHandle<Result<Answer, RequestError>>>);
+
+impl PeerRequests {
+    /// Waits until all are answered. They are queued behind the load, so this can take as long as the load.
+    async fn answered(self) {
+        for request in self.0 {
+            request.await.unwrap().unwrap();
+        }
+    }
+}
+
+/// Waits until each of `others` has run a step. Returns the duration, and the requests that make them run.
+async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> (Duration, PeerRequests) {
     let (mut before, mut requests) = (Vec::new(), Vec::new());
     for other in others {
         before.push(other.state().await.figures.steps_total);
@@ -88,11 +102,8 @@ async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> Durat
         .await;
     }
     let (took, allowed) = (bound.elapsed(), bound.allows());
-    for request in requests {
-        request.await.unwrap().unwrap();
-    }
     assert!(took <= allowed, "{what}: peers waited {took:?}, {allowed:?} are allowed");
-    took
+    (took, PeerRequests(requests))
 }
 
 /// Checks that a sidecar that was started `starts` times reports the hangs of all of its predecessors; the last one
@@ -122,7 +133,8 @@ impl Case<'_, '_> {
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
         let bound = HangLimit::start(&state, HANG_TIMEOUT);
-        let took = until_steps(&bound, &what, &self.trio.others(victim)).await;
+        let (took, requests) = until_steps(&bound, &what, &self.trio.others(victim)).await;
+        requests.answered().await;
         eprintln!("{what}: peers went on after {took:?}, {:?} are allowed", bound.allows());
         match stopped {
             Stopped::Worker => self.engine_is_replaced(victim, &state).await,

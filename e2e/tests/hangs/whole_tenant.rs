@@ -33,7 +33,7 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
     let bound = HangLimit::start(&state, LATE);
     let peers = trio.others(victim);
-    let took = until_steps(&bound, &what, &peers).await;
+    let (took, requests) = until_steps(&bound, &what, &peers).await;
     eprintln!("{what}: peers went on after {took:?}");
     let from = format!("default/{}", tenant.record.name);
     let names = |state: &State| {
@@ -46,7 +46,9 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
         [one, other].iter().any(names).then_some(())
     })
     .await;
+    // `sluice up` kills a sidecar that is stopped for longer than `UP_LIMIT`, so this does not wait for the load.
     all.iter().for_each(|pid| processes::signal(*pid, Signal::CONT));
+    requests.answered().await;
     for (index, load) in loads.into_iter().enumerate() {
         same(index, three_tenants::ended(load).await, &alone[index]);
     }
@@ -92,7 +94,8 @@ async fn stopped_as_a_whole(
     let whole = WHOLE.map(|one| process(&trio.tenants[victim], &state, one));
     whole.into_iter().for_each(|pid| processes::signal(pid, Signal::STOP));
     let bound = HangLimit::start(&state, HANG_TIMEOUT);
-    let took = until_steps(&bound, &what, &trio.others(victim)).await;
+    let (took, requests) = until_steps(&bound, &what, &trio.others(victim)).await;
+    requests.answered().await;
     eprintln!("{what}: peers went on after {took:?}");
     let dead = async || whole.iter().all(|pid| !processes::alive(*pid)).then_some(());
     within(KILLED, &format!("{what}: all of it is killed"), dead).await;
