@@ -3,7 +3,7 @@
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{
-    Admission, AdmittedKv, CachedPrefix, PlannedAdmissions, StallingRemap, StallsTooLong,
+    Admission, AdmittedKv, CachedPrefix, MemoryManager, PlannedAdmissions, StallingRemap, StallsTooLong,
 };
 
 use crate::batch::Batch;
@@ -130,7 +130,7 @@ impl StepPlan {
     }
 
     /// Returns the sum of the admissions.
-    pub fn planned(&self, manager: &sluice_policy::memory_manager::MemoryManager) -> PlannedAdmissions {
+    pub fn planned(&self, manager: &MemoryManager) -> PlannedAdmissions {
         let mut planned = PlannedAdmissions::default();
         self.admit.iter().for_each(|one| planned.add(&one.admission(), one.layer_blocks, manager));
         planned

@@ -63,7 +63,7 @@ impl Kv {
 
     /// Returns the layers of a KV block that a request loads to continue, and the layer blocks of the staging slot that
     /// the KV block gets if these layers of it stay in the host tier.
-    fn needs_of(&self, id: KvBlockId, offloaded: LayerSet) -> (LayerSet, u32) {
+    pub(super) fn needs_of(&self, id: KvBlockId, offloaded: LayerSet) -> (LayerSet, u32) {
         let (missing, buffers) = (self.missing(id), u32::from(self.placement().layout.beta));
         let kept = offloaded & self.kv_blocks.get(id).hosted_layers;
         let unstaged = !missing.is_empty() && self.kv_blocks.get(id).staging_slot().is_none();
@@ -128,6 +128,12 @@ mod tests {
         kv.commit(request, &TOKENS);
     }
 
+    /// Moves all KV to the host tier.
+    fn move_to_host(kv: &mut Kv) {
+        let swaps = kv.plan_swap_out(8, &mut Generations::default());
+        kv.finish_swap_out(&swaps, true);
+    }
+
     fn new(kv: &Kv, id: u64, salt: u64) -> Admission {
         Admission::new(RequestId(id), kv.cached_prefix(salt, &TOKENS))
     }
@@ -151,11 +157,9 @@ mod tests {
     #[test]
     fn loads_of_admissions_are_what_they_lack_once_they_run() {
         let mut kv = kv();
-        let mut generations = Generations::default();
         compute(&mut kv, 1, 1);
         kv.suspend(RequestId(1));
-        let swaps = kv.plan_swap_out(8, &mut generations);
-        kv.finish_swap_out(&swaps, true);
+        move_to_host(&mut kv);
         let mut effects = kv.admission_effects(&[Admission::suspended(RequestId(1))], NONE);
         assert!(effects.resumes(RequestId(1)) && !effects.loads_for_new());
         assert_eq!((effects.layer_blocks_to_load(), kv.missing_layer_block_count()), (6, 0));
@@ -173,11 +177,9 @@ mod tests {
     #[test]
     fn new_request_waits_for_a_prefix_that_is_loading() {
         let mut kv = kv();
-        let mut generations = Generations::default();
         compute(&mut kv, 1, 1);
         kv.close(RequestId(1));
-        let swaps = kv.plan_swap_out(8, &mut generations);
-        kv.finish_swap_out(&swaps, true);
+        move_to_host(&mut kv);
         let admissions = [new(&kv, 2, 1)];
         let mut effects = kv.admission_effects(&admissions, NONE);
         assert!(effects.loads_for_new() && !effects.waits_for_loads());

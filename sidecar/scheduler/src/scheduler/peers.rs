@@ -11,7 +11,6 @@ use super::slice_state::SliceState;
 use crate::config::TimeSharing;
 use crate::event::{Command, SchedulerOutput};
 use crate::sequence::Sequence;
-use crate::step_plan::StepPlan;
 use crate::step_request::StepRequest;
 
 /// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice.
@@ -109,7 +108,7 @@ impl Scheduler {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
         let measures = self.manager.step_stats();
-        let decodes = decodes(&self.step_requests(&StepPlan::default()));
+        let decodes = decodes(self.running.values().map(StepRequest::running));
         let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
         measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
     }
@@ -129,7 +128,7 @@ impl Scheduler {
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
         let within_ns = left_ns.max(self.manager.streaming_ns());
-        match decodes(requests) {
+        match decodes(requests.iter().copied()) {
             0 if self.is_decode_dominated(quantum) => {
                 self.manager.step_stats().prefill_tokens_adding(within_ns)
             }
@@ -149,7 +148,7 @@ impl Scheduler {
     pub(super) fn prefers_decodes(&self, requests: &[StepRequest<'_>]) -> bool {
         let TimeSharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
-        due && decodes(requests) > 0 && !self.manager.weights_loading()
+        due && decodes(requests.iter().copied()) > 0 && !self.manager.weights_loading()
     }
 
     /// Releases the time slice if it is held.
@@ -248,6 +247,6 @@ impl Scheduler {
 }
 
 /// Returns the number of requests that decode.
-pub(super) fn decodes(requests: &[StepRequest<'_>]) -> u32 {
-    requests.iter().filter(|one| one.pending() == 1).count() as u32
+pub(super) fn decodes<'a>(requests: impl Iterator<Item = StepRequest<'a>>) -> u32 {
+    requests.filter(|one| one.pending() == 1).count() as u32
 }

@@ -147,9 +147,8 @@ impl Scheduler {
         if core::mem::replace(&mut plan.cache_epoch, epoch) == epoch {
             return;
         }
-        for one in &mut plan.admit {
-            let prefix = self.queue.get(one.id).map(|waiting| self.cached_prefix(waiting));
-            one.prefix = one.prefix.is_some().then_some(prefix).flatten();
+        for one in plan.admit.iter_mut().filter(|one| one.prefix.is_some()) {
+            one.prefix = self.queue.get(one.id).map(|waiting| self.cached_prefix(waiting));
         }
     }
 

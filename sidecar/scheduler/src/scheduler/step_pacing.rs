@@ -21,7 +21,7 @@ impl Scheduler {
     /// time-between-tokens objective, or within [`DECODE_STEPS`] decode steps if they are longer. Prompts progress by
     /// at least one block.
     pub(super) fn tokens_beside_decodes(&self, requests: &[StepRequest<'_>]) -> u32 {
-        let (decodes, measures) = (decodes(requests), self.manager.step_stats());
+        let (decodes, measures) = (decodes(requests.iter().copied()), self.manager.step_stats());
         if decodes == 0 || !measures.compute_known() {
             return u32::MAX;
         }

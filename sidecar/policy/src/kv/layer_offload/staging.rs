@@ -24,11 +24,16 @@ impl Kv {
             if self.kv_blocks.is_whole(kv_block) || self.kv_blocks.get(kv_block).staging_slot().is_some() {
                 continue;
             }
-            let full = user.1 < self.sequences[&user.0].full;
-            if let Some(set) = self.resident_set(kv_block, user.0).filter(|_| full) {
-                self.stage(StagingSlot { kv_block, set, user });
-            }
+            self.stage_resident(kv_block, user);
             self.missing_layer_blocks.add(kv_block);
+        }
+    }
+
+    /// Stages a full KV block of a running request if its set allows it and there is space.
+    fn stage_resident(&mut self, kv_block: KvBlockId, user: (RequestId, u32)) {
+        let full = user.1 < self.full_kv_blocks(user.0);
+        if let Some(set) = self.resident_set(kv_block, user.0).filter(|_| full) {
+            self.stage(StagingSlot { kv_block, set, user });
         }
     }
 
@@ -57,10 +62,7 @@ impl Kv {
         self.register(request, set);
         let unstaged: Vec<_> = self.unstaged_kv_blocks(request).collect();
         for (at, kv_block) in &unstaged {
-            let full = (*at as u32) < self.full_kv_blocks(request);
-            if let Some(set) = self.resident_set(*kv_block, request).filter(|_| full) {
-                self.stage(StagingSlot { kv_block: *kv_block, set, user: (request, *at as u32) });
-            }
+            self.stage_resident(*kv_block, (request, *at as u32));
         }
         if !unstaged.is_empty() {
             // What was fetched early lacks the new slots.
@@ -81,16 +83,10 @@ impl Kv {
     /// Returns the device blocks that the request needs to continue with these layers offloaded: its missing blocks,
     /// except that full KV blocks with these layers in the host tier need only a staging slot.
     pub fn layer_blocks_to_join(&self, request: RequestId, set: &[LayerId]) -> u32 {
-        let (full, buffers) =
-            (self.full_kv_blocks(request), u32::from(self.layer_offload.placement.layout.beta));
-        let set: LayerSet = set.iter().copied().collect();
+        let (full, set): (_, LayerSet) = (self.full_kv_blocks(request), set.iter().copied().collect());
         let cost = |(at, id): (usize, KvBlockId)| {
-            let (gone, kept) =
-                (self.kv_blocks.missing_layer_blocks_of(id), set & self.kv_blocks.get(id).hosted_layers);
-            if at as u32 >= full || buffers == 0 || kept.len() < 2 * buffers {
-                return gone.len();
-            }
-            (gone - kept).len() + buffers
+            let (missing, staged) = self.needs_of(id, if (at as u32) < full { set } else { LayerSet::NONE });
+            missing.len() + staged
         };
         self.unstaged_kv_blocks(request).map(cost).sum()
     }
