@@ -9,6 +9,7 @@
 use alloc::vec::Vec;
 
 mod admission;
+mod admission_view;
 mod borrow;
 mod constants;
 mod copy_deadlines;
@@ -25,6 +26,7 @@ mod placement_plans;
 mod prefill_offload;
 mod prepare;
 mod prepare_plan;
+mod price_view;
 mod recreate_chunks;
 mod restore_layers;
 mod revert;
@@ -46,9 +48,10 @@ pub use crate::kv::table_change::TableChange;
 pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
-pub use admission::{PlanAdmission, PlannedAdmissions, RunningRequest, SchedulerView, WaitingRequest};
+pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
+pub use admission_view::{AdmissionView, MemoryNotes, PlanAdmission, PlannedAdmissions, PrefillOffload};
 pub use constants::CONSTANTS;
-pub use prefill_offload::PrefillOffload;
+pub use price_view::PriceView;
 pub use share::{fits, floor};
 pub use stalling::{StallingRemap, StallsTooLong};
 pub use stats::Residency;

@@ -3,7 +3,7 @@
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{
-    Admission, AdmittedKv, CachedPrefix, MemoryManager, PlannedAdmissions, StallingRemap, StallsTooLong,
+    Admission, AdmittedKv, CachedPrefix, MemoryManager, MemoryNotes, PlannedAdmissions, StallingRemap,
 };
 
 use crate::batch::Batch;
@@ -52,16 +52,12 @@ pub enum Eviction {
 pub struct PlanNotes {
     /// The first waiting request, if no placement plan admits it yet.
     pub blocked_head: Option<RequestId>,
-    /// Whether the next step orders no fetches early; `None`: as before.
-    pub skips_early_fetches: Option<bool>,
-    /// Whether the link to the host is to be measured.
-    pub probes_link: bool,
+    /// What the memory manager must know.
+    pub memory: MemoryNotes,
     /// Memory refused an admission.
     pub refused_admission: bool,
     /// Memory refused admissions beyond those that fit.
     pub refused_burst: bool,
-    /// Remaps that were found to stall for too long.
-    pub stalls_too_long: Option<StallsTooLong>,
 }
 
 /// The plan of a step.

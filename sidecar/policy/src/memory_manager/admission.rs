@@ -4,12 +4,11 @@
 //! The memory manager knows where KV resides. The scheduler knows the queue, which requests may be paused and how many
 //! tokens clients have buffered; it passes them when a plan is requested.
 
-use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
+use super::admission_view::PlannedAdmissions;
 use super::{MemoryManager, StepTimes};
-use crate::ids::{KvBlockId, LayerId, RequestId};
-use crate::kv::admissions::{Admission, AdmittedKv};
+use crate::ids::{LayerId, RequestId};
 use crate::planner::request::RequestState;
 use crate::reclaim::KvPlacementMode;
 
@@ -51,69 +50,6 @@ pub struct SchedulerView {
     pub waiting: Vec<WaitingRequest>,
 }
 
-/// The requests that a plan admits so far, as its next decisions see them.
-#[derive(Clone, Debug, Default)]
-pub struct PlannedAdmissions {
-    requests: u32,
-    /// Layer blocks that they take on the device.
-    layer_blocks: u32,
-    /// KV blocks of prompts that go to the host tier.
-    spilled_kv_blocks: u32,
-    /// KV blocks on the device that they use and that are only cache until then.
-    reused: BTreeSet<KvBlockId>,
-    /// Of them, the suspended requests.
-    resumed: BTreeSet<RequestId>,
-}
-
-impl PlannedAdmissions {
-    /// Adds a request that takes `layer_blocks` layer blocks on the device.
-    pub fn add(&mut self, admission: &Admission, layer_blocks: u32, manager: &MemoryManager) {
-        self.requests += 1;
-        self.layer_blocks += layer_blocks;
-        match &admission.kv {
-            AdmittedKv::New { prefix, spilled_kv_blocks } => {
-                self.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
-                self.reused.extend(manager.kv.unused_kv_blocks(prefix));
-            }
-            AdmittedKv::Suspended => drop(self.resumed.insert(admission.request)),
-        }
-    }
-
-    /// Layer blocks that they take on the device.
-    pub fn layer_blocks(&self) -> u32 {
-        self.layer_blocks
-    }
-
-    pub(super) fn requests(&self) -> u32 {
-        self.requests
-    }
-
-    pub(super) fn spilled_kv_blocks(&self) -> u32 {
-        self.spilled_kv_blocks
-    }
-
-    pub(super) fn reused_kv_blocks(&self) -> u32 {
-        self.reused.len() as u32
-    }
-
-    pub(super) fn resumes(&self, request: RequestId) -> bool {
-        self.resumed.contains(&request)
-    }
-}
-
-/// Whether a plan admits a waiting request now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PlanAdmission {
-    /// Now.
-    Now,
-    /// As soon as the fetches under way have ended; the next step orders none early.
-    AfterFetches,
-    /// Not before another placement is in force.
-    AfterPlacement,
-    /// Not yet.
-    NotYet,
-}
-
 impl SchedulerView {
     pub(super) fn runners(&self) -> Vec<RequestId> {
         self.running.iter().map(|runner| runner.request).collect()
@@ -133,88 +69,13 @@ impl MemoryManager {
             && self.params.slo.tbt_ns > 0
     }
 
-    /// Whether a waiting request may be admitted, after the others of the plan. `None` = no placement plan names it,
-    /// and [`MemoryManager::has_room`] decides.
-    pub fn plan_admission(
-        &self,
-        waiter: &WaitingRequest,
-        planned: &PlannedAdmissions,
-    ) -> Option<PlanAdmission> {
-        if self.offload.due.is_some() {
-            return Some(PlanAdmission::AfterPlacement);
-        }
-        let set = self.offload.plans.admitted_layers(waiter.request)?;
-        let needed = self.layer_blocks_needed(waiter, planned) + planned.layer_blocks() + self.kv.layers();
-        let next = self.target_spare_layer_blocks(planned) - self.reserve_layer_blocks();
-        let lacking = (needed + next).saturating_sub(self.spare_layer_blocks(planned));
-        let stays = |request| request == waiter.request || planned.resumes(request);
-        let fits = lacking == 0 || lacking <= self.kv.evictable_paused_layer_blocks(stays);
-        let buffers_rest = set.is_empty() || self.kv.fetches() == 0;
-        Some(match (fits, buffers_rest) {
-            (true, true) => PlanAdmission::Now,
-            (true, false) => PlanAdmission::AfterFetches,
-            (false, _) => PlanAdmission::NotYet,
-        })
-    }
-
-    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it.
-    pub fn set_skips_early_fetches(&mut self, skips: bool) {
-        self.offload.plans.set_skips_early_fetches(skips);
-    }
-
-    /// Whether a plan may admit a request, after the others of the step. Without pauses an admission cannot be undone,
-    /// however long all requests grow, so no running request's KV is offloaded for it.
-    pub fn may_plan_admission(
-        &self,
-        waiter: &WaitingRequest,
-        planned: &PlannedAdmissions,
-        coming: u32,
-    ) -> bool {
-        let may_be_paused = self.params.pause_bound_ns > 0 && self.can_pause_help();
-        may_be_paused || self.must_admit(waiter) || self.fits_with_target(waiter, planned, coming)
-    }
-
-    /// Whether nothing is offloaded, and all of the KV of a waiting request and the next tokens of all requests fit.
-    pub fn has_room(&self, waiter: &WaitingRequest, planned: &PlannedAdmissions) -> bool {
-        let offloads = !self.kv.placement().layout.moving.is_empty() || planned.spilled_kv_blocks() > 0;
-        !offloads && self.fits_with_target(waiter, planned, planned.layer_blocks())
-    }
-
-    fn fits_with_target(&self, waiter: &WaitingRequest, planned: &PlannedAdmissions, coming: u32) -> bool {
-        let needed = self.layer_blocks_needed(waiter, planned) + coming + self.kv.layers();
-        needed + self.target_spare_layer_blocks(planned) <= self.spare_layer_blocks(planned)
-    }
-
-    /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
-    pub fn layer_blocks_needed(&self, waiter: &WaitingRequest, planned: &PlannedAdmissions) -> u32 {
-        let set = self.planned_layers(waiter.request);
-        match self.kv.kv_blocks(waiter.request) {
-            0 if self.admits_by_prefill_offload(waiter, planned) => {
-                waiter.kv_blocks * self.staging_slot_layer_blocks()
-            }
-            0 => waiter.kv_blocks * self.kv.layers(),
-            _ => self.kv.layer_blocks_to_join(waiter.request, set),
-        }
-    }
-
     /// The layers that a plan offloads of a request that it admits.
-    fn planned_layers(&self, request: RequestId) -> &[LayerId] {
+    pub(super) fn planned_layers(&self, request: RequestId) -> &[LayerId] {
         self.offload.plans.admitted_layers(request).unwrap_or_default()
     }
 
-    /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
-    /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
-    pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest, planned: &PlannedAdmissions) -> bool {
-        let admitted =
-            !self.planned_layers(waiter.request).is_empty() && self.kv.kv_blocks(waiter.request) == 0;
-        admitted
-            && self.are_buffers_idle()
-            && !self.fits_with_running(waiter.kv_blocks * self.kv.layers(), planned)
-            && self.can_offload_prefills(waiter.kv_blocks, planned)
-    }
-
     /// Whether plans admit it even if it makes others late.
-    fn must_admit(&self, waiter: &WaitingRequest) -> bool {
+    pub(super) fn must_admit(&self, waiter: &WaitingRequest) -> bool {
         self.params.plan_first_come && waiter.fresh
     }
 
@@ -295,7 +156,8 @@ impl MemoryManager {
             tails: 1,
             deposit: waiter.deposit,
             immune: false,
-            placed: !prompt || self.can_offload_prefills(waiter.kv_blocks, &PlannedAdmissions::default()),
+            placed: !prompt
+                || self.after(&PlannedAdmissions::default()).can_offload_prefills(waiter.kv_blocks),
             must_admit: self.must_admit(waiter),
         }
     }

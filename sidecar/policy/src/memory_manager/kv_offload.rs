@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, PlannedAdmissions, Prepared};
+use super::{MemoryManager, Prepared};
 use crate::action::{Action, Work};
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, Nanos, RequestId};
@@ -197,22 +197,6 @@ impl MemoryManager {
     /// KV of paused requests may leave the device for a change that must happen.
     pub fn can_evict_paused(&self) -> bool {
         self.params.compares_costs() && self.params.pauses()
-    }
-
-    /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
-    pub fn resume_fits(&self, request: RequestId, planned: &PlannedAdmissions) -> bool {
-        self.fits_with_running(self.kv.absent_layer_blocks(request), planned)
-    }
-
-    /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
-    pub fn fits_with_running(&self, layer_blocks: u32, planned: &PlannedAdmissions) -> bool {
-        layer_blocks + self.next_layer_blocks(planned) <= self.spare_layer_blocks(planned)
-    }
-
-    /// Host blocks for requests that are paused next.
-    pub fn host_capacity_blocks(&self, planned: &PlannedAdmissions) -> u32 {
-        let unplaced = self.kv.unplaced_paused(|request| planned.resumes(request));
-        self.kv.host_places().saturating_sub(unplaced)
     }
 
     /// KV blocks that would leave the device if this request were paused.

@@ -12,8 +12,9 @@
 
 use alloc::vec::Vec;
 
+use super::admission_view::PlannedAdmissions;
 use super::sizes::Sizes;
-use super::{MemoryManager, PlannedAdmissions, StepTimes};
+use super::{MemoryManager, StepTimes};
 use crate::config_error::ConfigError;
 use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
@@ -85,27 +86,12 @@ impl MemoryManager {
     fn uniform_layout(&mut self) -> Layout {
         let queue = self.offload.expansion.queue();
         let current = &self.kv.placement().layout;
-        if !self.kv_is_short(&PlannedAdmissions::default())
+        if !self.after(&PlannedAdmissions::default()).kv_is_short()
             && (current.moving.is_empty() || self.all_kv_fits())
         {
             return Layout::resident();
         }
         moving_layout(self.sizes.layers, queue)
-    }
-
-    /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
-    pub(super) fn spare_layer_blocks(&self, planned: &PlannedAdmissions) -> u32 {
-        let kv_chunks = self.kv.chunk_pool();
-        kv_chunks.free_layer_blocks() + self.kv.evictable_layer_blocks()
-            - planned.reused_kv_blocks() * self.kv.layers()
-            + self.free_kv_chunks() * self.sizes.layer_blocks_per_chunk
-    }
-
-    /// Blocks that should be free: the next tokens of the running requests and of the planned admissions, and the
-    /// reserve.
-    pub(super) fn target_spare_layer_blocks(&self, planned: &PlannedAdmissions) -> u32 {
-        let requests = self.kv.running_requests().count() as u32 + planned.requests();
-        requests * self.kv.layers() + self.reserve_layer_blocks()
     }
 
     /// Blocks that should be free beyond the next tokens.
@@ -114,16 +100,13 @@ impl MemoryManager {
         (total * u64::from(self.params.offload_reserve_permille) / 1000) as u32
     }
 
-    pub(super) fn kv_is_short(&self, planned: &PlannedAdmissions) -> bool {
-        self.spare_layer_blocks(planned) < self.target_spare_layer_blocks(planned)
-    }
-
     /// All offloaded KV would fit the device and leave twice the blocks that should be free.
     pub(super) fn all_kv_fits(&self) -> bool {
         let away = self.kv.offloaded_layer_blocks();
         let home = away.saturating_sub(self.kv.buffer_layer_blocks());
         let none = PlannedAdmissions::default();
-        self.spare_layer_blocks(&none) >= home.saturating_add(2 * self.target_spare_layer_blocks(&none))
+        let now = self.after(&none);
+        now.spare_layer_blocks() >= home.saturating_add(2 * now.target_spare_layer_blocks())
     }
 
     /// Feeds the duration of a step to the controllers. `Pie` grows while the link has spare time: the swaps that fit
@@ -149,7 +132,7 @@ impl MemoryManager {
             early_swaps: early_swaps as u32,
             sequences: times.shape.sequences,
         };
-        if swaps > 0 || self.kv_is_short(&PlannedAdmissions::default()) {
+        if swaps > 0 || self.after(&PlannedAdmissions::default()).kv_is_short() {
             self.offload.expansion.token(&token);
         }
     }

@@ -1,15 +1,16 @@
 //! Plans the KV of each request (OrbitFlow 4.1 to 4.3): when KV is short, and again when the batch has changed, when
 //! steps take other times than predicted, and when the window of the plan ends.
 //!
-//! No step waits for a plan. At a boundary a plan is due ([`MemoryManager::wants_plan`]); the driver takes the request
+//! No step waits for a plan. At a boundary a plan is due ([`super::AdmissionView::wants_plan`]); the driver takes the request
 //! ([`MemoryManager::ask_plan`]), solves it in its own time and answers ([`MemoryManager::planned`]). The next boundary
 //! carries it out.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
+use super::admission_view::PlannedAdmissions;
 use super::kv_placement::moving_layout;
-use super::{MemoryManager, PlannedAdmissions, RunningRequest, SchedulerView};
+use super::{MemoryManager, RunningRequest, SchedulerView};
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;
@@ -22,13 +23,6 @@ use crate::reason::Reason;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// A plan is due: the driver asks for it. Not if everything fits and the waiting request was admitted without one.
-    pub fn wants_plan(&self, planned: &PlannedAdmissions) -> bool {
-        let (placed, next) =
-            (!self.kv.placement().layout.moving.is_empty(), self.offload.plans.blocked_head());
-        self.offload.plans.is_due() && (placed || next.is_some() || self.kv_is_short(planned))
-    }
-
     /// The request for a plan of these requests. The driver answers with [`MemoryManager::planned`], however long it
     /// takes.
     pub fn ask_plan(&mut self, crowd: &SchedulerView) -> PlanRequest {
@@ -47,7 +41,7 @@ impl MemoryManager {
             |request| RunningRequest { request, kv_blocks: kv_blocks(request), deposit: 0, immune: true };
         let crowd =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
-        self.wants_plan(&PlannedAdmissions::default()).then(|| self.ask_plan(&crowd))
+        self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&crowd))
     }
 
     /// Whether this answers the requested plan.
@@ -65,7 +59,7 @@ impl MemoryManager {
     pub(super) fn request_plan(&mut self) {
         let placed = !self.kv.placement().layout.moving.is_empty();
         let (next, short) =
-            (self.offload.plans.blocked_head(), self.kv_is_short(&PlannedAdmissions::default()));
+            (self.offload.plans.blocked_head(), self.after(&PlannedAdmissions::default()).kv_is_short());
         if self.kv.spilling_requests().next().is_some() {
             // Offloaded prompts first: no other placement has their buffers. No other request is admitted until then,
             // so they are no more than one plan admits.

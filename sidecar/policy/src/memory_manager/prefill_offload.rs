@@ -1,27 +1,16 @@
 //! Computes prompts without space for their KV: it goes to the host tier layer by layer, and returns when the request
 //! continues (eLLM 4.4.2). Algorithm 2 sizes the part of the tier that prompts may use.
 
+use super::MemoryManager;
 use super::kv_placement::{MIN_MOVING_LAYERS, buffers};
-use super::{MemoryManager, PlannedAdmissions};
-use crate::ellm::{Need, Supply, Violations};
-use crate::geometry::{Geometry, StepShape};
+use crate::ellm::Violations;
+use crate::geometry::StepShape;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
 use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 use crate::step_model::Layout;
-
-/// Whether the KV of a prompt may go to the host tier while it is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefillOffload {
-    /// It may.
-    Fits,
-    /// The link to the host is unknown or too slow: [`MemoryManager::request_link_probe`] measures it.
-    LinkTooSlow,
-    /// Not now, or not under this policy.
-    NotNow,
-}
 
 impl MemoryManager {
     /// Prompts without space may be offloaded.
@@ -36,45 +25,6 @@ impl MemoryManager {
         self.kv.is_spilling_prefill(request)
     }
 
-    /// Whether the KV of a prompt with this size may go to the host tier (Algorithm 1): the buffer has space, and its
-    /// steps leave space on the device for the next token of every request. Not while the link to the host is unknown
-    /// or so slow that a step of `step_kv_blocks` would wait for long.
-    pub fn can_offload_prefill(
-        &self,
-        kv_blocks: u32,
-        step_kv_blocks: u32,
-        planned: &PlannedAdmissions,
-    ) -> PrefillOffload {
-        let ready = self.offloads_prefills()
-            && self.are_buffers_idle()
-            && !self.in_backoff()
-            && self.write_back_is_healthy();
-        match ready {
-            true if !self.can_spill_in_time(step_kv_blocks) => PrefillOffload::LinkTooSlow,
-            true if self.fits_buffer(kv_blocks, planned) => PrefillOffload::Fits,
-            _ => PrefillOffload::NotNow,
-        }
-    }
-
-    fn fits_buffer(&self, kv_blocks: u32, planned: &PlannedAdmissions) -> bool {
-        let to_go = self.kv.kv_blocks_to_spill() + planned.spilled_kv_blocks();
-        let seat = self.staging_slot_layer_blocks();
-        let used = self.kv.host_used() + to_go;
-        let places = self.kv.host_places().saturating_sub(to_go);
-        let logical = self.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
-        let supply = Supply {
-            free: self.spare_layer_blocks(planned),
-            threshold: self.next_layer_blocks(planned) + to_go * seat,
-            buffer: logical.saturating_sub(used).min(places),
-        };
-        supply.fits_by_offload(Need { kv: kv_blocks, activation: kv_blocks * seat })
-    }
-
-    /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
-    pub(super) fn next_layer_blocks(&self, planned: &PlannedAdmissions) -> u32 {
-        (self.kv.running_requests().count() as u32 + planned.requests() + 1) * self.kv.layers()
-    }
-
     /// After TTFT misses, on-device admissions must leave `step_kv_blocks` free for offloaded prefills (eLLM's theta).
     /// With a buffer of one block, as at the start, all memory is for running requests.
     pub fn reserves_prefill_buffer(&self, step_kv_blocks: u32) -> bool {
@@ -84,32 +34,8 @@ impl MemoryManager {
             && self.offload.write_back.is_fast_enough(step_kv_blocks * self.kv.layers())
     }
 
-    /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
-    /// free. Staging slots count up to an eighth of KV in theta.
-    pub fn can_reserve_prefill_buffer(
-        &self,
-        layer_blocks: u32,
-        tokens: u32,
-        step_kv_blocks: u32,
-        planned: &PlannedAdmissions,
-    ) -> bool {
-        let seats = step_kv_blocks * self.staging_slot_layer_blocks();
-        let theta =
-            self.next_layer_blocks(planned) + seats.min(self.kv.chunk_pool().total_layer_blocks() / 8);
-        let needed = layer_blocks + planned.layer_blocks() + theta;
-        needed <= self.spare_layer_blocks(planned) + self.inflatable_layer_blocks(tokens)
-    }
-
-    /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and the
-    /// next tokens of all requests fit the device.
-    pub fn can_onload(&self, request: RequestId, planned: &PlannedAdmissions, tokens: u32) -> bool {
-        let layer_blocks = self.kv.absent_layer_blocks(request) + planned.layer_blocks();
-        layer_blocks + self.next_layer_blocks(planned)
-            <= self.spare_layer_blocks(planned) + self.inflatable_layer_blocks(tokens.saturating_add(1))
-    }
-
     /// Blocks in activation chunks that a step of `tokens` leaves idle (eLLM's inflation).
-    fn inflatable_layer_blocks(&self, tokens: u32) -> u32 {
+    pub(super) fn inflatable_layer_blocks(&self, tokens: u32) -> u32 {
         if !self.params.policy().reclaims_activations() || self.in_backoff() {
             return 0;
         }
@@ -123,14 +49,9 @@ impl MemoryManager {
     }
 
     /// `kv_blocks` blocks of a prompt leave the device in time, by the measured link.
-    fn can_spill_in_time(&self, kv_blocks: u32) -> bool {
+    pub(super) fn can_spill_in_time(&self, kv_blocks: u32) -> bool {
         self.offload.write_back.layer_block_ns().is_some()
             && self.offload.write_back.is_fast_enough(kv_blocks * self.kv.layers())
-    }
-
-    /// Measures the link to the host for [`MemoryManager::can_offload_prefill`], again from time to time.
-    pub fn request_link_probe(&mut self) {
-        self.offload.write_back.request_probe(self.counters.boundaries());
     }
 
     /// Reserves `kv_blocks` host blocks, evicting host cache if needed. `false` if there are too few, or not yet.
@@ -168,23 +89,13 @@ impl MemoryManager {
     /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
     ///
     /// # Panics
-    /// If a copy into a buffer is under way: the caller asks [`MemoryManager::can_offload_prefill`] or
-    /// [`MemoryManager::admits_by_prefill_offload`] before.
+    /// If a copy into a buffer is under way: the caller asks [`super::AdmissionView::can_offload_prefill`] or
+    /// [`super::AdmissionView::admits_by_prefill_offload`] before.
     pub(super) fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
         if !self.kv.places_prefills() {
             self.kv.place(self.kv.placement_with_prefills(self.prefill_layout()));
         }
         self.kv.start_prefill_spill(request, kv_blocks);
-    }
-
-    /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
-    /// and the link is known to carry a step's part soon.
-    pub(super) fn can_offload_prefills(&self, kv_blocks: u32, planned: &PlannedAdmissions) -> bool {
-        let step = kv_blocks.min(Geometry::kv_blocks_for(self.params.max_step.tokens));
-        self.can_spill_in_time(step)
-            && self.write_back_is_healthy()
-            && !self.in_backoff()
-            && self.unreserved_host_places(planned) >= kv_blocks
     }
 
     /// Another placement may take effect at once: no copy into a buffer is under way, and none is due.
@@ -196,12 +107,6 @@ impl MemoryManager {
     fn prefill_layout(&self) -> Layout {
         let moving = (0..self.sizes.layers).map(LayerId).collect();
         Layout { moving, beta: buffers(usize::from(self.sizes.layers)) }
-    }
-
-    /// Host blocks that neither offloaded prompts nor paused requests will take.
-    fn unreserved_host_places(&self, planned: &PlannedAdmissions) -> u32 {
-        let reserved = self.kv.kv_blocks_to_spill() + planned.spilled_kv_blocks();
-        self.host_capacity_blocks(planned).saturating_sub(reserved)
     }
 
     /// Layer blocks that a KV block of a prompt takes on the device: one in each buffer.

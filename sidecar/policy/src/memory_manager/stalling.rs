@@ -5,10 +5,8 @@ use alloc::vec::Vec;
 use super::MemoryManager;
 use crate::action::Action;
 use crate::change::{RemapKind, Transition, TransitionTarget};
-use crate::cost::price::{Clients, LateTokens, ReclaimCost};
 use crate::cost::{CostContext, CostModel};
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::RequestId;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -21,8 +19,8 @@ pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
 pub struct StallingRemap {
     layout: Layout,
     /// Wait of a token for the layers that move now, and for those that would, nanoseconds.
-    stall_ns: [u64; 2],
-    freed_bytes: u64,
+    pub(super) stall_ns: [u64; 2],
+    pub(super) freed_bytes: u64,
 }
 
 /// Every layout that gives these chunks stalls for too long.
@@ -40,11 +38,6 @@ impl MemoryManager {
     /// The running requests, as reclaim options hurt them.
     pub(super) fn cost_context(&self) -> CostContext {
         self.cost().context(self.kv.running_requests().count() as u32)
-    }
-
-    /// The requests of the next step, as reclaim options hurt them.
-    fn client_context(&self, clients: &Clients<'_>) -> CostContext {
-        self.cost().context(clients.buffered_tokens.len() as u32)
     }
 
     /// Time of the steps over which costs are compared, nanoseconds; 0 = unknown.
@@ -77,49 +70,8 @@ impl MemoryManager {
     }
 
     /// Does not look for such a layout again for a while.
-    pub fn decline_stalling_remap(&mut self, declined: StallsTooLong) {
+    pub(super) fn decline_stalling_remap(&mut self, declined: StallsTooLong) {
         self.change.decline(RemapKind::Stalling, self.counters.steps(), declined.chunks);
-    }
-
-    /// The cost of these layers beyond those that move now.
-    pub fn price_of_layers(&self, stalling: &StallingRemap, clients: &Clients<'_>) -> ReclaimCost {
-        let outlook = self.client_context(clients);
-        let [now, then] = stalling.stall_ns.map(|ns| {
-            let hides = ns <= self.cost().allowance_ns();
-            if hides { LateTokens::default() } else { outlook.stall(ns, clients) }
-        });
-        let loss =
-            LateTokens { late: then.late.saturating_sub(now.late), lost: then.lost.saturating_sub(now.lost) };
-        ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
-    }
-
-    /// The cost of pausing this request, whose client has `in_store` tokens buffered.
-    pub fn price_of_pause(&self, request: RequestId, in_store: u32, clients: &Clients<'_>) -> ReclaimCost {
-        let unwritten = u64::from(self.kv.exclusive_unwritten_layer_blocks(request));
-        let leaving_ns = unwritten.saturating_mul(self.offload.write_back.layer_block_ns().unwrap_or(0));
-        ReclaimCost {
-            loss: self.client_context(clients).pause(in_store, leaving_ns, clients),
-            freed_bytes: self.own_bytes(request),
-        }
-    }
-
-    /// The cost of computing `tokens` of this request again.
-    pub fn price_of_preemption(
-        &self,
-        request: RequestId,
-        in_store: u32,
-        tokens: u32,
-        clients: &Clients<'_>,
-    ) -> ReclaimCost {
-        ReclaimCost {
-            loss: self.client_context(clients).preemption(in_store, tokens.into(), clients),
-            freed_bytes: self.own_bytes(request),
-        }
-    }
-
-    /// Bytes that leave the device with the request: KV that no other request uses.
-    fn own_bytes(&self, request: RequestId) -> u64 {
-        u64::from(self.kv.exclusive_layer_blocks(request)) * self.geometry.layer_block_bytes
     }
 
     /// Lets these layers move: their chunks become KV. `false` = they do not.

@@ -62,9 +62,9 @@ fn scheduler_view(manager: &mut MemoryManager, kv_blocks: &[u32], waiting: Waiti
 
 fn can_admit(manager: &MemoryManager, waiter: &WaitingRequest) -> bool {
     let none = PlannedAdmissions::default();
-    match manager.plan_admission(waiter, &none) {
+    match manager.after(&none).plan_admission(waiter) {
         Some(answer) => answer == PlanAdmission::Now,
-        None => manager.has_room(waiter, &none),
+        None => manager.after(&none).has_room(waiter),
     }
 }
 
@@ -120,7 +120,7 @@ fn plan_decides_pauses_and_admissions() {
     let prefix = manager.cached_prefix(0, &[1]);
     other.add(&Admission::new(RequestId(8), prefix), 4 * LAYERS, &manager);
     assert_eq!(
-        manager.plan_admission(&waiter(9, large), &other),
+        manager.after(&other).plan_admission(&waiter(9, large)),
         Some(PlanAdmission::NotYet),
         "nor next to the other new request"
     );
@@ -133,20 +133,23 @@ fn plan_decides_pauses_and_admissions() {
 fn plan_is_requested_once_per_waiting_head() {
     let mut manager = manager(200);
     boundary(&mut manager);
-    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "everything fits, and no request waits");
+    assert!(
+        !manager.after(&PlannedAdmissions::default()).wants_plan(),
+        "everything fits, and no request waits"
+    );
     let held = |manager: &mut MemoryManager, request: Option<u64>| {
         manager.set_blocked_head(request.map(RequestId));
         boundary(manager);
-        manager.wants_plan(&PlannedAdmissions::default())
+        manager.after(&PlannedAdmissions::default()).wants_plan()
     };
     assert!(held(&mut manager, Some(9)));
     manager.set_blocked_head(None);
-    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "it has come");
+    assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "it has come");
     assert!(held(&mut manager, Some(9)));
     manager.on_cancel(RequestId(8));
-    assert!(manager.wants_plan(&PlannedAdmissions::default()), "another request gave up");
+    assert!(manager.after(&PlannedAdmissions::default()).wants_plan(), "another request gave up");
     manager.on_cancel(RequestId(9));
-    assert!(!manager.wants_plan(&PlannedAdmissions::default()), "its client has gone");
+    assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "its client has gone");
     assert!(held(&mut manager, Some(9)));
     let crowd = scheduler_view(&mut manager, &[2], waiter(9, 3));
     let id = manager.ask_plan(&crowd).id;
@@ -163,7 +166,12 @@ fn without_pauses_plan_admits_only_what_fits() {
     let most = never.kv_counts().total_layer_blocks / LAYERS;
     let (small, large) = (waiter(9, 2), waiter(9, most - 1));
     let none = PlannedAdmissions::default();
-    assert!(pauses.may_plan_admission(&small, &none, 0) && pauses.may_plan_admission(&large, &none, 0));
-    assert!(never.may_plan_admission(&small, &none, 0) && !never.may_plan_admission(&large, &none, 0));
-    assert!(!never.may_plan_admission(&small, &none, (most - 1) * LAYERS), "others come as well");
+    assert!(
+        pauses.after(&none).may_plan_admission(&small, 0)
+            && pauses.after(&none).may_plan_admission(&large, 0)
+    );
+    assert!(
+        never.after(&none).may_plan_admission(&small, 0) && !never.after(&none).may_plan_admission(&large, 0)
+    );
+    assert!(!never.after(&none).may_plan_admission(&small, (most - 1) * LAYERS), "others come as well");
 }

@@ -171,8 +171,8 @@ fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
     let some_away = (0..100_000).any(|_| {
         world.tick();
         let kv_blocks = u64::from(world.manager.exclusive_kv_blocks(id));
-        let paused = world.manager.price_of_pause(id, 0, &clients).freed_bytes;
-        assert_eq!(world.manager.price_of_preemption(id, 0, 90, &clients).freed_bytes, paused);
+        let paused = world.manager.prices(&clients).pause(id, 0).freed_bytes;
+        assert_eq!(world.manager.prices(&clients).preemption(id, 0, 90).freed_bytes, paused);
         assert!(paused <= kv_blocks * 8 * BLOCK);
         kv_blocks > 5 && paused == (kv_blocks * 8 - (kv_blocks - 1) * 4) * BLOCK
     });

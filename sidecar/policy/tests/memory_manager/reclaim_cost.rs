@@ -52,7 +52,7 @@ fn an_offer_says_what_tokens_wait_and_what_that_frees() {
     let (world, stalling) = refused(4, 900);
     let stalling = stalling.expect("two layers that share a slot give one layer's chunks");
     let clients = Clients { buffered_tokens: &[0], waiting: true };
-    let price = world.manager.price_of_layers(&stalling, &clients);
+    let price = world.manager.prices(&clients).layers(&stalling);
     // Their copies and their compute in sequence take ten milliseconds instead of six, which costs two fifths of 64
     // tokens. The link's average is in whole nanoseconds for 2^20 bytes.
     assert!(price.loss.late.abs_diff(25_600) < 60, "{price:?}");
@@ -90,7 +90,7 @@ fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
     world.manager.force_layout(None).expect("possible");
     let stalling = world.manager.stalling_remap(1).and_then(Result::ok).expect("a third one moves");
     let clients = Clients { buffered_tokens: &[0], waiting: true };
-    let late = world.manager.price_of_layers(&stalling, &clients).loss.late;
+    let late = world.manager.prices(&clients).layers(&stalling).loss.late;
     // Twelve milliseconds instead of eight, of which six are compute: a half of 64 tokens instead of a quarter.
     assert!(late.abs_diff(16_000) < 60, "{late}");
 }

@@ -25,7 +25,6 @@ pub(super) struct Admissions {
 impl Scheduler {
     /// Brings the waiting requests into the order of admission, and frees a row for the first if it must run.
     pub(super) fn order_waiting(&mut self, now: Nanos) {
-        self.manager.set_blocked_head(None);
         let by_deadline = self.order_queue();
         if self.admission_on_hold() && !by_deadline {
             return;
@@ -74,7 +73,7 @@ impl Scheduler {
                 admissions.sure = admissions.list.len() + 1;
             }
             let waiter = self.waiter(front, now, 0);
-            let layer_blocks = self.manager.layer_blocks_needed(&waiter, &admissions.planned);
+            let layer_blocks = self.manager.after(&admissions.planned).layer_blocks_needed(&waiter);
             let offloaded = self.starts_offloaded(now, front, &admissions.planned);
             self.plan_admission(front, layer_blocks, offloaded, admissions);
         }
@@ -157,23 +156,23 @@ impl Scheduler {
 
     /// Whether the policy lets a waiting request run next to the others.
     fn is_feasible(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
-        let planned = &admissions.planned;
+        let memory = self.manager.after(&admissions.planned);
         if self.manager.plans_batches() {
             let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
-            let Some(answer) = self.manager.plan_admission(&waiter, planned) else {
-                return self.manager.has_room(&waiter, planned);
+            let Some(answer) = memory.plan_admission(&waiter) else {
+                return memory.has_room(&waiter);
             };
             if answer != PlanAdmission::AfterPlacement {
-                admissions.notes.skips_early_fetches = Some(answer == PlanAdmission::AfterFetches);
+                admissions.notes.memory.skips_early_fetches = Some(answer == PlanAdmission::AfterFetches);
             }
             return answer == PlanAdmission::Now;
         }
         if front.waiting_offloaded {
-            return self.manager.can_onload(front.id(), planned, admissions.pending_tokens)
+            return memory.can_onload(front.id(), admissions.pending_tokens)
                 && self.leaves_prefill_buffer(now, front, admissions);
         }
         if self.pauses.is_paused(front.id()) {
-            return self.manager.resume_fits(front.id(), planned);
+            return memory.resume_fits(front.id());
         }
         self.leaves_prefill_buffer(now, front, admissions)
     }

@@ -41,9 +41,9 @@ impl Scheduler {
 
     /// Whether a waiting request fits next to the running requests and the planned admissions.
     pub(super) fn fits(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
-        let planned = &admissions.planned;
-        let needed = self.manager.layer_blocks_needed(&self.waiter(front, now, 0), planned);
-        self.manager.fits_with_running(needed + planned.layer_blocks(), planned)
+        let memory = self.manager.after(&admissions.planned);
+        let needed = memory.layer_blocks_needed(&self.waiter(front, now, 0));
+        memory.fits_with_running(needed + admissions.planned.layer_blocks())
     }
 
     /// Whether the first waiting request waits: it does not fit, and either it is paused with enough buffered tokens or
@@ -89,7 +89,7 @@ impl Scheduler {
             kv_blocks,
             buffered_until: self.is_well_after(deadline.max(now)),
             priority,
-            host_places: self.manager.host_capacity_blocks(&plan.planned(&self.manager)),
+            host_places: self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks(),
         };
         let going = deadline::make_room(&wanted, &self.holders(now, &self.step_requests(plan)));
         going.unwrap_or_default().into_iter().map(Eviction::Pause).collect()

@@ -47,7 +47,7 @@ impl Scheduler {
 
     /// If a placement plan is due, requests one for the requests of the step and the first waiting ones.
     pub(super) fn ask_plan(&mut self, now: Nanos, plan: &StepPlan) {
-        if self.manager.wants_plan(&plan.planned(&self.manager)) {
+        if self.manager.after(&plan.planned(&self.manager)).wants_plan() {
             let crowd = self.scheduler_view(now, plan);
             self.commands.push(Command::Plan(self.manager.ask_plan(&crowd)));
         }
@@ -84,10 +84,11 @@ impl Scheduler {
         let others = self.queue.iter().filter(|one| !plan.admits(one.id()));
         let first = others.take(MOST_WAITING.min(rows)).take_while(may_come);
         let planned = plan.planned(&self.manager);
+        let memory = self.manager.after(&planned);
         let mut coming_layer_blocks = 0;
         let may_be_let_in = |one: &WaitingRequest| {
-            let may = self.manager.may_plan_admission(one, &planned, coming_layer_blocks);
-            coming_layer_blocks += self.manager.layer_blocks_needed(one, &planned);
+            let may = memory.may_plan_admission(one, coming_layer_blocks);
+            coming_layer_blocks += memory.layer_blocks_needed(one);
             may
         };
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()

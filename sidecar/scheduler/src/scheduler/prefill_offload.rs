@@ -48,7 +48,7 @@ impl Scheduler {
     ) -> bool {
         let prompt =
             !sequence.kv_suspended && sequence.pending() > 1 && self.config.max_step_tokens >= BLOCK_TOKENS;
-        prompt && self.manager.admits_by_prefill_offload(&self.waiter(sequence, now, 0), planned)
+        prompt && self.manager.after(planned).admits_by_prefill_offload(&self.waiter(sequence, now, 0))
     }
 
     fn can_offload_prefill(
@@ -58,9 +58,9 @@ impl Scheduler {
         notes: &mut PlanNotes,
     ) -> bool {
         let step = kv_blocks.min(self.step_kv_blocks());
-        let may = || self.manager.can_offload_prefill(kv_blocks, step, planned);
+        let may = || self.manager.after(planned).can_offload_prefill(kv_blocks, step);
         let answer = if self.config.max_step_tokens >= BLOCK_TOKENS { may() } else { PrefillOffload::NotNow };
-        notes.probes_link |= answer == PrefillOffload::LinkTooSlow;
+        notes.memory.probes_link |= answer == PrefillOffload::LinkTooSlow;
         answer == PrefillOffload::Fits
     }
 
@@ -77,10 +77,10 @@ impl Scheduler {
     ) -> bool {
         let step = self.step_kv_blocks();
         let leaves = || {
-            let planned = &admissions.planned;
-            let layer_blocks = self.manager.layer_blocks_needed(&self.waiter(front, now, 0), planned);
+            let memory = self.manager.after(&admissions.planned);
+            let layer_blocks = memory.layer_blocks_needed(&self.waiter(front, now, 0));
             let tokens = admissions.pending_tokens.saturating_add(front.pending());
-            self.manager.can_reserve_prefill_buffer(layer_blocks, tokens, step, planned)
+            memory.leaves_prefill_buffer(layer_blocks, tokens, step)
         };
         !self.manager.reserves_prefill_buffer(step) || leaves()
     }

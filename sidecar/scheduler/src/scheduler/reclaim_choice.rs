@@ -31,7 +31,7 @@ impl Scheduler {
         let stalling = match self.manager.stalling_remap(kv_blocks)? {
             Ok(stalling) => stalling,
             Err(declined) => {
-                plan.notes.stalls_too_long = Some(declined);
+                plan.notes.memory.stalls_too_long = Some(declined);
                 return None;
             }
         };
@@ -41,7 +41,7 @@ impl Scheduler {
         if options.is_empty() {
             return None;
         }
-        let cost = self.manager.price_of_layers(&stalling, &clients);
+        let cost = self.manager.prices(&clients).layers(&stalling);
         let priority = requests.iter().map(|one| one.request.priority).max().unwrap_or(0);
         options.push(ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost });
         let chosen = self.manager.params().evict(&options);
@@ -93,7 +93,7 @@ impl Scheduler {
         may_pause: bool,
     ) -> Vec<ReclaimOption> {
         let requests = self.step_requests(plan);
-        let host_places = self.manager.host_capacity_blocks(&plan.planned(&self.manager));
+        let host_places = self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks();
         let victim = self.preemption_victim(now, &requests);
         let pausable = |id: &RequestId| {
             may_pause
@@ -102,12 +102,11 @@ impl Scheduler {
         };
         let first = self.pause_victim(now, &requests, host_places).filter(pausable);
         let instead = victim.filter(pausable);
-        let pause = |one: &Sequence| {
-            self.manager.price_of_pause(one.id(), self.buffered_tokens_of(now, one), clients)
-        };
+        let prices = self.manager.prices(clients);
+        let pause = |one: &Sequence| prices.pause(one.id(), self.buffered_tokens_of(now, one));
         let again = |one: &Sequence| {
             let buffered = self.buffered_tokens_of(now, one);
-            self.manager.price_of_preemption(one.id(), buffered, one.committed, clients)
+            prices.preemption(one.id(), buffered, one.committed)
         };
         let pauses = first
             .into_iter()

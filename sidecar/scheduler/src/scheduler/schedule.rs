@@ -50,6 +50,7 @@ impl Scheduler {
         self.suspend_offloaded();
         self.order_waiting(now);
         let mut plan = self.plan_step(now);
+        self.manager.set_blocked_head(plan.notes.blocked_head);
         self.record_notes(core::mem::take(&mut plan.notes));
         self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
         self.ask_plan(now, &plan);
@@ -281,23 +282,12 @@ impl Scheduler {
 
     /// Records what planning found.
     fn record_notes(&mut self, notes: PlanNotes) {
-        if let Some(id) = notes.blocked_head {
-            self.manager.set_blocked_head(Some(id));
-        }
-        if let Some(skips) = notes.skips_early_fetches {
-            self.manager.set_skips_early_fetches(skips);
-        }
-        if notes.probes_link {
-            self.manager.request_link_probe();
-        }
+        self.manager.note(&notes.memory);
         if notes.refused_admission {
             self.admission_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
         }
         if notes.refused_burst {
             self.burst_backoff_until = self.next_step + ADMISSION_HOLD_STEPS;
-        }
-        if let Some(declined) = notes.stalls_too_long {
-            self.manager.decline_stalling_remap(declined);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The part of the scheduler that plans admissions and requeues those whose first step has no memory yet.
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::memory_manager::{Admission, AdmittedKv, PlannedAdmissions, PrefillOffload};
+use sluice_policy::memory_manager::{Admission, AdmittedKv, MemoryNotes, PlannedAdmissions, PrefillOffload};
 
 use super::super::device::happens;
 use super::{Request, World};
@@ -34,12 +34,12 @@ impl World {
         let planned = PlannedAdmissions::default();
         let wanted = happens(&mut self.rng, self.prefill_offload_permille);
         let answer = if wanted {
-            self.manager.can_offload_prefill(kv_blocks, kv_blocks, &planned)
+            self.manager.after(&planned).can_offload_prefill(kv_blocks, kv_blocks)
         } else {
             PrefillOffload::NotNow
         };
         if answer == PrefillOffload::LinkTooSlow {
-            self.manager.request_link_probe();
+            self.manager.note(&MemoryNotes { probes_link: true, ..MemoryNotes::default() });
         }
         // The answer holds for one prompt at a time.
         let offloads = answer == PrefillOffload::Fits && self.admitted.iter().all(|one| !one.spills);

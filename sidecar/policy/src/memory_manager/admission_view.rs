@@ -1,0 +1,304 @@
+//! What a plan asks before it admits one more request: whether its KV fits next to the others, and where it goes.
+//!
+//! The view adds the admissions that the plan has made so far to the state of memory. It changes nothing.
+
+use alloc::collections::BTreeSet;
+
+use super::MemoryManager;
+use super::admission::WaitingRequest;
+use super::stalling::StallsTooLong;
+use crate::ellm::{Need, Supply};
+use crate::geometry::Geometry;
+use crate::ids::{KvBlockId, RequestId};
+use crate::kv::admissions::{Admission, AdmittedKv};
+
+/// The requests that a plan admits so far, as its next decisions see them.
+#[derive(Clone, Debug, Default)]
+pub struct PlannedAdmissions {
+    requests: u32,
+    /// Layer blocks that they take on the device.
+    layer_blocks: u32,
+    /// KV blocks of prompts that go to the host tier.
+    spilled_kv_blocks: u32,
+    /// KV blocks on the device that they use and that are only cache until then.
+    reused: BTreeSet<KvBlockId>,
+    /// Of them, the suspended requests.
+    resumed: BTreeSet<RequestId>,
+}
+
+impl PlannedAdmissions {
+    /// Adds a request that takes `layer_blocks` layer blocks on the device.
+    pub fn add(&mut self, admission: &Admission, layer_blocks: u32, manager: &MemoryManager) {
+        self.requests += 1;
+        self.layer_blocks += layer_blocks;
+        match &admission.kv {
+            AdmittedKv::New { prefix, spilled_kv_blocks } => {
+                self.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
+                self.reused.extend(manager.kv.unused_kv_blocks(prefix));
+            }
+            AdmittedKv::Suspended => drop(self.resumed.insert(admission.request)),
+        }
+    }
+
+    /// Layer blocks that they take on the device.
+    pub fn layer_blocks(&self) -> u32 {
+        self.layer_blocks
+    }
+
+    fn requests(&self) -> u32 {
+        self.requests
+    }
+
+    fn spilled_kv_blocks(&self) -> u32 {
+        self.spilled_kv_blocks
+    }
+
+    fn reused_kv_blocks(&self) -> u32 {
+        self.reused.len() as u32
+    }
+
+    fn resumes(&self, request: RequestId) -> bool {
+        self.resumed.contains(&request)
+    }
+}
+
+/// Whether a plan admits a waiting request now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanAdmission {
+    /// Now.
+    Now,
+    /// As soon as the fetches under way have ended; the next step orders none early.
+    AfterFetches,
+    /// Not before another placement is in force.
+    AfterPlacement,
+    /// Not yet.
+    NotYet,
+}
+
+/// Whether the KV of a prompt may go to the host tier while it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillOffload {
+    /// It may.
+    Fits,
+    /// The link to the host is unknown or too slow: [`MemoryNotes::probes_link`] has it measured.
+    LinkTooSlow,
+    /// Not now, or not under this policy.
+    NotNow,
+}
+
+/// Facts that planning finds and that the memory manager must know.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryNotes {
+    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
+    /// before.
+    pub skips_early_fetches: Option<bool>,
+    /// Whether the link to the host is to be measured, again from time to time.
+    pub probes_link: bool,
+    /// A remap that was found to stall for too long.
+    pub stalls_too_long: Option<StallsTooLong>,
+}
+
+/// The memory of a tenant as the next decision of a plan sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionView<'a> {
+    manager: &'a MemoryManager,
+    planned: &'a PlannedAdmissions,
+}
+
+impl MemoryManager {
+    /// Returns memory as it is after the planned admissions.
+    pub fn after<'a>(&'a self, planned: &'a PlannedAdmissions) -> AdmissionView<'a> {
+        AdmissionView { manager: self, planned }
+    }
+
+    /// Remembers what planning found.
+    pub fn note(&mut self, notes: &MemoryNotes) {
+        if let Some(skips) = notes.skips_early_fetches {
+            self.offload.plans.set_skips_early_fetches(skips);
+        }
+        if notes.probes_link {
+            self.offload.write_back.request_probe(self.counters.boundaries());
+        }
+        if let Some(declined) = notes.stalls_too_long {
+            self.decline_stalling_remap(declined);
+        }
+    }
+}
+
+impl AdmissionView<'_> {
+    /// Whether a waiting request may be admitted, after the others of the plan. `None` = no placement plan names it,
+    /// and [`AdmissionView::has_room`] decides.
+    pub fn plan_admission(&self, waiter: &WaitingRequest) -> Option<PlanAdmission> {
+        if self.manager.offload.due.is_some() {
+            return Some(PlanAdmission::AfterPlacement);
+        }
+        let set = self.manager.offload.plans.admitted_layers(waiter.request)?;
+        let needed =
+            self.layer_blocks_needed(waiter) + self.planned.layer_blocks() + self.manager.kv.layers();
+        let next = self.target_spare_layer_blocks() - self.manager.reserve_layer_blocks();
+        let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
+        let stays = |request| request == waiter.request || self.planned.resumes(request);
+        let fits = lacking == 0 || lacking <= self.manager.kv.evictable_paused_layer_blocks(stays);
+        let buffers_rest = set.is_empty() || self.manager.kv.fetches() == 0;
+        Some(match (fits, buffers_rest) {
+            (true, true) => PlanAdmission::Now,
+            (true, false) => PlanAdmission::AfterFetches,
+            (false, _) => PlanAdmission::NotYet,
+        })
+    }
+
+    /// Whether a plan may admit a request, after the others of the step. Without pauses an admission cannot be undone,
+    /// however long all requests grow, so no running request's KV is offloaded for it.
+    pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming: u32) -> bool {
+        let may_be_paused = self.manager.params.pause_bound_ns > 0 && self.manager.can_pause_help();
+        may_be_paused || self.manager.must_admit(waiter) || self.fits_with_target(waiter, coming)
+    }
+
+    /// Whether nothing is offloaded, and all of the KV of a waiting request and the next tokens of all requests fit.
+    pub fn has_room(&self, waiter: &WaitingRequest) -> bool {
+        let offloads =
+            !self.manager.kv.placement().layout.moving.is_empty() || self.planned.spilled_kv_blocks() > 0;
+        !offloads && self.fits_with_target(waiter, self.planned.layer_blocks())
+    }
+
+    fn fits_with_target(&self, waiter: &WaitingRequest, coming: u32) -> bool {
+        let needed = self.layer_blocks_needed(waiter) + coming + self.manager.kv.layers();
+        needed + self.target_spare_layer_blocks() <= self.spare_layer_blocks()
+    }
+
+    /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
+    pub fn layer_blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
+        let set = self.manager.planned_layers(waiter.request);
+        match self.manager.kv.kv_blocks(waiter.request) {
+            0 if self.admits_by_prefill_offload(waiter) => {
+                waiter.kv_blocks * self.manager.staging_slot_layer_blocks()
+            }
+            0 => waiter.kv_blocks * self.manager.kv.layers(),
+            _ => self.manager.kv.layer_blocks_to_join(waiter.request, set),
+        }
+    }
+
+    /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
+    /// with its KV in the host tier (`prefill_offload`), and loaded from there as self.planned.
+    pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
+        let admitted = !self.manager.planned_layers(waiter.request).is_empty()
+            && self.manager.kv.kv_blocks(waiter.request) == 0;
+        admitted
+            && self.manager.are_buffers_idle()
+            && !self.fits_with_running(waiter.kv_blocks * self.manager.kv.layers())
+            && self.can_offload_prefills(waiter.kv_blocks)
+    }
+
+    /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
+    pub fn resume_fits(&self, request: RequestId) -> bool {
+        self.fits_with_running(self.manager.kv.absent_layer_blocks(request))
+    }
+
+    /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
+    pub fn fits_with_running(&self, layer_blocks: u32) -> bool {
+        layer_blocks + self.next_layer_blocks() <= self.spare_layer_blocks()
+    }
+
+    /// Host blocks for requests that are paused next.
+    pub fn host_capacity_blocks(&self) -> u32 {
+        let unplaced = self.manager.kv.unplaced_paused(|request| self.planned.resumes(request));
+        self.manager.kv.host_places().saturating_sub(unplaced)
+    }
+
+    /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
+    pub(super) fn spare_layer_blocks(&self) -> u32 {
+        let kv_chunks = self.manager.kv.chunk_pool();
+        kv_chunks.free_layer_blocks() + self.manager.kv.evictable_layer_blocks()
+            - self.planned.reused_kv_blocks() * self.manager.kv.layers()
+            + self.manager.free_kv_chunks() * self.manager.sizes.layer_blocks_per_chunk
+    }
+
+    /// Blocks that should be free: the next tokens of the running requests and of the planned admissions, and the
+    /// reserve.
+    pub(super) fn target_spare_layer_blocks(&self) -> u32 {
+        let requests = self.manager.kv.running_requests().count() as u32 + self.planned.requests();
+        requests * self.manager.kv.layers() + self.manager.reserve_layer_blocks()
+    }
+
+    pub(super) fn kv_is_short(&self) -> bool {
+        self.spare_layer_blocks() < self.target_spare_layer_blocks()
+    }
+
+    /// Whether the KV of a prompt with this size may go to the host tier (Algorithm 1): the buffer has space, and its
+    /// steps leave space on the device for the next token of every request. Not while the link to the host is unknown
+    /// or so slow that a step of `step_kv_blocks` would wait for long.
+    pub fn can_offload_prefill(&self, kv_blocks: u32, step_kv_blocks: u32) -> PrefillOffload {
+        let ready = self.manager.offloads_prefills()
+            && self.manager.are_buffers_idle()
+            && !self.manager.in_backoff()
+            && self.manager.write_back_is_healthy();
+        match ready {
+            true if !self.manager.can_spill_in_time(step_kv_blocks) => PrefillOffload::LinkTooSlow,
+            true if self.fits_buffer(kv_blocks) => PrefillOffload::Fits,
+            _ => PrefillOffload::NotNow,
+        }
+    }
+
+    fn fits_buffer(&self, kv_blocks: u32) -> bool {
+        let to_go = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let seat = self.manager.staging_slot_layer_blocks();
+        let used = self.manager.kv.host_used() + to_go;
+        let places = self.manager.kv.host_places().saturating_sub(to_go);
+        let logical = self.manager.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
+        let supply = Supply {
+            free: self.spare_layer_blocks(),
+            threshold: self.next_layer_blocks() + to_go * seat,
+            buffer: logical.saturating_sub(used).min(places),
+        };
+        supply.fits_by_offload(Need { kv: kv_blocks, activation: kv_blocks * seat })
+    }
+
+    /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
+    pub(super) fn next_layer_blocks(&self) -> u32 {
+        (self.manager.kv.running_requests().count() as u32 + self.planned.requests() + 1)
+            * self.manager.kv.layers()
+    }
+
+    /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
+    /// free. Staging slots count up to an eighth of KV in theta.
+    pub fn leaves_prefill_buffer(&self, layer_blocks: u32, tokens: u32, step_kv_blocks: u32) -> bool {
+        let seats = step_kv_blocks * self.manager.staging_slot_layer_blocks();
+        let theta =
+            self.next_layer_blocks() + seats.min(self.manager.kv.chunk_pool().total_layer_blocks() / 8);
+        let needed = layer_blocks + self.planned.layer_blocks() + theta;
+        needed <= self.spare_layer_blocks() + self.manager.inflatable_layer_blocks(tokens)
+    }
+
+    /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and the
+    /// next tokens of all requests fit the device.
+    pub fn can_onload(&self, request: RequestId, tokens: u32) -> bool {
+        let layer_blocks = self.manager.kv.absent_layer_blocks(request) + self.planned.layer_blocks();
+        layer_blocks + self.next_layer_blocks()
+            <= self.spare_layer_blocks() + self.manager.inflatable_layer_blocks(tokens.saturating_add(1))
+    }
+
+    /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
+    /// and the link is known to carry a step's part soon.
+    pub(super) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
+        let step = kv_blocks.min(Geometry::kv_blocks_for(self.manager.params.max_step.tokens));
+        self.manager.can_spill_in_time(step)
+            && self.manager.write_back_is_healthy()
+            && !self.manager.in_backoff()
+            && self.unreserved_host_places() >= kv_blocks
+    }
+
+    /// Host blocks that neither offloaded prompts nor paused requests will take.
+    fn unreserved_host_places(&self) -> u32 {
+        let reserved = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        self.host_capacity_blocks().saturating_sub(reserved)
+    }
+
+    /// A plan is due: the driver asks for it. Not if everything fits and the waiting request was admitted without one.
+    pub fn wants_plan(&self) -> bool {
+        let (placed, next) = (
+            !self.manager.kv.placement().layout.moving.is_empty(),
+            self.manager.offload.plans.blocked_head(),
+        );
+        self.manager.offload.plans.is_due() && (placed || next.is_some() || self.kv_is_short())
+    }
+}

@@ -1,0 +1,64 @@
+//! What each reclaim option would cost the clients of the next step.
+
+use super::MemoryManager;
+use super::stalling::StallingRemap;
+use crate::cost::CostContext;
+use crate::cost::price::{Clients, LateTokens, ReclaimCost};
+use crate::ids::RequestId;
+
+/// Prices of reclaim options.
+#[derive(Clone, Copy, Debug)]
+pub struct PriceView<'a> {
+    manager: &'a MemoryManager,
+    clients: &'a Clients<'a>,
+}
+
+impl MemoryManager {
+    /// Returns what reclaim options would cost these clients, one for each request of the next step.
+    pub fn prices<'a>(&'a self, clients: &'a Clients<'a>) -> PriceView<'a> {
+        PriceView { manager: self, clients }
+    }
+}
+
+impl PriceView<'_> {
+    /// The cost of these layers beyond those that move now.
+    pub fn layers(&self, stalling: &StallingRemap) -> ReclaimCost {
+        let outlook = self.context();
+        let [now, then] = stalling.stall_ns.map(|ns| {
+            let hides = ns <= self.manager.cost().allowance_ns();
+            if hides { LateTokens::default() } else { outlook.stall(ns, self.clients) }
+        });
+        let loss =
+            LateTokens { late: then.late.saturating_sub(now.late), lost: then.lost.saturating_sub(now.lost) };
+        ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
+    }
+
+    /// The cost of pausing this request, whose client has `in_store` tokens buffered.
+    pub fn pause(&self, request: RequestId, in_store: u32) -> ReclaimCost {
+        let unwritten = u64::from(self.manager.kv.exclusive_unwritten_layer_blocks(request));
+        let leaving_ns =
+            unwritten.saturating_mul(self.manager.offload.write_back.layer_block_ns().unwrap_or(0));
+        ReclaimCost {
+            loss: self.context().pause(in_store, leaving_ns, self.clients),
+            freed_bytes: self.own_bytes(request),
+        }
+    }
+
+    /// The cost of computing `tokens` of this request again.
+    pub fn preemption(&self, request: RequestId, in_store: u32, tokens: u32) -> ReclaimCost {
+        ReclaimCost {
+            loss: self.context().preemption(in_store, tokens.into(), self.clients),
+            freed_bytes: self.own_bytes(request),
+        }
+    }
+
+    /// Bytes that leave the device with the request: KV that no other request uses.
+    fn own_bytes(&self, request: RequestId) -> u64 {
+        u64::from(self.manager.kv.exclusive_layer_blocks(request)) * self.manager.geometry.layer_block_bytes
+    }
+
+    /// The requests of the next step, as reclaim options hurt them.
+    fn context(&self) -> CostContext {
+        self.manager.cost().context(self.clients.buffered_tokens.len() as u32)
+    }
+}
