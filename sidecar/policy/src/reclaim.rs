@@ -15,8 +15,8 @@
 //! struct LargestFirst;
 //!
 //! impl ReclaimPolicy for LargestFirst {
-//!     fn reclaims_weights(&self) -> bool {
-//!         true
+//!     fn movable_layers(&self, cap: u16) -> Option<u16> {
+//!         Some(cap)
 //!     }
 //!
 //!     fn next(&self, view: &ReclaimView) -> ReclaimStep {

@@ -107,7 +107,7 @@ impl MemoryManager {
 
     /// The tenant trades: there are peers, and the policy may reclaim weights (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
-        self.loans.demand.is_enabled() && self.params.policy().reclaims_weights()
+        self.loans.demand.is_enabled() && self.sizes.movable_m.is_some()
     }
 
     /// Loan sizes that help a step which lacks more than `had_layer_blocks`, free chunks included. Empty if peers cannot

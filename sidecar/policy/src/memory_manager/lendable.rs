@@ -22,9 +22,7 @@ impl MemoryManager {
     /// # Errors
     /// Why nothing can be lent now.
     pub fn lendable(&self) -> Result<u32, LoanDenied> {
-        if !self.params.policy().reclaims_weights() {
-            return Err(LoanDenied::NotTraded);
-        }
+        let Some(most) = self.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
         let still = self.sleep.is_settled();
         if !self.is_loaded() || !still || self.wake_layout() || self.releasing_chunks() > 0 {
             return Err(LoanDenied::Busy);
@@ -39,7 +37,7 @@ impl MemoryManager {
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(LoanDenied::AtFloor),
             0 if self.loans.is_active() => Err(LoanDenied::Active),
-            0 if self.absent_lendable_layers() >= usize::from(self.sizes.cap_m) => Err(LoanDenied::AtCap),
+            0 if self.absent_lendable_layers() >= usize::from(most) => Err(LoanDenied::AtCap),
             0 => Err(LoanDenied::Nothing),
             chunks => Ok(chunks),
         }
@@ -87,12 +85,9 @@ impl MemoryManager {
     /// Layers that an inactive tenant can lend, last one first, since it wakes front first. With moving and absent
     /// layers at most the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
-        let idle = !self.loans.is_active() && self.loaded && self.params.policy().reclaims_weights();
-        let left = if idle {
-            usize::from(self.sizes.cap_m).saturating_sub(self.absent_lendable_layers())
-        } else {
-            0
-        };
+        let idle = !self.loans.is_active() && self.loaded;
+        let most = self.sizes.movable_m.filter(|_| idle).unwrap_or(0);
+        let left = usize::from(most).saturating_sub(self.absent_lendable_layers());
         let layers = (0..self.sizes.layers).rev().map(LayerId);
         layers.filter(|layer| !self.chunks.ownership().layers[layer.index()].is_empty()).take(left)
     }

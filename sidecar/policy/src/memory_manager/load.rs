@@ -118,7 +118,7 @@ impl MemoryManager {
         if fits(&resident) {
             return Some(resident);
         }
-        let most = if self.params.policy().reclaims_weights() { self.sizes.cap_m } else { 0 };
+        let most = self.sizes.movable_m.unwrap_or(0);
         (1..most).map(|alpha| self.choose_layout(&resident, alpha, u64::MAX).layout).find(fits)
     }
 

@@ -36,13 +36,10 @@ impl MemoryManager {
 
     /// Blocks in activation chunks that a step of `tokens` leaves idle (eLLM's inflation).
     pub(super) fn inflatable_layer_blocks(&self, tokens: u32) -> u32 {
-        if !self.params.policy().reclaims_activations() || self.in_backoff() {
-            return 0;
-        }
+        let Some(kept) = self.sizes.activation_kept.filter(|_| !self.in_backoff()) else { return 0 };
         let shape =
             StepShape { tokens: tokens.clamp(1, self.params.max_step.tokens), ..self.params.max_step };
-        let needed =
-            self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(self.sizes.activation_min);
+        let needed = self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(kept);
         let idle = self.activation_chunks().saturating_sub(needed);
         let room = self.sizes.kv_limit.saturating_sub(self.kv.chunk_pool().backed() + self.free_kv_chunks());
         idle.min(room) * self.sizes.layer_blocks_per_chunk

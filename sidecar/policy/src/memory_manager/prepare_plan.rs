@@ -238,26 +238,23 @@ impl MemoryManager {
 
     /// Chunks that own layers would give at most, by the cost model.
     pub(super) fn own_chunks(&self) -> u32 {
-        let remaps = self.params.policy().reclaims_weights() && self.forced.is_none();
-        if !remaps || self.in_backoff() || !self.step_stats.compute_known() {
+        if self.forced.is_some() || self.in_backoff() || !self.step_stats.compute_known() {
             return 0;
         }
-        let current = self.weights.layout();
-        let most = self.choose_layout(current, u16::MAX, self.cost().allowance_ns()).layout;
+        let (current, movable) = (self.weights.layout(), self.sizes.movable_m.unwrap_or(0));
+        let most = self.cost().choose_layout(current, u16::MAX, movable, self.cost().allowance_ns()).layout;
         self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
     }
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.
     fn balloon(&self, need: &StepNeed, demand: StepDemand) -> Option<Transition> {
-        if !self.params.policy().reclaims_activations() || self.in_backoff() {
-            return None;
-        }
+        let kept = self.sizes.activation_kept.filter(|_| !self.in_backoff())?;
         let (per, held) = (self.sizes.layer_blocks_per_chunk, self.activation_chunks());
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
         let deflates = demand.activation > held;
         let free = if deflates { self.chunks.free_count() } else { self.free_kv_chunks() };
         let unused = self.kv.chunk_pool().free_layer_blocks() + demand.evictable;
-        let activation = demand.activation.max(self.sizes.activation_min);
+        let activation = demand.activation.max(kept);
         match balloon(unused / per + free, held, demand.layer_blocks.div_ceil(per), activation) {
             Balloon::Inflate(chunks) if chunks <= self.kv_chunk_room() => {
                 let ahead = self.lookahead_chunks(need, demand, activation, chunks);
@@ -291,11 +288,13 @@ impl MemoryManager {
         })
     }
 
-    /// Chunks that own layers must give for `missing` layer blocks; none if KV may not grow by them, or not now.
+    /// Chunks that own layers must give for `missing` layer blocks; none if own layers stay, or KV may not grow by
+    /// them, or not now.
     pub(super) fn chunks_of_layers(&self, missing: u32) -> Option<u32> {
         let (per, usable_free) = (self.sizes.layer_blocks_per_chunk, self.free_kv_chunks());
         let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
-        (!self.in_backoff() && chunks + usable_free <= self.kv_chunk_room()).then_some(chunks)
+        let fits = chunks + usable_free <= self.kv_chunk_room();
+        self.sizes.movable_m.filter(|_| fits && !self.in_backoff()).map(|_| chunks)
     }
 
     /// The layout with the fewest moving layers that gives these chunks within the stall; else why there is none.

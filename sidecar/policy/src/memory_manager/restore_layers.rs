@@ -18,8 +18,8 @@ impl MemoryManager {
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
         let current = self.weights.layout();
         // A tenant that lent under another policy restores as one that lends.
-        let lends = self.params.policy().reclaims_weights() || self.loans.balance.lent() > 0;
-        let most = if lends { self.sizes.cap_m } else { 0 };
+        let lent = (self.loans.balance.lent() > 0).then_some(self.sizes.cap_m);
+        let most = lent.or(self.sizes.movable_m).unwrap_or(0);
         let wanted = current.alpha() + 1..most;
         wanted
             .map(move |alpha| self.choose_layout(current, alpha, u64::MAX))

@@ -91,7 +91,7 @@ impl MemoryManager {
             return None;
         }
         let wanted = alpha - layers;
-        if wanted == self.base.alpha() || !self.params.policy().reclaims_weights() {
+        if wanted == self.base.alpha() || self.sizes.movable_m.is_none() {
             return Some(self.base.clone());
         }
         // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.

@@ -144,8 +144,7 @@ impl MemoryManager {
         if idle > 0 {
             return Some(TransitionTarget::Vacate { kv_chunks: idle, layers: 0 });
         }
-        let inflates = self.params.policy().reclaims_activations();
-        if let Some(target) = self.idle_activations(missing).filter(|_| inflates) {
+        if let Some(target) = self.sizes.activation_kept.and_then(|_| self.idle_activations(missing)) {
             return Some(target);
         }
         if let Some(layout) = self.narrower_by(missing, self.loans.forces_reclaim()) {
@@ -196,10 +195,8 @@ impl MemoryManager {
 
     /// The layout that the floor counts on.
     pub(super) fn min_layout(&self) -> Option<Layout> {
-        let layers = self.sizes.cap_m;
-        let layout = self.sizes.evenly(layers);
-        let narrower = || self.sizes.weights(&layout) < self.chunks.weights_held();
-        (self.params.policy().reclaims_weights() && layers >= 2 && narrower()).then_some(layout)
+        let most = self.sizes.movable_m.filter(|most| *most >= 2)?;
+        Some(self.sizes.evenly(most)).filter(|layout| self.sizes.weights(layout) < self.chunks.weights_held())
     }
 
     /// The chunks of a larger share are created as steps need them, like those of an exited borrower.

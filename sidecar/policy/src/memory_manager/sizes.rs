@@ -23,7 +23,9 @@ pub(super) struct Sizes {
     pub activation_max: u32,
     /// Activations of a whole context in one step: the most while weights load.
     pub activation_wake: u32,
-    /// Activations that are never lent: of the smallest step under eLLM, else of the largest.
+    /// Activations that never become KV. `None`: no activations become KV.
+    pub activation_kept: Option<u32>,
+    /// Activations that are never lent: those that never become KV, else those of the largest step.
     pub activation_min: u32,
     /// Activations that are never lent under any policy.
     pub activation_least: u32,
@@ -33,7 +35,9 @@ pub(super) struct Sizes {
     pub layer_blocks_per_chunk: u32,
     /// Size of the host tier in KV blocks.
     pub host_kv_blocks: u32,
-    /// Most moving layers.
+    /// Most layers that may move, for KV or for a peer. `None`: own layers stay, and nothing is lent or borrowed.
+    pub movable_m: Option<u16>,
+    /// Most moving layers, with those that moved under another policy.
     pub cap_m: u16,
 }
 
@@ -49,9 +53,11 @@ impl Sizes {
         let activation_max = geometry.chunks_for(geometry.activation.bytes(params.max_step));
         let tokens = params.max_model_tokens.max(params.max_step.tokens);
         let whole = StepShape { tokens, ..params.max_step };
-        let ellm = params.policy().reclaims_activations();
-        let smallest = if ellm { params.min_step } else { params.max_step };
+        let activations = |step| geometry.chunks_for(geometry.activation.bytes(step)).min(activation_max);
+        let activation_kept = params.policy().kept_activations(params.min_step).map(activations);
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
+        let cap_m = (share as u16).min(layers - 1);
+        let movable_m = params.policy().movable_layers(cap_m);
         let sizes = Sizes {
             layers,
             share: params.share_chunks.min(geometry.capacity_chunks),
@@ -60,10 +66,9 @@ impl Sizes {
             staging: geometry.staging_chunks,
             activation_max,
             activation_wake: geometry.chunks_for(geometry.activation.bytes(whole)).max(activation_max),
-            activation_min: geometry.chunks_for(geometry.activation.bytes(smallest)).min(activation_max),
-            activation_least: geometry
-                .chunks_for(geometry.activation.bytes(params.min_step))
-                .min(activation_max),
+            activation_kept,
+            activation_min: activation_kept.unwrap_or(activation_max),
+            activation_least: activations(params.min_step),
             kv_guaranteed: geometry
                 .chunks_for(params.guaranteed_kv_bytes)
                 .max(context)
@@ -71,7 +76,8 @@ impl Sizes {
             kv_limit,
             layer_blocks_per_chunk: geometry.layer_blocks_per_chunk(),
             host_kv_blocks: host_kv_blocks(params, geometry),
-            cap_m: (share as u16).min(layers - 1),
+            movable_m,
+            cap_m: movable_m.unwrap_or(cap_m),
         };
         // The floor first: a device below it cannot hold a context either, and this error names the size that suffices.
         sizes.refuse_floor(params, geometry)?;
@@ -103,12 +109,11 @@ impl Sizes {
 
     /// Chunks that the tenant never lends.
     pub fn floor(&self, params: &Params) -> u32 {
-        let least = match params.forced {
-            Some(forced) => self.weights(&self.forced_layout(forced)),
-            None if params.policy().reclaims_weights() && self.cap_m >= 2 => {
-                self.weights(&self.evenly(self.cap_m)).min(self.weights(&Layout::resident()))
-            }
-            None => self.weights(&Layout::resident()),
+        let resident = self.weights(&Layout::resident());
+        let least = match (params.forced, self.movable_m) {
+            (Some(forced), _) => self.weights(&self.forced_layout(forced)),
+            (None, Some(most @ 2..)) => self.weights(&self.evenly(most)).min(resident),
+            (None, _) => resident,
         };
         self.global + least + self.activation_min + self.staging + self.kv_guaranteed
     }

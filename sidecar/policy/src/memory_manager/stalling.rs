@@ -49,10 +49,7 @@ impl MemoryManager {
     /// layers do not become KV, or not now, or the policy compares no costs. An error if steps would take more than
     /// twice as long.
     pub fn stalling_remap(&self, missing_kv_blocks: u32) -> Option<Result<StallingRemap, StallsTooLong>> {
-        let remaps = self.params.compares_costs()
-            && self.params.policy().reclaims_weights()
-            && self.forced.is_none()
-            && self.step_stats.compute_known();
+        let remaps = self.params.compares_costs() && self.forced.is_none() && self.step_stats.compute_known();
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
         let chunks = self
             .chunks_of_layers(missing_layer_blocks)

@@ -2,6 +2,7 @@
 //! the same, and their KV goes to the host tier (eLLM 4.4.2).
 
 use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+use crate::geometry::StepShape;
 
 /// Inflates KV, then shrinks the batch.
 #[derive(Debug)]
@@ -15,8 +16,8 @@ impl ReclaimPolicy for Ellm {
         }
     }
 
-    fn reclaims_activations(&self) -> bool {
-        true
+    fn kept_activations(&self, smallest: StepShape) -> Option<StepShape> {
+        Some(smallest)
     }
 
     fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {

@@ -3,6 +3,7 @@
 use core::fmt::Debug;
 
 use crate::cost::price::{ReclaimKind, ReclaimOption};
+use crate::geometry::StepShape;
 
 /// Where the KV of running requests resides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,14 +81,16 @@ pub trait ReclaimPolicy: Debug + Sync {
     /// The next step towards a shortfall. The memory manager asks again while steps free nothing.
     fn next(&self, view: &ReclaimView) -> ReclaimStep;
 
-    /// Own weight layers may become KV, or a peer's memory. Without it the tenant keeps to its share.
-    fn reclaims_weights(&self) -> bool {
-        false
+    /// Own weight layers that may become KV or a peer's memory, of the `cap` that the tenant's bounds allow. `None`: own
+    /// layers stay, and the tenant keeps to its share: it lends and borrows nothing.
+    fn movable_layers(&self, _cap: u16) -> Option<u16> {
+        None
     }
 
-    /// Idle activation chunks may become KV.
-    fn reclaims_activations(&self) -> bool {
-        false
+    /// The step whose activation space stays when idle activation chunks become KV; `smallest` is the tenant's smallest
+    /// step. `None`: activation chunks do not become KV.
+    fn kept_activations(&self, _smallest: StepShape) -> Option<StepShape> {
+        None
     }
 
     /// Where the KV of running requests resides.

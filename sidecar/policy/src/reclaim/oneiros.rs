@@ -15,7 +15,7 @@ impl ReclaimPolicy for Oneiros {
         }
     }
 
-    fn reclaims_weights(&self) -> bool {
-        true
+    fn movable_layers(&self, cap: u16) -> Option<u16> {
+        Some(cap)
     }
 }

@@ -8,6 +8,7 @@ use super::{
     KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, pause_before_preempting,
 };
 use crate::cost::price::{ReclaimOption, least};
+use crate::geometry::StepShape;
 
 /// Inflates KV, evicts KV of paused requests, remaps own weights that hide, then takes the option of least cost.
 #[derive(Debug)]
@@ -26,12 +27,12 @@ impl ReclaimPolicy for Unified {
         }
     }
 
-    fn reclaims_weights(&self) -> bool {
-        true
+    fn movable_layers(&self, cap: u16) -> Option<u16> {
+        Some(cap)
     }
 
-    fn reclaims_activations(&self) -> bool {
-        true
+    fn kept_activations(&self, smallest: StepShape) -> Option<StepShape> {
+        Some(smallest)
     }
 
     fn kv_placement(&self, settings: &PolicySettings) -> KvPlacementMode {
