@@ -108,7 +108,7 @@ fn declared(case: &Case) -> Option<u64> {
         staging_chunks: 0,
     };
     let manager = MemoryManager::new(params, geometry).ok()?;
-    Some(u64::from(manager.floor_chunks()) * case.chunk)
+    Some(u64::from(manager.loans().floor_chunks()) * case.chunk)
 }
 
 proptest! {

@@ -122,10 +122,10 @@ impl EngineLoop {
             self.extend_slice();
             self.count_overtaken_slices();
             self.publish();
-            self.idle_sleep.notify_waiters(self.driver.scheduler().manager().sleep_state());
+            self.idle_sleep.notify_waiters(self.driver.scheduler().manager().status().sleep_state());
             self.expire_streams();
             self.update_status();
-            if let Some(failure) = self.driver.scheduler().manager().failed() {
+            if let Some(failure) = self.driver.scheduler().manager().status().failed() {
                 let why = failure.to_string();
                 self.end_streams(&UnavailableReason::Device(why.clone()));
                 self.stop();
@@ -297,8 +297,10 @@ impl EngineLoop {
         self.recorder.set_idle_after(self.idle_sleep.idle_after());
         self.metrics.set_kv_copied(self.driver.memory().kv_copy_stats());
         let core = self.driver.scheduler();
-        self.metrics
-            .set_offloaded_prompts(core.counters().prefills_offloaded, core.manager().prefill_buffer_bytes());
+        self.metrics.set_offloaded_prompts(
+            core.counters().prefills_offloaded,
+            core.manager().figures().prefill_buffer_bytes(),
+        );
         self.recorder.observe(self.driver.scheduler(), &self.metrics);
     }
 
@@ -332,7 +334,7 @@ impl EngineLoop {
         if self.idle_sleep.should_sleep(self.driver.scheduler()) {
             self.driver.push(Event::Sleep(Sleep::Idle));
         }
-        let rest = self.driver.scheduler().manager().sleep_state();
+        let rest = self.driver.scheduler().manager().status().sleep_state();
         let late = self.idle_sleep.expired_requests(rest, self.streams.keys().copied(), self.hold_limit);
         if late.is_empty() {
             return;
@@ -367,10 +369,10 @@ impl EngineLoop {
 
     fn update_status(&self) {
         let snapshot = self.driver.scheduler().snapshot();
-        let status = match (snapshot.serving, self.driver.scheduler().manager().is_loaded()) {
+        let status = match (snapshot.serving, self.driver.scheduler().manager().status().is_loaded()) {
             (true, _) => Status::Serving,
             (false, true) => Status::EngineLost,
-            (false, false) => match self.driver.scheduler().manager().failed() {
+            (false, false) => match self.driver.scheduler().manager().status().failed() {
                 Some(failure) => Status::Failed(failure.to_string()),
                 None => Status::Loading,
             },
@@ -410,10 +412,10 @@ impl EngineLoop {
     /// Checks that the backend backs every address as the chunk table says. Skips the check while an action is pending,
     /// because the backend may be ahead by that action.
     fn audit(&mut self) {
-        if self.driver.scheduler().manager().is_blocked() {
+        if self.driver.scheduler().manager().status().is_blocked() {
             return;
         }
-        let expected: Vec<_> = self.driver.scheduler().manager().addresses().collect();
+        let expected: Vec<_> = self.driver.scheduler().manager().figures().addresses().collect();
         let audited = self.driver.memory().audit(expected.into_iter());
         audited.expect("the backend's table equals the ledger's");
         self.driver.scheduler().check();

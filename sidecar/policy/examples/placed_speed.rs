@@ -153,7 +153,7 @@ impl Bench {
         for _ in 0..100_000 {
             let start = Instant::now();
             self.manager.boundary(NOW, &mut self.out);
-            let prepared = match self.manager.is_blocked() {
+            let prepared = match self.manager.status().is_blocked() {
                 true => Prepared::Wait,
                 false => self.manager.prepare(NOW, &self.need(), &mut self.out),
             };
@@ -183,7 +183,7 @@ impl Bench {
     fn need(&self) -> StepNeed {
         let needs = self.batch().map(|at| &self.sequences[at]).filter_map(|sequence| {
             let kv_blocks = Geometry::kv_blocks_for(sequence.length + sequence.next_tokens());
-            let missing = kv_blocks.saturating_sub(self.manager.kv_blocks(sequence.id));
+            let missing = kv_blocks.saturating_sub(self.manager.kv_of(sequence.id).kv_blocks());
             (missing > 0).then_some((sequence.id, missing))
         });
         let new = |id: &RequestId| Admission::new(*id, self.manager.cached_prefix(id.0, &[1]));
@@ -232,7 +232,7 @@ fn measure(policy: PolicyName, sequences: u32) -> (Samples, usize, Samples) {
     let (mut samples, mut most) = (Vec::new(), 0);
     for _ in 0..STEPS[1] {
         let spent = bench.step();
-        let away = bench.manager.placement().layout.moving.len();
+        let away = bench.manager.figures().placement().layout.moving.len();
         if away > 0 {
             samples.push(spent.as_nanos() as u64);
             most = most.max(away);

@@ -55,7 +55,7 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     let mut out = Vec::new();
     manager.start(NOW, &mut out);
     settle(&mut manager, &mut out);
-    assert!(manager.is_loaded(), "loaded");
+    assert!(manager.status().is_loaded(), "loaded");
     let requests: Vec<RequestId> = (0..u64::from(sequences)).map(RequestId).collect();
     // Lengths differ, so that KV blocks fill up in different steps.
     requests.iter().for_each(|id| {
@@ -108,7 +108,7 @@ fn one_step(
     let start = Instant::now();
     manager.boundary(NOW, out);
     let needs = requests.iter().zip(lengths.iter()).filter_map(|(id, length)| {
-        let missing = Geometry::kv_blocks_for(length + 1).saturating_sub(manager.kv_blocks(*id));
+        let missing = Geometry::kv_blocks_for(length + 1).saturating_sub(manager.kv_of(*id).kv_blocks());
         (missing > 0).then_some((*id, missing))
     });
     let need = StepNeed { kv_blocks: needs.collect(), shape: times.shape, ..StepNeed::default() };

@@ -74,6 +74,11 @@ impl Chunks {
         self.table.count(Owner::Free)
     }
 
+    /// Chunks of the activation range that are backed.
+    pub fn activation_chunks(&self) -> u32 {
+        self.ownership.activation.len() as u32
+    }
+
     /// Returns the number of layers without memory.
     pub fn absent_layers(&self) -> u16 {
         self.absent_layers

@@ -165,9 +165,9 @@ impl LoanNegotiator {
     pub fn boundary(&mut self, now: Nanos, manager: &mut MemoryManager, out: &mut Vec<Action>) {
         self.update_residence(now, manager);
         self.process_transfer_results(now, manager);
-        self.book.set_floor(manager.unlent_floor_chunks());
-        if manager.expected_chunks() > 0 {
-            self.claim(now, manager.expected_chunks());
+        self.book.set_floor(manager.loans().unlent_floor_chunks());
+        if manager.loans().expected_chunks() > 0 {
+            self.claim(now, manager.loans().expected_chunks());
         }
         let due = self.book.expired(now);
         self.send_debts(&due, manager);
@@ -210,7 +210,7 @@ impl LoanNegotiator {
 
     /// Returns loans that the memory manager does not need.
     fn return_spare_loans(&mut self, manager: &mut MemoryManager) {
-        let mut left = manager.return_unused_loan();
+        let mut left = manager.loans_mut().return_unused_loan();
         if left == 0 {
             return;
         }
@@ -219,7 +219,7 @@ impl LoanNegotiator {
             let LoanIn { nonce, peer, .. } = taken;
             let chunks = (taken.held() - taken.vacating()).min(left);
             if chunks > 0 && self.book.revoked(nonce, peer, taken.vacating() + chunks).is_ok() {
-                manager.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Return);
+                manager.loans_mut().queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Return);
                 left -= chunks;
             }
         }
@@ -229,23 +229,23 @@ impl LoanNegotiator {
     fn send_debts(&mut self, due: &[ReturnOrder], manager: &mut MemoryManager) {
         for vacate in due {
             let earmark = Earmark { peer: vacate.peer, nonce: vacate.nonce };
-            let ordered = manager.debt_shortfall(earmark);
+            let ordered = manager.loans().debt_shortfall(earmark);
             if let Some(chunks) = vacate.chunks.checked_sub(ordered).filter(|chunks| *chunks > 0) {
-                manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
             }
         }
     }
 
     /// Turns earmarked bytes into chunks, one earmark at a time.
     fn accept_next(&mut self, manager: &mut MemoryManager, out: &mut Vec<Action>) {
-        if manager.is_blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
+        if manager.status().is_blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
             return;
         }
         let given = self.book.loans_out();
         self.arriving.retain(|arrival| arrival.claim == TransferKind::Lend || arrival.is_repayment(given));
         if let Some(arrival) = self.arriving.first_mut() {
             arrival.ordered = true;
-            manager.accept(arrival.earmark, arrival.chunks, arrival.claim, out);
+            manager.loans_mut().accept(arrival.earmark, arrival.chunks, arrival.claim, out);
         }
     }
 

@@ -9,7 +9,6 @@
 use alloc::vec::Vec;
 
 mod admission;
-mod admission_view;
 mod borrow;
 mod constants;
 mod copy_deadlines;
@@ -22,11 +21,11 @@ mod kv_prefetch;
 mod lend;
 mod lendable;
 mod load;
+mod loan_control;
 mod placement_plans;
 mod prefill_offload;
 mod prepare;
 mod prepare_plan;
-mod price_view;
 mod recreate_chunks;
 mod restore_layers;
 mod revert;
@@ -34,10 +33,10 @@ mod share;
 mod sizes;
 mod sleep;
 mod stalling;
-mod stats;
 mod step_api;
 mod step_state;
 mod transition;
+mod views;
 mod weight_loads;
 mod whole_prompt_prefill;
 
@@ -49,18 +48,21 @@ pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
 pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
-pub use admission_view::{AdmissionView, MemoryNotes, PlanAdmission, PlannedAdmissions, PrefillOffload};
 pub use constants::CONSTANTS;
-pub use price_view::PriceView;
+pub use loan_control::LoanControl;
 pub use share::{fits, floor};
 pub use stalling::{StallingRemap, StallsTooLong};
-pub use stats::Residency;
 pub use step_api::{Failed, Prepared, StepLease, StepNeed};
+pub use views::{
+    AdmissionView, Figures, LoanView, MemoryNotes, OffloadView, PlanAdmission, PlannedAdmissions,
+    PrefillOffload, PriceView, RequestKv, Residency, StatusView, TimingView,
+};
 
 use crate::action::{Action, Work};
 use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
+use crate::cost::price::Clients;
 use crate::event::Completion;
 use crate::geometry::Geometry;
 use crate::ids::{Nanos, RequestId};
@@ -196,29 +198,9 @@ impl MemoryManager {
         self.reorder_fetches(out);
     }
 
-    /// Every layer was loaded once: resident layers, and the first layer of each slot.
-    pub fn is_loaded(&self) -> bool {
-        self.loaded && self.failure.is_none()
-    }
-
-    /// An action is pending that no step may run with: any but a copy of weights.
-    pub fn is_blocked(&self) -> bool {
-        self.pending.blocking()
-    }
-
-    /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
-    pub fn is_idle(&self) -> bool {
-        self.is_steady()
-    }
-
     /// Finds the cached full blocks of a new request's first tokens. They stay valid until the next change of memory.
     pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> CachedPrefix {
         self.kv.cached_prefix(salt, tokens)
-    }
-
-    /// Counts changes of the prefix cache: while it stays, the prefixes that were found are valid.
-    pub fn cache_epoch(&self) -> u64 {
-        self.kv.cache_epoch()
     }
 
     /// The KV of these tokens is written. They follow the tokens committed before; full blocks become shareable.
@@ -231,11 +213,6 @@ impl MemoryManager {
         self.kv.close(request);
     }
 
-    /// KV blocks that the request holds.
-    pub fn kv_blocks(&self, request: RequestId) -> u32 {
-        self.kv.kv_blocks(request)
-    }
-
     /// The KV blocks of open requests that are new or moved since the last call.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
         self.kv.take_table_changes()
@@ -244,7 +221,7 @@ impl MemoryManager {
     /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         self.step.set_now(now);
-        if self.step.is_running() || self.is_blocked() || !self.is_loaded() {
+        if self.step.is_running() || self.pending.blocking() || !self.status().is_loaded() {
             return Prepared::Wait;
         }
         self.prepare_step(need, out)
@@ -257,10 +234,10 @@ impl MemoryManager {
     /// If the memory manager is blocked or not loaded.
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
         self.step.set_now(now);
-        assert!(!self.lacks_weights(), "a step begins when every layer has memory");
+        assert!(!self.status().lacks_weights(), "a step begins when every layer has memory");
         assert_eq!(self.kv.missing_layer_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
-            self.is_loaded() && (self.step.is_running() || !self.is_blocked()),
+            self.status().is_loaded() && (self.step.is_running() || !self.pending.blocking()),
             "a step begins when nothing is pending"
         );
         if !self.step.is_running() {
@@ -271,7 +248,7 @@ impl MemoryManager {
         }
         let generations = self.weights.lease();
         // Stale addresses are behind the limit: the engine does not access what its lease does not reach.
-        let chunks = u64::from(self.activation_chunks());
+        let chunks = u64::from(self.chunks.activation_chunks());
         StepLease {
             generations,
             kv_generations: self.kv.fetch_lease(),
@@ -301,8 +278,21 @@ impl MemoryManager {
         self.step.on_boundary();
         self.forget_step();
         self.loans.demand.on_boundary();
-        if !self.step.is_running() && !self.is_blocked() && self.is_loaded() {
+        if !self.step.is_running() && !self.pending.blocking() && self.status().is_loaded() {
             self.at_boundary(out);
+        }
+    }
+
+    /// Remembers what planning found.
+    pub fn note(&mut self, notes: &MemoryNotes) {
+        if let Some(skips) = notes.skips_early_fetches {
+            self.offload.plans.set_skips_early_fetches(skips);
+        }
+        if notes.probes_link {
+            self.offload.write_back.request_probe(self.counters.boundaries());
+        }
+        if let Some(declined) = notes.stalls_too_long {
+            self.decline_stalling_remap(declined);
         }
     }
 
@@ -349,5 +339,63 @@ impl MemoryManager {
 
     fn count_moved(&mut self, reason: Reason, chunks: u32) {
         self.counters.add_moved(reason, chunks);
+    }
+}
+
+/// Views: what a scheduler, a negotiator and an operator may ask. They change nothing.
+impl MemoryManager {
+    /// Sizes of the tenant.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Tunables.
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    /// Returns whether a step may begin, and what it waits for.
+    pub fn status(&self) -> StatusView<'_> {
+        StatusView { manager: self }
+    }
+
+    /// Returns the KV of one request.
+    pub fn kv_of(&self, request: RequestId) -> RequestKv<'_> {
+        RequestKv { manager: self, request }
+    }
+
+    /// Returns memory as it is after the planned admissions.
+    pub fn after<'a>(&'a self, planned: &'a PlannedAdmissions) -> AdmissionView<'a> {
+        AdmissionView { manager: self, planned }
+    }
+
+    /// Returns which KV may leave the device now.
+    pub fn offload_view(&self) -> OffloadView<'_> {
+        OffloadView { manager: self }
+    }
+
+    /// Returns what reclaim options would cost these clients, one for each request of the next step.
+    pub fn prices<'a>(&'a self, clients: &'a Clients<'a>) -> PriceView<'a> {
+        PriceView { manager: self, clients }
+    }
+
+    /// Returns measured and predicted times of steps.
+    pub fn timing(&self) -> TimingView<'_> {
+        TimingView { manager: self }
+    }
+
+    /// Returns the share, the loans and the debts.
+    pub fn loans(&self) -> LoanView<'_> {
+        LoanView { manager: self }
+    }
+
+    /// Returns the loans, to change them.
+    pub fn loans_mut(&mut self) -> LoanControl<'_> {
+        LoanControl { manager: self }
+    }
+
+    /// Returns figures for metrics, log fields and audits.
+    pub fn figures(&self) -> Figures<'_> {
+        Figures { manager: self }
     }
 }

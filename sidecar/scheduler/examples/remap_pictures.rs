@@ -110,16 +110,18 @@ struct Moment {
 impl Moment {
     fn of(seconds: f64, core: &Scheduler) -> Moment {
         let manager = core.manager();
-        let (geometry, ledger, kv) = (manager.geometry(), manager.ledger(), manager.kv_counts());
+        let (geometry, ledger, kv) =
+            (manager.geometry(), manager.figures().ledger(), manager.figures().kv_counts());
         let requests = core.snapshot();
         let mib = |chunks: u32| f64::from(chunks) * geometry.chunk_bytes as f64 / MIB;
-        let layers = (0..geometry.layers()).zip(manager.residency()).map(|(layer, residency)| {
-            match (ledger.count(Owner::WeightsLayer(LayerId(layer))), residency.present) {
-                (0, _) => Layer::Lent,
-                (_, true) => Layer::Resident,
-                (_, false) => Layer::Loading,
-            }
-        });
+        let layers =
+            (0..geometry.layers()).zip(manager.figures().residency()).map(|(layer, residency)| {
+                match (ledger.count(Owner::WeightsLayer(LayerId(layer))), residency.present) {
+                    (0, _) => Layer::Lent,
+                    (_, true) => Layer::Resident,
+                    (_, false) => Layer::Loading,
+                }
+            });
         let kv_mib = mib(ledger.count(Owner::Kv));
         let kv_used_mib = f64::from(kv.used_layer_blocks) * geometry.layer_block_bytes as f64 / MIB;
         let other =
@@ -165,7 +167,7 @@ fn read(path: &str) -> Result<Vec<Moment>, String> {
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let mut moments = Vec::new();
     let report = replay_with(BufReader::new(file), |now, core| {
-        if !moments.is_empty() || core.manager().is_loaded() {
+        if !moments.is_empty() || core.manager().status().is_loaded() {
             moments.push(Moment::of(now.0 as f64 / 1e9, core));
         }
     });

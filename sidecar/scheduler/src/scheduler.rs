@@ -107,8 +107,9 @@ impl Scheduler {
         let mut manager = manager;
         let pauses = Pauses::new(manager.params().pause_bound_ns);
         let trader = config.membership.clone().map(|place| {
-            manager.set_can_borrow(true);
-            let book = LoanBook::new(place.own_peer, manager.share_chunks(), manager.floor_chunks());
+            manager.loans_mut().set_can_borrow(true);
+            let book =
+                LoanBook::new(place.own_peer, manager.loans().share_chunks(), manager.loans().floor_chunks());
             LoanNegotiator::new(book, place.terms)
         });
         Scheduler {
@@ -172,7 +173,7 @@ impl Scheduler {
             Some(_) => {}
         }
         self.flush();
-        self.pauses.on_sleep(self.manager.sleep_state() != SleepState::Awake, now);
+        self.pauses.on_sleep(self.manager.status().sleep_state() != SleepState::Awake, now);
         self.record_waits(now);
         self.next_use.observe(now, self.set_busy());
     }
@@ -221,19 +222,19 @@ impl Scheduler {
 
     /// Whether time alone can change the state: for example, borrowed memory may be returned while no step runs.
     pub fn needs_ticks(&self) -> bool {
-        if self.manager.missing_floor_chunks().is_some() {
+        if self.manager.loans().missing_floor_chunks().is_some() {
             return true;
         }
         self.in_flight.is_none()
             && (self.engine.is_some() || self.negotiator.is_some())
             && (self.head_starved > 0
-                || !self.manager.is_idle()
+                || !self.manager.status().is_idle()
                 || self.negotiator.as_ref().is_some_and(LoanNegotiator::needs_ticks))
     }
 
     /// Whether the tenant is awake and serving, without requests.
     pub fn is_idle(&self) -> bool {
-        self.serving() && self.manager.sleep_state() == SleepState::Awake && !self.set_busy()
+        self.serving() && self.manager.status().sleep_state() == SleepState::Awake && !self.set_busy()
     }
 
     /// Returns the totals since the start.
@@ -250,7 +251,7 @@ impl Scheduler {
             engine_attached: self.engine.is_some(),
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
-            sleep_state: self.manager.sleep_state(),
+            sleep_state: self.manager.status().sleep_state(),
             is_sleep_requested: self.sleep_requested.is_some(),
             counters: self.counters.clone(),
         }
@@ -285,14 +286,14 @@ impl Scheduler {
             let deadline = |one: &Sequence| [one.deferred_ns, one.read_until.map_or(0, |until| until.0)];
             words.extend(sequences().flat_map(deadline));
         }
-        if self.manager.offloads_prefills()
+        if self.manager.offload_view().offloads_prefills()
             || sequences().any(|one| one.waiting_offloaded || one.prefill_offloaded)
         {
             words.extend(
                 sequences()
                     .map(|one| u64::from(one.prefill_offloaded) << 1 | u64::from(one.waiting_offloaded)),
             );
-            words.push(self.manager.prefill_digest());
+            words.push(self.manager.figures().prefill_digest());
         }
         words.push(self.negotiator.as_ref().map_or(0, LoanNegotiator::digest));
         fnv1a(words)
@@ -308,7 +309,7 @@ impl Scheduler {
 
     /// Whether the tenant is loaded and has an engine.
     fn serving(&self) -> bool {
-        self.engine.is_some() && self.manager.is_loaded()
+        self.engine.is_some() && self.manager.status().is_loaded()
     }
 
     fn submit(&mut self, now: Nanos, request: Request) {

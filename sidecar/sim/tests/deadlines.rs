@@ -127,9 +127,9 @@ fn plan_offloads_kv_only_if_running_requests_gain_tokens() {
         (1..=8).for_each(|id| world.submit(request(id, true)));
         let times = run(&mut world);
         assert_eq!(late(&times), 0, "{link_bytes_per_second} bytes per second");
-        let count = |reason| world.driver.scheduler().manager().counted(reason);
+        let count = |reason| world.driver.scheduler().manager().figures().counted(reason);
         assert!(count(Reason::Pause) > 0, "{link_bytes_per_second} bytes per second: a request made room");
-        (world.driver.scheduler().manager().fetched_bytes(), count(Reason::DeclinedStall))
+        (world.driver.scheduler().manager().figures().fetched_bytes(), count(Reason::DeclinedStall))
     };
     let (fast, slow) = (placed(1 << 34), placed(1 << 28));
     assert!(

@@ -39,7 +39,7 @@ fn served(by_loss: bool, host_kv_blocks: u64, seed: u64) -> Counts {
     Counts {
         pauses: counters().map(|counters| counters.pauses).sum(),
         preemptions: counters().map(|counters| counters.preemptions).sum(),
-        repaid: cores().map(|core| core.manager().counted(Reason::Repay)).sum(),
+        repaid: cores().map(|core| core.manager().figures().counted(Reason::Repay)).sum(),
     }
 }
 

@@ -93,7 +93,7 @@ fn a_row_without_any_candidate_fails_alone() {
     }
     assert_eq!(failed, 1);
     assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
+    assert_eq!(world.driver.scheduler().manager().figures().kv_counts().used_kv_blocks, 0);
 }
 
 /// Returns the requests of `load` that get a token unknown to the engine, at different positions: the first token, the
@@ -131,7 +131,7 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
             }
         }
         assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0, "{policy:?}");
-        assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0, "{policy:?}");
+        assert_eq!(world.driver.scheduler().manager().figures().kv_counts().used_kv_blocks, 0, "{policy:?}");
     }
 }
 
@@ -155,7 +155,7 @@ fn refused_sequences_do_not_update_step_times() {
     let failed = worlds[1].outcomes.values().filter(|one| matches!(one.finish, Some(Finish::Failed(_))));
     assert_eq!(failed.count(), 40);
     let [without, with] = [0, 1].map(|one: usize| {
-        let measures = worlds[one].driver.scheduler().manager().step_stats();
+        let measures = worlds[one].driver.scheduler().manager().timing().step_stats();
         (
             measures.compute_ns(),
             measures.overhead_ns(),
@@ -178,7 +178,7 @@ fn cancelled_request_frees_memory_within_one_step() {
     let steps = world.driver.scheduler().snapshot().counters.steps;
     assert!(world.run_until_idle(crate::support::LIMIT));
     assert!(world.driver.scheduler().snapshot().counters.steps <= steps + 1);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
+    assert_eq!(world.driver.scheduler().manager().figures().kv_counts().used_kv_blocks, 0);
     assert!(world.outcomes.values().any(|o| o.finish == Some(Finish::Cancelled)));
 }
 

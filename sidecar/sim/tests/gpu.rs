@@ -129,7 +129,7 @@ fn time_sliced_peers_lend_memory_and_change_no_token() {
     while !gpu.is_done() {
         assert!(gpu.tick(LIMIT), "each request is served: {} open", gpu.open());
         assert!(existing(&gpu) <= gpu.ledger.borrow().capacity(), "no byte is promised twice");
-        borrowed = borrowed.max(manager(&gpu, 0).borrowed_chunks());
+        borrowed = borrowed.max(manager(&gpu, 0).loans().borrowed_chunks());
     }
     assert!(borrowed > 0, "the tenant with much to do borrows");
     assert!(gpu.turns() > 10, "{} turns", gpu.turns());
@@ -196,7 +196,9 @@ fn peer_copies_share_one_link() {
         };
         let mut gpu = Gpu::new(setup, tenants).unwrap();
         let loaded = |gpu: &Gpu| {
-            gpu.tenants.iter().all(|s| s.instance.as_ref().unwrap().driver.scheduler().manager().is_loaded())
+            gpu.tenants
+                .iter()
+                .all(|s| s.instance.as_ref().unwrap().driver.scheduler().manager().status().is_loaded())
         };
         while !loaded(&gpu) {
             assert!(gpu.tick(LIMIT));
@@ -235,22 +237,22 @@ fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
 #[test]
 fn loan_to_peer_that_died_before_first_survey_is_recovered() {
     let mut gpu = gpu(GpuSharing::Spatial, PolicyName::Oneiros, 2, 14);
-    while !manager(&gpu, 0).is_loaded() {
+    while !manager(&gpu, 0).status().is_loaded() {
         assert!(gpu.tick(Nanos(20 * MS)), "it looks at the ledger after 25 ms");
     }
     gpu.stop(0, 1000 * MS);
     let begun = gpu.now();
     let load = load(24, 5);
     load.into_iter().for_each(|(when, request)| gpu.submit_at(1, begun.plus(when), request));
-    while manager(&gpu, 1).borrow_request().is_none() {
+    while manager(&gpu, 1).loans().borrow_request().is_none() {
         assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
     }
     // The survey and the ask take up to 0.7 ms each, and the reply timeout is 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));
     gpu.stop_instance(1);
-    let lent = |gpu: &Gpu| manager(gpu, 0).lent_chunks();
+    let lent = |gpu: &Gpu| manager(gpu, 0).loans().lent_chunks();
     assert!(gpu.now() < begun.plus(1000 * MS) && lent(&gpu) == 0, "it is stopped");
     gpu.run_until(Nanos(30_000 * MS));
     // A lender that misses the exit would never get the loan back.
-    assert_eq!((manager(&gpu, 0).counted(Reason::Lend), lent(&gpu)), (1, 0));
+    assert_eq!((manager(&gpu, 0).figures().counted(Reason::Lend), lent(&gpu)), (1, 0));
 }

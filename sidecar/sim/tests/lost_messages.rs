@@ -72,16 +72,16 @@ impl Tenant {
         let (letters, neighbours) = (Vec::new(), Vec::new());
         let mut tenant = Tenant { world, port: silent, letters, turn: None, turns: 0, neighbours };
         tenant.run_until(Nanos(1_000 * MS));
-        assert!(tenant.world.driver.scheduler().manager().is_loaded());
+        assert!(tenant.world.driver.scheduler().manager().status().is_loaded());
         tenant
     }
 
     /// Lends all that the tenant can spare to a peer that never returns it.
     fn lend_all(&mut self) {
-        let chunks = self.world.driver.scheduler().manager().lendable_chunks();
+        let chunks = self.world.driver.scheduler().manager().loans().lendable_chunks();
         self.on_peer_event(PeerEvent::Asked { peer: BORROWER, nonce: LOAN, chunks, ttl_ns: 1 << 40 });
         self.run_until(self.world.now().plus(100 * MS));
-        assert_eq!(self.world.driver.scheduler().manager().lent_chunks(), chunks);
+        assert_eq!(self.world.driver.scheduler().manager().loans().lent_chunks(), chunks);
         assert!(revocations(self).is_empty(), "a loan that is just returning is not revoked");
     }
 
@@ -164,7 +164,7 @@ fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound
     tenant.ask(1);
     tenant.serves();
     tenant.lend_all();
-    assert!(tenant.world.driver.scheduler().manager().absent_layers() > 0, "layers are lent");
+    assert!(tenant.world.driver.scheduler().manager().status().absent_layers() > 0, "layers are lent");
     tenant.ask(2);
     let took_ns = tenant.serves();
     // The tenant waits for the bound, over several time slices, and no longer.

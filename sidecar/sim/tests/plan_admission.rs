@@ -41,7 +41,7 @@ pub fn burst(seed: u64) -> Vec<(u64, Request)> {
 }
 
 fn counted(world: &Simulation, reason: Reason) -> u64 {
-    world.driver.scheduler().manager().counted(reason)
+    world.driver.scheduler().manager().figures().counted(reason)
 }
 
 fn prompts_offloaded(world: &Simulation) -> u64 {
@@ -62,7 +62,7 @@ fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
     for seed in 0..6 {
         let mut world = serve(short(), seed, |world, _| world.driver.scheduler().check());
         (out, joined) = (out + prompts_offloaded(&world), joined + counted(&world, Reason::Join));
-        let kv = world.driver.scheduler().manager().kv_counts();
+        let kv = world.driver.scheduler().manager().figures().kv_counts();
         let cache = kv.idle_kv_blocks * u32::from(LAYERS);
         assert_eq!(
             (kv.used_layer_blocks, kv.host_kv_blocks),
@@ -156,7 +156,7 @@ fn most_sets(alike: bool) -> usize {
     run_and_observe(
         |setup| setup.params.plan_alike = alike,
         |world| {
-            let placement = world.driver.scheduler().manager().placement();
+            let placement = world.driver.scheduler().manager().figures().placement();
             let sets = placement.of.values().map(|set| &placement.sets[usize::from(*set)]);
             let sets: BTreeSet<_> = sets.filter(|set| set.len() < usize::from(LAYERS)).collect();
             most = most.max(sets.len());

@@ -23,7 +23,7 @@ struct Served {
 
 impl Served {
     fn counted(&self, reason: Reason) -> u64 {
-        self.world.driver.scheduler().manager().counted(reason)
+        self.world.driver.scheduler().manager().figures().counted(reason)
     }
 
     fn pauses(&self) -> u64 {
@@ -97,7 +97,8 @@ fn plan_considers_as_many_requests_as_rows() {
 fn steps_run_between_two_plans() {
     for world in [paced(u64::MAX, SHORT, |_| {}).world, paced(1, SHORT, |_| {}).world] {
         let core = world.driver.scheduler();
-        let plans = core.manager().counted(Reason::Plan) + core.manager().counted(Reason::NoPlan);
+        let plans =
+            core.manager().figures().counted(Reason::Plan) + core.manager().figures().counted(Reason::NoPlan);
         let (steps, apart) = (core.snapshot().counters.steps, core.manager().params().replan.least_steps);
         assert!(plans > 1 && (plans - 1) * u64::from(apart) <= steps, "{plans} plans, {steps} steps");
     }

@@ -70,7 +70,7 @@ fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
             core.manager().params().kv_placement(),
             KvPlacementMode::Device | KvPlacementMode::Prompts
         );
-        assert_eq!(core.manager().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
+        assert_eq!(core.manager().figures().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;
         assert!(core.manager().params().pauses() || pauses == 0, "{policy:?} paused {pauses} times");
     }
@@ -111,11 +111,11 @@ fn a_policy_that_changes_under_load_changes_no_token() {
 #[test]
 fn kv_that_cannot_be_fetched_is_computed_again() {
     let mut world = world(PolicyName::FlexGen, 60);
-    while world.driver.scheduler().manager().fetched_bytes() == 0 {
+    while world.driver.scheduler().manager().figures().fetched_bytes() == 0 {
         assert!(world.tick(LIMIT), "KV is fetched");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 1000;
-    while world.driver.scheduler().manager().counted(Reason::SwapLost) == 0 {
+    while world.driver.scheduler().manager().figures().counted(Reason::SwapLost) == 0 {
         assert!(world.tick(LIMIT), "fetches are given up");
     }
     world.device.borrow_mut().faults.copy_fails_permille = 0;

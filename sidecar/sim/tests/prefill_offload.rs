@@ -90,7 +90,7 @@ fn prefill_offload_changes_no_token() {
     for seed in 0..6 {
         let mut world = serve_burst(seed, |world, _| world.driver.scheduler().check());
         out += counters(&world).prefills_offloaded;
-        let kv = world.driver.scheduler().manager().kv_counts();
+        let kv = world.driver.scheduler().manager().figures().kv_counts();
         let cache = kv.idle_kv_blocks * u32::from(LAYERS);
         assert_eq!(
             (kv.used_layer_blocks, kv.host_kv_blocks),
@@ -116,7 +116,7 @@ fn copy_failures_and_crashes_in_offloaded_prefill_change_no_token() {
         });
         out += counters(&world).prefills_offloaded;
         replays += counters(&world).replays;
-        lost += world.driver.scheduler().manager().counted(Reason::SwapLost);
+        lost += world.driver.scheduler().manager().figures().counted(Reason::SwapLost);
     }
     assert!(out > 20 && lost > 0 && replays > 0, "{out} went out, {lost} lost, {replays} replays");
 }
@@ -153,7 +153,10 @@ fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     let kv_blocks = |slo| {
         let mut world = loaded(short(slo, 200));
         serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (world.driver.scheduler().manager().prefill_buffer_kv_blocks(), counters(&world).prefills_offloaded)
+        (
+            world.driver.scheduler().manager().figures().prefill_buffer_kv_blocks(),
+            counters(&world).prefills_offloaded,
+        )
     };
     assert_eq!(kv_blocks(EAGER).0, 200, "never more than there is");
     assert_eq!(kv_blocks(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");
@@ -195,7 +198,7 @@ fn cancel_during_prefill_offload_leaks_nothing() {
             }
             world.driver.scheduler().check();
         });
-        let kv = world.driver.scheduler().manager().kv_counts();
+        let kv = world.driver.scheduler().manager().figures().kv_counts();
         let cache = kv.idle_kv_blocks * u32::from(LAYERS);
         assert_eq!((kv.used_layer_blocks, kv.host_kv_blocks), (cache, 0), "seed {seed}");
         assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
@@ -207,5 +210,5 @@ fn cancel_during_prefill_offload_leaks_nothing() {
 fn idle_activation_memory_is_lent_to_waiting_requests() {
     let mut world = loaded(short(EAGER, 200));
     serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-    assert!(world.driver.scheduler().manager().counted(Reason::Inflate) > 0);
+    assert!(world.driver.scheduler().manager().figures().counted(Reason::Inflate) > 0);
 }

@@ -86,9 +86,9 @@ impl Case {
         let world = self.run();
         let (core, counters) = (world.driver.scheduler(), world.driver.scheduler().snapshot().counters);
         let manager = core.manager();
-        assert_eq!(manager.counted(Reason::RemapOwn), 0, "no layer hides");
+        assert_eq!(manager.figures().counted(Reason::RemapOwn), 0, "no layer hides");
         ReclaimsUsed {
-            layers: manager.counted(Reason::RemapStalls) > 0,
+            layers: manager.figures().counted(Reason::RemapStalls) > 0,
             pauses: counters.pauses > 0,
             preemptions: counters.preemptions > 0,
         }

@@ -224,9 +224,9 @@ fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
         (1..=6).for_each(|id| world.submit(request(id, 60, 60)));
         assert!(world.run_until_idle(Nanos(5_000_000_000)), "patience {patience}: every request ends");
         let manager = world.driver.scheduler().manager();
-        assert!(manager.counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
+        assert!(manager.figures().counted(Reason::RemapOwn) > 0, "patience {patience}: memory was short");
         let steps = world.driver.scheduler().snapshot().counters.steps;
-        assert!(manager.counted(Reason::RemapOwn) <= steps, "at most once for each step");
+        assert!(manager.figures().counted(Reason::RemapOwn) <= steps, "at most once for each step");
     }
 }
 
@@ -239,8 +239,11 @@ fn a_remapping_declined_before_any_decode_was_measured_says_so() {
     (1..=6).for_each(|id| world.submit(request(id, 120, 1)));
     assert!(world.run_until_idle(LIMIT));
     let manager = world.driver.scheduler().manager();
-    assert!(manager.counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
-    assert_eq!((manager.counted(Reason::DeclinedStall), manager.counted(Reason::RemapOwn)), (0, 0));
+    assert!(manager.figures().counted(Reason::DeclinedUnmeasured) > 0, "memory was short");
+    assert_eq!(
+        (manager.figures().counted(Reason::DeclinedStall), manager.figures().counted(Reason::RemapOwn)),
+        (0, 0)
+    );
 }
 
 #[test]
@@ -250,12 +253,16 @@ fn remapped_layers_stay_within_new_cap() {
         setup.params.remap_cap_permille = permille;
         setup.params.stall_allowance_permille = 1_000_000;
         let mut world = Simulation::new(setup, None).unwrap();
-        assert_eq!(world.driver.scheduler().manager().cap_layers(), cap_layers, "{permille} permille");
+        assert_eq!(
+            world.driver.scheduler().manager().figures().cap_layers(),
+            cap_layers,
+            "{permille} permille"
+        );
         (1..=8).for_each(|id| world.submit(request(id, 60, 60)));
         let mut most = 0;
         while world.outcomes.values().any(|o| o.finish.is_none()) {
             world.tick(LIMIT);
-            most = most.max(world.driver.scheduler().manager().layout().alpha());
+            most = most.max(world.driver.scheduler().manager().figures().layout().alpha());
         }
         assert_eq!(most, cap_layers, "{permille} permille: all that is allowed was needed");
     }
@@ -270,13 +277,13 @@ fn time_alone_returns_borrowed_memory() {
     let mut remapped = false;
     while world.outcomes.values().any(|o| o.finish.is_none()) {
         world.tick(LIMIT);
-        remapped |= !world.driver.scheduler().manager().layout().moving.is_empty();
+        remapped |= !world.driver.scheduler().manager().figures().layout().moving.is_empty();
     }
     assert!(remapped, "memory was short");
     let now = world.now();
     world.run_until(Nanos(now.0 + 1_000_000_000));
     assert!(
-        world.driver.scheduler().manager().layout().moving.is_empty(),
+        world.driver.scheduler().manager().figures().layout().moving.is_empty(),
         "ticks alone bring the layers back"
     );
 }

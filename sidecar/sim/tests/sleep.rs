@@ -54,7 +54,7 @@ fn run_to_end(world: &mut Simulation) {
 }
 
 fn asleep(world: &Simulation) -> bool {
-    world.driver.scheduler().manager().sleep_state() == SleepState::Asleep
+    world.driver.scheduler().manager().status().sleep_state() == SleepState::Asleep
 }
 
 fn order_sleep(world: &mut Simulation, order: Sleep) {
@@ -101,7 +101,7 @@ fn an_idle_tenant_sleeps_until_the_next_request() {
     assert_eq!(world.outcomes[&RequestId(2)].tokens.len(), 30);
     let core = world.driver.scheduler();
     assert_eq!(core.snapshot().counters.cached_tokens, 48, "what was said before is not computed again");
-    assert_eq!(core.manager().counted(Reason::SwapIn), 1);
+    assert_eq!(core.manager().figures().counted(Reason::SwapIn), 1);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_request_that_waits_with_its_kv_can_be_cancelled() {
     world.driver.push(Event::Cancel(RequestId(1)));
     world.driver.push(Event::Sleep(Sleep::WakeUp));
     run_to_end(&mut world);
-    assert_eq!(world.driver.scheduler().manager().kv_counts().used_kv_blocks, 0);
+    assert_eq!(world.driver.scheduler().manager().figures().kv_counts().used_kv_blocks, 0);
 }
 
 #[test]

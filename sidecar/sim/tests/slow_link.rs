@@ -42,7 +42,7 @@ fn run(r_permille: u64) -> Simulation {
 /// Returns the number of remappings, and of those declined because their copies would stall.
 fn decisions(world: &Simulation) -> (u64, u64) {
     let manager = world.driver.scheduler().manager();
-    (manager.counted(Reason::RemapOwn), manager.counted(Reason::DeclinedStall))
+    (manager.figures().counted(Reason::RemapOwn), manager.figures().counted(Reason::DeclinedStall))
 }
 
 #[test]

@@ -150,7 +150,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
         assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
     }
     assert!(
-        world.driver.scheduler().manager().step_stats().token_compute_ns() > 5 * u128::from(MS),
+        world.driver.scheduler().manager().timing().step_stats().token_compute_ns() > 5 * u128::from(MS),
         "a decode takes a turn"
     );
     slow(&world, 1);

@@ -28,7 +28,7 @@ fn tokens_are_the_same_under_every_fixed_layout() {
             let mut world = run(forced(setup(PolicyName::Oneiros, 6, 14, 1), alpha, beta), &load, |_, _| {});
             assert_same(&world, &expected, &format!("alpha {alpha}, beta {beta}"));
             assert_eq!(world.driver.compute().wrong_reads(), 0);
-            assert_eq!(world.driver.scheduler().manager().layout().alpha(), alpha);
+            assert_eq!(world.driver.scheduler().manager().figures().layout().alpha(), alpha);
         }
     }
 }
@@ -39,7 +39,7 @@ fn memory_short_means_preemption_under_recompute_and_remapping_under_oneiros() {
     let recompute = run(setup(PolicyName::Recompute, 6, 18, 1), &load, |_, _| {});
     assert!(recompute.driver.scheduler().snapshot().counters.preemptions > 0);
     let oneiros = run(setup(PolicyName::Oneiros, 6, 18, 1), &load, |_, _| {});
-    assert!(oneiros.driver.scheduler().manager().counted(Reason::RemapOwn) > 0);
+    assert!(oneiros.driver.scheduler().manager().figures().counted(Reason::RemapOwn) > 0);
     assert!(
         oneiros.driver.scheduler().snapshot().counters.recomputed_tokens
             < recompute.driver.scheduler().snapshot().counters.recomputed_tokens
@@ -51,9 +51,9 @@ fn memory_returns_to_its_baseline_when_the_load_ends() {
     for policy in PolicyName::ALL {
         let mut world = run(with_tier(setup(policy, 6, 18, 5)), &load(30, 5), |_, _| {});
         let manager = world.driver.scheduler().manager();
-        assert_eq!(manager.kv_counts().used_kv_blocks, 0);
-        assert!(manager.layout().moving.is_empty(), "{policy:?}: all layers are resident again");
-        let held = manager.ledger().created_bytes();
+        assert_eq!(manager.figures().kv_counts().used_kv_blocks, 0);
+        assert!(manager.figures().layout().moving.is_empty(), "{policy:?}: all layers are resident again");
+        let held = manager.figures().ledger().created_bytes();
         assert_eq!(world.driver.memory().used_bytes(), held);
     }
 }

@@ -118,13 +118,17 @@ fn asleep(case: &Case) -> (Simulation, u32) {
     world.run_until(Nanos(1_000_000_000));
     world.driver.push(Event::Tick);
     world.run_until(world.now().plus(1_000_000));
-    assert!(world.driver.scheduler().manager().is_loaded(), "{case:?}");
+    assert!(world.driver.scheduler().manager().status().is_loaded(), "{case:?}");
     // The minimum memory keeps a layer and a slot.
-    let chunks =
-        world.driver.scheduler().manager().lendable_chunks() - SLAB_CHUNKS * u32::from(case.present - 2);
+    let chunks = world.driver.scheduler().manager().loans().lendable_chunks()
+        - SLAB_CHUNKS * u32::from(case.present - 2);
     on_peer_event(&mut world, PeerEvent::Asked { peer: PEER, nonce: Nonce(7), chunks, ttl_ns: 1 << 40 });
     world.run_until(world.now().plus(100_000_000));
-    assert_eq!(world.driver.scheduler().manager().absent_layers(), case.layers - case.present, "{case:?}");
+    assert_eq!(
+        world.driver.scheduler().manager().status().absent_layers(),
+        case.layers - case.present,
+        "{case:?}"
+    );
     (world, chunks)
 }
 
@@ -138,7 +142,7 @@ fn first_token_ns(case: &Case) -> (u64, Simulation) {
     while world.outcomes[&RequestId(1)].tokens.is_empty() {
         moment = world.now();
         assert!(world.tick(LIMIT), "{case:?}");
-        let back = world.driver.scheduler().manager().absent_layers() == 0;
+        let back = world.driver.scheduler().manager().status().absent_layers() == 0;
         woke = woke.or_else(|| back.then_some(moment));
     }
     let taken = moment.since(woke.unwrap_or(Nanos(0)));
@@ -169,11 +173,11 @@ fn first_token_of_waking_tenant_is_within_bound() {
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns >= bound_ns, "{case:?}: {taken_ns} ns is less than the least, {bound_ns}");
         assert!(taken_ns * 100 <= bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
-        whole += world.driver.scheduler().manager().counted(Reason::WholePrompt);
+        whole += world.driver.scheduler().manager().figures().counted(Reason::WholePrompt);
         let manager = world.driver.scheduler().manager();
         let usual =
             manager.geometry().chunks_for(manager.geometry().activation.bytes(manager.params().max_step));
-        assert_eq!(manager.activation_chunks(), usual, "{case:?}: what prompts took went back");
+        assert_eq!(manager.figures().activation_chunks(), usual, "{case:?}: what prompts took went back");
         assert!(world.driver.scheduler().snapshot().counters.stall_ns == 0, "{case:?}: waking is no stall");
     }
     assert!(whole > 0, "activations grew for some of them");
@@ -186,7 +190,7 @@ fn chunk_by_chunk_misses_the_bound_where_copies_take_longer_than_the_prompt() {
     for (layers, present, ratio_permille) in [(8, 2, 1500), (12, 2, 2000), (12, 6, 1200)] {
         let case = Case { layers, present, prompt_tokens: 390, ratio_permille, spare_kv_blocks: 0 };
         let (taken_ns, world) = first_token_ns(&case);
-        assert_eq!(world.driver.scheduler().manager().counted(Reason::WholePrompt), 0, "{case:?}");
+        assert_eq!(world.driver.scheduler().manager().figures().counted(Reason::WholePrompt), 0, "{case:?}");
         let bound_ns = case.closed_form().ttft_ns();
         assert!(taken_ns * 100 > bound_ns * 115, "{case:?}: {taken_ns} ns, the bound is {bound_ns}");
         let loads: Vec<_> = (0..layers).map(|l| if l < present { 0 } else { case.transfer_ns() }).collect();

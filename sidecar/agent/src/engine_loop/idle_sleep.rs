@@ -98,7 +98,7 @@ impl IdleSleep {
         // Receivers of replies may be dropped, here and below.
         match call {
             AdminCall::Sleep(_, answer) | AdminCall::WakeUp(answer)
-                if !driver.scheduler().manager().is_loaded() =>
+                if !driver.scheduler().manager().status().is_loaded() =>
             {
                 let _ = answer.send(Err(CallRejected("the tenant has not loaded yet".into())));
             }
@@ -114,7 +114,8 @@ impl IdleSleep {
                 self.wake_waiters.push(answer);
             }
             AdminCall::IsSleeping(answer) => {
-                let _ = answer.send(Ok(driver.scheduler().manager().sleep_state() != SleepState::Awake));
+                let _ =
+                    answer.send(Ok(driver.scheduler().manager().status().sleep_state() != SleepState::Awake));
             }
             AdminCall::Grant(request, answer) => return Some((request, answer)),
         }

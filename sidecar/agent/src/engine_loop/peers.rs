@@ -149,7 +149,7 @@ impl PeerStateView<'_> {
             last_used_unix_ms: self.recorder.last_used_unix_ms(),
             next_use_in_ms: self.core.next_use_ns(self.now).map(|ns| ms(ns).max(u64::from(ns > 0))),
             resident_since_unix_ms: self.recorder.resident_since_unix_ms(),
-            lent_layers: self.core.manager().absent_layers(),
+            lent_layers: self.core.manager().status().absent_layers(),
         };
     }
 
@@ -157,18 +157,18 @@ impl PeerStateView<'_> {
         let (core, manager, metrics) = (self.core, self.core.manager(), self.metrics);
         PlaceState {
             instance: place.ledger.instance(),
-            share_bytes: self.bytes(manager.share_chunks()),
+            share_bytes: self.bytes(manager.loans().share_chunks()),
             wanted_share_bytes: self.bytes(self.share_control.target_chunks()),
-            floor_bytes: self.bytes(manager.floor_chunks()),
-            budget_bytes: self.bytes(manager.budget_chunks()),
+            floor_bytes: self.bytes(manager.loans().floor_chunks()),
+            budget_bytes: self.bytes(manager.loans().budget_chunks()),
             // Without loans, nothing can be lent.
-            lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.lendable_chunks())),
+            lendable_bytes: core.negotiator().map_or(0, |_| self.bytes(manager.loans().lendable_chunks())),
             held_bytes: place.ledger.held_bytes(),
-            in_transit_bytes: self.bytes(manager.moving_chunks()),
-            awaited_bytes: self.bytes(manager.expected_chunks()),
+            in_transit_bytes: self.bytes(manager.loans().moving_chunks()),
+            awaited_bytes: self.bytes(manager.loans().expected_chunks()),
             waits_for: place.ledger.damage().map(|error| error.to_string()).or_else(|| self.waiting_for()),
-            lent_bytes: self.bytes(manager.lent_chunks()),
-            borrowed_bytes: self.bytes(manager.borrowed_chunks()),
+            lent_bytes: self.bytes(manager.loans().lent_chunks()),
+            borrowed_bytes: self.bytes(manager.loans().borrowed_chunks()),
             grants: self.grant_states(place),
             time_slice: place.slice_order().map(|_| self.slice_state(place)),
             grant: metrics.wait_percentiles(WaitKind::Grant),
@@ -183,17 +183,17 @@ impl PeerStateView<'_> {
 
     fn waiting_for(&self) -> Option<String> {
         let manager = self.core.manager();
-        if let Some(chunks) = manager.missing_floor_chunks() {
-            let (missing, floor) = (self.bytes(chunks), self.bytes(manager.floor_chunks()));
+        if let Some(chunks) = manager.loans().missing_floor_chunks() {
+            let (missing, floor) = (self.bytes(chunks), self.bytes(manager.loans().floor_chunks()));
             return Some(format!("{missing} of the {floor} bytes of its floor, which peers hold"));
         }
-        let missing = self.bytes(manager.expected_chunks());
+        let missing = self.bytes(manager.loans().expected_chunks());
         if missing > 0 {
             return Some(format!("{missing} bytes of its share, which peers hold"));
         }
         let missing = self.bytes(self.share_control.missing_chunks());
         // A tenant that still loads has its floor and does not wait for this.
-        (missing > 0 && manager.is_loaded())
+        (missing > 0 && manager.status().is_loaded())
             .then(|| format!("{missing} bytes of its share, which are in the shares of its peers"))
     }
 

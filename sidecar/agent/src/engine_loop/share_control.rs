@@ -188,14 +188,14 @@ impl ShareController {
     fn current_state(&self, manager: &MemoryManager) -> ShareState {
         ShareState {
             policy: manager.params().policy,
-            bounds: manager.bounds(),
-            share: manager.share_chunks(),
+            bounds: manager.loans().bounds(),
+            share: manager.loans().share_chunks(),
             granted: self.grant.chunks(),
         }
     }
 
     fn declare_floor(&mut self, manager: &MemoryManager) -> bool {
-        let floor = manager.floor_chunks();
+        let floor = manager.loans().floor_chunks();
         if self.floor != Some(floor) {
             self.floor = Some(floor).filter(|floor| self.grant.declare_floor(*floor));
         }

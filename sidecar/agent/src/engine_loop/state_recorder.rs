@@ -118,7 +118,7 @@ impl StateRecorder {
         if snapshot.counters.steps != self.steps {
             (self.steps, self.last_used) = (snapshot.counters.steps, Some(now));
         }
-        let whole = core.manager().is_loaded() && core.manager().absent_layers() == 0;
+        let whole = core.manager().status().is_loaded() && core.manager().status().absent_layers() == 0;
         self.resident_since = if whole { self.resident_since.or(Some(now)) } else { None };
     }
 
@@ -159,8 +159,8 @@ impl StateRecorder {
         let busy = snapshot.running + snapshot.waiting > 0;
         let now = SystemTime::now();
         self.idle_since = if busy { None } else { self.idle_since.or(Some(now)) };
-        let phase = match (manager.is_loaded(), snapshot.engine_attached) {
-            _ if manager.failed().is_some() => Phase::Failed,
+        let phase = match (manager.status().is_loaded(), snapshot.engine_attached) {
+            _ if manager.status().failed().is_some() => Phase::Failed,
             (true, false) => Phase::EngineLost,
             (false, _) => Phase::Loading,
             (true, true) if snapshot.sleep_state == SleepState::Asleep => Phase::Hibernated,
@@ -176,16 +176,16 @@ impl StateRecorder {
     /// it.
     fn observe_moves(&mut self, manager: &MemoryManager, metrics: &Metrics) {
         for (index, reason) in Reason::ALL.iter().enumerate() {
-            let times = delta(&mut self.seen_counts[index], manager.counted(*reason));
-            let bytes = delta(&mut self.seen_bytes[index], manager.moved_bytes(*reason));
+            let times = delta(&mut self.seen_counts[index], manager.figures().counted(*reason));
+            let bytes = delta(&mut self.seen_bytes[index], manager.figures().moved_bytes(*reason));
             if *reason == Reason::Stream || (times, bytes) == (0, 0) {
                 continue;
             }
             metrics.record_moves(reason.label(), times, bytes);
-            self.record_move(*reason, (times, bytes), manager.layout());
+            self.record_move(*reason, (times, bytes), manager.figures().layout());
         }
-        if manager.layout().moving != self.moving {
-            self.on_relayout(manager.layout_reason(), manager.layout());
+        if manager.figures().layout().moving != self.moving {
+            self.on_relayout(manager.figures().layout_reason(), manager.figures().layout());
         }
     }
 
@@ -280,12 +280,12 @@ pub fn build_state(
 }
 
 fn remap(manager: &MemoryManager) -> RemapState {
-    let layout = manager.layout();
+    let layout = manager.figures().layout();
     RemapState {
         alpha: layout.alpha(),
         beta: layout.beta,
         moving_layers: layout.moving.iter().map(|layer| layer.0).collect(),
-        cap_layers: manager.cap_layers(),
+        cap_layers: manager.figures().cap_layers(),
     }
 }
 
@@ -295,13 +295,13 @@ fn layers(manager: &MemoryManager) -> Vec<Residency> {
         (None, true) => Residency::Resident,
         (None, false) => Residency::Loading,
     };
-    manager.residency().into_iter().map(one).collect()
+    manager.figures().residency().into_iter().map(one).collect()
 }
 
 /// Returns the memory by owner from the chunk table. The free bytes come from the device, so the sum balances only if
 /// both count the same chunks, except those in transit.
 fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
-    let (ledger, chunk_bytes) = (manager.ledger(), manager.geometry().chunk_bytes);
+    let (ledger, chunk_bytes) = (manager.figures().ledger(), manager.geometry().chunk_bytes);
     let mut owners = OwnerBytes::default();
     for (owner, count) in ledger.counts() {
         let bytes = u64::from(count) * chunk_bytes;
@@ -317,16 +317,16 @@ fn memory(manager: &MemoryManager, used_bytes: u64) -> MemoryState {
         } += bytes;
     }
     // On a shared GPU, the capacity is the tenant's current budget.
-    let capacity_bytes = u64::from(manager.budget_chunks().min(ledger.capacity())) * chunk_bytes;
+    let capacity_bytes = u64::from(manager.loans().budget_chunks().min(ledger.capacity())) * chunk_bytes;
     owners.free_bytes += capacity_bytes.saturating_sub(used_bytes);
     // Host memory has no driver and no context.
     let overhead_bytes = 0;
-    let in_transit_bytes = u64::from(manager.moving_chunks()) * chunk_bytes;
+    let in_transit_bytes = u64::from(manager.loans().moving_chunks()) * chunk_bytes;
     MemoryState { capacity_bytes, chunk_bytes, overhead_bytes, owners, in_transit_bytes }
 }
 
 fn kv(manager: &MemoryManager) -> KvState {
-    let (counts, geometry) = (manager.kv_counts(), manager.geometry());
+    let (counts, geometry) = (manager.figures().kv_counts(), manager.geometry());
     let cached = u64::from(counts.idle_kv_blocks) * u64::from(geometry.layers());
     let (total, held) = (u64::from(counts.total_layer_blocks), u64::from(counts.used_layer_blocks));
     let used = held.saturating_sub(cached);
@@ -346,10 +346,10 @@ fn kv(manager: &MemoryManager) -> KvState {
 }
 
 fn figures(manager: &MemoryManager, snapshot: &Snapshot, metrics: &Metrics) -> Figures {
-    let (measures, counters) = (manager.step_stats(), &snapshot.counters);
+    let (measures, counters) = (manager.timing().step_stats(), &snapshot.counters);
     let mean =
         |times: Vec<u64>| (times.iter().sum::<u64>()).checked_div(times.len() as u64).filter(|ns| *ns > 0);
-    let reasons = Reason::ALL.iter().map(|reason| (reason.label(), manager.counted(*reason)));
+    let reasons = Reason::ALL.iter().map(|reason| (reason.label(), manager.figures().counted(*reason)));
     let events = reasons.filter(|(_, count)| *count > 0);
     Figures {
         engine_tbt: metrics.engine_tbt(),
@@ -379,7 +379,7 @@ fn engine(manager: &MemoryManager, snapshot: &Snapshot, diary: &StateRecorder) -
         attempt: diary.engine_restarts + u64::from(snapshot.engine_attached),
         up_since_unix_ms: diary.engine_since.map(unix_ms),
         lost_unix_ms: diary.engine_lost_at.map(unix_ms),
-        failure: manager.failed().map(|failure| failure.to_string()),
+        failure: manager.status().failed().map(|failure| failure.to_string()),
         ..EngineState::default()
     }
 }

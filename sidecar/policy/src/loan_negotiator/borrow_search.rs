@@ -37,11 +37,11 @@ impl LoanNegotiator {
     }
 
     fn begin_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        if manager.borrow_request().is_none() || self.awaits_loan_return || self.is_loan_arriving() {
+        if manager.loans().borrow_request().is_none() || self.awaits_loan_return || self.is_loan_arriving() {
             return;
         }
         if now < self.next_ask_at {
-            manager.on_borrow_denied();
+            manager.loans_mut().on_borrow_denied();
             return;
         }
         self.search = Search::Surveying { since: now };
@@ -57,7 +57,7 @@ impl LoanNegotiator {
     fn end_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
         self.search = Search::Idle;
         self.next_ask_at = now.plus(self.policy.retry_ns);
-        manager.on_borrow_denied();
+        manager.loans_mut().on_borrow_denied();
     }
 
     pub(super) fn ask_next(&mut self, now: Nanos, manager: &mut MemoryManager) {
@@ -76,14 +76,14 @@ impl LoanNegotiator {
     /// Returns the next peer to ask and the chunks to ask for, if the remaining supply is useful. Evaluated again
     /// before each request, because a denial reduces the supply.
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
-        let need_chunks = manager.borrow_request()?;
+        let need_chunks = manager.loans().borrow_request()?;
         let expects = manager.params().predicts_next_use();
         let asker = self.policy.borrower(need_chunks, expects);
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
-        let need_chunks = if covered { need_chunks } else { manager.useful_loan_size(supply.chunks) };
+        let need_chunks = if covered { need_chunks } else { manager.loans().useful_loan_size(supply.chunks) };
         if need_chunks == 0 && !left.is_empty() {
-            manager.record_shortfall(Reason::PeersShort);
+            manager.loans_mut().record_shortfall(Reason::PeersShort);
         }
         victim::order(left, &Borrower { need_chunks, ..asker }, now).first().copied()
     }

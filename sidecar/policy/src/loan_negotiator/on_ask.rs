@@ -23,7 +23,7 @@ impl LoanNegotiator {
             Err(why) => return self.refuse(Earmark { peer, nonce }, why, manager),
         };
         if self.book.lent(nonce, peer, chunks, expires).is_ok() {
-            manager.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend);
+            manager.loans_mut().queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend);
         } else {
             self.refuse(Earmark { peer, nonce }, LoanDenied::Nothing, manager);
         }
@@ -31,9 +31,9 @@ impl LoanNegotiator {
 
     /// Returns the most chunks to lend to this peer now, by the borrower's rule and the local state.
     fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
-        let most = manager.lendable()?;
+        let most = manager.loans().lendable()?;
         let above = self.policy.priority_of(peer).is_some_and(|priority| priority < self.policy.priority);
-        if manager.active() && above {
+        if manager.loans().active() && above {
             return Err(LoanDenied::Active);
         }
         match self.residence_left_ns(now) {
@@ -48,13 +48,13 @@ impl LoanNegotiator {
         why: LoanDenied,
         manager: &mut MemoryManager,
     ) {
-        manager.record_shortfall(why.reason());
+        manager.loans_mut().record_shortfall(why.reason());
         self.commands.push(PeerCommand::Refuse { peer, nonce, why });
     }
 
     /// Updates since when all layers have memory.
     pub(super) fn update_residence(&mut self, now: Nanos, manager: &MemoryManager) {
-        let whole = manager.is_loaded() && manager.absent_layers() == 0;
+        let whole = manager.status().is_loaded() && manager.status().absent_layers() == 0;
         self.fully_resident_since = whole.then(|| self.fully_resident_since.unwrap_or(now));
     }
 

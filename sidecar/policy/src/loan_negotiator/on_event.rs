@@ -50,7 +50,7 @@ impl LoanNegotiator {
         if !self.lends(Earmark { peer, nonce }) {
             return;
         }
-        if manager.cancel_transfer(Earmark { peer, nonce }) {
+        if manager.loans_mut().cancel_transfer(Earmark { peer, nonce }) {
             // Nothing of it was transferred.
             let _ = self.book.on_taken_back(nonce);
         } else {
@@ -65,7 +65,7 @@ impl LoanNegotiator {
         let arrives = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
         match self.book.revoked(nonce, peer, chunks) {
             Ok(vacate) if vacate.chunks > 0 => self.send_debts(&[vacate], manager),
-            _ if arrives || manager.debt_shortfall(earmark) > 0 => {}
+            _ if arrives || manager.loans().debt_shortfall(earmark) > 0 => {}
             _ => self.commands.push(PeerCommand::Return { peer, nonce, chunks: 0 }),
         }
     }
@@ -91,7 +91,7 @@ impl LoanNegotiator {
         manager: &mut MemoryManager,
     ) {
         if self.book.refused(nonce, peer).is_ok() {
-            manager.record_shortfall(Reason::AskRefused);
+            manager.loans_mut().record_shortfall(Reason::AskRefused);
             self.record_refusal(now, peer, why);
             self.ask_next(now, manager);
         }
@@ -125,8 +125,8 @@ impl LoanNegotiator {
     fn on_taken_back(&mut self, nonce: Nonce, manager: &mut MemoryManager) {
         let struck = self.book.on_taken_back(nonce);
         // The ledger may be ahead of the backend: a transfer in progress recovers its share when it ends.
-        if let Some(chunks) = struck.ok().filter(|_| !manager.lending(nonce)) {
-            manager.recover_share(chunks);
+        if let Some(chunks) = struck.ok().filter(|_| !manager.loans().lending(nonce)) {
+            manager.loans_mut().recover_share(chunks);
         }
     }
 
@@ -151,9 +151,9 @@ impl LoanNegotiator {
             |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == TransferKind::Return;
         let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
         // A loan in transfer to the exited peer completes first; its bytes are recovered then.
-        let elsewhere = manager.forget_loans(peer) + coming;
+        let elsewhere = manager.loans_mut().forget_loans(peer) + coming;
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
-            manager.recover_share(chunks);
+            manager.loans_mut().recover_share(chunks);
         }
         self.send_debts(&bereaved.vacate, manager);
     }

@@ -8,7 +8,7 @@ use crate::peers::loan_denied::LoanDenied;
 
 impl LoanNegotiator {
     pub(super) fn process_transfer_results(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        for traded in manager.take_transfer_results() {
+        for traded in manager.loans_mut().take_transfer_results() {
             match traded {
                 TransferResult::Granted { earmark, chunks, claim: TransferKind::Lend } => {
                     self.on_lent(earmark, chunks, manager)
@@ -21,7 +21,7 @@ impl LoanNegotiator {
                 }
                 TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
                     // It is still owed.
-                    manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                    manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
                 }
                 TransferResult::Accepted { earmark, chunks } => self.on_accepted(earmark, chunks, manager),
                 TransferResult::NotBacked { earmark, chunks } => {
@@ -30,14 +30,14 @@ impl LoanNegotiator {
                 TransferResult::NotAccepted { earmark } => self.on_not_accepted(now, earmark, manager),
             }
         }
-        self.book.set_share(manager.share_chunks());
+        self.book.set_share(manager.loans().share_chunks());
     }
 
     fn on_lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
         let Earmark { peer, nonce } = earmark;
         if !self.lends(earmark) {
             // The ledger returned it, or the borrower exited: no tenant holds the bytes.
-            manager.recover_share(chunks);
+            manager.loans_mut().recover_share(chunks);
             return;
         }
         self.commands.push(PeerCommand::Answer { peer, nonce, chunks, ttl_ns: self.policy.ttl_ns });
@@ -66,7 +66,7 @@ impl LoanNegotiator {
         };
         if entered.is_err() && arrival.claim == TransferKind::Lend {
             // Its lender revoked it, or exited, during the transfer.
-            manager.queue_transfer(earmark, chunks, TransferKind::Return);
+            manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
         }
         self.loans_accepted += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
     }
@@ -80,7 +80,7 @@ impl LoanNegotiator {
             TransferKind::Lend => {
                 // Its lender may have revoked it, or exited, during the transfer.
                 let _ = self.book.timed_out(nonce);
-                manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
                 self.next_ask_at = now.plus(self.policy.retry_ns);
             }
             TransferKind::Return => {
@@ -108,7 +108,7 @@ impl LoanNegotiator {
             }
         }
         if arrival.claim == TransferKind::Return && !self.lends(earmark) {
-            manager.recover_share(arrival.chunks);
+            manager.loans_mut().recover_share(arrival.chunks);
         }
     }
 

@@ -16,15 +16,15 @@ impl LoanNegotiator {
         let out: Vec<_> = self.book.loans_out().iter().map(|given| (given.nonce, given.chunks)).collect();
         self.pending_revocations.retain(|recalled| out.iter().any(|(nonce, _)| *nonce == recalled.nonce));
         self.awaits_loan_return = false;
-        if manager.wants_layers() || manager.borrow_request().is_some() {
+        if manager.loans().wants_layers() || manager.loans().borrow_request().is_some() {
             out.into_iter().for_each(|(nonce, chunks)| self.revoke(now, nonce, chunks));
             let bound_ns = self.policy.revoke_bound_ns;
             self.awaits_loan_return =
                 self.pending_revocations.iter().any(|recalled| now.since(recalled.since) < bound_ns);
         } else {
-            self.recall_overlent(now, manager.over_lent_chunks());
+            self.recall_overlent(now, manager.loans().over_lent_chunks());
         }
-        manager.set_awaits_loans(self.awaits_loan_return);
+        manager.loans_mut().set_awaits_loans(self.awaits_loan_return);
     }
 
     /// Revokes the newest loans if the share fell or the floor rose so that too much is lent.

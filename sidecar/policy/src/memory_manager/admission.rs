@@ -6,7 +6,7 @@
 
 use alloc::vec::Vec;
 
-use super::admission_view::PlannedAdmissions;
+use super::PlannedAdmissions;
 use super::{MemoryManager, StepTimes};
 use crate::ids::{LayerId, RequestId};
 use crate::planner::request::RequestState;
@@ -61,14 +61,6 @@ impl SchedulerView {
 }
 
 impl MemoryManager {
-    /// While KV is short, admission follows the plan, because a new request can delay every running one.
-    pub fn plans_batches(&self) -> bool {
-        self.params.kv_placement() == KvPlacementMode::PerRequest
-            && !self.params.serves_by_deadline()
-            && self.sizes.host_kv_blocks > 0
-            && self.params.slo.tbt_ns > 0
-    }
-
     /// The layers that a plan offloads of a request that it admits.
     pub(super) fn planned_layers(&self, request: RequestId) -> &[LayerId] {
         self.offload.plans.admitted_layers(request).unwrap_or_default()

@@ -26,14 +26,9 @@ impl MemoryManager {
         let wanted = (demand.layer_blocks + self.next_step_layer_blocks(need))
             .saturating_sub(had.max(demand.layer_blocks))
             .div_ceil(per);
-        let idle = self.activation_chunks().saturating_sub(activation + chunks);
+        let idle = self.chunks.activation_chunks().saturating_sub(activation + chunks);
         let room = (self.sizes.kv_limit - self.kv.chunk_pool().backed()).saturating_sub(chunks);
         premap_chunks(wanted, self.params.premap_bytes, self.geometry.chunk_bytes).min(idle).min(room)
-    }
-
-    /// Addresses that back a chunk of another owner until the next transaction.
-    pub fn stale_addresses(&self) -> u32 {
-        self.chunks.ownership().stale.len() as u32
     }
 
     /// Unmaps them at a boundary with nothing else to do and no waiting request.

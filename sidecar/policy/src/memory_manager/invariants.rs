@@ -28,11 +28,14 @@ impl MemoryManager {
 
     /// Every part is within its bounds, once anything is mapped.
     fn check_sizes(&self) {
-        assert!(self.chunks.table().created() <= self.budget_chunks(), "created chunks fit the budget");
+        assert!(
+            self.chunks.table().created() <= self.loans.balance.budget(),
+            "created chunks fit the budget"
+        );
         if self.chunks.ownership().owners().next().is_none() {
             return;
         }
-        let activation = self.activation_chunks();
+        let activation = self.chunks.activation_chunks();
         let (least, most) = (self.sizes.activation_least, self.sizes.activation_wake);
         assert!((least..=most).contains(&activation), "activation space lies between its bounds");
         assert!(

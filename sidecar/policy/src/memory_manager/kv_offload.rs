@@ -14,16 +14,6 @@ use crate::reason::Reason;
 use crate::reclaim::KvPlacementMode;
 
 impl MemoryManager {
-    /// Bytes of KV that were fetched for steps.
-    pub fn fetched_bytes(&self) -> u64 {
-        self.offload.fetched_bytes()
-    }
-
-    /// The placement in force.
-    pub fn placement(&self) -> &Placement {
-        self.kv.placement()
-    }
-
     /// Counts that a running request must wait with its KV.
     pub fn suspend_request(&mut self, request: RequestId) {
         self.kv.suspend(request);
@@ -137,11 +127,6 @@ impl MemoryManager {
         self.offload.write_back.is_healthy(self.counters.boundaries())
     }
 
-    /// A pause frees memory soon enough for the requests that continue.
-    pub fn can_pause_help(&self) -> bool {
-        self.params.pauses() && self.offload.write_back.is_fast_enough(self.kv.layers())
-    }
-
     /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
     /// there is none, or it would take too long. `Ready` = blocks are free now.
     pub(super) fn evict_paused(
@@ -180,7 +165,7 @@ impl MemoryManager {
     pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
         let missing = self.kv.overfull_layer_blocks();
         if !(reason.must_happen()
-            && self.can_evict_paused()
+            && self.offload_view().can_evict_paused()
             && self.offload.write_back.is_fast_enough(missing))
         {
             return None;
@@ -192,22 +177,6 @@ impl MemoryManager {
         }
         self.write_back(Some(self.step.now()), &effects, out);
         self.kv.is_writing_back().then_some(0)
-    }
-
-    /// KV of paused requests may leave the device for a change that must happen.
-    pub fn can_evict_paused(&self) -> bool {
-        self.params.compares_costs() && self.params.pauses()
-    }
-
-    /// KV blocks that would leave the device if this request were paused.
-    pub fn exclusive_kv_blocks(&self, request: RequestId) -> u32 {
-        self.kv.exclusive_kv_blocks(request)
-    }
-
-    /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
-    pub fn layer_blocks_freed_by_pause(&self, kv_blocks: u32) -> bool {
-        let layer_blocks = kv_blocks.saturating_mul(self.kv.layers());
-        self.can_pause_help() && !self.in_backoff() && self.offload.write_back.is_fast_enough(layer_blocks)
     }
 
     pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {

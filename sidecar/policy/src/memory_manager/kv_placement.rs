@@ -12,7 +12,7 @@
 
 use alloc::vec::Vec;
 
-use super::admission_view::PlannedAdmissions;
+use super::PlannedAdmissions;
 use super::sizes::Sizes;
 use super::{MemoryManager, StepTimes};
 use crate::config_error::ConfigError;

@@ -7,7 +7,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use super::{MemoryManager, SleepState};
+use super::MemoryManager;
 use crate::action::{Action, Earmark, Work};
 use crate::change::Transition;
 use crate::event::{Failure, Outcome};
@@ -17,130 +17,15 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
-    pub fn budget_chunks(&self) -> u32 {
-        self.loans.balance.budget()
-    }
-
-    /// Chunks that the tenant may hold without a loan. While a share that fell is being released, this is more than the
-    /// assigned share ([`MemoryManager::releasing_chunks`]).
-    pub fn share_chunks(&self) -> u32 {
-        self.loans.balance.share()
-    }
-
-    /// Chunks of peers that are here.
-    pub fn borrowed_chunks(&self) -> u32 {
-        self.loans.balance.borrowed()
-    }
-
-    /// Chunks of the share that peers have.
-    pub fn lent_chunks(&self) -> u32 {
-        self.loans.balance.lent()
-    }
-
-    /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
-    pub fn moving_chunks(&self) -> u32 {
-        let arriving = self.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
-        let released = self.pending.iter().map(|(_, effect)| match effect {
-            Pending::Release(chunks) | Pending::ReleaseShare(chunks) => chunks.len() as u32,
-            _ => 0,
-        });
-        arriving + released.sum::<u32>() + self.outgoing_chunks(|_, _| true)
-    }
-
-    /// Chunks of the share that the tenant wants and peers still hold.
-    pub fn expected_chunks(&self) -> u32 {
-        let regrow = self.loans.recreation.held_by_peers();
-        self.missing_floor_chunks().unwrap_or(0) + regrow
-    }
-
-    /// Chunks that the tenant never lends, except while it sleeps.
-    pub fn floor_chunks(&self) -> u32 {
-        self.sizes.floor(&self.params)
-    }
-
-    /// Chunks that it does not lend now.
-    pub fn unlent_floor_chunks(&self) -> u32 {
-        if self.sleep.state() == SleepState::Asleep { 0 } else { self.floor_chunks() }
-    }
-
-    /// Layers without memory: lent, and not restored yet.
-    pub fn absent_layers(&self) -> u16 {
-        self.chunks.absent_layers()
-    }
-
-    /// No step can run: lent layers are not restored, or the tenant sleeps, or its embeddings and head are not loaded.
-    pub fn lacks_weights(&self) -> bool {
-        self.loaded
-            && (self.sleep.state() != SleepState::Awake
-                || self.absent_layers() > 0
-                || !self.weights.is_global_loaded())
-    }
-
     /// The tenant becomes active, with the time slice or with work where there are no slices, or inactive. An inactive
     /// tenant may lend weight layers; an active one restores them. Its loans are revoked first: layers wait until
-    /// [`MemoryManager::set_awaits_loans`].
+    /// [`super::LoanControl::set_awaits_loans`].
     pub fn set_active(&mut self, active: bool) {
         self.loans.set_active(active);
     }
 
-    /// Whether the tenant is active.
-    pub fn active(&self) -> bool {
-        self.loans.is_active()
-    }
-
-    /// Lent layers wait while the loans are being revoked (`true`), or are restored into the memory at hand (`false`).
-    pub fn set_awaits_loans(&mut self, patient: bool) {
-        self.loans.set_awaits_loans(patient);
-    }
-
-    /// Lent layers wait for their loans.
-    pub fn awaits_loans(&self) -> bool {
-        self.loans.awaits_loans()
-    }
-
-    /// A return does not fit at a boundary: the scheduler pauses or preempts a request and calls the boundary again.
-    pub fn debt_is_blocked(&self) -> bool {
-        self.loans.is_blocked()
-    }
-
-    /// The return still does not fit and no request is left to preempt: layers go for it.
-    pub fn force_reclaim(&mut self) {
-        self.loans.set_forces_reclaim(true);
-    }
-
-    /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
-    pub fn has_debt(&self) -> bool {
-        self.share_to_release() > 0 || self.owes_peers()
-    }
-
-    fn owes_peers(&self) -> bool {
+    pub(super) fn owes_peers(&self) -> bool {
         self.loans.outgoing.has_return()
-    }
-
-    /// Results of transfers since the last call.
-    pub fn take_transfer_results(&mut self) -> Vec<TransferResult> {
-        self.loans.outgoing.take_results()
-    }
-
-    /// Queues a transfer to a peer. Its result comes by [`MemoryManager::take_transfer_results`].
-    ///
-    /// # Panics
-    /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
-    /// checked.
-    pub fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind) {
-        let promised = self.earmarked_chunks(claim) + chunks;
-        match claim {
-            TransferKind::Lend => {
-                let left = (self.loans.balance.share() - self.loans.balance.lent()).checked_sub(promised);
-                assert!(
-                    left.is_some_and(|left| left >= self.unlent_floor_chunks()),
-                    "a tenant keeps its floor"
-                );
-            }
-            TransferKind::Return => assert!(promised <= self.loans.balance.borrowed(), "a debt was borrowed"),
-        }
-        self.loans.outgoing.push(OutgoingTransfer { earmark, chunks, claim });
     }
 
     /// Chunks of transfers of this kind, queued or under way.
@@ -157,27 +42,6 @@ impl MemoryManager {
             _ => 0,
         };
         self.pending.iter().map(|(_, effect)| chunks(effect)).sum()
-    }
-
-    /// The borrower no longer waits for this loan. Returns false if the loan can no longer be cancelled: its result
-    /// comes.
-    pub fn cancel_transfer(&mut self, earmark: Earmark) -> bool {
-        self.loans.outgoing.cancel_loan(earmark)
-    }
-
-    /// A peer has earmarked chunks for this tenant, as a loan or as a return: they are created here.
-    ///
-    /// # Panics
-    /// If more is returned than was lent.
-    pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
-        assert!(
-            claim == TransferKind::Lend || chunks <= self.loans.balance.lent(),
-            "what comes back was lent"
-        );
-        let chunks = self.fresh_chunks(chunks);
-        let work = Work::Accept { chunks: chunks.clone(), earmark };
-        let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
-        self.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
     }
 
     /// Chunks that neither exist nor are being created.
@@ -293,7 +157,7 @@ impl MemoryManager {
                 }
                 match (failure, claim) {
                     (Failure::OutOfMemory, TransferKind::Lend) => self.borrowed(chunks),
-                    (Failure::OutOfMemory, TransferKind::Return) => self.recover_share(chunks),
+                    (Failure::OutOfMemory, TransferKind::Return) => self.loans_mut().recover_share(chunks),
                     _ => {
                         return self.loans.outgoing.report(TransferResult::NotAccepted { earmark });
                     }

@@ -6,43 +6,8 @@ use super::MemoryManager;
 use crate::change::TransitionTarget;
 use crate::ids::LayerId;
 use crate::loans::TransferKind;
-use crate::peers::loan_denied::LoanDenied;
 
 impl MemoryManager {
-    /// Chunks that could be lent without hurting a request: free chunks, unused cache, and, while the tenant is
-    /// inactive, its last weight layers. Never below the floor, and never borrowed chunks: these are returned instead.
-    /// Under a policy that does not reclaim weights partitions are fixed and nothing is lent.
-    pub fn lendable_chunks(&self) -> u32 {
-        self.lendable().unwrap_or(0)
-    }
-
-    /// As [`MemoryManager::lendable_chunks`], at least one. This is the rule that keeps a tenant at its floor; the loan
-    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]), which no message reaches.
-    ///
-    /// # Errors
-    /// Why nothing can be lent now.
-    pub fn lendable(&self) -> Result<u32, LoanDenied> {
-        let Some(most) = self.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
-        let still = self.sleep.is_settled();
-        if !self.is_loaded() || !still || self.wake_layout() || self.releasing_chunks() > 0 {
-            return Err(LoanDenied::Busy);
-        }
-        if self.loans.is_active() && self.borrow_request().is_some() {
-            return Err(LoanDenied::Active);
-        }
-        let promised = self.earmarked_chunks(TransferKind::Lend);
-        let unlent = self.loans.balance.share().saturating_sub(self.loans.balance.lent());
-        let above = unlent.saturating_sub(self.unlent_floor_chunks());
-        let idle = self.free_after_eviction() + self.idle_kv_chunks() + self.lendable_weights();
-        match idle.min(above).saturating_sub(promised) {
-            0 if above <= promised => Err(LoanDenied::AtFloor),
-            0 if self.loans.is_active() => Err(LoanDenied::Active),
-            0 if self.absent_lendable_layers() >= usize::from(most) => Err(LoanDenied::AtCap),
-            0 => Err(LoanDenied::Nothing),
-            chunks => Ok(chunks),
-        }
-    }
-
     /// Free chunks, and those that may be created and were not.
     pub(super) fn free_after_eviction(&self) -> u32 {
         self.chunks.free_count() + self.spare_chunks()
@@ -65,7 +30,7 @@ impl MemoryManager {
         self.kv.chunk_pool().backed().saturating_sub(self.sizes.kv_guaranteed)
     }
 
-    fn lendable_weights(&self) -> u32 {
+    pub(super) fn lendable_weights(&self) -> u32 {
         let layers = self.lendable_layers().take(self.layers_that_hide());
         layers.map(|layer| self.sizes.slabs[layer.index()]).sum()
     }
@@ -79,7 +44,7 @@ impl MemoryManager {
         }
         let transfer_ns = self.step_stats.transfer_ns().into_iter().max().unwrap_or(0);
         let hidden = compute_ns.checked_div(u128::from(transfer_ns)).unwrap_or(u128::MAX);
-        (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.absent_layers()))
+        (hidden.min(u128::from(u16::MAX)) as usize).saturating_sub(usize::from(self.chunks.absent_layers()))
     }
 
     /// Layers that an inactive tenant can lend, last one first, since it wakes front first. With moving and absent
@@ -93,8 +58,8 @@ impl MemoryManager {
     }
 
     /// Layers without memory of their own.
-    fn absent_lendable_layers(&self) -> usize {
-        self.weights.layout().moving.len() + usize::from(self.absent_layers())
+    pub(super) fn absent_lendable_layers(&self) -> usize {
+        self.weights.layout().moving.len() + usize::from(self.chunks.absent_layers())
     }
 
     /// The change that frees `missing` more chunks: unused cache first, then the last layers of an inactive tenant; for

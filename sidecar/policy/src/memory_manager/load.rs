@@ -24,7 +24,7 @@ impl MemoryManager {
         }
     }
 
-    fn create(&mut self, chunks: Vec<ChunkId>, out: &mut Vec<Action>) {
+    pub(super) fn create(&mut self, chunks: Vec<ChunkId>, out: &mut Vec<Action>) {
         self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
 
@@ -45,22 +45,7 @@ impl MemoryManager {
         self.create_next(out);
     }
 
-    /// Chunks without which the tenant cannot start and which peers hold, such as its former instances. None once it
-    /// has them.
-    pub fn missing_floor_chunks(&self) -> Option<u32> {
-        self.loans.awaits_floor().then(|| self.missing_floor())
-    }
-
-    /// Asks the device for the floor once more.
-    pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
-        if self.loans.awaits_floor() && !self.is_blocked() {
-            let missing = self.missing_floor() as usize;
-            let chunks = self.chunks.table().uncreated().take(missing).collect();
-            self.create(chunks, out);
-        }
-    }
-
-    fn missing_floor(&self) -> u32 {
+    pub(super) fn missing_floor(&self) -> u32 {
         self.sizes.floor(&self.params).saturating_sub(self.chunks.table().created())
     }
 

@@ -8,7 +8,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use super::admission_view::PlannedAdmissions;
+use super::PlannedAdmissions;
 use super::kv_placement::moving_layout;
 use super::{MemoryManager, RunningRequest, SchedulerView};
 use crate::geometry::BLOCK_TOKENS;
@@ -42,11 +42,6 @@ impl MemoryManager {
         let crowd =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
         self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&crowd))
-    }
-
-    /// Whether this answers the requested plan.
-    pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
-        self.offload.plans.expects(answer)
     }
 
     /// Handles an answer. The next boundary carries the plan out, unless something else is due by then.

@@ -2,45 +2,23 @@
 //! continues (eLLM 4.4.2). Algorithm 2 sizes the part of the tier that prompts may use.
 
 use super::MemoryManager;
-use super::kv_placement::{MIN_MOVING_LAYERS, buffers};
+use super::kv_placement::buffers;
 use crate::ellm::Violations;
 use crate::geometry::StepShape;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
 use crate::reason::Reason;
-use crate::reclaim::KvPlacementMode;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// Prompts without space may be offloaded.
-    pub fn offloads_prefills(&self) -> bool {
-        let layers = self.sizes.layers;
-        let placed = self.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
-        placed && self.sizes.host_kv_blocks > 0
-    }
-
-    /// All later KV blocks of the request go to the host tier.
-    pub fn is_prefill_offloaded(&self, request: RequestId) -> bool {
-        self.kv.is_spilling_prefill(request)
-    }
-
-    /// After TTFT misses, on-device admissions must leave `step_kv_blocks` free for offloaded prefills (eLLM's theta).
-    /// With a buffer of one block, as at the start, all memory is for running requests.
-    pub fn reserves_prefill_buffer(&self, step_kv_blocks: u32) -> bool {
-        self.offloads_prefills()
-            && self.offload.prompts.logical() > 1
-            && self.write_back_is_healthy()
-            && self.offload.write_back.is_fast_enough(step_kv_blocks * self.kv.layers())
-    }
-
     /// Blocks in activation chunks that a step of `tokens` leaves idle (eLLM's inflation).
     pub(super) fn inflatable_layer_blocks(&self, tokens: u32) -> u32 {
         let Some(kept) = self.sizes.activation_kept.filter(|_| !self.in_backoff()) else { return 0 };
         let shape =
             StepShape { tokens: tokens.clamp(1, self.params.max_step.tokens), ..self.params.max_step };
         let needed = self.geometry.chunks_for(self.geometry.activation.bytes(shape)).max(kept);
-        let idle = self.activation_chunks().saturating_sub(needed);
+        let idle = self.chunks.activation_chunks().saturating_sub(needed);
         let room = self.sizes.kv_limit.saturating_sub(self.kv.chunk_pool().backed() + self.free_kv_chunks());
         idle.min(room) * self.sizes.layer_blocks_per_chunk
     }
@@ -69,18 +47,6 @@ impl MemoryManager {
     /// Sets whether the next step has parts of offloaded prompts: without them nothing is written into the buffers.
     pub fn exclude_offloaded_prefills(&mut self, out: bool) {
         self.kv.set_buffers_idle(out && self.kv.stages_prefills_only());
-    }
-
-    /// The writes of a step are still on their way to the host tier: no step begins.
-    pub fn is_spilling(&self) -> bool {
-        self.kv.has_pending_spills()
-    }
-
-    /// The state of offloaded prompts, for the digest.
-    pub fn prefill_digest(&self) -> u64 {
-        self.offload.prompts.word()
-            ^ self.offload.write_back.digest_word().rotate_left(7)
-            ^ self.offload.write_back.layer_block_ns().unwrap_or(0) << 20
     }
 
     /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
@@ -127,17 +93,6 @@ impl MemoryManager {
     /// Algorithm 2: the objectives that a scheduling iteration observed.
     pub fn record_slo_violations(&mut self, seen: Violations) {
         self.offload.prompts.iteration(seen);
-    }
-
-    /// Blocks of the host tier that prompts may use now.
-    pub fn prefill_buffer_kv_blocks(&self) -> u64 {
-        self.offload.prompts.logical()
-    }
-
-    /// The same in bytes; 0 under a policy that offloads no prompts.
-    pub fn prefill_buffer_bytes(&self) -> u64 {
-        let kv_blocks = if self.offloads_prefills() { self.prefill_buffer_kv_blocks() } else { 0 };
-        kv_blocks.saturating_mul(self.geometry.kv_block_bytes())
     }
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.

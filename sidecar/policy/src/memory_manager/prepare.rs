@@ -116,7 +116,7 @@ impl MemoryManager {
             }
             MemoryStep::AskPeers { sizes, missing } => {
                 self.loans.demand.ask(sizes);
-                match self.borrow_request() {
+                match self.loans.demand.wanted() {
                     Some(_) => Progress::Answered(Prepared::Wait),
                     None => Progress::Nothing(Tried::Peers { missing }),
                 }

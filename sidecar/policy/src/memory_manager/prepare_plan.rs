@@ -110,12 +110,12 @@ impl MemoryManager {
     /// Plans what costs no request anything.
     fn plan_without_cost(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
         let demand = attempt.demand;
-        let (free, held) = (self.kv.chunk_pool().free_layer_blocks(), self.activation_chunks());
+        let (free, held) = (self.kv.chunk_pool().free_layer_blocks(), self.chunks.activation_chunks());
         if demand.activation > self.most_activations() {
             return MemoryStep::Answer(Prepared::Short { missing_kv_blocks: 0, activation: true });
         }
-        if self.lacks_weights()
-            || (self.has_debt() && !self.in_backoff())
+        if self.status().lacks_weights()
+            || (self.loans().has_debt() && !self.in_backoff())
             || self.kv.has_pending_spills()
             || self.kv.exceeds_loads()
             || attempt.effects.waits_for_loads()
@@ -146,7 +146,7 @@ impl MemoryManager {
         if let Some(transition) = self.shrink_activations().filter(|_| short_of_blocks) {
             return Some(MemoryStep::Start { transition, or: self.shortfall(missing) });
         }
-        if demand.activation > self.activation_chunks() {
+        if demand.activation > self.chunks.activation_chunks() {
             let or =
                 Prepared::Short { missing_kv_blocks: missing.div_ceil(self.kv.layers()), activation: true };
             return Some(MemoryStep::start_or(self.balloon(need, demand), or));
@@ -223,7 +223,7 @@ impl MemoryManager {
 
     /// Activation chunks that a step may have at most.
     fn most_activations(&self) -> u32 {
-        if self.weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
+        if self.timing().weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
     }
 
     /// Free chunks that KV may take.
@@ -249,7 +249,7 @@ impl MemoryManager {
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.
     fn balloon(&self, need: &StepNeed, demand: StepDemand) -> Option<Transition> {
         let kept = self.sizes.activation_kept.filter(|_| !self.in_backoff())?;
-        let (per, held) = (self.sizes.layer_blocks_per_chunk, self.activation_chunks());
+        let (per, held) = (self.sizes.layer_blocks_per_chunk, self.chunks.activation_chunks());
         // A deflation takes free chunks first; an inflation counts those that KV may still take.
         let deflates = demand.activation > held;
         let free = if deflates { self.chunks.free_count() } else { self.free_kv_chunks() };

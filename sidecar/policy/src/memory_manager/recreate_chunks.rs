@@ -14,15 +14,6 @@ use crate::reason::Reason;
 pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
 
 impl MemoryManager {
-    /// A borrower exited, and its chunks are the device's: they may be created again.
-    ///
-    /// # Panics
-    /// If fewer were lent.
-    pub fn recover_share(&mut self, chunks: u32) {
-        self.loans.balance.on_lent_returned(chunks);
-        self.loans.recreation.add(chunks);
-    }
-
     /// Chunks are to be created, and may be now.
     pub(super) fn is_recreating(&self) -> bool {
         self.loans.recreation.is_due(self.counters.boundaries())
@@ -30,7 +21,7 @@ impl MemoryManager {
 
     /// They are created now, not when a step needs them.
     pub(super) fn recreates_at_once(&self) -> bool {
-        let away = self.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
+        let away = self.chunks.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
         let idle = !self.loans.is_active() && self.kv.open_requests() == 0;
         self.loans.recreation.chunks() > 0 && (away || idle || !self.loans.outgoing.is_empty())
     }

@@ -45,7 +45,7 @@ impl MemoryManager {
     /// are in force.
     fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
         let room = home + self.kv_chunks_above_guarantee();
-        let idle = self.activation_chunks().saturating_sub(self.least_activations());
+        let idle = self.chunks.activation_chunks().saturating_sub(self.least_activations());
         let most = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
         let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
@@ -78,16 +78,6 @@ impl MemoryManager {
         best.map(|(_, layout)| layout)
     }
 
-    /// Lent layers are being restored: their memory is here.
-    pub fn can_restore(&self) -> bool {
-        self.wants_layers() && !self.loans.awaits_loans()
-    }
-
-    /// Every layer has memory, and its contents are complete.
-    pub fn is_whole(&self) -> bool {
-        self.is_loaded() && self.absent_layers() == 0 && self.weights.is_settled()
-    }
-
     /// Layers are absent, and the tenant has work or no peer has their memory any more.
     pub(super) fn wake_layout(&self) -> bool {
         match self.sleep.state() {
@@ -100,6 +90,6 @@ impl MemoryManager {
             && self.loans.outgoing.is_empty()
             && self.loans.recreation.chunks() == 0
             && !leaving;
-        (self.loans.is_active() || home) && self.absent_layers() > 0
+        (self.loans.is_active() || home) && self.chunks.absent_layers() > 0
     }
 }

@@ -21,17 +21,17 @@ impl MemoryManager {
         self.grow();
         self.place_kv(out);
         let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
-        if can_wait && (self.has_debt() || self.wake_layout()) {
+        if can_wait && (self.loans().has_debt() || self.wake_layout()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }
-        if self.change.transition().is_none() && !self.weights_loading() {
+        if self.change.transition().is_none() && !self.timing().weights_loading() {
             self.change.decide(self.shrink_activations());
         }
         if self.change.transition().is_none() {
             self.settle_trade(out);
         }
-        if self.is_blocked() {
+        if self.pending.blocking() {
             return;
         }
         if self.change.transition().is_none() && !self.trading() {
@@ -63,7 +63,7 @@ impl MemoryManager {
 
     /// Activations that eLLM converted to KV are restored under another policy.
     fn activations_to_return(&self) -> Option<Transition> {
-        let few = self.activation_chunks() < self.sizes.activation_min;
+        let few = self.chunks.activation_chunks() < self.sizes.activation_min;
         let due = few && self.loaded && self.change.may_retry(self.counters.boundaries());
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
@@ -157,7 +157,7 @@ impl MemoryManager {
         let rests = self.sleep.is_settled();
         home && rests
             && self.excess_activations() == 0
-            && self.releasing_chunks() == 0
+            && self.loans().releasing_chunks() == 0
             && !self.loans.balance.is_growing()
             && self.change.transition().is_none()
             && !self.trading()

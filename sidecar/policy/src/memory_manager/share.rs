@@ -48,7 +48,7 @@ pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
 
 impl MemoryManager {
     /// Sets the share and the remap cap. A larger share holds at once; a smaller one is reached as memory is released
-    /// ([`MemoryManager::share_chunks`]). Layers beyond a lower cap are restored as memory allows.
+    /// ([`super::LoanView::share_chunks`]). Layers beyond a lower cap are restored as memory allows.
     ///
     /// # Errors
     /// If the floor does not fit: nothing has changed then.
@@ -65,35 +65,21 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// The share and the cap that were set last.
-    pub fn bounds(&self) -> Bounds {
-        let Params { share_chunks, remap_cap_permille, .. } = self.params;
-        Bounds { share_chunks, remap_cap_permille }
-    }
-
-    /// Chunks of the share that are still to be released.
-    pub fn releasing_chunks(&self) -> u32 {
-        self.loans.balance.excess(self.sizes.share)
-    }
-
-    /// Chunks that peers hold and that the floor would lack within the assigned share.
-    pub fn over_lent_chunks(&self) -> u32 {
-        if self.loans.balance.lent() == 0 { 0 } else { self.over_lent().min(self.loans.balance.lent()) }
-    }
-
-    fn over_lent(&self) -> u32 {
+    pub(super) fn over_lent(&self) -> u32 {
         self.retained_chunks().saturating_sub(self.sizes.share)
     }
 
     /// Chunks of the share that are lent or promised, and the floor.
     fn retained_chunks(&self) -> u32 {
-        self.loans.balance.lent() + self.earmarked_chunks(TransferKind::Lend) + self.unlent_floor_chunks()
+        self.loans.balance.lent()
+            + self.earmarked_chunks(TransferKind::Lend)
+            + self.loans().unlent_floor_chunks()
     }
 
     /// Chunks of the share that can be released now.
     pub(super) fn share_to_release(&self) -> u32 {
         // Every step asks: count what is retained only if something is due.
-        match self.releasing_chunks() {
+        match self.loans().releasing_chunks() {
             0 => 0,
             due => due.min(self.loans.balance.share().saturating_sub(self.retained_chunks())),
         }
@@ -101,7 +87,7 @@ impl MemoryManager {
 
     /// Releases what costs nothing: refuses loans that were not made, and drops chunks that were never created.
     pub(super) fn release_uncreated_share(&mut self) {
-        if self.releasing_chunks() == 0 {
+        if self.loans().releasing_chunks() == 0 {
             return;
         }
         while self.over_lent() > 0 && self.loans.outgoing.refuse_last_loan() {}
@@ -166,7 +152,7 @@ impl MemoryManager {
 
     /// Fewer activations, as many as are missing.
     pub(super) fn idle_activations(&self, missing: u32) -> Option<TransitionTarget> {
-        let held = self.activation_chunks();
+        let held = self.chunks.activation_chunks();
         let least = self.least_activations().max(held.saturating_sub(missing));
         // Chunks beyond the address range of KV become free.
         (least < held).then_some(TransitionTarget::Activation(least))
@@ -203,7 +189,9 @@ impl MemoryManager {
     pub(super) fn grow(&mut self) {
         if self.loans.balance.take_growth() && self.sleep.state() == SleepState::Awake {
             let existing = self.chunks.table().created() + self.loans.recreation.chunks();
-            self.loans.recreation.add(self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing));
+            self.loans
+                .recreation
+                .add(self.loans.balance.budget().min(self.sizes.useful()).saturating_sub(existing));
         }
     }
 

@@ -25,17 +25,12 @@ use crate::step_model::Layout;
 pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 
 impl MemoryManager {
-    /// Whether the tenant holds memory.
-    pub fn sleep_state(&self) -> SleepState {
-        self.sleep.state()
-    }
-
     /// Suspends the tenant: it gives up all memory, and no step may begin before [`MemoryManager::wake`]. With
     /// `keep_kv`, cache and KV of open requests are kept as far as the host tier has space; else they are dropped. No
     /// effect before the tenant has loaded.
     pub fn hibernate(&mut self, keep_kv: bool) {
         self.sleep.set_keeps_kv(keep_kv);
-        if self.is_loaded() && self.sleep.suspend() {
+        if self.status().is_loaded() && self.sleep.suspend() {
             self.loans.set_blocked(false);
             self.clear_borrow_request();
         }
@@ -53,25 +48,10 @@ impl MemoryManager {
     pub fn wake(&mut self) {
         if self.sleep.state() != SleepState::Awake {
             // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
-            self.sleep.wake(!self.chunks.is_unmapped() && !self.is_blocked());
+            self.sleep.wake(!self.chunks.is_unmapped() && !self.pending.blocking());
             // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }
-    }
-
-    /// KV of this request is loading during steps: it may be admitted again when it is there.
-    pub fn is_loading(&self, request: RequestId) -> bool {
-        self.kv.is_loading(request)
-    }
-
-    /// The request holds KV on the device.
-    pub fn on_device(&self, request: RequestId) -> bool {
-        self.kv.holds_layer_blocks(request)
-    }
-
-    /// The KV of this request was lost, and the scheduler has not been notified yet.
-    pub fn is_kv_lost(&self, request: RequestId) -> bool {
-        self.lost_requests.contains(&request)
     }
 
     /// Requests whose KV was lost: they must be closed and recomputed.
@@ -236,7 +216,7 @@ impl MemoryManager {
         self.release_uncreated_share();
         self.loans.balance.take_growth();
         let existing = self.chunks.table().created() + self.loans.recreation.chunks();
-        let spare = self.budget_chunks().min(self.sizes.useful()).saturating_sub(existing);
+        let spare = self.loans.balance.budget().min(self.sizes.useful()).saturating_sub(existing);
         self.loans.recreation.add(spare);
         let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunks.table().created());
         if first > 0 && self.is_recreating() {

@@ -40,11 +40,6 @@ impl MemoryManager {
         self.cost().context(self.kv.running_requests().count() as u32)
     }
 
-    /// Time of the steps over which costs are compared, nanoseconds; 0 = unknown.
-    pub fn cost_window_ns(&self) -> u64 {
-        self.cost().window_ns()
-    }
-
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
     /// layers do not become KV, or not now, or the policy compares no costs. An error if steps would take more than
     /// twice as long.

@@ -28,11 +28,11 @@ pub enum Prepared {
     Ready,
     /// Actions were ordered, or are under way, and must complete first; ask again.
     Wait,
-    /// KV of suspended requests that the step would resume is loading during steps ([`MemoryManager::is_loading`]):
+    /// KV of suspended requests that the step would resume is loading during steps ([`RequestKv::is_loading`]):
     /// other requests need not wait for them. The scheduler asks again without those, for more of the others if it
     /// likes; their blocks are there.
     ///
-    /// [`MemoryManager::is_loading`]: super::MemoryManager::is_loading
+    /// [`RequestKv::is_loading`]: super::RequestKv::is_loading
     Loading,
     /// Nothing more can be freed: the scheduler makes the batch smaller or preempts.
     Short {

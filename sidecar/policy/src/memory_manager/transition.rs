@@ -74,7 +74,7 @@ impl MemoryManager {
     fn transition_shortfall(&self, target: &TransitionTarget) -> u32 {
         let (before, after) = match target {
             TransitionTarget::Layout(layout) => (self.chunks.weights_held(), self.sizes.weights(layout)),
-            TransitionTarget::Activation(chunks) => (self.activation_chunks(), *chunks),
+            TransitionTarget::Activation(chunks) => (self.chunks.activation_chunks(), *chunks),
             TransitionTarget::KvChunks(_) => (0, 0),
             TransitionTarget::Vacate { kv_chunks, .. } => return *kv_chunks,
         };

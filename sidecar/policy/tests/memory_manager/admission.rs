@@ -100,7 +100,7 @@ fn request_without_host_space_is_not_paused() {
 #[test]
 fn plan_decides_pauses_and_admissions() {
     let mut manager = manager(200);
-    let most = manager.kv_counts().total_layer_blocks / LAYERS;
+    let most = manager.figures().kv_counts().total_layer_blocks / LAYERS;
     let crowd = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
     manager.set_blocked_head(Some(RequestId(9)));
     let id = manager.ask_plan(&crowd).id;
@@ -163,7 +163,7 @@ fn plan_is_requested_once_per_waiting_head() {
 #[test]
 fn without_pauses_plan_admits_only_what_fits() {
     let (pauses, never) = (manager(200), pausing_manager(200, 0));
-    let most = never.kv_counts().total_layer_blocks / LAYERS;
+    let most = never.figures().kv_counts().total_layer_blocks / LAYERS;
     let (small, large) = (waiter(9, 2), waiter(9, most - 1));
     let none = PlannedAdmissions::default();
     assert!(

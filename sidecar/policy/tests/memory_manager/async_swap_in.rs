@@ -38,7 +38,7 @@ impl Driven {
 
     /// Returns the number of KV blocks that fit on the device.
     fn room(&self) -> u32 {
-        self.manager.kv_counts().total_layer_blocks / LAYERS
+        self.manager.figures().kv_counts().total_layer_blocks / LAYERS
     }
 
     fn schedule(&mut self) {
@@ -106,7 +106,7 @@ fn admit_two(driven: &mut Driven) -> Prepared {
 
 /// Returns the number of used blocks on the device.
 fn on_device(driven: &Driven) -> u32 {
-    driven.manager.kv_counts().used_layer_blocks
+    driven.manager.figures().kv_counts().used_layer_blocks
 }
 
 /// Otherwise its KV would be evicted for the other request, which would then be evicted for it, and neither would make
@@ -115,7 +115,9 @@ fn on_device(driven: &Driven) -> u32 {
 fn request_admitted_with_loading_request_keeps_its_kv() {
     let mut driven = Driven::new();
     assert_eq!(admit_two(&mut driven), Prepared::Loading);
-    assert!(driven.manager.is_loading(RequestId(1)) && !driven.manager.is_loading(RequestId(2)));
+    assert!(
+        driven.manager.kv_of(RequestId(1)).is_loading() && !driven.manager.kv_of(RequestId(2)).is_loading()
+    );
     driven.admit = vec![Admission::suspended(RequestId(2))];
     let (all, here) = (driven.room() / 2 + 1, on_device(&driven));
     assert_eq!(driven.prepare(2, all), Prepared::Wait);

@@ -34,8 +34,8 @@ fn asker(cap_permille: u32) -> World {
     let share = geometry.capacity_chunks;
     geometry.capacity_chunks = 2 * share;
     let mut world = World::new(Params { share_chunks: share, ..params }, geometry, 3, Faults::default());
-    world.manager.set_can_borrow(true);
-    let book = LoanBook::new(peer(0), share, world.manager.floor_chunks());
+    world.manager.loans_mut().set_can_borrow(true);
+    let book = LoanBook::new(peer(0), share, world.manager.loans().floor_chunks());
     world.negotiator = Some(LoanNegotiator::new(book, terms()));
     assert!(world.load());
     world.now = Nanos(1_000_000_000);
@@ -86,12 +86,12 @@ fn short_of_memory() -> World {
     let mut world = asker(0);
     submit(&mut world, 4);
     seek(&mut world);
-    assert_eq!(world.manager.borrow_request(), Some(3));
+    assert_eq!(world.manager.loans().borrow_request(), Some(3));
     world
 }
 
 fn short(manager: &MemoryManager) -> u64 {
-    manager.counted(Reason::PeersShort)
+    manager.figures().counted(Reason::PeersShort)
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn infeasible_demand_asks_no_peer() {
     let mut world = short_of_memory();
     assert_eq!(asks(&mut world, vec![inactive(1, 1)]), None);
     assert_eq!(short(&world.manager), 1, "it says why");
-    assert_eq!(world.manager.borrow_request(), None, "the next remedy is taken");
+    assert_eq!(world.manager.loans().borrow_request(), None, "the next remedy is taken");
     world.run();
 }
 
@@ -128,7 +128,7 @@ fn what_whole_own_layers_have_to_give_all_the_same_is_not_asked_for() {
     let mut world = asker(900);
     submit(&mut world, 4);
     seek(&mut world);
-    let useful = |most| world.manager.useful_loan_size(most);
+    let useful = |most| world.manager.loans().useful_loan_size(most);
     assert_eq!([0, 1, 2, 3, 4].map(useful), [0, 0, 0, 3, 3]);
     world.receive(PeerEvent::Survey(vec![inactive(1, 2)]));
     assert_eq!(asked(&mut world), None);
@@ -157,7 +157,7 @@ fn refusing_peer_is_skipped_and_next_is_asked() {
     assert_eq!((second, chunks), (2, 3));
     // The last peer alone has too little.
     assert_eq!(refuses(&mut world, 2, nonce, Some(LoanDenied::AtFloor)), None);
-    assert_eq!((short(&world.manager), world.manager.counted(Reason::AskRefused)), (1, 2));
+    assert_eq!((short(&world.manager), world.manager.figures().counted(Reason::AskRefused)), (1, 2));
 }
 
 /// Returns whether it asks its only peer again in a search that begins `after_ms` after a denial.

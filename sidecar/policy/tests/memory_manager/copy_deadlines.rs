@@ -31,7 +31,7 @@ fn step(now: Nanos, by_deadline: bool) -> (Vec<LayerId>, Vec<Action>) {
     let mut out = Vec::new();
     assert_eq!(manager.prepare(now, &need, &mut out), Prepared::Ready);
     manager.begin(now, &mut out);
-    (manager.layout().moving.clone(), out)
+    (manager.figures().layout().moving.clone(), out)
 }
 
 #[test]
@@ -78,5 +78,5 @@ fn what_a_step_waits_for_has_a_deadline_and_a_write_back_has_none() {
     world.spoil = Some(check);
     (0..3).for_each(|id| world.submit(id, 0, vec![1, 2, 3], 60));
     world.run();
-    assert!(world.manager.fetched_bytes() > 0, "KV was away");
+    assert!(world.manager.figures().fetched_bytes() > 0, "KV was away");
 }

@@ -35,7 +35,7 @@ fn submit(world: &mut World) {
 fn inflate(world: &mut World) {
     let inflated = (0..10_000).any(|_| {
         world.tick();
-        world.manager.stale_addresses() > 0
+        world.manager.figures().stale_addresses() > 0
     });
     assert!(inflated, "nothing was inflated");
 }
@@ -46,7 +46,7 @@ fn grow(world: &mut World) {
     while world.finished.len() < 4 {
         world.tick();
     }
-    assert!(world.manager.stale_addresses() > 0, "the last change was an inflation");
+    assert!(world.manager.figures().stale_addresses() > 0, "the last change was an inflation");
 }
 
 /// Each audit of the world compares both tables and checks the addresses of every chunk.
@@ -62,13 +62,17 @@ fn inflation_defers_unmap_until_idle() {
         });
         submit(&mut world);
         inflate(&mut world);
-        assert_eq!(world.manager.counted(Reason::UnmapLater), 0, "requests run");
-        assert!(!world.manager.is_idle(), "something is left to do");
+        assert_eq!(world.manager.figures().counted(Reason::UnmapLater), 0, "requests run");
+        assert!(!world.manager.status().is_idle(), "something is left to do");
         world.run();
         world.rest(1000);
-        assert_eq!(world.manager.stale_addresses(), 0, "{policy:?}");
+        assert_eq!(world.manager.figures().stale_addresses(), 0, "{policy:?}");
         let behind = world.device.memory.table.len() as u32;
-        assert_eq!(behind, world.manager.ledger().created() - world.manager.ledger().free().count() as u32);
+        assert_eq!(
+            behind,
+            world.manager.figures().ledger().created()
+                - world.manager.figures().ledger().free().count() as u32
+        );
     }
 }
 
@@ -83,9 +87,12 @@ fn deferred_unmap_runs_alone_when_idle() {
             assert!(transaction.handed_over.is_empty(), "no memory changes hands");
         }
     });
-    let before = world.manager.counted(Reason::UnmapLater);
+    let before = world.manager.figures().counted(Reason::UnmapLater);
     world.rest(1000);
-    assert_eq!((world.manager.stale_addresses(), world.manager.counted(Reason::UnmapLater)), (0, before + 1));
+    assert_eq!(
+        (world.manager.figures().stale_addresses(), world.manager.figures().counted(Reason::UnmapLater)),
+        (0, before + 1)
+    );
 }
 
 #[test]
@@ -94,11 +101,11 @@ fn without_leave_to_unmap_later_one_transaction_does_both() {
     submit(&mut world);
     while world.finished.len() < 8 {
         world.tick();
-        assert_eq!(world.manager.stale_addresses(), 0);
+        assert_eq!(world.manager.figures().stale_addresses(), 0);
     }
-    assert!(world.manager.counted(Reason::Inflate) > 0);
+    assert!(world.manager.figures().counted(Reason::Inflate) > 0);
     world.rest(1000);
-    assert_eq!(world.manager.counted(Reason::UnmapLater), 0);
+    assert_eq!(world.manager.figures().counted(Reason::UnmapLater), 0);
 }
 
 /// The device refuses to release a chunk that backs any address.
@@ -109,22 +116,28 @@ fn deferred_unmap_precedes_chunk_release() {
     inflate(&mut world);
     world.start_sleep();
     world.rest(1000);
-    assert_eq!((world.manager.sleep_state(), world.device.memory.table.len()), (SleepState::Asleep, 0));
-    assert_eq!((world.manager.stale_addresses(), world.manager.counted(Reason::UnmapLater)), (0, 0));
+    assert_eq!(
+        (world.manager.status().sleep_state(), world.device.memory.table.len()),
+        (SleepState::Asleep, 0)
+    );
+    assert_eq!(
+        (world.manager.figures().stale_addresses(), world.manager.figures().counted(Reason::UnmapLater)),
+        (0, 0)
+    );
 }
 
 #[test]
 fn a_change_that_the_device_refuses_leaves_old_addresses_where_they_are() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
-    let left = world.manager.stale_addresses();
+    let left = world.manager.figures().stale_addresses();
     world.device.refuse_rebacks = true;
     world.rest(3);
-    assert_eq!(world.manager.stale_addresses(), left);
-    assert_eq!(world.manager.counted(Reason::BackendFailed), 1, "it is not tried again at once");
+    assert_eq!(world.manager.figures().stale_addresses(), left);
+    assert_eq!(world.manager.figures().counted(Reason::BackendFailed), 1, "it is not tried again at once");
     world.device.refuse_rebacks = false;
     world.rest(1000);
-    assert_eq!(world.manager.stale_addresses(), 0);
+    assert_eq!(world.manager.figures().stale_addresses(), 0);
 }
 
 /// Returns the transactions and preemptions until all requests have ended, and the fewest activation chunks.
@@ -134,9 +147,9 @@ fn served(premap_bytes: u64) -> (u64, u32, u32) {
     let mut least = u32::MAX;
     while world.finished.len() < 8 {
         world.tick();
-        least = least.min(world.manager.activation_chunks());
+        least = least.min(world.manager.figures().activation_chunks());
     }
-    (world.manager.counted(Reason::Inflate), world.preemptions, least)
+    (world.manager.figures().counted(Reason::Inflate), world.preemptions, least)
 }
 
 #[test]

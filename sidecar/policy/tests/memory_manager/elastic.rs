@@ -76,18 +76,21 @@ fn tag(key: (RequestId, u32), layer_block: LayerBlockId, layer_blocks: &[LayerBl
 fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
     let mut world = small_layer_blocks();
     let mut tables = with_holes(&mut world);
-    assert!(world.manager.kv_counts().fragmentation_permille > 500, "most free blocks are scattered");
+    assert!(
+        world.manager.figures().kv_counts().fragmentation_permille > 500,
+        "most free blocks are scattered"
+    );
     world.spoil = Some(|action| {
         if let Work::MoveLayerBlocks(moves) = &action.work {
             assert!(moves.len() as u64 * SMALL_BLOCK <= 4 * BLOCK, "moves of one boundary");
         }
     });
-    let before = world.manager.kv_counts().used_layer_blocks;
+    let before = world.manager.figures().kv_counts().used_layer_blocks;
     world.manager.force_layout(None).expect("possible");
     for _ in 0..100 {
         // Without a step between two boundaries the next moves would wait.
         world.rest(1);
-        if !world.manager.is_blocked() {
+        if !world.manager.status().is_blocked() {
             world.send_event(|manager, out| manager.begin(Nanos(0), out));
             world.device.done.fill(Generation(u64::MAX));
             world.drain();
@@ -95,10 +98,10 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
         }
     }
     world.rest(1000);
-    assert_eq!(world.manager.layout().alpha(), 0);
+    assert_eq!(world.manager.figures().layout().alpha(), 0);
     assert!(world.device.moves > 0, "blocks moved");
-    assert!(world.manager.counted(Reason::Compact) > 1, "over several boundaries");
-    assert_eq!(world.manager.kv_counts().used_layer_blocks, before);
+    assert!(world.manager.figures().counted(Reason::Compact) > 1, "over several boundaries");
+    assert_eq!(world.manager.figures().kv_counts().used_layer_blocks, before);
     follow(&mut world, &mut tables);
     for (key, layer_blocks) in &tables {
         for layer_block in layer_blocks {
@@ -121,10 +124,10 @@ fn when_load_ends_everything_is_resident_again() {
     world.run();
     assert!(world.most_alpha > 0, "layers were remapped");
     world.rest(3000);
-    assert!(world.manager.is_idle());
-    assert_eq!(world.manager.layout().alpha(), 0);
-    assert!(world.manager.residency().iter().all(|layer| layer.present && layer.slot.is_none()));
-    let kv = world.manager.kv_counts();
+    assert!(world.manager.status().is_idle());
+    assert_eq!(world.manager.figures().layout().alpha(), 0);
+    assert!(world.manager.figures().residency().iter().all(|layer| layer.present && layer.slot.is_none()));
+    let kv = world.manager.figures().kv_counts();
     assert_eq!((kv.draining_kv_chunks, kv.kv_chunks), (0, guaranteed_chunks(world.manager.params()) + 2));
 }
 
@@ -151,7 +154,7 @@ fn cached_kv_blocks_go_before_anything_else_is_done() {
         world.submit(id, id, (0..40).collect(), 50);
         world.run();
     }
-    assert!(world.manager.counted(Reason::PrefixEvicted) > 0);
+    assert!(world.manager.figures().counted(Reason::PrefixEvicted) > 0);
     assert_eq!(world.most_alpha, 0);
     assert_eq!(world.preemptions, 0);
 }
@@ -162,31 +165,31 @@ fn a_shared_prefix_is_computed_once_and_survives_its_first_user() {
     assert!(world.load());
     world.submit(0, 0, (0..40).collect(), 4);
     world.run();
-    let cached = world.manager.kv_counts().idle_kv_blocks;
+    let cached = world.manager.figures().kv_counts().idle_kv_blocks;
     assert!(cached >= 2);
     world.submit(1, 0, (0..40).collect(), 4);
     world.run();
     assert_eq!(world.finished.values().next(), world.finished.values().next_back());
-    assert_eq!(world.manager.kv_counts().idle_kv_blocks, cached, "nothing new was needed");
+    assert_eq!(world.manager.figures().kv_counts().idle_kv_blocks, cached, "nothing new was needed");
 }
 
 #[test]
 fn activations_swell_and_shrink_with_the_step() {
     let mut world = world(PolicyName::Ellm, 2);
     assert!(world.load());
-    let full = world.manager.activation_chunks();
+    let full = world.manager.figures().activation_chunks();
     (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
     let mut least = full;
     while world.finished.len() < 8 {
         world.tick();
-        least = least.min(world.manager.activation_chunks());
+        least = least.min(world.manager.figures().activation_chunks());
     }
     assert!(least < full, "idle activation chunks became KV");
-    assert!(world.manager.counted(Reason::Inflate) > 0);
+    assert!(world.manager.figures().counted(Reason::Inflate) > 0);
     // A prefill of several sequences takes them back from idle KV.
     (10..14).for_each(|id| world.submit(id, id, (0..60).collect(), 2));
     world.run();
-    assert!(world.manager.counted(Reason::Deflate) > 0);
+    assert!(world.manager.figures().counted(Reason::Deflate) > 0);
     assert_eq!(world.most_alpha, 0);
 }
 
@@ -195,12 +198,19 @@ fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
     let mut world = world(PolicyName::Ellm, 2);
     assert!(world.load());
     let holders = |world: &World| {
-        let of =
-            |owner| world.manager.ledger().owners().filter(move |(_, o)| *o == owner).map(|(chunk, _)| chunk);
+        let of = |owner| {
+            world
+                .manager
+                .figures()
+                .ledger()
+                .owners()
+                .filter(move |(_, o)| *o == owner)
+                .map(|(chunk, _)| chunk)
+        };
         [Owner::Activation, Owner::Kv].map(|owner| of(owner).collect::<BTreeSet<_>>())
     };
     let [activation, kv] = holders(&world);
-    let (created, filled) = (world.manager.ledger().created(), world.device.bytes_filled);
+    let (created, filled) = (world.manager.figures().ledger().created(), world.device.bytes_filled);
     (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
     // The inflation is counted when it begins; the owners change when the device has completed it.
     let grows = (0..10_000).any(|_| {
@@ -210,9 +220,9 @@ fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
     assert!(grows, "nothing was inflated");
     let [left, grown] = holders(&world);
     let moved: BTreeSet<_> = activation.difference(&left).copied().collect();
-    assert!(!moved.is_empty() && world.manager.counted(Reason::Inflate) > 0, "{left:?}");
+    assert!(!moved.is_empty() && world.manager.figures().counted(Reason::Inflate) > 0, "{left:?}");
     assert_eq!(grown.difference(&kv).copied().collect::<BTreeSet<_>>(), moved, "the same chunks");
-    assert_eq!(world.manager.ledger().created(), created, "none was made");
+    assert_eq!(world.manager.figures().ledger().created(), created, "none was made");
     assert_eq!((world.device.bytes_filled, world.device.moves), (filled, 0), "nothing was copied");
 }
 
@@ -228,7 +238,7 @@ fn kv_never_grows_beyond_its_limit() {
         (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
         while world.finished.len() < 8 {
             world.tick();
-            assert!(world.manager.kv_counts().kv_chunks <= limit);
+            assert!(world.manager.figures().kv_counts().kv_chunks <= limit);
         }
     }
 }

@@ -25,13 +25,13 @@ fn a_device_with_less_memory_than_promised_shrinks_the_kv() {
     for missing_chunks in 1..20 {
         let mut world = world(PolicyName::Recompute, 20, Faults { missing_chunks, ..Faults::default() });
         assert!(world.load());
-        let kv = world.manager.kv_counts().kv_chunks;
+        let kv = world.manager.figures().kv_counts().kv_chunks;
         assert_eq!(
             kv,
             guaranteed_chunks(world.manager.params()) + 20 - missing_chunks,
             "every chunk there is serves"
         );
-        assert!(world.manager.counted(Reason::BackendFailed) > 0);
+        assert!(world.manager.figures().counted(Reason::BackendFailed) > 0);
     }
 }
 
@@ -39,12 +39,12 @@ fn a_device_with_less_memory_than_promised_shrinks_the_kv() {
 fn oneiros_starts_remapped_when_the_device_holds_less_than_all_weights() {
     let mut world = world(PolicyName::Oneiros, 0, Faults { missing_chunks: 6, ..Faults::default() });
     assert!(world.load());
-    assert_eq!(world.manager.layout().alpha(), 2, "two layers of four chunks for six missing ones");
+    assert_eq!(world.manager.figures().layout().alpha(), 2, "two layers of four chunks for six missing ones");
     (0..4).for_each(|id| world.submit(id, id, vec![1, 2, 3], 40));
     world.run();
     world.rest(2000);
-    assert!(world.manager.is_idle());
-    assert_eq!(world.manager.layout().alpha(), 2, "these never come back");
+    assert!(world.manager.status().is_idle());
+    assert_eq!(world.manager.figures().layout().alpha(), 2, "these never come back");
 }
 
 #[test]
@@ -53,11 +53,11 @@ fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
     assert!(!world.load());
     let floor_bytes = u64::from(world.device.geometry.capacity_chunks - 2) * CHUNK;
     assert_eq!(
-        world.manager.failed(),
+        world.manager.status().failed(),
         Some(Failed::Create { created_bytes: floor_bytes - CHUNK, floor_bytes })
     );
     assert_eq!(world.device.memory.chunks.len(), 0);
-    assert_eq!(world.manager.ledger().created(), 0);
+    assert_eq!(world.manager.figures().ledger().created(), 0);
 }
 
 #[test]
@@ -74,11 +74,11 @@ fn copies_that_always_fail_end_in_a_typed_failure() {
         world.poll();
     }
     assert!(matches!(
-        world.manager.failed(),
+        world.manager.status().failed(),
         Some(Failed::Fill { target: FillTarget::Global | FillTarget::Resident(_) })
     ));
-    assert!(!world.manager.is_loaded());
-    assert!(world.manager.fill_retries() > 0);
+    assert!(!world.manager.status().is_loaded());
+    assert!(world.manager.figures().fill_retries() > 0);
 }
 
 #[test]
@@ -86,15 +86,15 @@ fn changes_that_always_fail_leave_the_other_remedies_and_leak_nothing() {
     for policy in [PolicyName::Oneiros, PolicyName::Ellm] {
         let mut world = world(policy, 2, Faults::default());
         assert!(world.load());
-        let created = world.manager.ledger().created();
+        let created = world.manager.figures().ledger().created();
         world.device.refuse_rebacks = true;
         (0..6).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
         world.run();
         assert_eq!(world.finished.len(), 6);
         assert!(world.preemptions > 0, "what is left is recomputation");
-        assert!(world.manager.counted(Reason::BackendFailed) > 0);
-        assert_eq!((world.manager.ledger().created(), world.most_alpha), (created, 0));
-        assert_eq!(world.manager.ledger().count(Owner::Free), 0);
+        assert!(world.manager.figures().counted(Reason::BackendFailed) > 0);
+        assert_eq!((world.manager.figures().ledger().created(), world.most_alpha), (created, 0));
+        assert_eq!(world.manager.figures().ledger().count(Owner::Free), 0);
     }
 }
 
@@ -147,11 +147,15 @@ fn requests_that_end_while_their_layer_blocks_move_and_moves_that_fail_leak_noth
         let mut world = small_layer_blocks();
         with_holes(&mut world);
         world.manager.force_layout(None).expect("possible");
-        let used = world.manager.kv_counts().used_layer_blocks;
+        let used = world.manager.figures().kv_counts().used_layer_blocks;
         // As many calm boundaries as the hysteresis requires.
         (0..3).for_each(|_| world.send_event(|manager, out| manager.boundary(Default::default(), out)));
-        assert!(world.manager.is_blocked(), "blocks are moving");
-        assert_eq!(world.manager.kv_counts().used_layer_blocks, used + 16, "their targets are reserved");
+        assert!(world.manager.status().is_blocked(), "blocks are moving");
+        assert_eq!(
+            world.manager.figures().kv_counts().used_layer_blocks,
+            used + 16,
+            "their targets are reserved"
+        );
         if fails {
             world.device.faults = Faults { permille: 1000, left: 1, ..Faults::default() };
         }
@@ -160,9 +164,9 @@ fn requests_that_end_while_their_layer_blocks_move_and_moves_that_fail_leak_noth
         world.drain();
         // The rest of its blocks would move only after the next step, which this test does not run.
         world.manager.close(RequestId(6));
-        assert_eq!(world.manager.kv_counts().used_layer_blocks, 0);
+        assert_eq!(world.manager.figures().kv_counts().used_layer_blocks, 0);
         world.rest(2000);
-        assert_eq!(world.manager.layout().alpha(), 0);
+        assert_eq!(world.manager.figures().layout().alpha(), 0);
         assert_eq!(world.device.faults.left, 0);
     }
 }

@@ -116,8 +116,8 @@ proptest! {
         prop_assert_eq!(&world.finished, &expected);
         world.sleep_permille = 0;
         world.rest(3000);
-        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
-        prop_assert_eq!(world.manager.kv_counts().used_layer_blocks, world.manager.kv_counts().idle_kv_blocks * case.slabs.len() as u32,
+        prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
+        prop_assert_eq!(world.manager.figures().kv_counts().used_layer_blocks, world.manager.figures().kv_counts().idle_kv_blocks * case.slabs.len() as u32,
             "nothing but cache is left, and no buffer");
     }
 
@@ -135,9 +135,9 @@ proptest! {
         (world.sleep_permille, world.switch_permille) = (0, 0);
         world.manager.set_policy(PolicyName::Recompute).expect("it began with all layers resident");
         world.rest(3000);
-        prop_assert!(world.manager.is_idle(), "without load everything goes back");
-        prop_assert_eq!(world.manager.layout().alpha(), 0);
-        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
+        prop_assert!(world.manager.status().is_idle(), "without load everything goes back");
+        prop_assert_eq!(world.manager.figures().layout().alpha(), 0);
+        prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
     }
 
     #[test]
@@ -155,9 +155,12 @@ fn each_policy_reads_kv_from_the_host_tier() {
     for policy in PLACING {
         let (world, expected) = served(&quiet(policy), 8);
         assert_eq!(world.finished, expected);
-        let used = |reason| world.manager.counted(reason) > 0;
+        let used = |reason| world.manager.figures().counted(reason) > 0;
         assert!(used(Reason::Place) && used(Reason::WriteBack) && used(Reason::Fetch), "{policy:?}");
-        assert!(world.device.fetched > 0 && world.manager.fetched_bytes() > 0, "{policy:?} fetches");
+        assert!(
+            world.device.fetched > 0 && world.manager.figures().fetched_bytes() > 0,
+            "{policy:?} fetches"
+        );
     }
 }
 
@@ -170,7 +173,7 @@ fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
     let (id, clients) = (RequestId(1), Clients { buffered_tokens: &[0], waiting: true });
     let some_away = (0..100_000).any(|_| {
         world.tick();
-        let kv_blocks = u64::from(world.manager.exclusive_kv_blocks(id));
+        let kv_blocks = u64::from(world.manager.kv_of(id).exclusive_kv_blocks());
         let paused = world.manager.prices(&clients).pause(id, 0).freed_bytes;
         assert_eq!(world.manager.prices(&clients).preemption(id, 0, 90).freed_bytes, paused);
         assert!(paused <= kv_blocks * 8 * BLOCK);
@@ -185,7 +188,7 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
         let (world, expected) = served(&quiet(policy), 8);
         assert_eq!(world.finished, expected);
         assert_eq!(world.device.fetched, 0, "{policy:?}");
-        assert_eq!(world.manager.counted(Reason::WriteBack), 0, "{policy:?}");
+        assert_eq!(world.manager.figures().counted(Reason::WriteBack), 0, "{policy:?}");
     }
 }
 
@@ -211,14 +214,14 @@ fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_we
         assert_eq!(world.finished, expected, "seed {seed}");
         (world.sleep_permille, world.switch_permille) = (0, 0);
         world.rest(3000);
-        let kv = world.manager.kv_counts();
+        let kv = world.manager.figures().kv_counts();
         assert_eq!(
             (kv.used_kv_blocks, kv.used_layer_blocks),
             (0, kv.idle_kv_blocks * case.slabs.len() as u32),
             "seed {seed}"
         );
         (sent_out, spilt) = (sent_out + world.prefill_offloads, spilt + world.device.spilt);
-        lost += world.manager.counted(Reason::SwapLost);
+        lost += world.manager.figures().counted(Reason::SwapLost);
     }
     assert!(sent_out > 100 && spilt > 500 && lost > 0, "{sent_out} prompts, {spilt} spills, {lost} lost");
 }
@@ -248,7 +251,7 @@ fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
     while world.finished.len() < expected.len() {
         world.tick();
         let runners: Vec<_> = world.running.iter().map(|request| request.id).collect();
-        let vain = world.manager.counted(Reason::NoPlan);
+        let vain = world.manager.figures().counted(Reason::NoPlan);
         if runners != batch.0 {
             batch = (runners, vain);
         }
@@ -264,7 +267,7 @@ fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
     let mut world = world(&quiet(PolicyName::FlexGen));
     assert!(world.load());
     let expected = load(&mut world, &mut Rng::new(6), 8);
-    while world.manager.fetched_bytes() == 0 {
+    while world.manager.figures().fetched_bytes() == 0 {
         world.tick();
     }
     world.device.faults.lost_fetches = fetches;
@@ -277,8 +280,8 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
         let (mut world, expected) = with_lost_fetches(fetches);
         world.run();
         assert_eq!(world.finished, expected, "{fetches} failures");
-        assert_eq!(world.manager.counted(Reason::SwapLost) > 0, given_up, "{fetches} failures");
-        assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
+        assert_eq!(world.manager.figures().counted(Reason::SwapLost) > 0, given_up, "{fetches} failures");
+        assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
     }
 }
 
@@ -300,7 +303,7 @@ fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
     }
     assert_eq!(world.finished, expected);
     assert!(failed > 2 * 9, "{failed} failures");
-    assert_eq!(world.manager.counted(Reason::SwapLost), 0);
+    assert_eq!(world.manager.figures().counted(Reason::SwapLost), 0);
 }
 
 #[test]
@@ -310,12 +313,12 @@ fn fetches_of_nothing_that_never_come_fail_the_tenant() {
     world.prefill_offload_permille = 1000;
     load(&mut world, &mut Rng::new(6), 8);
     world.device.faults.lost_empty_fetches = u32::MAX;
-    let failed = |world: &World| matches!(world.manager.failed(), Some(Failed::Fetch { .. }));
+    let failed = |world: &World| matches!(world.manager.status().failed(), Some(Failed::Fetch { .. }));
     let ended = (0..100_000).any(|_| {
         world.tick();
         failed(&world)
     });
-    assert!(ended && world.manager.counted(Reason::SwapLost) == 0);
+    assert!(ended && world.manager.figures().counted(Reason::SwapLost) == 0);
 }
 
 #[test]
@@ -323,11 +326,11 @@ fn a_link_that_fetches_nothing_any_more_fails_the_tenant() {
     let (mut world, _) = with_lost_fetches(u32::MAX);
     let ended = (0..1_000_000).any(|_| {
         world.tick();
-        world.manager.failed().is_some()
+        world.manager.status().failed().is_some()
     });
     assert!(
-        ended && matches!(world.manager.failed(), Some(Failed::Fetch { .. })),
+        ended && matches!(world.manager.status().failed(), Some(Failed::Fetch { .. })),
         "{:?}",
-        world.manager.failed()
+        world.manager.status().failed()
     );
 }

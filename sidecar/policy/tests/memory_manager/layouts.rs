@@ -35,7 +35,7 @@ fn every_layout_loads_and_serves() {
     for layers in 2..=6u16 {
         for layout in layouts(layers) {
             let mut world = tight(&vec![3; usize::from(layers)], layout);
-            assert_eq!(world.manager.layout().alpha(), alpha_of(layout));
+            assert_eq!(world.manager.figures().layout().alpha(), alpha_of(layout));
             (0..3).for_each(|id| world.submit(id, 0, vec![1, 2, 3], 20));
             world.run();
             assert_eq!(world.finished.len(), 3);
@@ -65,9 +65,9 @@ fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
     (1..4).for_each(|id| world.submit(id, 0, vec![1, 2, 3, id as u32], 16));
     world.run();
     world.rest(500);
-    assert!(world.manager.is_idle(), "{from:?} to {to:?} comes to an end");
-    assert_eq!(world.manager.layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
-    assert_eq!(world.manager.layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
+    assert!(world.manager.status().is_idle(), "{from:?} to {to:?} comes to an end");
+    assert_eq!(world.manager.figures().layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
+    assert_eq!(world.manager.figures().layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
     world.submit(9, 0, vec![5, 6], 10);
     world.run();
     assert_eq!(world.finished.len(), 5);
@@ -80,14 +80,14 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     let request = RequestId(7);
     open(&mut world.manager, request, 0, &[1; 200]);
     // All KV is in use, including the chunks of the freed layers.
-    let kv_blocks = world.manager.kv_counts().free_layer_blocks / 5;
+    let kv_blocks = world.manager.figures().kv_counts().free_layer_blocks / 5;
     let need = StepNeed { kv_blocks: vec![(request, kv_blocks)], ..StepNeed::default() };
     let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));
     assert_eq!(prepared, Prepared::Ready);
     world.manager.force_layout(None).expect("no layout is always possible");
     world.rest(100);
-    assert_eq!(world.manager.layout().alpha(), 3, "live requests are never evicted for it");
+    assert_eq!(world.manager.figures().layout().alpha(), 3, "live requests are never evicted for it");
     world.manager.close(request);
     world.rest(1000);
-    assert_eq!(world.manager.layout().alpha(), 0);
+    assert_eq!(world.manager.figures().layout().alpha(), 0);
 }

@@ -39,8 +39,8 @@ fn fresh(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
     params.share_chunks = share;
     change(&mut params);
     let mut world = World::new(params, geometry, 3, Faults::default());
-    world.manager.set_can_borrow(true);
-    let book = LoanBook::new(peer(0), share, world.manager.floor_chunks());
+    world.manager.loans_mut().set_can_borrow(true);
+    let book = LoanBook::new(peer(0), share, world.manager.loans().floor_chunks());
     world.negotiator = Some(LoanNegotiator::new(book, terms));
     world
 }
@@ -55,7 +55,7 @@ fn loaded(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
 /// Grants or takes the time slice.
 fn take_turn(world: &mut World, active: bool) {
     world.active = active;
-    while world.manager.active() != active {
+    while world.manager.loans().active() != active {
         world.tick();
     }
 }
@@ -79,7 +79,7 @@ fn ask_of(world: &mut World, from: u32, nonce: u64, chunks: u32) -> Result<u32, 
     match refused {
         Some(why) => {
             assert_eq!(lent(world), before, "nothing has changed");
-            assert!(world.manager.counted(why.reason()) > 0, "it counts");
+            assert!(world.manager.figures().counted(why.reason()) > 0, "it counts");
             Err(why)
         }
         None => Ok(lent(world) - before),
@@ -97,7 +97,7 @@ fn lent(world: &World) -> u32 {
 /// Transfers the lent chunks.
 fn vacate(world: &mut World) {
     (0..2_000).for_each(|_| world.tick());
-    assert_eq!(world.manager.lent_chunks(), lent(world));
+    assert_eq!(world.manager.loans().lent_chunks(), lent(world));
 }
 
 /// Starts requests that take all of its KV, before it loses its time slice.
@@ -149,7 +149,7 @@ fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
     world.active = true;
     (0..40).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 12));
     world.max_batch = 40;
-    while world.manager.borrow_request().is_none() {
+    while world.manager.loans().borrow_request().is_none() {
         world.tick();
     }
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Active));
@@ -170,7 +170,7 @@ fn a_tenant_whose_partition_is_fixed_trades_nothing() {
 #[test]
 fn a_tenant_that_has_lent_all_above_its_floor_is_at_its_floor() {
     let mut world = lender();
-    let above = world.manager.share_chunks() - world.manager.floor_chunks();
+    let above = world.manager.loans().share_chunks() - world.manager.loans().floor_chunks();
     assert_eq!(ask(&mut world, 1, u32::MAX), Ok(above));
     assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::AtFloor), "it is promised already");
     vacate(&mut world);
@@ -181,11 +181,11 @@ fn a_tenant_that_has_lent_all_above_its_floor_is_at_its_floor() {
 fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
     let mut world = lender();
     fill_kv(&mut world);
-    let layers = world.manager.lendable_chunks();
+    let layers = world.manager.loans().lendable_chunks();
     assert_eq!(ask(&mut world, 1, u32::MAX), Ok(layers));
     assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Nothing), "all that could go is promised");
     vacate(&mut world);
-    let (held, floor) = (world.manager.budget_chunks(), world.manager.floor_chunks());
+    let (held, floor) = (world.manager.loans().budget_chunks(), world.manager.loans().floor_chunks());
     assert!(held > floor, "its requests keep their KV");
     assert_eq!(ask(&mut world, 3, 1), Err(LoanDenied::AtCap));
 }
@@ -199,11 +199,11 @@ fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within
         world.device.fill_ns_per_byte = slab_ns / 253;
         assert!(world.load());
         fill_kv(&mut world);
-        let waits = world.manager.lendable_chunks();
+        let waits = world.manager.loans().lendable_chunks();
         world.manager.set_busy(false);
         let layers = |chunks: u32| chunks >= 4;
         assert_eq!(layers(waits), hidden, "a slab takes {slab_ns} ns");
-        assert!(layers(world.manager.lendable_chunks()), "without work no request waits for them");
+        assert!(layers(world.manager.loans().lendable_chunks()), "without work no request waits for them");
     }
 }
 
@@ -212,7 +212,7 @@ fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
     let mut world = lender();
     assert!(ask(&mut world, 1, 10).is_ok());
     vacate(&mut world);
-    assert!(world.manager.absent_layers() > 0);
+    assert!(world.manager.status().absent_layers() > 0);
     world.submit(10, 0, vec![1; 20], 4);
     take_turn(&mut world, true);
     assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Busy));

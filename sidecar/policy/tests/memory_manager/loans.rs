@@ -46,7 +46,7 @@ proptest! {
         }
         prop_assert!(pair.loans.is_empty() && pair.earmarks.is_empty(), "every loan is back");
         for (world, share) in pair.worlds.iter().zip(pair.shares) {
-            prop_assert_eq!(world.manager.budget_chunks(), share, "each tenant has its share");
+            prop_assert_eq!(world.manager.loans().budget_chunks(), share, "each tenant has its share");
         }
     }
 }
@@ -58,29 +58,44 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.turn(0);
     load(&mut pair.worlds[0], &mut rng, 10);
-    let most = pair.worlds[1].manager.lendable_chunks();
-    let floor = pair.worlds[1].manager.floor_chunks();
+    let most = pair.worlds[1].manager.loans().lendable_chunks();
+    let floor = pair.worlds[1].manager.loans().floor_chunks();
     assert!(most > 8, "weights of an idle tenant can be lent");
     let earmark = pair.earmark(0);
-    pair.worlds[1].manager.queue_transfer(earmark, most, TransferKind::Lend);
+    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, most, TransferKind::Lend);
     (0..2_000).for_each(|_| pair.tick());
-    assert!(pair.worlds[1].manager.lacks_weights(), "layers are away");
-    let absent = pair.worlds[1].manager.absent_layers();
-    let residency = pair.worlds[1].manager.residency();
+    assert!(pair.worlds[1].manager.status().lacks_weights(), "layers are away");
+    let absent = pair.worlds[1].manager.status().absent_layers();
+    let residency = pair.worlds[1].manager.figures().residency();
     let away = residency.iter().rev().take(usize::from(absent)).all(|layer| !layer.present);
     assert!(away && residency[..8 - usize::from(absent)].iter().all(|layer| layer.present), "the last ones");
-    assert!(pair.worlds[1].manager.budget_chunks() >= floor, "never below the floor");
-    assert_eq!(pair.worlds[0].manager.budget_chunks(), pair.shares[0] + most, "the borrower has it all");
+    assert!(pair.worlds[1].manager.loans().budget_chunks() >= floor, "never below the floor");
+    assert_eq!(
+        pair.worlds[0].manager.loans().budget_chunks(),
+        pair.shares[0] + most,
+        "the borrower has it all"
+    );
     pair.turn(1);
     (0..5_000).for_each(|_| pair.tick());
-    assert_eq!(pair.worlds[1].manager.absent_layers(), 0);
-    assert!(pair.worlds[1].manager.layout().moving.is_empty(), "all layers resident again");
+    assert_eq!(pair.worlds[1].manager.status().absent_layers(), 0);
+    assert!(pair.worlds[1].manager.figures().layout().moving.is_empty(), "all layers resident again");
     let [borrower, lender] = [&pair.worlds[0].manager, &pair.worlds[1].manager];
-    assert!(lender.counted(Reason::Wake) > 0 && borrower.counted(Reason::Repay) > 0);
+    assert!(lender.figures().counted(Reason::Wake) > 0 && borrower.figures().counted(Reason::Repay) > 0);
     let passed = u64::from(most) * CHUNK;
-    assert_eq!(lender.moved_bytes(Reason::Lend), passed, "what made room for it is not counted twice");
-    assert_eq!([Reason::Borrow, Reason::Repay].map(|reason| borrower.moved_bytes(reason)), [passed; 2]);
-    assert_eq!(lender.moved_bytes(Reason::Wake), u64::from(absent) * 4 * CHUNK, "the layers that came back");
+    assert_eq!(
+        lender.figures().moved_bytes(Reason::Lend),
+        passed,
+        "what made room for it is not counted twice"
+    );
+    assert_eq!(
+        [Reason::Borrow, Reason::Repay].map(|reason| borrower.figures().moved_bytes(reason)),
+        [passed; 2]
+    );
+    assert_eq!(
+        lender.figures().moved_bytes(Reason::Wake),
+        u64::from(absent) * 4 * CHUNK,
+        "the layers that came back"
+    );
 }
 
 #[test]
@@ -90,13 +105,13 @@ fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backe
     pair.turn(0);
     let lend = |pair: &mut Pair| {
         let earmark = pair.earmark(0);
-        pair.worlds[1].manager.queue_transfer(earmark, 1, TransferKind::Lend);
+        pair.worlds[1].manager.loans_mut().queue_transfer(earmark, 1, TransferKind::Lend);
         (0..2_000).for_each(|_| pair.tick());
     };
     pair.worlds[1].device.faults.busy = 1;
     lend(&mut pair);
     assert_eq!((pair.worlds[1].device.faults.busy, pair.lent), (0, 0), "the loan is refused");
-    assert_eq!(pair.worlds[1].manager.budget_chunks(), pair.shares[1], "and its chunk stays");
+    assert_eq!(pair.worlds[1].manager.loans().budget_chunks(), pair.shares[1], "and its chunk stays");
     lend(&mut pair);
     assert_eq!(pair.lent, 1, "the next loan is made");
     pair.worlds[0].device.faults.busy = 3;
@@ -104,7 +119,7 @@ fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backe
     assert_eq!(pair.worlds[0].device.faults.busy, 0, "the debt was tried until the ledger had room");
     assert!(pair.loans.is_empty() && pair.earmarks.is_empty(), "the loan is back");
     for world in &pair.worlds {
-        assert_eq!(world.manager.counted(Reason::BackendFailed), 0);
+        assert_eq!(world.manager.figures().counted(Reason::BackendFailed), 0);
     }
 }
 
@@ -119,9 +134,9 @@ fn served_without(
     before(&mut pair.worlds[1].manager);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.turn(0);
-    let most = pair.worlds[1].manager.lendable_chunks();
+    let most = pair.worlds[1].manager.loans().lendable_chunks();
     let earmark = pair.earmark(0);
-    pair.worlds[1].manager.queue_transfer(earmark, most, TransferKind::Lend);
+    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, most, TransferKind::Lend);
     (0..2_000).for_each(|_| pair.tick());
     let expected = load(&mut pair.worlds[1], &mut rng, 6);
     // The borrower does not answer: the time slice is granted, nothing is repaid, and the wait for loans ends.
@@ -129,13 +144,13 @@ fn served_without(
     after(&mut lender.manager);
     lender.active = true;
     lender.manager.set_active(true);
-    assert!(lender.manager.awaits_loans(), "its loans are waited for at first");
-    lender.manager.set_awaits_loans(false);
+    assert!(lender.manager.loans().awaits_loans(), "its loans are waited for at first");
+    lender.manager.loans_mut().set_awaits_loans(false);
     lender.run();
     assert_eq!(lender.finished, expected);
-    assert!(lender.manager.layout().alpha() > 0, "it serves in what its floor leaves");
+    assert!(lender.manager.figures().layout().alpha() > 0, "it serves in what its floor leaves");
     assert_eq!(
-        lender.manager.budget_chunks(),
+        lender.manager.loans().budget_chunks(),
         pair.shares[1] - most,
         "and takes nothing that is not its own"
     );
@@ -149,7 +164,7 @@ fn has(policy: PolicyName) -> impl Fn(&mut MemoryManager) {
 
 fn may_remap(remap_cap_permille: u32) -> impl Fn(&mut MemoryManager) {
     move |manager| {
-        let bounds = Bounds { remap_cap_permille, ..manager.bounds() };
+        let bounds = Bounds { remap_cap_permille, ..manager.loans().bounds() };
         manager.set_bounds(bounds).expect("it fits with either");
     }
 }
@@ -166,7 +181,7 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
 fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
     let manager = served_without(&[4; 8], has(PolicyName::Unified), unchanged);
     assert!(
-        manager.budget_chunks() < manager.floor_chunks() + 4,
+        manager.loans().budget_chunks() < manager.loans().floor_chunks() + 4,
         "less than a layer above its floor is left"
     );
 }
@@ -208,20 +223,20 @@ fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Par
     }
     pair.turn(0);
     // It could lend seven layers of four chunks, and idle KV.
-    let two_layers = pair.worlds[1].manager.lendable_chunks() - 20;
+    let two_layers = pair.worlds[1].manager.loans().lendable_chunks() - 20;
     let earmark = pair.earmark(0);
     let world = &mut pair.worlds[1];
-    world.manager.queue_transfer(earmark, two_layers, TransferKind::Lend);
+    world.manager.loans_mut().queue_transfer(earmark, two_layers, TransferKind::Lend);
     (0..2_000).for_each(|_| world.tick());
-    assert_eq!(world.manager.absent_layers(), 2);
+    assert_eq!(world.manager.status().absent_layers(), 2);
     let before = world.preemptions + world.pauses;
     world.active = true;
     world.manager.set_active(true);
-    world.manager.set_awaits_loans(false);
-    while !world.manager.is_whole() {
+    world.manager.loans_mut().set_awaits_loans(false);
+    while !world.manager.status().is_whole() {
         world.tick();
     }
-    let found = (world.manager.layout().alpha(), world.preemptions + world.pauses - before);
+    let found = (world.manager.figures().layout().alpha(), world.preemptions + world.pauses - before);
     world.run();
     assert_eq!(world.finished.len(), 4);
     found
@@ -269,9 +284,9 @@ fn borrower() -> World {
     let mut world = World::new(params, geometry, 5, Faults::default());
     assert!(world.load());
     let earmark = Earmark { peer: peer(1), nonce: Nonce(1) };
-    world.send_event(|manager, out| manager.accept(earmark, 2, TransferKind::Lend, out));
+    world.send_event(|manager, out| manager.loans_mut().accept(earmark, 2, TransferKind::Lend, out));
     world.drain();
-    assert_eq!(world.manager.borrowed_chunks(), 2);
+    assert_eq!(world.manager.loans().borrowed_chunks(), 2);
     world
 }
 
@@ -281,7 +296,7 @@ fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
     let mut manager = borrower().manager;
     let mut spare = |busy| {
         manager.set_busy(busy);
-        manager.return_unused_loan()
+        manager.loans_mut().return_unused_loan()
     };
     let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
     assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "no request has used it for a while");

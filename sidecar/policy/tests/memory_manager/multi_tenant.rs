@@ -163,7 +163,7 @@ fn lender_with_lent_floor(later_floor: u32) -> (SimGpu, usize) {
     town.until(|town| lender(town).is_some());
     let at = lender(&town).expect("it was just there");
     town.stop_instance(at);
-    town.until(|town| town.manager(at).is_some_and(MemoryManager::is_loaded));
+    town.until(|town| town.manager(at).is_some_and(|manager| manager.status().is_loaded()));
     (town, at)
 }
 
@@ -173,15 +173,16 @@ fn restarted_tenant_waits_for_lent_floor_and_claims_it() {
     assert!(town.claims > 0, "no message reported its death, so its peers got claims");
     town.run();
     let manager = town.manager(at).expect("it lives");
-    assert_eq!((manager.expected_chunks(), manager.failed()), (0, None));
+    assert_eq!((manager.loans().expected_chunks(), manager.status().failed()), (0, None));
 }
 
 #[test]
 fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
     let (mut town, at) = lender_with_lent_floor(0);
     assert_eq!(town.claims, 0, "it has its floor");
-    let created = |town: &SimGpu| town.manager(at).map_or(0, |manager| manager.ledger().created());
-    let (begun, share) = (created(&town), town.manager(at).map_or(0, MemoryManager::share_chunks));
+    let created = |town: &SimGpu| town.manager(at).map_or(0, |manager| manager.figures().ledger().created());
+    let (begun, share) =
+        (created(&town), town.manager(at).map_or(0, |manager| manager.loans().share_chunks()));
     assert!(begun < share, "the rest is lent: {begun} of {share}");
     town.until(|town| created(town) >= share);
     assert!(town.claims > 0);
@@ -209,7 +210,7 @@ fn served(case: &Case) -> SimGpu {
 fn tenants_serve_although_every_promise_is_lost() {
     for turns in [false, true] {
         let town = served(&Case { loses_earmarks: u32::MAX, ..quiet_case(turns) });
-        let lost = (0..3).any(|at| town.manager(at).is_some_and(|manager| manager.lent_chunks() > 0));
+        let lost = (0..3).any(|at| town.manager(at).is_some_and(|manager| manager.loans().lent_chunks() > 0));
         assert!(lost, "what is tested happens");
     }
 }
@@ -248,5 +249,5 @@ fn overdue_lender_asks_other_peers() {
 
 /// Returns the chunks borrowed and lent, by the memory manager.
 fn balance(manager: &MemoryManager) -> (u32, u32) {
-    (manager.borrowed_chunks(), manager.lent_chunks())
+    (manager.loans().borrowed_chunks(), manager.loans().lent_chunks())
 }

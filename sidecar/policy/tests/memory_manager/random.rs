@@ -95,10 +95,10 @@ proptest! {
         world.run();
         prop_assert_eq!(&world.finished, &expected);
         world.rest(3000);
-        prop_assert!(world.manager.is_idle(), "without load everything borrowed comes back");
-        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
+        prop_assert!(world.manager.status().is_idle(), "without load everything borrowed comes back");
+        prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
         if case.forced.is_none() {
-            prop_assert_eq!(world.manager.layout().alpha(), 0);
+            prop_assert_eq!(world.manager.figures().layout().alpha(), 0);
         }
     }
 
@@ -130,7 +130,7 @@ fn a_short_cache_makes_each_policy_use_its_own_remedy() {
             world.submit(id, id, (0..40).collect(), 50);
         }
         world.run();
-        let used = |reason| world.manager.counted(reason) > 0;
+        let used = |reason| world.manager.figures().counted(reason) > 0;
         assert_eq!(used(Reason::RemapOwn), policy == PolicyName::Oneiros, "{policy:?} remaps");
         assert_eq!(used(Reason::Inflate), policy == PolicyName::Ellm, "{policy:?} inflates");
         assert_eq!(world.most_alpha > 0, policy == PolicyName::Oneiros);
@@ -157,6 +157,6 @@ fn a_slow_link_makes_oneiros_decline() {
     }
     world.run();
     assert_eq!(world.most_alpha, 0, "remapping would stall");
-    assert!(world.manager.counted(Reason::DeclinedStall) > 0);
+    assert!(world.manager.figures().counted(Reason::DeclinedStall) > 0);
     assert!(world.preemptions > 0);
 }

@@ -39,7 +39,7 @@ fn ask(world: &mut World, kv_blocks: u32) -> Prepared {
 fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
     let mut world = world(ratio, cap_permille);
     open(&mut world.manager, RequestId(7), 0, &[1; 600]);
-    let all = world.manager.kv_counts().free_layer_blocks / LAYERS as u32;
+    let all = world.manager.figures().kv_counts().free_layer_blocks / LAYERS as u32;
     assert_eq!(ask(&mut world, all), Prepared::Ready);
     let answer = ask(&mut world, 2);
     let Prepared::Short { missing_kv_blocks, activation: false } = answer else { panic!("{answer:?}") };
@@ -72,13 +72,19 @@ fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() 
     let stalling = stalling.expect("an offer");
     assert!(world.send_event(|manager, out| manager.apply_stalling_remap(stalling, out)));
     world.drain();
-    assert_eq!((world.manager.layout().alpha(), world.manager.counted(Reason::RemapStalls)), (1, 1));
+    assert_eq!(
+        (world.manager.figures().layout().alpha(), world.manager.figures().counted(Reason::RemapStalls)),
+        (1, 1)
+    );
     assert_eq!(ask(&mut world, 2), Prepared::Ready);
     world.rest(100);
-    assert_eq!(world.manager.layout().alpha(), 1, "as long as it is needed");
+    assert_eq!(world.manager.figures().layout().alpha(), 1, "as long as it is needed");
     world.manager.close(RequestId(7));
     world.rest(1000);
-    assert_eq!((world.manager.layout().alpha(), world.manager.counted(Reason::RemapStalls)), (0, 1));
+    assert_eq!(
+        (world.manager.figures().layout().alpha(), world.manager.figures().counted(Reason::RemapStalls)),
+        (0, 1)
+    );
 }
 
 #[test]
@@ -86,7 +92,7 @@ fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
     let mut world = world(3, 900);
     world.manager.force_layout(Some(ForcedRemap { alpha: 1, beta: 1 })).expect("possible");
     world.rest(100);
-    assert_eq!(world.manager.layout().alpha(), 1);
+    assert_eq!(world.manager.figures().layout().alpha(), 1);
     world.manager.force_layout(None).expect("possible");
     let stalling = world.manager.stalling_remap(1).and_then(Result::ok).expect("a third one moves");
     let clients = Clients { buffered_tokens: &[0], waiting: true };

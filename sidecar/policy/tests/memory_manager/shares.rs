@@ -25,9 +25,9 @@ fn loaded(policy: PolicyName) -> World {
     params.share_chunks = geometry.capacity_chunks;
     geometry.capacity_chunks *= 2;
     let mut world = World::new(params, geometry, 3, Faults::default());
-    world.manager.set_can_borrow(true);
+    world.manager.loans_mut().set_can_borrow(true);
     let me = Peer { index: 0, instance: 1 };
-    let book = LoanBook::new(me, world.manager.share_chunks(), world.manager.floor_chunks());
+    let book = LoanBook::new(me, world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     let terms = NegotiationPolicy {
         min_residence_ns: 0,
         revoke_bound_ns: BOUND_NS,
@@ -57,21 +57,21 @@ fn until(world: &mut World, so: impl Fn(&World) -> bool) {
         }
         tick(world);
     }
-    panic!("it never comes: {:?}", world.manager.ledger().counts().collect::<Vec<_>>());
+    panic!("it never comes: {:?}", world.manager.figures().ledger().counts().collect::<Vec<_>>());
 }
 
 /// Sets the share; ticks until all excess memory is released.
 fn set_share(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
-    let bounds = Bounds { share_chunks, ..world.manager.bounds() };
+    let bounds = Bounds { share_chunks, ..world.manager.loans().bounds() };
     world.manager.set_bounds(bounds)?;
     for ticks in 0..20_000 {
         world.manager.check();
-        if world.manager.releasing_chunks() == 0 && !world.manager.is_blocked() {
+        if world.manager.loans().releasing_chunks() == 0 && !world.manager.status().is_blocked() {
             return Ok(ticks);
         }
         tick(world);
     }
-    panic!("it keeps {} chunks too many", world.manager.releasing_chunks());
+    panic!("it keeps {} chunks too many", world.manager.loans().releasing_chunks());
 }
 
 fn created(world: &World) -> u32 {
@@ -96,18 +96,18 @@ fn undisturbed(policy: PolicyName) -> World {
 #[test]
 fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
     let mut world = loaded(PolicyName::Oneiros);
-    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     for share in [before - 5, floor + 3, floor] {
         set_share(&mut world, share).expect("it fits");
         assert_eq!(
-            (created(&world), world.manager.share_chunks(), world.manager.budget_chunks()),
+            (created(&world), world.manager.loans().share_chunks(), world.manager.loans().budget_chunks()),
             (share, share, share)
         );
     }
     let refused = set_share(&mut world, floor - 1).expect_err("below its floor");
     let (floor_bytes, capacity_bytes) = (u64::from(floor) * CHUNK, u64::from(floor - 1) * CHUNK);
     assert_eq!(refused, ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes });
-    assert_eq!(world.manager.share_chunks(), floor, "nothing has changed");
+    assert_eq!(world.manager.loans().share_chunks(), floor, "nothing has changed");
     work(&mut world);
     run(&mut world);
 }
@@ -115,14 +115,20 @@ fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
 #[test]
 fn a_share_that_rises_counts_at_once() {
     let mut world = loaded(PolicyName::Oneiros);
-    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     set_share(&mut world, floor).expect("it fits");
-    world.manager.set_bounds(Bounds { share_chunks: before + 7, ..world.manager.bounds() }).expect("it fits");
-    assert_eq!((world.manager.share_chunks(), world.manager.budget_chunks()), (before + 7, before + 7));
+    world
+        .manager
+        .set_bounds(Bounds { share_chunks: before + 7, ..world.manager.loans().bounds() })
+        .expect("it fits");
+    assert_eq!(
+        (world.manager.loans().share_chunks(), world.manager.loans().budget_chunks()),
+        (before + 7, before + 7)
+    );
     world.active = false;
     (0..400).for_each(|_| tick(&mut world));
     assert_eq!(created(&world), before + 7);
-    assert_eq!(world.manager.layout().alpha(), 0, "its layers are back");
+    assert_eq!(world.manager.figures().layout().alpha(), 0, "its layers are back");
 }
 
 #[test]
@@ -130,7 +136,7 @@ fn share_loss_under_load_changes_no_token() {
     for policy in PolicyName::ALL {
         let mut world = loaded(policy);
         work(&mut world);
-        let floor = world.manager.floor_chunks();
+        let floor = world.manager.loans().floor_chunks();
         set_share(&mut world, floor).expect("it fits");
         assert_eq!(created(&world), floor, "{policy:?}");
         run(&mut world);
@@ -142,12 +148,18 @@ fn share_loss_under_load_changes_no_token() {
 fn share_that_falls_and_rises_is_restored() {
     let mut world = loaded(PolicyName::Unified);
     work(&mut world);
-    let (before, floor) = (world.manager.share_chunks(), world.manager.floor_chunks());
+    let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     for ticks in 0..40 {
-        world.manager.set_bounds(Bounds { share_chunks: floor, ..world.manager.bounds() }).expect("it fits");
+        world
+            .manager
+            .set_bounds(Bounds { share_chunks: floor, ..world.manager.loans().bounds() })
+            .expect("it fits");
         (0..ticks).for_each(|_| tick(&mut world));
-        world.manager.set_bounds(Bounds { share_chunks: before, ..world.manager.bounds() }).expect("it fits");
-        assert_eq!(world.manager.share_chunks() + world.manager.releasing_chunks(), before);
+        world
+            .manager
+            .set_bounds(Bounds { share_chunks: before, ..world.manager.loans().bounds() })
+            .expect("it fits");
+        assert_eq!(world.manager.loans().share_chunks() + world.manager.loans().releasing_chunks(), before);
     }
     run(&mut world);
     world.active = false;
@@ -163,7 +175,7 @@ fn lender() -> World {
     (0..50).for_each(|_| tick(&mut world));
     let peer = Peer { index: 3, instance: 1 };
     world.receive(PeerEvent::Asked { peer, nonce: Nonce(1), chunks: u32::MAX, ttl_ns: 1_000_000 * MS });
-    until(&mut world, |world| world.manager.lent_chunks() > 0);
+    until(&mut world, |world| world.manager.loans().lent_chunks() > 0);
     (0..50).for_each(|_| tick(&mut world));
     world.commands.clear();
     world
@@ -172,40 +184,43 @@ fn lender() -> World {
 #[test]
 fn falling_share_revokes_only_excess_loans() {
     let mut world = lender();
-    let (lent, floor) = (world.manager.lent_chunks(), world.manager.floor_chunks());
-    assert_eq!(world.manager.share_chunks(), lent + floor);
+    let (lent, floor) = (world.manager.loans().lent_chunks(), world.manager.loans().floor_chunks());
+    assert_eq!(world.manager.loans().share_chunks(), lent + floor);
     world
         .manager
-        .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.bounds() })
+        .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.loans().bounds() })
         .expect("it fits");
-    assert_eq!(world.manager.lendable(), Err(LoanDenied::Busy), "nothing more is lent until then");
+    assert_eq!(world.manager.loans().lendable(), Err(LoanDenied::Busy), "nothing more is lent until then");
     (0..50).for_each(|_| tick(&mut world));
     let revoked = world.commands.iter().find_map(|letter| match letter {
         PeerCommand::Revoke { chunks, .. } => Some(*chunks),
         _ => None,
     });
     assert_eq!(revoked, Some(5));
-    assert!(!world.manager.has_debt(), "its steps do not wait for a neighbour");
+    assert!(!world.manager.loans().has_debt(), "its steps do not wait for a neighbour");
     let peer = Peer { index: 3, instance: 1 };
     world.receive(PeerEvent::Returned { peer, nonce: Nonce(1), chunks: 5 });
-    until(&mut world, |world| world.manager.releasing_chunks() == 0);
+    until(&mut world, |world| world.manager.loans().releasing_chunks() == 0);
     tick(&mut world);
     let book = world.negotiator.as_ref().expect("it trades").book();
     assert_eq!((book.share(), book.lent_out(), book.budget()), (floor + lent - 5, lent - 5, floor));
-    assert_eq!(world.manager.lent_chunks(), lent - 5);
+    assert_eq!(world.manager.loans().lent_chunks(), lent - 5);
 }
 
 #[test]
 fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
     let mut world = lender();
-    let floor = world.manager.floor_chunks();
-    world.manager.set_bounds(Bounds { share_chunks: floor, ..world.manager.bounds() }).expect("it fits");
+    let floor = world.manager.loans().floor_chunks();
+    world
+        .manager
+        .set_bounds(Bounds { share_chunks: floor, ..world.manager.loans().bounds() })
+        .expect("it fits");
     (0..50).for_each(|_| tick(&mut world));
-    assert!(world.manager.releasing_chunks() > 0, "a neighbour has it");
+    assert!(world.manager.loans().releasing_chunks() > 0, "a neighbour has it");
     world.receive(PeerEvent::Died(Peer { index: 3, instance: 1 }));
     (0..50).for_each(|_| tick(&mut world));
     assert_eq!(
-        (world.manager.share_chunks(), world.manager.budget_chunks(), created(&world)),
+        (world.manager.loans().share_chunks(), world.manager.loans().budget_chunks(), created(&world)),
         (floor, floor, floor)
     );
 }
@@ -217,9 +232,9 @@ fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
     world.manager.hibernate(true);
     (0..400).for_each(|_| tick(&mut world));
     assert_eq!(created(&world), 0);
-    let floor = world.manager.floor_chunks();
+    let floor = world.manager.loans().floor_chunks();
     assert!(set_share(&mut world, floor).expect("it fits") < 100);
-    assert_eq!((world.manager.share_chunks(), created(&world)), (floor, 0));
+    assert_eq!((world.manager.loans().share_chunks(), created(&world)), (floor, 0));
     world.manager.wake();
     world.active = true;
     work(&mut world);
@@ -229,7 +244,7 @@ fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
 }
 
 fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {
-    let bounds = Bounds { remap_cap_permille: percent * 10, ..world.manager.bounds() };
+    let bounds = Bounds { remap_cap_permille: percent * 10, ..world.manager.loans().bounds() };
     world.manager.set_bounds(bounds)
 }
 
@@ -237,33 +252,33 @@ fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {
 fn a_lower_cap_brings_layers_back_as_memory_allows_and_lends_less() {
     let mut world = loaded(PolicyName::Oneiros);
     work(&mut world);
-    until(&mut world, |world| world.manager.layout().moving.len() > 2);
+    until(&mut world, |world| world.manager.figures().layout().moving.len() > 2);
     cap(&mut world, 34).expect("its share has room for all layers");
     run(&mut world);
     (0..400).for_each(|_| tick(&mut world));
-    assert!(world.manager.layout().moving.len() <= 2, "two of six layers may move");
+    assert!(world.manager.figures().layout().moving.len() <= 2, "two of six layers may move");
     world.active = false;
     (0..400).for_each(|_| tick(&mut world));
-    let few = world.manager.lendable_chunks();
+    let few = world.manager.loans().lendable_chunks();
     cap(&mut world, 90).expect("it may give more");
     (0..400).for_each(|_| tick(&mut world));
-    assert!(world.manager.lendable_chunks() > few, "{few} before");
+    assert!(world.manager.loans().lendable_chunks() > few, "{few} before");
 }
 
 #[test]
 fn a_cap_that_makes_the_floor_larger_than_the_share_is_refused() {
     let mut world = loaded(PolicyName::Oneiros);
-    let floor = world.manager.floor_chunks();
+    let floor = world.manager.loans().floor_chunks();
     set_share(&mut world, floor).expect("it fits");
     assert!(matches!(cap(&mut world, 0), Err(ConfigError::FloorExceedsCapacity { .. })));
-    assert_eq!(world.manager.floor_chunks(), floor, "nothing has changed");
+    assert_eq!(world.manager.loans().floor_chunks(), floor, "nothing has changed");
 }
 
 #[test]
 fn chunks_that_cannot_be_released_are_tried_again() {
     let mut world = loaded(PolicyName::Oneiros);
     world.device.faults = Faults { permille: 400, left: 12, ..Faults::default() };
-    let floor = world.manager.floor_chunks();
+    let floor = world.manager.loans().floor_chunks();
     set_share(&mut world, floor).expect("it fits");
     assert_eq!(created(&world), floor);
 }

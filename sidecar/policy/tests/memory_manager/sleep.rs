@@ -31,9 +31,9 @@ fn world(policy: PolicyName, host_kv_blocks: u64, seed: u64) -> World {
 fn sleep(world: &mut World) {
     world.start_sleep();
     world.rest(1000);
-    assert_eq!(world.manager.sleep_state(), SleepState::Asleep);
+    assert_eq!(world.manager.status().sleep_state(), SleepState::Asleep);
     assert_eq!(
-        (world.manager.ledger().created(), world.device.memory.chunks.len()),
+        (world.manager.figures().ledger().created(), world.device.memory.chunks.len()),
         (0, 0),
         "it holds nothing"
     );
@@ -43,27 +43,27 @@ fn sleep(world: &mut World) {
 fn wake(world: &mut World) {
     world.manager.wake();
     world.rest(1000);
-    assert_eq!(world.manager.sleep_state(), SleepState::Awake);
+    assert_eq!(world.manager.status().sleep_state(), SleepState::Awake);
 }
 
 #[test]
 fn loading_sleeping_and_waking_count_all_memory_that_changes_its_owner() {
     let mut world = world(PolicyName::Recompute, 64, 1);
     let held_bytes = |world: &World| {
-        let ledger = world.manager.ledger();
+        let ledger = world.manager.figures().ledger();
         u64::from(ledger.created() - ledger.count(Owner::Free)) * CHUNK
     };
     let held = held_bytes(&world);
     let weights = (LAYERS as u64 * 4 + 2) * CHUNK;
     assert!(held > weights, "it holds weights and more");
-    assert_eq!(world.manager.moved_bytes(Reason::Load), held);
+    assert_eq!(world.manager.figures().moved_bytes(Reason::Load), held);
     sleep(&mut world);
-    assert_eq!(world.manager.moved_bytes(Reason::Hibernate), held);
+    assert_eq!(world.manager.figures().moved_bytes(Reason::Hibernate), held);
     wake(&mut world);
     let woken = held_bytes(&world);
     assert!(woken > weights, "it has its weights again");
-    assert_eq!(world.manager.moved_bytes(Reason::Wake), woken);
-    assert_eq!(world.manager.moved_bytes(Reason::Hibernate), held, "once");
+    assert_eq!(world.manager.figures().moved_bytes(Reason::Wake), woken);
+    assert_eq!(world.manager.figures().moved_bytes(Reason::Hibernate), held, "once");
 }
 
 #[test]
@@ -73,17 +73,17 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
     world.run();
     let said = world.finished[&RequestId(1)].clone();
     sleep(&mut world);
-    assert_eq!(world.manager.kv_counts().host_kv_blocks, 3, "full KV blocks of what was said");
+    assert_eq!(world.manager.figures().kv_counts().host_kv_blocks, 3, "full KV blocks of what was said");
     wake(&mut world);
-    assert_eq!(world.manager.counted(Reason::SwapIn), 0, "KV that no request needs stays there");
+    assert_eq!(world.manager.figures().counted(Reason::SwapIn), 0, "KV that no request needs stays there");
     let mut question = said;
     question.push(3);
     assert_eq!(world.manager.cached_prefix(7, &question).tokens(), 48);
     world.submit(3, 7, question.clone(), 5);
     world.run();
-    assert_eq!(world.manager.counted(Reason::SwapIn), 1);
+    assert_eq!(world.manager.figures().counted(Reason::SwapIn), 1);
     assert_eq!(world.finished[&RequestId(3)].len(), question.len() + 5);
-    assert_eq!(world.manager.kv_counts().host_kv_blocks, 0);
+    assert_eq!(world.manager.figures().kv_counts().host_kv_blocks, 0);
 }
 
 #[test]
@@ -112,7 +112,10 @@ fn what_has_no_room_in_the_host_tier_is_computed_again() {
             world.tick();
         }
         sleep(&mut world);
-        assert!(world.dropped > 0 && u64::from(world.manager.kv_counts().host_kv_blocks) <= host_kv_blocks);
+        assert!(
+            world.dropped > 0
+                && u64::from(world.manager.figures().kv_counts().host_kv_blocks) <= host_kv_blocks
+        );
         assert_eq!(world.waiting.iter().any(|r| r.kept), host_kv_blocks > 0, "as much as there is room for");
         wake(&mut world);
         world.run();
@@ -143,21 +146,21 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
     let (params, geometry) = tenant(PolicyName::Recompute, &[4; LAYERS], kv, MODEL_TOKENS);
     let mut world = World::new(params, geometry, 6, Faults::default());
     assert!(world.load());
-    let whole = world.manager.ledger().created();
+    let whole = world.manager.figures().ledger().created();
     sleep(&mut world);
     (0..6).for_each(|id| world.submit(id, id, (0..40).collect(), 30));
     world.manager.wake();
     while !world.in_step() {
         world.tick();
     }
-    let first = world.manager.ledger().created();
+    let first = world.manager.figures().ledger().created();
     assert!(first < whole, "the first step waits for {first} of {whole} chunks");
     world.run();
     assert_eq!(world.finished.len(), 6);
     assert_eq!(world.dropped, 0, "chunks that can be made come before requests are sent back");
     world.manager.set_active(false);
     world.rest(1000);
-    assert_eq!(world.manager.ledger().created(), whole, "no request waits now");
+    assert_eq!(world.manager.figures().ledger().created(), whole, "no request waits now");
 }
 
 #[test]
@@ -171,9 +174,9 @@ fn kv_that_was_lost_on_its_way_back_is_computed_again() {
     wake(&mut world);
     world.device.faults = Faults { lost_swaps: 1, ..Faults::default() };
     world.run();
-    assert!(world.dropped > 0 && world.manager.counted(Reason::SwapLost) > 0);
+    assert!(world.dropped > 0 && world.manager.figures().counted(Reason::SwapLost) > 0);
     assert_eq!(world.finished.len(), 2);
-    assert_eq!(world.manager.kv_counts().host_kv_blocks, 0, "nothing of it is kept");
+    assert_eq!(world.manager.figures().kv_counts().host_kv_blocks, 0, "nothing of it is kept");
 }
 
 #[test]
@@ -185,7 +188,7 @@ fn failing_host_pool_does_not_prevent_sleep() {
     }
     world.device.faults = Faults { permille: 1000, left: 3, ..Faults::default() };
     sleep(&mut world);
-    assert_eq!((world.dropped, world.manager.kv_counts().host_kv_blocks), (1, 0));
+    assert_eq!((world.dropped, world.manager.figures().kv_counts().host_kv_blocks), (1, 0));
     wake(&mut world);
     world.run();
     assert_eq!(world.finished.len(), 1);
@@ -228,7 +231,7 @@ proptest! {
         prop_assert_eq!(&world.finished, &expected);
         world.sleep_permille = 0;
         wake(&mut world);
-        prop_assert_eq!(world.manager.kv_counts().used_kv_blocks, 0);
+        prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
         sleep(&mut world);
     }
 }

@@ -145,7 +145,7 @@ impl World {
         let now = self.now;
         self.send_event(|manager, out| manager.start(now, out));
         for _ in 0..100_000 {
-            if self.manager.is_loaded() {
+            if self.manager.status().is_loaded() {
                 return true;
             }
             if self.device.idle() {
@@ -168,7 +168,7 @@ impl World {
                 return;
             }
             self.tick();
-            assert_eq!(self.manager.failed(), None, "the backend has not failed for good");
+            assert_eq!(self.manager.status().failed(), None, "the backend has not failed for good");
         }
         panic!("no progress: {} waiting, {} running", self.waiting.len(), self.running.len());
     }
@@ -178,7 +178,7 @@ impl World {
         let now = self.now;
         for _ in 0..limit {
             self.drain();
-            if self.manager.is_idle() {
+            if self.manager.status().is_idle() {
                 return;
             }
             self.send_event(|manager, out| manager.boundary(now, out));
@@ -195,7 +195,7 @@ impl World {
 
     /// Runs one random event.
     pub fn tick(&mut self) {
-        if !self.manager.is_loaded() {
+        if !self.manager.status().is_loaded() {
             return self.load_on();
         }
         let device_first = self.rng.chance(500);
@@ -240,7 +240,7 @@ impl World {
     }
 
     fn schedule(&mut self) {
-        if self.manager.is_blocked() || !self.manager.is_loaded() {
+        if self.manager.status().is_blocked() || !self.manager.status().is_loaded() {
             return;
         }
         if let Some(lost) = self.lost.take() {
@@ -258,7 +258,7 @@ impl World {
         self.send_event(|manager, out| manager.boundary(now, out));
         self.negotiate();
         self.finish_sleep();
-        if !self.active || self.manager.lacks_weights() {
+        if !self.active || self.manager.status().lacks_weights() {
             return;
         }
         self.suspend_offloaded();
@@ -271,7 +271,7 @@ impl World {
     /// Begins a step if memory is available for one.
     fn launch(&mut self) -> bool {
         let mut tried = false;
-        while !self.manager.is_blocked() && !self.running.is_empty() {
+        while !self.manager.status().is_blocked() && !self.running.is_empty() {
             let now = self.now;
             let admit = self.admissions();
             let whole = self.plan_whole(&admit).filter(|_| !tried);
@@ -308,7 +308,7 @@ impl World {
     /// Returns a step of whole prompts if weights are loading and it fits.
     fn plan_whole(&self, admit: &[Admission]) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
         let all = self.plan_within(admit, usize::MAX, usize::MAX).1;
-        let tokens = self.manager.whole_prompt_tokens(&all) as usize;
+        let tokens = self.manager.timing().whole_prompt_tokens(&all) as usize;
         (tokens > self.manager.params().max_step.tokens as usize)
             .then(|| self.plan_within(admit, tokens, usize::MAX))
     }
@@ -345,7 +345,7 @@ impl World {
 
     /// Requeues the youngest request. The oldest always fits alone.
     fn preempt(&mut self) {
-        if self.running.len() == 1 && self.drop_suspended_kv(|manager, id| manager.on_device(id)) {
+        if self.running.len() == 1 && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device()) {
             return;
         }
         assert!(self.running.len() > 1, "the oldest request always fits alone");
@@ -355,7 +355,7 @@ impl World {
             return;
         }
         let mut request = self.running.pop().expect("more than one");
-        if self.manager.can_pause_help() {
+        if self.manager.offload_view().can_pause_help() {
             self.manager.suspend_request(request.id);
             self.manager.check();
             self.pauses += 1;
@@ -394,7 +394,7 @@ impl World {
         let needed = self.device.geometry.activation.bytes(shape);
         assert!(activation_limit_bytes >= needed, "activations of a step are backed");
         self.device.check_activations(activation_limit_bytes);
-        let held = u64::from(self.manager.activation_chunks());
+        let held = u64::from(self.manager.figures().activation_chunks());
         assert_eq!(
             activation_limit_bytes,
             held * self.device.geometry.chunk_bytes,

@@ -55,7 +55,7 @@ impl Scheduler {
         }
         let mut plan = StepPlan { admit: admissions.list, notes: admissions.notes, ..StepPlan::default() };
         plan.limits.sure = admissions.sure;
-        plan.cache_epoch = self.manager.cache_epoch();
+        plan.cache_epoch = self.manager.status().cache_epoch();
         plan
     }
 
@@ -108,7 +108,7 @@ impl Scheduler {
 
     /// Returns the tokens of requests that the next step may admit.
     fn admission_budget(&self) -> u32 {
-        let step_tokens = if self.manager.weights_loading() {
+        let step_tokens = if self.manager.timing().weights_loading() {
             self.config.max_model_tokens
         } else {
             self.config.max_step_tokens
@@ -137,7 +137,7 @@ impl Scheduler {
     /// request overtakes it.
     fn must_wait(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
         let id = front.id();
-        if self.manager.is_loading(id) {
+        if self.manager.kv_of(id).is_loading() {
             return true;
         }
         if self.objectives().is_some() {
@@ -145,7 +145,7 @@ impl Scheduler {
         }
         let idle = self.running.is_empty() && admissions.list.is_empty();
         let feasible = idle || self.is_overdue(now, id) || self.is_feasible(now, front, admissions);
-        if !feasible && self.manager.plans_batches() {
+        if !feasible && self.manager.offload_view().plans_batches() {
             admissions.notes.blocked_head = Some(id);
         }
         match self.pauses.is_paused(id) {
@@ -157,7 +157,7 @@ impl Scheduler {
     /// Whether the policy lets a waiting request run next to the others.
     fn is_feasible(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
         let memory = self.manager.after(&admissions.planned);
-        if self.manager.plans_batches() {
+        if self.manager.offload_view().plans_batches() {
             let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
             let Some(answer) = memory.plan_admission(&waiter) else {
                 return memory.has_room(&waiter);

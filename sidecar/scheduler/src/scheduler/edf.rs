@@ -27,7 +27,7 @@ impl Scheduler {
     /// Moves requests whose first token cannot be on time behind the others. Each is deferred once, by the pause limit.
     pub(super) fn demote_late(&mut self, now: Nanos) {
         let (Some(slo), by_ns) = (self.objectives(), self.manager.params().pause_bound_ns) else { return };
-        let token_ns = self.manager.step_stats().prefill_token_ns();
+        let token_ns = self.manager.timing().step_stats().prefill_token_ns();
         let is_late = |one: &&Sequence| {
             let ready = now.plus(token_ns.saturating_mul(u64::from(one.pending())));
             one.first_token.is_none() && one.deferred_ns == 0 && ready > one.deadline(&slo)
@@ -82,7 +82,9 @@ impl Scheduler {
         (deadline, priority): (Nanos, i32),
         plan: &StepPlan,
     ) -> Vec<Eviction> {
-        if !self.manager.layer_blocks_freed_by_pause(kv_blocks) || self.manager.cost_window_ns() == 0 {
+        if !self.manager.offload_view().layer_blocks_freed_by_pause(kv_blocks)
+            || self.manager.timing().cost_window_ns() == 0
+        {
             return Vec::new();
         }
         let wanted = RoomRequest {
@@ -115,7 +117,7 @@ impl Scheduler {
                 id,
                 buffered_until: sequence.buffered_until(now),
                 priority: sequence.request.priority,
-                kv_blocks: self.manager.exclusive_kv_blocks(id),
+                kv_blocks: self.manager.kv_of(id).exclusive_kv_blocks(),
             })
         };
         self.victims(now, requests).into_iter().filter_map(holder).collect()
@@ -123,6 +125,6 @@ impl Scheduler {
 
     /// Returns the time from which a difference of deadlines justifies a pause.
     fn is_well_after(&self, at: Nanos) -> Nanos {
-        at.plus(self.manager.cost_window_ns())
+        at.plus(self.manager.timing().cost_window_ns())
     }
 }

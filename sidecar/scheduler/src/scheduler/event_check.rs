@@ -10,13 +10,13 @@ impl Scheduler {
     /// because a contract violation there is a bug; events from a file are checked first.
     pub fn check_event(&self, event: &Event) -> Option<String> {
         match event {
-            Event::Memory(completion) if !self.manager.awaits(completion.id) => {
+            Event::Memory(completion) if !self.manager.status().awaits(completion.id) => {
                 Some(format!("memory completes action {}, which is not pending", completion.id.0))
             }
             Event::Submit(request) if self.is_known_request(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
-            Event::Plan(answer) if !self.manager.expects_plan(answer) => {
+            Event::Plan(answer) if !self.manager.status().expects_plan(answer) => {
                 Some(format!("plan {} does not match a pending request", answer.id))
             }
             _ => None,

@@ -36,7 +36,7 @@ impl Scheduler {
         let kv_block_bytes = self.manager.geometry().kv_block_bytes();
         let candidate = |one: &StepRequest<'_>| Candidate {
             id: one.id(),
-            kv_bytes: u64::from(self.manager.kv_blocks(one.id()).max(one.cached_kv_blocks()))
+            kv_bytes: u64::from(self.manager.kv_of(one.id()).kv_blocks().max(one.cached_kv_blocks()))
                 * kv_block_bytes,
             deposit: one.deposit(now, tbt_ns),
         };
@@ -54,7 +54,7 @@ impl Scheduler {
     }
 
     fn scheduler_view(&self, now: Nanos, plan: &StepPlan) -> SchedulerView {
-        let by_plan = self.manager.can_pause_help() && self.objectives().is_none();
+        let by_plan = self.manager.offload_view().can_pause_help() && self.objectives().is_none();
         let requests = self.step_requests(plan);
         let victims = if by_plan { self.victims(now, &requests) } else { Vec::new() };
         let tbt_ns = self.manager.params().slo.tbt_ns;
@@ -73,7 +73,7 @@ impl Scheduler {
     /// Returns the waiting requests that a placement plan may admit: as many as there are free rows, none while
     /// admission is on hold.
     fn waiters(&self, now: Nanos, tbt_ns: u64, plan: &StepPlan) -> Vec<WaitingRequest> {
-        if !self.manager.plans_batches() || self.admission_on_hold() {
+        if !self.manager.offload_view().plans_batches() || self.admission_on_hold() {
             return Vec::new();
         }
         let may_come = |sequence: &&Sequence| {

@@ -51,12 +51,12 @@ impl PeerWaits {
     }
 
     fn woken(&mut self, now: Nanos, manager: &MemoryManager) -> Option<Nanos> {
-        if manager.can_restore() {
+        if manager.status().can_restore() {
             self.waking.get_or_insert(now);
-        } else if manager.absent_layers() > 0 {
+        } else if manager.status().absent_layers() > 0 {
             // The layers are no longer needed, or wait for loans.
             self.waking = None;
-        } else if manager.is_whole() {
+        } else if manager.status().is_whole() {
             return self.waking.take();
         }
         None
@@ -64,7 +64,7 @@ impl PeerWaits {
 
     fn loan_arrived(&mut self, now: Nanos, manager: &MemoryManager, loans: u64, steps: u64) -> Option<Nanos> {
         let fed = self.shortfall.take_if(|hunger| steps > hunger.steps).filter(|hunger| loans > hunger.loans);
-        if manager.borrow_request().is_some() {
+        if manager.loans().borrow_request().is_some() {
             self.shortfall.get_or_insert(Shortfall { since: now, loans, steps });
         }
         fed.map(|hunger| hunger.since)

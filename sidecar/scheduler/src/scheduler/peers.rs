@@ -54,7 +54,7 @@ impl Scheduler {
 
     /// Whether a step may begin now. Under temporal sharing this requests the time slice and releases it.
     pub(super) fn can_run(&mut self, now: Nanos) -> bool {
-        let busy = self.set_busy() && self.manager.sleep_state() == SleepState::Awake;
+        let busy = self.set_busy() && self.manager.status().sleep_state() == SleepState::Awake;
         self.manager.set_busy(busy && self.engine.is_some());
         let active = match self.config.sharing {
             TimeSharing::Exclusive => return true,
@@ -87,7 +87,7 @@ impl Scheduler {
                 Decision::Keep => return true,
                 // Each time slice runs at least one step, even if preparation used up the quantum.
                 Decision::Release
-                    if busy && !ran && !self.manager.lacks_weights() && self.head_starved == 0 =>
+                    if busy && !ran && !self.manager.status().lacks_weights() && self.head_starved == 0 =>
                 {
                     self.quantum_expired = true;
                     return true;
@@ -107,7 +107,7 @@ impl Scheduler {
     fn predicted_step_ns(&self, quantum: Quantum) -> u64 {
         let running = self.running.values().filter(|s| s.pending() > 1).map(Sequence::pending);
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
-        let measures = self.manager.step_stats();
+        let measures = self.manager.timing().step_stats();
         let decodes = decodes(self.running.values().map(StepRequest::running));
         let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
         measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
@@ -127,28 +127,27 @@ impl Scheduler {
         // a full quantum too: a peer that arrives then waits for at most one step of that length.
         let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
-        let within_ns = left_ns.max(self.manager.streaming_ns());
+        let within_ns = left_ns.max(self.manager.timing().streaming_ns());
         match decodes(requests.iter().copied()) {
             0 if self.is_decode_dominated(quantum) => {
-                self.manager.step_stats().prefill_tokens_adding(within_ns)
+                self.manager.timing().step_stats().prefill_tokens_adding(within_ns)
             }
-            decodes => {
-                decodes.saturating_add(self.manager.step_stats().prefill_tokens_within(decodes, within_ns))
-            }
+            decodes => decodes
+                .saturating_add(self.manager.timing().step_stats().prefill_tokens_within(decodes, within_ns)),
         }
     }
 
     /// Whether decodes are predicted to take at least half of a quantum. Prompts then progress by a minimal chunk per
     /// step, and only a step without prompts can measure the current decode time.
     fn is_decode_dominated(&self, quantum: Quantum) -> bool {
-        2 * self.manager.step_stats().decode_step_ns() >= u128::from(quantum.max_ns())
+        2 * self.manager.timing().step_stats().decode_step_ns() >= u128::from(quantum.max_ns())
     }
 
     /// Whether the next step runs only decodes, to measure their time.
     pub(super) fn prefers_decodes(&self, requests: &[StepRequest<'_>]) -> bool {
         let TimeSharing::Temporal(quantum) = self.config.sharing else { return false };
         let due = self.next_step.is_multiple_of(LOOK_EVERY) && self.is_decode_dominated(quantum);
-        due && decodes(requests.iter().copied()) > 0 && !self.manager.weights_loading()
+        due && decodes(requests.iter().copied()) > 0 && !self.manager.timing().weights_loading()
     }
 
     /// Releases the time slice if it is held.
@@ -189,19 +188,19 @@ impl Scheduler {
     /// policy chooses.
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
-        while self.manager.debt_is_blocked() && self.running.len() > 1 {
+        while self.manager.status().debt_is_blocked() && self.running.len() > 1 {
             self.evict_for_debt(now);
             self.manager.boundary(now, &mut self.actions);
         }
-        if self.manager.debt_is_blocked() {
+        if self.manager.status().debt_is_blocked() {
             // The remaining KV belongs to the oldest request or to suspended requests.
-            self.manager.force_reclaim();
+            self.manager.loans_mut().force_reclaim();
             self.manager.boundary(now, &mut self.actions);
         }
         // While the tenant falls asleep, `make_host_room` drops suspended KV instead.
-        while self.manager.debt_is_blocked()
-            && self.manager.sleep_state() == SleepState::Awake
-            && self.drop_suspended_kv(|manager, id| manager.on_device(id))
+        while self.manager.status().debt_is_blocked()
+            && self.manager.status().sleep_state() == SleepState::Awake
+            && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device())
         {
             self.manager.boundary(now, &mut self.actions);
         }
@@ -209,9 +208,9 @@ impl Scheduler {
 
     fn continue_negotiation(&mut self, now: Nanos) {
         let Some(trader) = &mut self.negotiator else { return };
-        let waited = self.manager.awaits_loans();
+        let waited = self.manager.loans().awaits_loans();
         trader.boundary(now, &mut self.manager, &mut self.actions);
-        if waited && !self.manager.awaits_loans() && !self.manager.is_blocked() {
+        if waited && !self.manager.loans().awaits_loans() && !self.manager.status().is_blocked() {
             // The loans that absent layers waited for are settled: restore the layers now instead of at the next event.
             self.manager.boundary(now, &mut self.actions);
         }
@@ -220,12 +219,14 @@ impl Scheduler {
 
     /// Claims the missing floor of a new instance from the peers that hold it, and retries.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(trader)) = (self.manager.missing_floor_chunks(), &mut self.negotiator) else {
+        let (Some(chunks), Some(trader)) =
+            (self.manager.loans().missing_floor_chunks(), &mut self.negotiator)
+        else {
             return;
         };
         trader.claim(now, chunks);
         self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
-        self.manager.claim_floor(&mut self.actions);
+        self.manager.loans_mut().claim_floor(&mut self.actions);
     }
 
     /// Reports the waits for peers that ended.
@@ -238,11 +239,11 @@ impl Scheduler {
     /// Asks peers for memory if the step waits for a loan. Returns true if they denied it, so that another reclaim
     /// option is due now.
     pub(super) fn borrow_denied(&mut self, now: Nanos) -> bool {
-        if self.manager.borrow_request().is_none() {
+        if self.manager.loans().borrow_request().is_none() {
             return false;
         }
         self.negotiate(now);
-        self.manager.borrow_request().is_none() && !self.manager.is_blocked()
+        self.manager.loans().borrow_request().is_none() && !self.manager.status().is_blocked()
     }
 }
 

@@ -21,7 +21,7 @@ impl Scheduler {
     /// Requests whose prompt is no longer offloaded become ordinary ones.
     pub(super) fn suspend_offloaded(&mut self) {
         for sequence in self.running.values_mut().filter(|sequence| sequence.prefill_offloaded) {
-            sequence.prefill_offloaded = self.manager.is_prefill_offloaded(sequence.id());
+            sequence.prefill_offloaded = self.manager.kv_of(sequence.id()).is_prefill_offloaded();
             sequence.waiting_offloaded &= sequence.prefill_offloaded;
         }
         let computed = self.running.values().filter(|sequence| sequence.waiting_offloaded);
@@ -82,13 +82,13 @@ impl Scheduler {
             let tokens = admissions.pending_tokens.saturating_add(front.pending());
             memory.leaves_prefill_buffer(layer_blocks, tokens, step)
         };
-        !self.manager.reserves_prefill_buffer(step) || leaves()
+        !self.manager.offload_view().reserves_prefill_buffer(step) || leaves()
     }
 
     /// Plans requests with offloaded prefills while the first waiting request waits, or waits for capacity after its own
     /// offloaded prefill: they need almost no device memory.
     pub(super) fn plan_offloaded_prefills(&self, admissions: &mut Admissions) {
-        while self.manager.offloads_prefills()
+        while self.manager.offload_view().offloads_prefills()
             && admissions.budget > 0
             && self.free_rows.len() > admissions.list.len()
         {
@@ -116,7 +116,7 @@ impl Scheduler {
     /// tokens than they should have by now.
     pub(super) fn record_slo_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
         let slo = self.manager.params().slo;
-        if !self.manager.offloads_prefills() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
+        if !self.manager.offload_view().offloads_prefills() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
             return;
         }
         let late =

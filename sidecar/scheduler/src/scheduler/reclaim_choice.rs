@@ -37,7 +37,8 @@ impl Scheduler {
         };
         let buffered = self.buffered_tokens(now, &requests);
         let clients = self.clients(&buffered, plan);
-        let mut options = self.victim_options(now, plan, &clients, self.manager.can_pause_help());
+        let mut options =
+            self.victim_options(now, plan, &clients, self.manager.offload_view().can_pause_help());
         if options.is_empty() {
             return None;
         }
@@ -50,13 +51,14 @@ impl Scheduler {
 
     /// Chooses the request that the policy pauses or preempts for requests that grow.
     pub(super) fn choose_victim(&self, now: Nanos, plan: &StepPlan) -> Option<Eviction> {
-        self.choose(now, plan, self.manager.can_pause_help())
+        self.choose(now, plan, self.manager.offload_view().can_pause_help())
     }
 
     /// Pauses or preempts the request that the policy chooses, for memory that is owed. A pause helps only if the KV of
     /// the paused request can leave the device.
     pub(super) fn evict_for_debt(&mut self, now: Nanos) {
-        let may_pause = self.manager.can_pause_help() && self.manager.can_evict_paused();
+        let may_pause =
+            self.manager.offload_view().can_pause_help() && self.manager.offload_view().can_evict_paused();
         if let Some(eviction) = self.choose(now, &StepPlan::default(), may_pause) {
             self.evict(now, eviction);
         }
@@ -98,7 +100,7 @@ impl Scheduler {
         let pausable = |id: &RequestId| {
             may_pause
                 && self.victims(now, &requests).contains(id)
-                && self.manager.exclusive_kv_blocks(*id) <= host_places
+                && self.manager.kv_of(*id).exclusive_kv_blocks() <= host_places
         };
         let first = self.pause_victim(now, &requests, host_places).filter(pausable);
         let instead = victim.filter(pausable);

@@ -31,7 +31,7 @@ impl Scheduler {
     /// already done.
     pub(super) fn schedule(&mut self, now: Nanos) {
         let absent = self.engine.is_none() && self.negotiator.is_none();
-        if absent || !self.manager.is_loaded() || self.manager.is_blocked() {
+        if absent || !self.manager.status().is_loaded() || self.manager.status().is_blocked() {
             return;
         }
         self.sleep_or_wake();
@@ -39,10 +39,13 @@ impl Scheduler {
         self.manager.boundary(now, &mut self.actions);
         self.negotiate(now);
         if self.quantum_expired {
-            self.manager.on_borrow_denied();
+            self.manager.loans_mut().on_borrow_denied();
         }
         self.make_host_room(now);
-        if self.manager.is_blocked() || !may_run || self.manager.lacks_weights() || self.manager.is_spilling()
+        if self.manager.status().is_blocked()
+            || !may_run
+            || self.manager.status().lacks_weights()
+            || self.manager.status().is_spilling()
         {
             return;
         }
@@ -113,14 +116,15 @@ impl Scheduler {
                 }
                 Prepared::Wait => {
                     if !self.borrow_denied(now) {
-                        let rest = rest.filter(|rest| rest.cache_epoch == self.manager.cache_epoch())?;
+                        let rest =
+                            rest.filter(|rest| rest.cache_epoch == self.manager.status().cache_epoch())?;
                         let ready = self.ask_memory(now, &rest) == Prepared::Ready;
                         self.head_starved = if ready { 0 } else { self.head_starved };
                         return ready.then_some(rest);
                     }
                 }
                 Prepared::Loading => {
-                    plan.admit.retain(|one| !self.manager.is_loading(one.id));
+                    plan.admit.retain(|one| !self.manager.kv_of(one.id).is_loading());
                     rest = self.without_loading(&plan);
                 }
                 Prepared::Short { missing_kv_blocks, activation } => {
@@ -144,7 +148,7 @@ impl Scheduler {
     fn refresh(&self, plan: &mut StepPlan) {
         let suspended = |id| self.queue.get(id).map(|one| one.kv_suspended);
         plan.admit.retain(|one| suspended(one.id) == Some(one.prefix.is_none()));
-        let epoch = self.manager.cache_epoch();
+        let epoch = self.manager.status().cache_epoch();
         if core::mem::replace(&mut plan.cache_epoch, epoch) == epoch {
             return;
         }
@@ -161,7 +165,7 @@ impl Scheduler {
 
     /// Returns the KV blocks that the request holds, or finds in the cache when it is admitted.
     fn held_kv_blocks(&self, plan: &StepPlan, id: RequestId) -> u32 {
-        plan.cached_kv_blocks(id).unwrap_or_else(|| self.manager.kv_blocks(id))
+        plan.cached_kv_blocks(id).unwrap_or_else(|| self.manager.kv_of(id).kv_blocks())
     }
 
     /// Returns the plan of the step that was refused, without the requests whose KV is loading; memory was available for
@@ -177,12 +181,12 @@ impl Scheduler {
     /// Returns the tokens of a step that takes whole prompts through each layer while weights load, as far as their
     /// activations fit. Returns 0 if no weights are loading.
     fn whole_tokens(&self, plan: &StepPlan, requests: &[StepRequest<'_>]) -> u32 {
-        if !self.manager.weights_loading() {
+        if !self.manager.timing().weights_loading() {
             return 0;
         }
         let all = Batch::plan(requests.iter().copied(), self.config.max_model_tokens);
         let need = all.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
-        self.manager.whole_prompt_tokens(&need)
+        self.manager.timing().whole_prompt_tokens(&need)
     }
 
     /// Makes the plan smaller after memory refused it, or evicts something for it.
@@ -258,8 +262,8 @@ impl Scheduler {
         if requests.len() <= 1 {
             // An offloaded prompt can also lack only space in the host tier.
             let goes_out = requests.iter().any(|one| one.prefill_offloaded);
-            let dropped =
-                self.last_suspended(|id| !plan.admits(id) && (goes_out || self.manager.on_device(id)));
+            let dropped = self
+                .last_suspended(|id| !plan.admits(id) && (goes_out || self.manager.kv_of(id).on_device()));
             plan.evict.extend(dropped.map(Eviction::DropSuspended));
             return dropped.is_some();
         }
@@ -297,7 +301,8 @@ impl Scheduler {
         let policy = self.manager.params().policy();
         let key = |one: &&StepRequest<'_>| {
             let admission = one.admission.unwrap_or(u64::MAX);
-            let candidate = PreemptionCandidate { admission, kv_blocks: self.manager.kv_blocks(one.id()) };
+            let candidate =
+                PreemptionCandidate { admission, kv_blocks: self.manager.kv_of(one.id()).kv_blocks() };
             let rank = policy.preemption_rank(&candidate);
             (self.is_immune(now, one.id()), one.request.priority, core::cmp::Reverse(rank))
         };

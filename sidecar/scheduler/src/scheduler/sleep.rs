@@ -35,7 +35,7 @@ impl Scheduler {
         } else if self.set_busy() {
             self.manager.wake();
         }
-        if self.manager.sleep_state() == SleepState::Suspending {
+        if self.manager.status().sleep_state() == SleepState::Suspending {
             let running: Vec<_> = self.running.values().map(Sequence::id).collect();
             running.into_iter().for_each(|id| {
                 self.suspend_with_kv(id);
@@ -46,9 +46,9 @@ impl Scheduler {
     /// Requeues suspended requests whose KV does not fit into the host tier for recomputation.
     pub(super) fn make_host_room(&mut self, now: Nanos) {
         let in_the_way = |manager: &MemoryManager| {
-            manager.sleep_state() == SleepState::Suspending
-                && manager.debt_is_blocked()
-                && !manager.is_blocked()
+            manager.status().sleep_state() == SleepState::Suspending
+                && manager.status().debt_is_blocked()
+                && !manager.status().is_blocked()
         };
         while in_the_way(&self.manager) && self.drop_suspended_kv(|_, _| true) {
             self.manager.boundary(now, &mut self.actions);

@@ -21,13 +21,13 @@ impl Scheduler {
     /// time-between-tokens objective, or within [`DECODE_STEPS`] decode steps if they are longer. Prompts progress by
     /// at least one block.
     pub(super) fn tokens_beside_decodes(&self, requests: &[StepRequest<'_>]) -> u32 {
-        let (decodes, measures) = (decodes(requests.iter().copied()), self.manager.step_stats());
+        let (decodes, measures) = (decodes(requests.iter().copied()), self.manager.timing().step_stats());
         if decodes == 0 || !measures.compute_known() {
             return u32::MAX;
         }
         let decode_ns = measures.decode_step_ns().min(u128::from(u64::MAX)) as u64;
         // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
-        let step_ns = decode_ns.saturating_mul(DECODE_STEPS).max(self.manager.streaming_ns());
+        let step_ns = decode_ns.saturating_mul(DECODE_STEPS).max(self.manager.timing().streaming_ns());
         let objective_ns = match self.manager.params().slo.tbt_ns {
             0 => UNCUT_NS,
             tbt_ns => tbt_ns / 1000 * OBJECTIVE_PERMILLE,

@@ -161,7 +161,7 @@ impl Scheduler {
 
     /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
     fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.manager.is_blocked() || !self.can_run(now) {
+        if !self.serving() || self.manager.status().is_blocked() || !self.can_run(now) {
             return;
         }
         let epoch = self.epoch();

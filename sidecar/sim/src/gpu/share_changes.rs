@@ -32,11 +32,11 @@ impl Gpu {
         for at in 0..self.tenants.len() {
             let seat = &self.tenants[at];
             let Some(manager) = seat.manager().filter(|_| !seat.has_sent_bounds) else { continue };
-            let (dealt, before) = (seat.bounds, manager.share_chunks());
+            let (dealt, before) = (seat.bounds, manager.loans().share_chunks());
             if dealt.share_chunks > before && !self.can_apply_share(at) {
                 continue;
             }
-            self.share_reductions += u64::from(dealt.share_chunks < manager.ledger().created());
+            self.share_reductions += u64::from(dealt.share_chunks < manager.figures().ledger().created());
             self.tenants[at].has_sent_bounds = true;
             self.push(at, Event::Bounds(dealt));
         }
@@ -48,7 +48,7 @@ impl Gpu {
         let share = |(_, seat): (usize, &SimTenant)| {
             let manager = seat.manager()?;
             // A share that was sent but not yet processed counts as well.
-            Some(u64::from(manager.share_chunks().max(if seat.has_sent_bounds {
+            Some(u64::from(manager.loans().share_chunks().max(if seat.has_sent_bounds {
                 seat.bounds.share_chunks
             } else {
                 0

@@ -147,7 +147,7 @@ impl Instance {
             active,
             last_used: self.last_used,
             resident_since: self.resident_since.unwrap_or(Nanos(0)),
-            lendable_chunks: core.manager().lendable_chunks(),
+            lendable_chunks: core.manager().loans().lendable_chunks(),
             queue_position: queue_place,
             next_use_ns: core.next_use_ns(now),
         }
@@ -283,11 +283,16 @@ impl SimTenant {
         let Some(life) = &mut self.instance else { return };
         let manager = life.driver.scheduler().manager();
         // Layers that were never loaded do not count as absent.
-        let away = if manager.is_loaded() { manager.absent_layers() + manager.layout().alpha() } else { 0 };
+        let away = if manager.status().is_loaded() {
+            manager.status().absent_layers() + manager.figures().layout().alpha()
+        } else {
+            0
+        };
         self.stats.most_remapped = self.stats.most_remapped.max(away);
         self.stats.remapped_layers += u64::from(away.saturating_sub(life.absent_layers));
         life.absent_layers = away;
-        life.resident_since = if manager.is_whole() { life.resident_since.or(Some(now)) } else { None };
+        life.resident_since =
+            if manager.status().is_whole() { life.resident_since.or(Some(now)) } else { None };
     }
 
     /// Disconnects the clients of all open requests when the process exits.

@@ -154,8 +154,9 @@ fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
 
 fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
     let lives = || gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
-    let counted =
-        |reason: Reason| lives().map(|life| life.driver.scheduler().manager().counted(reason)).sum::<u64>();
+    let counted = |reason: Reason| {
+        lives().map(|life| life.driver.scheduler().manager().figures().counted(reason)).sum::<u64>()
+    };
     let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
     all.filter(|(_, count)| *count > 0).collect()
 }

@@ -46,12 +46,12 @@ pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
 
 /// Returns the number of chunks on loan.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
-    instances(gpu).map(|life| manager(life).borrowed_chunks()).sum()
+    instances(gpu).map(|life| manager(life).loans().borrowed_chunks()).sum()
 }
 
 /// Returns how often the live instances made a decision for `reason`.
 pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
-    instances(gpu).map(|life| manager(life).counted(reason)).sum()
+    instances(gpu).map(|life| manager(life).figures().counted(reason)).sum()
 }
 
 /// Checks that no byte is promised twice, every existing chunk is counted, no read has wrong contents, and the device's
@@ -118,13 +118,12 @@ fn kind_of(owner: Owner) -> Option<Kind> {
 /// and the numbers of stale addresses and of chunks of each kind match the policy's counts.
 fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
     let mut owners: BTreeMap<ChunkId, Kind> = BTreeMap::new();
-    let (still, mut left) = (!manager.is_blocked() && manager.is_loaded(), 0);
+    let (still, mut left) = (!manager.status().is_blocked() && manager.status().is_loaded(), 0);
     // KV is before activations in the order of addresses.
     for (address, chunk) in &device.memory.table {
         let kind = kind(*address);
         let other = owners.get(chunk).copied();
-        let reached =
-            matches!(address, Address::Activation(at) if still && *at < manager.activation_chunks());
+        let reached = matches!(address, Address::Activation(at) if still && *at < manager.figures().activation_chunks());
         match other {
             Some(Kind::Kv) if kind == Kind::Activation && !reached => left += 1,
             Some(other) if other != kind || kind != Kind::Weights => {
@@ -139,15 +138,15 @@ fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
     if !still {
         return Ok(());
     }
-    if left != manager.stale_addresses() {
+    if left != manager.figures().stale_addresses() {
         return Err(format!(
             "{left} chunks of KV are deferred, but the policy has {}",
-            manager.stale_addresses()
+            manager.figures().stale_addresses()
         ));
     }
     for kind in [Kind::Global, Kind::Weights, Kind::Kv, Kind::Activation, Kind::Staging] {
         let mapped = owners.values().filter(|owner| **owner == kind).count() as u32;
-        let counts = manager.ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
+        let counts = manager.figures().ledger().counts().filter(|(owner, _)| kind_of(*owner) == Some(kind));
         let believed: u32 = counts.map(|(_, count)| count).sum();
         if mapped != believed {
             return Err(format!("{mapped} chunks are mapped as {kind:?}, but the policy has {believed}"));
@@ -160,11 +159,13 @@ fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
 pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
     let idle = |life: &Instance| {
         let manager = manager(life);
-        let even = manager.borrowed_chunks() == 0 && manager.lent_chunks() == 0 && !manager.has_debt();
-        let even = even && manager.stale_addresses() == 0;
-        even && manager.sleep_state() == SleepState::Awake
-            && manager.is_whole()
-            && manager.kv_counts().used_kv_blocks == 0
+        let even = manager.loans().borrowed_chunks() == 0
+            && manager.loans().lent_chunks() == 0
+            && !manager.loans().has_debt();
+        let even = even && manager.figures().stale_addresses() == 0;
+        even && manager.status().sleep_state() == SleepState::Awake
+            && manager.status().is_whole()
+            && manager.figures().kv_counts().used_kv_blocks == 0
     };
     let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
     // In exclusive mode, a tenant that woke creates the rest of its share only when a step needs it.
@@ -288,12 +289,12 @@ pub(super) fn state(gpu: &Gpu) -> String {
             snapshot.running,
             snapshot.sleep_state,
             snapshot.serving,
-            manager.borrowed_chunks(),
-            manager.lent_chunks(),
-            manager.has_debt(),
-            manager.is_whole(),
-            manager.failed(),
-            manager.kv_counts().used_kv_blocks,
+            manager.loans().borrowed_chunks(),
+            manager.loans().lent_chunks(),
+            manager.loans().has_debt(),
+            manager.status().is_whole(),
+            manager.status().failed(),
+            manager.figures().kv_counts().used_kv_blocks,
             life.device.borrow().memory.chunks.len(),
         )
     };

@@ -145,7 +145,7 @@ fn floors(gpu: &Gpu) -> Vec<u32> {
         MemoryManager::new(seat.setup.params.clone(), seat.setup.geometry.clone())
             .expect("what was accepted once is accepted again")
     };
-    gpu.tenants.iter().map(|seat| manager(seat).floor_chunks()).collect()
+    gpu.tenants.iter().map(|seat| manager(seat).loans().floor_chunks()).collect()
 }
 
 /// Distributes the chunks above the minimums at random, and draws remap caps.
@@ -202,7 +202,9 @@ pub(super) fn end(gpu: &mut Gpu, link_delays: LinkDelays) {
     change_shares(gpu, None);
     for at in 0..gpu.tenants.len() {
         let failed = |seat: &crate::gpu::tenant::SimTenant| {
-            seat.instance.as_ref().is_some_and(|life| life.driver.scheduler().manager().failed().is_some())
+            seat.instance
+                .as_ref()
+                .is_some_and(|life| life.driver.scheduler().manager().status().failed().is_some())
         };
         if failed(&gpu.tenants[at]) {
             gpu.stop_instance(at);

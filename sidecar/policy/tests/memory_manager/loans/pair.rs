@@ -84,11 +84,15 @@ impl Pair {
             if !self.on_its_way(loan) {
                 let earmark = self.earmark(lender);
                 self.repaying.insert(earmark.nonce.0, loan);
-                self.worlds[1 - lender].manager.queue_transfer(earmark, chunks, TransferKind::Return);
+                self.worlds[1 - lender].manager.loans_mut().queue_transfer(
+                    earmark,
+                    chunks,
+                    TransferKind::Return,
+                );
             }
         }
         let open = self.loans.values().any(|(by, _)| *by == lender);
-        self.worlds[lender].manager.set_awaits_loans(open);
+        self.worlds[lender].manager.loans_mut().set_awaits_loans(open);
     }
 
     /// Whether the loan is in transfer to or from its borrower.
@@ -101,11 +105,11 @@ impl Pair {
     /// The holder of the time slice asks for more memory.
     pub fn ask(&mut self, borrower: usize) {
         let lender = 1 - borrower;
-        let most = self.worlds[lender].manager.lendable_chunks();
-        if self.loans.len() < 3 && most > 0 && self.worlds[lender].manager.is_loaded() {
+        let most = self.worlds[lender].manager.loans().lendable_chunks();
+        if self.loans.len() < 3 && most > 0 && self.worlds[lender].manager.status().is_loaded() {
             let chunks = 1 + self.rng.below(u64::from(most)) as u32;
             let earmark = self.earmark(borrower);
-            self.worlds[lender].manager.queue_transfer(earmark, chunks, TransferKind::Lend);
+            self.worlds[lender].manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Lend);
         }
     }
 
@@ -117,8 +121,9 @@ impl Pair {
             let (to, nonce, chunks, repays) = self.earmarks[0];
             let claim = if repays.is_some() { TransferKind::Return } else { TransferKind::Lend };
             let earmark = Earmark { peer: peer(1 - to), nonce: Nonce(nonce) };
-            if !self.worlds[to].manager.is_blocked() {
-                self.worlds[to].send_event(|manager, out| manager.accept(earmark, chunks, claim, out));
+            if !self.worlds[to].manager.status().is_blocked() {
+                self.worlds[to]
+                    .send_event(|manager, out| manager.loans_mut().accept(earmark, chunks, claim, out));
             }
         }
         self.audit();
@@ -126,7 +131,7 @@ impl Pair {
 
     fn collect(&mut self) {
         for at in 0..2 {
-            for traded in self.worlds[at].manager.take_transfer_results() {
+            for traded in self.worlds[at].manager.loans_mut().take_transfer_results() {
                 self.ended(at, traded);
             }
         }
@@ -150,7 +155,7 @@ impl Pair {
                 if let Some(loan) = repays {
                     self.loans.remove(&loan);
                     let open = self.loans.values().any(|(by, _)| *by == at);
-                    self.worlds[at].manager.set_awaits_loans(open);
+                    self.worlds[at].manager.loans_mut().set_awaits_loans(open);
                 }
             }
             TransferResult::Refused { earmark, .. } => {
@@ -170,10 +175,10 @@ impl Pair {
         let exists: usize = self.worlds.iter().map(|world| world.device.memory.chunks.len()).sum();
         let total: u32 = self.shares.iter().sum();
         assert!(exists <= total as usize, "never more chunks than the GPU has");
-        let quiet = self.worlds.iter().all(|world| !world.manager.is_blocked());
+        let quiet = self.worlds.iter().all(|world| !world.manager.status().is_blocked());
         if quiet {
             assert!(exists + promised as usize <= total as usize, "no byte is promised twice");
-            let budgets: u32 = self.worlds.iter().map(|world| world.manager.budget_chunks()).sum();
+            let budgets: u32 = self.worlds.iter().map(|world| world.manager.loans().budget_chunks()).sum();
             assert_eq!(budgets + promised, total, "budgets and promises sum to the capacity");
         }
     }
@@ -199,15 +204,21 @@ impl Pair {
         }
         let states = self.worlds.each_ref().map(|w| {
             let b = &w.manager;
-            let flags =
-                (w.active, b.is_blocked(), b.has_debt(), b.debt_is_blocked(), b.lacks_weights(), w.in_step());
+            let flags = (
+                w.active,
+                b.status().is_blocked(),
+                b.loans().has_debt(),
+                b.status().debt_is_blocked(),
+                b.status().lacks_weights(),
+                w.in_step(),
+            );
             (
                 w.waiting.len(),
                 w.running.len(),
                 flags,
-                b.budget_chunks(),
-                b.floor_chunks(),
-                b.ledger().counts().collect::<Vec<_>>(),
+                b.loans().budget_chunks(),
+                b.loans().floor_chunks(),
+                b.figures().ledger().counts().collect::<Vec<_>>(),
             )
         });
         panic!(
@@ -230,7 +241,7 @@ impl Pair {
         self.turn(at);
         self.tick_until(|pair| {
             pair.revoke(at);
-            let home = pair.worlds[at].manager.absent_layers() == 0 && pair.worlds[at].device.idle();
+            let home = pair.worlds[at].manager.status().absent_layers() == 0 && pair.worlds[at].device.idle();
             home && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
         });
     }

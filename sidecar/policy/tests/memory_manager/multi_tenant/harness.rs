@@ -130,12 +130,12 @@ impl Tenant {
 
     fn are_loans_returned(&self, share: u32) -> bool {
         let book = self.negotiator().book();
-        let asleep = self.world.manager.sleep_state() == SleepState::Asleep;
+        let asleep = self.world.manager.status().sleep_state() == SleepState::Asleep;
         let even = book.loans_out().is_empty() && book.loans_in().is_empty();
-        even && self.world.manager.is_loaded()
+        even && self.world.manager.status().is_loaded()
             && self.world.device.memory.chunks.len() as u32 == (if asleep { 0 } else { share })
             && balance(&self.world.manager) == (0, 0)
-            && self.world.manager.budget_chunks() == share
+            && self.world.manager.loans().budget_chunks() == share
             && self.world.idle()
     }
 }
@@ -240,8 +240,9 @@ impl SimGpu {
         world.kill_permille = self.case.kills;
         world.late_permille = 300;
         world.sleep_permille = self.case.sleeps;
-        world.manager.set_can_borrow(true);
-        let book = LoanBook::new(me, world.manager.share_chunks(), world.manager.floor_chunks());
+        world.manager.loans_mut().set_can_borrow(true);
+        let book =
+            LoanBook::new(me, world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
         world.negotiator = Some(LoanNegotiator::new(book, self.terms(me)));
         world.now = self.now;
         world.begin();
@@ -348,19 +349,23 @@ impl SimGpu {
                 let manager = &world.manager;
                 let flags = (
                     world.active,
-                    manager.is_blocked(),
-                    manager.has_debt(),
-                    manager.debt_is_blocked(),
-                    manager.lacks_weights(),
+                    manager.status().is_blocked(),
+                    manager.loans().has_debt(),
+                    manager.status().debt_is_blocked(),
+                    manager.status().lacks_weights(),
                 );
-                let work =
-                    (world.waiting.len(), world.running.len(), world.in_step(), manager.borrow_request());
+                let work = (
+                    world.waiting.len(),
+                    world.running.len(),
+                    world.in_step(),
+                    manager.loans().borrow_request(),
+                );
                 (
                     *me,
                     flags,
                     work,
                     balance(manager),
-                    manager.ledger().counts().collect::<Vec<_>>(),
+                    manager.figures().ledger().counts().collect::<Vec<_>>(),
                     &world.negotiator,
                 )
             })
@@ -403,7 +408,7 @@ impl SimGpu {
         world.now = self.now;
         world.active = if self.case.turns { self.holder == at } else { world.busy() };
         let happened = happens(world);
-        if world.manager.is_loaded()
+        if world.manager.status().is_loaded()
             && let Some(faults) = faults.take()
         {
             world.device.faults = faults;
@@ -489,7 +494,7 @@ impl SimGpu {
     fn seen(&self, Tenant { me, world, .. }: &Tenant) -> PeerView {
         let live = PeerState {
             active: world.active,
-            lendable_chunks: world.manager.lendable_chunks(),
+            lendable_chunks: world.manager.loans().lendable_chunks(),
             ..PeerState::default()
         };
         PeerView { peer: *me, priority: self.terms(*me).priority, reachable: true, live: Some(live) }
@@ -533,7 +538,7 @@ impl SimGpu {
         let exists: usize = tenants().map(|tenant| tenant.world.device.memory.chunks.len()).sum();
         let ledger = self.ledger.borrow();
         let total = self.share as usize * self.slots.len();
-        let shares: u32 = tenants().map(|tenant| tenant.world.manager.share_chunks()).sum();
+        let shares: u32 = tenants().map(|tenant| tenant.world.manager.loans().share_chunks()).sum();
         assert!(shares as usize <= total, "no more is dealt out than there is");
         assert!(exists + ledger.promised() as usize <= total, "no byte is promised twice");
         for Tenant { me, world, .. } in tenants() {
@@ -547,13 +552,17 @@ impl SimGpu {
         let (manager, book) = (&tenant.world.manager, tenant.negotiator().book());
         self.loans += u32::from(book.borrowed() > 0);
         assert!(book.lent_out() + book.borrowed() <= self.share * self.slots.len() as u32);
-        if manager.is_idle() && tenant.world.sent_events {
+        if manager.status().is_idle() && tenant.world.sent_events {
             assert_eq!(
                 balance(manager),
                 (book.borrowed(), book.lent_out()),
                 "the memory manager and the book agree"
             );
-            assert_eq!(manager.budget_chunks(), book.budget(), "the memory manager and the book agree");
+            assert_eq!(
+                manager.loans().budget_chunks(),
+                book.budget(),
+                "the memory manager and the book agree"
+            );
         }
     }
 }

@@ -24,14 +24,14 @@ impl SimGpu {
     fn largest_floor(&self) -> u32 {
         let manager =
             MemoryManager::new(self.params.clone(), self.geometry.clone()).expect("a tenant that fits");
-        (manager.floor_chunks() + self.case.later_floor).min(self.share)
+        (manager.loans().floor_chunks() + self.case.later_floor).min(self.share)
     }
 
     /// Whether the GPU has capacity for the tenant's new share: a larger share waits until others have released theirs.
     pub(super) fn has_room(&self, at: usize) -> bool {
         let others =
             (0..self.slots.len()).filter(|other| *other != at).filter_map(|other| self.manager(other));
-        let taken: u32 = others.map(|manager| manager.share_chunks()).sum();
+        let taken: u32 = others.map(|manager| manager.loans().share_chunks()).sum();
         taken + self.assigned[at].share_chunks <= self.share * self.slots.len() as u32
     }
 
@@ -39,11 +39,11 @@ impl SimGpu {
     pub(super) fn follow(&mut self, at: usize) {
         let wanted = self.assigned[at];
         let manager = self.manager(at).expect("it lives");
-        let larger = wanted.share_chunks > manager.share_chunks();
-        if wanted == manager.bounds() || larger && !self.has_room(at) {
+        let larger = wanted.share_chunks > manager.loans().share_chunks();
+        if wanted == manager.loans().bounds() || larger && !self.has_room(at) {
             return;
         }
-        let held = manager.ledger().created();
+        let held = manager.figures().ledger().created();
         // A rejected assignment changes nothing.
         let followed = self.with(at, |world| world.manager.set_bounds(wanted).is_ok());
         self.released += u32::from(followed && wanted.share_chunks < held);

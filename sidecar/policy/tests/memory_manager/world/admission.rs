@@ -19,7 +19,7 @@ impl World {
     /// Fills the batch. The memory manager opens or resumes the requests when the step has its memory.
     pub(super) fn admit(&mut self) {
         while self.running.len() < self.max_batch {
-            let coming = |request: &mut Request| self.manager.is_loading(request.id);
+            let coming = |request: &mut Request| self.manager.kv_of(request.id).is_loading();
             let Some(mut request) = self.waiting.pop_front_if(|request| !coming(request)) else { break };
             let kept = std::mem::take(&mut request.kept);
             let spills = !kept && self.offloads_prefill(&request);
@@ -68,20 +68,21 @@ impl World {
 
     /// Whether the prompt of a request of the next step is offloaded.
     pub(super) fn spills_prefill(&self, id: RequestId) -> bool {
-        self.manager.is_prefill_offloaded(id) || self.admitted.iter().any(|one| one.id == id && one.spills)
+        self.manager.kv_of(id).is_prefill_offloaded()
+            || self.admitted.iter().any(|one| one.id == id && one.spills)
     }
 
     /// Returns the KV blocks of a request of the next step.
     pub(super) fn held_kv_blocks(&self, id: RequestId) -> u32 {
         match self.admitted.iter().any(|one| one.id == id && !one.kept) {
             true => (self.request(id).committed / 16) as u32,
-            false => self.manager.kv_blocks(id),
+            false => self.manager.kv_of(id).kv_blocks(),
         }
     }
 
     /// Requeues the requests whose KV is loading.
     pub(super) fn requeue_loading(&mut self) {
-        let loading = |one: &mut Admitted| self.manager.is_loading(one.id);
+        let loading = |one: &mut Admitted| self.manager.kv_of(one.id).is_loading();
         let sent: Vec<_> = self.admitted.extract_if(.., loading).collect();
         assert!(!sent.is_empty(), "the KV of a request is on its way");
         self.admitted_count += sent.len() as u32;
@@ -105,7 +106,9 @@ impl World {
     /// Moves requests with a computed offloaded prompt to the end of the queue.
     pub(super) fn suspend_offloaded(&mut self) {
         let computed = |r: &Request| {
-            self.manager.is_prefill_offloaded(r.id) && r.tokens.len() - r.committed == 1 && r.committed > 0
+            self.manager.kv_of(r.id).is_prefill_offloaded()
+                && r.tokens.len() - r.committed == 1
+                && r.committed > 0
         };
         let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
         self.running = staying;

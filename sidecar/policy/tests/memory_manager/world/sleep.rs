@@ -23,7 +23,7 @@ impl World {
         if self.sleep_permille == 0 || !happens(&mut self.rng, self.sleep_permille) {
             return;
         }
-        if self.manager.sleep_state() == SleepState::Awake {
+        if self.manager.status().sleep_state() == SleepState::Awake {
             self.start_sleep();
         } else if self.busy() {
             self.manager.wake();
@@ -49,9 +49,9 @@ impl World {
     /// Requeues requests whose KV was lost, or does not fit into the host tier, for recomputation.
     pub(super) fn finish_sleep(&mut self) {
         self.requeue_lost();
-        while self.manager.sleep_state() == SleepState::Suspending
-            && self.manager.debt_is_blocked()
-            && !self.manager.is_blocked()
+        while self.manager.status().sleep_state() == SleepState::Suspending
+            && self.manager.status().debt_is_blocked()
+            && !self.manager.status().is_blocked()
         {
             assert!(self.drop_suspended_kv(|_, _| true), "only requests stand in the way of sleep");
             let now = self.now;

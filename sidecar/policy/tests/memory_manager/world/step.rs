@@ -38,7 +38,7 @@ impl World {
 
     /// Writes the new tokens' KV and reads the KV before them.
     fn attend(&mut self, layer: LayerId, id: RequestId, tokens: usize) {
-        if self.manager.is_kv_lost(id) {
+        if self.manager.kv_of(id).is_kv_lost() {
             return;
         }
         let request = self.running.iter().find(|r| r.id == id).expect("running").clone();

@@ -32,7 +32,7 @@ impl World {
             self.device.submit(action);
         }
         self.manager.check();
-        self.most_alpha = self.most_alpha.max(self.manager.layout().alpha());
+        self.most_alpha = self.most_alpha.max(self.manager.figures().layout().alpha());
         answer
     }
 
@@ -56,15 +56,15 @@ impl World {
 
     /// Continues to load, or claims the floor.
     pub(super) fn load_on(&mut self) {
-        assert_eq!(self.manager.failed(), None, "a floor is waited for");
+        assert_eq!(self.manager.status().failed(), None, "a floor is waited for");
         if self.poll() {
             return;
         }
         let now = self.now;
         let letters = self.drive(|manager, trader, out| {
-            let (chunks, trader) = (manager.missing_floor_chunks()?, trader?);
+            let (chunks, trader) = (manager.loans().missing_floor_chunks()?, trader?);
             trader.claim(now, chunks);
-            manager.claim_floor(out);
+            manager.loans_mut().claim_floor(out);
             Some(trader.take_commands())
         });
         self.commands.extend(letters.into_iter().flatten());
@@ -100,19 +100,19 @@ impl World {
         self.sent_events = true;
         self.commands.extend(letters.into_iter().flatten());
         let alone = usize::from(self.negotiator.is_some());
-        while self.manager.debt_is_blocked() && self.running.len() > alone {
+        while self.manager.status().debt_is_blocked() && self.running.len() > alone {
             self.preempt();
             self.send_event(|manager, out| manager.boundary(now, out));
         }
-        if self.manager.debt_is_blocked() {
+        if self.manager.status().debt_is_blocked() {
             self.send_event(|manager, out| {
-                manager.force_reclaim();
+                manager.loans_mut().force_reclaim();
                 manager.boundary(now, out);
             });
         }
-        while self.manager.debt_is_blocked()
-            && self.manager.sleep_state() == SleepState::Awake
-            && self.drop_suspended_kv(|manager, id| manager.on_device(id))
+        while self.manager.status().debt_is_blocked()
+            && self.manager.status().sleep_state() == SleepState::Awake
+            && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device())
         {
             self.send_event(|manager, out| manager.boundary(now, out));
         }
@@ -120,10 +120,10 @@ impl World {
 
     /// Asks peers for memory; returns true if they denied it, so that another reclaim option is due.
     pub(super) fn denied(&mut self) -> bool {
-        if self.manager.borrow_request().is_none() {
+        if self.manager.loans().borrow_request().is_none() {
             return false;
         }
         self.negotiate();
-        self.manager.borrow_request().is_none() && !self.manager.is_blocked()
+        self.manager.loans().borrow_request().is_none() && !self.manager.status().is_blocked()
     }
 }

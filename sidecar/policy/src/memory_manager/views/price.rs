@@ -1,23 +1,16 @@
 //! What each reclaim option would cost the clients of the next step.
 
-use super::MemoryManager;
-use super::stalling::StallingRemap;
 use crate::cost::CostContext;
 use crate::cost::price::{Clients, LateTokens, ReclaimCost};
 use crate::ids::RequestId;
+use crate::memory_manager::MemoryManager;
+use crate::memory_manager::StallingRemap;
 
 /// Prices of reclaim options.
 #[derive(Clone, Copy, Debug)]
 pub struct PriceView<'a> {
-    manager: &'a MemoryManager,
-    clients: &'a Clients<'a>,
-}
-
-impl MemoryManager {
-    /// Returns what reclaim options would cost these clients, one for each request of the next step.
-    pub fn prices<'a>(&'a self, clients: &'a Clients<'a>) -> PriceView<'a> {
-        PriceView { manager: self, clients }
-    }
+    pub(in crate::memory_manager) manager: &'a MemoryManager,
+    pub(in crate::memory_manager) clients: &'a Clients<'a>,
 }
 
 impl PriceView<'_> {

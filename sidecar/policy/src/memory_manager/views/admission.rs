@@ -4,13 +4,13 @@
 
 use alloc::collections::BTreeSet;
 
-use super::MemoryManager;
-use super::admission::WaitingRequest;
-use super::stalling::StallsTooLong;
 use crate::ellm::{Need, Supply};
 use crate::geometry::Geometry;
 use crate::ids::{KvBlockId, RequestId};
 use crate::kv::admissions::{Admission, AdmittedKv};
+use crate::memory_manager::MemoryManager;
+use crate::memory_manager::StallsTooLong;
+use crate::memory_manager::WaitingRequest;
 
 /// The requests that a plan admits so far, as its next decisions see them.
 #[derive(Clone, Debug, Default)]
@@ -101,28 +101,8 @@ pub struct MemoryNotes {
 /// The memory of a tenant as the next decision of a plan sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionView<'a> {
-    manager: &'a MemoryManager,
-    planned: &'a PlannedAdmissions,
-}
-
-impl MemoryManager {
-    /// Returns memory as it is after the planned admissions.
-    pub fn after<'a>(&'a self, planned: &'a PlannedAdmissions) -> AdmissionView<'a> {
-        AdmissionView { manager: self, planned }
-    }
-
-    /// Remembers what planning found.
-    pub fn note(&mut self, notes: &MemoryNotes) {
-        if let Some(skips) = notes.skips_early_fetches {
-            self.offload.plans.set_skips_early_fetches(skips);
-        }
-        if notes.probes_link {
-            self.offload.write_back.request_probe(self.counters.boundaries());
-        }
-        if let Some(declined) = notes.stalls_too_long {
-            self.decline_stalling_remap(declined);
-        }
-    }
+    pub(in crate::memory_manager) manager: &'a MemoryManager,
+    pub(in crate::memory_manager) planned: &'a PlannedAdmissions,
 }
 
 impl AdmissionView<'_> {
@@ -150,7 +130,8 @@ impl AdmissionView<'_> {
     /// Whether a plan may admit a request, after the others of the step. Without pauses an admission cannot be undone,
     /// however long all requests grow, so no running request's KV is offloaded for it.
     pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming: u32) -> bool {
-        let may_be_paused = self.manager.params.pause_bound_ns > 0 && self.manager.can_pause_help();
+        let may_be_paused =
+            self.manager.params.pause_bound_ns > 0 && self.manager.offload_view().can_pause_help();
         may_be_paused || self.manager.must_admit(waiter) || self.fits_with_target(waiter, coming)
     }
 
@@ -206,7 +187,7 @@ impl AdmissionView<'_> {
     }
 
     /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
-    pub(super) fn spare_layer_blocks(&self) -> u32 {
+    pub(in crate::memory_manager) fn spare_layer_blocks(&self) -> u32 {
         let kv_chunks = self.manager.kv.chunk_pool();
         kv_chunks.free_layer_blocks() + self.manager.kv.evictable_layer_blocks()
             - self.planned.reused_kv_blocks() * self.manager.kv.layers()
@@ -215,12 +196,12 @@ impl AdmissionView<'_> {
 
     /// Blocks that should be free: the next tokens of the running requests and of the planned admissions, and the
     /// reserve.
-    pub(super) fn target_spare_layer_blocks(&self) -> u32 {
+    pub(in crate::memory_manager) fn target_spare_layer_blocks(&self) -> u32 {
         let requests = self.manager.kv.running_requests().count() as u32 + self.planned.requests();
         requests * self.manager.kv.layers() + self.manager.reserve_layer_blocks()
     }
 
-    pub(super) fn kv_is_short(&self) -> bool {
+    pub(in crate::memory_manager) fn kv_is_short(&self) -> bool {
         self.spare_layer_blocks() < self.target_spare_layer_blocks()
     }
 
@@ -228,7 +209,7 @@ impl AdmissionView<'_> {
     /// steps leave space on the device for the next token of every request. Not while the link to the host is unknown
     /// or so slow that a step of `step_kv_blocks` would wait for long.
     pub fn can_offload_prefill(&self, kv_blocks: u32, step_kv_blocks: u32) -> PrefillOffload {
-        let ready = self.manager.offloads_prefills()
+        let ready = self.manager.offload_view().offloads_prefills()
             && self.manager.are_buffers_idle()
             && !self.manager.in_backoff()
             && self.manager.write_back_is_healthy();
@@ -254,7 +235,7 @@ impl AdmissionView<'_> {
     }
 
     /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
-    pub(super) fn next_layer_blocks(&self) -> u32 {
+    pub(in crate::memory_manager) fn next_layer_blocks(&self) -> u32 {
         (self.manager.kv.running_requests().count() as u32 + self.planned.requests() + 1)
             * self.manager.kv.layers()
     }
@@ -279,7 +260,7 @@ impl AdmissionView<'_> {
 
     /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
     /// and the link is known to carry a step's part soon.
-    pub(super) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
+    pub(in crate::memory_manager) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
         let step = kv_blocks.min(Geometry::kv_blocks_for(self.manager.params.max_step.tokens));
         self.manager.can_spill_in_time(step)
             && self.manager.write_back_is_healthy()

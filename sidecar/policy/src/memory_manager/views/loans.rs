@@ -1,0 +1,179 @@
+//! Share, loans and debts of a tenant.
+
+use crate::action::Earmark;
+use crate::memory_manager::{MemoryManager, SleepState, TransferKind};
+use crate::params::{Bounds, Params};
+use crate::peers::loan_denied::LoanDenied;
+use crate::peers::loans::Nonce;
+use crate::pending::Pending;
+
+/// Share, loans and debts of a tenant, in chunks.
+#[derive(Clone, Copy, Debug)]
+pub struct LoanView<'a> {
+    pub(in crate::memory_manager) manager: &'a MemoryManager,
+}
+
+impl LoanView<'_> {
+    /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
+    pub fn budget_chunks(&self) -> u32 {
+        self.manager.loans.balance.budget()
+    }
+
+    /// Chunks that the tenant may hold without a loan. While a share that fell is being released, this is more than the
+    /// assigned share ([`LoanView::releasing_chunks`]).
+    pub fn share_chunks(&self) -> u32 {
+        self.manager.loans.balance.share()
+    }
+
+    /// Chunks of peers that are here.
+    pub fn borrowed_chunks(&self) -> u32 {
+        self.manager.loans.balance.borrowed()
+    }
+
+    /// Chunks of the share that peers have.
+    pub fn lent_chunks(&self) -> u32 {
+        self.manager.loans.balance.lent()
+    }
+
+    /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
+    pub fn moving_chunks(&self) -> u32 {
+        let arriving =
+            self.manager.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
+        let released = self.manager.pending.iter().map(|(_, effect)| match effect {
+            Pending::Release(chunks) | Pending::ReleaseShare(chunks) => chunks.len() as u32,
+            _ => 0,
+        });
+        arriving + released.sum::<u32>() + self.manager.outgoing_chunks(|_, _| true)
+    }
+
+    /// Chunks of the share that the tenant wants and peers still hold.
+    pub fn expected_chunks(&self) -> u32 {
+        let regrow = self.manager.loans.recreation.held_by_peers();
+        self.missing_floor_chunks().unwrap_or(0) + regrow
+    }
+
+    /// Chunks that the tenant never lends, except while it sleeps.
+    pub fn floor_chunks(&self) -> u32 {
+        self.manager.sizes.floor(&self.manager.params)
+    }
+
+    /// Chunks that it does not lend now.
+    pub fn unlent_floor_chunks(&self) -> u32 {
+        if self.manager.sleep.state() == SleepState::Asleep { 0 } else { self.floor_chunks() }
+    }
+
+    /// Whether the tenant is active.
+    pub fn active(&self) -> bool {
+        self.manager.loans.is_active()
+    }
+
+    /// Lent layers wait for their loans.
+    pub fn awaits_loans(&self) -> bool {
+        self.manager.loans.awaits_loans()
+    }
+
+    /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
+    pub fn has_debt(&self) -> bool {
+        self.manager.share_to_release() > 0 || self.manager.owes_peers()
+    }
+
+    /// Chunks that could be lent without hurting a request: free chunks, unused cache, and, while the tenant is
+    /// inactive, its last weight layers. Never below the floor, and never borrowed chunks: these are returned instead.
+    /// Under a policy that does not reclaim weights partitions are fixed and nothing is lent.
+    pub fn lendable_chunks(&self) -> u32 {
+        self.lendable().unwrap_or(0)
+    }
+
+    /// As [`LoanView::lendable_chunks`], at least one. This is the rule that keeps a tenant at its floor; the loan
+    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]), which no message reaches.
+    ///
+    /// # Errors
+    /// Why nothing can be lent now.
+    pub fn lendable(&self) -> Result<u32, LoanDenied> {
+        let Some(most) = self.manager.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
+        let still = self.manager.sleep.is_settled();
+        if !self.manager.status().is_loaded()
+            || !still
+            || self.manager.wake_layout()
+            || self.releasing_chunks() > 0
+        {
+            return Err(LoanDenied::Busy);
+        }
+        if self.manager.loans.is_active() && self.borrow_request().is_some() {
+            return Err(LoanDenied::Active);
+        }
+        let promised = self.manager.earmarked_chunks(TransferKind::Lend);
+        let unlent = self.manager.loans.balance.share().saturating_sub(self.manager.loans.balance.lent());
+        let above = unlent.saturating_sub(self.unlent_floor_chunks());
+        let idle = self.manager.free_after_eviction()
+            + self.manager.idle_kv_chunks()
+            + self.manager.lendable_weights();
+        match idle.min(above).saturating_sub(promised) {
+            0 if above <= promised => Err(LoanDenied::AtFloor),
+            0 if self.manager.loans.is_active() => Err(LoanDenied::Active),
+            0 if self.manager.absent_lendable_layers() >= usize::from(most) => Err(LoanDenied::AtCap),
+            0 => Err(LoanDenied::Nothing),
+            chunks => Ok(chunks),
+        }
+    }
+
+    /// Chunks that the next step lacks and peers may have. The step waits until they arrive or
+    /// [`super::super::LoanControl::on_borrow_denied`].
+    pub fn borrow_request(&self) -> Option<u32> {
+        self.manager.loans.demand.wanted()
+    }
+
+    /// The useful size of a loan where at most `most` chunks can be had: enough for as many requests of the step as the
+    /// loan and the tenant's own layers cover, less what whole own layers give in any case. 0 if it would not help.
+    pub fn useful_loan_size(&self, most: u32) -> u32 {
+        let own = self.manager.own_chunks();
+        let Some(rung) = self.manager.loans.demand.largest_within(most.saturating_add(own)) else { return 0 };
+        let slab = self.manager.sizes.largest_slab();
+        let layers = rung.saturating_sub(most).div_ceil(slab);
+        rung.saturating_sub(own.min(layers.saturating_mul(slab)))
+    }
+
+    /// The tenant has work and lent layers are absent.
+    pub fn wants_layers(&self) -> bool {
+        self.manager.status().is_loaded() && self.manager.wake_layout()
+    }
+
+    /// Chunks of this return that are queued or under way.
+    pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
+        let waiting = self.manager.loans.outgoing.return_chunks(earmark);
+        waiting
+            + self.manager.outgoing_chunks(|going, claim| going == earmark && claim == TransferKind::Return)
+    }
+
+    /// The loan of this name is under way.
+    pub fn lending(&self, nonce: Nonce) -> bool {
+        self.manager.outgoing_chunks(|earmark, claim| earmark.nonce == nonce && claim == TransferKind::Lend)
+            > 0
+    }
+
+    /// The share and the cap that were set last.
+    pub fn bounds(&self) -> Bounds {
+        let Params { share_chunks, remap_cap_permille, .. } = self.manager.params;
+        Bounds { share_chunks, remap_cap_permille }
+    }
+
+    /// Chunks of the share that are still to be released.
+    pub fn releasing_chunks(&self) -> u32 {
+        self.manager.loans.balance.excess(self.manager.sizes.share)
+    }
+
+    /// Chunks that peers hold and that the floor would lack within the assigned share.
+    pub fn over_lent_chunks(&self) -> u32 {
+        if self.manager.loans.balance.lent() == 0 {
+            0
+        } else {
+            self.manager.over_lent().min(self.manager.loans.balance.lent())
+        }
+    }
+
+    /// Chunks without which the tenant cannot start and which peers hold, such as its former instances. None once it
+    /// has them.
+    pub fn missing_floor_chunks(&self) -> Option<u32> {
+        self.manager.loans.awaits_floor().then(|| self.manager.missing_floor())
+    }
+}

@@ -1,0 +1,57 @@
+//! Which KV may leave the device now.
+
+use crate::memory_manager::MemoryManager;
+use crate::memory_manager::kv_placement::MIN_MOVING_LAYERS;
+use crate::reclaim::KvPlacementMode;
+
+/// Which KV may leave the device now: of prompts, of running requests, of paused ones.
+#[derive(Clone, Copy, Debug)]
+pub struct OffloadView<'a> {
+    pub(in crate::memory_manager) manager: &'a MemoryManager,
+}
+
+impl OffloadView<'_> {
+    /// While KV is short, admission follows the plan, because a new request can delay every running one.
+    pub fn plans_batches(&self) -> bool {
+        self.manager.params.kv_placement() == KvPlacementMode::PerRequest
+            && !self.manager.params.serves_by_deadline()
+            && self.manager.sizes.host_kv_blocks > 0
+            && self.manager.params.slo.tbt_ns > 0
+    }
+
+    /// Prompts without space may be offloaded.
+    pub fn offloads_prefills(&self) -> bool {
+        let layers = self.manager.sizes.layers;
+        let placed =
+            self.manager.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
+        placed && self.manager.sizes.host_kv_blocks > 0
+    }
+
+    /// After TTFT misses, on-device admissions must leave `step_kv_blocks` free for offloaded prefills (eLLM's theta).
+    /// With a buffer of one block, as at the start, all memory is for running requests.
+    pub fn reserves_prefill_buffer(&self, step_kv_blocks: u32) -> bool {
+        self.offloads_prefills()
+            && self.manager.offload.prompts.logical() > 1
+            && self.manager.write_back_is_healthy()
+            && self.manager.offload.write_back.is_fast_enough(step_kv_blocks * self.manager.kv.layers())
+    }
+
+    /// A pause frees memory soon enough for the requests that continue.
+    pub fn can_pause_help(&self) -> bool {
+        self.manager.params.pauses()
+            && self.manager.offload.write_back.is_fast_enough(self.manager.kv.layers())
+    }
+
+    /// KV of paused requests may leave the device for a change that must happen.
+    pub fn can_evict_paused(&self) -> bool {
+        self.manager.params.compares_costs() && self.manager.params.pauses()
+    }
+
+    /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
+    pub fn layer_blocks_freed_by_pause(&self, kv_blocks: u32) -> bool {
+        let layer_blocks = kv_blocks.saturating_mul(self.manager.kv.layers());
+        self.can_pause_help()
+            && !self.manager.in_backoff()
+            && self.manager.offload.write_back.is_fast_enough(layer_blocks)
+    }
+}
