@@ -1,7 +1,7 @@
 //! The policy's tunables, each with its unit, default and source.
 
 use crate::cost::price::ReclaimOption;
-use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy};
+use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,9 +153,14 @@ impl Params {
         self.policy().evict(&self.policy_settings(), options)
     }
 
-    /// [`ReclaimPolicy::compares_costs`] under these tunables.
-    pub fn compares_costs(&self) -> bool {
-        self.policy().compares_costs(&self.policy_settings())
+    /// [`ReclaimPolicy::most_stall_permille`] under these tunables.
+    pub fn most_stall_permille(&self) -> u64 {
+        self.policy().most_stall_permille(&self.policy_settings())
+    }
+
+    /// [`ReclaimPolicy::settle`] under these tunables.
+    pub fn settle(&self) -> ReclaimStep {
+        self.policy().settle(&self.policy_settings())
     }
 
     /// [`ReclaimPolicy::predicts_next_use`] under these tunables.

@@ -48,6 +48,8 @@ mod recompute;
 mod tests;
 mod unified;
 
+pub(crate) use unified::MOST_STALL_PERMILLE;
+
 pub use interface::{
     KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView,
     pause_before_preempting,

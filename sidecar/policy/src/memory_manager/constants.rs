@@ -4,7 +4,7 @@ use crate::offload::write_back;
 
 /// Fixed constants of decisions by name, recorded with each run.
 pub const CONSTANTS: [(&str, u64); 13] = [
-    ("most_stall_permille", super::stalling::MOST_STALL_PERMILLE),
+    ("most_stall_permille", crate::reclaim::MOST_STALL_PERMILLE),
     ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
     ("write_piece_ns", write_back::WRITE_PIECE_NS),
     ("most_piece_bytes", write_back::MOST_PIECE_BYTES),

@@ -160,8 +160,8 @@ impl MemoryManager {
         Some(Prepared::Wait)
     }
 
-    /// Evicts KV of paused requests for a change that must happen, under a policy that compares costs. Returns the
-    /// evicted blocks, 0 while they are being written back. `None` = there is none, or it would take too long.
+    /// Evicts KV of paused requests for a change that must happen, if the policy does so. Returns the evicted
+    /// blocks, 0 while they are being written back. `None` = there is none, or it would take too long.
     pub(super) fn evict_paused_for(&mut self, reason: Reason, out: &mut Vec<Action>) -> Option<u32> {
         let missing = self.kv.overfull_layer_blocks();
         if !(reason.must_happen()

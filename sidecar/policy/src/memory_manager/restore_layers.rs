@@ -53,12 +53,12 @@ impl MemoryManager {
         Some(self.idle_activations(missing).unwrap_or(TransitionTarget::Layout(layout)))
     }
 
-    /// Of the layouts that fit: the one with the lowest cost of its stall and of the KV that must go for it. Layers
-    /// that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else fits; a
-    /// policy that compares costs takes a stall if requests would lose more.
+    /// Of the layouts that fit: the one that the policy ranks lowest, by its stall and by the KV that must go for it.
+    /// Layers that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else
+    /// fits; `Unified` takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
         let (idle, most) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
-        let (outlook, weighs) = (self.cost_context(), self.params.policy().restores_by_cost());
+        let (outlook, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
             let kv_chunks = self.sizes.weights(&layout).saturating_sub(home);
@@ -66,8 +66,7 @@ impl MemoryManager {
                 continue;
             }
             let dropped = self.dropping(&outlook, kv_chunks.saturating_sub(idle));
-            let loss = (self.cost().stall_cost(&outlook, &layout), dropped);
-            let loss = if weighs { (0, loss.0.saturating_add(loss.1)) } else { loss };
+            let loss = policy.restore_rank(self.cost().stall_cost(&outlook, &layout), dropped);
             if best.as_ref().is_none_or(|(least, _)| loss < *least) {
                 best = Some((loss, layout));
             }

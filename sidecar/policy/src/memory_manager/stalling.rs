@@ -10,10 +10,6 @@ use crate::geometry::BLOCK_TOKENS;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
-/// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
-/// later requests wait for it too.
-pub(super) const MOST_STALL_PERMILLE: u64 = 1000;
-
 /// A remap that covers a shortfall, although tokens wait for the moving layers longer than the allowance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StallingRemap {
@@ -41,10 +37,11 @@ impl MemoryManager {
     }
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
-    /// layers do not become KV, or not now, or the policy compares no costs. An error if steps would take more than
-    /// twice as long.
+    /// layers do not become KV, or not now, or the policy allows no stall. An error if every such layout stalls for
+    /// longer than the policy allows.
     pub fn stalling_remap(&self, missing_kv_blocks: u32) -> Option<Result<StallingRemap, StallsTooLong>> {
-        let remaps = self.params.compares_costs() && self.forced.is_none() && self.step_stats.compute_known();
+        let most = self.params.most_stall_permille();
+        let remaps = most > 0 && self.forced.is_none() && self.step_stats.compute_known();
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
         let chunks = self
             .chunks_of_layers(missing_layer_blocks)
@@ -52,7 +49,7 @@ impl MemoryManager {
         if self.change.is_declined(RemapKind::Stalling, self.counters.steps(), chunks) {
             return None;
         }
-        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(MOST_STALL_PERMILLE)) else {
+        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(most)) else {
             return Some(Err(StallsTooLong { chunks }));
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
@@ -72,7 +69,7 @@ impl MemoryManager {
         self.start_transition(Transition { target, reason: Reason::RemapStalls }, out)
     }
 
-    /// The cost if requests lose these chunks of KV and compute it again.
+    /// The cost if requests lose these chunks of KV.
     pub(super) fn dropping(&self, outlook: &CostContext, chunks: u32) -> u64 {
         let layer_blocks = u64::from(chunks) * u64::from(self.sizes.layer_blocks_per_chunk);
         if layer_blocks == 0 {
@@ -84,10 +81,7 @@ impl MemoryManager {
         let layer_blocks = layer_blocks.min(used);
         let requests = (u64::from(outlook.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
         let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        if self.params.compares_costs() {
-            outlook.dropped(requests, tokens)
-        } else {
-            outlook.recomputed(requests, tokens, 0)
-        }
+        let settings = self.params.policy_settings();
+        self.params.policy().displaced_kv_loss(&settings, outlook, (requests, tokens))
     }
 }

@@ -2,6 +2,7 @@
 
 use core::fmt::Debug;
 
+use crate::cost::CostContext;
 use crate::cost::price::{ReclaimKind, ReclaimOption};
 use crate::geometry::StepShape;
 
@@ -115,15 +116,32 @@ pub trait ReclaimPolicy: Debug + Sync {
         pause_before_preempting(options)
     }
 
-    /// Reclaim options with a cost are compared by it ([`crate::cost::price`]), not tried in a fixed order. Then layers
-    /// may move although they stall, and KV of paused requests leaves the device for a debt too.
-    fn compares_costs(&self, _settings: &PolicySettings) -> bool {
-        false
+    /// The longest stall that moving layers may cause when [`ReclaimPolicy::evict`] chooses them, permille of a token's
+    /// compute. 0: layers are not offered to it.
+    fn most_stall_permille(&self, _settings: &PolicySettings) -> u64 {
+        0
     }
 
-    /// A tenant that wakes weighs the stall of moving layers against the KV that they displace.
-    fn restores_by_cost(&self) -> bool {
-        false
+    /// The step for memory that is owed, when only KV of requests is left: [`ReclaimStep::EvictPaused`] or
+    /// [`ReclaimStep::ShrinkBatch`].
+    fn settle(&self, _settings: &PolicySettings) -> ReclaimStep {
+        ReclaimStep::ShrinkBatch
+    }
+
+    /// The loss if `requests` requests lose `tokens` tokens of their KV to layers that are restored.
+    fn displaced_kv_loss(
+        &self,
+        _settings: &PolicySettings,
+        cost: &CostContext,
+        (requests, tokens): (u32, u64),
+    ) -> u64 {
+        cost.recomputed(requests, tokens, 0)
+    }
+
+    /// Ranks a layout for a tenant that wakes, by the losses of its stall and of the KV that it displaces. The layout with
+    /// the lowest rank is restored. Default: the least stall, then the least KV.
+    fn restore_rank(&self, stall_loss: u64, kv_loss: u64) -> (u64, u64) {
+        (stall_loss, kv_loss)
     }
 
     /// Predicted arrivals order the peers to ask ([`crate::peers::next_use`]).

@@ -7,8 +7,13 @@
 use super::{
     KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, pause_before_preempting,
 };
+use crate::cost::CostContext;
 use crate::cost::price::{ReclaimOption, least};
 use crate::geometry::StepShape;
+
+/// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
+/// later requests wait for it too.
+pub const MOST_STALL_PERMILLE: u64 = 1000;
 
 /// Inflates KV, evicts KV of paused requests, remaps own weights that hide, then takes the option of least cost.
 #[derive(Debug)]
@@ -52,19 +57,39 @@ impl ReclaimPolicy for Unified {
 
     /// The least loss per byte of all options.
     fn evict(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
-        if self.compares_costs(settings) {
+        if settings.reclaim_by_cost {
             least(options.iter().copied())
         } else {
             pause_before_preempting(options)
         }
     }
 
-    fn compares_costs(&self, settings: &PolicySettings) -> bool {
-        settings.reclaim_by_cost
+    fn most_stall_permille(&self, settings: &PolicySettings) -> u64 {
+        if settings.reclaim_by_cost { MOST_STALL_PERMILLE } else { 0 }
     }
 
-    fn restores_by_cost(&self) -> bool {
-        true
+    /// KV of paused requests leaves the device for a debt too.
+    fn settle(&self, settings: &PolicySettings) -> ReclaimStep {
+        let evicts = settings.reclaim_by_cost && self.pauses(settings);
+        if evicts { ReclaimStep::EvictPaused } else { ReclaimStep::ShrinkBatch }
+    }
+
+    fn displaced_kv_loss(
+        &self,
+        settings: &PolicySettings,
+        cost: &CostContext,
+        (requests, tokens): (u32, u64),
+    ) -> u64 {
+        if settings.reclaim_by_cost {
+            cost.dropped(requests, tokens)
+        } else {
+            cost.recomputed(requests, tokens, 0)
+        }
+    }
+
+    /// Weighs the stall against the displaced KV.
+    fn restore_rank(&self, stall_loss: u64, kv_loss: u64) -> (u64, u64) {
+        (0, stall_loss.saturating_add(kv_loss))
     }
 
     fn predicts_next_use(&self, settings: &PolicySettings) -> bool {

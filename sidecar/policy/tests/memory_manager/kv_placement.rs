@@ -77,8 +77,7 @@ fn world(case: &Case) -> World {
     let kv = guaranteed_chunks(&params) + case.extra_kv;
     let (_, geometry) = tenant(case.policy, &case.slabs, kv, MODEL_TOKENS);
     // A policy that compares costs places KV only if no own layer may move.
-    let remap_cap_permille =
-        if case.policy.policy().restores_by_cost() { 0 } else { params.remap_cap_permille };
+    let remap_cap_permille = if case.policy == PolicyName::Unified { 0 } else { params.remap_cap_permille };
     let params = Params {
         remap_cap_permille,
         prefix_caching: case.caching,

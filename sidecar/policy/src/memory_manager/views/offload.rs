@@ -2,7 +2,7 @@
 
 use crate::memory_manager::MemoryManager;
 use crate::memory_manager::kv_placement::MIN_MOVING_LAYERS;
-use crate::reclaim::KvPlacementMode;
+use crate::reclaim::{KvPlacementMode, ReclaimStep};
 
 /// Which KV may leave the device now: of prompts, of running requests, of paused ones.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl OffloadView<'_> {
 
     /// KV of paused requests may leave the device for a change that must happen.
     pub fn can_evict_paused(&self) -> bool {
-        self.manager.params.compares_costs() && self.manager.params.pauses()
+        self.manager.params.settle() == ReclaimStep::EvictPaused
     }
 
     /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
