@@ -1,7 +1,8 @@
 //! The policy's tunables, each with its unit, default and source.
 
 use crate::cost::price::ReclaimOption;
-use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ReclaimStep};
+use crate::peers::victim::NextUseEstimate;
+use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +129,7 @@ impl Params {
         PolicySettings {
             may_move_weights: self.remap_cap_permille > 0,
             has_objectives: self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0,
+            pause_bound_ns: self.pause_bound_ns,
             reclaim_by_cost: self.reclaim_by_cost,
             next_use_by_arrivals: self.next_use_by_arrivals,
         }
@@ -138,14 +140,17 @@ impl Params {
         self.policy().kv_placement(&self.policy_settings())
     }
 
-    /// [`ReclaimPolicy::pauses`] under these tunables.
-    pub fn pauses(&self) -> bool {
-        self.policy().pauses(&self.policy_settings())
+    /// [`ReclaimPolicy::longest_pause_ns`] under these tunables.
+    pub fn longest_pause_ns(&self) -> Option<u64> {
+        self.policy().longest_pause_ns(&self.policy_settings())
     }
 
-    /// [`ReclaimPolicy::serves_by_deadline`] under these tunables.
-    pub fn serves_by_deadline(&self) -> bool {
-        self.policy().serves_by_deadline(&self.policy_settings())
+    /// The objectives by whose deadlines requests are admitted and paused ([`ReclaimPolicy::service_order`]).
+    pub fn deadlines(&self) -> Option<Slo> {
+        match self.policy().service_order(&self.policy_settings()) {
+            ServiceOrder::Arrival => None,
+            ServiceOrder::Deadline => Some(self.slo),
+        }
     }
 
     /// [`ReclaimPolicy::evict`] under these tunables.
@@ -163,9 +168,9 @@ impl Params {
         self.policy().settle(&self.policy_settings())
     }
 
-    /// [`ReclaimPolicy::predicts_next_use`] under these tunables.
-    pub fn predicts_next_use(&self) -> bool {
-        self.policy().predicts_next_use(&self.policy_settings())
+    /// [`ReclaimPolicy::next_use`] under these tunables.
+    pub fn next_use(&self) -> NextUseEstimate {
+        self.policy().next_use(&self.policy_settings())
     }
 }
 

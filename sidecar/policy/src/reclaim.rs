@@ -52,7 +52,7 @@ pub(crate) use unified::MOST_STALL_PERMILLE;
 
 pub use interface::{
     KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView,
-    pause_before_preempting,
+    ServiceOrder, pause_before_preempting,
 };
 
 /// The table of policies: its name, which configurations use, and the type that decides.

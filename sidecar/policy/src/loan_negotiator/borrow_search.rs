@@ -7,7 +7,7 @@ use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
-use crate::peers::victim::{self, Borrower, PeerView, Victim};
+use crate::peers::victim::{self, Borrower, NextUseEstimate, PeerView, Victim};
 use crate::reason::Reason;
 
 impl LoanNegotiator {
@@ -77,8 +77,7 @@ impl LoanNegotiator {
     /// before each request, because a denial reduces the supply.
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
         let need_chunks = manager.loans().borrow_request()?;
-        let expects = manager.params().predicts_next_use();
-        let asker = self.policy.borrower(need_chunks, expects);
+        let asker = self.policy.borrower(need_chunks, manager.params().next_use());
         let supply = victim::supply(left, &asker, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { manager.loans().useful_loan_size(supply.chunks) };
@@ -138,14 +137,14 @@ impl LoanNegotiator {
 }
 
 impl NegotiationPolicy {
-    fn borrower(&self, need_chunks: u32, expects: bool) -> Borrower<'_> {
+    fn borrower(&self, need_chunks: u32, next_use: NextUseEstimate) -> Borrower<'_> {
         Borrower {
             priority: self.priority,
             need_chunks,
             rule: self.rule,
             order: &self.order,
             min_residence_ns: self.min_residence_ns,
-            expects,
+            next_use,
         }
     }
 }

@@ -104,7 +104,10 @@ impl MemoryManager {
             return;
         }
         let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
-        let which = (self.params.pauses(), self.params.kv_placement() != KvPlacementMode::Prompts);
+        let which = (
+            self.params.longest_pause_ns().is_some(),
+            self.params.kv_placement() != KvPlacementMode::Prompts,
+        );
         let mut written = self.kv.plan_write_back(piece, which, effects, &mut self.generations);
         if self.offload.write_back.take_probe() && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));

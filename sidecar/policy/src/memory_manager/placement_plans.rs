@@ -115,7 +115,7 @@ impl MemoryManager {
     /// Makes the plan due, for its requests that still run.
     fn adopt(&mut self, answer: &PlanAnswer) {
         let Some(asked) = self.offload.plans.take_in_flight() else { return };
-        if self.params.serves_by_deadline() && !self.is_worthwhile(&asked, answer.result.as_ref()) {
+        if self.params.deadlines().is_some() && !self.is_worthwhile(&asked, answer.result.as_ref()) {
             return self.place_nothing(&asked);
         }
         // Without a solution one request is too many, which shows when a step does not fit. Until then as much is

@@ -15,14 +15,24 @@ use crate::ids::Nanos;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VictimOrder {
     /// Furthest next use first. A peer that does not wait for a slice precedes waiters, and the end of the wait queue
-    /// precedes its front. Peers outside the queue are ordered by predicted next use, if enabled
-    /// ([`Borrower::expects`]). Equal peers are ordered by last use, latest first.
+    /// precedes its front. Peers outside the queue are ordered by predicted next use
+    /// ([`NextUseEstimate::Arrivals`]). Equal peers are ordered by last use, latest first.
     #[default]
     MostRecentlyUsed,
     /// Least recently used first, regardless of the wait queue: Oneiros' comparison.
     LeastRecentlyUsed,
     /// The directive's list order.
     FixedOrder,
+}
+
+/// What predicts the next use of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NextUseEstimate {
+    /// Its last use, as in the paper's rule.
+    #[default]
+    LastUse,
+    /// Its arrivals ([`super::next_use`]).
+    Arrivals,
 }
 
 /// A peer's state as it reports it.
@@ -69,8 +79,8 @@ pub struct Borrower<'a> {
     pub order: &'a [Peer],
     /// Time after a restore of its weights during which a peer lends nothing, nanoseconds.
     pub min_residence_ns: u64,
-    /// Whether [`VictimOrder::MostRecentlyUsed`] uses predicted arrivals. The paper's rule does not.
-    pub expects: bool,
+    /// What [`VictimOrder::MostRecentlyUsed`] predicts by.
+    pub next_use: NextUseEstimate,
 }
 
 /// A peer to ask.
@@ -104,8 +114,9 @@ pub fn supply(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Supp
 /// is unknown, and the caller stops when it has enough. Peers without state that are not on the list are not asked.
 pub fn order(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Vec<Victim> {
     let mut known: Vec<(PeerView, PeerState)> = feasible(neighbours, asker, now).collect();
-    let expects = asker.expects && known.iter().any(|(_, live)| live.next_use_ns.is_some_and(|ns| ns > 0));
-    let asker = &Borrower { expects, ..*asker };
+    let is_predicted = known.iter().any(|(_, live)| live.next_use_ns.is_some_and(|ns| ns > 0));
+    let next_use = if is_predicted { asker.next_use } else { NextUseEstimate::LastUse };
+    let asker = &Borrower { next_use, ..*asker };
     known.sort_unstable_by_key(|(neighbour, live)| rank(neighbour, live, asker, now));
     let mut open = asker.need_chunks;
     let mut victims = Vec::new();
@@ -139,7 +150,10 @@ fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos
     let used = live.last_used.0;
     let furthest = match asker.rule {
         VictimOrder::MostRecentlyUsed => {
-            let expected = if asker.expects { expected(live, now) } else { 0 };
+            let expected = match asker.next_use {
+                NextUseEstimate::LastUse => 0,
+                NextUseEstimate::Arrivals => expected(live, now),
+            };
             [live.queue_position.map_or(u64::MAX, u64::from), expected, used]
         }
         VictimOrder::LeastRecentlyUsed => [u64::MAX - used, 0, 0],

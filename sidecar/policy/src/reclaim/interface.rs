@@ -5,6 +5,7 @@ use core::fmt::Debug;
 use crate::cost::CostContext;
 use crate::cost::price::{ReclaimKind, ReclaimOption};
 use crate::geometry::StepShape;
+use crate::peers::victim::NextUseEstimate;
 
 /// Where the KV of running requests resides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +22,15 @@ pub enum KvPlacementMode {
     PerRequest,
 }
 
+/// The order in which requests are admitted and paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServiceOrder {
+    /// By arrival.
+    Arrival,
+    /// By token deadlines ([`crate::planner::deadline`]).
+    Deadline,
+}
+
 /// The tunables and objectives that decide what a policy may do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicySettings {
@@ -28,6 +38,8 @@ pub struct PolicySettings {
     pub may_move_weights: bool,
     /// There are objectives for the first token and between tokens.
     pub has_objectives: bool,
+    /// [`crate::params::Params::pause_bound_ns`].
+    pub pause_bound_ns: u64,
     /// [`crate::params::Params::reclaim_by_cost`].
     pub reclaim_by_cost: bool,
     /// [`crate::params::Params::next_use_by_arrivals`].
@@ -99,14 +111,15 @@ pub trait ReclaimPolicy: Debug + Sync {
         KvPlacementMode::Device
     }
 
-    /// Excess requests are paused with their KV instead of being recomputed.
-    fn pauses(&self, _settings: &PolicySettings) -> bool {
-        false
+    /// The longest total pause of a request, nanoseconds: excess requests are paused with their KV. `None`: excess
+    /// requests are recomputed.
+    fn longest_pause_ns(&self, _settings: &PolicySettings) -> Option<u64> {
+        None
     }
 
-    /// Requests are admitted and paused by token deadlines ([`crate::planner::deadline`]).
-    fn serves_by_deadline(&self, _settings: &PolicySettings) -> bool {
-        false
+    /// The order in which requests are admitted and paused.
+    fn service_order(&self, _settings: &PolicySettings) -> ServiceOrder {
+        ServiceOrder::Arrival
     }
 
     /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
@@ -144,9 +157,9 @@ pub trait ReclaimPolicy: Debug + Sync {
         (stall_loss, kv_loss)
     }
 
-    /// Predicted arrivals order the peers to ask ([`crate::peers::next_use`]).
-    fn predicts_next_use(&self, _settings: &PolicySettings) -> bool {
-        false
+    /// What predicts the next use of the peers to ask. Default: the last use, as Oneiros does.
+    fn next_use(&self, _settings: &PolicySettings) -> NextUseEstimate {
+        NextUseEstimate::LastUse
     }
 
     /// Ranks a running request among those of the same priority: the highest rank is preempted first. Default: the

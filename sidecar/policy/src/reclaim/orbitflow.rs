@@ -19,7 +19,7 @@ impl ReclaimPolicy for OrbitFlow {
         KvPlacementMode::PerRequest
     }
 
-    fn pauses(&self, _settings: &PolicySettings) -> bool {
-        true
+    fn longest_pause_ns(&self, settings: &PolicySettings) -> Option<u64> {
+        Some(settings.pause_bound_ns)
     }
 }

@@ -25,6 +25,7 @@ const VIEW: ReclaimView = ReclaimView {
     settings: PolicySettings {
         may_move_weights: true,
         has_objectives: true,
+        pause_bound_ns: 7,
         reclaim_by_cost: true,
         next_use_by_arrivals: true,
     },
@@ -68,9 +69,10 @@ fn unified_moves_layers_or_places_kv() {
     assert_eq!(unified.kv_placement(&VIEW.settings), KvPlacementMode::Device);
     let fixed = PolicySettings { may_move_weights: false, has_objectives: false, ..VIEW.settings };
     assert_eq!(unified.kv_placement(&fixed), KvPlacementMode::PerRequest);
-    assert!(unified.pauses(&fixed) && unified.pauses(&VIEW.settings));
+    assert_eq!(unified.longest_pause_ns(&fixed), Some(7));
+    assert_eq!(unified.longest_pause_ns(&VIEW.settings), Some(7));
     let moving = PolicySettings { has_objectives: false, ..VIEW.settings };
-    assert!(!unified.pauses(&moving), "a plan's pauses delay the queue");
+    assert_eq!(unified.longest_pause_ns(&moving), None, "a plan's pauses delay the queue");
 }
 
 #[test]

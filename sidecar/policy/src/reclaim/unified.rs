@@ -5,11 +5,13 @@
 //! only where they may not.
 
 use super::{
-    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, pause_before_preempting,
+    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, ServiceOrder,
+    pause_before_preempting,
 };
 use crate::cost::CostContext;
 use crate::cost::price::{ReclaimOption, least};
 use crate::geometry::StepShape;
+use crate::peers::victim::NextUseEstimate;
 
 /// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
 /// later requests wait for it too.
@@ -21,7 +23,7 @@ pub struct Unified;
 
 impl ReclaimPolicy for Unified {
     fn next(&self, view: &ReclaimView) -> ReclaimStep {
-        let evicts = self.pauses(&view.settings) && !view.in_backoff;
+        let evicts = self.longest_pause_ns(&view.settings).is_some() && !view.in_backoff;
         match view.tried {
             None => ReclaimStep::InflateKv,
             Some(ReclaimStep::InflateKv) if evicts => ReclaimStep::EvictPaused,
@@ -46,13 +48,14 @@ impl ReclaimPolicy for Unified {
 
     /// If layers move, only under deadline scheduling: a plan's pauses delay waiting requests in favour of the queue
     /// head.
-    fn pauses(&self, settings: &PolicySettings) -> bool {
-        !settings.may_move_weights || self.serves_by_deadline(settings)
+    fn longest_pause_ns(&self, settings: &PolicySettings) -> Option<u64> {
+        let pauses = !settings.may_move_weights || settings.has_objectives;
+        pauses.then_some(settings.pause_bound_ns)
     }
 
     /// Plans then decide only where KV resides, not admissions and pauses.
-    fn serves_by_deadline(&self, settings: &PolicySettings) -> bool {
-        settings.has_objectives
+    fn service_order(&self, settings: &PolicySettings) -> ServiceOrder {
+        if settings.has_objectives { ServiceOrder::Deadline } else { ServiceOrder::Arrival }
     }
 
     /// The least loss per byte of all options.
@@ -70,7 +73,7 @@ impl ReclaimPolicy for Unified {
 
     /// KV of paused requests leaves the device for a debt too.
     fn settle(&self, settings: &PolicySettings) -> ReclaimStep {
-        let evicts = settings.reclaim_by_cost && self.pauses(settings);
+        let evicts = settings.reclaim_by_cost && self.longest_pause_ns(settings).is_some();
         if evicts { ReclaimStep::EvictPaused } else { ReclaimStep::ShrinkBatch }
     }
 
@@ -92,7 +95,7 @@ impl ReclaimPolicy for Unified {
         (0, stall_loss.saturating_add(kv_loss))
     }
 
-    fn predicts_next_use(&self, settings: &PolicySettings) -> bool {
-        settings.next_use_by_arrivals
+    fn next_use(&self, settings: &PolicySettings) -> NextUseEstimate {
+        if settings.next_use_by_arrivals { NextUseEstimate::Arrivals } else { NextUseEstimate::LastUse }
     }
 }

@@ -6,7 +6,7 @@ use sluice_common::random::Rng;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::next_use::{NextUse, PERIODS_KEPT, PERIODS_MIN};
-use sluice_policy::peers::victim::{Borrower, PeerState, PeerView, order};
+use sluice_policy::peers::victim::{Borrower, NextUseEstimate, PeerState, PeerView, order};
 
 /// Busy for 10 ns each time, idle for `periods` in between, idle at the end. Returns the end of the last use.
 fn used(periods: &[u64]) -> (NextUse, Nanos) {
@@ -125,7 +125,8 @@ impl Gpu {
             PeerView { peer, priority: 0, reachable: true, live: Some(live) }
         };
         let seen: Vec<PeerView> = resident.iter().map(seen).collect();
-        let asker = Borrower { need_chunks: 1, expects: by == By::Estimate, ..Borrower::default() };
+        let next_use = if by == By::Estimate { NextUseEstimate::Arrivals } else { NextUseEstimate::LastUse };
+        let asker = Borrower { need_chunks: 1, next_use, ..Borrower::default() };
         order(&seen, &asker, Nanos(now))[0].peer.index as usize
     }
 

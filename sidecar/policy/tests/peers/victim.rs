@@ -6,8 +6,10 @@ use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::victim::{
-    Borrower, PeerState, PeerView, Supply, Victim, VictimOrder, order, supply,
+    Borrower, NextUseEstimate, PeerState, PeerView, Supply, Victim, VictimOrder, order, supply,
 };
+
+use NextUseEstimate::{Arrivals, LastUse};
 
 const NOW: Nanos = Nanos(1_000_000);
 
@@ -77,13 +79,13 @@ fn furthest_next_use_lends_first() {
         peer_view(5, 0, live(30, 5)),
         peer_view(6, -1, expected(40, 1)),
     ];
-    let by = |rule, expects| peers(&all, &Borrower { rule, expects, ..borrower(1000) });
+    let by = |rule, next_use| peers(&all, &Borrower { rule, next_use, ..borrower(1000) });
     // For a peer without data the predicted next use is as far away as the last use, nearly a million here.
-    assert_eq!(by(VictimOrder::MostRecentlyUsed, true), [6, 5, 4, 1, 2, 3]);
-    assert_eq!(by(VictimOrder::MostRecentlyUsed, false), [6, 2, 5, 4, 1, 3]);
-    assert_eq!(by(VictimOrder::LeastRecentlyUsed, true), by(VictimOrder::LeastRecentlyUsed, false));
+    assert_eq!(by(VictimOrder::MostRecentlyUsed, Arrivals), [6, 5, 4, 1, 2, 3]);
+    assert_eq!(by(VictimOrder::MostRecentlyUsed, LastUse), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(VictimOrder::LeastRecentlyUsed, Arrivals), by(VictimOrder::LeastRecentlyUsed, LastUse));
     let alike = [peer_view(1, 0, expected(10, 1023)), peer_view(2, 0, expected(20, 512))];
-    let expecting = Borrower { expects: true, ..borrower(1000) };
+    let expecting = Borrower { next_use: Arrivals, ..borrower(1000) };
     assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
     let with_now =
         [peer_view(1, 0, expected(10, 0)), peer_view(2, 0, expected(5, 1)), peer_view(3, 0, live(7, 5))];
@@ -286,12 +288,13 @@ proptest! {
         all in proptest::collection::vec(any_peer(), 0..8),
         need in 0_u32..20,
         turn in 0_usize..8,
-        expects in any::<bool>(),
+        arrivals in any::<bool>(),
     ) {
         let number = |(at, one)| PeerView { peer: tenant(at as u32), ..one };
         let all: Vec<PeerView> = all.into_iter().enumerate().map(number).collect();
         let list: Vec<Peer> = (0..4).map(tenant).collect();
-        let asker = Borrower { order: &list, min_residence_ns: 300, expects, ..borrower(need) };
+        let next_use = if arrivals { Arrivals } else { LastUse };
+        let asker = Borrower { order: &list, min_residence_ns: 300, next_use, ..borrower(need) };
         let victims = order(&all, &asker, Nanos(1000));
         let names: BTreeSet<Peer> = victims.iter().map(|victim| victim.peer).collect();
         prop_assert_eq!(names.len(), victims.len());

@@ -13,8 +13,7 @@ use crate::step_request::StepRequest;
 impl Scheduler {
     /// Returns the objectives for deadline scheduling; `None` under other policies.
     pub(super) fn objectives(&self) -> Option<Slo> {
-        let params = self.manager.params();
-        params.serves_by_deadline().then_some(params.slo)
+        self.manager.params().deadlines()
     }
 
     /// Orders the wait queue by the policy in force. Returns whether that is by deadline.

@@ -108,7 +108,8 @@ impl Scheduler {
 
     /// Whether, under a policy that pauses, the request has reached the pause limit.
     pub(super) fn is_immune(&self, now: Nanos, id: RequestId) -> bool {
-        self.manager.params().pauses() && self.pauses.immune(id, now)
+        let longest_ns = self.manager.params().longest_pause_ns();
+        longest_ns.is_some_and(|longest_ns| self.pauses.total_ns(id, now) >= longest_ns)
     }
 
     /// Whether the request is paused beyond the pause limit.

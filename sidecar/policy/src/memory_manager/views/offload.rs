@@ -14,7 +14,7 @@ impl OffloadView<'_> {
     /// While KV is short, admission follows the plan, because a new request can delay every running one.
     pub fn plans_batches(&self) -> bool {
         self.manager.params.kv_placement() == KvPlacementMode::PerRequest
-            && !self.manager.params.serves_by_deadline()
+            && self.manager.params.deadlines().is_none()
             && self.manager.sizes.host_kv_blocks > 0
             && self.manager.params.slo.tbt_ns > 0
     }
@@ -38,7 +38,7 @@ impl OffloadView<'_> {
 
     /// A pause frees memory soon enough for the requests that continue.
     pub fn can_pause_help(&self) -> bool {
-        self.manager.params.pauses()
+        self.manager.params.longest_pause_ns().is_some()
             && self.manager.offload.write_back.is_fast_enough(self.manager.kv.layers())
     }
 
