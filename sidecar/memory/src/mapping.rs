@@ -95,13 +95,13 @@ impl Mapping {
             Reback::Unmap(..) => None,
         });
         let mut expected = None;
-        let neighbours = maps.take_while(|(index, _, chunk)| {
+        let contiguous = maps.take_while(|(index, _, chunk)| {
             let here = (*index, chunk.0);
             let follows = *expected.get_or_insert(here) == here;
             expected = Some((index + 1, chunk.0.wrapping_add(1)));
             follows
         });
-        neighbours.map(|(_, address, chunk)| (address, chunk)).collect()
+        contiguous.map(|(_, address, chunk)| (address, chunk)).collect()
     }
 
     fn rollback(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {

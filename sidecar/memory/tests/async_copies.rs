@@ -76,12 +76,15 @@ fn fetch_during_slab_fill(due: Option<Nanos>) -> (Duration, bool) {
 
 #[test]
 fn urgent_fetch_overtakes_slab_and_fetch_without_deadline_waits() {
-    let alone = Duration::from_secs_f64(2.0 * BLOCK as f64 / RATE as f64);
+    let fetch_time = Duration::from_secs_f64(2.0 * BLOCK as f64 / RATE as f64);
     for (due, passes) in [(Some(Nanos(0)), true), (None, false)] {
         let (taken, ahead) = fetch_during_slab_fill(due);
         assert_eq!(ahead, passes, "{due:?}");
         // The fetch waits for the current quantum, but the wait for its turn does not count as copy time.
-        assert!(taken >= alone / 2 && taken < 5 * alone, "{taken:?} next to a slab, {alone:?} alone");
+        assert!(
+            taken >= fetch_time / 2 && taken < 5 * fetch_time,
+            "{taken:?} next to a slab, {fetch_time:?} alone"
+        );
     }
 }
 

@@ -85,10 +85,10 @@ impl SliceQueue<'_> {
 
     /// Drops the state and lock of the time slice `epoch`, which another participant has taken over.
     fn on_taken_over(&self, epoch: u64) {
-        let (turns, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
-        if turns.held_epoch.compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        let (slices, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
+        if slices.held_epoch.compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             own.lost = true;
-            turns.takeovers.fetch_add(1, Ordering::AcqRel);
+            slices.takeovers.fetch_add(1, Ordering::AcqRel);
             self.unlock_slice();
         }
     }
@@ -136,9 +136,9 @@ impl SliceQueue<'_> {
     /// [`LedgerError::SliceNotHeld`] if it holds none.
     pub fn release(&self) -> Result<(), LedgerError> {
         let held = self.held().is_some();
-        let (turns, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
+        let (slices, mut own) = (&self.participant.slices, self.participant.slices.last_slice());
         let lost = std::mem::take(&mut own.lost);
-        let epoch = turns.held_epoch.swap(0, Ordering::AcqRel);
+        let epoch = slices.held_epoch.swap(0, Ordering::AcqRel);
         if !held || epoch == 0 {
             return Err(if lost { LedgerError::SliceTakenOver } else { LedgerError::SliceNotHeld });
         }
@@ -146,7 +146,7 @@ impl SliceQueue<'_> {
         let (record, now_ns) = (self.participant.record(), since_boot_ns());
         record.set(word::RELEASED_AT, now_ns);
         record.set(word::RELEASED_EPOCH, epoch);
-        turns.released_ns.store(now_ns, Ordering::Release);
+        slices.released_ns.store(now_ns, Ordering::Release);
         self.unlock_slice();
         drop(own);
         self.wake_waiters();
@@ -190,14 +190,15 @@ impl SliceQueue<'_> {
 
     /// As [`SliceQueue::handover`], before the next epoch becomes current; 0 = no handover.
     pub(super) fn handover_ns(&self) -> u64 {
-        let seat = self.participant;
+        let participant = self.participant;
         let in_force = self.current_epoch();
         let released = |record: &Record<'_>| in_force != 0 && record.get(word::RELEASED_EPOCH) == in_force;
-        let before = record::all(&seat.files.words).find(released);
-        match before.filter(|record| record.index != seat.index()) {
+        let before = record::all(&participant.files.words).find(released);
+        match before.filter(|record| record.index != participant.index()) {
             Some(record) => {
-                let begun_ns =
-                    record.get(word::RELEASED_AT).max(seat.slices.requested_ns.load(Ordering::Relaxed));
+                let begun_ns = record
+                    .get(word::RELEASED_AT)
+                    .max(participant.slices.requested_ns.load(Ordering::Relaxed));
                 since_boot_ns().saturating_sub(begun_ns).max(1)
             }
             None => 0,

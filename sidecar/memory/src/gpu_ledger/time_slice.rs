@@ -65,8 +65,8 @@ impl ParticipantHandle {
 }
 
 impl<'a> SliceQueue<'a> {
-    pub(super) fn new(seat: &'a ParticipantHandle) -> SliceQueue<'a> {
-        SliceQueue { participant: seat }
+    pub(super) fn new(participant: &'a ParticipantHandle) -> SliceQueue<'a> {
+        SliceQueue { participant }
     }
 
     /// Draws a ticket and wakes a holder that waits for waiters. If there is a ticket already, keeps it and
@@ -148,21 +148,21 @@ impl<'a> SliceQueue<'a> {
 
     /// Checks whether the time slice is available, regardless of the queue.
     fn check_slice(&self) -> Result<SliceStatus, LedgerError> {
-        let (shared, turns) = (&self.participant.files, &self.participant.slices);
+        let (shared, slices) = (&self.participant.files, &self.participant.slices);
         let (faults, now_ns) = (&shared.words.faults, since_boot_ns());
         if !shared.is_slice_locked()? {
-            turns.overdue_watch().reset();
+            slices.overdue_watch().reset();
             return Ok(SliceStatus::Free);
         }
         let late = shared.active_slice()?.filter(|held| faults.ignore_deadline || held.is_overdue(now_ns));
         let Some(held) = late else {
-            turns.overdue_watch().reset();
+            slices.overdue_watch().reset();
             return Ok(SliceStatus::Held);
         };
-        let seen_ns = turns.overdue_watch().observe((held.epoch, held.deadline_ns), now_ns, faults);
+        let seen_ns = slices.overdue_watch().observe((held.epoch, held.deadline_ns), now_ns, faults);
         // The slice has just become overdue: restart the response time of the waiters ahead.
         if seen_ns == 0 {
-            turns.idle_watch().reset();
+            slices.idle_watch().reset();
         }
         let over = faults.ignore_deadline || u128::from(seen_ns) >= OVERDUE_GRACE.as_nanos();
         Ok(if over { SliceStatus::Overdue(held) } else { SliceStatus::Held })
@@ -182,8 +182,8 @@ impl<'a> SliceQueue<'a> {
     /// release it leaves it to others for a while. There is no takeover, because the deadlines are lost with
     /// the queue.
     fn acquire_without_queue(&self) -> Result<Option<Epoch>, LedgerError> {
-        let (shared, turns) = (&self.participant.files, &self.participant.slices);
-        let since_ns = since_boot_ns().saturating_sub(turns.released_ns.load(Ordering::Acquire));
+        let (shared, slices) = (&self.participant.files, &self.participant.slices);
+        let since_ns = since_boot_ns().saturating_sub(slices.released_ns.load(Ordering::Acquire));
         if since_ns <= REQUEUE_PAUSE.as_nanos() as u64 || shared.is_slice_locked()? {
             return Ok(None);
         }
@@ -216,12 +216,12 @@ impl<'a> SliceQueue<'a> {
     /// current. The caller holds the guard. Returns `None` if other participants hold the bytes of all next
     /// epochs.
     fn start_slice(&self, from: Option<&ActiveSlice>) -> Result<Option<Epoch>, LedgerError> {
-        let (shared, turns, record) =
+        let (shared, slices, record) =
             (&self.participant.files, &self.participant.slices, self.participant.record());
         let overtaken = from.map(|held| shared.takeover(held));
-        let mut own = turns.last_slice();
+        let mut own = slices.last_slice();
         let Some(epoch) = self.lock_next_epoch()? else { return Ok(None) };
-        turns.last_handover_ns.store(self.handover_ns(), Ordering::Release);
+        slices.last_handover_ns.store(self.handover_ns(), Ordering::Release);
         record.set(word::DEADLINE, since_boot_ns().saturating_add(FIRST_DEADLINE.as_nanos() as u64));
         record.set(word::SLICE_EPOCH, epoch);
         if record.get(word::TICKET) != 0 {
@@ -230,8 +230,8 @@ impl<'a> SliceQueue<'a> {
         shared.words.faults.before_write();
         shared.fence.set_epoch(epoch);
         own.reset(overtaken);
-        turns.epoch.store(epoch, Ordering::Release);
-        turns.held_epoch.store(epoch, Ordering::Release);
+        slices.epoch.store(epoch, Ordering::Release);
+        slices.held_epoch.store(epoch, Ordering::Release);
         drop(own);
         if from.is_some() {
             self.wake_waiters();

@@ -122,8 +122,9 @@ impl SliceQueue<'_> {
 }
 
 /// Returns the records with a ticket, including those of exited participants.
-fn records_with_ticket(seat: &ParticipantHandle) -> impl Iterator<Item = Record<'_>> {
-    record::all(&seat.files.words).filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
+fn records_with_ticket(participant: &ParticipantHandle) -> impl Iterator<Item = Record<'_>> {
+    record::all(&participant.files.words)
+        .filter(|record| record.instance() != 0 && record.get(word::TICKET) != 0)
 }
 
 fn waiter(record: &Record<'_>) -> Waiter {

@@ -49,9 +49,9 @@ struct Model {
 
 impl Model {
     fn new() -> Model {
-        let stage = LedgerEnv::new();
-        let seats = (0..3).map(|at| Some(stage.open().join(&at.to_string(), 0, 0).unwrap())).collect();
-        Model { env: stage, participants: seats, held: [0; 3], pending: vec![], nonces: 0 }
+        let env = LedgerEnv::new();
+        let participants = (0..3).map(|at| Some(env.open().join(&at.to_string(), 0, 0).unwrap())).collect();
+        Model { env, participants, held: [0; 3], pending: vec![], nonces: 0 }
     }
 
     fn participant(&self, at: usize) -> &ParticipantHandle {
@@ -70,8 +70,8 @@ impl Model {
         self.held.iter().sum::<u64>() + waiting.map(|one| one.bytes).sum::<u64>()
     }
 
-    fn apply(&mut self, deed: &Operation) {
-        match *deed {
+    fn apply(&mut self, operation: &Operation) {
+        match *operation {
             Operation::Reserve(a, n) => {
                 let fits = self.counted() + n <= CAPACITY;
                 assert_eq!(self.participant(a).reserve(n).is_ok(), fits);
@@ -144,10 +144,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn ledger_counts_match_model(deeds in prop::collection::vec(operation(), 1..80)) {
+    fn ledger_counts_match_model(operations in prop::collection::vec(operation(), 1..80)) {
         let mut model = Model::new();
-        for deed in &deeds {
-            model.apply(deed);
+        for operation in &operations {
+            model.apply(operation);
         }
     }
 }

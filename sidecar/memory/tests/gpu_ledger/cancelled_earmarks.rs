@@ -34,11 +34,11 @@ fn earmark_is_accepted_or_cancelled_but_never_both() {
 
 #[test]
 fn earmark_for_dead_borrower_is_not_counted_and_frees_its_slot() {
-    let (stage, watch, a, b) = full_ledger();
+    let (env, watch, a, b) = full_ledger();
     for nonce in [6, 7] {
         a.earmark(&b.peer(), 100, 0, nonce).unwrap();
     }
-    stage.end(b);
+    env.end(b);
     assert_eq!(watch.survey().unwrap()[0].earmarks[0].state, EarmarkState::Orphaned);
     assert_eq!(watch.audit().unwrap().counted_bytes, 400);
     assert_eq!(a.cancel_earmark(6), Ok(100));
@@ -49,12 +49,12 @@ fn earmark_for_dead_borrower_is_not_counted_and_frees_its_slot() {
 
 #[test]
 fn released_bytes_do_not_count_again_after_borrower_death() {
-    let (stage, watch, a, b) = full_ledger();
+    let (env, watch, a, b) = full_ledger();
     a.earmark(&b.peer(), 100, 0, 7).unwrap();
     b.accept(&a.peer(), 7, 100).unwrap();
     b.release(100);
     a.reserve(100).unwrap();
-    stage.end(b);
+    env.end(b);
     assert_eq!(watch.audit().unwrap().counted_bytes, 600);
     assert_eq!(a.clear_settled(), Ok(ClearedTransfers { earmarks: 1, nonces: 0 }));
     assert_eq!(watch.audit().unwrap().counted_bytes, 600);

@@ -15,21 +15,22 @@ const GAP: Duration = Duration::from_millis(50);
 /// How long a write waits for a participant that nothing excludes.
 const LONG: Duration = Duration::from_secs(180);
 
-/// Runs `deed` while another participant reserves all free bytes just before write number `at_write`.
+/// Runs `interrupted` while another participant reserves all free bytes just before write number `at_write`.
 fn run_interrupted(
     faults: LedgerFaults,
     at_write: u32,
-    deed: impl Fn(&ParticipantHandle, &ParticipantHandle),
+    interrupted: impl Fn(&ParticipantHandle, &ParticipantHandle),
 ) -> Result<LedgerAudit, LedgerError> {
-    let stage = LedgerEnv::new();
+    let env = LedgerEnv::new();
     let (reached, reached_in) = channel::<()>();
     let (answered, answer) = channel::<()>();
     let armed = Arc::new(AtomicBool::new(false));
     let gap = if faults.unlocked_reserve || faults.subtract_first { LONG } else { GAP };
     let tap = interruption(Arc::clone(&armed), (at_write, gap), reached.clone(), answer);
-    let seat = stage.open_with(LedgerFaults { before_write: Some(tap), ..faults }).join("a", 0, 0).unwrap();
-    let (other, third) = (stage.open().join("b", 0, 0).unwrap(), stage.open().join("c", 0, 0).unwrap());
-    seat.reserve(900).unwrap();
+    let participant =
+        env.open_with(LedgerFaults { before_write: Some(tap), ..faults }).join("a", 0, 0).unwrap();
+    let (other, third) = (env.open().join("b", 0, 0).unwrap(), env.open().join("c", 0, 0).unwrap());
+    participant.reserve(900).unwrap();
     std::thread::scope(|scope| {
         let other = &other;
         scope.spawn(move || {
@@ -39,11 +40,11 @@ fn run_interrupted(
             let _ = answered.send(());
         });
         armed.store(true, Ordering::SeqCst);
-        deed(&seat, &third);
+        interrupted(&participant, &third);
         // Start the other participant now if the write was never reached.
         let _ = reached.send(());
     });
-    stage.open().audit()
+    env.open().audit()
 }
 
 /// Returns a hook that, once armed, lets the other participant run before write number `at_write`, for at
@@ -65,8 +66,8 @@ fn interruption(
     })
 }
 
-fn reserve(seat: &ParticipantHandle, _: &ParticipantHandle) {
-    let _ = seat.reserve(100);
+fn reserve(participant: &ParticipantHandle, _: &ParticipantHandle) {
+    let _ = participant.reserve(100);
 }
 
 #[test]
@@ -80,9 +81,9 @@ fn reserve_is_atomic_only_under_lock() {
 }
 
 /// Reserves the remaining 100 bytes and earmarks 100.
-fn earmark(seat: &ParticipantHandle, to: &ParticipantHandle) {
-    seat.reserve(100).unwrap();
-    seat.earmark(&to.peer(), 100, 0, 7).unwrap();
+fn earmark(participant: &ParticipantHandle, to: &ParticipantHandle) {
+    participant.reserve(100).unwrap();
+    participant.earmark(&to.peer(), 100, 0, 7).unwrap();
 }
 
 #[test]

@@ -19,62 +19,62 @@ const HEADER: u64 = 0;
 /// Offset of the current epoch in the lock file.
 const EPOCH_AT: u64 = 0;
 
-fn file(stage: &LedgerEnv) -> File {
-    OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap()
+fn file(env: &LedgerEnv) -> File {
+    OpenOptions::new().read(true).write(true).open(env.folder().join("ledger")).unwrap()
 }
 
-fn locks(stage: &LedgerEnv) -> File {
-    OpenOptions::new().read(true).write(true).open(stage.folder().join("locks")).unwrap()
+fn locks(env: &LedgerEnv) -> File {
+    OpenOptions::new().read(true).write(true).open(env.folder().join("locks")).unwrap()
 }
 
-fn write(stage: &LedgerEnv, page: u64, word: u64, value: u64) {
-    file(stage).write_all_at(&value.to_ne_bytes(), page * PAGE + word * 8).unwrap();
+fn write(env: &LedgerEnv, page: u64, word: u64, value: u64) {
+    file(env).write_all_at(&value.to_ne_bytes(), page * PAGE + word * 8).unwrap();
 }
 
 /// Checks that every operation fails with this error and none ends the process.
-fn assert_refuses(seat: &ParticipantHandle, what: &'static str) {
+fn assert_refuses(participant: &ParticipantHandle, what: &'static str) {
     let damaged = || LedgerError::Damaged { what };
-    assert_eq!(seat.survey().unwrap_err(), damaged());
-    assert_eq!(seat.reserve(10), Err(damaged()));
-    assert_eq!(seat.earmark(&seat.peer(), 10, 0, 7), Err(damaged()));
-    assert_eq!(seat.accept(&seat.peer(), 7, 10), Err(damaged()));
-    assert_eq!(seat.clear_settled().unwrap_err(), damaged());
-    assert_eq!(seat.cancel_earmark(7).unwrap_err(), damaged());
-    assert_eq!(seat.damage(), Some(damaged()));
-    seat.release(10);
-    assert_eq!(seat.held_bytes(), 90, "what it holds it knows by itself");
+    assert_eq!(participant.survey().unwrap_err(), damaged());
+    assert_eq!(participant.reserve(10), Err(damaged()));
+    assert_eq!(participant.earmark(&participant.peer(), 10, 0, 7), Err(damaged()));
+    assert_eq!(participant.accept(&participant.peer(), 7, 10), Err(damaged()));
+    assert_eq!(participant.clear_settled().unwrap_err(), damaged());
+    assert_eq!(participant.cancel_earmark(7).unwrap_err(), damaged());
+    assert_eq!(participant.damage(), Some(damaged()));
+    participant.release(10);
+    assert_eq!(participant.held_bytes(), 90, "what it holds it knows by itself");
 }
 
 #[test]
 fn truncated_file_ends_no_process() {
     for bytes in [0, 1, PAGE, 2 * PAGE, 64 * PAGE] {
-        let stage = LedgerEnv::new();
-        let seats = ["a", "b"].map(|name| stage.open().join(name, 0, 100).unwrap());
-        seats.iter().for_each(|seat| seat.reserve(100).unwrap());
-        assert_eq!(seats[0].damage(), None);
-        file(&stage).set_len(bytes).unwrap();
-        seats.iter().for_each(|seat| assert_refuses(seat, "the file was truncated"));
-        let refused = sluice_memory::gpu_ledger::GpuLedger::open(stage.folder(), &stage.identity());
+        let env = LedgerEnv::new();
+        let participants = ["a", "b"].map(|name| env.open().join(name, 0, 100).unwrap());
+        participants.iter().for_each(|participant| participant.reserve(100).unwrap());
+        assert_eq!(participants[0].damage(), None);
+        file(&env).set_len(bytes).unwrap();
+        participants.iter().for_each(|participant| assert_refuses(participant, "the file was truncated"));
+        let refused = sluice_memory::gpu_ledger::GpuLedger::open(env.folder(), &env.identity());
         assert!(matches!(refused, Err(OpenError::Damaged { .. })), "others still use it");
     }
 }
 
 #[test]
 fn truncated_and_regrown_file_is_damaged() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("a", 0, 100).unwrap();
-    seat.reserve(100).unwrap();
-    let bytes = file(&stage).metadata().unwrap().len();
-    file(&stage).set_len(0).unwrap();
-    file(&stage).set_len(bytes).unwrap();
-    assert_refuses(&seat, "the file was truncated to zero");
+    let env = LedgerEnv::new();
+    let participant = env.open().join("a", 0, 100).unwrap();
+    participant.reserve(100).unwrap();
+    let bytes = file(&env).metadata().unwrap().len();
+    file(&env).set_len(0).unwrap();
+    file(&env).set_len(bytes).unwrap();
+    assert_refuses(&participant, "the file was truncated to zero");
 }
 
 #[test]
 fn truncation_between_check_and_write_ends_no_process() {
     for bytes in [0, PAGE] {
-        let stage = LedgerEnv::new();
-        let path = stage.folder().join("ledger");
+        let env = LedgerEnv::new();
+        let path = env.folder().join("ledger");
         let armed = Arc::new(AtomicBool::new(false));
         let cuts = armed.clone();
         let tap = move || {
@@ -83,82 +83,88 @@ fn truncation_between_check_and_write_ends_no_process() {
             }
         };
         let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..LedgerFaults::default() };
-        let seat = stage.open_with(faults).join("a", 0, 100).unwrap();
-        seat.reserve(90).unwrap();
+        let participant = env.open_with(faults).join("a", 0, 100).unwrap();
+        participant.reserve(90).unwrap();
         armed.store(true, Ordering::SeqCst);
-        let _ = seat.reserve(10);
-        assert_refuses(&seat, "the file was truncated");
+        let _ = participant.reserve(10);
+        assert_refuses(&participant, "the file was truncated");
     }
 }
 
 #[test]
 fn record_with_too_few_held_bytes_is_an_error() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("a", 0, 100).unwrap();
-    seat.reserve(110).unwrap();
-    write(&stage, 1, 3, 5);
-    assert_eq!(seat.damage(), None, "not known yet");
-    seat.release(10);
-    assert_refuses(&seat, "a record says that less is held than its owner holds");
+    let env = LedgerEnv::new();
+    let participant = env.open().join("a", 0, 100).unwrap();
+    participant.reserve(110).unwrap();
+    write(&env, 1, 3, 5);
+    assert_eq!(participant.damage(), None, "not known yet");
+    participant.release(10);
+    assert_refuses(&participant, "a record says that less is held than its owner holds");
 }
 
 #[test]
 fn record_with_other_instance_is_an_error() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("a", 0, 100).unwrap();
-    seat.reserve(100).unwrap();
-    write(&stage, 1, 0, 77);
-    assert!(matches!(seat.reserve(1), Err(LedgerError::Damaged { .. })));
-    assert_refuses(&seat, "the record of this tenant names another life");
+    let env = LedgerEnv::new();
+    let participant = env.open().join("a", 0, 100).unwrap();
+    participant.reserve(100).unwrap();
+    write(&env, 1, 0, 77);
+    assert!(matches!(participant.reserve(1), Err(LedgerError::Damaged { .. })));
+    assert_refuses(&participant, "the record of this tenant names another life");
 }
 
 #[test]
 fn extreme_counters_and_priorities_are_valid() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("a", 0, 100).unwrap();
+    let env = LedgerEnv::new();
+    let participant = env.open().join("a", 0, 100).unwrap();
     for word in [6, 7] {
-        write(&stage, HEADER, word, u64::MAX);
+        write(&env, HEADER, word, u64::MAX);
     }
-    locks(&stage).write_all_at(&u64::MAX.to_ne_bytes(), EPOCH_AT).unwrap();
-    let other = stage.open().join("b", 0, 100).unwrap();
+    locks(&env).write_all_at(&u64::MAX.to_ne_bytes(), EPOCH_AT).unwrap();
+    let other = env.open().join("b", 0, 100).unwrap();
     other.slice_queue().request(0).unwrap();
-    write(&stage, 2, 6, i64::MIN as u64);
-    seat.slice_queue().request(0).unwrap();
+    write(&env, 2, 6, i64::MIN as u64);
+    participant.slice_queue().request(0).unwrap();
     let order = SliceOrder::Priority { aging_turns: 64 };
-    let taken = [&seat, &other].map(|seat| seat.slice_queue().try_acquire(order).unwrap().is_some());
+    let taken = [&participant, &other]
+        .map(|participant| participant.slice_queue().try_acquire(order).unwrap().is_some());
     assert_eq!(taken.iter().filter(|taken| **taken).count(), 1, "{taken:?}");
-    let held = [&seat, &other].map(|seat| seat.slice_queue().held());
-    assert!(held.contains(&Some(Epoch(1))), "0 belongs to no turn: {held:?}");
-    let joined = stage.open().join("c", 0, 100).unwrap();
+    let held = [&participant, &other].map(|participant| participant.slice_queue().held());
+    assert!(held.contains(&Some(Epoch(1))), "0 belongs to no slice: {held:?}");
+    let joined = env.open().join("c", 0, 100).unwrap();
     assert!(joined.instance() > 0);
 }
 
 /// The tickets are lost; the lock of the time slice is in the other file.
 #[test]
 fn slices_continue_by_lock_when_file_is_truncated() {
-    let stage = LedgerEnv::new();
-    let seats = ["a", "b"].map(|name| stage.open().join(name, 0, 100).unwrap());
-    seats[0].slice_queue().request(0).unwrap();
-    let first = seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().expect("it is free");
-    file(&stage).set_len(0).unwrap();
-    seats.iter().for_each(|seat| seat.slice_queue().request(0).unwrap());
-    let take = |seat: &ParticipantHandle, limit| {
-        seat.slice_queue().acquire_within(SliceOrder::RoundRobin, limit).unwrap()
+    let env = LedgerEnv::new();
+    let participants = ["a", "b"].map(|name| env.open().join(name, 0, 100).unwrap());
+    participants[0].slice_queue().request(0).unwrap();
+    let first =
+        participants[0].slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().expect("it is free");
+    file(&env).set_len(0).unwrap();
+    participants.iter().for_each(|participant| participant.slice_queue().request(0).unwrap());
+    let take = |participant: &ParticipantHandle, limit| {
+        participant.slice_queue().acquire_within(SliceOrder::RoundRobin, limit).unwrap()
     };
-    assert_eq!(take(&seats[1], Duration::from_millis(20)), None, "one has it");
-    assert_eq!(seats[0].slice_queue().waiters(), Ok(1), "so that it is given up in time");
-    seats[0].slice_queue().release().unwrap();
-    assert_eq!(seats[0].slice_queue().try_acquire(SliceOrder::RoundRobin), Ok(None), "the others first");
-    assert!(take(&seats[1], LONG).is_some());
-    assert_eq!(take(&seats[0], Duration::from_millis(20)), None, "one has it");
-    seats[1].slice_queue().release().unwrap();
-    assert!(take(&seats[0], LONG) > Some(first), "its epochs go on");
+    assert_eq!(take(&participants[1], Duration::from_millis(20)), None, "one has it");
+    assert_eq!(participants[0].slice_queue().waiters(), Ok(1), "so that it is given up in time");
+    participants[0].slice_queue().release().unwrap();
+    assert_eq!(
+        participants[0].slice_queue().try_acquire(SliceOrder::RoundRobin),
+        Ok(None),
+        "the others first"
+    );
+    assert!(take(&participants[1], LONG).is_some());
+    assert_eq!(take(&participants[0], Duration::from_millis(20)), None, "one has it");
+    participants[1].slice_queue().release().unwrap();
+    assert!(take(&participants[0], LONG) > Some(first), "its epochs go on");
 }
 
 #[test]
 fn a_bus_error_outside_of_ledgers_still_ends_the_process() {
-    let stage = LedgerEnv::new();
-    let mut actor = stage.spawn_joined("a", 100);
+    let env = LedgerEnv::new();
+    let mut actor = env.spawn_joined("a", 100);
     assert_eq!(actor.request("bus"), None);
     assert_eq!(actor.end(), Some(Signal::BUS.as_raw()));
 }

@@ -5,36 +5,36 @@ use sluice_memory::gpu_ledger::{JoinError, LedgerError};
 use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 
 /// Starts a sidecar that holds all memory, and its engine in another process.
-fn pair(stage: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
-    let mut sidecar = stage.spawn_joined("a", CAPACITY);
+fn pair(env: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
+    let mut sidecar = env.spawn_joined("a", CAPACITY);
     sidecar.ok("reserve 1000");
-    let engine = stage.spawn_engine_of(&mut sidecar);
+    let engine = env.spawn_engine_of(&mut sidecar);
     (sidecar, engine)
 }
 
 #[test]
 fn memory_counts_until_sidecar_and_engine_exit() {
     for engine_first in [false, true] {
-        let stage = LedgerEnv::new();
-        let watch = stage.open();
-        let (sidecar, engine) = pair(&stage);
+        let env = LedgerEnv::new();
+        let watch = env.open();
+        let (sidecar, engine) = pair(&env);
         let (mut first, mut last) = if engine_first { (engine, sidecar) } else { (sidecar, engine) };
-        let seat = watch.join("b", 0, 0).unwrap();
+        let participant = watch.join("b", 0, 0).unwrap();
         let full = Err(LedgerError::OutOfMemory { counted: 1000, capacity: CAPACITY, asked: 1 });
         first.kill();
-        assert_eq!(seat.reserve(1), full);
+        assert_eq!(participant.reserve(1), full);
         assert!(matches!(watch.join("a", 0, 0), Err(JoinError::NameInUse { .. })));
         last.kill();
-        seat.reserve(CAPACITY).unwrap();
+        participant.reserve(CAPACITY).unwrap();
         watch.join("a", 500, 1000).unwrap();
     }
 }
 
 #[test]
 fn borrower_can_accept_from_dead_sidecar_while_engine_lives() {
-    let stage = LedgerEnv::new();
-    let (mut sidecar, mut engine) = pair(&stage);
-    let b = stage.open().join("b", 0, 0).unwrap();
+    let env = LedgerEnv::new();
+    let (mut sidecar, mut engine) = pair(&env);
+    let b = env.open().join("b", 0, 0).unwrap();
     for nonce in [1, 2] {
         sidecar.ok(&format!("earmark {} {} 100 0 {nonce}", b.index(), b.instance()));
     }

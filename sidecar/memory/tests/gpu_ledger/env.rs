@@ -46,9 +46,9 @@ impl LedgerEnv {
 
     /// Drops a handle of this process and waits until the kernel has released its locks: a child that another
     /// test is starting has a copy of every description until it runs `exec`.
-    pub fn end(&self, seat: ParticipantHandle) {
-        let peer = seat.peer();
-        drop(seat);
+    pub fn end(&self, participant: ParticipantHandle) {
+        let peer = participant.peer();
+        drop(participant);
         self.wait_until_dead(peer);
     }
 
@@ -167,8 +167,8 @@ impl LedgerProcess {
     }
 
     /// Returns the liveness description of the process, as its engine would receive it.
-    pub fn receive_liveness(&mut self, stage: &LedgerEnv) -> OwnedFd {
-        let path = stage.folder().join(format!("lend-{}", self.child.id()));
+    pub fn receive_liveness(&mut self, env: &LedgerEnv) -> OwnedFd {
+        let path = env.folder().join(format!("lend-{}", self.child.id()));
         let listener = UnixListener::bind(&path).unwrap();
         self.send(&format!("lend {}", path.display()));
         let fd = super::process::receive_fd(&listener.accept().unwrap().0);

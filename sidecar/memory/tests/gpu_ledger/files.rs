@@ -9,10 +9,10 @@ use sluice_memory::gpu_ledger::{
 
 use super::env::{CAPACITY, LedgerEnv};
 
-fn open_as(stage: &LedgerEnv, change: impl Fn(&mut LedgerIdentity)) -> Result<GpuLedger, OpenError> {
-    let mut identity = stage.identity();
+fn open_as(env: &LedgerEnv, change: impl Fn(&mut LedgerIdentity)) -> Result<GpuLedger, OpenError> {
+    let mut identity = env.identity();
     change(&mut identity);
-    GpuLedger::open(stage.folder(), &identity)
+    GpuLedger::open(env.folder(), &identity)
 }
 
 #[test]
@@ -20,18 +20,18 @@ fn ledger_of_other_boot_or_claim_is_replaced_when_unused() {
     let others: [fn(&mut LedgerIdentity); 2] =
         [|identity| identity.boot_id[15] += 1, |identity| identity.claim_id = "claim-2".into()];
     for (other, word) in others.into_iter().zip(["boot", "claim"]) {
-        let stage = LedgerEnv::new();
-        let seat = stage.open().join("a", 0, 0).unwrap();
-        let refused = open_as(&stage, other);
+        let env = LedgerEnv::new();
+        let participant = env.open().join("a", 0, 0).unwrap();
+        let refused = open_as(&env, other);
         assert!(
             matches!(&refused, Err(OpenError::IdentityMismatch { what, .. }) if *what == word),
             "{refused:?}"
         );
-        seat.reserve(CAPACITY).unwrap();
-        stage.end(seat);
-        let fresh = open_as(&stage, other).unwrap();
+        participant.reserve(CAPACITY).unwrap();
+        env.end(participant);
+        let fresh = open_as(&env, other).unwrap();
         assert!(fresh.survey().unwrap().is_empty());
-        let back = stage.open();
+        let back = env.open();
         assert!(matches!(fresh.join("b", 0, 0), Err(JoinError::Replaced)));
         back.join("b", 0, 0).unwrap();
     }
@@ -39,12 +39,12 @@ fn ledger_of_other_boot_or_claim_is_replaced_when_unused() {
 
 #[test]
 fn another_capacity_or_chunk_size_is_refused_with_both_values() {
-    let stage = LedgerEnv::new();
-    stage.open();
-    let capacity = open_as(&stage, |identity| identity.capacity_bytes = 2000);
+    let env = LedgerEnv::new();
+    env.open();
+    let capacity = open_as(&env, |identity| identity.capacity_bytes = 2000);
     let text = "the ledger has 1000 bytes of capacity, this participant expects 2000";
     assert_eq!(capacity.unwrap_err().to_string(), text);
-    let chunk = open_as(&stage, |identity| identity.chunk_bytes = 20);
+    let chunk = open_as(&env, |identity| identity.chunk_bytes = 20);
     assert_eq!(
         chunk.unwrap_err().to_string(),
         "the ledger has 10 bytes a chunk, this participant expects 20"
@@ -60,49 +60,49 @@ fn damaged_ledger_is_refused_in_use_and_then_replaced() {
         |bytes| bytes[16 * 8 + 1] = 9,
     ];
     for damage in damages {
-        let stage = LedgerEnv::new();
-        let seat = stage.open().join("a", 0, 0).unwrap();
-        let path = stage.folder().join("ledger");
+        let env = LedgerEnv::new();
+        let participant = env.open().join("a", 0, 0).unwrap();
+        let path = env.folder().join("ledger");
         let mut bytes = fs::read(&path).unwrap();
         damage(&mut bytes);
         // Replace the file: truncating the one that is mapped would damage this process's ledger.
         fs::remove_file(&path).unwrap();
         fs::write(&path, bytes).unwrap();
-        let refused = open_as(&stage, |_| {});
+        let refused = open_as(&env, |_| {});
         assert!(matches!(refused, Err(OpenError::Damaged { .. })), "{refused:?}");
-        drop(seat);
+        drop(participant);
         // See `LedgerEnv::end`: the description may exist a moment longer.
-        while let Err(refused) = open_as(&stage, |_| {}) {
+        while let Err(refused) = open_as(&env, |_| {}) {
             assert!(matches!(refused, OpenError::Damaged { .. }), "{refused:?}");
             std::thread::yield_now();
         }
-        stage.open().join("a", CAPACITY, CAPACITY).unwrap().reserve(CAPACITY).unwrap();
+        env.open().join("a", CAPACITY, CAPACITY).unwrap().reserve(CAPACITY).unwrap();
     }
 }
 
 #[test]
 fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("old", 0, 0).unwrap();
-    let path = stage.folder().join("ledger");
+    let env = LedgerEnv::new();
+    let participant = env.open().join("old", 0, 0).unwrap();
+    let path = env.folder().join("ledger");
     let mut bytes = fs::read(&path).unwrap();
     // Version 1 had the same length, the same liveness bytes, and nothing in the lock file.
     bytes[8..16].copy_from_slice(&1_u64.to_ne_bytes());
     fs::remove_file(&path).unwrap();
     fs::write(&path, &bytes).unwrap();
-    let locks = OpenOptions::new().write(true).open(stage.folder().join("locks")).unwrap();
+    let locks = OpenOptions::new().write(true).open(env.folder().join("locks")).unwrap();
     locks.set_len(0).unwrap();
-    let refused = open_as(&stage, |_| {}).unwrap_err();
+    let refused = open_as(&env, |_| {}).unwrap_err();
     assert!(matches!(refused, OpenError::VersionMismatch { found: 1, expected: 2 }), "{refused:?}");
     assert_eq!(fs::read(&path).unwrap(), bytes, "what is in use stays");
     assert_eq!(locks.metadata().unwrap().len(), 0);
-    drop(seat);
+    drop(participant);
     // See `LedgerEnv::end`: the description may exist a moment longer.
-    while let Err(refused) = open_as(&stage, |_| {}) {
+    while let Err(refused) = open_as(&env, |_| {}) {
         assert!(matches!(refused, OpenError::VersionMismatch { .. }), "{refused:?}");
         std::thread::yield_now();
     }
-    let new = stage.open().join("new", 0, 0).unwrap();
+    let new = env.open().join("new", 0, 0).unwrap();
     new.slice_queue().request(0).unwrap();
     assert!(new.slice_queue().try_acquire(SliceOrder::RoundRobin).unwrap().is_some());
     assert_eq!(SliceFence::open(new.liveness()).unwrap().map(|fence| fence.is_stale(7)), Some(true));
@@ -110,28 +110,28 @@ fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
 
 #[test]
 fn partial_new_ledger_does_not_affect_next_open() {
-    let stage = LedgerEnv::new();
-    fs::write(stage.folder().join("ledger.new"), b"half").unwrap();
-    stage.open().join("a", 0, 0).unwrap();
+    let env = LedgerEnv::new();
+    fs::write(env.folder().join("ledger.new"), b"half").unwrap();
+    env.open().join("a", 0, 0).unwrap();
 }
 
 #[test]
 fn missing_folder_and_empty_claim_id_are_refused() {
-    let stage = LedgerEnv::new();
-    let missing = stage.folder().join("missing");
-    let error = GpuLedger::open(&missing, &stage.identity()).unwrap_err();
+    let env = LedgerEnv::new();
+    let missing = env.folder().join("missing");
+    let error = GpuLedger::open(&missing, &env.identity()).unwrap_err();
     assert!(matches!(error, OpenError::Kernel { call: "open", .. }), "{error:?}");
     for claim in [String::new(), "c".repeat(129)] {
-        let refused = open_as(&stage, |identity| identity.claim_id.clone_from(&claim));
+        let refused = open_as(&env, |identity| identity.claim_id.clone_from(&claim));
         assert!(matches!(refused, Err(OpenError::InvalidClaimId { .. })));
     }
-    open_as(&stage, |identity| identity.claim_id = "c".repeat(128)).unwrap();
+    open_as(&env, |identity| identity.claim_id = "c".repeat(128)).unwrap();
 }
 
 #[test]
 fn concurrent_opens_get_same_ledger() {
-    let stage = LedgerEnv::new();
-    let mut actors: Vec<_> = (0..8).map(|_| stage.spawn_process()).collect();
+    let env = LedgerEnv::new();
+    let mut actors: Vec<_> = (0..8).map(|_| env.spawn_process()).collect();
     for actor in &mut actors {
         actor.send("open");
     }
@@ -139,19 +139,19 @@ fn concurrent_opens_get_same_ledger() {
         actor.answer().unwrap().unwrap();
         actor.join(&format!("tenant-{at}"), 100);
     }
-    assert_eq!(stage.open().survey().unwrap().len(), 8);
+    assert_eq!(env.open().survey().unwrap().len(), 8);
 }
 
 #[test]
 fn records_are_limited() {
-    let stage = LedgerEnv::new();
-    let neighbourhood = stage.open();
-    let seats: Vec<_> = (0..RECORDS).map(|at| neighbourhood.join(&format!("t{at}"), 1, 2).unwrap()).collect();
-    assert!(matches!(neighbourhood.join("late", 0, 0), Err(JoinError::Full { records: RECORDS })));
-    for seat in &seats {
-        seat.reserve(15).unwrap();
+    let env = LedgerEnv::new();
+    let ledger = env.open();
+    let participants: Vec<_> = (0..RECORDS).map(|at| ledger.join(&format!("t{at}"), 1, 2).unwrap()).collect();
+    assert!(matches!(ledger.join("late", 0, 0), Err(JoinError::Full { records: RECORDS })));
+    for participant in &participants {
+        participant.reserve(15).unwrap();
     }
-    assert_eq!(neighbourhood.audit().unwrap().counted_bytes, 15 * u64::from(RECORDS));
+    assert_eq!(ledger.audit().unwrap().counted_bytes, 15 * u64::from(RECORDS));
 }
 
 #[test]

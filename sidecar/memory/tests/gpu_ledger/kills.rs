@@ -96,9 +96,9 @@ struct KillTest {
 
 impl KillTest {
     fn new(fault: Option<&str>) -> KillTest {
-        let stage = LedgerEnv::new();
+        let env = LedgerEnv::new();
         let start = |side: Side| {
-            let mut actor = stage.spawn_process();
+            let mut actor = env.spawn_process();
             if let Some(fault) = fault {
                 actor.ok(&format!("fault {fault}"));
             }
@@ -111,7 +111,7 @@ impl KillTest {
         lender.ok("reserve 600");
         borrower.ok("reserve 400");
         let truth = ExpectedBytes { lender: 600, borrower: 400, in_transfer: 0 };
-        KillTest { ledger: stage.open(), env: stage, lender, borrower, ended: None, expected: truth }
+        KillTest { ledger: env.open(), env, lender, borrower, ended: None, expected: truth }
     }
 
     fn process(&mut self, side: Side) -> &mut LedgerProcess {
@@ -210,14 +210,14 @@ impl KillTest {
     /// Joins a new instance while `bytes` are counted, and checks that it can reserve exactly the rest.
     fn join_new_instance(&self, name: &str, bytes: u64) -> ParticipantHandle {
         self.check_exact(bytes);
-        let seat = self.ledger.join(name, 0, CAPACITY / 2).unwrap();
-        let books = self.participant(seat.peer());
+        let participant = self.ledger.join(name, 0, CAPACITY / 2).unwrap();
+        let books = self.participant(participant.peer());
         assert!(books.earmarks.is_empty() && books.accepted.is_empty() && books.held_bytes == 0, "{books:?}");
         let free = CAPACITY - bytes;
         let full = LedgerError::OutOfMemory { counted: bytes, capacity: CAPACITY, asked: free + 1 };
-        assert_eq!(seat.reserve(free + 1), Err(full));
-        seat.reserve(free).unwrap();
-        seat
+        assert_eq!(participant.reserve(free + 1), Err(full));
+        participant.reserve(free).unwrap();
+        participant
     }
 
     fn participant(&self, peer: Peer) -> Participant {
@@ -242,8 +242,8 @@ fn kill_at_write(story: &[Step], n: u64) -> bool {
     }
     let victim = step.0;
     let engine: OwnedFd = {
-        let KillTest { env: stage, lender, borrower, .. } = &mut scene;
-        if victim == L { lender.receive_liveness(stage) } else { borrower.receive_liveness(stage) }
+        let KillTest { env, lender, borrower, .. } = &mut scene;
+        if victim == L { lender.receive_liveness(env) } else { borrower.receive_liveness(env) }
     };
     scene.process(victim).ok(&format!("die {n}"));
     if let Some(granted) = scene.run(*step) {
@@ -322,11 +322,11 @@ fn kill_before_any_write_of_open_or_join_does_not_block_next() {
     for operation in ["open", "join late 100"] {
         let mut writes = 0;
         while writes < MAX_WRITES {
-            let stage = LedgerEnv::new();
-            let mut actor = stage.spawn_process();
+            let env = LedgerEnv::new();
+            let mut actor = env.spawn_process();
             // Create an exited participant's record, which joining has to clear.
             if operation != "open" {
-                let mut dead = stage.spawn_joined("late", 100);
+                let mut dead = env.spawn_joined("late", 100);
                 dead.ok("reserve 900");
                 dead.kill();
                 actor.ok("open");
@@ -337,9 +337,9 @@ fn kill_before_any_write_of_open_or_join_does_not_block_next() {
             }
             writes += 1;
             actor.kill();
-            let seat = stage.open().join("late", 0, CAPACITY).unwrap();
-            seat.reserve(CAPACITY).unwrap();
-            assert_eq!(seat.audit().unwrap().counted_bytes, CAPACITY);
+            let participant = env.open().join("late", 0, CAPACITY).unwrap();
+            participant.reserve(CAPACITY).unwrap();
+            assert_eq!(participant.audit().unwrap().counted_bytes, CAPACITY);
         }
         assert!(writes >= 3, "{operation} writes several times, not {writes}");
     }

@@ -6,11 +6,11 @@ use super::env::{CAPACITY, LedgerEnv, LedgerProcess};
 
 /// Starts a process that is number 1 of its own namespace and has joined; `None` where the kernel forbids
 /// that.
-fn spawn_in_pid_namespace(stage: &LedgerEnv, name: &str) -> Option<LedgerProcess> {
+fn spawn_in_pid_namespace(env: &LedgerEnv, name: &str) -> Option<LedgerProcess> {
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child=KILL"]);
     command.arg(std::env::current_exe().unwrap());
-    let mut actor = stage.spawn(command).ok()?;
+    let mut actor = env.spawn(command).ok()?;
     assert_eq!(actor.request("pid")?.unwrap(), "1");
     actor.ok("open");
     actor.join(name, CAPACITY / 2);
@@ -19,14 +19,13 @@ fn spawn_in_pid_namespace(stage: &LedgerEnv, name: &str) -> Option<LedgerProcess
 
 #[test]
 fn participants_with_process_ids_of_their_own_share_a_ledger() {
-    let stage = LedgerEnv::new();
-    let (Some(mut a), Some(mut b)) =
-        (spawn_in_pid_namespace(&stage, "a"), spawn_in_pid_namespace(&stage, "b"))
+    let env = LedgerEnv::new();
+    let (Some(mut a), Some(mut b)) = (spawn_in_pid_namespace(&env, "a"), spawn_in_pid_namespace(&env, "b"))
     else {
         println!("skipped: this machine lets no process make user and process id namespaces (unshare)");
         return;
     };
-    let watch = stage.open();
+    let watch = env.open();
     a.ok("reserve 600");
     b.ok("reserve 400");
     assert!(b.request("reserve 1").unwrap().unwrap_err().starts_with("OutOfMemory"));

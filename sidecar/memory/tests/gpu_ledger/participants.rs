@@ -8,45 +8,45 @@ use super::env::{CAPACITY, LedgerEnv};
 
 /// Returns two participants that hold all memory, and a ledger to observe them.
 pub fn full_ledger() -> (LedgerEnv, GpuLedger, ParticipantHandle, ParticipantHandle) {
-    let stage = LedgerEnv::new();
-    let (a, b) = (stage.open().join("a", 100, 600).unwrap(), stage.open().join("b", 100, 400).unwrap());
+    let env = LedgerEnv::new();
+    let (a, b) = (env.open().join("a", 100, 600).unwrap(), env.open().join("b", 100, 400).unwrap());
     a.reserve(600).unwrap();
     b.reserve(400).unwrap();
-    let watch = stage.open();
-    (stage, watch, a, b)
+    let watch = env.open();
+    (env, watch, a, b)
 }
 
 #[test]
 fn join_rejects_floors_and_shares_above_capacity() {
-    let stage = LedgerEnv::new();
-    let neighbourhood = stage.open();
-    let a = neighbourhood.join("a", 700, 800).unwrap();
-    let floor = neighbourhood.join("b", 301, 301).unwrap_err();
+    let env = LedgerEnv::new();
+    let ledger = env.open();
+    let a = ledger.join("a", 700, 800).unwrap();
+    let floor = ledger.join("b", 301, 301).unwrap_err();
     let text = "the floors sum to 700 bytes, and 301 more exceed the capacity of 1000 bytes";
     assert_eq!(floor.to_string(), text);
-    let share = neighbourhood.join("b", 100, 201).unwrap_err();
+    let share = ledger.join("b", 100, 201).unwrap_err();
     assert_eq!(
         share.to_string(),
         "the shares sum to 800 bytes, and 201 more exceed the capacity of 1000 bytes"
     );
-    assert!(matches!(neighbourhood.join("b", 2, 1), Err(JoinError::ShareBelowFloor { .. })));
-    neighbourhood.join("b", 100, 200).unwrap();
-    stage.end(a);
-    neighbourhood.join("c", 1000, 1000).unwrap();
+    assert!(matches!(ledger.join("b", 2, 1), Err(JoinError::ShareBelowFloor { .. })));
+    ledger.join("b", 100, 200).unwrap();
+    env.end(a);
+    ledger.join("c", 1000, 1000).unwrap();
 }
 
 #[test]
 fn name_is_in_use_while_owner_lives() {
-    let stage = LedgerEnv::new();
-    let a = stage.open().join("a", 0, 0).unwrap();
-    assert!(matches!(stage.open().join("a", 0, 0), Err(JoinError::NameInUse { index: 0, .. })));
+    let env = LedgerEnv::new();
+    let a = env.open().join("a", 0, 0).unwrap();
+    assert!(matches!(env.open().join("a", 0, 0), Err(JoinError::NameInUse { index: 0, .. })));
     let first = a.instance();
-    stage.end(a);
-    assert_ne!(stage.open().join("a", 0, 0).unwrap().instance(), first);
+    env.end(a);
+    assert_ne!(env.open().join("a", 0, 0).unwrap().instance(), first);
     for name in [String::new(), "n".repeat(257)] {
-        assert!(matches!(stage.open().join(&name, 0, 0), Err(JoinError::InvalidName { .. })));
+        assert!(matches!(env.open().join(&name, 0, 0), Err(JoinError::InvalidName { .. })));
     }
-    let longest = stage.open().join(&"n".repeat(256), 0, 0).unwrap();
+    let longest = env.open().join(&"n".repeat(256), 0, 0).unwrap();
     let survey = longest.survey().unwrap();
     let own = survey.iter().find(|one| one.peer == longest.peer()).unwrap();
     assert_eq!(own.name, "n".repeat(256));
@@ -65,8 +65,8 @@ fn reserved_bytes_never_exceed_capacity() {
 
 #[test]
 fn memory_of_dead_participant_is_free() {
-    let (stage, watch, a, b) = full_ledger();
-    stage.end(a);
+    let (env, watch, a, b) = full_ledger();
+    env.end(a);
     let of_a = &watch.survey().unwrap()[0];
     assert!(!of_a.is_live && of_a.held_bytes == 600, "{of_a:?}");
     b.reserve(600).unwrap();
@@ -103,9 +103,9 @@ fn a_transfer_counts_its_bytes_once_at_every_step() {
 }
 
 #[test]
-fn an_earmark_is_for_its_borrower_alone() {
-    let (stage, watch, a, b) = full_ledger();
-    let c = stage.open().join("c", 0, 0).unwrap();
+fn only_named_borrower_can_accept_earmark() {
+    let (env, watch, a, b) = full_ledger();
+    let c = env.open().join("c", 0, 0).unwrap();
     a.earmark(&b.peer(), 100, 0, 1).unwrap();
     assert_eq!(c.accept(&a.peer(), 1, 100), Err(LedgerError::NoEarmark { nonce: 1 }));
     // The same nonce of another lender is another earmark.
@@ -164,16 +164,16 @@ fn reused_nonce_waits_only_for_its_last_transfer() {
 
 #[test]
 fn earmark_of_dead_lender_cannot_be_accepted() {
-    let (stage, watch, a, b) = full_ledger();
-    let c = stage.open().join("c", 0, 0).unwrap();
+    let (env, watch, a, b) = full_ledger();
+    let c = env.open().join("c", 0, 0).unwrap();
     let peer = a.peer();
     a.earmark(&b.peer(), 100, 0, 7).unwrap();
-    stage.end(a);
+    env.end(a);
     c.reserve(600).unwrap();
     assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::PeerDead { peer }));
     assert_eq!(watch.audit().unwrap().counted_bytes, 1000);
     // Nor after another instance has claimed its record.
-    let heir = stage.open().join("a", 0, 0).unwrap();
+    let heir = env.open().join("a", 0, 0).unwrap();
     assert_eq!(heir.index(), peer.index);
     assert_eq!(b.accept(&peer, 7, 100), Err(LedgerError::PeerDead { peer }));
     assert_eq!(b.accept(&heir.peer(), 7, 100), Err(LedgerError::NoEarmark { nonce: 7 }));
@@ -199,13 +199,13 @@ fn pending_transfers_are_limited() {
 
 #[test]
 fn new_instance_in_reused_record_holds_nothing() {
-    let (stage, watch, a, b) = full_ledger();
+    let (env, watch, a, b) = full_ledger();
     a.earmark(&b.peer(), 100, 0, 7).unwrap();
     b.earmark(&a.peer(), 30, 0, 8).unwrap();
     a.accept(&b.peer(), 8, 30).unwrap();
     a.slice_queue().request(1).unwrap();
-    stage.end(a);
-    let heir = stage.open().join("heir", 1, 2).unwrap();
+    env.end(a);
+    let heir = env.open().join("heir", 1, 2).unwrap();
     assert_eq!(heir.index(), 0);
     let of_heir = &watch.survey().unwrap()[0];
     assert_eq!((of_heir.held_bytes, of_heir.floor_bytes, of_heir.share_bytes), (0, 1, 2));

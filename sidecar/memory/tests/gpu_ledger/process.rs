@@ -177,21 +177,21 @@ impl CommandHandler {
     }
 
     fn join(&mut self, name: &str, share: u64) -> Answer {
-        let neighbourhood = self.ledger.as_ref().expect("opened before");
-        let seat = neighbourhood.join(name, share / 2, share).map_err(|error| format!("{error:?}"))?;
-        Ok(self.set_participant(seat))
+        let ledger = self.ledger.as_ref().expect("opened before");
+        let participant = ledger.join(name, share / 2, share).map_err(|error| format!("{error:?}"))?;
+        Ok(self.set_participant(participant))
     }
 
     fn join_for(&mut self, name: &str, share_bytes: u64, least_bytes: u64) -> Answer {
-        let neighbourhood = self.ledger.as_ref().expect("opened before");
+        let ledger = self.ledger.as_ref().expect("opened before");
         let wish = ShareRequest { floor_bytes: 0, share_bytes, min_bytes: least_bytes };
-        let seat = neighbourhood.join_with(name, wish).map_err(|error| format!("{error:?}"))?;
-        Ok(self.set_participant(seat))
+        let participant = ledger.join_with(name, wish).map_err(|error| format!("{error:?}"))?;
+        Ok(self.set_participant(participant))
     }
 
-    fn set_participant(&mut self, seat: ParticipantHandle) -> String {
-        let text = format!("{} {}", seat.index(), seat.instance());
-        self.participant = Some(seat);
+    fn set_participant(&mut self, participant: ParticipantHandle) -> String {
+        let text = format!("{} {}", participant.index(), participant.instance());
+        self.participant = Some(participant);
         text
     }
 

@@ -27,14 +27,14 @@ fn share_request(share_bytes: u64) -> ShareRequest {
     ShareRequest { floor_bytes: 0, share_bytes, min_bytes: 0 }
 }
 
-fn participant(watch: &GpuLedger, seat: &ParticipantHandle) -> Participant {
-    watch.survey().unwrap().into_iter().find(|one| one.peer == seat.peer()).unwrap()
+fn participant(watch: &GpuLedger, handle: &ParticipantHandle) -> Participant {
+    watch.survey().unwrap().into_iter().find(|one| one.peer == handle.peer()).unwrap()
 }
 
 #[test]
 fn join_gets_remaining_share_if_at_least_minimum() {
-    let stage = LedgerEnv::new();
-    let watch = stage.open();
+    let env = LedgerEnv::new();
+    let watch = env.open();
     let a = watch.join("a", 100, 700).unwrap();
     let few =
         watch.join_with("b", ShareRequest { floor_bytes: 0, share_bytes: 500, min_bytes: 301 }).unwrap_err();
@@ -48,7 +48,7 @@ fn join_gets_remaining_share_if_at_least_minimum() {
     assert_eq!((b.share_bytes(), participant(&watch, &b).share_bytes), (300, 300));
     let none = watch.join_with("c", share_request(500)).unwrap();
     assert_eq!((none.share_bytes(), participant(&watch, &none).share_bytes), (0, 0));
-    stage.end(a);
+    env.end(a);
     let d = watch.join_with("d", share_request(500)).unwrap();
     assert_eq!(d.share_bytes(), 500);
     assert_eq!(watch.audit().unwrap().shares_bytes, 800);
@@ -56,8 +56,8 @@ fn join_gets_remaining_share_if_at_least_minimum() {
 
 #[test]
 fn share_rises_to_free_capacity_and_falls_to_floor() {
-    let stage = LedgerEnv::new();
-    let watch = stage.open();
+    let env = LedgerEnv::new();
+    let watch = env.open();
     let (a, b) = (watch.join("a", 0, 700).unwrap(), watch.join_with("b", share_request(600)).unwrap());
     assert_eq!(b.share_bytes(), 300);
     assert_eq!(b.raise_share(600), Ok(300), "nothing is left");
@@ -74,7 +74,7 @@ fn share_rises_to_free_capacity_and_falls_to_floor() {
     assert_eq!((a.share_bytes(), participant(&watch, &a).share_bytes), (100, 100));
     assert_eq!((b.share_bytes(), participant(&watch, &b).share_bytes), (500, 500));
     // The share of an exited participant is free at once.
-    stage.end(b);
+    env.end(b);
     assert_eq!(a.raise_share(u64::MAX), Ok(CAPACITY));
     assert_eq!(watch.audit().unwrap().shares_bytes, CAPACITY);
 }
@@ -82,58 +82,62 @@ fn share_rises_to_free_capacity_and_falls_to_floor() {
 #[test]
 #[should_panic(expected = "a floor of 301 bytes is within the share of 300")]
 fn floor_above_share_panics() {
-    let stage = LedgerEnv::new();
-    let _ = stage.open().join("a", 0, 300).unwrap().set_floor(301);
+    let env = LedgerEnv::new();
+    let _ = env.open().join("a", 0, 300).unwrap().set_floor(301);
 }
 
 #[test]
 fn share_change_does_not_wait_for_frozen_peer() {
-    let stage = LedgerEnv::new();
-    let seat = stage.open().join("b", 0, 300).unwrap();
-    let mut actor = stage.spawn_joined("frozen", 300);
+    let env = LedgerEnv::new();
+    let participant = env.open().join("b", 0, 300).unwrap();
+    let mut actor = env.spawn_joined("frozen", 300);
     actor.ok("freeze 1");
     actor.send("ask 400");
     actor.wait_until_stopped();
     let busy = || LedgerError::Busy { holder: "frozen (record 1)".to_owned(), waited_ms: 0 };
-    assert_eq!(seat.raise_share(700), Err(busy()));
-    assert_eq!(seat.release_share(100), Err(busy()));
-    assert_eq!(seat.set_floor(100), Err(busy()));
-    assert_eq!(seat.share_bytes(), 300, "nothing has changed");
+    assert_eq!(participant.raise_share(700), Err(busy()));
+    assert_eq!(participant.release_share(100), Err(busy()));
+    assert_eq!(participant.set_floor(100), Err(busy()));
+    assert_eq!(participant.share_bytes(), 300, "nothing has changed");
     actor.resume();
     assert_eq!(actor.answer(), Some(Ok("400".to_owned())));
-    assert_eq!(seat.raise_share(700), Ok(600));
+    assert_eq!(participant.raise_share(700), Ok(600));
 }
 
 #[test]
 fn share_written_by_other_process_is_rejected() {
-    let stage = LedgerEnv::new();
-    let (seat, other) = (stage.open().join("a", 0, 300).unwrap(), stage.open().join("b", 0, 300).unwrap());
-    let ledger = OpenOptions::new().write(true).open(stage.folder().join("ledger")).unwrap();
+    let env = LedgerEnv::new();
+    let (participant, other) = (env.open().join("a", 0, 300).unwrap(), env.open().join("b", 0, 300).unwrap());
+    let ledger = OpenOptions::new().write(true).open(env.folder().join("ledger")).unwrap();
     // The first record follows the header's page; this is its third word.
     ledger.write_all_at(&900_u64.to_ne_bytes(), 4096 + 16).unwrap();
-    for result in [seat.raise_share(1000), seat.release_share(0)] {
+    for result in [participant.raise_share(1000), participant.release_share(0)] {
         assert!(matches!(result, Err(LedgerError::Damaged { .. })), "{result:?}");
     }
-    assert_eq!((seat.share_bytes(), other.raise_share(1000)), (300, Ok(300)), "no other tenant ends by it");
+    assert_eq!(
+        (participant.share_bytes(), other.raise_share(1000)),
+        (300, Ok(300)),
+        "no other tenant ends by it"
+    );
 }
 
 /// Raises a share while another participant raises its own between the check and the write.
 fn raise_interrupted(faults: LedgerFaults) -> Result<u64, LedgerError> {
-    let stage = LedgerEnv::new();
+    let env = LedgerEnv::new();
     let other = Arc::new(Mutex::new(None));
-    let meddler = other.clone();
+    let peer = other.clone();
     let tap = move || {
-        let seat: Option<ParticipantHandle> = meddler.lock().unwrap().take();
-        if let Some(seat) = seat {
-            let _ = seat.raise_share(CAPACITY);
-            *meddler.lock().unwrap() = Some(seat);
+        let participant: Option<ParticipantHandle> = peer.lock().unwrap().take();
+        if let Some(participant) = participant {
+            let _ = participant.raise_share(CAPACITY);
+            *peer.lock().unwrap() = Some(participant);
         }
     };
     let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..faults };
-    let seat = stage.open_with(faults).join("a", 0, 400).unwrap();
-    *other.lock().unwrap() = Some(stage.open().join("b", 0, 400).unwrap());
-    seat.raise_share(CAPACITY).unwrap();
-    seat.audit().map(|audit| audit.shares_bytes)
+    let participant = env.open_with(faults).join("a", 0, 400).unwrap();
+    *other.lock().unwrap() = Some(env.open().join("b", 0, 400).unwrap());
+    participant.raise_share(CAPACITY).unwrap();
+    participant.audit().map(|audit| audit.shares_bytes)
 }
 
 #[test]
@@ -145,11 +149,11 @@ fn raise_share_is_atomic_only_under_lock() {
 
 /// Kills a process before write `n` of the last command. Returns false if there are fewer writes.
 fn kill_at_write(commands: &[&str], n: u64) -> bool {
-    let stage = LedgerEnv::new();
-    let watch = stage.open();
+    let env = LedgerEnv::new();
+    let watch = env.open();
     let friend = watch.join("friend", 0, 300).unwrap();
     let (last, before) = commands.split_last().unwrap();
-    let mut actor = stage.spawn_process();
+    let mut actor = env.spawn_process();
     actor.ok("open");
     for command in before {
         actor.ok(command);
@@ -187,26 +191,28 @@ fn kill_before_any_write_of_share_frees_it() {
 /// The child's part: `count` random changes. A file of the test records the bytes that it uses: more after a
 /// share was granted, less before it is released.
 pub fn stress(
-    seat: &ParticipantHandle,
+    participant: &ParticipantHandle,
     folder: &Path,
     at: u64,
     seed: u64,
     count: u64,
 ) -> Result<String, String> {
-    let (mut dice, mut has) = (Rng::new(seed), HeldBytes::new(folder, at));
-    has.set(seat.share_bytes());
+    let (mut rng, mut has) = (Rng::new(seed), HeldBytes::new(folder, at));
+    has.set(participant.share_bytes());
     let mut changes = 0;
     for _ in 0..count {
-        let before = seat.share_bytes();
-        let result = if dice.below(2) == 0 {
-            seat.raise_share(dice.below(CAPACITY + 1)).map(|granted| has.set(granted))
+        let before = participant.share_bytes();
+        let result = if rng.below(2) == 0 {
+            participant.raise_share(rng.below(CAPACITY + 1)).map(|granted| has.set(granted))
         } else {
-            let less = dice.below(before + 1);
+            let less = rng.below(before + 1);
             has.set(less.min(has.bytes));
-            seat.release_share(less).map(drop)
+            participant.release_share(less).map(drop)
         };
-        match result.and_then(|()| seat.audit()) {
-            Ok(_) | Err(LedgerError::Busy { .. }) => changes += u64::from(seat.share_bytes() != before),
+        match result.and_then(|()| participant.audit()) {
+            Ok(_) | Err(LedgerError::Busy { .. }) => {
+                changes += u64::from(participant.share_bytes() != before)
+            }
             Err(error) => return Err(format!("{error:?}")),
         }
     }
@@ -224,9 +230,9 @@ struct ShareStressTest {
 
 impl ShareStressTest {
     fn new() -> ShareStressTest {
-        let stage = LedgerEnv::new();
-        std::fs::write(stage.folder().join("truth"), [0; 8 * PROCESSES]).unwrap();
-        let mut dealt = ShareStressTest { processes: vec![], env: stage, started: 0, changes: 0 };
+        let env = LedgerEnv::new();
+        std::fs::write(env.folder().join("truth"), [0; 8 * PROCESSES]).unwrap();
+        let mut dealt = ShareStressTest { processes: vec![], env, started: 0, changes: 0 };
         for _ in 0..PROCESSES {
             let actor = dealt.start();
             dealt.processes.push(actor);
@@ -244,15 +250,15 @@ impl ShareStressTest {
 
     /// All processes work. After one answer, stops all of them at an arbitrary point, compares the sums, and
     /// kills one.
-    fn round(&mut self, dice: &mut Rng) {
+    fn round(&mut self, rng: &mut Rng) {
         for (at, actor) in self.processes.iter_mut().enumerate() {
-            actor.send(&format!("deal {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));
+            actor.send(&format!("deal {at} {} {OPERATIONS}", rng.below(1 << 30) + 1));
         }
-        let first = dice.below(PROCESSES as u64) as usize;
+        let first = rng.below(PROCESSES as u64) as usize;
         let mut answers = vec![self.processes[first].answer()];
         self.processes.iter().for_each(LedgerProcess::stop);
         self.check();
-        let victim = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        let victim = (first + 1 + rng.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
         self.processes.iter().for_each(LedgerProcess::resume);
         self.processes[victim].kill();
         let truth = OpenOptions::new().write(true).open(self.env.folder().join("truth")).unwrap();
@@ -288,10 +294,10 @@ impl ShareStressTest {
 fn shares_never_exceed_capacity_under_kills() {
     let seed = super::seed();
     println!("seed {seed}");
-    let (mut dice, begun) = (Rng::new(seed), Instant::now());
+    let (mut rng, begun) = (Rng::new(seed), Instant::now());
     let (mut dealt, mut rounds) = (ShareStressTest::new(), 0);
     while rounds < MAX_ROUNDS && begun.elapsed() < MAX_DURATION {
-        dealt.round(&mut dice);
+        dealt.round(&mut rng);
         rounds += 1;
     }
     println!("{rounds} rounds, as many deaths, {} changes", dealt.changes);

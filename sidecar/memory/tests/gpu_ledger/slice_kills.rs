@@ -23,23 +23,23 @@ const CASES: [(&[&str], &str); 4] = [
 /// Returns false if the operation has fewer than `n` writes. With `early` the next waiter queues before the
 /// kill.
 fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (SliceOrder, bool)) -> bool {
-    let stage = LedgerEnv::new();
-    let mut actor = stage.spawn_joined("a", 0);
+    let env = LedgerEnv::new();
+    let mut actor = env.spawn_joined("a", 0);
     for command in before {
         actor.ok(command);
     }
     let ask = || -> ParticipantHandle {
-        let next = stage.open().join("next", 0, 0).unwrap();
+        let next = env.open().join("next", 0, 0).unwrap();
         next.slice_queue().request(0).unwrap();
         next
     };
-    let waiter = early.then(ask);
+    let waiting = early.then(ask);
     actor.ok(&format!("die {n}"));
     if actor.request(operation).is_some() {
         return false;
     }
     actor.kill();
-    let next = waiter.unwrap_or_else(ask);
+    let next = waiting.unwrap_or_else(ask);
     let first = next.slice_queue().acquire_within(order, TIMEOUT).unwrap();
     assert!(first.is_some_and(|first| first >= Epoch(1)));
     if before.contains(&"take_turn") {
@@ -50,17 +50,13 @@ fn kill_at_write(before: &[&str], operation: &str, n: u64, (order, early): (Slic
     let second = next.slice_queue().acquire_within(order, TIMEOUT).unwrap();
     assert!(second > first);
     next.slice_queue().release().unwrap();
-    check_after_kill(&stage, &next, (order, second));
+    check_after_kill(&env, &next, (order, second));
     true
 }
 
 /// A new instance of the victim finds an empty queue, and the slice passes back and forth.
-fn check_after_kill(
-    stage: &LedgerEnv,
-    next: &ParticipantHandle,
-    (order, before): (SliceOrder, Option<Epoch>),
-) {
-    let heir = stage.open().join("a", 0, 0).unwrap();
+fn check_after_kill(env: &LedgerEnv, next: &ParticipantHandle, (order, before): (SliceOrder, Option<Epoch>)) {
+    let heir = env.open().join("a", 0, 0).unwrap();
     assert!(!heir.survey().unwrap().iter().any(|one| one.is_waiting || one.has_slice));
     heir.slice_queue().request(0).unwrap();
     next.slice_queue().request(0).unwrap();
@@ -83,8 +79,8 @@ fn kill_before_any_slice_write_does_not_block_queue() {
 }
 
 /// Starts a participant that holds the time slice, is past its deadline and does not run.
-fn stopped_holder(stage: &LedgerEnv) -> LedgerProcess {
-    let mut hung = stage.spawn_joined("hung", 0);
+fn stopped_holder(env: &LedgerEnv) -> LedgerProcess {
+    let mut hung = env.spawn_joined("hung", 0);
     for command in ["request", "take_turn", "promise 1"] {
         hung.ok(command);
     }
@@ -95,11 +91,11 @@ fn stopped_holder(stage: &LedgerEnv) -> LedgerProcess {
 /// Returns false if a takeover has fewer than `n` writes. With `engine` the engine of the killed participant
 /// keeps running.
 fn kill_in_takeover(n: u64, engine: bool) -> bool {
-    let stage = LedgerEnv::new();
-    let (mut hung, mut actor) = (stopped_holder(&stage), stage.spawn_joined("heir", 0));
+    let env = LedgerEnv::new();
+    let (mut hung, mut actor) = (stopped_holder(&env), env.spawn_joined("heir", 0));
     actor.ok("request");
-    let _engine = engine.then(|| actor.receive_liveness(&stage));
-    let next = stage.open().join("next", 0, 0).unwrap();
+    let _engine = engine.then(|| actor.receive_liveness(&env));
+    let next = env.open().join("next", 0, 0).unwrap();
     next.slice_queue().request(0).unwrap();
     actor.ok(&format!("die {n}"));
     if actor.request("take_turn").is_some() {
@@ -128,16 +124,16 @@ fn kill_before_any_takeover_write_does_not_block_queue() {
     for engine in [false, true] {
         let writes = (1..MAX_WRITES).take_while(|n| kill_in_takeover(*n, engine)).count();
         println!("engine {engine}: {writes} writes");
-        assert!(writes >= 4, "deadline, turn, ticket, epoch");
+        assert!(writes >= 4, "deadline, slice, ticket, epoch");
     }
 }
 
 /// Returns false if the operation has fewer than `n` writes. The holder stops before one, loses the time
 /// slice, and continues.
 fn take_over_at_write(operation: &str, n: u64) -> bool {
-    let stage = LedgerEnv::new();
-    let [next, third] = ["next", "third"].map(|name| stage.open().join(name, 0, 0).unwrap());
-    let mut holder = stage.spawn_joined("holder", 0);
+    let env = LedgerEnv::new();
+    let [next, third] = ["next", "third"].map(|name| env.open().join(name, 0, 0).unwrap());
+    let mut holder = env.spawn_joined("holder", 0);
     for command in ["request", "take_turn", "promise 1", &format!("freeze {n}")] {
         holder.ok(command);
     }

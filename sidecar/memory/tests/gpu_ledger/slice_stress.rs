@@ -37,25 +37,25 @@ fn highest_epoch(folder: &Path) -> &'static AtomicU64 {
 }
 
 /// The child's part: takes time slices for `ms` milliseconds. Returns how many of them it took over.
-pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Result<String, String> {
-    let (mut dice, begun, highest) = (Rng::new(seed), Instant::now(), highest_epoch(folder));
+pub fn stress(participant: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Result<String, String> {
+    let (mut rng, begun, highest) = (Rng::new(seed), Instant::now(), highest_epoch(folder));
     let mut taken_over = 0;
     while begun.elapsed() < Duration::from_millis(ms) {
         let before = highest.load(Ordering::SeqCst);
-        let line = seat.slice_queue();
-        let asked = line.request(0).and_then(|()| line.acquire_within(SliceOrder::RoundRobin, ROUND / 4));
+        let queue = participant.slice_queue();
+        let asked = queue.request(0).and_then(|()| queue.acquire_within(SliceOrder::RoundRobin, ROUND / 4));
         let epoch = match asked {
             Ok(Some(epoch)) => epoch,
             // A stopped process may hold the guard.
             Ok(None) | Err(LedgerError::Busy { .. }) => continue,
             Err(error) => return Err(error.to_string()),
         };
-        taken_over += u64::from(line.takeover().is_some());
+        taken_over += u64::from(queue.takeover().is_some());
         if epoch.0 <= before || highest.fetch_max(epoch.0, Ordering::SeqCst) == epoch.0 {
             return Err(format!("epoch {} after {before}, or twice", epoch.0));
         }
-        run(&line, epoch, 1 + dice.below(20), highest)?;
-        match line.release() {
+        run(&queue, epoch, 1 + rng.below(20), highest)?;
+        match queue.release() {
             Ok(()) | Err(LedgerError::SliceTakenOver) => {}
             Err(error) => return Err(error.to_string()),
         }
@@ -64,16 +64,16 @@ pub fn stress(seat: &ParticipantHandle, folder: &Path, ms: u64, seed: u64) -> Re
 }
 
 /// Runs the steps of one time slice. Before each step it checks whether it still holds the slice.
-fn run(line: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> Result<(), String> {
+fn run(queue: &SliceQueue<'_>, epoch: Epoch, steps: u64, highest: &AtomicU64) -> Result<(), String> {
     for _ in 0..steps {
-        match line.set_deadline((since_boot() + DEADLINE).as_nanos() as u64) {
+        match queue.set_deadline((since_boot() + DEADLINE).as_nanos() as u64) {
             Ok(()) => {}
             Err(LedgerError::SliceTakenOver) => return Ok(()),
             Err(error) => return Err(error.to_string()),
         }
         // Read the others' epoch first: a later slice that was acquired by now has ended this one.
         let others = highest.load(Ordering::SeqCst);
-        if line.held() == Some(epoch) && others > epoch.0 {
+        if queue.held() == Some(epoch) && others > epoch.0 {
             return Err(format!("epoch {} was its own while {others} was another's", epoch.0));
         }
         std::thread::sleep(Duration::from_micros(300));
@@ -92,14 +92,14 @@ struct SliceStressTest {
 
 impl SliceStressTest {
     fn new(fault: Option<&'static str>) -> SliceStressTest {
-        let stage = LedgerEnv::new();
-        std::fs::write(stage.folder().join("highest"), [0; 4096]).unwrap();
-        let mut crowd = SliceStressTest { env: stage, processes: vec![], fault, started: 0 };
+        let env = LedgerEnv::new();
+        std::fs::write(env.folder().join("highest"), [0; 4096]).unwrap();
+        let mut test = SliceStressTest { env, processes: vec![], fault, started: 0 };
         for _ in 0..PROCESSES {
-            let actor = crowd.start();
-            crowd.processes.push(actor);
+            let actor = test.start();
+            test.processes.push(actor);
         }
-        crowd
+        test
     }
 
     fn start(&mut self) -> LedgerProcess {
@@ -111,16 +111,16 @@ impl SliceStressTest {
 
     /// All processes take time slices; two are stopped for a while, and one of these is sometimes killed.
     /// Returns the number of takeovers.
-    fn round(&mut self, dice: &mut Rng) -> Result<u64, String> {
+    fn round(&mut self, rng: &mut Rng) -> Result<u64, String> {
         for actor in &mut self.processes {
-            actor.send(&format!("turns {} {}", ROUND.as_millis(), dice.below(1 << 30) + 1));
+            actor.send(&format!("turns {} {}", ROUND.as_millis(), rng.below(1 << 30) + 1));
         }
-        std::thread::sleep(Duration::from_millis(dice.below(200)));
-        let first = dice.below(PROCESSES as u64) as usize;
-        let second = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        std::thread::sleep(Duration::from_millis(rng.below(200)));
+        let first = rng.below(PROCESSES as u64) as usize;
+        let second = (first + 1 + rng.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
         [first, second].iter().for_each(|at| self.processes[*at].stop());
         std::thread::sleep(STOP_DURATION);
-        let killed = (dice.below(2) == 0).then_some(second);
+        let killed = (rng.below(2) == 0).then_some(second);
         if let Some(killed) = killed {
             self.processes[killed].kill();
         }
@@ -139,13 +139,13 @@ impl SliceStressTest {
 
 /// Runs rounds until a process reports a violation or `least` takeovers have happened. Returns the number of
 /// takeovers.
-fn rounds(crowd: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, String> {
-    let (mut dice, mut taken_over) = (Rng::new(seed), 0);
+fn rounds(test: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, String> {
+    let (mut rng, mut taken_over) = (Rng::new(seed), 0);
     for round in 0..MAX_ROUNDS {
         if round >= MIN_ROUNDS && taken_over >= least {
             break;
         }
-        taken_over += crowd.round(&mut dice)?;
+        taken_over += test.round(&mut rng)?;
         println!("round {round}: {taken_over} takeovers");
     }
     Ok(taken_over)
@@ -155,8 +155,8 @@ fn rounds(crowd: &mut SliceStressTest, seed: u64, least: u64) -> Result<u64, Str
 fn slice_has_one_holder_under_stops_and_kills() {
     let seed = super::seed();
     println!("seed {seed}");
-    let mut crowd = SliceStressTest::new(None);
-    let taken_over = rounds(&mut crowd, seed, MIN_TAKEOVERS);
+    let mut test = SliceStressTest::new(None);
+    let taken_over = rounds(&mut test, seed, MIN_TAKEOVERS);
     let taken_over = taken_over.unwrap_or_else(|error| panic!("{error}; seed {seed}"));
     println!("{taken_over} takeovers");
     assert!(taken_over >= MIN_TAKEOVERS, "{taken_over} takeovers in {MAX_ROUNDS} rounds; seed {seed}");
@@ -166,7 +166,7 @@ fn slice_has_one_holder_under_stops_and_kills() {
 fn ignore_fence_fault_is_detected() {
     let seed = super::seed();
     println!("seed {seed}");
-    let mut crowd = SliceStressTest::new(Some("ignore_fence"));
-    let error = rounds(&mut crowd, seed, u64::MAX).expect_err("two have the turn");
+    let mut test = SliceStressTest::new(Some("ignore_fence"));
+    let error = rounds(&mut test, seed, u64::MAX).expect_err("two hold the slice");
     assert!(error.contains("was another's"), "{error}");
 }

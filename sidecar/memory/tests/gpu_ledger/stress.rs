@@ -39,67 +39,68 @@ impl HeldBytes {
 /// The child's part: `count` random operations. Memory is used after the ledger granted it and freed before
 /// the ledger is updated.
 pub fn stress(
-    seat: &ParticipantHandle,
+    participant: &ParticipantHandle,
     folder: &Path,
     at: u64,
     seed: u64,
     count: u64,
 ) -> Result<String, String> {
-    let mut dice = Rng::new(seed);
+    let mut rng = Rng::new(seed);
     let mut has = HeldBytes::new(folder, at);
-    has.bytes = seat.held_bytes();
+    has.bytes = participant.held_bytes();
     for operation in 0..count {
-        let result = stress_once(seat, &mut has, &mut dice, seed ^ (operation + 1));
-        result.and_then(|()| seat.audit()).map_err(|error| format!("{error:?}"))?;
-        if seat.held_bytes() != has.bytes {
-            return Err(format!("{} bytes held, {} had", seat.held_bytes(), has.bytes));
+        let result = stress_once(participant, &mut has, &mut rng, seed ^ (operation + 1));
+        result.and_then(|()| participant.audit()).map_err(|error| format!("{error:?}"))?;
+        if participant.held_bytes() != has.bytes {
+            return Err(format!("{} bytes held, {} had", participant.held_bytes(), has.bytes));
         }
     }
     Ok(String::new())
 }
 
 fn stress_once(
-    seat: &ParticipantHandle,
+    participant: &ParticipantHandle,
     has: &mut HeldBytes,
-    dice: &mut Rng,
+    rng: &mut Rng,
     nonce: u64,
 ) -> Result<(), LedgerError> {
-    match dice.below(6) {
+    match rng.below(6) {
         0 | 1 => {
-            let bytes = 1 + dice.below(CAPACITY / 4);
-            match seat.reserve(bytes) {
+            let bytes = 1 + rng.below(CAPACITY / 4);
+            match participant.reserve(bytes) {
                 Ok(()) => has.set(has.bytes + bytes),
                 Err(LedgerError::OutOfMemory { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         2 => {
-            let bytes = dice.below(has.bytes + 1);
+            let bytes = rng.below(has.bytes + 1);
             has.set(has.bytes - bytes);
-            seat.release(bytes);
+            participant.release(bytes);
         }
-        3 => lend(seat, has, dice, nonce)?,
-        4 => borrow(seat, has)?,
-        _ => _ = seat.clear_settled()?,
+        3 => lend(participant, has, rng, nonce)?,
+        4 => borrow(participant, has)?,
+        _ => _ = participant.clear_settled()?,
     }
     Ok(())
 }
 
 fn lend(
-    seat: &ParticipantHandle,
+    participant: &ParticipantHandle,
     has: &mut HeldBytes,
-    dice: &mut Rng,
+    rng: &mut Rng,
     nonce: u64,
 ) -> Result<(), LedgerError> {
-    let others = seat.survey()?.into_iter().filter(|one| one.is_live && one.peer != seat.peer());
+    let others =
+        participant.survey()?.into_iter().filter(|one| one.is_live && one.peer != participant.peer());
     let others: Vec<Participant> = others.collect();
     if others.is_empty() || has.bytes == 0 {
         return Ok(());
     }
-    let to = others[dice.below(others.len() as u64) as usize].peer;
-    let bytes = 1 + dice.below(has.bytes);
+    let to = others[rng.below(others.len() as u64) as usize].peer;
+    let bytes = 1 + rng.below(has.bytes);
     has.set(has.bytes - bytes);
-    match seat.earmark(&to, bytes, 0, nonce) {
+    match participant.earmark(&to, bytes, 0, nonce) {
         Ok(()) => {}
         Err(
             LedgerError::PeerDead { .. }
@@ -115,18 +116,22 @@ fn lend(
 
 /// Accepts the earmarks that wait for this process, and cancels one of its own, whose bytes it tries to
 /// reserve again.
-fn borrow(seat: &ParticipantHandle, has: &mut HeldBytes) -> Result<(), LedgerError> {
-    for lender in seat.survey()? {
-        let for_us = lender.earmarks.iter().filter(|earmark| earmark.to == seat.instance());
+fn borrow(participant: &ParticipantHandle, has: &mut HeldBytes) -> Result<(), LedgerError> {
+    for lender in participant.survey()? {
+        let for_us = lender.earmarks.iter().filter(|earmark| earmark.to == participant.instance());
         for earmark in for_us.filter(|earmark| earmark.state == EarmarkState::Waiting) {
-            add_on_success(has, seat.accept(&lender.peer, earmark.nonce, earmark.bytes), earmark.bytes)?;
+            add_on_success(
+                has,
+                participant.accept(&lender.peer, earmark.nonce, earmark.bytes),
+                earmark.bytes,
+            )?;
         }
-        if lender.peer == seat.peer()
+        if lender.peer == participant.peer()
             && let Some(own) = lender.earmarks.iter().find(|one| one.state != EarmarkState::Accepted)
         {
             add_on_success(
                 has,
-                seat.cancel_earmark(own.nonce).and_then(|bytes| seat.reserve(bytes)),
+                participant.cancel_earmark(own.nonce).and_then(|bytes| participant.reserve(bytes)),
                 own.bytes,
             )?;
         }
@@ -164,11 +169,11 @@ struct StressTest {
 
 impl StressTest {
     fn new(fault: Option<&'static str>) -> StressTest {
-        let stage = LedgerEnv::new();
-        let path = stage.folder().join("truth");
+        let env = LedgerEnv::new();
+        let path = env.folder().join("truth");
         std::fs::write(&path, [0; 8 * PROCESSES]).unwrap();
         let truth = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let mut anvil = StressTest { env: stage, held_file: truth, processes: vec![], fault, started: 0 };
+        let mut anvil = StressTest { env, held_file: truth, processes: vec![], fault, started: 0 };
         for _ in 0..PROCESSES {
             let actor = anvil.start();
             anvil.processes.push(actor);
@@ -184,15 +189,15 @@ impl StressTest {
     }
 
     /// All processes work. After one answer, stops all of them at an arbitrary point and compares the sums.
-    fn round(&mut self, dice: &mut Rng) -> Result<(), String> {
+    fn round(&mut self, rng: &mut Rng) -> Result<(), String> {
         for (at, actor) in self.processes.iter_mut().enumerate() {
-            actor.send(&format!("hammer {at} {} {OPERATIONS}", dice.below(1 << 30) + 1));
+            actor.send(&format!("hammer {at} {} {OPERATIONS}", rng.below(1 << 30) + 1));
         }
-        let first = dice.below(PROCESSES as u64) as usize;
+        let first = rng.below(PROCESSES as u64) as usize;
         self.processes[first].answer().ok_or("the first to be waited for died")??;
         self.processes.iter().for_each(LedgerProcess::stop);
         let checked = self.check(false);
-        let victim = (first + 1 + dice.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
+        let victim = (first + 1 + rng.below(PROCESSES as u64 - 1) as usize) % PROCESSES;
         self.processes.iter().for_each(LedgerProcess::resume);
         self.processes[victim].kill();
         self.held_file.write_all_at(&[0; 8], 8 * victim as u64).unwrap();
@@ -231,10 +236,10 @@ impl StressTest {
 
 /// Runs rounds until one fails or the time is over. Returns the number of rounds.
 fn rounds(anvil: &mut StressTest, seed: u64) -> Result<usize, String> {
-    let (mut dice, begun) = (Rng::new(seed), Instant::now());
+    let (mut rng, begun) = (Rng::new(seed), Instant::now());
     let mut rounds = 0;
     while rounds < MAX_ROUNDS && begun.elapsed() < MAX_DURATION {
-        anvil.round(&mut dice)?;
+        anvil.round(&mut rng)?;
         rounds += 1;
     }
     Ok(rounds)
@@ -247,9 +252,9 @@ fn kills_neither_lose_nor_double_count_bytes() {
     let mut anvil = StressTest::new(None);
     let rounds = rounds(&mut anvil, seed).unwrap_or_else(|error| panic!("{error}; seed {seed}"));
     println!("{rounds} rounds, as many deaths");
-    let StressTest { env: stage, processes: mut actors, .. } = anvil;
+    let StressTest { env, processes: mut actors, .. } = anvil;
     actors.iter_mut().for_each(LedgerProcess::kill);
-    let heir = stage.open().join("heir", CAPACITY, CAPACITY).unwrap();
+    let heir = env.open().join("heir", CAPACITY, CAPACITY).unwrap();
     heir.reserve(CAPACITY).unwrap();
     assert_eq!(heir.audit().unwrap().counted_bytes, CAPACITY);
 }

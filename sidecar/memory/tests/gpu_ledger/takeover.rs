@@ -21,10 +21,10 @@ const SLACK: Duration = Duration::from_secs(5);
 
 /// Returns participants of this process with faults.
 fn participants_with<const N: usize>(faults: LedgerFaults) -> (LedgerEnv, [ParticipantHandle; N]) {
-    let stage = LedgerEnv::new();
-    let seats =
-        std::array::from_fn(|at| stage.open_with(faults.clone()).join(&at.to_string(), 0, 0).unwrap());
-    (stage, seats)
+    let env = LedgerEnv::new();
+    let participants =
+        std::array::from_fn(|at| env.open_with(faults.clone()).join(&at.to_string(), 0, 0).unwrap());
+    (env, participants)
 }
 
 fn participants<const N: usize>() -> (LedgerEnv, [ParticipantHandle; N]) {
@@ -35,32 +35,31 @@ fn ns(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// Lets `seat` take the free time slice with a deadline that is over at once.
-fn take_overdue(seat: &ParticipantHandle) -> Epoch {
-    seat.slice_queue().request(0).unwrap();
-    let epoch = seat.slice_queue().try_acquire(ORDER).unwrap().expect("the turn is free");
-    seat.slice_queue().set_deadline(1).unwrap();
+/// Lets `participant` take the free time slice with a deadline that is over at once.
+fn take_overdue(participant: &ParticipantHandle) -> Epoch {
+    participant.slice_queue().request(0).unwrap();
+    let epoch = participant.slice_queue().try_acquire(ORDER).unwrap().expect("the slice is free");
+    participant.slice_queue().set_deadline(1).unwrap();
     epoch
 }
 
-fn take(seat: &ParticipantHandle, limit: Duration) -> Option<Epoch> {
-    seat.slice_queue().acquire_within(ORDER, limit).unwrap()
+fn take(participant: &ParticipantHandle, limit: Duration) -> Option<Epoch> {
+    participant.slice_queue().acquire_within(ORDER, limit).unwrap()
 }
 
 /// Starts a sidecar that holds the time slice, and its engine.
-fn pair(stage: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
-    let mut sidecar = stage.spawn_joined("team/hung", 100);
-    let engine = stage.spawn_engine_of(&mut sidecar);
+fn pair(env: &LedgerEnv) -> (LedgerProcess, LedgerProcess) {
+    let mut sidecar = env.spawn_joined("team/hung", 100);
+    let engine = env.spawn_engine_of(&mut sidecar);
     (sidecar, engine)
 }
 
 #[test]
 fn stopped_holder_is_taken_over_after_deadline_and_changes_nothing_on_resume() {
-    let stage = LedgerEnv::new();
-    let next = stage.open().join("team/next", 0, 0).unwrap();
-    let (mut sidecar, engine) = pair(&stage);
-    let fence =
-        SliceFence::open(sidecar.receive_liveness(&stage).as_fd()).unwrap().expect("it has neighbours");
+    let env = LedgerEnv::new();
+    let next = env.open().join("team/next", 0, 0).unwrap();
+    let (mut sidecar, engine) = pair(&env);
+    let fence = SliceFence::open(sidecar.receive_liveness(&env).as_fd()).unwrap().expect("it has peers");
     sidecar.ok("request");
     let begun = Instant::now();
     assert_eq!(sidecar.ok("take_turn"), "Some(Epoch(1))");
@@ -76,13 +75,13 @@ fn stopped_holder_is_taken_over_after_deadline_and_changes_nothing_on_resume() {
     assert_eq!(next.slice_queue().handover(), None, "it was not handed over");
     assert_eq!((fence.is_stale(1), fence.is_stale(2), fence.is_stale(0)), (true, false, false));
     [&sidecar, &engine].into_iter().for_each(LedgerProcess::resume);
-    let before = (std::fs::read(stage.folder().join("locks")).unwrap(), next.survey().unwrap());
+    let before = (std::fs::read(env.folder().join("locks")).unwrap(), next.survey().unwrap());
     assert_eq!(sidecar.ok("held"), "None");
     assert_eq!(sidecar.request("promise 0").unwrap().unwrap_err(), "SliceTakenOver");
     assert_eq!(sidecar.request("give_turn").unwrap().unwrap_err(), "SliceTakenOver");
     assert_eq!(sidecar.request("give_turn").unwrap().unwrap_err(), "SliceNotHeld");
     assert_eq!(sidecar.ok("overtaken"), "1");
-    let after = (std::fs::read(stage.folder().join("locks")).unwrap(), next.survey().unwrap());
+    let after = (std::fs::read(env.folder().join("locks")).unwrap(), next.survey().unwrap());
     assert_eq!(before, after);
     assert_eq!(next.slice_queue().held(), Some(Epoch(2)));
     sidecar.ok("request");
@@ -94,9 +93,9 @@ fn stopped_holder_is_taken_over_after_deadline_and_changes_nothing_on_resume() {
 
 #[test]
 fn stopped_holder_keeps_memory_after_takeover() {
-    let stage = LedgerEnv::new();
-    let next = stage.open().join("next", 0, 0).unwrap();
-    let mut hung = stage.spawn_joined("hung", 100);
+    let env = LedgerEnv::new();
+    let next = env.open().join("next", 0, 0).unwrap();
+    let mut hung = env.spawn_joined("hung", 100);
     for command in ["reserve 900", "request", "take_turn", "promise 1"] {
         hung.ok(command);
     }
@@ -162,7 +161,7 @@ fn waiter_pause_does_not_count_as_overdue_time() {
 fn first_waiter_takes_over_before_next() {
     let (_stage, [a, b, c]) = participants();
     take_overdue(&a);
-    [&b, &c].into_iter().for_each(|seat| seat.slice_queue().request(0).unwrap());
+    [&b, &c].into_iter().for_each(|participant| participant.slice_queue().request(0).unwrap());
     std::thread::scope(|scope| {
         let second = scope.spawn(|| take(&c, OVERDUE_GRACE + SKIP_AFTER / 2));
         assert_eq!(take(&b, LONG), Some(Epoch(2)));
@@ -189,7 +188,7 @@ fn first_waiter_takes_over_before_next() {
 fn deadline_extension_restarts_first_waiter_timeout() {
     let (_stage, [a, b, c]) = participants();
     take_overdue(&a);
-    [&b, &c].into_iter().for_each(|seat| seat.slice_queue().request(0).unwrap());
+    [&b, &c].into_iter().for_each(|participant| participant.slice_queue().request(0).unwrap());
     assert_eq!(take(&c, OVERDUE_GRACE + SKIP_AFTER * 3 / 4), None);
     a.slice_queue().set_deadline(2).unwrap();
     let begun = Instant::now();
@@ -204,10 +203,10 @@ fn wait_for_waiter_returns_on_takeover() {
     b.slice_queue().request(0).unwrap();
     assert_eq!(a.slice_queue().wait_for_waiter(LONG), Ok(true));
     std::thread::scope(|scope| {
-        let sought = scope.spawn(|| while a.slice_queue().wait_for_waiter(LONG).unwrap() {});
+        let waiting = scope.spawn(|| while a.slice_queue().wait_for_waiter(LONG).unwrap() {});
         assert!(take(&b, LONG).is_some());
         let begun = Instant::now();
-        sought.join().unwrap();
+        waiting.join().unwrap();
         assert!(begun.elapsed() < LONG / 2, "{:?}", begun.elapsed());
     });
     assert_eq!(a.slice_queue().takeovers_total(), 1);
@@ -215,10 +214,10 @@ fn wait_for_waiter_returns_on_takeover() {
 
 #[test]
 fn takeover_wakes_waiters() {
-    let (stage, [a, b]) = participants();
+    let (env, [a, b]) = participants();
     take_overdue(&a);
     b.slice_queue().request(0).unwrap();
-    let bell = futex_word(&stage);
+    let bell = futex_word(&env);
     let before = bell.load(Ordering::Acquire);
     assert!(take(&b, LONG).is_some());
     assert_ne!(bell.load(Ordering::Acquire), before);
@@ -265,12 +264,12 @@ fn holder_reports_name_and_overdue_time() {
 
 #[test]
 fn slice_of_dead_sidecar_is_taken_over_while_engine_lives() {
-    let stage = LedgerEnv::new();
-    let next = stage.open().join("next", 0, 0).unwrap();
-    let mut sidecar = stage.spawn_joined("a", 0);
+    let env = LedgerEnv::new();
+    let next = env.open().join("next", 0, 0).unwrap();
+    let mut sidecar = env.spawn_joined("a", 0);
     sidecar.ok("request");
     sidecar.ok("take_turn");
-    let engine = sidecar.receive_liveness(&stage);
+    let engine = sidecar.receive_liveness(&env);
     let fence = SliceFence::open(engine.as_fd()).unwrap().unwrap();
     sidecar.kill();
     next.slice_queue().request(0).unwrap();

@@ -20,29 +20,29 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Returns participants of a new ledger.
 fn participants<const N: usize>() -> (LedgerEnv, GpuLedger, [ParticipantHandle; N]) {
-    let stage = LedgerEnv::new();
-    let neighbourhood = stage.open();
-    let seats = std::array::from_fn(|at| stage.open().join(&at.to_string(), 0, 0).unwrap());
-    (stage, neighbourhood, seats)
+    let env = LedgerEnv::new();
+    let ledger = env.open();
+    let participants = std::array::from_fn(|at| env.open().join(&at.to_string(), 0, 0).unwrap());
+    (env, ledger, participants)
 }
 
 #[test]
 fn the_oldest_ticket_is_next_and_epochs_rise() {
     let (_stage, _, [a, b, c]) = participants();
-    for seat in [&b, &c, &a] {
-        seat.slice_queue().request(0).unwrap();
+    for participant in [&b, &c, &a] {
+        participant.slice_queue().request(0).unwrap();
     }
-    for (epoch, seat) in (1..).zip([&b, &c, &a]) {
-        let others = [&a, &b, &c].into_iter().filter(|other| other.peer() != seat.peer());
+    for (epoch, participant) in (1..).zip([&b, &c, &a]) {
+        let others = [&a, &b, &c].into_iter().filter(|other| other.peer() != participant.peer());
         for other in
             others.filter(|other| other.slice_queue().try_acquire(ROUND_ROBIN) != Err(LedgerError::NoTicket))
         {
             assert_eq!(other.slice_queue().try_acquire(ROUND_ROBIN), Ok(None));
         }
-        assert_eq!(seat.slice_queue().try_acquire(ROUND_ROBIN), Ok(Some(Epoch(epoch))));
-        assert_eq!(seat.slice_queue().held(), Some(Epoch(epoch)));
-        assert_eq!(seat.slice_queue().waiters(), Ok(3 - epoch as usize));
-        seat.slice_queue().release().unwrap();
+        assert_eq!(participant.slice_queue().try_acquire(ROUND_ROBIN), Ok(Some(Epoch(epoch))));
+        assert_eq!(participant.slice_queue().held(), Some(Epoch(epoch)));
+        assert_eq!(participant.slice_queue().waiters(), Ok(3 - epoch as usize));
+        participant.slice_queue().release().unwrap();
     }
     a.slice_queue().request(0).unwrap();
     assert_eq!(a.slice_queue().try_acquire(ROUND_ROBIN), Ok(Some(Epoch(4))));
@@ -84,16 +84,16 @@ fn second_request_keeps_position_and_cancel_loses_it() {
 
 #[test]
 fn dead_waiter_is_skipped_and_its_ticket_is_not_inherited() {
-    let stage = LedgerEnv::new();
-    let mut dead = stage.spawn_joined("dead", 0);
-    let b = stage.open().join("b", 0, 0).unwrap();
+    let env = LedgerEnv::new();
+    let mut dead = env.spawn_joined("dead", 0);
+    let b = env.open().join("b", 0, 0).unwrap();
     dead.ok("request");
     b.slice_queue().request(0).unwrap();
     assert_eq!((b.slice_queue().waiters(), b.slice_queue().try_acquire(ROUND_ROBIN)), (Ok(1), Ok(None)));
     dead.kill();
     assert_eq!(b.slice_queue().waiters(), Ok(0));
     assert!(b.slice_queue().try_acquire(ROUND_ROBIN).unwrap().is_some());
-    let heir = stage.open().join("heir", 0, 0).unwrap();
+    let heir = env.open().join("heir", 0, 0).unwrap();
     assert_eq!((heir.index(), b.slice_queue().waiters()), (dead.peer.index, Ok(0)));
     assert_eq!(heir.slice_queue().try_acquire(ROUND_ROBIN), Err(LedgerError::NoTicket));
 }
@@ -101,13 +101,14 @@ fn dead_waiter_is_skipped_and_its_ticket_is_not_inherited() {
 #[test]
 fn unresponsive_waiter_is_skipped_and_acquires_after_resume() {
     let (_stage, _, [frozen, one, other]) = participants();
-    for seat in [&frozen, &one, &other] {
-        seat.slice_queue().request(0).unwrap();
+    for participant in [&frozen, &one, &other] {
+        participant.slice_queue().request(0).unwrap();
     }
     let begun = Instant::now();
     assert_eq!(one.slice_queue().try_acquire(ROUND_ROBIN).unwrap(), None, "it is not next");
-    let waits =
-        |seat: &ParticipantHandle| seat.slice_queue().acquire_within(ROUND_ROBIN, 10 * SKIP_AFTER).unwrap();
+    let waits = |participant: &ParticipantHandle| {
+        participant.slice_queue().acquire_within(ROUND_ROBIN, 10 * SKIP_AFTER).unwrap()
+    };
     assert!(waits(&one).is_some() && begun.elapsed() >= SKIP_AFTER, "after {:?}", begun.elapsed());
     // One skip applies to all waiters: no further wait is needed, even for those that have not skipped the
     // participant themselves.
@@ -142,8 +143,8 @@ fn highest_priority_is_next_until_aging_applies() {
         if high.slice_queue().held().is_none() {
             high.slice_queue().request(i32::MAX).unwrap();
         }
-        let next = |seat: &&&ParticipantHandle| {
-            !matches!(seat.slice_queue().try_acquire(order), Ok(None) | Err(LedgerError::NoTicket))
+        let next = |participant: &&&ParticipantHandle| {
+            !matches!(participant.slice_queue().try_acquire(order), Ok(None) | Err(LedgerError::NoTicket))
         };
         let all = [&low, &lowest, &high];
         let winner = all.iter().find(next).unwrap();
@@ -189,8 +190,8 @@ fn waiter_is_woken_by_release_and_cancel() {
 }
 
 /// Returns the ledger's futex, word 10 of the header, through a mapping of the test.
-pub fn futex_word(stage: &LedgerEnv) -> &'static AtomicU32 {
-    let file = OpenOptions::new().read(true).write(true).open(stage.folder().join("ledger")).unwrap();
+pub fn futex_word(env: &LedgerEnv) -> &'static AtomicU32 {
+    let file = OpenOptions::new().read(true).write(true).open(env.folder().join("ledger")).unwrap();
     let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
     // SAFETY: a new mapping that is never unmapped; the word is aligned and accessed only atomically.
     unsafe {
@@ -200,8 +201,8 @@ pub fn futex_word(stage: &LedgerEnv) -> &'static AtomicU32 {
 
 #[test]
 fn release_wakes_waiters_in_other_mappings() {
-    let (stage, _, [a]) = participants();
-    let bell = futex_word(&stage);
+    let (env, _, [a]) = participants();
+    let bell = futex_word(&env);
     let patience = futex::Timespec { tv_sec: 60, tv_nsec: 0 };
     let once = || {
         a.slice_queue().request(0).unwrap();
@@ -243,7 +244,7 @@ fn wait_times_out_without_spinning() {
 
 /// The child's part of mutual exclusion: takes the time slice `count` times. While it holds the slice, no
 /// other process may write the two words of the file "turn": the holder's instance and the epoch.
-pub fn spin(seat: &ParticipantHandle, folder: &Path, count: u64) -> Result<String, String> {
+pub fn spin(participant: &ParticipantHandle, folder: &Path, count: u64) -> Result<String, String> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join("turn")).unwrap();
     let read = || {
         let mut words = [0; 16];
@@ -252,32 +253,35 @@ pub fn spin(seat: &ParticipantHandle, folder: &Path, count: u64) -> Result<Strin
         (word(0), word(8))
     };
     for _ in 0..count {
-        seat.slice_queue().request(0).unwrap();
-        let Epoch(epoch) =
-            seat.slice_queue().acquire_within(ROUND_ROBIN, LONG).unwrap().ok_or("no turn in a minute")?;
+        participant.slice_queue().request(0).unwrap();
+        let Epoch(epoch) = participant
+            .slice_queue()
+            .acquire_within(ROUND_ROBIN, LONG)
+            .unwrap()
+            .ok_or("no slice in a minute")?;
         let (_, before) = read();
         if before >= epoch {
             return Err(format!("epoch {epoch} after {before}"));
         }
-        let words = [seat.instance(), epoch].map(u64::to_ne_bytes).concat();
+        let words = [participant.instance(), epoch].map(u64::to_ne_bytes).concat();
         file.write_all_at(&words, 0).unwrap();
         for _ in 0..5 {
             std::thread::yield_now();
-            if read() != (seat.instance(), epoch) {
+            if read() != (participant.instance(), epoch) {
                 return Err(format!("another tenant had the time slice in epoch {epoch}"));
             }
         }
-        seat.slice_queue().release().map_err(|error| format!("{error} in epoch {epoch}"))?;
+        participant.slice_queue().release().map_err(|error| format!("{error} in epoch {epoch}"))?;
     }
     Ok(String::new())
 }
 
 /// Six processes take time slices, and some of them are killed.
 fn run_contention(fault: Option<&str>) -> Result<(), String> {
-    let stage = LedgerEnv::new();
-    std::fs::write(stage.folder().join("turn"), [0; 16]).unwrap();
+    let env = LedgerEnv::new();
+    std::fs::write(env.folder().join("turn"), [0; 16]).unwrap();
     let start = |at: usize| {
-        let mut actor = stage.spawn_process();
+        let mut actor = env.spawn_process();
         if let Some(fault) = fault {
             actor.ok(&format!("fault {fault}"));
         }
@@ -311,11 +315,11 @@ fn unlocked_slice_fault_is_detected() {
 
 #[test]
 fn slice_of_killed_holder_passes_within_50_ms() {
-    let stage = LedgerEnv::new();
-    let heir = stage.open().join("heir", 0, 0).unwrap();
+    let env = LedgerEnv::new();
+    let heir = env.open().join("heir", 0, 0).unwrap();
     let mut last = Epoch(0);
     let once = |at: u32| {
-        let mut holder = stage.spawn_joined(&format!("holder-{at}"), CAPACITY / 10);
+        let mut holder = env.spawn_joined(&format!("holder-{at}"), CAPACITY / 10);
         holder.ok("request");
         holder.ok("take_turn");
         heir.slice_queue().request(0).unwrap();
@@ -347,16 +351,16 @@ fn slice_of_killed_holder_passes_within_50_ms() {
 
 #[test]
 fn engine_keeps_slice_of_dead_sidecar() {
-    let stage = LedgerEnv::new();
-    let next = stage.open().join("next", 0, 0).unwrap();
-    let mut sidecar = stage.spawn_joined("a", 0);
+    let env = LedgerEnv::new();
+    let next = env.open().join("next", 0, 0).unwrap();
+    let mut sidecar = env.spawn_joined("a", 0);
     sidecar.ok("request");
     sidecar.ok("take_turn");
-    let engine = sidecar.receive_liveness(&stage);
+    let engine = sidecar.receive_liveness(&env);
     sidecar.kill();
     next.slice_queue().request(0).unwrap();
     assert_eq!(next.slice_queue().acquire_within(ROUND_ROBIN, Duration::from_millis(30)), Ok(None));
-    assert!(stage.open().survey().unwrap().iter().any(|one| one.name == "a" && one.has_slice));
+    assert!(env.open().survey().unwrap().iter().any(|one| one.name == "a" && one.has_slice));
     drop(engine);
     assert_eq!(next.slice_queue().acquire_within(ROUND_ROBIN, LONG), Ok(Some(Epoch(2))));
 }
@@ -365,8 +369,9 @@ fn engine_keeps_slice_of_dead_sidecar() {
 fn handover_is_timed_from_release() {
     const PAUSE: Duration = Duration::from_millis(20);
     let (_stage, _, [a, b]) = participants();
-    let take =
-        |seat: &ParticipantHandle| seat.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("it is free");
+    let take = |participant: &ParticipantHandle| {
+        participant.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("it is free")
+    };
     a.slice_queue().request(0).unwrap();
     take(&a);
     assert_eq!(a.slice_queue().handover(), None, "it had no holder before");
@@ -392,11 +397,11 @@ fn handover_is_timed_from_release() {
 
 #[test]
 fn slice_of_dead_holder_has_no_handover_time() {
-    let (stage, _, [a, b]) = participants();
+    let (env, _, [a, b]) = participants();
     a.slice_queue().request(0).unwrap();
     a.slice_queue().try_acquire(ROUND_ROBIN).unwrap().expect("it is free");
     b.slice_queue().request(0).unwrap();
-    stage.end(a);
+    env.end(a);
     b.slice_queue().acquire_within(ROUND_ROBIN, LONG).unwrap().expect("the dead hold nothing");
     assert_eq!(b.slice_queue().handover(), None);
 }

@@ -1,7 +1,7 @@
 //! Measures the costs of the ledger's files: the median time of a reservation, an acceptance, and a handover
 //! of the time slice between two processes, with few participants and with all records in use.
 //!
-//! `cargo run --release -p sluice-memory --example neighbourhood_speed`
+//! `cargo run --release -p sluice-memory --example gpu_ledger_speed`
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -25,21 +25,21 @@ fn main() -> Result<()> {
     let folder = tempfile::tempdir()?;
     println!("participants operation median_ns");
     for participants in [2, RECORDS as usize] {
-        let neighbourhood = open(folder.path())?;
+        let ledger = open(folder.path())?;
         // The last record belongs to the partner.
         let names = (1..participants).map(|at| format!("tenant-{at}"));
-        let seats: Vec<ParticipantHandle> =
-            names.map(|name| neighbourhood.join(&name, 0, 0)).collect::<Result<_, _>>()?;
+        let handles: Vec<ParticipantHandle> =
+            names.map(|name| ledger.join(&name, 0, 0)).collect::<Result<_, _>>()?;
         let borrower = open(folder.path())?.join("borrower", 0, 0)?;
-        for seat in &seats {
-            seat.reserve(CHUNK)?;
+        for participant in &handles {
+            participant.reserve(CHUNK)?;
         }
-        let told = |operation: &str, median: u64| println!("{participants} {operation} {median}");
-        told("reserve and release", reserve(&seats[0])?);
-        told("reserve in vain", reserve_refused(&seats[0])?);
-        transfer(&seats[0], &borrower, told)?;
+        let print = |operation: &str, median: u64| println!("{participants} {operation} {median}");
+        print("reserve and release", reserve(&handles[0])?);
+        print("reserve in vain", reserve_refused(&handles[0])?);
+        transfer(&handles[0], &borrower, print)?;
         drop(borrower);
-        told("hand-over of the time slice", hand_over(folder.path(), &seats[0])?);
+        print("hand-over of the time slice", hand_over(folder.path(), &handles[0])?);
     }
     Ok(())
 }
@@ -56,23 +56,23 @@ fn median(mut times: Vec<Duration>) -> u64 {
     percentile(&mut times, 500).expect("there are times").as_nanos() as u64
 }
 
-fn reserve(seat: &ParticipantHandle) -> Result<u64> {
+fn reserve(participant: &ParticipantHandle) -> Result<u64> {
     let mut times = vec![];
     for _ in 0..ROUNDS {
         let begun = Instant::now();
-        seat.reserve(CHUNK)?;
-        seat.release(CHUNK);
+        participant.reserve(CHUNK)?;
+        participant.release(CHUNK);
         times.push(begun.elapsed());
     }
     Ok(median(times))
 }
 
 /// Measures a refused reservation, before which the kernel is asked which participants are live.
-fn reserve_refused(seat: &ParticipantHandle) -> Result<u64> {
+fn reserve_refused(participant: &ParticipantHandle) -> Result<u64> {
     let mut times = vec![];
     for _ in 0..ROUNDS {
         let begun = Instant::now();
-        ensure!(seat.reserve(CAPACITY).is_err(), "the GPU is not empty");
+        ensure!(participant.reserve(CAPACITY).is_err(), "the GPU is not empty");
         times.push(begun.elapsed());
     }
     Ok(median(times))
@@ -81,7 +81,7 @@ fn reserve_refused(seat: &ParticipantHandle) -> Result<u64> {
 fn transfer(
     lender: &ParticipantHandle,
     borrower: &ParticipantHandle,
-    told: impl Fn(&str, u64),
+    print: impl Fn(&str, u64),
 ) -> Result<()> {
     let (mut earmarks, mut accepts, mut clears) = (vec![], vec![], vec![]);
     for nonce in 1..=ROUNDS as u64 {
@@ -98,54 +98,54 @@ fn transfer(
         clears.push(begun.elapsed());
         borrower.release(CHUNK);
     }
-    told("earmark", median(earmarks));
-    told("accept", median(accepts));
-    told("clear, both sides", median(clears));
+    print("earmark", median(earmarks));
+    print("accept", median(accepts));
+    print("clear, both sides", median(clears));
     Ok(())
 }
 
 /// Measures the time from a release until this participant has the time slice again, with the partner having
 /// it in between: two handovers.
-fn hand_over(folder: &Path, seat: &ParticipantHandle) -> Result<u64> {
+fn hand_over(folder: &Path, participant: &ParticipantHandle) -> Result<u64> {
     let mut child = Command::new(std::env::current_exe()?).arg(folder).spawn()?;
-    let result = ping_pong(seat, &mut child);
+    let result = ping_pong(participant, &mut child);
     let _ = child.kill();
     child.wait()?;
     result
 }
 
-fn ping_pong(seat: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
-    let (turn, order) = (seat.slice_queue(), SliceOrder::RoundRobin);
+fn ping_pong(participant: &ParticipantHandle, partner: &mut Child) -> Result<u64> {
+    let (queue, order) = (participant.slice_queue(), SliceOrder::RoundRobin);
     let mut times = vec![];
-    turn.request(0)?;
-    turn.acquire_within(order, TIMEOUT)?.context("the first turn")?;
-    while turn.waiters()? == 0 {
+    queue.request(0)?;
+    queue.acquire_within(order, TIMEOUT)?.context("the first slice")?;
+    while queue.waiters()? == 0 {
         ensure!(partner.try_wait()?.is_none(), "the partner ended");
         std::thread::yield_now();
     }
     for _ in 0..ROUNDS {
         let begun = Instant::now();
-        turn.release()?;
-        turn.request(0)?;
-        turn.acquire_within(order, TIMEOUT)?.context("the turn comes back")?;
+        queue.release()?;
+        queue.request(0)?;
+        queue.acquire_within(order, TIMEOUT)?.context("the next slice")?;
         times.push(begun.elapsed() / 2);
         // The partner requests the time slice again before this participant releases it.
-        while turn.waiters()? == 0 {
+        while queue.waiters()? == 0 {
             std::hint::spin_loop();
         }
     }
-    turn.release()?;
+    queue.release()?;
     Ok(median(times))
 }
 
 /// Runs the partner, which releases the time slice as soon as it has it.
 fn partner(folder: &Path) -> Result<()> {
-    let seat = open(folder)?.join("partner", 0, 0)?;
+    let participant = open(folder)?.join("partner", 0, 0)?;
     loop {
-        seat.slice_queue().request(0)?;
-        if seat.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT)?.is_none() {
+        participant.slice_queue().request(0)?;
+        if participant.slice_queue().acquire_within(SliceOrder::RoundRobin, TIMEOUT)?.is_none() {
             return Ok(());
         }
-        seat.slice_queue().release()?;
+        participant.slice_queue().release()?;
     }
 }
