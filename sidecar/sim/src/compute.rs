@@ -101,16 +101,16 @@ impl SimCompute {
             device.profile.restart_ns
         };
         // An engine that has not attached, or whose `Lost` event is still queued, sends no second `Lost`.
-        let told = self.events.iter().any(|(_, event)| *event == ComputeEvent::Lost);
+        let lost_is_queued = self.events.iter().any(|(_, event)| *event == ComputeEvent::Lost);
         self.events.retain(|(_, event)| *event == ComputeEvent::Lost);
-        if std::mem::take(&mut self.attached) && !told {
+        if std::mem::take(&mut self.attached) && !lost_is_queued {
             self.events.push_back((now, ComputeEvent::Lost));
         }
         self.attach(now.plus(restart_ns));
     }
 
     /// Makes the engine abandon its step because its time slice has ended. Returns whether a step was running.
-    pub fn expire_turn(&mut self, now: Nanos) -> bool {
+    pub fn expire_slice(&mut self, now: Nanos) -> bool {
         let mut device = self.device.borrow_mut();
         device.advance(now);
         let Some(run) = device.run.take_if(|run| run.finished.is_none()) else { return false };

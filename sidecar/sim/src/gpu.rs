@@ -116,8 +116,8 @@ impl Gpu {
             setup,
         };
         for at in 0..gpu.tenants.len() {
-            let born = gpu.start_instance(at);
-            born.map_err(|refused| (gpu.tenants[at].setup.name.clone(), refused.to_string()))?;
+            let started = gpu.start_instance(at);
+            started.map_err(|refused| (gpu.tenants[at].setup.name.clone(), refused.to_string()))?;
         }
         Ok(gpu)
     }
@@ -143,8 +143,8 @@ impl Gpu {
     }
 
     /// Returns the number of time slices granted so far.
-    pub fn turns(&self) -> u64 {
-        self.slice_queue.turns()
+    pub fn granted_slices(&self) -> u64 {
+        self.slice_queue.granted()
     }
 
     /// Runs until every request has ended. Returns `false` if `limit` is reached first, or if no event is left.
@@ -189,13 +189,13 @@ impl Gpu {
     }
 
     fn due_of(&self, tenant: &SimTenant) -> impl Iterator<Item = Nanos> {
-        let Some(life) = &tenant.instance else {
+        let Some(instance) = &tenant.instance else {
             return [tenant.restart_at, None, None].into_iter().flatten();
         };
-        let arrival = tenant.arrivals.front().map(|(at, _)| (*at).max(life.stopped_until));
+        let arrival = tenant.arrivals.front().map(|(at, _)| (*at).max(instance.stopped_until));
         let looks = (!self.ledger.borrow().has_no_transfers() || self.exit_count() > 0)
-            .then_some(life.next_survey_at.max(life.stopped_until));
-        [life.next_wake_at(), arrival, looks].into_iter().flatten()
+            .then_some(instance.next_survey_at.max(instance.stopped_until));
+        [instance.next_wake_at(), arrival, looks].into_iter().flatten()
     }
 
     /// Returns the number of instances that have exited.
@@ -206,11 +206,13 @@ impl Gpu {
 
     fn admit_arrivals(&mut self, at: usize) {
         let (tenant, now) = (&mut self.tenants[at], self.now);
-        let Some(life) = tenant.instance.as_mut().filter(|life| life.stopped_until <= now) else { return };
+        let Some(instance) = tenant.instance.as_mut().filter(|instance| instance.stopped_until <= now) else {
+            return;
+        };
         while let Some((at, request)) = tenant.arrivals.pop_front_if(|(at, _)| *at <= now) {
             let id = request.id;
-            life.due = Some(now);
-            life.driver.push(Event::Submit(request));
+            instance.due = Some(now);
+            instance.driver.push(Event::Submit(request));
             tenant.outcomes.insert(id, RequestOutcome { arrived: at, ..RequestOutcome::default() });
             tenant.open += 1;
         }
@@ -219,24 +221,24 @@ impl Gpu {
     /// Runs a step of the tenant's driver and sends its messages.
     fn step(&mut self, at: usize) {
         let (tenant, now, checked) = (&mut self.tenants[at], self.now, self.checked);
-        let Some(life) = &mut tenant.instance else { return };
-        life.due = life.driver.step(now);
+        let Some(instance) = &mut tenant.instance else { return };
+        instance.due = instance.driver.step(now);
         if checked {
-            life.driver.scheduler().check();
+            instance.driver.scheduler().check();
         }
-        let (me, said) = (life.me, life.outbox.take());
+        let (me, messages) = (instance.me, instance.outbox.take());
         tenant.process_notices(now);
         tenant.observe_memory(now);
-        said.into_iter().for_each(|said| self.dispatch(at, me, said));
+        messages.into_iter().for_each(|message| self.dispatch(at, me, message));
     }
 
-    fn dispatch(&mut self, at: usize, me: Peer, said: OutMessage) {
-        match said {
-            OutMessage::Peer(letter) => self.send(me, letter),
-            OutMessage::Turn(SliceCommand::Request) => {
+    fn dispatch(&mut self, at: usize, me: Peer, message: OutMessage) {
+        match message {
+            OutMessage::Peer(message) => self.send(me, message),
+            OutMessage::Slice(SliceCommand::Request) => {
                 self.slice_queue.enqueue(me, self.tenants[at].setup.terms.priority)
             }
-            OutMessage::Turn(SliceCommand::Release) => self.slice_queue.release(me),
+            OutMessage::Slice(SliceCommand::Release) => self.slice_queue.release(me),
         }
         self.grant_next_slice();
     }
@@ -244,9 +246,9 @@ impl Gpu {
     /// Kills the engine of a tenant now.
     pub fn kill_engine(&mut self, at: usize) {
         let now = self.now;
-        if let Some(life) = &mut self.tenants[at].instance {
-            life.driver.compute().kill(now);
-            life.due = Some(now);
+        if let Some(instance) = &mut self.tenants[at].instance {
+            instance.driver.compute().kill(now);
+            instance.due = Some(now);
         }
     }
 
@@ -258,17 +260,17 @@ impl Gpu {
     /// Pushes an event to a tenant now.
     pub fn push(&mut self, at: usize, event: Event) {
         let now = self.now;
-        if let Some(life) = &mut self.tenants[at].instance {
-            life.driver.push(event);
-            life.due = Some(now);
+        if let Some(instance) = &mut self.tenants[at].instance {
+            instance.driver.push(event);
+            instance.due = Some(now);
         }
     }
 
     /// Stops a tenant's process for `for_ns`: messages, arrivals and completions wait.
     pub fn stop(&mut self, at: usize, for_ns: u64) {
         let until = self.now.plus(for_ns);
-        if let Some(life) = &mut self.tenants[at].instance {
-            life.stopped_until = life.stopped_until.max(until);
+        if let Some(instance) = &mut self.tenants[at].instance {
+            instance.stopped_until = instance.stopped_until.max(until);
         }
     }
 }

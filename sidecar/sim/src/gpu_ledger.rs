@@ -64,31 +64,34 @@ impl SimGpuLedger {
     ///
     /// # Panics
     /// If the instance is already in the ledger.
-    pub fn join(&mut self, life: u64) {
-        assert!(self.participants.insert(life, Participant::default()).is_none(), "a life begins once");
+    pub fn join(&mut self, instance: u64) {
+        assert!(
+            self.participants.insert(instance, Participant::default()).is_none(),
+            "an instance joins once"
+        );
     }
 
     /// Removes an instance that has exited, with its chunks and earmarks.
-    pub fn remove(&mut self, life: u64) {
-        self.participants.remove(&life).expect("who dies has lived");
+    pub fn remove(&mut self, instance: u64) {
+        self.participants.remove(&instance).expect("the instance has joined");
     }
 
     /// Whether the instance is live.
-    pub fn is_live(&self, life: u64) -> bool {
-        self.participants.contains_key(&life)
+    pub fn is_live(&self, instance: u64) -> bool {
+        self.participants.contains_key(&instance)
     }
 
     /// Returns the number of chunks that a live participant holds.
-    pub fn held(&self, life: u64) -> u32 {
-        self.participant(life).held
+    pub fn held(&self, instance: u64) -> u32 {
+        self.participant(instance).held
     }
 
-    fn participant(&self, life: u64) -> &Participant {
-        self.participants.get(&life).expect("a living record")
+    fn participant(&self, instance: u64) -> &Participant {
+        self.participants.get(&instance).expect("a living record")
     }
 
-    fn participant_mut(&mut self, life: u64) -> &mut Participant {
-        self.participants.get_mut(&life).expect("a living record")
+    fn participant_mut(&mut self, instance: u64) -> &mut Participant {
+        self.participants.get_mut(&instance).expect("a living record")
     }
 
     /// Returns the earmarks for live participants that are not accepted yet.
@@ -117,81 +120,85 @@ impl SimGpuLedger {
         self.participants.values().map(|record| record.held).sum::<u32>() + self.pending_chunks()
     }
 
-    fn reserve(&mut self, life: u64, chunks: u32) -> bool {
+    fn reserve(&mut self, instance: u64, chunks: u32) -> bool {
         let mut fits = self.used_chunks() + chunks <= self.capacity;
         if !fits && self.unchecked_grants > 0 {
             self.unchecked_grants -= 1;
             fits = true;
         }
         if fits {
-            self.participant_mut(life).held += chunks;
+            self.participant_mut(instance).held += chunks;
         }
         fits
     }
 
-    fn release(&mut self, life: u64, chunks: u32) {
-        self.participant_mut(life).held -= chunks;
+    fn release(&mut self, instance: u64, chunks: u32) {
+        self.participant_mut(instance).held -= chunks;
     }
 
-    fn earmark(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
+    fn earmark(&mut self, instance: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
         let to = peer.instance;
         if !self.is_live(to) {
-            self.release(life, chunks);
+            self.release(instance, chunks);
             return true;
         }
-        if !self.reserve(life, spare) {
+        if !self.reserve(instance, spare) {
             return false;
         }
-        let used = self.participant(life).earmarks.contains_key(&nonce.0)
-            || self.participant(to).accepted.contains(&(life, nonce.0));
+        let used = self.participant(instance).earmarks.contains_key(&nonce.0)
+            || self.participant(to).accepted.contains(&(instance, nonce.0));
         if used {
-            self.release(life, spare);
+            self.release(instance, spare);
             return false;
         }
         if self.earmarks_to_lose > 0 {
             self.earmarks_to_lose -= 1;
         } else {
-            self.participant_mut(life).earmarks.insert(nonce.0, (to, chunks + spare));
+            self.participant_mut(instance).earmarks.insert(nonce.0, (to, chunks + spare));
         }
-        self.release(life, chunks + spare);
+        self.release(instance, chunks + spare);
         true
     }
 
-    fn accept(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
-        let promise = PendingTransfer { from: peer.instance, to: life, nonce, chunks };
+    fn accept(&mut self, instance: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
+        let promise = PendingTransfer { from: peer.instance, to: instance, nonce, chunks };
         let waits = self.is_live(peer.instance) && self.pending_transfers().any(|waiting| waiting == promise);
         if waits {
-            let record = self.participant_mut(life);
+            let record = self.participant_mut(instance);
             record.held += chunks;
             record.accepted.insert((peer.instance, nonce.0));
         }
         waits
     }
 
-    /// Cancels an earmark of `life` and returns whether it could. A live borrower must not have accepted it. If the
+    /// Cancels an earmark of `instance` and returns whether it could. A live borrower must not have accepted it. If the
     /// borrower has exited, the GPU must have that number of chunks free.
-    pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
-        let Some((to, chunks)) = self.participant(life).earmarks.get(&nonce.0).copied() else { return false };
+    pub fn take_back(&mut self, instance: u64, nonce: Nonce) -> bool {
+        let Some((to, chunks)) = self.participant(instance).earmarks.get(&nonce.0).copied() else {
+            return false;
+        };
         let free = match self.participants.get(&to) {
-            Some(borrower) => !borrower.accepted.contains(&(life, nonce.0)),
+            Some(borrower) => !borrower.accepted.contains(&(instance, nonce.0)),
             None => self.used_chunks() + chunks <= self.capacity,
         };
         if free {
-            self.participant_mut(life).earmarks.remove(&nonce.0);
+            self.participant_mut(instance).earmarks.remove(&nonce.0);
         }
         free
     }
 
-    /// Removes the earmarks and acceptances of `life` that are settled.
-    pub fn clear(&mut self, life: u64) {
+    /// Removes the earmarks and acceptances of `instance` that are settled.
+    pub fn clear(&mut self, instance: u64) {
         let waiting: BTreeSet<_> =
             self.pending_transfers().map(|promise| (promise.from, promise.nonce.0)).collect();
         let living: BTreeSet<u64> = self.participants.keys().copied().collect();
-        let record = self.participant_mut(life);
-        record.earmarks.retain(|nonce, (to, _)| waiting.contains(&(life, *nonce)) || !living.contains(to));
+        let record = self.participant_mut(instance);
+        record
+            .earmarks
+            .retain(|nonce, (to, _)| waiting.contains(&(instance, *nonce)) || !living.contains(to));
         let stands: BTreeSet<_> =
             self.participants.iter().flat_map(|(l, r)| r.earmarks.keys().map(|n| (*l, *n))).collect();
-        self.participant_mut(life).accepted.retain(|entry| stands.contains(entry));
+        self.participant_mut(instance).accepted.retain(|entry| stands.contains(entry));
     }
 
     /// Whether no earmark and no acceptance is recorded.
@@ -228,17 +235,17 @@ impl Quota {
     }
 
     fn allows(&self, work: &Work) -> bool {
-        let (mut ledger, life) = (self.ledger.borrow_mut(), self.me.instance);
+        let (mut ledger, instance) = (self.ledger.borrow_mut(), self.me.instance);
         match work {
-            Work::Create(chunks) => ledger.reserve(life, chunks.len() as u32),
+            Work::Create(chunks) => ledger.reserve(instance, chunks.len() as u32),
             Work::Release(chunks) => {
-                ledger.release(life, chunks.len() as u32);
+                ledger.release(instance, chunks.len() as u32);
                 true
             }
             Work::Lend { chunks, spare_chunks, earmark } => {
-                ledger.earmark(life, *earmark, chunks.len() as u32, *spare_chunks)
+                ledger.earmark(instance, *earmark, chunks.len() as u32, *spare_chunks)
             }
-            Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
+            Work::Accept { chunks, earmark } => ledger.accept(instance, *earmark, chunks.len() as u32),
             _ => true,
         }
     }

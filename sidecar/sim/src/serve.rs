@@ -77,7 +77,7 @@ pub fn serve(
 }
 
 fn ended_requests(gpu: &Gpu) -> u64 {
-    gpu.tenants.iter().map(|seat| (seat.outcomes.len() - seat.open()) as u64).sum()
+    gpu.tenants.iter().map(|tenant| (tenant.outcomes.len() - tenant.open()) as u64).sum()
 }
 
 fn start(case: &ServeConfig) -> Result<Gpu, String> {
@@ -97,8 +97,8 @@ fn start(case: &ServeConfig) -> Result<Gpu, String> {
 /// Runs until all tenants are loaded. The load starts then.
 fn run_until_loaded(gpu: &mut Gpu) -> Result<Nanos, String> {
     let loaded = |gpu: &Gpu| {
-        let mut lives = gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
-        lives.all(|life| life.driver.scheduler().is_idle())
+        let mut instances = gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref());
+        instances.all(|instance| instance.driver.scheduler().is_idle())
     };
     while !loaded(gpu) {
         if !gpu.tick(LIMIT) {

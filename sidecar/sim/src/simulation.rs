@@ -104,7 +104,7 @@ impl Simulation {
     /// # Errors
     /// If the policy refuses the setup.
     pub fn with_peers(
-        neighbourhood: Box<dyn PeerPort>,
+        peers: Box<dyn PeerPort>,
         setup: Setup,
         journal: Option<Recorder>,
     ) -> Result<Self, ConfigError> {
@@ -120,7 +120,7 @@ impl Simulation {
             planner: TimedPlanner::with_latency(PLAN_NS),
             plan_requests: Arc::clone(&asked),
         };
-        let around = Ports { peers: neighbourhood, planner: Box::new(planner) };
+        let around = Ports { peers, planner: Box::new(planner) };
         let driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         Ok(Simulation {
             driver,
@@ -160,9 +160,9 @@ impl Simulation {
     }
 
     /// Makes the engine abandon its step because its time slice has ended. Returns whether a step was running.
-    pub fn expire_turn(&mut self) -> bool {
+    pub fn expire_slice(&mut self) -> bool {
         let now = self.now;
-        self.driver.compute().expire_turn(now)
+        self.driver.compute().expire_slice(now)
     }
 
     /// Advances to the next event, at most to `limit`. Returns `false` if nothing is due before it.

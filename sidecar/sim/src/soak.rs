@@ -67,11 +67,11 @@ fn run_with(seed: u64, plant: Option<PlantedBug>, recorded: bool) -> Result<Soak
         let mut soak = Soak::new(seed, plant, recorded, at.clone())?;
         soak.run().map(|()| soak.stats)
     }));
-    let told = match done {
+    let result = match done {
         Ok(done) => done,
         Err(panic) => Err(panic_message(&*panic)),
     };
-    told.map_err(|what| SeedFailure { seed, at_ns: at.get().0, what })
+    result.map_err(|what| SeedFailure { seed, at_ns: at.get().0, what })
 }
 
 fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
@@ -143,9 +143,9 @@ impl Soak {
         (tally.pauses, tally.joins) = (counted(Reason::Pause), counted(Reason::Join));
         (tally.fetches, tally.write_backs) = (counted(Reason::Fetch), counted(Reason::WriteBack));
         (self.stats.replayed, self.stats.decisions) = check::journals(&self.gpu)?;
-        for seat in &self.gpu.tenants {
-            self.stats.remapped_layers += seat.stats.remapped_layers;
-            self.stats.preemptions += seat.stats.preemptions;
+        for tenant in &self.gpu.tenants {
+            self.stats.remapped_layers += tenant.stats.remapped_layers;
+            self.stats.preemptions += tenant.stats.preemptions;
         }
         Ok(())
     }
@@ -158,10 +158,10 @@ impl Soak {
                 .for_each(|(at, request)| self.gpu.submit_at(tenant, begin.plus(*at), request.clone()));
         }
         faults::begin(&mut self.gpu, self.options.faults, self.planted_bug);
-        for (after_ns, trouble) in self.options.fault_schedule.clone() {
+        for (after_ns, fault) in self.options.fault_schedule.clone() {
             self.run_until(begin.plus(after_ns))?;
             self.stats.faults += 1;
-            faults::inject(&mut self.gpu, &trouble);
+            faults::inject(&mut self.gpu, &fault);
         }
         self.run_until(begin.plus(self.options.span_ns))
     }
@@ -194,7 +194,7 @@ impl Soak {
 
     /// Returns how long copies to the host that started on the slow link may take, nanoseconds.
     fn slow_ns(&self) -> u64 {
-        let slow = self.options.fault_schedule.iter().any(|(_, trouble)| *trouble == Fault::SlowHostLink);
+        let slow = self.options.fault_schedule.iter().any(|(_, fault)| *fault == Fault::SlowHostLink);
         // A slow-copy fault makes a copy ten times slower.
         let bytes = self.options.host_kv_bytes * self.options.tenants as u64 * 10;
         if slow { bytes * SECOND_NS / faults::SLOW_BYTES_PER_SECOND } else { 0 }

@@ -97,6 +97,6 @@ fn simulated_memory_passes_conformance_suite() {
 #[test]
 fn backend_with_doubly_owned_chunk_fails_suite() {
     let broken = catch_unwind(chunk_with_two_owners_is_refused::<SimBackend<true>>).expect_err("caught");
-    let said = broken.downcast_ref::<String>().expect("a rule names itself");
-    assert!(said.contains("a chunk of two owners is refused"), "{said}");
+    let message = broken.downcast_ref::<String>().expect("a rule names itself");
+    assert!(message.contains("a chunk of two owners is refused"), "{message}");
 }

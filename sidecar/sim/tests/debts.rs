@@ -7,7 +7,7 @@ use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::Request;
 
-use crate::gpu::{LAYERS, MS, assert_same_as_alone, shared, temporal, tenants};
+use crate::gpu::{LAYERS, MS, assert_same_as_unshared, shared, temporal, tenants};
 use crate::support::{LIMIT, load};
 
 /// Outcomes of requests, and debts that changed ownership.
@@ -33,8 +33,12 @@ fn served(by_loss: bool, host_kv_blocks: u64, seed: u64) -> Counts {
         load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(first + when), request.clone()));
     }
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
-    assert_same_as_alone(&gpu, &loads, &format!("by loss {by_loss}, {host_kv_blocks} places, seed {seed}"));
-    let cores = || gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().driver.scheduler());
+    assert_same_as_unshared(
+        &gpu,
+        &loads,
+        &format!("by loss {by_loss}, {host_kv_blocks} places, seed {seed}"),
+    );
+    let cores = || gpu.tenants.iter().map(|tenant| tenant.instance.as_ref().unwrap().driver.scheduler());
     let counters = || cores().map(|core| core.snapshot().counters.clone());
     Counts {
         pauses: counters().map(|counters| counters.pauses).sum(),

@@ -45,7 +45,7 @@ fn with_a_buffer_prefill_goes_on_by_offload_and_uses_it_up() {
 }
 
 #[test]
-fn offload_still_needs_room_for_activations() {
+fn offload_still_needs_free_activation_memory() {
     let supply = Supply { buffer: 1000, ..NO_BUFFER };
     assert_eq!(admit(Phase::Prefill, supply, &needs(&[(60, 10), (30, 21)])).offloaded, [false]);
     assert_eq!(admit(Phase::Prefill, supply, &needs(&[(60, 10), (30, 20)])).offloaded, [false, true]);

@@ -34,7 +34,7 @@ const RECOVERY_LIMIT_NS: u64 = 20_000 * MS;
 #[derive(Clone, Debug)]
 enum OutMessage {
     Peer(PeerCommand),
-    Turn(SliceCommand),
+    Slice(SliceCommand),
 }
 
 /// The tenant's messages with their times.
@@ -42,19 +42,19 @@ enum OutMessage {
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, OutMessage)>>>);
 
 impl PeerPort for RecordingPort {
-    fn send(&mut self, now: Nanos, letter: PeerCommand) {
-        self.0.lock().unwrap().push((now, OutMessage::Peer(letter)));
+    fn send(&mut self, now: Nanos, message: PeerCommand) {
+        self.0.lock().unwrap().push((now, OutMessage::Peer(message)));
     }
 
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
-        self.0.lock().unwrap().push((now, OutMessage::Turn(call)));
+        self.0.lock().unwrap().push((now, OutMessage::Slice(call)));
     }
 }
 
 /// A simulated peer that answers every message after a delay.
 #[derive(Debug)]
 struct FakePeer {
-    said: RecordingPort,
+    port: RecordingPort,
     rng: Rng,
     /// Chunks that it can still lend.
     left: u32,
@@ -67,20 +67,20 @@ struct FakePeer {
 }
 
 impl FakePeer {
-    fn new(said: RecordingPort, seed: u64) -> FakePeer {
+    fn new(port: RecordingPort, seed: u64) -> FakePeer {
         let (lent, borrowed) = (BTreeMap::new(), BTreeMap::new());
         let rng = Rng::new(seed);
-        FakePeer { said, rng, left: PEER_CHUNKS, lent, borrowed, asks: 0, epoch: 0, due: Vec::new() }
+        FakePeer { port, rng, left: PEER_CHUNKS, lent, borrowed, asks: 0, epoch: 0, due: Vec::new() }
     }
 
     /// Returns the peer's events that are due, in order.
     fn events(&mut self, now: Nanos) -> Vec<PeerPortEvent> {
-        let said = std::mem::take(&mut *self.said.0.lock().unwrap());
-        for (at, word) in said {
+        let messages = std::mem::take(&mut *self.port.0.lock().unwrap());
+        for (at, word) in messages {
             match word {
-                OutMessage::Peer(letter) => self.on_message(at, letter),
-                OutMessage::Turn(SliceCommand::Request) => self.pass_turn(at),
-                OutMessage::Turn(SliceCommand::Release) => {}
+                OutMessage::Peer(message) => self.on_message(at, message),
+                OutMessage::Slice(SliceCommand::Request) => self.schedule_slice(at),
+                OutMessage::Slice(SliceCommand::Release) => {}
             }
         }
         if self.rng.chance(5) {
@@ -96,20 +96,20 @@ impl FakePeer {
         self.due.push((at, event));
     }
 
-    fn send(&mut self, at: Nanos, news: PeerEvent) {
-        self.schedule(at, 6 * MS, PeerPortEvent::Peer(news));
+    fn send(&mut self, at: Nanos, event: PeerEvent) {
+        self.schedule(at, 6 * MS, PeerPortEvent::Peer(event));
     }
 
     /// Grants the time slice at `at`; a peer requests it during the slice or later.
-    fn pass_turn(&mut self, at: Nanos) {
+    fn schedule_slice(&mut self, at: Nanos) {
         self.epoch += 1;
         let (epoch, at) = (self.epoch, at.plus(self.rng.below(60 * MS)));
         self.due.push((at, PeerPortEvent::SliceGranted { epoch }));
         self.schedule(at, 100 * MS, PeerPortEvent::SliceRequested { epoch });
     }
 
-    fn on_message(&mut self, at: Nanos, letter: PeerCommand) {
-        match letter {
+    fn on_message(&mut self, at: Nanos, message: PeerCommand) {
+        match message {
             PeerCommand::Survey => self.send(at, PeerEvent::Survey(vec![self.peer_view()])),
             PeerCommand::Ask { nonce, chunks, ttl_ns, .. } => self.lend(at, nonce, chunks, ttl_ns),
             PeerCommand::Renew { nonce, ttl_ns, .. } => {
@@ -132,13 +132,13 @@ impl FakePeer {
 
     fn lend(&mut self, at: Nanos, nonce: Nonce, chunks: u32, ttl_ns: u64) {
         let chunks = chunks.min(self.left);
-        let news = match chunks {
+        let event = match chunks {
             0 => PeerEvent::Refused { peer: OTHER, nonce, why: None },
             _ => PeerEvent::Granted { peer: OTHER, nonce, chunks, ttl_ns },
         };
         self.left -= chunks;
         self.lent.insert(nonce, chunks);
-        self.send(at, news);
+        self.send(at, event);
     }
 
     /// Handles a returned loan, or a part of it. 0 chunks: the loan was never accepted.
@@ -188,18 +188,18 @@ fn wide(mut setup: Setup) -> Setup {
 }
 
 /// Returns a tenant with more requests than its KV can hold, with or without time slices.
-fn tenant(turns: bool, is_wide: bool, said: &RecordingPort, layer_ns: u64) -> Simulation {
+fn tenant(is_temporal: bool, is_wide: bool, port: &RecordingPort, layer_ns: u64) -> Simulation {
     let setup = setup(PolicyName::Oneiros, 4, 30, 1);
     let mut setup = if is_wide { wide(setup) } else { setup };
     setup.params.share_chunks = setup.geometry.capacity_chunks;
     setup.geometry.capacity_chunks += PEER_CHUNKS;
     let quantum = Quantum::new(5 * MS, 50 * MS);
-    setup.config.sharing = if turns { TimeSharing::Temporal(quantum) } else { TimeSharing::Spatial };
+    setup.config.sharing = if is_temporal { TimeSharing::Temporal(quantum) } else { TimeSharing::Spatial };
     let me = Peer { index: 0, instance: 1 };
     let terms = NegotiationPolicy { min_residence_ns: 0, ..NegotiationPolicy::default() };
     setup.config.membership = Some(Membership { own_peer: me, terms });
     setup.profile.layer_ns = layer_ns;
-    let mut world = Simulation::with_peers(Box::new(said.clone()), setup, None).unwrap();
+    let mut world = Simulation::with_peers(Box::new(port.clone()), setup, None).unwrap();
     for id in 1..=REQUESTS {
         let mut request = request(id, &mut Rng::new(id));
         request.prompt = (0..90).map(|token| token + 100 * id as u32).collect();
@@ -247,10 +247,10 @@ impl CrashInjector {
 
 /// Runs a tenant with engine crashes until all its requests have ended.
 fn run_with_crashes(seed: u64) -> Simulation {
-    let (mut rng, said) = (Rng::new(seed), RecordingPort::default());
-    let (turns, is_wide) = (rng.chance(700), rng.chance(500));
-    let mut world = tenant(turns, is_wide, &said, rng.between(1, 50) * MS / 10);
-    let mut other = FakePeer::new(said, rng.next_u64());
+    let (mut rng, port) = (Rng::new(seed), RecordingPort::default());
+    let (is_temporal, is_wide) = (rng.chance(700), rng.chance(500));
+    let mut world = tenant(is_temporal, is_wide, &port, rng.between(1, 50) * MS / 10);
+    let mut other = FakePeer::new(port, rng.next_u64());
     let mut deaths = CrashInjector::new(rng);
     while !has_ended(&world) {
         deaths.crash(&mut world);
@@ -268,18 +268,18 @@ fn run_with_crashes(seed: u64) -> Simulation {
 }
 
 /// Returns a run without crashes and without peers.
-fn alone() -> Simulation {
+fn baseline() -> Simulation {
     let mut world = tenant(false, false, &RecordingPort::default(), MS / 10);
     while !has_ended(&world) {
-        assert!(world.tick(LIMIT) || has_ended(&world), "alone all end");
+        assert!(world.tick(LIMIT) || has_ended(&world), "without crashes all end");
     }
     world
 }
 
-fn assert_same_tokens(seed: u64, alone: &Simulation) {
+fn assert_same_tokens(seed: u64, baseline: &Simulation) {
     let mut world = run_with_crashes(seed);
     for id in (1..=REQUESTS).map(RequestId) {
-        assert_eq!(world.outcomes[&id].tokens, alone.outcomes[&id].tokens, "seed {seed}, {id:?}");
+        assert_eq!(world.outcomes[&id].tokens, baseline.outcomes[&id].tokens, "seed {seed}, {id:?}");
     }
     assert_eq!(world.driver.compute().wrong_reads(), 0, "seed {seed}");
 }
@@ -291,6 +291,6 @@ fn tenants() -> u64 {
 
 #[test]
 fn engine_crashes_change_no_token() {
-    let alone = alone();
-    (1..=tenants()).for_each(|seed| assert_same_tokens(seed, &alone));
+    let baseline = baseline();
+    (1..=tenants()).for_each(|seed| assert_same_tokens(seed, &baseline));
 }

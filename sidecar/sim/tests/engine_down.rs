@@ -30,8 +30,8 @@ const SHORT_NS: u64 = 50 * MS;
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, PeerCommand)>>>);
 
 impl PeerPort for RecordingPort {
-    fn send(&mut self, now: Nanos, letter: PeerCommand) {
-        self.0.lock().unwrap().push((now, letter));
+    fn send(&mut self, now: Nanos, message: PeerCommand) {
+        self.0.lock().unwrap().push((now, message));
     }
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
@@ -56,8 +56,8 @@ impl Tenant {
         let terms = NegotiationPolicy { ttl_ns: TTL_NS, min_residence_ns: 0, ..NegotiationPolicy::default() };
         setup.config.membership = Some(Membership { own_peer: me, terms });
         (setup.profile.layer_ns, setup.profile.restart_ns) = (20 * MS, restart_ns);
-        let letters = RecordingPort::default();
-        let world = Simulation::with_peers(Box::new(letters.clone()), setup, None);
+        let port = RecordingPort::default();
+        let world = Simulation::with_peers(Box::new(port.clone()), setup, None);
         let mut world = world.unwrap_or_else(|refused| panic!("{refused}"));
         for id in 1..=6 {
             let mut request = request(id, &mut Rng::new(id));
@@ -65,28 +65,32 @@ impl Tenant {
             request.max_tokens = 60;
             world.submit(request);
         }
-        Tenant { world, port: letters }
+        Tenant { world, port }
     }
 
     /// Runs to the first message that `read` accepts.
     fn next_message<T>(&mut self, read: impl Fn(&PeerCommand) -> Option<T>) -> (Nanos, T) {
         loop {
             let more = self.world.tick(LIMIT);
-            let letters: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
-            if let Some(found) = letters.iter().find_map(|(at, letter)| Some((*at, read(letter)?))) {
+            let messages: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
+            if let Some(found) = messages.iter().find_map(|(at, message)| Some((*at, read(message)?))) {
                 return found;
             }
-            assert!(more, "no such letter, but {letters:?}, {:?}", self.world.driver.scheduler().snapshot());
+            assert!(
+                more,
+                "no such message, but {messages:?}, {:?}",
+                self.world.driver.scheduler().snapshot()
+            );
         }
     }
 
-    fn on_peer_event(&mut self, news: PeerEvent) {
-        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
+    fn on_peer_event(&mut self, event: PeerEvent) {
+        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(event)));
     }
 
     /// Lets the peer lend what the tenant asks for.
     fn borrow(&mut self) -> (Nonce, u32) {
-        self.next_message(|letter| matches!(letter, PeerCommand::Survey).then_some(()));
+        self.next_message(|message| matches!(message, PeerCommand::Survey).then_some(()));
         let zero = Nanos(0);
         let live = PeerState {
             active: false,
@@ -102,7 +106,7 @@ impl Tenant {
             reachable: true,
             live: Some(live),
         }]));
-        let (_, (nonce, chunks)) = self.next_message(|letter| match letter {
+        let (_, (nonce, chunks)) = self.next_message(|message| match message {
             PeerCommand::Ask { nonce, chunks, .. } => Some((*nonce, *chunks)),
             _ => None,
         });
@@ -130,7 +134,7 @@ impl Tenant {
     }
 
     fn returned(&mut self, loan: Nonce) -> (Nanos, u32) {
-        self.next_message(|letter| match letter {
+        self.next_message(|message| match message {
             PeerCommand::Return { nonce, chunks, .. } if *nonce == loan => Some(*chunks),
             _ => None,
         })
@@ -183,7 +187,7 @@ fn borrower_without_engine_renews_needed_loan() {
     let (loan, chunks) = tenant.borrow();
     let granted = tenant.world.now();
     tenant.kill_engine();
-    let renewal = |letter: &PeerCommand| match letter {
+    let renewal = |message: &PeerCommand| match message {
         PeerCommand::Renew { nonce, .. } if *nonce == loan => Some(()),
         _ => None,
     };
@@ -206,7 +210,7 @@ fn tenant_without_engine_lends_free_chunks() {
     tenant.world.run_until(tenant.world.now().plus(MS));
     let nonce = Nonce(7);
     tenant.on_peer_event(PeerEvent::Asked { peer: LENDER, nonce, chunks: 2, ttl_ns: TTL_NS });
-    let (_, lent) = tenant.next_message(|letter| match letter {
+    let (_, lent) = tenant.next_message(|message| match message {
         PeerCommand::Answer { nonce: Nonce(7), chunks, .. } => Some(*chunks),
         _ => None,
     });

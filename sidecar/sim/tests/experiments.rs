@@ -15,20 +15,21 @@ fn read(_: &str) -> Result<Table, String> {
 }
 
 fn run(name: &str, requests: usize) -> (ExperimentReport, Vec<String>) {
-    let told = RefCell::new(Vec::new());
-    let progress = |name: &str, done: usize, of: usize| told.borrow_mut().push(format!("{done}/{of} {name}"));
+    let updates = RefCell::new(Vec::new());
+    let progress =
+        |name: &str, done: usize, of: usize| updates.borrow_mut().push(format!("{done}/{of} {name}"));
     let lab = ExperimentContext { read: &read, progress: &progress, requests, seed: 1, seeds: 2 };
     let report = experiments::find(name).unwrap().run(&lab).unwrap();
-    (report, told.into_inner())
+    (report, updates.into_inner())
 }
 
 #[test]
 fn oneiros_is_compared_with_paper_baselines_per_link_class() {
-    let (report, told) = run("oneiros-c1", 24);
+    let (report, updates) = run("oneiros-c1", 24);
     let policies = ["Recompute", "Pie", "Oneiros"];
     let runs = &report.details[1..];
-    assert_eq!(told.len(), runs.len());
-    assert!(told.last().unwrap().starts_with("30/30"));
+    assert_eq!(updates.len(), runs.len());
+    assert!(updates.last().unwrap().starts_with("30/30"));
     let (controls, runs): (Vec<_>, Vec<_>) = runs.iter().cloned().partition(|run| run[3] == "memory for all");
     assert_eq!(controls.len(), 2 * 3, "one for each load on the paper's link");
     assert!(controls.iter().all(|run| run[8] == "0"), "no request is computed again: {controls:?}");
@@ -44,7 +45,7 @@ fn oneiros_is_compared_with_paper_baselines_per_link_class() {
             .rows
             .iter()
             .filter(|row| row.link == "PCIe 5")
-            .all(|row| row.verdict == ExperimentCheck::Untold)
+            .all(|row| row.verdict == ExperimentCheck::NotReported)
     );
     assert_eq!(report.figures.len(), 3, "throughput, first token, tokens");
     for row in report.rows.iter().filter(|row| {
@@ -73,16 +74,17 @@ fn change(runs: &[Vec<String>], kv_block: usize) -> f64 {
 /// Checks that a row's value about Oneiros is the mean of its runs. Its verdict must follow from the paper's range, a
 /// third of it, and the control with ample memory.
 fn assert_change(row: &ComparisonRow, runs: &[Vec<String>], controls: &[Vec<String>]) {
-    let told = [
+    let paper_values = [
         ("tokens per second, Oneiros", 4, 39.9, 86.7),
         ("P99 of the first token, Oneiros", 6, -74.8, -99.3),
         ("P99 between tokens, Oneiros", 7, -44.8, -82.5),
     ];
-    let Some((_, kv_block, least, most)) = told.into_iter().find(|(what, ..)| row.what.starts_with(what))
+    let Some((_, kv_block, least, most)) =
+        paper_values.into_iter().find(|(what, ..)| row.what.starts_with(what))
     else {
         return assert_eq!(
             row.verdict,
-            ExperimentCheck::Untold,
+            ExperimentCheck::NotReported,
             "{}: of Pie the paper reports nothing",
             row.what
         );
@@ -133,8 +135,8 @@ fn missing_file_is_named() {
 
 #[test]
 fn unified_is_compared_with_every_policy_in_every_scenario() {
-    let (report, told) = run("unified", 3);
-    assert_eq!(told.len(), 12 * 7 * 2, "scenarios, policies, seeds");
+    let (report, updates) = run("unified", 3);
+    assert_eq!(updates.len(), 12 * 7 * 2, "scenarios, policies, seeds");
     assert_eq!(report.details.len(), 1 + 12 * 7);
     let count = |what: &str| report.rows.iter().filter(|row| row.what.contains(what)).count();
     assert_eq!((count("best single policy"), count("dominated"), count("gain on a mix")), (12, 12, 4));

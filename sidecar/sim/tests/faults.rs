@@ -73,7 +73,7 @@ fn tokens_survive_failing_copies_and_refused_mappings() {
 }
 
 #[test]
-fn a_row_without_any_candidate_fails_alone() {
+fn only_row_without_candidates_fails() {
     let load = load(8, 31);
     let expected = expected(&load, 6);
     let mut world = Simulation::new(setup(PolicyName::Oneiros, 6, 100, 1), None).unwrap();
@@ -103,7 +103,7 @@ fn spoiled(load: &[(u64, Request)]) -> Vec<u64> {
 }
 
 #[test]
-fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
+fn token_beyond_vocabulary_ends_only_its_request() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Unified] {
         let load = load(12, 33);
         let expected = expected(&load, 6);
@@ -125,9 +125,9 @@ fn a_token_beyond_the_vocabulary_ends_its_own_request_alone() {
                     matches!(&outcome.finish, Some(Finish::Failed(why)) if why.contains("vocabulary"));
                 assert!(failed && outcome.tokens.is_empty(), "{policy:?}, {id:?}: {outcome:?}");
             } else {
-                let (found, alone) =
+                let (found, unspoiled) =
                     ((&outcome.tokens, &outcome.finish), (&expected.tokens, &expected.finish));
-                assert_eq!(found, alone, "{policy:?}, {id:?}: the others have what they have alone");
+                assert_eq!(found, unspoiled, "{policy:?}, {id:?}: the others have what they have alone");
             }
         }
         assert_eq!(world.driver.scheduler().snapshot().counters.refused_steps, 0, "{policy:?}");

@@ -24,18 +24,18 @@ pub fn temporal() -> GpuSharing {
 
 pub fn tenants(policy: PolicyName, count: u32, kv_blocks: u32) -> (u32, Vec<TenantSetup>) {
     let tenant = |at: u32| {
-        let mut alone = setup(policy, LAYERS, kv_blocks, u64::from(at));
-        let share = alone.geometry.capacity_chunks;
-        alone.params.share_chunks = share;
-        alone.geometry.capacity_chunks = share * count;
+        let mut base = setup(policy, LAYERS, kv_blocks, u64::from(at));
+        let share = base.geometry.capacity_chunks;
+        base.params.share_chunks = share;
+        base.geometry.capacity_chunks = share * count;
         let terms =
             NegotiationPolicy { min_residence_ns: 5 * MS, retry_ns: 20 * MS, ..NegotiationPolicy::default() };
         TenantSetup {
             name: format!("tenant-{at}"),
-            config: alone.config,
-            params: alone.params,
-            geometry: alone.geometry,
-            profile: alone.profile,
+            config: base.config,
+            params: base.params,
+            geometry: base.geometry,
+            profile: base.profile,
             vocab: VOCAB,
             terms,
         }
@@ -62,8 +62,9 @@ pub fn record_peers(requests: u64) -> Vec<String> {
     }));
     gpu.tenants[0].instance.as_mut().unwrap().driver.push(Event::Peer(terms));
     assert!(gpu.run_until_done(LIMIT), "each request is served");
-    let lives = gpu.tenants.iter().map(|seat| seat.instance.as_ref().unwrap().recorded_journal().unwrap());
-    lives.map(|text| String::from_utf8(text).unwrap()).collect()
+    let journals =
+        gpu.tenants.iter().map(|tenant| tenant.instance.as_ref().unwrap().recorded_journal().unwrap());
+    journals.map(|text| String::from_utf8(text).unwrap()).collect()
 }
 
 fn recording(recorded: bool, sharing: GpuSharing, policy: PolicyName, count: u32, kv_blocks: u32) -> Gpu {
@@ -99,11 +100,11 @@ fn uneven_load(gpu: &mut Gpu, seed: u64) -> Vec<Vec<(u64, Request)>> {
 }
 
 /// Panics if a token differs from those of the tenant alone.
-pub fn assert_same_as_alone(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
-    for (seat, load) in gpu.tenants.iter().zip(loads) {
-        for (fate, alone) in seat.outcomes.values().zip(expected(load, LAYERS)) {
-            assert_eq!(fate.tokens, alone.tokens, "{what}: {}", seat.setup.name);
-            assert_eq!(fate.finish, alone.finish, "{what}: {}", seat.setup.name);
+pub fn assert_same_as_unshared(gpu: &Gpu, loads: &[Vec<(u64, Request)>], what: &str) {
+    for (tenant, load) in gpu.tenants.iter().zip(loads) {
+        for (outcome, expected) in tenant.outcomes.values().zip(expected(load, LAYERS)) {
+            assert_eq!(outcome.tokens, expected.tokens, "{what}: {}", tenant.setup.name);
+            assert_eq!(outcome.finish, expected.finish, "{what}: {}", tenant.setup.name);
         }
     }
 }
@@ -115,8 +116,8 @@ fn manager(gpu: &Gpu, at: usize) -> &MemoryManager {
 
 /// Returns the number of existing chunks on all devices, plus the promised ones.
 fn existing(gpu: &Gpu) -> u32 {
-    let chunks = |seat: &sluice_sim::gpu::tenant::SimTenant| {
-        seat.instance.as_ref().map_or(0, |life| life.device.borrow().memory.chunks.len() as u32)
+    let chunks = |tenant: &sluice_sim::gpu::tenant::SimTenant| {
+        tenant.instance.as_ref().map_or(0, |instance| instance.device.borrow().memory.chunks.len() as u32)
     };
     gpu.tenants.iter().map(chunks).sum::<u32>() + gpu.ledger.borrow().pending_chunks()
 }
@@ -132,8 +133,8 @@ fn time_sliced_peers_lend_memory_and_change_no_token() {
         borrowed = borrowed.max(manager(&gpu, 0).loans().borrowed_chunks());
     }
     assert!(borrowed > 0, "the tenant with much to do borrows");
-    assert!(gpu.turns() > 10, "{} turns", gpu.turns());
-    assert_same_as_alone(&gpu, &loads, "temporal");
+    assert!(gpu.granted_slices() > 10, "{} slices", gpu.granted_slices());
+    assert_same_as_unshared(&gpu, &loads, "temporal");
 }
 
 #[test]
@@ -142,8 +143,8 @@ fn run_is_deterministic() {
         let mut gpu = gpu(temporal(), PolicyName::Oneiros, 3, 14);
         uneven_load(&mut gpu, 3);
         assert!(gpu.run_until_done(LIMIT));
-        let fates: Vec<_> = gpu.tenants.iter().map(|seat| seat.outcomes.clone()).collect();
-        (gpu.now(), gpu.turns(), fates)
+        let outcomes: Vec<_> = gpu.tenants.iter().map(|tenant| tenant.outcomes.clone()).collect();
+        (gpu.now(), gpu.granted_slices(), outcomes)
     };
     assert_eq!(run(), run());
 }
@@ -155,7 +156,7 @@ fn tokens_are_the_same_however_the_gpu_is_shared() {
             let mut gpu = gpu(sharing, policy, 2, 14);
             let loads = uneven_load(&mut gpu, 5);
             assert!(gpu.run_until_done(LIMIT), "{sharing:?} {policy:?}: {} open", gpu.open());
-            assert_same_as_alone(&gpu, &loads, &format!("{sharing:?} {policy:?}"));
+            assert_same_as_unshared(&gpu, &loads, &format!("{sharing:?} {policy:?}"));
         }
     }
 }
@@ -173,9 +174,9 @@ fn ends(sharing: GpuSharing, count: u32) -> u64 {
 
 #[test]
 fn tenants_that_compute_at_once_share_the_processors() {
-    let (alone, isolated) = (ends(GpuSharing::Isolated, 1), ends(GpuSharing::Isolated, 2));
-    assert_eq!(alone, isolated, "who has a part of its own is not slowed");
-    let together = ends(GpuSharing::Spatial, 2) as f64 / alone as f64;
+    let (unshared, isolated) = (ends(GpuSharing::Isolated, 1), ends(GpuSharing::Isolated, 2));
+    assert_eq!(unshared, isolated, "who has a part of its own is not slowed");
+    let together = ends(GpuSharing::Spatial, 2) as f64 / unshared as f64;
     assert!((1.95..2.05).contains(&together), "{together}");
 }
 
@@ -205,9 +206,9 @@ fn peer_copies_share_one_link() {
         }
         (gpu.now().0, gpu.machine.borrow().transferred_bytes().0)
     };
-    let ((alone, bytes), (both, both_bytes)) = (loaded(1), loaded(2));
+    let ((one, bytes), (both, both_bytes)) = (loaded(1), loaded(2));
     assert_eq!(both_bytes, 2 * bytes);
-    let ratio = both as f64 / alone as f64;
+    let ratio = both as f64 / one as f64;
     assert!((1.9..2.05).contains(&ratio), "{ratio}");
 }
 
@@ -221,14 +222,15 @@ fn killed_tenant_releases_memory_and_time_slice_and_restarts() {
         existing(&gpu),
         gpu.tenants[1].instance.as_ref().unwrap().device.borrow().memory.chunks.len() as u32
     );
-    let broken = gpu.tenants[0].outcomes.values().filter(|fate| fate.is_disconnected).count();
+    let broken = gpu.tenants[0].outcomes.values().filter(|outcome| outcome.is_disconnected).count();
     assert!(broken > 0, "its clients see closed streams");
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
     assert!(gpu.tenants[0].instance.is_some());
-    let alone = expected(&loads[0], LAYERS);
-    for (fate, alone) in gpu.tenants[0].outcomes.values().zip(&alone) {
+    let baseline = expected(&loads[0], LAYERS);
+    for (outcome, expected) in gpu.tenants[0].outcomes.values().zip(&baseline) {
         assert!(
-            alone.tokens.starts_with(&fate.tokens) && (fate.is_disconnected || fate.tokens == alone.tokens)
+            expected.tokens.starts_with(&outcome.tokens)
+                && (outcome.is_disconnected || outcome.tokens == expected.tokens)
         );
     }
 }
@@ -245,7 +247,7 @@ fn loan_to_peer_that_died_before_first_survey_is_recovered() {
     let load = load(24, 5);
     load.into_iter().for_each(|(when, request)| gpu.submit_at(1, begun.plus(when), request));
     while manager(&gpu, 1).loans().borrow_request().is_none() {
-        assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its neighbour is stopped");
+        assert!(gpu.tick(Nanos(900 * MS)), "it needs memory while its peer is stopped");
     }
     // The survey and the ask take up to 0.7 ms each, and the reply timeout is 20 ms.
     gpu.run_until(gpu.now().plus(2 * MS));

@@ -27,7 +27,7 @@ const BOUND_NS: u64 = 200 * MS;
 #[derive(Clone, Debug)]
 enum OutMessage {
     Peer(PeerCommand),
-    Turn(SliceCommand),
+    Slice(SliceCommand),
 }
 
 /// Peers that record every message and answer none by themselves.
@@ -35,12 +35,12 @@ enum OutMessage {
 struct RecordingPort(Arc<Mutex<VecDeque<(Nanos, OutMessage)>>>);
 
 impl PeerPort for RecordingPort {
-    fn send(&mut self, now: Nanos, letter: PeerCommand) {
-        self.0.lock().unwrap().push_back((now, OutMessage::Peer(letter)));
+    fn send(&mut self, now: Nanos, message: PeerCommand) {
+        self.0.lock().unwrap().push_back((now, OutMessage::Peer(message)));
     }
 
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
-        self.0.lock().unwrap().push_back((now, OutMessage::Turn(call)));
+        self.0.lock().unwrap().push_back((now, OutMessage::Slice(call)));
     }
 }
 
@@ -48,12 +48,12 @@ impl PeerPort for RecordingPort {
 struct Tenant {
     world: Simulation,
     port: RecordingPort,
-    letters: Vec<(Nanos, PeerCommand)>,
+    messages: Vec<(Nanos, PeerCommand)>,
     /// Time of its next slice, and number of slices so far.
-    turn: Option<Nanos>,
-    turns: u64,
+    slice_at: Option<Nanos>,
+    epoch: u64,
     /// The peers that it finds in a survey. They lend what they are asked for.
-    neighbours: Vec<PeerView>,
+    peers: Vec<PeerView>,
 }
 
 impl Tenant {
@@ -69,8 +69,8 @@ impl Tenant {
         let silent = RecordingPort::default();
         let world = Simulation::with_peers(Box::new(silent.clone()), setup, None);
         let world = world.unwrap_or_else(|refused| panic!("{refused}"));
-        let (letters, neighbours) = (Vec::new(), Vec::new());
-        let mut tenant = Tenant { world, port: silent, letters, turn: None, turns: 0, neighbours };
+        let (messages, peers) = (Vec::new(), Vec::new());
+        let mut tenant = Tenant { world, port: silent, messages, slice_at: None, epoch: 0, peers };
         tenant.run_until(Nanos(1_000 * MS));
         assert!(tenant.world.driver.scheduler().manager().status().is_loaded());
         tenant
@@ -85,8 +85,8 @@ impl Tenant {
         assert!(revocations(self).is_empty(), "a loan that is just returning is not revoked");
     }
 
-    fn on_peer_event(&mut self, news: PeerEvent) {
-        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
+    fn on_peer_event(&mut self, event: PeerEvent) {
+        self.world.driver.push(Event::Peer(PeerPortEvent::Peer(event)));
     }
 
     fn ask(&mut self, requests: u64) {
@@ -101,26 +101,26 @@ impl Tenant {
 
     /// Grants the next time slice when the peer's slice has ended.
     fn process_messages(&mut self) {
-        let said: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
-        for (at, said) in said {
-            match said {
-                OutMessage::Turn(SliceCommand::Request) => self.turn = Some(at.plus(QUANTUM_NS)),
-                OutMessage::Turn(SliceCommand::Release) => {}
-                OutMessage::Peer(letter) => {
-                    self.reply(&letter);
-                    self.letters.push((at, letter));
+        let messages: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
+        for (at, message) in messages {
+            match message {
+                OutMessage::Slice(SliceCommand::Request) => self.slice_at = Some(at.plus(QUANTUM_NS)),
+                OutMessage::Slice(SliceCommand::Release) => {}
+                OutMessage::Peer(message) => {
+                    self.reply(&message);
+                    self.messages.push((at, message));
                 }
             }
         }
-        if self.turn.take_if(|at| *at <= self.world.now()).is_some() {
-            self.turns += 1;
-            self.world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch: self.turns }));
+        if self.slice_at.take_if(|at| *at <= self.world.now()).is_some() {
+            self.epoch += 1;
+            self.world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch: self.epoch }));
         }
     }
 
-    fn reply(&mut self, letter: &PeerCommand) {
-        match *letter {
-            PeerCommand::Survey => self.on_peer_event(PeerEvent::Survey(self.neighbours.clone())),
+    fn reply(&mut self, message: &PeerCommand) {
+        match *message {
+            PeerCommand::Survey => self.on_peer_event(PeerEvent::Survey(self.peers.clone())),
             PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
                 self.on_peer_event(PeerEvent::Granted { peer, nonce, chunks, ttl_ns });
             }
@@ -130,7 +130,7 @@ impl Tenant {
 
     fn run_until(&mut self, limit: Nanos) {
         while self.world.now() < limit {
-            let next = self.turn.map_or(limit, |turn| turn.min(limit)).max(self.world.now());
+            let next = self.slice_at.map_or(limit, |slice_at| slice_at.min(limit)).max(self.world.now());
             if !self.world.tick(next) {
                 self.world.run_until(next);
             }
@@ -173,8 +173,8 @@ fn tenant_with_unreturned_layers_serves_even_if_time_slice_is_shorter_than_bound
 
 /// Returns the times at which the loan was revoked.
 fn revocations(tenant: &Tenant) -> Vec<Nanos> {
-    let revoked = |letter: &PeerCommand| matches!(letter, PeerCommand::Revoke { nonce: LOAN, .. });
-    tenant.letters.iter().filter(|(_, letter)| revoked(letter)).map(|(at, _)| *at).collect()
+    let revoked = |message: &PeerCommand| matches!(message, PeerCommand::Revoke { nonce: LOAN, .. });
+    tenant.messages.iter().filter(|(_, message)| revoked(message)).map(|(at, _)| *at).collect()
 }
 
 /// Returns a tenant that has lent all that it can, with more requests than the remaining memory can hold.
@@ -202,9 +202,9 @@ fn unresponsive_borrower_is_revoked_again_with_backoff() {
         tenant.serves();
         tenant.ask(6);
     }
-    let told = revocations(&tenant);
-    let gaps: Vec<_> = told.windows(2).map(|pair| pair[1].since(pair[0])).collect();
-    assert!(told.len() > 3 && gaps[0] < BOUND_NS, "within the bound a second time: {gaps:?}");
+    let revoked_at = revocations(&tenant);
+    let gaps: Vec<_> = revoked_at.windows(2).map(|pair| pair[1].since(pair[0])).collect();
+    assert!(revoked_at.len() > 3 && gaps[0] < BOUND_NS, "within the bound a second time: {gaps:?}");
     assert!(gaps.iter().zip(&gaps[1..]).all(|(gap, next)| next > gap), "{gaps:?}");
 }
 
@@ -213,14 +213,21 @@ fn overdue_return_makes_lender_borrow_from_another_peer() {
     let mut tenant = tenant_with_lent_memory();
     let other = Peer { index: 2, instance: 3 };
     let live = Some(PeerState { lendable_chunks: 4, ..PeerState::default() });
-    tenant.neighbours = vec![PeerView { peer: other, priority: 0, reachable: true, live }];
+    tenant.peers = vec![PeerView { peer: other, priority: 0, reachable: true, live }];
     let since = tenant.world.now();
     tenant.serves();
     let asked = tenant
-        .letters
+        .messages
         .iter()
-        .find(|(_, letter)| matches!(letter, PeerCommand::Ask { peer, .. } if *peer == other));
+        .find(|(_, message)| matches!(message, PeerCommand::Ask { peer, .. } if *peer == other));
     let (at, _) = asked.expect("the other was asked");
     assert!(at.since(since) >= BOUND_NS, "the loan comes first: {at:?}, {since:?}");
-    assert!(tenant.world.driver.scheduler().negotiator().is_some_and(|trader| trader.loans_accepted() > 0));
+    assert!(
+        tenant
+            .world
+            .driver
+            .scheduler()
+            .negotiator()
+            .is_some_and(|negotiator| negotiator.loans_accepted() > 0)
+    );
 }

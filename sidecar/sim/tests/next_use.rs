@@ -7,7 +7,7 @@ use sluice_scheduler::Request;
 use sluice_sim::gpu::GpuSharing;
 use sluice_sim::gpu::tenant::TenantStats;
 
-use crate::gpu::{MS, assert_same_as_alone, shared, tenants};
+use crate::gpu::{MS, assert_same_as_unshared, shared, tenants};
 use crate::support::{LIMIT, load};
 
 /// Returns `count` bursts, one every `period_ms`; requests within a burst are spread as by `load`. The start of the
@@ -36,7 +36,7 @@ fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
         load.iter().for_each(|(when, request)| gpu.submit_at(at, Nanos(*when), request.clone()));
     }
     assert!(gpu.run_until_done(LIMIT), "{} open", gpu.open());
-    assert_same_as_alone(&gpu, &loads, &format!("{policy:?}, by arrivals {by_arrivals}"));
+    assert_same_as_unshared(&gpu, &loads, &format!("{policy:?}, by arrivals {by_arrivals}"));
     [gpu.tenants[1].stats, gpu.tenants[2].stats]
 }
 
@@ -44,11 +44,11 @@ fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
 fn rarely_used_tenant_lends_before_recently_used_one() {
     let ([often, seldom], [often_by_use, seldom_by_use]) =
         (served(PolicyName::Unified, true), served(PolicyName::Unified, false));
-    let said = format!("{often:?}\n{seldom:?}\n{often_by_use:?}\n{seldom_by_use:?}");
-    assert!(often_by_use.remapped_layers > seldom_by_use.remapped_layers, "{said}");
-    assert!(often.remapped_layers < seldom.remapped_layers, "{said}");
+    let text = format!("{often:?}\n{seldom:?}\n{often_by_use:?}\n{seldom_by_use:?}");
+    assert!(often_by_use.remapped_layers > seldom_by_use.remapped_layers, "{text}");
+    assert!(often.remapped_layers < seldom.remapped_layers, "{text}");
     let waited_ns = |tally: &TenantStats| tally.revoke_ns + tally.wake_ns;
-    assert!(2 * waited_ns(&often) < waited_ns(&often_by_use), "it waits less for its own: {said}");
+    assert!(2 * waited_ns(&often) < waited_ns(&often_by_use), "it waits less for its own: {text}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_sim::Simulation;
 use sluice_sim::simulation::Setup;
 
-use crate::policies::{roomy, submit_all, tokens};
+use crate::policies::{ample_memory_tokens, submit_all, tokens};
 use crate::support::{LIMIT, setup};
 
 const LAYERS: u16 = 8;
@@ -50,7 +50,7 @@ fn paced(tbt_ns: u64, kv_chunks: u32, set: impl Fn(&mut Setup)) -> Served {
         most_running = world.driver.scheduler().snapshot().running.max(most_running);
     }
     assert!(world.driver.scheduler().is_idle(), "every request ends");
-    assert_eq!(tokens(&world), roomy(), "no token changes");
+    assert_eq!(tokens(&world), ample_memory_tokens(), "no token changes");
     Served { plan_requests: world.plan_requests(), most_running, world }
 }
 

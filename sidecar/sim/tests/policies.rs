@@ -51,7 +51,7 @@ pub fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
 }
 
 /// Returns the tokens of a run with enough memory.
-pub fn roomy() -> Vec<Vec<u32>> {
+pub fn ample_memory_tokens() -> Vec<Vec<u32>> {
     let mut world = world(PolicyName::Recompute, 2000);
     assert!(world.run_until_idle(LIMIT), "every request ends");
     assert_eq!(world.driver.scheduler().snapshot().counters.preemptions, 0, "there is room");
@@ -60,7 +60,7 @@ pub fn roomy() -> Vec<Vec<u32>> {
 
 #[test]
 fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
-    let expected = roomy();
+    let expected = ample_memory_tokens();
     for policy in PolicyName::ALL {
         let mut world = world(policy, 60);
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
@@ -79,7 +79,7 @@ fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
 
 #[test]
 fn only_pausing_policies_pause_when_plans_do_not_fit() {
-    let expected = roomy();
+    let expected = ample_memory_tokens();
     for policy in PolicyName::ALL {
         let mut world = world(policy, 24);
         assert!(world.run_until_idle(LIMIT), "every request ends under {policy:?}");
@@ -94,7 +94,7 @@ fn only_pausing_policies_pause_when_plans_do_not_fit() {
 
 #[test]
 fn a_policy_that_changes_under_load_changes_no_token() {
-    let expected = roomy();
+    let expected = ample_memory_tokens();
     let mut world = world(PolicyName::Recompute, 60);
     let mut changes = 0;
     while world.outcomes.len() < REQUESTS as usize || !world.driver.scheduler().is_idle() {
@@ -122,6 +122,6 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
     }
     world.device.borrow_mut().faults.copy_fails_permille = 0;
     assert!(world.run_until_idle(LIMIT), "every request ends");
-    assert_eq!(tokens(&world), roomy());
+    assert_eq!(tokens(&world), ample_memory_tokens());
     assert!(world.driver.scheduler().snapshot().counters.preemptions > 0, "a request was computed again");
 }

@@ -59,7 +59,7 @@ fn counters(world: &Simulation) -> sluice_scheduler::snapshot::Counters {
 }
 
 #[test]
-fn request_without_room_still_gets_first_token() {
+fn request_without_free_blocks_still_gets_first_token() {
     let run = |host_kv_blocks| {
         let mut world = loaded(short(EAGER, host_kv_blocks));
         let (first, all_ns) = serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));

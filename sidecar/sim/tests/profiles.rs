@@ -116,8 +116,8 @@ fn every_experiment_matches_paper_or_explains_deviation() {
             otherwise.push((experiment.name, row.what.clone(), row.verdict));
         }
     }
-    let told = OTHERWISE.map(|(name, what, verdict)| (name, what.to_owned(), verdict));
-    assert_eq!(otherwise, told);
+    let expected = OTHERWISE.map(|(name, what, verdict)| (name, what.to_owned(), verdict));
+    assert_eq!(otherwise, expected);
 }
 
 #[test]

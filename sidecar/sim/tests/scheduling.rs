@@ -148,7 +148,7 @@ fn youngest_request_is_preempted_and_oldest_never() {
 }
 
 #[test]
-fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
+fn requests_are_served_in_sequence_when_activations_are_small() {
     let mut setup = setup_with_ample_memory();
     setup.geometry.activation.chunk_per_token_bytes = 19_500;
     setup.params.max_step = StepShape { tokens: 2, sequences: 2, logit_rows: 2 };
@@ -163,7 +163,7 @@ fn when_activations_are_too_small_for_all_requests_all_are_served_in_turn() {
 }
 
 #[test]
-fn a_request_of_full_length_runs_in_the_guaranteed_memory_alone() {
+fn request_of_full_length_runs_in_guaranteed_memory() {
     let mut world = Simulation::new(setup(PolicyName::Recompute, 4, 11, 1), None).unwrap();
     (1..=3).for_each(|id| world.submit(request(id, 100, 60)));
     assert!(world.run_until_idle(LIMIT));
@@ -215,7 +215,7 @@ fn stop_tokens_end_request_unless_ignored() {
 }
 
 #[test]
-fn an_impatient_reversion_and_a_remapping_never_take_turns_at_one_boundary() {
+fn reversion_and_remapping_never_alternate_within_one_step() {
     for patience in [0, 1, 2] {
         let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
         setup.params.revert_patience_steps = patience;
@@ -269,7 +269,7 @@ fn remapped_layers_stay_within_new_cap() {
 }
 
 #[test]
-fn time_alone_returns_borrowed_memory() {
+fn idle_ticks_return_borrowed_memory() {
     let mut setup = setup(PolicyName::Oneiros, 6, 14, 1);
     setup.params.revert_patience_steps = 4;
     let mut world = Simulation::new(setup, None).unwrap();

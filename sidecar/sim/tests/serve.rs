@@ -17,8 +17,8 @@ use sluice_sim::workload::{self, Arrival, LengthSource, Lengths, Limits, TenantA
 fn case(policy: PolicyName) -> ServeConfig {
     let hardware = *hardware::find("gh200").unwrap();
     let models = ["opt-13b", "opt-6.7b"].map(|name| *model::find(name).unwrap());
-    let turns = serve::round_robin(Quantum::new(5_000_000, 50_000_000));
-    ServeConfig::new(hardware, serve::tenant_models(&hardware, &models, &[300, 170]), turns, policy)
+    let round_robin = serve::round_robin(Quantum::new(5_000_000, 50_000_000));
+    ServeConfig::new(hardware, serve::tenant_models(&hardware, &models, &[300, 170]), round_robin, policy)
 }
 
 /// Returns bursts for the first tenant, and occasional requests for the second.
@@ -76,7 +76,7 @@ fn a_load_that_fits_is_served_alike_under_every_policy_and_however_the_gpu_is_sh
 }
 
 #[test]
-fn a_step_alone_takes_the_time_that_the_cost_model_says() {
+fn single_request_step_takes_time_of_cost_model() {
     let load = [Arrival { at_ns: 0, tenant: 0, lengths: Lengths { prompt: 100, output: 400 } }];
     let case = case(PolicyName::Recompute);
     let served = serve(&case, &load);
@@ -179,7 +179,7 @@ fn the_command_serves_a_trace_under_several_policies_side_by_side() {
 
 #[test]
 fn command_errors_name_items_and_lines() {
-    let said = |args: &[&str]| {
+    let error_of = |args: &[&str]| {
         let all: Vec<_> =
             ["serve-trace", "--profile", "gh200", "--model", "opt-13b"].iter().chain(args).copied().collect();
         let done = sluice_sim(&all);
@@ -188,17 +188,17 @@ fn command_errors_name_items_and_lines() {
     };
     let bad = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad.csv");
     std::fs::write(&bad, "arrival_s,context_tokens,generated_tokens\n1,2,3\n4,five,6\n").unwrap();
-    let message = said(&["--trace", bad.to_str().unwrap()]);
+    let message = error_of(&["--trace", bad.to_str().unwrap()]);
     assert!(message.contains("bad.csv:3: `five` is not a number of tokens"), "{message}");
     std::fs::remove_file(bad).unwrap();
-    assert!(said(&["--trace", "nowhere.csv"]).contains("file nowhere.csv does not exist"));
-    assert!(said(&["--trace", "poisson"]).contains("needs --rate"));
+    assert!(error_of(&["--trace", "nowhere.csv"]).contains("file nowhere.csv does not exist"));
+    assert!(error_of(&["--trace", "poisson"]).contains("needs --rate"));
     assert!(
-        said(&["--trace", "poisson", "--rate", "1", "--policy", "X"])
+        error_of(&["--trace", "poisson", "--rate", "1", "--policy", "X"])
             .contains("no policy has the name \"X\"; the names are Recompute")
     );
-    assert!(said(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
-    let set = |settings: &str| said(&["--trace", "poisson", "--rate", "1", "--set", settings]);
+    assert!(error_of(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
+    let set = |settings: &str| error_of(&["--trace", "poisson", "--rate", "1", "--set", settings]);
     assert!(set("loss_window_steps").contains("expected NAME=VALUE"));
     assert!(set("loss_window_steps=few").contains("`few` is not a whole number"));
     assert!(set("loss_window_steps=0").contains("--set: loss_window_steps is 0, and must be 1 to 1000000"));
@@ -206,7 +206,7 @@ fn command_errors_name_items_and_lines() {
         set("replan_mismatches=2,window=3").contains("`window` is not a tunable (stall_allowance_permille, ")
     );
     let held_back = ["--trace", "poisson", "--rate", "1", "--set", "replan_mismatches=2", "--held-back"];
-    assert!(said(&held_back).contains("cannot be used with"));
+    assert!(error_of(&held_back).contains("cannot be used with"));
 }
 
 #[test]
@@ -241,9 +241,9 @@ fn unwritable_output_fails_and_broken_pipe_does_not() {
             Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).stdout(stdout).output().unwrap()
         };
         let full = run(std::fs::File::options().write(true).open("/dev/full").unwrap().into());
-        let said = String::from_utf8_lossy(&full.stderr);
-        assert_eq!(full.status.code(), Some(2), "{args:?}: {said}");
-        assert_eq!(said, "sluice-sim: standard output: No space left on device (os error 28)\n", "{args:?}");
+        let error = String::from_utf8_lossy(&full.stderr);
+        assert_eq!(full.status.code(), Some(2), "{args:?}: {error}");
+        assert_eq!(error, "sluice-sim: standard output: No space left on device (os error 28)\n", "{args:?}");
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let left = run(writer.into());

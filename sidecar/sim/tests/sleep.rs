@@ -80,7 +80,7 @@ fn tokens(world: &Simulation) -> Vec<Vec<u32>> {
 }
 
 /// Returns the tokens of its requests without disturbance.
-fn alone() -> Vec<Vec<u32>> {
+fn undisturbed_tokens() -> Vec<Vec<u32>> {
     let mut world = busy(0);
     run_to_end(&mut world);
     tokens(&world)
@@ -115,7 +115,7 @@ fn requests_keep_kv_while_tenant_sleeps_by_order() {
     assert!(asleep(&world), "only the sender of the order to sleep wakes it");
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
-    assert_eq!(tokens(&world), alone());
+    assert_eq!(tokens(&world), undisturbed_tokens());
     let counters = world.driver.scheduler().snapshot().counters;
     assert_eq!((counters.preemptions, counters.recomputed_tokens), (0, 0), "nothing is computed twice");
 }
@@ -127,7 +127,7 @@ fn without_a_host_tier_requests_are_computed_again() {
     run_until(&mut world, asleep);
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
-    assert_eq!(tokens(&world), alone());
+    assert_eq!(tokens(&world), undisturbed_tokens());
     assert!(world.driver.scheduler().snapshot().counters.recomputed_tokens > 0);
 }
 
@@ -152,5 +152,5 @@ fn an_engine_that_dies_in_a_step_before_sleep_is_replayed_first() {
     run_until(&mut world, asleep);
     order_sleep(&mut world, Sleep::WakeUp);
     run_to_end(&mut world);
-    assert_eq!(tokens(&world), alone());
+    assert_eq!(tokens(&world), undisturbed_tokens());
 }

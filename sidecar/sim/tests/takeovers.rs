@@ -23,7 +23,7 @@ const LAYERS: u16 = 6;
 struct RecordingPort(Arc<Mutex<Vec<SliceCommand>>>);
 
 impl PeerPort for RecordingPort {
-    fn send(&mut self, _now: Nanos, _letter: PeerCommand) {}
+    fn send(&mut self, _now: Nanos, _message: PeerCommand) {}
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         self.0.lock().unwrap().push(call);
@@ -36,12 +36,12 @@ enum FirstToNotice {
     EngineFirst,
     SidecarFirst,
     /// The step ends before the engine checks.
-    SidecarAlone,
+    SidecarOnly,
 }
 
 struct Tenant {
     world: Simulation,
-    turns: RecordingPort,
+    port: RecordingPort,
     epoch: u64,
     held: bool,
     left_steps: u64,
@@ -54,15 +54,15 @@ impl Tenant {
         setup.config.sharing = TimeSharing::Temporal(Quantum::new(0, QUANTUM_NS));
         let me = Peer { index: 0, instance: 1 };
         setup.config.membership = Some(Membership { own_peer: me, terms: NegotiationPolicy::default() });
-        let turns = RecordingPort::default();
-        let world = Simulation::with_peers(Box::new(turns.clone()), setup, None);
+        let port = RecordingPort::default();
+        let world = Simulation::with_peers(Box::new(port.clone()), setup, None);
         let world = world.unwrap_or_else(|refused| panic!("{refused}"));
-        Tenant { world, turns, epoch: 0, held: false, left_steps: 0, takeovers: 0 }
+        Tenant { world, port, epoch: 0, held: false, left_steps: 0, takeovers: 0 }
     }
 
     /// Grants the time slice on request, and checks that only its holder releases it.
-    fn serve_turns(&mut self) {
-        let calls: Vec<_> = self.turns.0.lock().unwrap().drain(..).collect();
+    fn grant_slices(&mut self) {
+        let calls: Vec<_> = self.port.0.lock().unwrap().drain(..).collect();
         for call in calls {
             match call {
                 SliceCommand::Request => {
@@ -71,7 +71,7 @@ impl Tenant {
                     self.world.driver.push(Event::Peer(event));
                 }
                 SliceCommand::Release => {
-                    assert!(self.held, "a turn that was taken over is not given up once more");
+                    assert!(self.held, "a slice that was taken over is not released again");
                     self.held = false;
                 }
             }
@@ -86,15 +86,15 @@ impl Tenant {
         let overtaken = Event::Peer(PeerPortEvent::SliceTakenOver { epoch: self.epoch });
         match finds {
             FirstToNotice::EngineFirst => {
-                self.left_steps += u64::from(self.world.expire_turn());
+                self.left_steps += u64::from(self.world.expire_slice());
                 self.world.run_until(self.world.now().plus(1));
                 self.world.driver.push(overtaken);
             }
             FirstToNotice::SidecarFirst => {
                 self.world.driver.push(overtaken);
-                self.left_steps += u64::from(self.world.expire_turn());
+                self.left_steps += u64::from(self.world.expire_slice());
             }
-            FirstToNotice::SidecarAlone => self.world.driver.push(overtaken),
+            FirstToNotice::SidecarOnly => self.world.driver.push(overtaken),
         }
     }
 
@@ -118,11 +118,10 @@ fn tokens_survive(policy: PolicyName, seed: u64) -> (u64, u64) {
         }
         if now.0 >= next {
             next = now.0 + rng.between(MS, 60 * MS);
-            let finds =
-                [FirstToNotice::EngineFirst, FirstToNotice::SidecarFirst, FirstToNotice::SidecarAlone];
+            let finds = [FirstToNotice::EngineFirst, FirstToNotice::SidecarFirst, FirstToNotice::SidecarOnly];
             tenant.take_over(finds[rng.below(3) as usize]);
         }
-        tenant.serve_turns();
+        tenant.grant_slices();
         tenant.world.run_until(now.plus(MS / 2));
     }
     tenant.world.driver.scheduler().check();

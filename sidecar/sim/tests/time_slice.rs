@@ -24,8 +24,8 @@ const RESTART_NS: u64 = 1_000 * MS;
 struct RecordingPort(Arc<Mutex<Vec<(Nanos, SliceCommand)>>>);
 
 impl PeerPort for RecordingPort {
-    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        panic!("no peer to write to: {letter:?}");
+    fn send(&mut self, _now: Nanos, message: PeerCommand) {
+        panic!("no peer to write to: {message:?}");
     }
 
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand) {
@@ -67,12 +67,12 @@ fn has_ended(world: &Simulation) -> bool {
 }
 
 /// Grants the time slice.
-fn grant_turn(world: &mut Simulation, epoch: u64) {
+fn grant_slice(world: &mut Simulation, epoch: u64) {
     world.driver.push(Event::Peer(PeerPortEvent::SliceGranted { epoch }));
 }
 
 /// Signals that a peer waits for the time slice.
-fn contend_turn(world: &mut Simulation, epoch: u64) {
+fn contend_slice(world: &mut Simulation, epoch: u64) {
     world.driver.push(Event::Peer(PeerPortEvent::SliceRequested { epoch }));
 }
 
@@ -84,12 +84,12 @@ fn advance_ms(world: &mut Simulation, ms: u64) {
 
 /// Returns the lengths of all time slices of a tenant with two long prompts, nanoseconds. Each slice is granted as soon
 /// as it is requested, and a peer always waits.
-fn turns(quantum_ns: u64) -> Vec<u64> {
+fn slice_lengths(quantum_ns: u64) -> Vec<u64> {
     let calls = RecordingPort::default();
-    turns_in(tenant(quantum_ns, &calls), &calls)
+    slice_lengths_of(tenant(quantum_ns, &calls), &calls)
 }
 
-fn turns_in(mut world: Simulation, calls: &RecordingPort) -> Vec<u64> {
+fn slice_lengths_of(mut world: Simulation, calls: &RecordingPort) -> Vec<u64> {
     let (mut held, mut since, mut epoch) = (Vec::new(), Nanos(0), 0);
     while !has_ended(&world) {
         let mut more = world.tick(LIMIT);
@@ -99,8 +99,8 @@ fn turns_in(mut world: Simulation, calls: &RecordingPort) -> Vec<u64> {
                 continue;
             }
             (since, epoch, more) = (world.now(), epoch + 1, true);
-            grant_turn(&mut world, epoch);
-            contend_turn(&mut world, epoch);
+            grant_slice(&mut world, epoch);
+            contend_slice(&mut world, epoch);
         }
         more |= has_ended(&world);
         assert!(more, "both end");
@@ -112,21 +112,21 @@ fn turns_in(mut world: Simulation, calls: &RecordingPort) -> Vec<u64> {
 #[test]
 fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
     // 64 tokens take 4 x 3.3 ms.
-    let held = turns(5 * MS);
+    let held = slice_lengths(5 * MS);
     assert!(held[0] > 5 * MS, "nothing was measured before: {held:?}");
     assert!(held.len() > 8, "{held:?}");
     // The constant part of a step is unknown until a decode was measured.
     let unknown_ns = 4 * 100_000;
     assert!(held[1..].iter().all(|ns| *ns <= 5 * MS + unknown_ns), "{held:?}");
     let longest = held[1..].iter().max().copied().unwrap_or(0);
-    assert!(longest > 4 * MS, "a turn is used: {held:?}");
+    assert!(longest > 4 * MS, "a slice is used: {held:?}");
 }
 
 #[test]
-fn a_quantum_that_holds_no_token_lets_prompts_go_on_token_by_token() {
-    let held = turns(MS / 10);
+fn quantum_below_one_token_runs_prompts_token_by_token() {
+    let held = slice_lengths(MS / 10);
     // 120 tokens and a few more, one per time slice; one whole chunk before anything was measured.
-    assert!(held.len() > 60, "{} turns", held.len());
+    assert!(held.len() > 60, "{} slices", held.len());
     // A step is at most both requests' decodes, or one decode and one prompt token; a time slice has one step.
     let two_tokens = 4 * (100_000 + 2 * 50_000);
     let longest = held[1..].iter().max().copied().unwrap_or(0);
@@ -144,14 +144,14 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
     let calls = RecordingPort::default();
     let mut world = tenant(5 * MS, &calls);
     advance_ms(&mut world, 100);
-    grant_turn(&mut world, 1);
+    grant_slice(&mut world, 1);
     slow(&world, 20);
     while !has_ended(&world) {
         assert!(world.tick(LIMIT) || has_ended(&world), "slowly, but they end");
     }
     assert!(
         world.driver.scheduler().manager().timing().step_stats().token_compute_ns() > 5 * u128::from(MS),
-        "a decode takes a turn"
+        "a decode takes a slice"
     );
     slow(&world, 1);
     for id in 3..=10 {
@@ -166,7 +166,7 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
     for epoch in 2..1_000 {
         advance_ms(&mut world, 1);
         if calls.take().contains(&SliceCommand::Request) {
-            grant_turn(&mut world, epoch);
+            grant_slice(&mut world, epoch);
         }
     }
     assert!(has_ended(&world));
@@ -175,42 +175,42 @@ fn slow_decodes_are_measured_again_while_prompts_wait() {
 }
 
 #[test]
-fn turn_without_engine_is_released_at_once_and_requested_again() {
+fn slice_without_engine_is_released_at_once_and_requested_again() {
     let calls = RecordingPort::default();
     let mut world = tenant(5 * MS, &calls);
     advance_ms(&mut world, 100);
     assert_eq!(calls.take(), [SliceCommand::Request]);
     world.kill_engine();
     advance_ms(&mut world, 100);
-    grant_turn(&mut world, 1);
+    grant_slice(&mut world, 1);
     advance_ms(&mut world, 1);
-    assert_eq!(calls.take(), [SliceCommand::Release], "neighbours do not wait for an engine");
+    assert_eq!(calls.take(), [SliceCommand::Release], "peers do not wait for an engine");
     advance_ms(&mut world, 800);
     assert_eq!(calls.take(), [], "without an engine there is nothing to run");
     advance_ms(&mut world, 100);
     assert_eq!(calls.take(), [SliceCommand::Request], "its successor has come");
-    grant_turn(&mut world, 2);
+    grant_slice(&mut world, 2);
     advance_ms(&mut world, 1);
     assert!(world.driver.scheduler().holds_turn());
 }
 
 #[test]
-fn engine_crash_in_turn_releases_it_and_step_is_replayed_later() {
+fn engine_crash_in_slice_releases_it_and_step_is_replayed_later() {
     let calls = RecordingPort::default();
     let mut world = tenant(50 * MS, &calls);
     advance_ms(&mut world, 100);
-    grant_turn(&mut world, 1);
+    grant_slice(&mut world, 1);
     advance_ms(&mut world, 1);
     world.kill_engine();
     advance_ms(&mut world, 1);
     assert_eq!(calls.take(), [SliceCommand::Request, SliceCommand::Release]);
     advance_ms(&mut world, 1_000);
     assert_eq!(calls.take(), [SliceCommand::Request]);
-    grant_turn(&mut world, 2);
+    grant_slice(&mut world, 2);
     for epoch in 3..100 {
         advance_ms(&mut world, 100);
         if calls.take().contains(&SliceCommand::Request) {
-            grant_turn(&mut world, epoch);
+            grant_slice(&mut world, epoch);
         }
     }
     assert!(has_ended(&world));
@@ -222,19 +222,19 @@ fn prompts_use_the_time_in_which_a_step_waits_for_layers() {
     let (mut setup, calls) = (forced(setup(PolicyName::Oneiros, 4, 60, 1), 2, 1), RecordingPort::default());
     // 16 ms per layer copy, 48 ms per step, regardless of its tokens.
     setup.profile.link_bytes_per_second = 16 << 20;
-    let held = turns_in(tenant_of(setup, MS / 10, &calls), &calls);
+    let held = slice_lengths_of(tenant_of(setup, MS / 10, &calls), &calls);
     // Two prompts of 120 tokens with 64 per step, and 8 tokens after each.
-    assert!(held.len() < 40, "{} turns", held.len());
+    assert!(held.len() < 40, "{} slices", held.len());
 }
 
 #[test]
-fn tenant_keeps_turn_while_it_has_work_and_no_waiter() {
+fn tenant_keeps_slice_while_it_has_work_and_no_waiter() {
     let calls = RecordingPort::default();
     let mut world = tenant(15 * MS, &calls);
     advance_ms(&mut world, 100);
-    grant_turn(&mut world, 1);
+    grant_slice(&mut world, 1);
     // A stale notification about an earlier time slice.
-    contend_turn(&mut world, 0);
+    contend_slice(&mut world, 0);
     let begun = world.now();
     while !has_ended(&world) {
         assert!(world.tick(LIMIT) || has_ended(&world), "nothing else is needed");
@@ -243,7 +243,7 @@ fn tenant_keeps_turn_while_it_has_work_and_no_waiter() {
     assert_eq!(
         calls.take(),
         [SliceCommand::Request, SliceCommand::Release],
-        "one turn, to the end of all work"
+        "one slice, to the end of all work"
     );
     let steps = world.driver.scheduler().snapshot().counters.steps;
     assert!(steps < 20, "{steps} steps: prompts do not go by crumbs when the quantum is over");
@@ -254,11 +254,11 @@ fn peer_arriving_after_quantum_waits_for_one_step() {
     let calls = RecordingPort::default();
     let mut world = tenant(5 * MS, &calls);
     advance_ms(&mut world, 100);
-    grant_turn(&mut world, 1);
+    grant_slice(&mut world, 1);
     advance_ms(&mut world, 20);
     assert_eq!(calls.take(), [SliceCommand::Request]);
     let steps = world.driver.scheduler().snapshot().counters.steps;
-    contend_turn(&mut world, 1);
+    contend_slice(&mut world, 1);
     loop {
         let more = world.tick(LIMIT);
         if calls.take().contains(&SliceCommand::Release) {

@@ -100,15 +100,15 @@ impl Case {
 struct NullPort;
 
 impl PeerPort for NullPort {
-    fn send(&mut self, _now: Nanos, _letter: PeerCommand) {}
+    fn send(&mut self, _now: Nanos, _message: PeerCommand) {}
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         panic!("all run at once: {call:?}");
     }
 }
 
-fn on_peer_event(world: &mut Simulation, news: PeerEvent) {
-    world.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
+fn on_peer_event(world: &mut Simulation, event: PeerEvent) {
+    world.driver.push(Event::Peer(PeerPortEvent::Peer(event)));
 }
 
 /// Lends the last n - f layers, and all KV that can be lent with them.

@@ -101,11 +101,11 @@ pub fn run(lab: &ExperimentContext<'_>) -> Result<ExperimentReport, String> {
     let mut jobs = Vec::new();
     for seed in 0..SEEDS {
         let load = Arc::new(load(&source, lab.requests, lab.seed + seed));
-        for (scale, rung) in
-            SCALES.iter().flat_map(|scale| ABLATION_STEPS.iter().map(move |rung| (*scale, rung)))
+        for (scale, step) in
+            SCALES.iter().flat_map(|scale| ABLATION_STEPS.iter().map(move |step| (*scale, step)))
         {
-            let name = format!("{} scale {scale} seed {seed}", rung.name);
-            jobs.push(Job { name, case: case(rung, scale, lab.seed + seed), load: load.clone() });
+            let name = format!("{} scale {scale} seed {seed}", step.name);
+            jobs.push(Job { name, case: case(step, scale, lab.seed + seed), load: load.clone() });
         }
     }
     let served = runs::run_all(&jobs, lab.progress)?;
@@ -142,7 +142,7 @@ fn load(source: &LengthSource, requests: usize, seed: u64) -> Vec<Arrival> {
     workload::load(&arrivals, std::slice::from_ref(source), &limits, TenantAssignment::Random, seed)
 }
 
-fn case(rung: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
+fn case(step: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
     let (hardware, model) = machine();
     let longest = BatchShape::decode(1, u64::from(KV_TOKENS));
     let base_ns = step_ns(&hardware, &model, &longest, Launch::Eager) as f64;
@@ -160,31 +160,31 @@ fn case(rung: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
         options: ServeOptions {
             kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),
             host_kv_bytes: None,
-            never_pauses: !rung.pauses,
-            unpaced: !rung.paced,
+            never_pauses: !step.pauses,
+            unpaced: !step.paced,
         },
-        tunables: step_tunables(rung),
+        tunables: step_tunables(step),
         seed,
     }
 }
 
 /// Sets OrbitFlow's planner as published: it admits first come, first served whenever all fit, and pauses a request
 /// that makes others late.
-fn step_tunables(rung: &AblationStep) -> Tuned {
+fn step_tunables(step: &AblationStep) -> Tuned {
     let mut tuned = Tuned::default();
-    let set = [("plan_first_come", 1), ("plan_alike", u64::from(rung.alike))];
+    let set = [("plan_first_come", 1), ("plan_alike", u64::from(step.alike))];
     set.into_iter().for_each(|(name, value)| tuned.set(name, value).expect("a tunable of the policy"));
     tuned
 }
 
 /// Returns the percentage of tokens in time by scale and step, as the mean over seeds.
 fn attainments(served: &[ServeStats]) -> Vec<Vec<f64>> {
-    let of = |scale: usize, rung: usize| {
-        let at = |seed: usize| &served[(seed * SCALES.len() + scale) * ABLATION_STEPS.len() + rung];
-        let met = |one: &ServeStats| if ABLATION_STEPS[rung].paced { one.tbt_met_paced } else { one.tbt_met };
+    let of = |scale: usize, step: usize| {
+        let at = |seed: usize| &served[(seed * SCALES.len() + scale) * ABLATION_STEPS.len() + step];
+        let met = |one: &ServeStats| if ABLATION_STEPS[step].paced { one.tbt_met_paced } else { one.tbt_met };
         100.0 * (0..SEEDS as usize).map(|seed| met(at(seed))).sum::<f64>() / SEEDS as f64
     };
-    (0..SCALES.len()).map(|scale| (0..ABLATION_STEPS.len()).map(|rung| of(scale, rung)).collect()).collect()
+    (0..SCALES.len()).map(|scale| (0..ABLATION_STEPS.len()).map(|step| of(scale, step)).collect()).collect()
 }
 
 fn report(served: &[ServeStats]) -> ExperimentReport {
@@ -192,17 +192,17 @@ fn report(served: &[ServeStats]) -> ExperimentReport {
     let rows = SCALES.iter().zip(&attained).flat_map(|(scale, ours)| rows(*scale, ours)).collect();
     let lines = SCALES.iter().zip(&attained).map(|(scale, ours)| Series {
         name: format!("scale {scale}"),
-        points: (1..).zip(ours).map(|(rung, met)| (f64::from(rung), *met)).collect(),
+        points: (1..).zip(ours).map(|(step, met)| (f64::from(step), *met)).collect(),
     });
     let paper = Series {
         name: "paper, scale 1".into(),
-        points: (1..).zip(&ABLATION_STEPS).map(|(rung, told)| (f64::from(rung), told.paper)).collect(),
+        points: (1..).zip(&ABLATION_STEPS).map(|(number, step)| (f64::from(number), step.paper)).collect(),
     };
     let figure = Figure {
         title: "OrbitFlow's ladder".into(),
         x: "rung".into(),
         y: "percent of tokens in time".into(),
-        names: ABLATION_STEPS.iter().map(|rung| rung.name.into()).collect(),
+        names: ABLATION_STEPS.iter().map(|step| step.name.into()).collect(),
         lines: lines.chain([paper]).collect(),
     };
     ExperimentReport { details: details(served), ..ExperimentReport::new(rows, figure) }
@@ -212,55 +212,56 @@ fn report(served: &[ServeStats]) -> ExperimentReport {
 fn rows(scale: f64, ours: &[f64]) -> Vec<ComparisonRow> {
     let link = machine().0.class.name();
     let mut rows: Vec<_> =
-        ABLATION_STEPS.iter().zip(ours).map(|(rung, met)| level(link, scale, rung, *met)).collect();
-    for (at, rung) in ABLATION_STEPS.iter().enumerate().skip(1) {
-        let what = format!("scale {scale}: {} adds", rung.name.trim_start_matches("+ "));
+        ABLATION_STEPS.iter().zip(ours).map(|(step, met)| level(link, scale, step, *met)).collect();
+    for (at, step) in ABLATION_STEPS.iter().enumerate().skip(1) {
+        let what = format!("scale {scale}: {} adds", step.name.trim_start_matches("+ "));
         let gain = ours[at] - ours[at - 1];
         let paper = match scale {
-            1.0 => Some(rung.paper - ABLATION_STEPS[at - 1].paper),
-            _ => rung.paced.then_some(DEPOSIT_AT_LARGE),
+            1.0 => Some(step.paper - ABLATION_STEPS[at - 1].paper),
+            _ => step.paced.then_some(DEPOSIT_AT_LARGE),
         };
         rows.push(match paper {
-            Some(paper) => ComparisonRow::compare_change(link, what, &paper_gain(rung, paper), gain),
+            Some(paper) => ComparisonRow::compare_change(link, what, &paper_gain(step, paper), gain),
             None => ComparisonRow::unreported(link, what, format!("{gain:+.1} points")),
         });
     }
     if scale == 1.0 {
-        let told = PaperValue { reason: None, ..paper_value("points", PAUSE_AND_DEPOSIT, (0.5, 1.5)) };
+        let paper_change =
+            PaperValue { reason: None, ..paper_value("points", PAUSE_AND_DEPOSIT, (0.5, 1.5)) };
         let what = "scale 1: Pause-Resume and Token-Deposit add together";
-        rows.push(ComparisonRow::compare_change(link, what, &told, ours[3] - ours[1]));
+        rows.push(ComparisonRow::compare_change(link, what, &paper_change, ours[3] - ours[1]));
     }
     rows
 }
 
-fn level(link: &'static str, scale: f64, rung: &AblationStep, met: f64) -> ComparisonRow {
-    let what = format!("scale {scale}: {}", rung.name);
-    if scale != 1.0 || rung.alike {
+fn level(link: &'static str, scale: f64, step: &AblationStep, met: f64) -> ComparisonRow {
+    let what = format!("scale {scale}: {}", step.name);
+    if scale != 1.0 || step.alike {
         // The load is calibrated to the first step at scale 1, so that agreement proves nothing.
         return ComparisonRow::unreported(link, what, format!("{met:+.1} %"));
     }
-    ComparisonRow::compare_change(link, what, &paper_attainment(rung), met)
+    ComparisonRow::compare_change(link, what, &paper_attainment(step), met)
 }
 
 /// Returns the paper's level with a tolerance of [`LEVEL_TOLERANCE_POINTS`]. Pauses explain a level up to that of the
 /// next step.
-fn paper_attainment(rung: &AblationStep) -> PaperValue {
-    let (paper, top) = (rung.paper, ABLATION_STEPS[ABLATION_STEPS.len() - 1].paper);
+fn paper_attainment(step: &AblationStep) -> PaperValue {
+    let (paper, top) = (step.paper, ABLATION_STEPS[ABLATION_STEPS.len() - 1].paper);
     let range = (paper - LEVEL_TOLERANCE_POINTS, paper + LEVEL_TOLERANCE_POINTS);
     let pauses = DeviationReason { why: PAUSES, from: paper, to: top + LEVEL_TOLERANCE_POINTS };
-    PaperValue { unit: "%", paper, range, reason: (rung.pauses && !rung.paced).then_some(pauses) }
+    PaperValue { unit: "%", paper, range, reason: (step.pauses && !step.paced).then_some(pauses) }
 }
 
 /// Returns the paper's gain with a tolerance of one half. Reasons explain a larger gain of pauses and a smaller gain of
 /// the other steps, but no loss.
-fn paper_gain(rung: &AblationStep, paper: f64) -> PaperValue {
-    let told = paper_value("points", paper, (0.5, 1.5));
-    let reason = match (rung.pauses, rung.paced) {
+fn paper_gain(step: &AblationStep, paper: f64) -> PaperValue {
+    let unexplained = paper_value("points", paper, (0.5, 1.5));
+    let reason = match (step.pauses, step.paced) {
         (true, false) => DeviationReason { why: PAUSES, from: paper, to: PAUSE_AND_DEPOSIT * 1.5 },
         (true, true) => DeviationReason { why: PAUSES, from: MIN_GAIN_POINTS, to: paper },
         _ => DeviationReason { why: BUFFERS, from: MIN_GAIN_POINTS, to: paper },
     };
-    PaperValue { reason: Some(reason), ..told }
+    PaperValue { reason: Some(reason), ..unexplained }
 }
 
 fn paper_value(unit: &'static str, paper: f64, (from, to): (f64, f64)) -> PaperValue {
@@ -283,11 +284,11 @@ fn details(served: &[ServeStats]) -> Vec<Vec<String>> {
         "GAP % P50/P90/MAX",
     ];
     let line = |(at, one): (usize, &ServeStats)| {
-        let (scale, rung) =
+        let (scale, step) =
             (SCALES[at / ABLATION_STEPS.len() % SCALES.len()], &ABLATION_STEPS[at % ABLATION_STEPS.len()]);
         vec![
             scale.to_string(),
-            rung.name.to_owned(),
+            step.name.to_owned(),
             format!("{:.1}", 100.0 * one.tbt_met),
             format!("{:.1}", 100.0 * one.tbt_met_paced),
             format!("{:.0}", one.tbt_p99),
@@ -306,7 +307,7 @@ fn details(served: &[ServeStats]) -> Vec<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ExperimentCheck::{self, Differs, Reasoned, Same, Untold};
+    use super::super::ExperimentCheck::{self, Differs, NotReported, Reasoned, Same};
     use super::*;
 
     fn verdicts(ours: [f64; 4]) -> Vec<ExperimentCheck> {
@@ -315,15 +316,15 @@ mod tests {
 
     #[test]
     fn levels_and_gains_are_the_papers_explained_by_how_pauses_count_or_differ() {
-        let paper = ABLATION_STEPS.map(|rung| rung.paper);
-        assert_eq!(verdicts(paper), [Untold, Same, Same, Same, Same, Same, Same, Same]);
+        let paper = ABLATION_STEPS.map(|step| step.paper);
+        assert_eq!(verdicts(paper), [NotReported, Same, Same, Same, Same, Same, Same, Same]);
         // Pauses gain what the deposit gains in the paper, and plans per request gain almost nothing.
-        assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[..4], [Untold, Same, Reasoned, Same]);
+        assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[..4], [NotReported, Same, Reasoned, Same]);
         assert_eq!(verdicts([50.0, 51.0, 85.0, 86.0])[4..], [Reasoned, Reasoned, Reasoned, Same]);
         // A step that loses, levels that no reason explains, and pauses that gain more than the paper's last steps
         // together.
         assert_eq!(verdicts([54.0, 53.0, 71.0, 70.0])[4..], [Differs, Same, Differs, Same]);
-        assert_eq!(verdicts([70.0, 54.5, 71.0, 97.0])[..4], [Untold, Same, Same, Differs]);
+        assert_eq!(verdicts([70.0, 54.5, 71.0, 97.0])[..4], [NotReported, Same, Same, Differs]);
         assert_eq!(verdicts([50.0, 50.4, 85.0, 85.4])[4..], [Differs, Reasoned, Differs, Same]);
         assert_eq!(verdicts([45.0, 46.0, 95.0, 95.0])[5], Differs);
     }

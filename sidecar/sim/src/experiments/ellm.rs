@@ -122,10 +122,10 @@ fn owners() -> Vec<ComparisonRow> {
     }
     let behind = after.addresses().find(|(address, _)| *address == Address::Kv(KvChunkId(0)));
     let [activations, kv, all] = [ledger.count(Owner::Activation), ledger.count(Owner::Kv), ledger.created()];
-    let told = |chunk: u32, activations: u32, kv: u32, all: u32| {
+    let text = |chunk: u32, activations: u32, kv: u32, all: u32| {
         format!("chunk {chunk}; {activations} and {kv} of {all}")
     };
-    let ours = behind.map_or("none".to_owned(), |(_, chunk)| told(chunk.0, activations, kv, all));
+    let ours = behind.map_or("none".to_owned(), |(_, chunk)| text(chunk.0, activations, kv, all));
     let mut later = after.clone();
     later.mark_stale(&before);
     let row = |what: &str, paper: &str, from: &Ownership, to: &Ownership| {
@@ -134,7 +134,7 @@ fn owners() -> Vec<ComparisonRow> {
     vec![
         ComparisonRow::equal(
             "zero-copy owner change: what is behind KV, chunks of activations and of KV",
-            &told(3, 3, 1, 4),
+            &text(3, 3, 1, 4),
             &ours,
         ),
         row("its mappings in one transaction", "map new, unmap old", &before, &after),

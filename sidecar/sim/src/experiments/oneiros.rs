@@ -36,8 +36,8 @@ pub fn alpha() -> ExperimentReport {
         .flat_map(|(layers, row)| RATIOS.iter().zip(row).map(move |(r, cell)| (*layers, *r, *cell)));
     let rows = cells.map(|(layers, ratio, (one, two))| {
         let ours = (largest(layers, ratio, 1), largest(layers, ratio, 2));
-        let told = |(one, two): (u16, u16)| format!("{one} / {two}");
-        ComparisonRow::equal(format!("{layers} layers, r {ratio}"), &told((one, two)), &told(ours))
+        let text = |(one, two): (u16, u16)| format!("{one} / {two}");
+        ComparisonRow::equal(format!("{layers} layers, r {ratio}"), &text((one, two)), &text(ours))
     });
     let line = |(layers, beta): (u16, u8)| Series {
         name: format!("{layers} layers, {beta} slot{}", if beta == 1 { "" } else { "s" }),

@@ -134,11 +134,11 @@ pub fn fig4() -> ExperimentReport {
         let r = format!("{}.{}", r_tenths / 10, r_tenths % 10);
         let ours =
             (longest_queue(layers, r_tenths * 100), longest_queue_at_layer_starts(layers, r_tenths * 100));
-        let told = |(soon, starts): (u16, u16)| format!("{soon} / {starts}");
+        let text = |(soon, starts): (u16, u16)| format!("{soon} / {starts}");
         rows.push(ComparisonRow::equal(
             format!("{layers} layers, r {r}: longest queue, by event / at layer starts"),
-            &told((soon, starts)),
-            &told(ours),
+            &text((soon, starts)),
+            &text(ours),
         ));
     }
     let line = |layers: u16| Series {

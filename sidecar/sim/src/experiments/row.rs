@@ -13,7 +13,8 @@ pub enum ExperimentCheck {
     /// The values differ without a reason.
     Differs,
     /// The paper has no such value.
-    Untold,
+    #[serde(rename = "untold")]
+    NotReported,
     /// A requirement of our own holds.
     Holds,
     /// A requirement of our own does not hold.
@@ -27,7 +28,7 @@ impl ExperimentCheck {
             ExperimentCheck::Same => "same",
             ExperimentCheck::Reasoned => "reasoned",
             ExperimentCheck::Differs => "DIFFERS",
-            ExperimentCheck::Untold => "-",
+            ExperimentCheck::NotReported => "-",
             ExperimentCheck::Holds => "holds",
             ExperimentCheck::Fails => "FAILS",
         }
@@ -110,26 +111,26 @@ impl ComparisonRow {
     pub fn compare_change(
         link: &'static str,
         what: impl Into<String>,
-        told: &PaperValue,
+        expected: &PaperValue,
         ours: f64,
     ) -> ComparisonRow {
         let explains = |reason: &DeviationReason| (reason.from..=reason.to).contains(&ours);
-        let (verdict, reason) = match told.reason.filter(explains) {
-            _ if (told.range.0..=told.range.1).contains(&ours) => (ExperimentCheck::Same, None),
-            Some(reason) => (ExperimentCheck::Reasoned, Some(reason.words(told.unit))),
+        let (verdict, reason) = match expected.reason.filter(explains) {
+            _ if (expected.range.0..=expected.range.1).contains(&ours) => (ExperimentCheck::Same, None),
+            Some(reason) => (ExperimentCheck::Reasoned, Some(reason.words(expected.unit))),
             None => (ExperimentCheck::Differs, None),
         };
-        let paper = told.words();
+        let paper = expected.words();
         ComparisonRow {
             link,
             reason,
-            ..ComparisonRow::new(what, paper, format!("{ours:+.1} {}", told.unit), verdict)
+            ..ComparisonRow::new(what, paper, format!("{ours:+.1} {}", expected.unit), verdict)
         }
     }
 
     /// Reports a value that the paper does not have.
     pub fn unreported(link: &'static str, what: impl Into<String>, ours: String) -> ComparisonRow {
-        ComparisonRow { link, ..ComparisonRow::new(what, "-".into(), ours, ExperimentCheck::Untold) }
+        ComparisonRow { link, ..ComparisonRow::new(what, "-".into(), ours, ExperimentCheck::NotReported) }
     }
 
     /// Checks a requirement of our own.
@@ -168,7 +169,8 @@ mod tests {
 
     #[test]
     fn deviation_within_reason_range_is_explained_beyond_differs() {
-        let verdict = |told: &PaperValue, ours| ComparisonRow::compare_change("", "what", told, ours).verdict;
+        let verdict =
+            |paper: &PaperValue, ours| ComparisonRow::compare_change("", "what", paper, ours).verdict;
         let seen = [-91.0, -90.0, -80.0, -20.0, -10.0, -9.0, 1.0].map(|ours| verdict(&PAPER_VALUE, ours));
         use ExperimentCheck::{Differs, Reasoned, Same};
         assert_eq!(seen, [Differs, Reasoned, Same, Same, Reasoned, Differs, Differs]);

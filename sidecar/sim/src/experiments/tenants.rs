@@ -192,8 +192,8 @@ fn model_tokens(scenario: &Scenario) -> Vec<u32> {
 
 fn case(scenario: &Scenario, hardware: Hardware, policy: PolicyName, seed: u64) -> ServeConfig {
     let places = serve::tenant_models(&hardware, &models(scenario), scenario.shares_permille);
-    let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
-    ServeConfig { max_sequences: 256, seed, ..ServeConfig::new(hardware, places, turns, policy) }
+    let round_robin = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
+    ServeConfig { max_sequences: 256, seed, ..ServeConfig::new(hardware, places, round_robin, policy) }
 }
 
 /// A metric: its name, and its value in a run.
@@ -214,15 +214,15 @@ fn report(scenario: &Scenario, runs: &[LoadRun]) -> ExperimentReport {
         let (oneiros, recompute, pie) = ("Oneiros", "Recompute", "Pie");
         let there_is = against(own, AMPLE, recompute);
         let reason = Some(smaller(SMALLER[at], RANGES[at], allowed(at, there_is)));
-        let told = PaperValue { unit: "%", paper: scenario.paper[at], range: RANGES[at], reason };
+        let paper = PaperValue { unit: "%", paper: scenario.paper[at], range: RANGES[at], reason };
         let what = format!("{name}, Oneiros against Recompute");
-        rows.push(ComparisonRow::compare_change(own.name(), &what, &told, against(own, oneiros, recompute)));
-        let told = at_least(at, against(own, AMPLE, pie));
+        rows.push(ComparisonRow::compare_change(own.name(), &what, &paper, against(own, oneiros, recompute)));
+        let paper = at_least(at, against(own, AMPLE, pie));
         let change = against(own, oneiros, pie);
         rows.push(ComparisonRow::compare_change(
             own.name(),
             format!("{name}, Oneiros against Pie"),
-            &told,
+            &paper,
             change,
         ));
         let change = format!("{:+.1} %", against(own, pie, recompute));
@@ -355,8 +355,8 @@ mod tests {
     use super::super::ExperimentCheck::{self, Differs, Reasoned, Same};
     use super::*;
 
-    fn verdict(told: &PaperValue, ours: f64) -> ExperimentCheck {
-        ComparisonRow::compare_change("C2C", "what", told, ours).verdict
+    fn verdict(paper: &PaperValue, ours: f64) -> ExperimentCheck {
+        ComparisonRow::compare_change("C2C", "what", paper, ours).verdict
     }
 
     #[test]

@@ -153,8 +153,8 @@ fn share_of_best(found: &PolicyResults, policy: PolicyName) -> f64 {
 fn rows(scenario: &Scenario, found: &PolicyResults) -> Vec<ComparisonRow> {
     let (link, best) = (scenario.hardware().class.name(), found.best());
     let ratio = found.ratio(best);
-    let row = |what: &str, required: String, told: String, holds: bool| {
-        ComparisonRow::required(link, format!("{}: {what}", scenario.name), required, told, holds)
+    let row = |what: &str, required: String, found_text: String, holds: bool| {
+        ComparisonRow::required(link, format!("{}: {what}", scenario.name), required, found_text, holds)
     };
     let against = format!("goodput against the best single policy, {}", best.name());
     let mut rows = vec![row(

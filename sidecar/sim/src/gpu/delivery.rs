@@ -12,21 +12,23 @@ use super::{Gpu, GpuSharing, SURVEY_INTERVAL_NS};
 
 impl Gpu {
     fn index_of(&self, peer: Peer) -> Option<usize> {
-        self.tenants.iter().position(|seat| seat.instance.as_ref().is_some_and(|life| life.me == peer))
+        self.tenants
+            .iter()
+            .position(|tenant| tenant.instance.as_ref().is_some_and(|instance| instance.me == peer))
     }
 
-    pub(super) fn send(&mut self, from: Peer, letter: PeerCommand) {
-        if let PeerCommand::Claim { chunks } = letter {
+    pub(super) fn send(&mut self, from: Peer, message: PeerCommand) {
+        if let PeerCommand::Claim { chunks } = message {
             let others = self.live_peers().into_iter().filter(|peer| *peer != from);
             return others.for_each(|to| self.network.send_claim(self.now, from, to, chunks));
         }
-        self.network.send(self.now, from, letter);
+        self.network.send(self.now, from, message);
     }
 
     /// Grants the next time slice, and notifies its holder if another tenant waits.
     pub(super) fn grant_next_slice(&mut self) {
-        for told in self.slice_queue.grant_next() {
-            let (to, event) = match told {
+        for slice_event in self.slice_queue.grant_next() {
+            let (to, event) = match slice_event {
                 SliceEvent::Granted(to, epoch) => (to, PeerPortEvent::SliceGranted { epoch }),
                 SliceEvent::Contended(to, epoch) => (to, PeerPortEvent::SliceRequested { epoch }),
             };
@@ -37,9 +39,9 @@ impl Gpu {
     pub(super) fn deliver(&mut self, to: Peer, post: PeerMessage) {
         let Some(at) = self.index_of(to) else { return };
         let event = match post {
-            PeerMessage::Request { from, news } if self.index_of(from).is_some() => {
+            PeerMessage::Request { from, event } if self.index_of(from).is_some() => {
                 self.add_known_peers(at, [from]);
-                PeerPortEvent::Peer(news)
+                PeerPortEvent::Peer(event)
             }
             PeerMessage::Request { .. } => return,
             PeerMessage::Event(event) => event,
@@ -60,19 +62,20 @@ impl Gpu {
 
     /// Records peers, so that an exit before the next poll of the ledger is noticed.
     fn add_known_peers(&mut self, at: usize, peers: impl IntoIterator<Item = Peer>) {
-        let Some(life) = &mut self.tenants[at].instance else { return };
-        life.known_peers.extend(peers);
+        let Some(instance) = &mut self.tenants[at].instance else { return };
+        instance.known_peers.extend(peers);
     }
 
     fn survey(&self, asker: usize) -> Vec<PeerView> {
-        let turns = matches!(self.setup.sharing, GpuSharing::Temporal { .. });
+        let is_temporal = matches!(self.setup.sharing, GpuSharing::Temporal { .. });
         let others = self.tenants.iter().enumerate().filter(|(at, _)| *at != asker);
-        let seen = others.filter_map(|(_, seat)| {
-            let life = seat.instance.as_ref()?;
-            let active = if turns { self.slice_queue.is_holder(life.me) } else { seat.open() > 0 };
-            let live = life.peer_state(self.now, active, self.slice_queue.position(life.me));
-            let priority = seat.setup.terms.priority;
-            Some(PeerView { peer: life.me, priority, reachable: true, live: Some(live) })
+        let seen = others.filter_map(|(_, tenant)| {
+            let instance = tenant.instance.as_ref()?;
+            let active =
+                if is_temporal { self.slice_queue.is_holder(instance.me) } else { tenant.open() > 0 };
+            let live = instance.peer_state(self.now, active, self.slice_queue.position(instance.me));
+            let priority = tenant.setup.terms.priority;
+            Some(PeerView { peer: instance.me, priority, reachable: true, live: Some(live) })
         });
         seen.collect()
     }
@@ -80,28 +83,28 @@ impl Gpu {
     /// Polls the ledger when it is due: reports peers that exited, and chunks returned without a message.
     pub(super) fn poll_ledger(&mut self, at: usize) {
         let now = self.now;
-        let Some(life) = self.tenants[at]
+        let Some(instance) = self.tenants[at]
             .instance
             .as_mut()
-            .filter(|life| life.next_survey_at.max(life.stopped_until) <= now)
+            .filter(|instance| instance.next_survey_at.max(instance.stopped_until) <= now)
         else {
             return;
         };
-        life.next_survey_at = now.plus(SURVEY_INTERVAL_NS);
-        let me = life.me;
+        instance.next_survey_at = now.plus(SURVEY_INTERVAL_NS);
+        let me = instance.me;
         let living = self.live_peers();
-        let Some(life) = &mut self.tenants[at].instance else { return };
-        let known = std::mem::replace(&mut life.known_peers, living.clone());
+        let Some(instance) = &mut self.tenants[at].instance else { return };
+        let known = std::mem::replace(&mut instance.known_peers, living.clone());
         let died = known.difference(&living).map(|dead| PeerEvent::Died(*dead));
-        let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
+        let name = |instance: u64| living.iter().find(|peer| peer.instance == instance).copied();
         let waiting: Vec<_> =
             self.ledger.borrow().pending_transfers().filter(|promise| promise.to == me.instance).collect();
         let returned = waiting.into_iter().filter_map(|promise| {
             let peer = name(promise.from)?;
             Some(PeerEvent::Returned { peer, nonce: promise.nonce, chunks: promise.chunks })
         });
-        let news: Vec<_> = died.chain(returned).collect();
-        news.into_iter().for_each(|news| self.push(at, Event::Peer(PeerPortEvent::Peer(news))));
+        let events: Vec<_> = died.chain(returned).collect();
+        events.into_iter().for_each(|event| self.push(at, Event::Peer(PeerPortEvent::Peer(event))));
         self.ledger.borrow_mut().clear(me.instance);
     }
 }

@@ -53,18 +53,18 @@ impl Gpu {
         let device = self.new_device(&setup, me);
         let memory = SimMemory::new(device.clone());
         let compute = SimCompute::with_start_time(device.clone(), setup.vocab, self.now);
-        let mouth = PeerOutbox::default();
+        let outbox = PeerOutbox::default();
         let journal = self.setup.recorded.then(JournalBuffer::default);
         let recorder = journal.clone().map(|journal| Recorder::new(Box::new(journal)));
         let core = Scheduler::new(self.config(&setup, me), manager);
         let around =
-            Ports { peers: Box::new(mouth.clone()), planner: Box::new(TimedPlanner::with_latency(PLAN_NS)) };
+            Ports { peers: Box::new(outbox.clone()), planner: Box::new(TimedPlanner::with_latency(PLAN_NS)) };
         let driver = Driver::start(around, self.now, core, memory, compute, recorder);
-        let life = Instance {
+        let instance = Instance {
             me,
             driver,
             device,
-            outbox: mouth,
+            outbox,
             journal,
             due: Some(self.now),
             next_survey_at: self.now.plus(SURVEY_INTERVAL_NS),
@@ -74,7 +74,7 @@ impl Gpu {
             absent_layers: 0,
             resident_since: None,
         };
-        (self.tenants[at].instance, self.tenants[at].has_sent_bounds) = (Some(life), false);
+        (self.tenants[at].instance, self.tenants[at].has_sent_bounds) = (Some(instance), false);
         Ok(())
     }
 
@@ -104,23 +104,23 @@ impl Gpu {
     /// Returns the scheduler's options, with the tenant's membership among its peers.
     fn config(&self, setup: &TenantSetup, me: Peer) -> sluice_scheduler::Config {
         let member = Membership { own_peer: me, terms: setup.terms.clone() };
-        let (sharing, neighbours) = match self.setup.sharing {
+        let (sharing, membership) = match self.setup.sharing {
             GpuSharing::Temporal { quantum, .. } => {
                 (sluice_scheduler::TimeSharing::Temporal(quantum), Some(member))
             }
             GpuSharing::Spatial => (sluice_scheduler::TimeSharing::Spatial, Some(member)),
             GpuSharing::Isolated => (sluice_scheduler::TimeSharing::Exclusive, None),
         };
-        sluice_scheduler::Config { sharing, membership: neighbours, ..setup.config.clone() }
+        sluice_scheduler::Config { sharing, membership, ..setup.config.clone() }
     }
 
     /// Stops a tenant's process and its engine: frees its memory, closes its streams, and schedules its restart.
     pub fn stop_instance(&mut self, at: usize) {
-        let Some(mut life) = self.tenants[at].instance.take() else { return };
+        let Some(mut instance) = self.tenants[at].instance.take() else { return };
         // Frees the processors of a running step.
-        life.driver.compute().kill(self.now);
-        self.ledger.borrow_mut().remove(life.me.instance);
-        self.slice_queue.remove(life.me);
+        instance.driver.compute().kill(self.now);
+        self.ledger.borrow_mut().remove(instance.me.instance);
+        self.slice_queue.remove(instance.me);
         self.grant_next_slice();
         self.tenants[at].disconnect_clients();
         self.tenants[at].restart_at = Some(self.now.plus(self.setup.restart_ns));
@@ -136,6 +136,6 @@ impl Gpu {
     }
 
     pub(super) fn live_peers(&self) -> BTreeSet<Peer> {
-        self.tenants.iter().filter_map(|seat| Some(seat.instance.as_ref()?.me)).collect()
+        self.tenants.iter().filter_map(|tenant| Some(tenant.instance.as_ref()?.me)).collect()
     }
 }

@@ -17,7 +17,7 @@ pub enum PeerMessage {
         /// The sender.
         from: Peer,
         /// The content of the request.
-        news: PeerEvent,
+        event: PeerEvent,
     },
     /// A reply, or an observation of the tenant's own sidecar.
     Event(PeerPortEvent),
@@ -110,8 +110,8 @@ impl SimNetwork {
     }
 
     /// Sends a message from `from` to a peer, or to its own sidecar.
-    pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
-        match letter {
+    pub fn send(&mut self, now: Nanos, from: Peer, message: PeerCommand) {
+        match message {
             PeerCommand::Survey => {
                 let at = now.plus(self.delay_ns());
                 self.enqueue(at, from, PeerMessage::Survey);
@@ -129,12 +129,12 @@ impl SimNetwork {
             PeerCommand::Renew { peer, nonce, ttl_ns } => {
                 self.send_request(now, from, peer, PeerEvent::Prolonged { peer: from, nonce, ttl_ns });
             }
-            letter => self.send_reply(now, from, letter),
+            message => self.send_reply(now, from, message),
         }
     }
 
-    fn send_reply(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
-        let (to, news) = match letter {
+    fn send_reply(&mut self, now: Nanos, from: Peer, message: PeerCommand) {
+        let (to, event) = match message {
             PeerCommand::Prolong { peer, nonce, ttl_ns } if ttl_ns > 0 => {
                 (peer, PeerEvent::Renewed { peer: from, nonce, ttl_ns })
             }
@@ -154,7 +154,7 @@ impl SimNetwork {
             // A claimant reads freed chunks from the ledger, and a loan that is not renewed expires.
             _ => return,
         };
-        self.send_remote(now, to, PeerMessage::Event(PeerPortEvent::Peer(news)));
+        self.send_remote(now, to, PeerMessage::Event(PeerPortEvent::Peer(event)));
     }
 
     /// Sends a claim of the new instance `from`, which lacks its minimum memory.
@@ -167,13 +167,13 @@ impl SimNetwork {
         );
     }
 
-    fn send_request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
-        self.send_remote(now, to, PeerMessage::Request { from, news });
+    fn send_request(&mut self, now: Nanos, from: Peer, to: Peer, event: PeerEvent) {
+        self.send_remote(now, to, PeerMessage::Request { from, event });
     }
 
     /// Sends an ask. With a loss, the ask may arrive although its sender assumes a refusal and withdraws it.
-    fn send_ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
-        self.send_request(now, from, to, news);
+    fn send_ask(&mut self, now: Nanos, from: Peer, to: Peer, event: PeerEvent, nonce: Nonce) {
+        self.send_request(now, from, to, event);
         if self.rng.chance(self.delays.lost_permille) {
             let refused = PeerPortEvent::Peer(PeerEvent::Refused { peer: to, nonce, why: None });
             self.send_local(now, from, PeerMessage::Event(refused));

@@ -9,7 +9,7 @@ use super::tenant::{SimTenant, TenantSetup};
 
 impl SimTenant {
     fn manager(&self) -> Option<&MemoryManager> {
-        self.instance.as_ref().map(|life| life.driver.scheduler().manager())
+        self.instance.as_ref().map(|instance| instance.driver.scheduler().manager())
     }
 }
 
@@ -17,8 +17,8 @@ impl Gpu {
     /// Sends every tenant its share and its cap. A smaller share applies at once. A larger one waits until the other
     /// tenants' shares leave space, because the sum of shares never exceeds the capacity.
     pub fn set_shares(&mut self, bounds: Vec<Bounds>) {
-        for (seat, bounds) in self.tenants.iter_mut().zip(bounds) {
-            (seat.bounds, seat.has_sent_bounds) = (bounds, false);
+        for (tenant, bounds) in self.tenants.iter_mut().zip(bounds) {
+            (tenant.bounds, tenant.has_sent_bounds) = (bounds, false);
         }
         self.apply_shares();
     }
@@ -30,9 +30,9 @@ impl Gpu {
 
     pub(super) fn apply_shares(&mut self) {
         for at in 0..self.tenants.len() {
-            let seat = &self.tenants[at];
-            let Some(manager) = seat.manager().filter(|_| !seat.has_sent_bounds) else { continue };
-            let (dealt, before) = (seat.bounds, manager.loans().share_chunks());
+            let tenant = &self.tenants[at];
+            let Some(manager) = tenant.manager().filter(|_| !tenant.has_sent_bounds) else { continue };
+            let (dealt, before) = (tenant.bounds, manager.loans().share_chunks());
             if dealt.share_chunks > before && !self.can_apply_share(at) {
                 continue;
             }
@@ -45,11 +45,11 @@ impl Gpu {
     /// Whether the other tenants' shares leave space for this tenant's new share.
     pub(super) fn can_apply_share(&self, at: usize) -> bool {
         let others = self.tenants.iter().enumerate().filter(|(other, _)| *other != at);
-        let share = |(_, seat): (usize, &SimTenant)| {
-            let manager = seat.manager()?;
+        let share = |(_, tenant): (usize, &SimTenant)| {
+            let manager = tenant.manager()?;
             // A share that was sent but not yet processed counts as well.
-            Some(u64::from(manager.loans().share_chunks().max(if seat.has_sent_bounds {
-                seat.bounds.share_chunks
+            Some(u64::from(manager.loans().share_chunks().max(if tenant.has_sent_bounds {
+                tenant.bounds.share_chunks
             } else {
                 0
             })))

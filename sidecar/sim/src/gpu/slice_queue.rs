@@ -10,7 +10,7 @@ pub struct SliceQueue {
     holder: Option<Holder>,
     waiters: Vec<Waiter>,
     tickets: u64,
-    turns: u64,
+    granted: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl SliceQueue {
             return;
         }
         self.tickets += 1;
-        self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked_at: self.turns });
+        self.waiters.push(Waiter { peer, ticket: self.tickets, priority, asked_at: self.granted });
     }
 
     /// Ends the time slice if `peer` holds it.
@@ -63,33 +63,33 @@ impl SliceQueue {
 
     /// Returns the number of tenants ahead in the queue; `None` if the tenant does not wait.
     pub fn position(&self, peer: Peer) -> Option<u32> {
-        let mut line = self.waiters.clone();
-        sort_waiters(&mut line, self.order, self.turns);
-        line.iter().position(|waiter| waiter.peer == peer).map(|place| place as u32)
+        let mut queue = self.waiters.clone();
+        sort_waiters(&mut queue, self.order, self.granted);
+        queue.iter().position(|waiter| waiter.peer == peer).map(|place| place as u32)
     }
 
     /// Grants the next time slice and returns the notifications to send.
     pub fn grant_next(&mut self) -> Vec<SliceEvent> {
-        let mut told = Vec::new();
+        let mut slice_events = Vec::new();
         if self.holder.is_none() && !self.waiters.is_empty() {
-            sort_waiters(&mut self.waiters, self.order, self.turns);
-            self.turns += 1;
-            let next = Holder { peer: self.waiters.remove(0).peer, epoch: self.turns, is_notified: false };
-            told.push(SliceEvent::Granted(next.peer, next.epoch));
+            sort_waiters(&mut self.waiters, self.order, self.granted);
+            self.granted += 1;
+            let next = Holder { peer: self.waiters.remove(0).peer, epoch: self.granted, is_notified: false };
+            slice_events.push(SliceEvent::Granted(next.peer, next.epoch));
             self.holder = Some(next);
         }
         if let Some(holder) =
             self.holder.as_mut().filter(|holder| !holder.is_notified && !self.waiters.is_empty())
         {
             holder.is_notified = true;
-            told.push(SliceEvent::Contended(holder.peer, holder.epoch));
+            slice_events.push(SliceEvent::Contended(holder.peer, holder.epoch));
         }
-        told
+        slice_events
     }
 
     /// Returns the number of time slices granted so far.
-    pub fn turns(&self) -> u64 {
-        self.turns
+    pub fn granted(&self) -> u64 {
+        self.granted
     }
 }
 
@@ -102,26 +102,26 @@ mod tests {
     }
 
     #[test]
-    fn turn_rotates_and_holder_is_notified_once_of_waiter() {
-        let mut line = SliceQueue::new(SliceOrder::RoundRobin);
-        line.enqueue(peer(1), 0);
-        assert_eq!(line.grant_next(), [SliceEvent::Granted(peer(1), 1)]);
-        line.enqueue(peer(2), 9);
-        line.enqueue(peer(3), 0);
-        assert_eq!(line.grant_next(), [SliceEvent::Contended(peer(1), 1)]);
-        assert_eq!((line.grant_next(), line.position(peer(3))), (vec![], Some(1)));
-        line.release(peer(1));
-        assert_eq!(line.grant_next(), [SliceEvent::Granted(peer(2), 2), SliceEvent::Contended(peer(2), 2)]);
-        line.remove(peer(3));
-        line.remove(peer(2));
-        assert_eq!(line.grant_next(), []);
+    fn slice_rotates_and_holder_is_notified_once_of_waiter() {
+        let mut queue = SliceQueue::new(SliceOrder::RoundRobin);
+        queue.enqueue(peer(1), 0);
+        assert_eq!(queue.grant_next(), [SliceEvent::Granted(peer(1), 1)]);
+        queue.enqueue(peer(2), 9);
+        queue.enqueue(peer(3), 0);
+        assert_eq!(queue.grant_next(), [SliceEvent::Contended(peer(1), 1)]);
+        assert_eq!((queue.grant_next(), queue.position(peer(3))), (vec![], Some(1)));
+        queue.release(peer(1));
+        assert_eq!(queue.grant_next(), [SliceEvent::Granted(peer(2), 2), SliceEvent::Contended(peer(2), 2)]);
+        queue.remove(peer(3));
+        queue.remove(peer(2));
+        assert_eq!(queue.grant_next(), []);
     }
 
     #[test]
     fn priority_order_grants_highest_first() {
-        let mut line = SliceQueue::new(SliceOrder::Priority { aging_turns: 64 });
-        line.enqueue(peer(1), 0);
-        line.enqueue(peer(2), 9);
-        assert_eq!(line.grant_next()[0], SliceEvent::Granted(peer(2), 1));
+        let mut queue = SliceQueue::new(SliceOrder::Priority { aging_turns: 64 });
+        queue.enqueue(peer(1), 0);
+        queue.enqueue(peer(2), 9);
+        assert_eq!(queue.grant_next()[0], SliceEvent::Granted(peer(2), 1));
     }
 }

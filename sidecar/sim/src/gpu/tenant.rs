@@ -66,7 +66,7 @@ impl RequestOutcome {
 #[derive(Clone, Debug)]
 pub(super) enum OutMessage {
     Peer(PeerCommand),
-    Turn(SliceCommand),
+    Slice(SliceCommand),
 }
 
 /// The tenant's port to its peers. Its messages are sent after the step.
@@ -74,8 +74,8 @@ pub(super) enum OutMessage {
 pub(super) struct PeerOutbox(Arc<Mutex<Vec<OutMessage>>>);
 
 impl PeerOutbox {
-    fn push(&self, said: OutMessage) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+    fn push(&self, message: OutMessage) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(message);
     }
 
     pub fn take(&self) -> Vec<OutMessage> {
@@ -84,12 +84,12 @@ impl PeerOutbox {
 }
 
 impl PeerPort for PeerOutbox {
-    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        self.push(OutMessage::Peer(letter));
+    fn send(&mut self, _now: Nanos, message: PeerCommand) {
+        self.push(OutMessage::Peer(message));
     }
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
-        self.push(OutMessage::Turn(call));
+        self.push(OutMessage::Slice(call));
     }
 }
 
@@ -238,11 +238,11 @@ impl SimTenant {
 
     /// Applies the scheduler's notices to outcomes and statistics.
     pub(super) fn process_notices(&mut self, now: Nanos) {
-        let Some(life) = &mut self.instance else { return };
-        for notice in life.driver.take_outputs() {
+        let Some(instance) = &mut self.instance else { return };
+        for notice in instance.driver.take_outputs() {
             match notice {
                 SchedulerOutput::Step(step) => {
-                    life.last_used = now;
+                    instance.last_used = now;
                     self.stats.steps += 1;
                     self.stats.stall_ns += step.stall_ns;
                     self.stats.kv_stall_ns += step.kv_stall_ns;
@@ -251,10 +251,10 @@ impl SimTenant {
                     self.stats.prefill_tokens += u64::from(step.prefill_tokens);
                 }
                 SchedulerOutput::Token { request, token, .. } => {
-                    let fate = self.outcomes.entry(request).or_default();
-                    fate.token_at.push(now);
+                    let outcome = self.outcomes.entry(request).or_default();
+                    outcome.token_at.push(now);
                     if self.should_keep_tokens {
-                        fate.tokens.push(token);
+                        outcome.tokens.push(token);
                     }
                 }
                 SchedulerOutput::Finished { request, finish } => {
@@ -280,8 +280,8 @@ impl SimTenant {
 
     /// Records the state of the memory manager after an event.
     pub(super) fn observe_memory(&mut self, now: Nanos) {
-        let Some(life) = &mut self.instance else { return };
-        let manager = life.driver.scheduler().manager();
+        let Some(instance) = &mut self.instance else { return };
+        let manager = instance.driver.scheduler().manager();
         // Layers that were never loaded do not count as absent.
         let away = if manager.status().is_loaded() {
             manager.status().absent_layers() + manager.figures().layout().alpha()
@@ -289,16 +289,16 @@ impl SimTenant {
             0
         };
         self.stats.most_remapped = self.stats.most_remapped.max(away);
-        self.stats.remapped_layers += u64::from(away.saturating_sub(life.absent_layers));
-        life.absent_layers = away;
-        life.resident_since =
-            if manager.status().is_whole() { life.resident_since.or(Some(now)) } else { None };
+        self.stats.remapped_layers += u64::from(away.saturating_sub(instance.absent_layers));
+        instance.absent_layers = away;
+        instance.resident_since =
+            if manager.status().is_whole() { instance.resident_since.or(Some(now)) } else { None };
     }
 
     /// Disconnects the clients of all open requests when the process exits.
     pub(super) fn disconnect_clients(&mut self) {
-        for fate in self.outcomes.values_mut().filter(|fate| !fate.has_ended()) {
-            fate.is_disconnected = true;
+        for outcome in self.outcomes.values_mut().filter(|outcome| !outcome.has_ended()) {
+            outcome.is_disconnected = true;
         }
         self.open = 0;
     }

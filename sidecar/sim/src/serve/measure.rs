@@ -91,21 +91,22 @@ const POINTS: u64 = 100;
 
 /// Measures a GPU whose load has ended. The load began at `begin`, after `loaded_bytes` on the link.
 pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes: (u64, u64)) -> ServeStats {
-    let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
+    let outcomes = || gpu.tenants.iter().flat_map(|tenant| tenant.outcomes.values());
     let seconds = (gpu.now().since(begin) as f64 / 1e9).max(1e-9);
-    let tokens: u64 = fates().map(|fate| fate.token_at.len() as u64).sum();
-    let good: usize = fates().filter(|fate| meets_slo(fate, case.slo)).map(|fate| fate.token_at.len()).sum();
-    let mut ttft: Vec<u64> = fates().filter_map(ttft_ns).collect();
-    let mut tbt: Vec<u64> = fates().flat_map(|fate| gaps(&fate.token_at)).collect();
-    let mut tpot: Vec<u64> = fates().filter_map(tpot_ns).collect();
+    let tokens: u64 = outcomes().map(|outcome| outcome.token_at.len() as u64).sum();
+    let good: usize =
+        outcomes().filter(|outcome| meets_slo(outcome, case.slo)).map(|outcome| outcome.token_at.len()).sum();
+    let mut ttft: Vec<u64> = outcomes().filter_map(ttft_ns).collect();
+    let mut tbt: Vec<u64> = outcomes().flat_map(|outcome| gaps(&outcome.token_at)).collect();
+    let mut tpot: Vec<u64> = outcomes().filter_map(tpot_ns).collect();
     let sum = |of: fn(&crate::gpu::tenant::TenantStats) -> u64| {
-        gpu.tenants.iter().map(|seat| of(&seat.stats)).sum::<u64>()
+        gpu.tenants.iter().map(|tenant| of(&tenant.stats)).sum::<u64>()
     };
     let (bytes_in, bytes_out) = gpu.machine.borrow().transferred_bytes();
     ServeStats {
         policy: case.policy.name().to_owned(),
-        requests: fates().count(),
-        completed: fates().filter(|fate| fate.finish == Some(Finish::Length)).count(),
+        requests: outcomes().count(),
+        completed: outcomes().filter(|outcome| outcome.finish == Some(Finish::Length)).count(),
         seconds,
         tokens,
         goodput: good as f64 / seconds,
@@ -114,14 +115,16 @@ pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes:
         ttft_p99: percentile_ms(&mut ttft, 990),
         tbt_p50: percentile_ms(&mut tbt, 500),
         tbt_p99: percentile_ms(&mut tbt, 990),
-        tbt_met: attainment(gpu, |fate| gaps(&fate.token_at).filter(|gap| *gap > case.slo.tbt_ns).count()),
-        tbt_met_paced: attainment(gpu, |fate| late_tokens(&fate.token_at, case.slo.tbt_ns)),
+        tbt_met: attainment(gpu, |outcome| {
+            gaps(&outcome.token_at).filter(|gap| *gap > case.slo.tbt_ns).count()
+        }),
+        tbt_met_paced: attainment(gpu, |outcome| late_tokens(&outcome.token_at, case.slo.tbt_ns)),
         tpot_p99: percentile_ms(&mut tpot, 990),
         preemptions: sum(|tally| tally.preemptions),
-        pauses: instances(gpu).map(|life| life.driver.scheduler().snapshot().counters.pauses).sum(),
+        pauses: instances(gpu).map(|instance| instance.driver.scheduler().snapshot().counters.pauses).sum(),
         recomputed_tokens: sum(|tally| tally.recomputed_tokens),
         remapped_layers: sum(|tally| tally.remapped_layers),
-        most_remapped: gpu.tenants.iter().map(|seat| seat.stats.most_remapped).max().unwrap_or(0),
+        most_remapped: gpu.tenants.iter().map(|tenant| tenant.stats.most_remapped).max().unwrap_or(0),
         stall_s: sum(|tally| tally.stall_ns) as f64 / 1e9,
         kv_stall_s: sum(|tally| tally.kv_stall_ns) as f64 / 1e9,
         arrival_s: sum(|tally| tally.arrival_ns) as f64 / 1e9,
@@ -132,7 +135,7 @@ pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes:
         ),
         link_gb: ((bytes_in - loaded_bytes.0) as f64 / 1e9, (bytes_out - loaded_bytes.1) as f64 / 1e9),
         steps: sum(|tally| tally.steps),
-        turns: gpu.turns(),
+        turns: gpu.granted_slices(),
         reasons: reasons(gpu),
         plans: plan_gaps(gpu).len(),
         plan_gap_permille: [500, 900, 1000]
@@ -143,19 +146,21 @@ pub(super) fn measure(case: &ServeConfig, gpu: &Gpu, begin: Nanos, loaded_bytes:
 
 /// Returns the share of tokens, except first ones, that were not late; 1 if there are none.
 fn attainment(gpu: &Gpu, late: impl Fn(&RequestOutcome) -> usize) -> f64 {
-    let fates = || gpu.tenants.iter().flat_map(|seat| seat.outcomes.values());
-    let tokens: usize = fates().map(|fate| fate.token_at.len().saturating_sub(1)).sum();
-    1.0 - fates().map(late).sum::<usize>() as f64 / tokens.max(1) as f64
+    let outcomes = || gpu.tenants.iter().flat_map(|tenant| tenant.outcomes.values());
+    let tokens: usize = outcomes().map(|outcome| outcome.token_at.len().saturating_sub(1)).sum();
+    1.0 - outcomes().map(late).sum::<usize>() as f64 / tokens.max(1) as f64
 }
 
 fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
-    gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref())
+    gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref())
 }
 
 fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
-    let lives = || gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref());
+    let all_instances = || gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref());
     let counted = |reason: Reason| {
-        lives().map(|life| life.driver.scheduler().manager().figures().counted(reason)).sum::<u64>()
+        all_instances()
+            .map(|instance| instance.driver.scheduler().manager().figures().counted(reason))
+            .sum::<u64>()
     };
     let all = Reason::ALL.iter().map(|reason| (reason.label(), counted(*reason)));
     all.filter(|(_, count)| *count > 0).collect()
@@ -164,8 +169,8 @@ fn reasons(gpu: &Gpu) -> BTreeMap<&'static str, u64> {
 fn tokens_over_time(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
     let span_ns = gpu.now().since(begin).max(1);
     let mut counts = vec![0_u64; POINTS as usize + 1];
-    for fate in gpu.tenants.iter().flat_map(|seat| seat.outcomes.values()) {
-        for at in &fate.token_at {
+    for outcome in gpu.tenants.iter().flat_map(|tenant| tenant.outcomes.values()) {
+        for at in &outcome.token_at {
             counts[(u128::from(at.since(begin)) * u128::from(POINTS) / u128::from(span_ns)) as usize] += 1;
         }
     }
@@ -177,13 +182,13 @@ fn tokens_over_time(gpu: &Gpu, begin: Nanos) -> Vec<(f64, f64)> {
     counts.into_iter().enumerate().map(point).collect()
 }
 
-fn ttft_ns(fate: &RequestOutcome) -> Option<u64> {
-    fate.token_at.first().map(|at| at.since(fate.arrived))
+fn ttft_ns(outcome: &RequestOutcome) -> Option<u64> {
+    outcome.token_at.first().map(|at| at.since(outcome.arrived))
 }
 
-fn tpot_ns(fate: &RequestOutcome) -> Option<u64> {
-    let (first, last) = (fate.token_at.first()?, fate.token_at.last()?);
-    last.since(*first).checked_div(fate.token_at.len() as u64 - 1)
+fn tpot_ns(outcome: &RequestOutcome) -> Option<u64> {
+    let (first, last) = (outcome.token_at.first()?, outcome.token_at.last()?);
+    last.since(*first).checked_div(outcome.token_at.len() as u64 - 1)
 }
 
 fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
@@ -193,10 +198,10 @@ fn gaps(token_at: &[Nanos]) -> impl Iterator<Item = u64> + '_ {
 /// Whether the request is complete, its first token met the objective, and at most one gap, or one in a hundred, was
 /// too long for the client. Tokens are paced: an early token waits until the interval after the previous one has
 /// passed.
-fn meets_slo(fate: &RequestOutcome, slo: RequestSlo) -> bool {
-    let in_time = ttft_ns(fate).is_some_and(|ns| ns <= slo.ttft_ns);
-    let late = late_tokens(&fate.token_at, slo.tbt_ns);
-    fate.finish == Some(Finish::Length) && in_time && late <= (fate.token_at.len() / 100).max(1)
+fn meets_slo(outcome: &RequestOutcome, slo: RequestSlo) -> bool {
+    let in_time = ttft_ns(outcome).is_some_and(|ns| ns <= slo.ttft_ns);
+    let late = late_tokens(&outcome.token_at, slo.tbt_ns);
+    outcome.finish == Some(Finish::Length) && in_time && late <= (outcome.token_at.len() / 100).max(1)
 }
 
 fn late_tokens(token_at: &[Nanos], tbt_ns: u64) -> usize {
@@ -211,7 +216,7 @@ fn late_tokens(token_at: &[Nanos], tbt_ns: u64) -> usize {
 }
 
 fn plan_gaps(gpu: &Gpu) -> Vec<u32> {
-    gpu.tenants.iter().flat_map(|seat| seat.plan_gaps.iter().copied()).collect()
+    gpu.tenants.iter().flat_map(|tenant| tenant.plan_gaps.iter().copied()).collect()
 }
 
 /// Returns a percentile of nanoseconds in milliseconds; 0 if there are none.
@@ -223,14 +228,14 @@ fn percentile_ms(values: &mut [u64], permille: u64) -> f64 {
 mod tests {
     use super::*;
 
-    fn fate(token_at: &[u64]) -> RequestOutcome {
+    fn outcome(token_at: &[u64]) -> RequestOutcome {
         let token_at = token_at.iter().map(|at| Nanos(*at)).collect();
         RequestOutcome { token_at, finish: Some(Finish::Length), ..RequestOutcome::default() }
     }
 
     #[test]
     fn early_tokens_offset_late_one() {
-        let at = |token_at: &[u64]| late_tokens(&fate(token_at).token_at, 10);
+        let at = |token_at: &[u64]| late_tokens(&outcome(token_at).token_at, 10);
         assert_eq!(at(&[0, 1, 2, 3, 40]), 0, "delivered at 10, 20, 30, 40");
         assert_eq!(at(&[0, 1, 2, 3, 41]), 1);
         assert_eq!(at(&[0, 11, 22, 33]), 3);
@@ -240,10 +245,10 @@ mod tests {
     #[test]
     fn complete_request_within_both_objectives_meets_slo() {
         let slo = RequestSlo { ttft_ns: 5, tbt_ns: 10 };
-        assert!(meets_slo(&fate(&[5, 10, 26]), slo), "one late token is tolerated");
-        assert!(!meets_slo(&fate(&[5, 16, 27]), slo));
-        assert!(!meets_slo(&fate(&[6, 10, 20]), slo));
-        assert!(!meets_slo(&RequestOutcome { finish: None, ..fate(&[5]) }, slo));
+        assert!(meets_slo(&outcome(&[5, 10, 26]), slo), "one late token is tolerated");
+        assert!(!meets_slo(&outcome(&[5, 16, 27]), slo));
+        assert!(!meets_slo(&outcome(&[6, 10, 20]), slo));
+        assert!(!meets_slo(&RequestOutcome { finish: None, ..outcome(&[5]) }, slo));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Checks on the simulated devices, and comparisons with tenants that run alone. The policy is asked only for its own
-//! state, never whether it is right.
+//! Checks on the simulated devices, and comparisons with tenants that run unshared. The policy is asked only
+//! for its own state, never whether it is right.
 
 use std::collections::BTreeMap;
 
@@ -22,36 +22,36 @@ use crate::gpu::tenant::{Instance, RequestOutcome};
 use crate::simulation::{Setup, Simulation};
 
 /// One hour: no tenant needs as long alone.
-const ALONE_LIMIT: Nanos = Nanos(3_600_000_000_000);
+const UNSHARED_LIMIT: Nanos = Nanos(3_600_000_000_000);
 
 fn instances(gpu: &Gpu) -> impl Iterator<Item = &Instance> {
-    gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref())
+    gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref())
 }
 
-fn manager(life: &Instance) -> &MemoryManager {
-    life.driver.scheduler().manager()
+fn manager(instance: &Instance) -> &MemoryManager {
+    instance.driver.scheduler().manager()
 }
 
 /// Whether every tenant is loaded and idle.
 pub(super) fn all_loaded(gpu: &Gpu) -> bool {
     gpu.tenants
         .iter()
-        .all(|seat| seat.instance.as_ref().is_some_and(|life| life.driver.scheduler().is_idle()))
+        .all(|tenant| tenant.instance.as_ref().is_some_and(|instance| instance.driver.scheduler().is_idle()))
 }
 
 /// Returns the number of existing chunks in each tenant's device.
 pub(super) fn chunks(gpu: &Gpu) -> Vec<u32> {
-    instances(gpu).map(|life| life.device.borrow().memory.chunks.len() as u32).collect()
+    instances(gpu).map(|instance| instance.device.borrow().memory.chunks.len() as u32).collect()
 }
 
 /// Returns the number of chunks on loan.
 pub(super) fn borrowed(gpu: &Gpu) -> u32 {
-    instances(gpu).map(|life| manager(life).loans().borrowed_chunks()).sum()
+    instances(gpu).map(|instance| manager(instance).loans().borrowed_chunks()).sum()
 }
 
 /// Returns how often the live instances made a decision for `reason`.
 pub(super) fn counted(gpu: &Gpu, reason: Reason) -> u64 {
-    instances(gpu).map(|life| manager(life).figures().counted(reason)).sum()
+    instances(gpu).map(|instance| manager(instance).figures().counted(reason)).sum()
 }
 
 /// Checks that no byte is promised twice, every existing chunk is counted, no read has wrong contents, and the device's
@@ -65,19 +65,19 @@ pub(super) fn bytes(gpu: &Gpu) -> Result<(), String> {
             "{existing} chunks exist and {promised} are promised, but the capacity is {capacity}"
         ));
     }
-    for life in instances(gpu) {
-        let (device, held) = (life.device.borrow(), ledger.held(life.me.instance));
+    for instance in instances(gpu) {
+        let (device, held) = (instance.device.borrow(), ledger.held(instance.me.instance));
         if held as usize != device.memory.chunks.len() {
             return Err(format!(
                 "{:?} holds {} chunks, but the ledger has {held}",
-                life.me,
+                instance.me,
                 device.memory.chunks.len()
             ));
         }
         if device.wrong_reads > 0 {
-            return Err(format!("{:?} read memory with other contents", life.me));
+            return Err(format!("{:?} read memory with other contents", instance.me));
         }
-        mappings(&device, manager(life)).map_err(|what| format!("{:?}: {what}", life.me))?;
+        mappings(&device, manager(instance)).map_err(|what| format!("{:?}: {what}", instance.me))?;
     }
     Ok(())
 }
@@ -157,8 +157,8 @@ fn mappings(device: &SimDevice, manager: &MemoryManager) -> Result<(), String> {
 
 /// Whether nothing is lent, promised or used, and every tenant has the chunks that it had before the load.
 pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
-    let idle = |life: &Instance| {
-        let manager = manager(life);
+    let idle = |instance: &Instance| {
+        let manager = manager(instance);
         let even = manager.loans().borrowed_chunks() == 0
             && manager.loans().lent_chunks() == 0
             && !manager.loans().has_debt();
@@ -167,9 +167,10 @@ pub(super) fn is_at_baseline(gpu: &Gpu, baseline: &[u32]) -> bool {
             && manager.status().is_whole()
             && manager.figures().kv_counts().used_kv_blocks == 0
     };
-    let all = gpu.tenants.iter().all(|seat| seat.instance.as_ref().is_some_and(idle));
+    let all = gpu.tenants.iter().all(|tenant| tenant.instance.as_ref().is_some_and(idle));
     // In exclusive mode, a tenant that woke creates the rest of its share only when a step needs it.
-    let lazy = instances(gpu).all(|life| life.driver.scheduler().config().sharing == TimeSharing::Exclusive);
+    let lazy =
+        instances(gpu).all(|instance| instance.driver.scheduler().config().sharing == TimeSharing::Exclusive);
     let chunks = chunks(gpu);
     let back = chunks == baseline || lazy && chunks.iter().zip(baseline).all(|(now, before)| now <= before);
     all && gpu.ledger.borrow().pending_chunks() == 0 && back
@@ -183,13 +184,13 @@ pub(super) fn tokens(
     loads: &[Vec<(u64, Request)>],
     tally: &mut SoakStats,
 ) -> Result<(), String> {
-    for (at, (seat, load)) in gpu.tenants.iter().zip(loads).enumerate() {
-        let mut alone = run_alone(options, at, load)?;
+    for (at, (tenant, load)) in gpu.tenants.iter().zip(loads).enumerate() {
+        let mut unshared = run_unshared(options, at, load)?;
         for (_, request) in load {
-            let fate =
-                seat.outcomes.get(&request.id).ok_or(format!("request {} never arrived", request.id.0))?;
-            let expected = alone.outcomes.remove(&request.id).unwrap_or_default().tokens;
-            compare(fate, &expected, AllowedDeviations::of(options, at, request.id), tally)
+            let outcome =
+                tenant.outcomes.get(&request.id).ok_or(format!("request {} never arrived", request.id.0))?;
+            let expected = unshared.outcomes.remove(&request.id).unwrap_or_default().tokens;
+            compare(outcome, &expected, AllowedDeviations::of(options, at, request.id), tally)
                 .map_err(|what| format!("request {} of tenant {at}: {what}", request.id.0))?;
         }
     }
@@ -209,36 +210,38 @@ impl AllowedDeviations {
     fn of(options: &Options, tenant: usize, request: RequestId) -> AllowedDeviations {
         let cancel = Fault::Cancel(tenant, request);
         AllowedDeviations {
-            cancelled: options.fault_schedule.iter().any(|(_, trouble)| *trouble == cancel),
+            cancelled: options.fault_schedule.iter().any(|(_, fault)| *fault == cancel),
             faults: options.faults != SimFaults::default(),
         }
     }
 }
 
 fn compare(
-    fate: &RequestOutcome,
+    outcome: &RequestOutcome,
     expected: &[u32],
     excuses: AllowedDeviations,
     tally: &mut SoakStats,
 ) -> Result<(), String> {
-    match (&fate.finish, &fate.refusal) {
-        (Some(Finish::Length), _) if fate.tokens == expected => tally.answered += 1,
-        (Some(Finish::Cancelled), _) if excuses.cancelled && expected.starts_with(&fate.tokens) => {
+    match (&outcome.finish, &outcome.refusal) {
+        (Some(Finish::Length), _) if outcome.tokens == expected => tally.answered += 1,
+        (Some(Finish::Cancelled), _) if excuses.cancelled && expected.starts_with(&outcome.tokens) => {
             tally.cut_short += 1
         }
-        (None, None) if fate.is_disconnected && expected.starts_with(&fate.tokens) => tally.cut_short += 1,
-        (Some(Finish::Failed(_)), _) if excuses.faults && expected.starts_with(&fate.tokens) => {
+        (None, None) if outcome.is_disconnected && expected.starts_with(&outcome.tokens) => {
+            tally.cut_short += 1
+        }
+        (Some(Finish::Failed(_)), _) if excuses.faults && expected.starts_with(&outcome.tokens) => {
             tally.failed += 1
         }
         (finish, refusal) => {
-            return Err(format!("{finish:?} {refusal:?} with {:?} instead of {expected:?}", fate.tokens));
+            return Err(format!("{finish:?} {refusal:?} with {:?} instead of {expected:?}", outcome.tokens));
         }
     }
     Ok(())
 }
 
 /// Runs the same requests on a tenant with a GPU of its own and space for all of them.
-fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Simulation, String> {
+fn run_unshared(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Simulation, String> {
     let tenant = options.tenant(at);
     let mut geometry = tenant.geometry;
     geometry.capacity_chunks += geometry.kv_chunks_for(400);
@@ -256,7 +259,7 @@ fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Si
         .map_err(|refused| format!("without other tenants it is refused: {refused}"))?;
     world.checked = false;
     load.iter().for_each(|(_, request)| world.submit(request.clone()));
-    if world.run_until_idle(ALONE_LIMIT) {
+    if world.run_until_idle(UNSHARED_LIMIT) {
         Ok(world)
     } else {
         Err("without other tenants it does not end".to_owned())
@@ -267,10 +270,10 @@ fn run_alone(options: &Options, at: usize, load: &[(u64, Request)]) -> Result<Si
 /// commands and notices.
 pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
     let (mut events, mut decisions) = (0, Digest::new(0));
-    for life in instances(gpu) {
-        let Some(text) = life.recorded_journal() else { continue };
-        let report =
-            journal::replay(text.as_slice()).map_err(|error| format!("{:?}'s journal: {error}", life.me))?;
+    for instance in instances(gpu) {
+        let Some(text) = instance.recorded_journal() else { continue };
+        let report = journal::replay(text.as_slice())
+            .map_err(|error| format!("{:?}'s journal: {error}", instance.me))?;
         events += report.events;
         decisions.word(report.outputs);
     }
@@ -279,12 +282,12 @@ pub(super) fn journals(gpu: &Gpu) -> Result<(u64, u64), String> {
 
 /// Describes the state of all tenants, for debugging.
 pub(super) fn state(gpu: &Gpu) -> String {
-    let tenant = |life: &Instance| {
-        let (manager, snapshot) = (manager(life), life.driver.scheduler().snapshot());
+    let tenant = |instance: &Instance| {
+        let (manager, snapshot) = (manager(instance), instance.driver.scheduler().snapshot());
         format!(
             "{:?}: {} waiting, {} running, {:?}, serving {}, borrowed {}, lent {}, owes {}, whole {}, failed {:?}, \
              {} KV blocks, {} chunks",
-            life.me,
+            instance.me,
             snapshot.waiting,
             snapshot.running,
             snapshot.sleep_state,
@@ -295,7 +298,7 @@ pub(super) fn state(gpu: &Gpu) -> String {
             manager.status().is_whole(),
             manager.status().failed(),
             manager.figures().kv_counts().used_kv_blocks,
-            life.device.borrow().memory.chunks.len(),
+            instance.device.borrow().memory.chunks.len(),
         )
     };
     let tenants: Vec<_> = instances(gpu).map(tenant).collect();
@@ -307,9 +310,10 @@ mod tests {
     use super::*;
 
     fn compare_ended(finish: Finish, excuses: AllowedDeviations) -> (bool, SoakStats) {
-        let fate = RequestOutcome { tokens: vec![1, 2], finish: Some(finish), ..RequestOutcome::default() };
+        let outcome =
+            RequestOutcome { tokens: vec![1, 2], finish: Some(finish), ..RequestOutcome::default() };
         let mut tally = SoakStats::default();
-        (compare(&fate, &[1, 2, 3], excuses, &mut tally).is_ok(), tally)
+        (compare(&outcome, &[1, 2, 3], excuses, &mut tally).is_ok(), tally)
     }
 
     #[test]
@@ -328,9 +332,9 @@ mod tests {
             (failed(), all, true),
             (Finish::Length, all, false),
         ] {
-            let told = format!("{finish:?} {excuses:?}");
+            let case = format!("{finish:?} {excuses:?}");
             let (held, tally) = compare_ended(finish, excuses);
-            assert_eq!((held, tally.cut_short + tally.failed), (holds, u64::from(holds)), "{told}");
+            assert_eq!((held, tally.cut_short + tally.failed), (holds, u64::from(holds)), "{case}");
         }
     }
 }

@@ -81,9 +81,9 @@ impl PlantedBug {
 /// Draws up to eight faults within the span, in time order.
 pub(super) fn draw(rng: &mut Rng, tenants: usize, span_ns: u64) -> Vec<(u64, Fault)> {
     let count = rng.below(9);
-    let mut troubles: Vec<_> = (0..count).map(|_| (rng.below(span_ns), draw_one(rng, tenants))).collect();
-    troubles.sort_by_key(|(at, _)| *at);
-    troubles
+    let mut faults: Vec<_> = (0..count).map(|_| (rng.below(span_ns), draw_one(rng, tenants))).collect();
+    faults.sort_by_key(|(at, _)| *at);
+    faults
 }
 
 fn draw_one(rng: &mut Rng, tenants: usize) -> Fault {
@@ -105,8 +105,8 @@ fn draw_one(rng: &mut Rng, tenants: usize) -> Fault {
 }
 
 /// Injects a fault now.
-pub(super) fn inject(gpu: &mut Gpu, trouble: &Fault) {
-    match *trouble {
+pub(super) fn inject(gpu: &mut Gpu, fault: &Fault) {
+    match *fault {
         Fault::KillEngine(at) => gpu.kill_engine(at),
         Fault::KillTenant(at) => gpu.stop_instance(at),
         Fault::Stop(at, ns) => gpu.stop(at, ns),
@@ -128,8 +128,8 @@ pub(super) fn draw_share_changes(seed: u64, span_ns: u64) -> Vec<(u64, Fault)> {
 }
 
 fn change_shares(gpu: &mut Gpu, seed: Option<u64>) {
-    let first = |seat: &crate::gpu::tenant::SimTenant| {
-        let Params { share_chunks, remap_cap_permille, .. } = seat.setup.params;
+    let first = |tenant: &crate::gpu::tenant::SimTenant| {
+        let Params { share_chunks, remap_cap_permille, .. } = tenant.setup.params;
         Bounds { share_chunks, remap_cap_permille }
     };
     let mut bounds: Vec<_> = gpu.tenants.iter().map(first).collect();
@@ -141,11 +141,11 @@ fn change_shares(gpu: &mut Gpu, seed: Option<u64>) {
 
 /// Returns the minimum memory of each tenant as configured, chunks.
 fn floors(gpu: &Gpu) -> Vec<u32> {
-    let manager = |seat: &crate::gpu::tenant::SimTenant| {
-        MemoryManager::new(seat.setup.params.clone(), seat.setup.geometry.clone())
+    let manager = |tenant: &crate::gpu::tenant::SimTenant| {
+        MemoryManager::new(tenant.setup.params.clone(), tenant.setup.geometry.clone())
             .expect("what was accepted once is accepted again")
     };
-    gpu.tenants.iter().map(|seat| manager(seat).loans().floor_chunks()).collect()
+    gpu.tenants.iter().map(|tenant| manager(tenant).loans().floor_chunks()).collect()
 }
 
 /// Distributes the chunks above the minimums at random, and draws remap caps.
@@ -161,10 +161,10 @@ fn assign_shares(bounds: &mut [Bounds], floors: &[u32], rng: &mut Rng) {
 }
 
 fn scale_link_bandwidth(gpu: &mut Gpu, permille: u64) {
-    for seat in &mut gpu.tenants {
-        let rate = seat.setup.profile.link_bytes_per_second;
-        if let Some(life) = &seat.instance {
-            let profile = &mut life.device.borrow_mut().profile;
+    for tenant in &mut gpu.tenants {
+        let rate = tenant.setup.profile.link_bytes_per_second;
+        if let Some(instance) = &tenant.instance {
+            let profile = &mut instance.device.borrow_mut().profile;
             profile.link_bytes_per_second = (rate * permille / 1000).max(1);
             profile.out_bytes_per_second = profile.link_bytes_per_second;
         }
@@ -172,8 +172,8 @@ fn scale_link_bandwidth(gpu: &mut Gpu, permille: u64) {
 }
 
 fn slow_host_link(gpu: &mut Gpu) {
-    for life in gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref()) {
-        life.device.borrow_mut().profile.out_bytes_per_second = SLOW_BYTES_PER_SECOND;
+    for instance in gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref()) {
+        instance.device.borrow_mut().profile.out_bytes_per_second = SLOW_BYTES_PER_SECOND;
     }
 }
 
@@ -201,10 +201,11 @@ pub(super) fn end(gpu: &mut Gpu, link_delays: LinkDelays) {
     scale_link_bandwidth(gpu, 1000);
     change_shares(gpu, None);
     for at in 0..gpu.tenants.len() {
-        let failed = |seat: &crate::gpu::tenant::SimTenant| {
-            seat.instance
+        let failed = |tenant: &crate::gpu::tenant::SimTenant| {
+            tenant
+                .instance
                 .as_ref()
-                .is_some_and(|life| life.driver.scheduler().manager().status().failed().is_some())
+                .is_some_and(|instance| instance.driver.scheduler().manager().status().failed().is_some())
         };
         if failed(&gpu.tenants[at]) {
             gpu.stop_instance(at);
@@ -213,8 +214,8 @@ pub(super) fn end(gpu: &mut Gpu, link_delays: LinkDelays) {
 }
 
 fn set_faults(gpu: &Gpu, faults: SimFaults) {
-    for life in gpu.tenants.iter().filter_map(|seat| seat.instance.as_ref()) {
-        let device = &mut life.device.borrow_mut();
+    for instance in gpu.tenants.iter().filter_map(|tenant| tenant.instance.as_ref()) {
+        let device = &mut instance.device.borrow_mut();
         let flips = device.faults.flip_next_fill;
         device.faults = SimFaults { flip_next_fill: faults.flip_next_fill || flips, ..faults };
     }

@@ -245,15 +245,15 @@ mod tests {
 
     #[test]
     fn an_error_names_file_and_line() {
-        let said = |text: &str| Table::parse("d/t.csv", text, TraceSplit::Shown).unwrap_err().to_string();
+        let error_of = |text: &str| Table::parse("d/t.csv", text, TraceSplit::Shown).unwrap_err().to_string();
         let lines = "context_tokens,generated_tokens\n1,2\n3,x\n";
-        assert_eq!(said(lines), "d/t.csv:3: `x` is not a number of tokens");
-        assert_eq!(said("context_tokens,generated_tokens\n1\n"), "d/t.csv:2: column 2 is missing");
-        assert!(said("a,b\n").starts_with("d/t.csv:1: `a,b` has no column of prompt lengths"));
+        assert_eq!(error_of(lines), "d/t.csv:3: `x` is not a number of tokens");
+        assert_eq!(error_of("context_tokens,generated_tokens\n1\n"), "d/t.csv:2: column 2 is missing");
+        assert!(error_of("a,b\n").starts_with("d/t.csv:1: `a,b` has no column of prompt lengths"));
         assert!(
-            said("context_tokens,generated_tokens\n").ends_with("the file has no rows after the heading")
+            error_of("context_tokens,generated_tokens\n").ends_with("the file has no rows after the heading")
         );
         let time = AZURE.replace("23:59:59", "25:59:59");
-        assert!(said(&time).starts_with("d/t.csv:2: `2023-11-30 25:59:59.5000000` is not a time"));
+        assert!(error_of(&time).starts_with("d/t.csv:2: `2023-11-30 25:59:59.5000000` is not a time"));
     }
 }

@@ -48,10 +48,10 @@ impl RunProgress {
     }
 
     fn is_report_due(&self) -> bool {
-        let mut told = self.last_report.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = told.elapsed() >= REPORT_INTERVAL;
+        let mut last_report = self.last_report.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last_report.elapsed() >= REPORT_INTERVAL;
         if due {
-            *told = Instant::now();
+            *last_report = Instant::now();
         }
         due
     }

@@ -97,10 +97,11 @@ pub fn run(args: &RunArgs) -> Result<bool> {
 
 fn run_in_context(experiment: &Experiment, args: &RunArgs) -> Result<ExperimentReport> {
     let progress = RunProgress::new(experiment.name, 0);
-    let told = |name: &str, done: usize, of: usize| progress.update_of(name, done as u64, of as u64);
+    let report_progress =
+        |name: &str, done: usize, of: usize| progress.update_of(name, done as u64, of as u64);
     let lab = ExperimentContext {
         read: &|file| data::read(file, &args.data, args.held_back).map_err(|error| format!("{error:#}")),
-        progress: &told,
+        progress: &report_progress,
         requests: args.requests,
         seed: args.seed,
         seeds: args.seeds,
@@ -144,7 +145,7 @@ fn summary(report: &ExperimentReport) -> String {
         ExperimentCheck::Same,
         ExperimentCheck::Reasoned,
         ExperimentCheck::Differs,
-        ExperimentCheck::Untold,
+        ExperimentCheck::NotReported,
         ExperimentCheck::Holds,
         ExperimentCheck::Fails,
     ];

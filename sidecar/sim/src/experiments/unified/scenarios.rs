@@ -256,8 +256,8 @@ impl Scenario {
             ArrivalPattern::Bursts { .. } => 64,
         };
         let shares: Vec<_> = self.tenants.iter().map(|tenant| tenant.share_permille).collect();
-        let turns = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
-        let sharing = if self.tenants.len() > 1 { turns } else { GpuSharing::Isolated };
+        let round_robin = serve::round_robin(Quantum::new(5 * MS, 50 * MS));
+        let sharing = if self.tenants.len() > 1 { round_robin } else { GpuSharing::Isolated };
         let places = serve::tenant_models(&self.hardware(), &self.models(), &shares);
         ServeConfig { seed, max_sequences, ..ServeConfig::new(self.hardware(), places, sharing, policy) }
     }

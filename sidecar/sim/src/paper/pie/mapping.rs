@@ -103,7 +103,7 @@ impl Mapping {
     }
 
     /// Whether this side has a free slot.
-    pub fn has_room(&self, side: Side) -> bool {
+    pub fn has_free_slot(&self, side: Side) -> bool {
         match side {
             Side::Device => !self.free_device.is_empty(),
             Side::Host => !self.free_host.is_empty(),

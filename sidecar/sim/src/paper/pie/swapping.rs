@@ -18,7 +18,7 @@ pub fn due(mapping: &mut Mapping, computing: u16) -> Vec<Swap> {
 /// Returns the device layer that is computed last. Returns `None` if a swap out is in progress, the host is full, or
 /// all host layers are computed later.
 fn coldest_out(mapping: &Mapping, computing: u16) -> Option<u16> {
-    if mapping.swapping(Side::Host) || !mapping.has_room(Side::Host) {
+    if mapping.swapping(Side::Host) || !mapping.has_free_slot(Side::Host) {
         return None;
     }
     let coldest = idle_on(mapping, Side::Device).max_by_key(|&layer| until(mapping, computing, layer))?;
@@ -29,7 +29,7 @@ fn coldest_out(mapping: &Mapping, computing: u16) -> Option<u16> {
 
 /// Returns the host layer that is computed soonest. Returns `None` if a swap in is in progress or the device is full.
 fn hottest_in(mapping: &Mapping, computing: u16) -> Option<u16> {
-    if mapping.swapping(Side::Device) || !mapping.has_room(Side::Device) {
+    if mapping.swapping(Side::Device) || !mapping.has_free_slot(Side::Device) {
         return None;
     }
     idle_on(mapping, Side::Host).min_by_key(|&layer| until(mapping, computing, layer))
