@@ -275,7 +275,7 @@ impl LayerHooks for Hooks<'_> {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
         }
         if self.slice.is_expired() {
-            self.overtaken = Some(StepError::TurnPassed { epoch: self.slice.epoch });
+            self.overtaken = Some(StepError::StaleEpoch { epoch: self.slice.epoch });
             return ControlFlow::Break(());
         }
         self.control.begin_layer();

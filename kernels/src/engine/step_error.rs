@@ -6,7 +6,7 @@ use super::memory::UnmappedAddress;
 use crate::forward::ForwardError;
 
 /// Why a step is refused as a whole; a problem of one sequence is a `FailedSequence`. All errors but
-/// [`StepError::Overtaken`], [`StepError::KvOvertaken`] and [`StepError::TurnPassed`] are found before the step writes
+/// [`StepError::Overtaken`], [`StepError::KvOvertaken`] and [`StepError::StaleEpoch`] are found before the step writes
 /// anything. Those three may leave KV at the step's own positions, in blocks of the step's requests.
 #[derive(Debug, Error)]
 pub(super) enum StepError {
@@ -38,7 +38,7 @@ pub(super) enum StepError {
     },
     /// The time slice of the step is over on the GPU.
     #[error("time slice {epoch} has ended")]
-    TurnPassed {
+    StaleEpoch {
         /// Epoch of the step.
         epoch: u64,
     },

@@ -112,8 +112,8 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     Ok(Stepper::new(model, memory, control, tables, fence, setup.faults))
 }
 
-fn threads(options: &Options, told: u16) -> usize {
-    match options.threads.unwrap_or(told) {
+fn threads(options: &Options, default_threads: u16) -> usize {
+    match options.threads.unwrap_or(default_threads) {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
         threads => usize::from(threads),
     }
@@ -151,9 +151,9 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
             }
             link.send_done(done)?;
         }
-        Err(passed @ StepError::TurnPassed { .. }) => {
+        Err(passed @ StepError::StaleEpoch { .. }) => {
             tracing::warn!(step = order.id.0, "skipped: {passed}");
-            link.send_turn_passed(order)?;
+            link.send_stale_epoch(order)?;
         }
         Err(error) => {
             tracing::warn!(step = order.id.0, "refused: {error}");

@@ -112,7 +112,7 @@ fn stop_tokens_wait_for_min_tokens() {
 }
 
 #[test]
-fn a_draw_depends_on_seed_and_position_alone() {
+fn draw_depends_only_on_seed_and_position() {
     assert_eq!(drawn(&hot()), drawn(&hot()));
     assert_ne!(drawn(&hot()), drawn(&SamplingParams { seed: 8, ..hot() }));
     let tokens = drawn(&hot());

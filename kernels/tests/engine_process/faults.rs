@@ -187,7 +187,7 @@ const INVALID_SEQUENCES: [SequenceMutation; 6] = [
 ];
 
 #[test]
-fn invalid_sequence_is_refused_alone_and_others_get_tokens() {
+fn only_invalid_sequence_is_refused_and_others_get_tokens() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);
@@ -245,7 +245,7 @@ fn assert_refused(done: &StepDone, rows: &[RowId], word: &str) {
 }
 
 #[test]
-fn row_without_candidate_fails_alone_and_others_get_tokens() {
+fn only_row_without_candidate_fails_and_others_get_tokens() {
     let spec = llama(Dtype::F32);
     let mut sidecar = MiniSidecar::new(&spec, Faults::default());
     let _engine = Engine::start(&sidecar.socket(), &[]);

@@ -40,10 +40,11 @@ impl SidecarAndEngine {
         command.env("TMPDIR", folder).env(PARENT_VAR, getpid().to_string());
         let mut sidecar = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(sidecar.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut told = |what| lines.find_map(|line| line.strip_prefix(what).map(str::to_owned)).unwrap();
-        let socket = PathBuf::from(told(SOCKET));
+        let mut next_value =
+            |what| lines.find_map(|line| line.strip_prefix(what).map(str::to_owned)).unwrap();
+        let socket = PathBuf::from(next_value(SOCKET));
         let engine = Engine::start(&socket, &[]);
-        let worker = Pid::from_raw(told(WORKER).parse().unwrap()).unwrap();
+        let worker = Pid::from_raw(next_value(WORKER).parse().unwrap()).unwrap();
         let folder = socket.parent().unwrap().to_owned();
         SidecarAndEngine { sidecar, engine, worker, folder }
     }

@@ -80,7 +80,7 @@ pub struct MiniSidecar {
     pub tables: TableWriter,
     pub chunk_layout: ChunkLayout,
     /// Participant handle on a GPU with time slices; `None` on a GPU of its own.
-    pub seat: Option<ParticipantHandle>,
+    pub participant: Option<ParticipantHandle>,
     pub listener: Option<Listener>,
     next_step: u64,
 }
@@ -122,7 +122,7 @@ impl MiniSidecar {
             control: ControlPage::create(spec.layers).unwrap(),
             tables: TableWriter::create(TableShape::of(&setup)).unwrap(),
             chunk_layout: places,
-            seat: None,
+            participant: None,
             setup,
             next_step: 1,
         };
@@ -186,7 +186,7 @@ impl MiniSidecar {
             pool: self.pool.fd(),
             control: &self.control,
             tables: &self.tables,
-            lifetime_lock: self.seat.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
+            lifetime_lock: self.participant.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
         };
         connection.recv_hello()?.send_setup(&self.setup, shared)?.recv_ready(&self.setup)
     }

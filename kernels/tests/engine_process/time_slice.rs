@@ -24,12 +24,13 @@ fn join(folder: &Path, name: &str) -> ParticipantHandle {
     GpuLedger::open(folder, &identity).unwrap().join(name, 0, 0).unwrap()
 }
 
-fn take(seat: &ParticipantHandle) -> u64 {
-    seat.slice_queue().request(0).unwrap();
-    seat.slice_queue()
+fn take(participant: &ParticipantHandle) -> u64 {
+    participant.slice_queue().request(0).unwrap();
+    participant
+        .slice_queue()
         .acquire_within(SliceOrder::RoundRobin, TEST_TIMEOUT)
         .unwrap()
-        .expect("the turn comes")
+        .expect("it gets the slice")
         .0
 }
 
@@ -43,20 +44,20 @@ fn take_over(from: &ParticipantHandle, by: &ParticipantHandle) -> u64 {
 /// Returns the step that the engine ends because its time slice is over.
 fn ended(link: &mut EngineLink) -> StepId {
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
-        EngineEvent::TurnPassed { id, .. } => id,
-        other => panic!("{other:?} in answer to a step whose turn has passed"),
+        EngineEvent::StaleEpoch { id, .. } => id,
+        other => panic!("{other:?} in answer to a step whose slice has ended"),
     }
 }
 
 #[test]
-fn a_step_begins_no_layer_after_its_turn() {
+fn step_begins_no_layer_after_its_slice() {
     let folder = tempfile::tempdir().unwrap();
     let other = join(folder.path(), "other");
     let mut sidecar = MiniSidecar::new(&llama(Dtype::F32), Faults::default());
     let layers = u64::from(sidecar.setup.spec.layers);
     assert!(layers > 2);
-    let seat = sidecar.seat.insert(join(folder.path(), "own"));
-    let first = take(seat);
+    let participant = sidecar.participant.insert(join(folder.path(), "own"));
+    let first = take(participant);
     let _engine = Engine::start(&sidecar.socket(), &[]);
     let mut link = sidecar.attach(&sidecar.resident());
 
@@ -64,28 +65,28 @@ fn a_step_begins_no_layer_after_its_turn() {
     step.epoch = first;
     let before = sidecar.control.progress();
     let expected = sidecar.run(&mut link, &step).unwrap().sampled;
-    assert_eq!(sidecar.control.progress() - before, layers, "within its turn it goes through all");
+    assert_eq!(sidecar.control.progress() - before, layers, "within its slice it goes through all");
 
     let mut step = sidecar.step(0, &PROMPT);
     step.epoch = first;
     let before = sidecar.control.progress();
     let step = stop_inside(&mut sidecar, &link, step, Generation(1));
-    take_over(sidecar.seat.as_ref().unwrap(), &other);
+    take_over(sidecar.participant.as_ref().unwrap(), &other);
     sidecar.control.publish_ready(LayerId(1), Generation(1)).unwrap();
     assert_eq!(ended(&mut link), step.id);
     // Layers 0 and 1 each count three: begun, ready, read.
-    assert_eq!(sidecar.control.progress() - before, 3 * 2, "the turn passed within layer 1");
+    assert_eq!(sidecar.control.progress() - before, 3 * 2, "the slice ended within layer 1");
 
     let mut step = sidecar.step(0, &PROMPT);
     step.epoch = first;
     let before = sidecar.control.progress();
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
     assert_eq!(ended(&mut link), step.id);
-    assert_eq!(sidecar.control.progress(), before, "its turn had passed before it came");
+    assert_eq!(sidecar.control.progress(), before, "its slice had ended before it came");
 
-    assert_eq!(sidecar.seat.as_ref().unwrap().slice_queue().held(), None);
+    assert_eq!(sidecar.participant.as_ref().unwrap().slice_queue().held(), None);
     other.slice_queue().release().unwrap();
     let mut step = sidecar.step(0, &PROMPT);
-    step.epoch = take(sidecar.seat.as_ref().unwrap());
-    assert_eq!(sidecar.run(&mut link, &step).unwrap().sampled, expected, "the next turn is its own");
+    step.epoch = take(sidecar.participant.as_ref().unwrap());
+    assert_eq!(sidecar.run(&mut link, &step).unwrap().sampled, expected, "the next slice is its own");
 }

@@ -106,7 +106,7 @@ impl Load {
     /// senders.
     fn produce(self, clients: Vec<Updates>) -> (Vec<Moment>, Vec<Updates>) {
         let (done, steps) = channel();
-        let room = std::thread::spawn(move || {
+        let receiver = std::thread::spawn(move || {
             for at in steps {
                 for updates in &clients {
                     // A disconnected reader shows as tokens that never arrive.
@@ -125,7 +125,7 @@ impl Load {
         };
         let sent = (0..self.steps).map(step).collect();
         drop(done);
-        (sent, room.join().expect("it does not panic"))
+        (sent, receiver.join().expect("it does not panic"))
     }
 
     /// Starts a client of all streams.

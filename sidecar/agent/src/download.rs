@@ -173,7 +173,7 @@ pub async fn download_model(
     let items = with_retries(policy, report, async || source.list(&client).await).await?;
     check_model_files(source, &items)?;
     std::fs::create_dir_all(to).map_err(DownloadError::file(to))?;
-    let _alone = FolderLock::acquire(to).await?;
+    let _lock = FolderLock::acquire(to).await?;
     if is_present(asked, to)? {
         return Ok(());
     }

@@ -122,7 +122,7 @@ impl EngineLoop {
             self.extend_slice();
             self.count_overtaken_slices();
             self.publish();
-            self.idle_sleep.notify_waiters(self.driver.scheduler().manager().status().sleep_state());
+            self.idle_sleep.reply_completed(self.driver.scheduler().manager().status().sleep_state());
             self.expire_streams();
             self.update_status();
             if let Some(failure) = self.driver.scheduler().manager().status().failed() {
@@ -167,8 +167,8 @@ impl EngineLoop {
 
     fn on_call(&mut self, call: AdminCall) {
         let Some((request, answer)) = self.idle_sleep.on_call(call, &mut self.driver) else { return };
-        let Some(desk) = &self.replies else { return reject_grant(answer) };
-        for news in desk.on_request(request, answer) {
+        let Some(replies) = &self.replies else { return reject_grant(answer) };
+        for news in replies.on_request(request, answer) {
             self.driver.push(Event::Peer(PeerPortEvent::Peer(news)));
         }
     }
@@ -209,10 +209,10 @@ impl EngineLoop {
         let (Some(place), Some(epoch)) = (&self.membership, self.driver.scheduler().held_epoch()) else {
             return;
         };
-        let turn = place.ledger.slice_queue();
+        let slices = place.ledger.slice_queue();
         let promised = match self.engine_watch.slice_extension(SLICE_EXTENSION) {
-            Some(lasts) => turn.set_deadline(boot_ns(sluice_memory::since_boot() + lasts)),
-            None if turn.held().is_none() => Err(LedgerError::SliceTakenOver),
+            Some(lasts) => slices.set_deadline(boot_ns(sluice_memory::since_boot() + lasts)),
+            None if slices.held().is_none() => Err(LedgerError::SliceTakenOver),
             None => Ok(()),
         };
         match promised {
@@ -248,7 +248,7 @@ impl EngineLoop {
         let Some(place) = &self.membership else { return };
         let total = place.ledger.slice_queue().takeovers_total();
         let before = std::mem::replace(&mut self.overtaken_slices, total);
-        (before..total).for_each(|_| self.metrics.on_turn_overtaken());
+        (before..total).for_each(|_| self.metrics.on_slice_overtaken());
     }
 
     /// Sends the scheduler's outputs to streams and metrics.

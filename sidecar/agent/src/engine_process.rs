@@ -28,25 +28,25 @@ impl SpawnedEngine {
     /// # Errors
     /// The first start failed. Later starts are retried.
     pub fn start(binary: &Path, socket: &Path) -> std::io::Result<Self> {
-        let keeper = EngineSpawner { binary: binary.to_owned(), socket: socket.to_owned() };
+        let spawner = EngineSpawner { binary: binary.to_owned(), socket: socket.to_owned() };
         let ending = Arc::new(AtomicBool::new(false));
         let seen = ending.clone();
         let (started, first) = std::sync::mpsc::channel();
         // The parent-death signal of a child fires when the *thread* that started it ends, so one thread starts all
         // children.
-        let keeper = std::thread::Builder::new().name("engine-keeper".into()).spawn(move || {
-            let spawned = keeper.spawn();
+        let thread = std::thread::Builder::new().name("engine-keeper".into()).spawn(move || {
+            let spawned = spawner.spawn();
             let child = spawned.map_err(|error| started.send(Err(error)));
             if let Ok(child) = child {
                 // The receiver waits for this message.
                 let _ = started.send(Ok(()));
-                keeper.run(child, &seen);
+                spawner.run(child, &seen);
             }
         })?;
         first
             .recv()
             .unwrap_or_else(|_| Err(std::io::Error::other("the thread that starts the engine panicked")))?;
-        Ok(SpawnedEngine { ending, thread: Some(keeper) })
+        Ok(SpawnedEngine { ending, thread: Some(thread) })
     }
 }
 
@@ -60,9 +60,9 @@ impl SpawnedEngine {
 impl Drop for SpawnedEngine {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::Relaxed);
-        if let Some(keeper) = self.thread.take() {
+        if let Some(thread) = self.thread.take() {
             // A panic was already reported on stderr.
-            let _ = keeper.join();
+            let _ = thread.join();
         }
     }
 }

@@ -383,9 +383,11 @@ impl Metrics {
 
     /// Returns the GPU's UUID. Empty until a directive provides it.
     fn gpu_uuid(&self) -> String {
-        let told =
-            self.directive.as_ref().and_then(|told| told.borrow().as_ref()?.directive.gpu_uuid.clone());
-        told.unwrap_or_default()
+        let directive = self
+            .directive
+            .as_ref()
+            .and_then(|directive| directive.borrow().as_ref()?.directive.gpu_uuid.clone());
+        directive.unwrap_or_default()
     }
 
     /// Returns the metrics as text for Prometheus (OpenMetrics 1.0).

@@ -34,12 +34,12 @@ pub struct DrainHook {
     settle: Duration,
     key: Option<Arc<str>>,
     draining: Arc<AtomicBool>,
-    waiters: watch::Sender<HookWaiters>,
+    hook_calls: watch::Sender<HookCalls>,
 }
 
 /// State of the hooks that wait for the drain.
 #[derive(Clone, Copy, Debug, Default)]
-struct HookWaiters {
+struct HookCalls {
     /// Number of waiting hooks.
     waiting: usize,
     /// Whether a hook has been answered.
@@ -55,7 +55,7 @@ impl DrainHook {
     /// callers must present it.
     pub fn new(open: RequestLimiter, limit: Duration, settle: Duration, key: Option<String>) -> Self {
         let (key, asking) = (key.map(Arc::from), watch::Sender::default());
-        DrainHook { open, limit, settle, key, draining: Arc::default(), waiters: asking }
+        DrainHook { open, limit, settle, key, draining: Arc::default(), hook_calls: asking }
     }
 
     fn is_authorised(&self, headers: &HeaderMap) -> bool {
@@ -66,14 +66,14 @@ impl DrainHook {
     /// exits after its sidecar's goodbye, and the kubelet ends the sidecar only after the engine, so neither can wait
     /// for the other.
     pub async fn wait_drained(&self) {
-        let over = |asking: &HookWaiters| asking.has_answered && asking.waiting == 0;
+        let over = |asking: &HookCalls| asking.has_answered && asking.waiting == 0;
         // `self` holds the sender, so the wait cannot fail.
-        let _ = self.waiters.subscribe().wait_for(over).await;
+        let _ = self.hook_calls.subscribe().wait_for(over).await;
     }
 
     /// Whether a hook has already waited for open requests.
     pub fn answered(&self) -> bool {
-        self.waiters.borrow().has_answered
+        self.hook_calls.borrow().has_answered
     }
 }
 
@@ -149,10 +149,10 @@ fn forbidden() -> (StatusCode, String) {
 
 /// Counts a hook while it waits.
 async fn answered(hook: &DrainHook) -> String {
-    hook.waiters.send_modify(|asking| asking.waiting += 1);
+    hook.hook_calls.send_modify(|asking| asking.waiting += 1);
     let answer = wait_idle(hook).await;
-    hook.waiters
-        .send_modify(|asking| *asking = HookWaiters { waiting: asking.waiting - 1, has_answered: true });
+    hook.hook_calls
+        .send_modify(|asking| *asking = HookCalls { waiting: asking.waiting - 1, has_answered: true });
     answer
 }
 

@@ -71,28 +71,28 @@ fn engine(config: &SidecarConfig) -> Result<EngineClient, Failure> {
 
 async fn serve(config: &SidecarConfig, engine: EngineClient) -> Result<(), Failure> {
     let (pacing, keys) = (stream_pacing(config)?, api_keys(config)?);
-    let doors = Listeners::open(config).await?;
+    let listeners = Listeners::open(config).await?;
     let names = model_names(config);
-    let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo).with_directives(&doors.directives));
-    let lobby = RequestGate::new(metrics.clone());
-    let service = start_monitor(config, &engine, &lobby, &doors, &metrics)?;
+    let metrics = Arc::new(Metrics::proxied(&names[0], &config.slo).with_directives(&listeners.directives));
+    let gate = RequestGate::new(metrics.clone());
+    let service = start_monitor(config, &engine, &gate, &listeners, &metrics)?;
     let open = RequestLimiter::new(config.limits.max_streams, metrics.clone());
-    let (cut, told) = watch::channel(false);
+    let (cut, shutdown) = watch::channel(false);
     let scrape = MetricsScrape::proxied(service, metrics.clone(), EngineMetrics(engine.clone()));
     let gateway = ProxyGateway {
         engine,
-        gate: lobby,
+        gate,
         metrics,
         served_names: names,
         limits: config.limits.clone(),
         stream_pacing: pacing,
         limiter: open.clone(),
-        shutdown: told,
+        shutdown,
     };
     let router = Arc::new(gateway).router(keys.clone(), scrape.clone());
     // There is no scheduler thread: a heartbeat that never starts is never overdue.
     let behind = ServeContext { router, scrape, open_requests: open, keys, heartbeat: Heartbeat::default() };
-    let serving = doors.serve(config, behind);
+    let serving = listeners.serve(config, behind);
     let ended = wait_for_signal().await;
     // Open responses hold receivers of `cut`.
     serving.drain(|| cut.send_modify(|cut| *cut = true)).await;
@@ -103,39 +103,39 @@ async fn serve(config: &SidecarConfig, engine: EngineClient) -> Result<(), Failu
 fn start_monitor(
     config: &SidecarConfig,
     engine: &EngineClient,
-    lobby: &RequestGate,
-    doors: &Listeners,
+    gate: &RequestGate,
+    listeners: &Listeners,
     metrics: &Arc<Metrics>,
 ) -> Result<SchedulerHandle, Failure> {
     let (inbox, messages) = MessageSender::new();
     let messages = forward(messages).map_err(|error| Failure::Other(error.into()))?;
     let (status, watched) = watch::channel(Status::Loading);
-    let (lives, told) = watch::channel(EngineHistory::default());
+    let (history, watched_history) = watch::channel(EngineHistory::default());
     let (orders, taken) = mpsc::unbounded_channel();
-    let keeper = EngineMonitor {
+    let monitor = EngineMonitor {
         engine: engine.clone(),
-        gate: lobby.clone(),
+        gate: gate.clone(),
         commands: taken,
         status,
-        history: lives,
-        directives: doors.directives.clone(),
+        history,
+        directives: listeners.directives.clone(),
         hibernate_after: config.hibernate_after_seconds.map(|s| Duration::from_secs(s.into())),
         metrics: metrics.clone(),
         state: MonitorState::default(),
     };
-    let desk = AdminHandler {
+    let admin = AdminHandler {
         tenant: tenant(config),
         policy: config.policy.clone(),
         engine: engine.clone(),
         commands: orders,
-        gate: lobby.clone(),
-        history: told,
-        directives: doors.directives.clone(),
+        gate: gate.clone(),
+        history: watched_history,
+        directives: listeners.directives.clone(),
         metrics: metrics.clone(),
         reported: (Phase::Loading, SystemTime::now()),
     };
-    tokio::spawn(keeper.run());
-    tokio::spawn(desk.run(messages));
+    tokio::spawn(monitor.run());
+    tokio::spawn(admin.run(messages));
     Ok(SchedulerHandle::new(inbox, watched))
 }
 

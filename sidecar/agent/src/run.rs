@@ -164,24 +164,24 @@ async fn serve_native(
     ending: Arc<AtomicBool>,
 ) -> Result<(), Failure> {
     let config = &loaded.config;
-    let doors = Listeners::open(config).await?;
+    let listeners = Listeners::open(config).await?;
     let (inbox, messages) = MessageSender::new();
     let (status, watched) = watch::channel(Status::Loading);
     let service = SchedulerHandle::new(inbox.clone(), watched);
     let metrics =
-        Arc::new(Metrics::new(&model_names(config)[0], &config.slo).with_directives(&doors.directives));
+        Arc::new(Metrics::new(&model_names(config)[0], &config.slo).with_directives(&listeners.directives));
     metrics.add_sidecar_hangs(loaded.sidecar_hangs.as_ref().map_or(0, |hangs| hangs.total));
     let (closed, heartbeat) = (Arc::new(AtomicBool::new(false)), Heartbeat::default());
-    let among = config.gpu_ledger.as_ref().map(|_| PeerContext {
-        directives: doors.directives.clone(),
-        client: doors.client(),
+    let peers = config.gpu_ledger.as_ref().map(|_| PeerContext {
+        directives: listeners.directives.clone(),
+        client: listeners.client(),
         runtime: tokio::runtime::Handle::current(),
         metrics: metrics.clone(),
     });
     let loading = TenantLoader {
         loaded: loaded.clone(),
-        peers: among,
-        directives: Some(doors.directives.clone()),
+        peers,
+        directives: Some(listeners.directives.clone()),
         inbox: inbox.clone(),
         messages,
         status,
@@ -190,12 +190,12 @@ async fn serve_native(
         closed: closed.clone(),
         heartbeat: heartbeat.clone(),
     };
-    let (room, failed) = spawn_engine_loop(loading).map_err(other_error)?;
+    let (engine_loop, failed) = spawn_engine_loop(loading).map_err(other_error)?;
     let keys = api_keys(config)?;
     let gateway = Arc::new(gateway(loaded, service.clone(), metrics.clone(), keys.clone())?);
     let (open, scrape) = (gateway.limiter.clone(), MetricsScrape::native(service, metrics));
     let behind = ServeContext { router: gateway.router(), scrape, open_requests: open, keys, heartbeat };
-    let serving = doors.serve(config, behind);
+    let serving = listeners.serve(config, behind);
     let ended = tokio::select! {
         ended = wait_for_shutdown(failed) => ended,
         () = serving.wait_drained() => Ok(()),
@@ -207,7 +207,7 @@ async fn serve_native(
         inbox.send(SchedulerMessage::Stop);
     };
     serving.drain(cut).await;
-    let joined = tokio::task::spawn_blocking(move || room.join()).await;
+    let joined = tokio::task::spawn_blocking(move || engine_loop.join()).await;
     match (ended, joined) {
         (Ok(()), Ok(Err(_)) | Err(_)) => {
             Err(other_error(anyhow!("the scheduler's thread panicked; the panic message is above")))
@@ -223,7 +223,10 @@ type EngineLoopResult = tokio::sync::oneshot::Receiver<Result<(), Failure>>;
 fn spawn_engine_loop(loading: TenantLoader) -> std::io::Result<(EngineLoopThread, EngineLoopResult)> {
     let (tell, failed) = tokio::sync::oneshot::channel();
     let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || {
-        let result = loading.finish().map_err(load_failure).and_then(|room| room.run().map_err(other_error));
+        let result = loading
+            .finish()
+            .map_err(load_failure)
+            .and_then(|engine_loop| engine_loop.run().map_err(other_error));
         // After a requested shutdown, the receiver is dropped.
         let _ = tell.send(result);
     })?;
@@ -243,7 +246,7 @@ fn load_failure(error: LoadError) -> Failure {
 /// Waits for a signal or for the end of the scheduler's thread.
 async fn wait_for_shutdown(failed: EngineLoopResult) -> Result<(), Failure> {
     tokio::select! {
-        told = wait_for_signal() => told,
+        signalled = wait_for_signal() => signalled,
         ended = failed => match ended {
             Ok(Err(failure)) => Err(failure),
             Ok(Ok(())) | Err(_) => Err(other_error(anyhow!("the scheduler's thread ended"))),

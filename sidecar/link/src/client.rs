@@ -170,8 +170,8 @@ impl SidecarLink {
     }
 
     /// Reports that a step stopped before its end because another time slice is in force. It has sampled nothing.
-    pub fn send_turn_passed(&self, order: &StepOrder) -> Result<(), LinkError> {
-        self.sender.send(&Message::TurnPassed { id: order.id, attempt: order.attempt }, &[])
+    pub fn send_stale_epoch(&self, order: &StepOrder) -> Result<(), LinkError> {
+        self.sender.send(&Message::StaleEpoch { id: order.id, attempt: order.attempt }, &[])
     }
 
     /// Reports that this engine exits by itself.

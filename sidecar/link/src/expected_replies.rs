@@ -50,7 +50,7 @@ impl ExpectedReplies {
         let problem = match message {
             Message::Applied { id } | Message::Refused { id, .. } => self.check_reback(*id),
             Message::Done(done) => self.check_done(done),
-            Message::StepRefused { id, attempt, .. } | Message::TurnPassed { id, attempt } => {
+            Message::StepRefused { id, attempt, .. } | Message::StaleEpoch { id, attempt } => {
                 self.take_step(*id, *attempt).map(drop)
             }
             _ => Ok(()),

@@ -44,13 +44,13 @@ pub enum MessageKind {
     /// Either end: an orderly end of the link.
     Bye = 10,
     /// Engine: a step stopped before its end, because another time slice is in force.
-    TurnPassed = 11,
+    StaleEpoch = 11,
 }
 
 impl MessageKind {
     fn from_wire(word: u16) -> Option<MessageKind> {
         use MessageKind::*;
-        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye, TurnPassed]
+        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch]
             .into_iter()
             .find(|kind| *kind as u16 == word)
     }

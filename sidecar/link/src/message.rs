@@ -113,7 +113,7 @@ pub enum Message {
     },
     /// Engine: the step stopped before its end, because another time slice than the step's is in force on the GPU. It
     /// sampled no token; it wrote KV at its own positions at most.
-    TurnPassed {
+    StaleEpoch {
         /// The step.
         id: StepId,
         /// Its attempt.
@@ -136,7 +136,7 @@ impl Message {
             Message::Step(_) => MessageKind::Step,
             Message::Done(_) => MessageKind::Done,
             Message::StepRefused { .. } => MessageKind::StepRefused,
-            Message::TurnPassed { .. } => MessageKind::TurnPassed,
+            Message::StaleEpoch { .. } => MessageKind::StaleEpoch,
             Message::Bye => MessageKind::Bye,
         }
     }

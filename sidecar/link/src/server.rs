@@ -356,8 +356,8 @@ pub enum EngineEvent {
         /// The reason.
         message: String,
     },
-    /// A step stopped before its end, because another time slice is in force; see [`Message::TurnPassed`].
-    TurnPassed {
+    /// A step stopped before its end, because another time slice is in force; see [`Message::StaleEpoch`].
+    StaleEpoch {
         /// The step.
         id: StepId,
         /// Its attempt.
@@ -404,7 +404,7 @@ fn event(message: Message) -> Result<EngineEvent, LinkError> {
         Message::StepRefused { id, attempt, message } => {
             Ok(EngineEvent::StepRefused { id, attempt, message })
         }
-        Message::TurnPassed { id, attempt } => Ok(EngineEvent::TurnPassed { id, attempt }),
+        Message::StaleEpoch { id, attempt } => Ok(EngineEvent::StaleEpoch { id, attempt }),
         Message::Bye => Ok(EngineEvent::Bye),
         other => Err(unexpected(&other, "an answer")),
     }

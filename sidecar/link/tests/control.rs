@@ -69,11 +69,11 @@ fn aborted_wait_returns() {
     let abort = AtomicBool::new(false);
     let begun = Instant::now();
     std::thread::scope(|scope| {
-        let waiter =
+        let waiting =
             scope.spawn(|| page.wait_ready(LayerId(0), Generation(1), WaitLimit::unlimited(&abort)).unwrap());
         std::thread::sleep(Duration::from_millis(30));
         abort.store(true, Ordering::Relaxed);
-        assert_eq!(waiter.join().unwrap(), WaitResult::Aborted);
+        assert_eq!(waiting.join().unwrap(), WaitResult::Aborted);
     });
     assert!(begun.elapsed() < Duration::from_secs(2));
 }

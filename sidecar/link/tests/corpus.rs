@@ -150,7 +150,7 @@ fn fitting() -> Vec<(&'static str, Message)> {
         ),
         ("right-done-a-row-that-does-not-sample-refused", done(move |d| d.failed.push(unfit(2)))),
         ("right-step-refused", refused(9)),
-        ("right-turn-passed", Message::TurnPassed { id: StepId(9), attempt: 2 }),
+        ("right-stale-epoch", Message::StaleEpoch { id: StepId(9), attempt: 2 }),
         ("right-applied", Message::Applied { id: ActionId(5) }),
         ("again-done", done(|_| {})),
         ("again-step-refused", refused(9)),
@@ -188,7 +188,7 @@ fn contradicting() -> Vec<(&'static str, Message)> {
         ("wrong-stalls-of-no-layers-kv", done(|d| d.kv_stall_ns.clear())),
         ("wrong-refusal-of-another-step", refused(10, 2)),
         ("wrong-refusal-of-another-attempt", refused(9, 3)),
-        ("wrong-turn-of-another-step", Message::TurnPassed { id: StepId(8), attempt: 2 }),
+        ("wrong-epoch-of-another-step", Message::StaleEpoch { id: StepId(8), attempt: 2 }),
         ("wrong-order-applied", Message::Applied { id: ActionId(6) }),
         ("wrong-order-refused", Message::Refused { id: ActionId(4), message: "no".to_owned() }),
     ]

@@ -120,8 +120,8 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     let again = Step { id: StepId(10), updates: Vec::new(), ..step };
     link.sender.send_step(&again, &mut sidecar.tables).unwrap();
     let EngineRequest::Step(order) = client.recv().unwrap() else { panic!("a step was sent") };
-    client.send_turn_passed(&order).unwrap();
-    let passed = EngineEvent::TurnPassed { id: StepId(10), attempt: 2 };
+    client.send_stale_epoch(&order).unwrap();
+    let passed = EngineEvent::StaleEpoch { id: StepId(10), attempt: 2 };
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), passed);
     assert_eq!(link.sender.messages(), 6, "three orders and three answers, the handshake apart");
     link.sender.send_bye().unwrap();

@@ -190,7 +190,7 @@ pub fn message() -> impl Strategy<Value = Message> {
         done().prop_map(Message::Done),
         refused.prop_map(|(id, attempt, message)| Message::StepRefused { id: StepId(id), attempt, message }),
         (any::<u64>(), any::<u32>())
-            .prop_map(|(id, attempt)| Message::TurnPassed { id: StepId(id), attempt }),
+            .prop_map(|(id, attempt)| Message::StaleEpoch { id: StepId(id), attempt }),
         Just(Message::Bye),
     ]
 }

@@ -74,8 +74,8 @@ pub fn read(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<(usize, Option<
     // both are exclusively borrowed and outlive the call.
     let length = unsafe { recvmsg(socket.as_raw_fd(), &mut header, 0) };
     let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
-    let told = header.control_length >= size_of::<TimestampMessage>();
-    let told = told && (stamp.level, stamp.kind) == (SOL_SOCKET, SO_TIMESTAMPNS);
+    let is_timestamp = header.control_length >= size_of::<TimestampMessage>();
+    let is_timestamp = is_timestamp && (stamp.level, stamp.kind) == (SOL_SOCKET, SO_TIMESTAMPNS);
     let at = SystemTime::UNIX_EPOCH + Duration::new(stamp.seconds as u64, stamp.nanos as u32);
-    Ok((length, told.then_some(at)))
+    Ok((length, is_timestamp.then_some(at)))
 }

@@ -93,7 +93,7 @@ impl Tenant {
 }
 
 fn run_engine_loop(loading: TenantLoader) {
-    let ended = loading.finish().map_err(anyhow::Error::from).and_then(|room| Ok(room.run()?));
+    let ended = loading.finish().map_err(anyhow::Error::from).and_then(|engine_loop| Ok(engine_loop.run()?));
     if let Err(error) = ended {
         eprintln!("the room: {error:#}");
     }

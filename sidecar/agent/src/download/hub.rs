@@ -67,8 +67,8 @@ impl Hub {
     }
 
     pub(super) async fn list(&self, client: &Client) -> Result<Vec<ModelFile>, DownloadError> {
-        let told = self.fetch_revision(client).await?;
-        let wanted = told.siblings.into_iter().filter(|sibling| is_model_file(&sibling.rfilename));
+        let revision = self.fetch_revision(client).await?;
+        let wanted = revision.siblings.into_iter().filter(|sibling| is_model_file(&sibling.rfilename));
         wanted.map(|sibling| self.model_file(sibling)).collect()
     }
 

@@ -305,7 +305,7 @@ pub fn on_event(driver: &mut EngineDriver, event: EngineEvent) {
             driver.compute().on_step_done(&done);
             driver.compute().events.push_back(ComputeEvent::Done(done));
         }
-        EngineEvent::TurnPassed { id, attempt } => {
+        EngineEvent::StaleEpoch { id, attempt } => {
             driver.compute().complete(id);
             driver.compute().events.push_back(ComputeEvent::StaleEpoch { id, attempt });
         }
@@ -356,7 +356,7 @@ mod tests {
         let mut compute = EngineCompute::new(tables, EngineHandle::default());
         let failure = |row, failure| FailedSequence { row: RowId(row), failure };
         let refused = |row| failure(row, SequenceFailure::Refused("unknown".into()));
-        for (failed, told) in [
+        for (failed, counted_tokens) in [
             (vec![], Some(47)),
             (vec![refused(1)], Some(7)),
             (vec![refused(1), refused(2)], None),
@@ -377,7 +377,8 @@ mod tests {
                 total_ns: 5_000_000,
             };
             compute.on_step_done(&done);
-            let wanted: Vec<_> = told.map(|tokens| (tokens, Duration::from_millis(5))).into_iter().collect();
+            let wanted: Vec<_> =
+                counted_tokens.map(|tokens| (tokens, Duration::from_millis(5))).into_iter().collect();
             assert_eq!((compute.take_step_times(), compute.pending_work()), (wanted, None), "{failed:?}");
         }
     }

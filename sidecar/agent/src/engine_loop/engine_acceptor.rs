@@ -94,7 +94,7 @@ impl EngineAcceptor {
 
     /// Waits until no other engine can write memory, then serves this one until it exits.
     fn serve(&self, peer: HandshakeHello) {
-        let Some(_seat) = self.lease.acquire() else {
+        let Some(_lease) = self.lease.acquire() else {
             tracing::warn!("refused an engine: another engine is attached and its process runs");
             return;
         };

@@ -27,8 +27,8 @@ pub struct IdleSleep {
     /// Time since when each request is held.
     held_since: BTreeMap<RequestId, Instant>,
     /// Callers that wait until the tenant sleeps.
-    sleep_waiters: Vec<SleepReply>,
-    wake_waiters: Vec<SleepReply>,
+    sleep_replies: Vec<SleepReply>,
+    wake_replies: Vec<SleepReply>,
 }
 
 impl IdleSleep {
@@ -41,15 +41,15 @@ impl IdleSleep {
             directives,
             idle_since: None,
             held_since: BTreeMap::new(),
-            sleep_waiters: Vec::new(),
-            wake_waiters: Vec::new(),
+            sleep_replies: Vec::new(),
+            wake_replies: Vec::new(),
         }
     }
 
     fn sleep_after(&self) -> Option<Duration> {
         let in_force = self.directives.as_ref().and_then(|directives| directives.active());
-        let told = in_force.map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
-        told.map_or(self.default_after, |seconds| {
+        let seconds = in_force.map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
+        seconds.map_or(self.default_after, |seconds| {
             seconds.map(|seconds| Duration::from_secs(u64::from(seconds)))
         })
     }
@@ -57,8 +57,8 @@ impl IdleSleep {
     /// Returns the time without requests after which the tenant counts as idle. Zero if no directive is in force.
     pub fn idle_after(&self) -> Duration {
         let in_force = self.directives.as_ref().and_then(|directives| directives.active());
-        let told = in_force.map(|in_force| in_force.directive.tenant.idle_after_seconds);
-        Duration::from_secs(told.unwrap_or(0).into())
+        let seconds = in_force.map(|in_force| in_force.directive.tenant.idle_after_seconds);
+        Duration::from_secs(seconds.unwrap_or(0).into())
     }
 
     /// Whether the tenant has been idle for its sleep time.
@@ -105,13 +105,13 @@ impl IdleSleep {
             AdminCall::Sleep(level, answer) => {
                 let order = if level == SleepLevel::One { Sleep::Ordered } else { Sleep::Discard };
                 driver.push(Event::Sleep(order));
-                reject_waiters(&mut self.wake_waiters, "a later request ordered the tenant to sleep");
-                self.sleep_waiters.push(answer);
+                reject_all(&mut self.wake_replies, "a later request ordered the tenant to sleep");
+                self.sleep_replies.push(answer);
             }
             AdminCall::WakeUp(answer) => {
                 driver.push(Event::Sleep(Sleep::WakeUp));
-                reject_waiters(&mut self.sleep_waiters, "a later request woke the tenant");
-                self.wake_waiters.push(answer);
+                reject_all(&mut self.sleep_replies, "a later request woke the tenant");
+                self.wake_replies.push(answer);
             }
             AdminCall::IsSleeping(answer) => {
                 let _ =
@@ -123,16 +123,16 @@ impl IdleSleep {
     }
 
     /// Replies to the callers whose sleep or wake-up has completed.
-    pub fn notify_waiters(&mut self, rest: SleepState) {
+    pub fn reply_completed(&mut self, rest: SleepState) {
         let happened = match rest {
-            SleepState::Asleep => &mut self.sleep_waiters,
-            SleepState::Awake => &mut self.wake_waiters,
+            SleepState::Asleep => &mut self.sleep_replies,
+            SleepState::Awake => &mut self.wake_replies,
             SleepState::Suspending | SleepState::Waking => return,
         };
         happened.drain(..).for_each(|answer| drop(answer.send(Ok(()))));
     }
 }
 
-fn reject_waiters(waiting: &mut Vec<SleepReply>, why: &str) {
+fn reject_all(waiting: &mut Vec<SleepReply>, why: &str) {
     waiting.drain(..).for_each(|answer| drop(answer.send(Err(CallRejected(why.into())))));
 }

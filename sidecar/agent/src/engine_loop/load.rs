@@ -156,8 +156,8 @@ impl TenantLoader {
         setup.check().map_err(LinkError::from)?;
         let (control, tables) = shared_pages(spec, &setup)?;
         let master = read_weights(&loaded, &layout, &self.closed)?;
-        let mut anteroom = StartupInbox::new(self.messages, first_state(&loaded));
-        let (source, startup_inbox, status) = (&mut rule, &mut anteroom, JoinStatus::default());
+        let mut held_inbox = StartupInbox::new(self.messages, first_state(&loaded));
+        let (source, startup_inbox, status) = (&mut rule, &mut held_inbox, JoinStatus::default());
         let mut entry = LedgerJoin { loaded: &loaded, source, startup_inbox, status };
         let place = entry.join()?;
         let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
@@ -171,7 +171,7 @@ impl TenantLoader {
             EngineAcceptor { listener, setup, pool, control, tables, liveness, inbox, closed, lease };
         spawn_acceptor(acceptor)?;
         let manager = entry.manager(&layout, place.as_ref())?;
-        let (first, left) = anteroom.into_handoff();
+        let (first, left) = held_inbox.into_handoff();
         let first = first.expect("a memory manager begins with an engine");
         let terms = peers::loan_terms(loaded.faults.loan);
         let core = Scheduler::new(
@@ -181,16 +181,16 @@ impl TenantLoader {
         let clock = Clock::start();
         let compute = EngineCompute::new(shared, peer);
         let journal = config.journal.as_deref().map(open_journal).transpose()?;
-        let desk = place.as_ref().map(|place| Arc::new(place.pending_replies(config)));
-        let at_desk = place.as_ref().zip(desk.as_ref());
-        let port = peers::peer_port(self.peers.as_ref(), at_desk, (&own_inbox, clock), terms)?;
+        let replies = place.as_ref().map(|place| Arc::new(place.pending_replies(config)));
+        let membership_and_replies = place.as_ref().zip(replies.as_ref());
+        let port = peers::peer_port(self.peers.as_ref(), membership_and_replies, (&own_inbox, clock), terms)?;
         let around = Ports { peers: port, planner: Box::new(start_planner(own_inbox)?) };
         let mut driver = Driver::start(around, Nanos(0), core, memory, compute, journal);
         let watch = watch_engine(page.clone(), config, &first);
         backend::on_attached(&mut driver, first);
         let recorder = attached_recorder(config);
         let share_control = ShareController::new(rule, share_grant(config, place.as_ref()));
-        let mut room = EngineLoop {
+        let mut engine_loop = EngineLoop {
             driver,
             inbox: left.messages,
             status: self.status,
@@ -202,7 +202,7 @@ impl TenantLoader {
             engine_lost_at: None,
             engine_watch: watch,
             control_page: page,
-            replies: desk,
+            replies,
             share_control,
             membership: place,
             overtaken_slices: 0,
@@ -210,8 +210,8 @@ impl TenantLoader {
             heartbeat: self.heartbeat,
             sidecar_hangs: loaded.sidecar_hangs.clone(),
         };
-        left.buffered.into_iter().for_each(|message| room.on_message(message));
-        Ok(room)
+        left.buffered.into_iter().for_each(|message| engine_loop.on_message(message));
+        Ok(engine_loop)
     }
 }
 
@@ -298,8 +298,8 @@ fn host_options(
 
 /// Returns the grant in the ledger, or of the whole GPU if it is not shared.
 fn share_grant(config: &SidecarConfig, place: Option<&LedgerMembership>) -> ShareGrant {
-    let seat = place.map(|place| place.ledger.clone());
-    ShareGrant::new(seat, sizes::capacity_chunks(config), config.gpu.chunk_bytes)
+    let participant = place.map(|place| place.ledger.clone());
+    ShareGrant::new(participant, sizes::capacity_chunks(config), config.gpu.chunk_bytes)
 }
 
 /// Returns the counter of the tenant's bytes.

@@ -50,15 +50,15 @@ impl PeerContext {
     pub(super) fn open(
         &self,
         place: &LedgerMembership,
-        desk: &Arc<PendingReplies>,
+        replies: &Arc<PendingReplies>,
         (inbox, clock): (&MessageSender, Clock),
         terms: NegotiationPolicy,
     ) -> Result<Box<dyn PeerPort>, LoadError> {
-        let (seat, desk) = (place.ledger.clone(), desk.clone());
-        let (letters, written) = tokio::sync::mpsc::unbounded_channel();
-        let office = GrantClient {
-            ledger: seat.clone(),
-            replies: desk.clone(),
+        let (participant, replies) = (place.ledger.clone(), replies.clone());
+        let (commands, written) = tokio::sync::mpsc::unbounded_channel();
+        let client = GrantClient {
+            ledger: participant.clone(),
+            replies: replies.clone(),
             directives: self.directives.clone(),
             client: self.client.clone(),
             inbox: inbox.clone(),
@@ -68,35 +68,31 @@ impl PeerContext {
             state_cache: Arc::default(),
         };
         if place.is_trading() {
-            self.runtime.spawn(ledger_watch::watch_ledger(office.clone()));
-            self.runtime.spawn(office.run(written));
+            self.runtime.spawn(ledger_watch::watch_ledger(client.clone()));
+            self.runtime.spawn(client.run(written));
         }
         let spawn = |order| {
             let (metrics, takeovers) = (self.metrics.clone(), place.takeovers.clone());
             let ends = time_slice_thread::Channels { inbox: inbox.clone(), metrics, takeovers };
             let (priority, directives) = (place.config.priority, self.directives.clone());
-            time_slice_thread::spawn(seat.clone(), SliceConfig { order, priority, directives }, ends)
+            time_slice_thread::spawn(participant.clone(), SliceConfig { order, priority, directives }, ends)
         };
-        let turns = place.slice_order().map(spawn).transpose();
-        let turns = turns.map_err(|source| LoadError::Io { path: "a thread".into(), source })?;
-        Ok(Box::new(SidecarPeerPort {
-            ledger: seat,
-            replies: desk,
-            commands: letters,
-            slice_requests: turns,
-        }))
+        let slice_requests = place.slice_order().map(spawn).transpose();
+        let slice_requests =
+            slice_requests.map_err(|source| LoadError::Io { path: "a thread".into(), source })?;
+        Ok(Box::new(SidecarPeerPort { ledger: participant, replies, commands, slice_requests }))
     }
 }
 
 /// Returns the port to peers, or a port without peers.
 pub(super) fn peer_port(
-    among: Option<&PeerContext>,
+    context: Option<&PeerContext>,
     place: Option<(&LedgerMembership, &Arc<PendingReplies>)>,
-    to_room: (&MessageSender, Clock),
+    to_engine_loop: (&MessageSender, Clock),
     terms: NegotiationPolicy,
 ) -> Result<Box<dyn PeerPort>, LoadError> {
-    match (place, among) {
-        (Some((place, desk)), Some(among)) => among.open(place, desk, to_room, terms),
+    match (place, context) {
+        (Some((place, replies)), Some(context)) => context.open(place, replies, to_engine_loop, terms),
         _ => Ok(Box::new(NoPeers)),
     }
 }
@@ -198,7 +194,9 @@ impl PeerStateView<'_> {
     }
 
     fn grant_states(&self, place: &LedgerMembership) -> Vec<GrantState> {
-        let Some(book) = self.core.negotiator().map(|trader| trader.book()) else { return Vec::new() };
+        let Some(book) = self.core.negotiator().map(|negotiator| negotiator.book()) else {
+            return Vec::new();
+        };
         let survey = place.ledger.survey().unwrap_or_default();
         let grant = |who: Peer, direction, nonce: Nonce, chunks: u32, expires: Nanos| {
             let named = survey.iter().find(|p| p.peer == who).map(|p| p.name.as_str());
@@ -229,7 +227,7 @@ impl PeerStateView<'_> {
         // If the queue cannot be read, no holder can be named.
         let holder = line.holder().ok().flatten();
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
-        self.metrics.set_turn_holder_overdue(overdue.as_secs_f64());
+        self.metrics.set_slice_holder_overdue(overdue.as_secs_f64());
         place.takeovers.fill(TimeSliceState {
             holds: self.core.holds_turn(),
             epoch: line.held().map_or(0, |epoch| epoch.0),

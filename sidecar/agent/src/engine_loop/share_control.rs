@@ -45,36 +45,46 @@ pub(super) struct ShareGrant {
 }
 
 impl ShareGrant {
-    /// Creates the grant. `seat` is the record in the ledger; `None` grants all `whole` chunks of the GPU.
-    pub fn new(seat: Option<Arc<ParticipantHandle>>, whole: u32, chunk_bytes: u64) -> ShareGrant {
-        ShareGrant { ledger: seat, gpu_chunks: whole, chunk_bytes: chunk_bytes.max(1), last_error: None }
+    /// Creates the grant. `participant` owns the record in the ledger; `None` grants all `whole` chunks.
+    pub fn new(participant: Option<Arc<ParticipantHandle>>, whole: u32, chunk_bytes: u64) -> ShareGrant {
+        ShareGrant {
+            ledger: participant,
+            gpu_chunks: whole,
+            chunk_bytes: chunk_bytes.max(1),
+            last_error: None,
+        }
     }
 
     /// Returns the granted chunks.
     pub fn chunks(&self) -> u32 {
-        let Some(seat) = &self.ledger else { return self.gpu_chunks };
-        u32::try_from(seat.share_bytes() / self.chunk_bytes).unwrap_or(u32::MAX)
+        let Some(participant) = &self.ledger else { return self.gpu_chunks };
+        u32::try_from(participant.share_bytes() / self.chunk_bytes).unwrap_or(u32::MAX)
     }
 
     /// Raises the grant to `want` chunks, or as far as peers leave capacity. Returns false if the ledger could not be
     /// asked.
     pub fn grow(&mut self, want: u32) -> bool {
         let (more, bytes) = (want > self.chunks(), self.bytes(want));
-        let asked = self.ledger.as_ref().filter(|_| more).map(|seat| seat.raise_share(bytes).map(drop));
+        let asked =
+            self.ledger.as_ref().filter(|_| more).map(|participant| participant.raise_share(bytes).map(drop));
         self.log_error_once(asked.unwrap_or(Ok(())))
     }
 
     /// Lowers the grant to `keep` chunks. Returns false if the ledger could not be written.
     pub fn shrink(&mut self, keep: u32) -> bool {
         let (less, bytes) = (keep < self.chunks(), self.bytes(keep));
-        let ceded = self.ledger.as_ref().filter(|_| less).map(|seat| seat.release_share(bytes).map(drop));
+        let ceded = self
+            .ledger
+            .as_ref()
+            .filter(|_| less)
+            .map(|participant| participant.release_share(bytes).map(drop));
         self.log_error_once(ceded.unwrap_or(Ok(())))
     }
 
     /// Writes the floor, which is within the grant. Returns false if the ledger could not be written.
     pub fn declare_floor(&mut self, floor: u32) -> bool {
         let bytes = self.bytes(floor);
-        let declared = self.ledger.as_ref().map(|seat| seat.set_floor(bytes));
+        let declared = self.ledger.as_ref().map(|participant| participant.set_floor(bytes));
         self.log_error_once(declared.unwrap_or(Ok(())))
     }
 

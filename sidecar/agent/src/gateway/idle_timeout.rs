@@ -86,9 +86,9 @@ pub struct IdleTimeoutIo<S> {
 
 impl<S> IdleTimeoutIo<S> {
     /// Wraps a new connection and starts the timer of its first head.
-    pub fn new(socket: S, patience: Timeouts, turns: RequestCounter) -> IdleTimeoutIo<S> {
-        let head = Some((Box::pin(tokio::time::sleep(patience.head)), turns.count()));
-        IdleTimeoutIo { socket, timeouts: patience, stall_timer: None, requests: turns, head_timer: head }
+    pub fn new(socket: S, patience: Timeouts, requests: RequestCounter) -> IdleTimeoutIo<S> {
+        let head = Some((Box::pin(tokio::time::sleep(patience.head)), requests.count()));
+        IdleTimeoutIo { socket, timeouts: patience, stall_timer: None, requests, head_timer: head }
     }
 
     /// Passes a write's result on. Starts the stall timer while the write is pending, and fails when it expires.
@@ -110,7 +110,7 @@ impl<S> IdleTimeoutIo<S> {
     /// Whether the head took too long. The timer starts with the first byte of a head and ends when the request begins.
     fn is_head_late(&mut self, bytes_came: bool, cx: &mut Context<'_>) -> bool {
         let now = self.requests.count();
-        self.head_timer.take_if(|(_, turn)| *turn != now);
+        self.head_timer.take_if(|(_, count)| *count != now);
         // Bytes that arrive while a request is answered are its body, or a head that is not read yet.
         if bytes_came && now.is_multiple_of(2) {
             let patience = self.timeouts.head;

@@ -156,9 +156,9 @@ mod tests {
             assert_eq!(parsed(text), Err("keys contains no key".into()), "{text:?}");
         }
         for line in ["sk-two # team b", "sk two", "schlüssel", "sk-\u{200b}two", "sk-two\u{feff}", "s\0k"] {
-            let said = parsed(&format!("# all\nsk-one\n{line}\n")).unwrap_err();
-            assert!(said.starts_with("keys: line 3 is not a key"), "{line:?}: {said}");
-            assert!(!said.contains("two"), "a secret is not for logs: {said}");
+            let error = parsed(&format!("# all\nsk-one\n{line}\n")).unwrap_err();
+            assert!(error.starts_with("keys: line 3 is not a key"), "{line:?}: {error}");
+            assert!(!error.contains("two"), "a secret is not for logs: {error}");
         }
     }
 

@@ -78,21 +78,21 @@ impl RequestLimiter {
         self.limit - u32::try_from(self.permits.available_permits()).unwrap_or(self.limit)
     }
 
-    /// Grows `room` for a body that has reached `bytes`.
+    /// Grows `budget` for a body that has reached `bytes`.
     ///
     /// # Errors
     /// 429 if all bodies together would exceed their limit.
-    pub fn reserve_body(&self, room: &mut BodyBudget, bytes: usize) -> Result<(), ApiError> {
-        let have = room.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+    pub fn reserve_body(&self, budget: &mut BodyBudget, bytes: usize) -> Result<(), ApiError> {
+        let have = budget.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = u32::try_from(bytes.div_ceil(1024).saturating_sub(have)).unwrap_or(u32::MAX);
         if more == 0 {
             return Ok(());
         }
         let refused = |_| ApiError::rate_limited("too many large bodies are read at the same time");
         let permit = self.bodies_kib.clone().try_acquire_many_owned(more).map_err(refused)?;
-        match &mut room.0 {
-            Some(room) => room.merge(permit),
-            None => room.0 = Some(permit),
+        match &mut budget.0 {
+            Some(budget) => budget.merge(permit),
+            None => budget.0 = Some(permit),
         }
         Ok(())
     }
@@ -113,9 +113,9 @@ impl RequestLimiter {
         }
         let lane =
             PARSERS.iter().position(|(most, _)| bytes <= *most).expect("the last lane takes every size");
-        let turn = self.parsers[lane].clone().acquire_owned().await.expect("the semaphore is never closed");
+        let permit = self.parsers[lane].clone().acquire_owned().await.expect("the semaphore is never closed");
         match bytes > HUGE_BYTES {
-            true => run_at_low_priority(turn, work).await,
+            true => run_at_low_priority(permit, work).await,
             false => tokio::task::block_in_place(work),
         }
     }
@@ -123,14 +123,14 @@ impl RequestLimiter {
 
 /// Runs `work` on a thread of low priority. The thread keeps its permit until it ends, even if the client disconnects.
 async fn run_at_low_priority<T: Send + 'static>(
-    turn: OwnedSemaphorePermit,
+    permit: OwnedSemaphorePermit,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let (done, result) = oneshot::channel();
     let run = move || {
         lower_thread_priority();
         let result = catch_unwind(AssertUnwindSafe(work));
-        drop(turn);
+        drop(permit);
         // Fails if the client has disconnected.
         let _ = done.send(result);
     };

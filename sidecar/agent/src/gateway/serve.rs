@@ -72,9 +72,9 @@ pub async fn serve_with_timeouts(
     patience: Timeouts,
     stop: watch::Receiver<bool>,
 ) {
-    let told = stop.clone();
+    let stopped = stop.clone();
     serve_connections(listener, limits, stop, |socket| {
-        serve_connection(socket, router.clone(), patience, told.clone())
+        serve_connection(socket, router.clone(), patience, stopped.clone())
     })
     .await;
 }
@@ -136,11 +136,14 @@ pub(crate) async fn serve_connection<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let turns = RequestCounter::default();
-    let io = TokioIo::new(IdleTimeoutIo::new(socket, patience, turns.clone()));
+    let requests = RequestCounter::default();
+    let io = TokioIo::new(IdleTimeoutIo::new(socket, patience, requests.clone()));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (router, turn) = (router.clone(), turns.begin());
-        async move { Ok::<_, Infallible>(respond(router, request).await.map(|body| turn.until_body_ends(body))) }
+        let (router, open) = (router.clone(), requests.begin());
+        async move {
+            let response = respond(router, request).await;
+            Ok::<_, Infallible>(response.map(|body| open.until_body_ends(body)))
+        }
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(patience.idle).max_buf_size(BUFFER_BYTES);

@@ -108,10 +108,10 @@ pub(super) struct OwnMetrics {
     pub engine_losses: Counter,
     pub engine_hangs: Counter,
     pub sidecar_hangs: Counter,
-    pub turn_takeovers: Counter,
-    pub turn_skips: Counter,
+    pub slice_takeovers: Counter,
+    pub slice_skips: Counter,
     pub time_slice_losses: Counter,
-    pub turn_holder_overdue: RatioGauge,
+    pub slice_holder_overdue: RatioGauge,
     pub plan_gap: GapHistogram,
     pub held: DurationHistogram,
     pub resent: Counter,
@@ -383,12 +383,12 @@ impl OwnMetrics {
         names.add(
             "sluice_time_slice_skips",
             "Peers that this tenant skipped in the time-slice queue because they did not take their time slice",
-            self.turn_skips.clone(),
+            self.slice_skips.clone(),
         );
         names.add(
             "sluice_time_slice_takeovers",
             "Time slices that this tenant took over from a peer past its deadline",
-            self.turn_takeovers.clone(),
+            self.slice_takeovers.clone(),
         );
         names.add(
             "sluice_time_slice_losses",
@@ -398,7 +398,7 @@ impl OwnMetrics {
         names.add(
             "sluice_time_slice_holder_overdue_seconds",
             "Time by which the holder of the time slice is past its deadline",
-            self.turn_holder_overdue.clone(),
+            self.slice_holder_overdue.clone(),
         );
     }
 

@@ -9,13 +9,13 @@ impl Metrics {
     }
 
     /// Records that this tenant took over the time slice from a holder past its deadline.
-    pub fn on_turn_taken_over(&self) {
-        self.own.turn_takeovers.inc();
+    pub fn on_slice_taken_over(&self) {
+        self.own.slice_takeovers.inc();
     }
 
     /// Records that this tenant skipped another in the queue for the time slice.
-    pub fn on_turn_skipped(&self) {
-        self.own.turn_skips.inc();
+    pub fn on_slice_skipped(&self) {
+        self.own.slice_skips.inc();
     }
 
     /// Adds `total` earlier sidecars of this tenant that hung and were killed.
@@ -24,13 +24,13 @@ impl Metrics {
     }
 
     /// Records that another tenant took over the time slice from this one, which was past its deadline.
-    pub fn on_turn_overtaken(&self) {
+    pub fn on_slice_overtaken(&self) {
         self.own.time_slice_losses.inc();
     }
 
     /// Sets how many seconds the holder of the time slice is past its deadline. 0 if it is not, or if the time slice is
     /// free.
-    pub fn set_turn_holder_overdue(&self, seconds: f64) {
-        self.own.turn_holder_overdue.set(seconds);
+    pub fn set_slice_holder_overdue(&self, seconds: f64) {
+        self.own.slice_holder_overdue.set(seconds);
     }
 }

@@ -74,13 +74,13 @@ impl SlidingPercentiles {
         if self.is_cumulative {
             return;
         }
-        let turn = (now.saturating_duration_since(self.origin).as_secs()) / SLOT_WIDTH.as_secs();
-        let stale = turn.saturating_sub(self.slot_index).min(SLOTS as u64);
+        let current_slot = (now.saturating_duration_since(self.origin).as_secs()) / SLOT_WIDTH.as_secs();
+        let stale = current_slot.saturating_sub(self.slot_index).min(SLOTS as u64);
         for i in 1..=stale {
-            let part = (turn.saturating_sub(stale) + i) % SLOTS as u64;
+            let part = (current_slot.saturating_sub(stale) + i) % SLOTS as u64;
             self.slots[part as usize] = [0; BUCKETS];
         }
-        self.slot_index = self.slot_index.max(turn);
+        self.slot_index = self.slot_index.max(current_slot);
     }
 }
 

@@ -73,11 +73,11 @@ fn busy() -> Metrics {
     metrics.on_engine_lost();
     metrics.on_engine_hung();
     metrics.add_sidecar_hangs(4);
-    (0..5).for_each(|_| metrics.on_turn_skipped());
-    (0..2).for_each(|_| metrics.on_turn_taken_over());
-    (0..3).for_each(|_| metrics.on_turn_overtaken());
-    metrics.set_turn_holder_overdue(9.0);
-    metrics.set_turn_holder_overdue(1.5);
+    (0..5).for_each(|_| metrics.on_slice_skipped());
+    (0..2).for_each(|_| metrics.on_slice_taken_over());
+    (0..3).for_each(|_| metrics.on_slice_overtaken());
+    metrics.set_slice_holder_overdue(9.0);
+    metrics.set_slice_holder_overdue(1.5);
     metrics.set_credentials_valid("api_keys", true);
     metrics.record_moves("remap", 2, 4096);
     let mut state = State::default();
@@ -192,8 +192,8 @@ fn docs_list_every_metric() {
     let page = include_str!("../../../../docs/metrics.md");
     for (name, kind) in VLLM.into_iter().chain(OWN).chain(PROXIED) {
         let name = if kind == "counter" { format!("{name}_total") } else { name.to_owned() };
-        let told = [format!("`{name}`"), format!("`{name}{{")].iter().any(|text| page.contains(text));
-        assert!(told, "docs/metrics.md says nothing of {name}");
+        let is_listed = [format!("`{name}`"), format!("`{name}{{")].iter().any(|text| page.contains(text));
+        assert!(is_listed, "docs/metrics.md says nothing of {name}");
     }
 }
 
@@ -209,8 +209,8 @@ fn docs_list_every_reason() {
 fn exposed(metrics: &Metrics, wanted: BTreeSet<(&str, &str)>) {
     let text = metrics.encode();
     let (families, samples) = parse(&text);
-    let told: BTreeSet<_> = families.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
-    assert_eq!(told, wanted);
+    let found: BTreeSet<_> = families.iter().map(|(name, kind)| (name.as_str(), kind.as_str())).collect();
+    assert_eq!(found, wanted);
     for (name, kind) in wanted {
         let suffix = match kind {
             "counter" => "_total",

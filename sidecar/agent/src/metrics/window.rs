@@ -76,13 +76,13 @@ impl Window {
     }
 
     fn slide(&mut self, now: Instant) {
-        let turn = now.saturating_duration_since(self.origin).as_nanos() / self.slot_width.as_nanos();
-        let stale = turn.saturating_sub(self.slot_index).min(SLOTS as u128);
+        let current_slot = now.saturating_duration_since(self.origin).as_nanos() / self.slot_width.as_nanos();
+        let stale = current_slot.saturating_sub(self.slot_index).min(SLOTS as u128);
         for i in 0..stale {
-            let part = ((turn - i) % SLOTS as u128) as usize;
+            let part = ((current_slot - i) % SLOTS as u128) as usize;
             self.slots[part] = Tokens::default();
         }
-        self.slot_index = self.slot_index.max(turn);
+        self.slot_index = self.slot_index.max(current_slot);
     }
 }
 

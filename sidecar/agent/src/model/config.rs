@@ -332,8 +332,8 @@ mod tests {
         assert_eq!(read(folder(&named, all(Stored::F32)), None), Dtype::Bf16, "as the file says");
         let absent = folder(&unnamed, all(Stored::F32));
         std::fs::remove_file(absent.path().join("model.safetensors")).unwrap();
-        let told = read_spec(absent.path(), None).unwrap_err().to_string();
-        assert!(told.contains("model.safetensors: No such file"), "{told}");
+        let message = read_spec(absent.path(), None).unwrap_err().to_string();
+        assert!(message.contains("model.safetensors: No such file"), "{message}");
     }
 
     #[test]

@@ -121,15 +121,15 @@ mod tests {
     #[test]
     fn absent_model_names_what_is_missing() {
         let folder = tempfile::tempdir().unwrap();
-        let said =
+        let error_of =
             |path: &Path| ModelError::find_absent(path).map(|error| error.to_string()).unwrap_or_default();
         let expected = "expected a folder in Hugging Face layout: config.json, tokenizer.json, *.safetensors";
         let of = |path: &Path, what: &str| format!("{}: {what}; {expected}", path.display());
-        assert_eq!(said(&folder.path().join("no")), of(&folder.path().join("no"), "no such folder"));
-        assert_eq!(said(folder.path()), of(folder.path(), "has no config.json"));
+        assert_eq!(error_of(&folder.path().join("no")), of(&folder.path().join("no"), "no such folder"));
+        assert_eq!(error_of(folder.path()), of(folder.path(), "has no config.json"));
         let file = folder.path().join("config.json");
         std::fs::write(&file, "{}").unwrap();
-        assert_eq!(said(&file), of(&file, "not a folder"));
+        assert_eq!(error_of(&file), of(&file, "not a folder"));
         assert!(ModelError::find_absent(folder.path()).is_none());
     }
 }

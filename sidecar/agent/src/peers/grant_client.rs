@@ -55,10 +55,10 @@ pub struct GrantClient {
 
 impl GrantClient {
     /// Executes commands until all senders are dropped.
-    pub async fn run(self, mut letters: UnboundedReceiver<PeerCommand>) {
-        while let Some(letter) = letters.recv().await {
-            let office = self.clone();
-            tokio::spawn(async move { office.send(letter).await });
+    pub async fn run(self, mut commands: UnboundedReceiver<PeerCommand>) {
+        while let Some(command) = commands.recv().await {
+            let client = self.clone();
+            tokio::spawn(async move { client.send(command).await });
         }
     }
 
@@ -67,8 +67,8 @@ impl GrantClient {
         self.inbox.send(SchedulerMessage::Peer(Box::new(PeerPortEvent::Peer(news))));
     }
 
-    async fn send(&self, letter: PeerCommand) {
-        match letter {
+    async fn send(&self, command: PeerCommand) {
+        match command {
             PeerCommand::Survey => self.notify(PeerEvent::Survey(self.survey().await)),
             PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => self.ask(peer, nonce, chunks, ttl_ns).await,
             PeerCommand::Withdraw { peer, nonce } => self.cancel_ask(peer, nonce).await,
@@ -215,10 +215,10 @@ impl GrantClient {
 
     /// Cancels an earmark that its borrower has not accepted, so that its bytes become free.
     async fn reclaim_earmark(&self, peer: Peer, nonce: Nonce) {
-        let seat = self.ledger.clone();
+        let participant = self.ledger.clone();
         // The guard may have to be waited for, which would block a thread of this runtime. After a failure, the
         // scheduler sends the command again.
-        match tokio::task::spawn_blocking(move || seat.cancel_earmark(nonce.0)).await {
+        match tokio::task::spawn_blocking(move || participant.cancel_earmark(nonce.0)).await {
             Ok(Ok(_)) => self.notify(PeerEvent::TookBack { nonce }),
             Ok(Err(error)) => tracing::debug!(
                 %error, nonce = nonce.0, index = peer.index,

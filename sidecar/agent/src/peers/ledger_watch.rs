@@ -19,12 +19,12 @@ use super::ns;
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Polls until the task is cancelled or the directive store is dropped.
-pub async fn watch_ledger(office: GrantClient) {
+pub async fn watch_ledger(client: GrantClient) {
     let (mut known, mut trouble) = (BTreeSet::new(), None);
-    let mut directive = office.directives.watch();
+    let mut directive = client.directives.watch();
     loop {
         notify_terms(
-            &office,
+            &client,
             directive.borrow_and_update().as_ref().map(|in_force| in_force.directive.as_ref()),
         );
         // A directive may name a peer before its record exists, so send the terms again when the set of live peers
@@ -32,7 +32,7 @@ pub async fn watch_ledger(office: GrantClient) {
         loop {
             let changed = tokio::time::timeout(POLL_INTERVAL, directive.changed()).await;
             let before = known.clone();
-            log_error_once(&mut trouble, poll_ledger(&office, &mut known).await.err());
+            log_error_once(&mut trouble, poll_ledger(&client, &mut known).await.err());
             match changed {
                 Ok(Err(_)) => return,
                 Ok(Ok(())) => break,
@@ -51,39 +51,39 @@ fn log_error_once(last: &mut Option<LedgerError>, now: Option<LedgerError>) {
     *last = now;
 }
 
-async fn poll_ledger(office: &GrantClient, known: &mut BTreeSet<Peer>) -> Result<(), LedgerError> {
+async fn poll_ledger(client: &GrantClient, known: &mut BTreeSet<Peer>) -> Result<(), LedgerError> {
     // Take the tracked peers before reading the ledger: a tracked peer that is not live then has exited, even if no
     // poll has seen it live.
-    known.append(&mut office.replies.tracked());
-    let participants = office.ledger.survey()?;
+    known.append(&mut client.replies.tracked());
+    let participants = client.ledger.survey()?;
     let living: BTreeSet<Peer> = participants.iter().filter(|p| p.is_live).map(|p| p.peer).collect();
     let dead: BTreeSet<Peer> = known.difference(&living).copied().collect();
     for peer in &dead {
         tracing::info!(index = peer.index, "a peer has left the GPU");
-        office.notify(PeerEvent::Died(*peer));
+        client.notify(PeerEvent::Died(*peer));
     }
-    office.replies.untrack(&dead);
+    client.replies.untrack(&dead);
     *known = living;
-    participants.iter().filter(|p| p.is_live).for_each(|p| notify_earmarks(office, p));
-    let seat = office.ledger.clone();
+    participants.iter().filter(|p| p.is_live).for_each(|p| notify_earmarks(client, p));
+    let participant = client.ledger.clone();
     // The guard may have to be waited for, which would block a thread of this runtime. When the runtime ends, nothing
     // has to be cleared.
-    tokio::task::spawn_blocking(move || seat.clear_settled().map(drop)).await.unwrap_or(Ok(()))
+    tokio::task::spawn_blocking(move || participant.clear_settled().map(drop)).await.unwrap_or(Ok(()))
 }
 
 /// Reports the earmarks that wait for this tenant. The scheduler knows which of them are returned loans.
-fn notify_earmarks(office: &GrantClient, lender: &Participant) {
-    let me = office.ledger.instance();
+fn notify_earmarks(client: &GrantClient, lender: &Participant) {
+    let me = client.ledger.instance();
     let waiting = lender.earmarks.iter().filter(|e| e.to == me && e.state == EarmarkState::Waiting);
     for earmark in waiting {
         let (peer, nonce) = (lender.peer, Nonce(earmark.nonce));
-        office.notify(PeerEvent::Returned { peer, nonce, chunks: office.replies.chunks(earmark.bytes) });
+        client.notify(PeerEvent::Returned { peer, nonce, chunks: client.replies.chunks(earmark.bytes) });
     }
 }
 
-fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
+fn notify_terms(client: &GrantClient, directive: Option<&Directive>) {
     let Some(directive) = directive else { return };
-    let living = office.ledger.survey().unwrap_or_default();
+    let living = client.ledger.survey().unwrap_or_default();
     let find = |name: &str| {
         let found = living.iter().find(|p| p.is_live && matches_name(directive, p, name))?;
         Some(found.peer)
@@ -91,8 +91,8 @@ fn notify_terms(office: &GrantClient, directive: Option<&Directive>) {
     let order = victim_order(directive).into_iter().filter_map(|name| find(name)).collect();
     let named = directive.peers.iter();
     let priorities = named.filter_map(|n| Some((find(&full_name(&n.namespace, &n.name))?, n.priority)));
-    let terms = loan_terms(&office.terms, directive, order, priorities.collect());
-    office.notify(PeerEvent::Terms(terms));
+    let terms = loan_terms(&client.terms, directive, order, priorities.collect());
+    client.notify(PeerEvent::Terms(terms));
 }
 
 /// Returns the victim order without live state: the directive's peers for `FixedOrder`, else its fallback order.

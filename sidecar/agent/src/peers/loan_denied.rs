@@ -55,12 +55,15 @@ mod tests {
 
     #[test]
     fn min_residence_rounds_up_to_milliseconds() {
-        for (left_ns, told_ms) in [(1, 1), (999_999, 1), (1_000_000, 2), (u64::MAX, MAX_TTL_MS)] {
-            let told = to_answer(LoanDenied::MinResidence { left_ns });
+        for (left_ns, after_ms) in [(1, 1), (999_999, 1), (1_000_000, 2), (u64::MAX, MAX_TTL_MS)] {
+            let answer = to_answer(LoanDenied::MinResidence { left_ns });
             let expected =
-                GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms: Some(told_ms) };
-            assert_eq!(told, expected);
-            assert_eq!(from_answer(&told), Some(LoanDenied::MinResidence { left_ns: told_ms * 1_000_000 }));
+                GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms: Some(after_ms) };
+            assert_eq!(answer, expected);
+            assert_eq!(
+                from_answer(&answer),
+                Some(LoanDenied::MinResidence { left_ns: after_ms * 1_000_000 })
+            );
         }
         let older = GrantAnswer::refused(RefusalReason::MinResidence);
         assert_eq!(from_answer(&older), Some(LoanDenied::MinResidence { left_ns: u64::MAX }));

@@ -175,10 +175,14 @@ impl LedgerMembership {
         let ledger = ledger.map_err(|source| MembershipError::Open { folder: folder(), source })?;
         // The floor is unknown until the first engine reports its activation costs.
         let least_bytes = if place.sharing == SharingRule::Isolated { share_bytes } else { 0 };
-        let seat =
+        let participant =
             ledger.join_with(&name, ShareRequest { floor_bytes: 0, share_bytes, min_bytes: least_bytes });
-        let seat = seat.map_err(|source| MembershipError::Join { folder: folder(), source })?;
-        Ok(LedgerMembership { ledger: Arc::new(seat), config: place.clone(), takeovers: Arc::default() })
+        let participant = participant.map_err(|source| MembershipError::Join { folder: folder(), source })?;
+        Ok(LedgerMembership {
+            ledger: Arc::new(participant),
+            config: place.clone(),
+            takeovers: Arc::default(),
+        })
     }
 
     /// Returns the store of replies for this tenant's peers.

@@ -26,8 +26,8 @@ pub struct SidecarPeerPort {
 }
 
 impl PeerPort for SidecarPeerPort {
-    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        match letter {
+    fn send(&mut self, _now: Nanos, command: PeerCommand) {
+        match command {
             PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
                 if !self.replies.reply_granted(peer, nonce, chunks, ttl_ns) {
                     self.forward(PeerCommand::TakeBack { peer, nonce });
@@ -39,15 +39,15 @@ impl PeerPort for SidecarPeerPort {
                 self.replies.reply_debt(peer, nonce, chunks, within_ns);
             }
             PeerCommand::Prolong { peer, nonce, ttl_ns } => self.replies.reply_renewal(peer, nonce, ttl_ns),
-            letter => self.forward(letter),
+            command => self.forward(command),
         }
     }
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {
         match (call, &self.slice_requests) {
-            (SliceCommand::Request, Some(turns)) => {
+            (SliceCommand::Request, Some(slice_requests)) => {
                 // A thread that has ended has logged why. The tenant then waits as if no time slice were granted.
-                let _ = turns.send(());
+                let _ = slice_requests.send(());
             }
             (SliceCommand::Release, _) => match self.ledger.slice_queue().release() {
                 Ok(()) => {}
@@ -64,8 +64,8 @@ impl PeerPort for SidecarPeerPort {
 }
 
 impl SidecarPeerPort {
-    fn forward(&self, letter: PeerCommand) {
+    fn forward(&self, command: PeerCommand) {
         // The grant client outlives the scheduler.
-        let _ = self.commands.send(letter);
+        let _ = self.commands.send(command);
     }
 }

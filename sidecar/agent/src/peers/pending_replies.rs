@@ -58,14 +58,14 @@ pub fn peer_of(participant: &Participant) -> Peer {
 impl PendingReplies {
     /// Creates the store of the tenant `namespace/name`.
     pub fn new(
-        seat: Arc<ParticipantHandle>,
+        ledger: Arc<ParticipantHandle>,
         namespace: &str,
         name: &str,
         chunk_bytes: u64,
     ) -> PendingReplies {
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         PendingReplies {
-            ledger: seat,
+            ledger,
             namespace,
             name,
             chunk_bytes,

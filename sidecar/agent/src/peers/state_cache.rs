@@ -17,15 +17,15 @@ pub struct PeerStateCache(Mutex<BTreeMap<Peer, (Instant, PeerState)>>);
 impl PeerStateCache {
     /// Stores the current state of `peer`, and removes states of all peers that are too old.
     pub fn record(&self, peer: Peer, live: PeerState) -> PeerState {
-        let mut heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.retain(|_, (at, _)| at.elapsed() < MAX_AGE);
-        heard.insert(peer, (Instant::now(), live));
+        let mut states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        states.retain(|_, (at, _)| at.elapsed() < MAX_AGE);
+        states.insert(peer, (Instant::now(), live));
         live
     }
 
     /// Returns the last state of `peer`, if it is not too old.
     pub fn get(&self, peer: Peer) -> Option<PeerState> {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.get(&peer).filter(|(at, _)| at.elapsed() < MAX_AGE).map(|(_, live)| *live)
+        let states = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        states.get(&peer).filter(|(at, _)| at.elapsed() < MAX_AGE).map(|(_, live)| *live)
     }
 }

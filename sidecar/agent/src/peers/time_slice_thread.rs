@@ -53,48 +53,48 @@ impl SliceConfig {
 /// # Errors
 /// The thread cannot be started.
 pub fn spawn(
-    seat: Arc<ParticipantHandle>,
+    participant: Arc<ParticipantHandle>,
     standing: SliceConfig,
     ends: Channels,
 ) -> std::io::Result<Sender<()>> {
     let (sender, wishes) = channel();
-    let work = move || run(&seat, &standing, &wishes, &ends);
+    let work = move || run(&participant, &standing, &wishes, &ends);
     std::thread::Builder::new().name("turns".into()).spawn(work)?;
     Ok(sender)
 }
 
-fn run(seat: &ParticipantHandle, standing: &SliceConfig, wishes: &Receiver<()>, ends: &Channels) {
+fn run(participant: &ParticipantHandle, standing: &SliceConfig, wishes: &Receiver<()>, ends: &Channels) {
     let mut wished = false;
     while wished || wishes.recv().is_ok() {
-        let Some(epoch) = acquire_slice(seat, standing, wishes, ends) else { return };
+        let Some(epoch) = acquire_slice(participant, standing, wishes, ends) else { return };
         let event = PeerPortEvent::SliceGranted { epoch: epoch.0 };
         ends.inbox.send(SchedulerMessage::Peer(Box::new(event)));
-        if let Some(time) = seat.slice_queue().handover() {
+        if let Some(time) = participant.slice_queue().handover() {
             ends.metrics.record_handover(time);
         }
-        if let Some(taken) = seat.slice_queue().takeover() {
+        if let Some(taken) = participant.slice_queue().takeover() {
             ends.takeovers.record_takeover(taken);
-            ends.metrics.on_turn_taken_over();
+            ends.metrics.on_slice_taken_over();
         }
-        wished = notify_when_contended(&seat.slice_queue(), epoch, wishes, ends);
+        wished = notify_when_contended(&participant.slice_queue(), epoch, wishes, ends);
     }
 }
 
 /// Waits until the time slice is granted. `None` if the sender was dropped. Each wait requests a ticket: an existing
 /// ticket is kept with the current priority, and a lost one is replaced.
 fn acquire_slice(
-    seat: &ParticipantHandle,
+    participant: &ParticipantHandle,
     standing: &SliceConfig,
     wishes: &Receiver<()>,
     ends: &Channels,
 ) -> Option<Epoch> {
-    let (line, mut back_off) = (seat.slice_queue(), BackOff::new(RETRY_MIN, RETRY_MAX));
+    let (line, mut back_off) = (participant.slice_queue(), BackOff::new(RETRY_MIN, RETRY_MAX));
     loop {
         let ticket = line.request(standing.priority());
         let taken = ticket.and_then(|()| line.acquire_within(standing.order, WAIT_TIMEOUT));
         for of in line.take_skipped() {
             ends.takeovers.record_skip(of);
-            ends.metrics.on_turn_skipped();
+            ends.metrics.on_slice_skipped();
         }
         match taken {
             Ok(Some(epoch)) => return Some(epoch),

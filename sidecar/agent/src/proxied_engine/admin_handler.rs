@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime};
 
 use sluice_wire::State;
-use sluice_wire::state::{Activity, EngineState, Figures, Phase as Told, Queue, Tenant};
+use sluice_wire::state::{Activity, EngineState, Figures, Phase as ReportedPhase, Queue, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::engine::EngineClient;
@@ -37,7 +37,7 @@ pub struct AdminHandler {
     /// Metrics of this sidecar.
     pub metrics: Arc<Metrics>,
     /// Last reported phase, and its start.
-    pub reported: (Told, SystemTime),
+    pub reported: (ReportedPhase, SystemTime),
 }
 
 /// Forwards messages from a blocking channel to an async one, until [`SchedulerMessage::Stop`].
@@ -93,10 +93,10 @@ impl AdminHandler {
             AdminCall::IsSleeping(answer) => {
                 let engine = self.engine.clone();
                 tokio::spawn(async move {
-                    let told =
+                    let is_sleeping =
                         engine.is_sleeping().await.map_err(|trouble| CallRejected(trouble.to_string()));
                     // An engine without sleep mode is awake.
-                    answer.send(told.map(|sleeping| sleeping.unwrap_or(false)))
+                    answer.send(is_sleeping.map(|sleeping| sleeping.unwrap_or(false)))
                 });
                 return;
             }
@@ -114,24 +114,24 @@ impl AdminHandler {
         }
     }
 
-    fn phase(&self, counts: &RequestCounts, now: SystemTime) -> Told {
+    fn phase(&self, counts: &RequestCounts, now: SystemTime) -> ReportedPhase {
         match self.gate.phase() {
-            EnginePhase::Starting => Told::Loading,
-            EnginePhase::Lost => Told::EngineLost,
-            EnginePhase::Suspending | EnginePhase::Asleep => Told::Hibernated,
-            EnginePhase::Waking => Told::Waking,
+            EnginePhase::Starting => ReportedPhase::Loading,
+            EnginePhase::Lost => ReportedPhase::EngineLost,
+            EnginePhase::Suspending | EnginePhase::Asleep => ReportedPhase::Hibernated,
+            EnginePhase::Waking => ReportedPhase::Waking,
             EnginePhase::Awake => {
                 let idle_for = now.duration_since(counts.changed_at.1).unwrap_or_default();
                 let idle = counts.open == 0 && idle_for >= self.idle_after();
-                if idle { Told::Idle } else { Told::Active }
+                if idle { ReportedPhase::Idle } else { ReportedPhase::Active }
             }
         }
     }
 
     /// Returns the time without requests after which the tenant counts as idle; zero without a directive.
     fn idle_after(&self) -> Duration {
-        let told = self.directives.active().map(|in_force| in_force.directive.tenant.idle_after_seconds);
-        Duration::from_secs(told.unwrap_or(0).into())
+        let seconds = self.directives.active().map(|in_force| in_force.directive.tenant.idle_after_seconds);
+        Duration::from_secs(seconds.unwrap_or(0).into())
     }
 
     /// Builds the state. The sidecar does not know the engine's memory: sizes are 0 and there are no layers.

@@ -156,9 +156,9 @@ impl EngineClient {
     /// The engine did not respond.
     pub async fn is_sleeping(&self) -> Result<Option<bool>, EngineError> {
         let (status, _, text) = self.get("/is_sleeping").await?;
-        let told =
+        let response =
             serde_json::from_slice::<SleepingResponse>(&text).ok().filter(|_| status == StatusCode::OK);
-        Ok(told.map(|told| told.is_sleeping))
+        Ok(response.map(|response| response.is_sleeping))
     }
 
     /// Puts the engine to sleep: it releases its device memory and keeps the weights in host memory.

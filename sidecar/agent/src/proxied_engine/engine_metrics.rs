@@ -29,8 +29,9 @@ fn to_prometheus_text(open_metrics: &str) -> String {
     let counters: Vec<&str> = lines.iter().filter_map(|line| counter_name(line)).collect();
     let mut text = String::with_capacity(open_metrics.len() + 64 * counters.len());
     for line in lines.into_iter().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
-        let told = ["# HELP ", "# TYPE "].into_iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)));
-        let parts = told.and_then(|(kind, rest)| Some((kind, rest.split_once(' ')?)));
+        let comment =
+            ["# HELP ", "# TYPE "].into_iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)));
+        let parts = comment.and_then(|(kind, rest)| Some((kind, rest.split_once(' ')?)));
         let _ = match parts {
             Some((kind, (name, rest))) if counters.contains(&name) => {
                 writeln!(text, "{kind}{name}_total {rest}")

@@ -178,7 +178,7 @@ impl ProxyGateway {
         let account =
             Box::new(RequestAccounting::new(place, open, arrived, self.metrics.clone(), asked.stream));
         // The body may be sent again, so its bytes count until the response has started.
-        let (body, _room) = body.into_parts();
+        let (body, _budget) = body.into_parts();
         let body = asked.upstream_body(body);
         let sent = UpstreamRequest {
             path,

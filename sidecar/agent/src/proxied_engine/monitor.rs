@@ -131,7 +131,7 @@ impl EngineMonitor {
         if new || self.state.has_sleep_mode {
             // Also asks a known engine, because any client of its port can put it to sleep or wake it.
             match self.engine.is_sleeping().await {
-                Ok(told) => return self.on_sleep_state(new, told).await,
+                Ok(is_sleeping) => return self.on_sleep_state(new, is_sleeping).await,
                 Err(trouble) => tracing::debug!(%trouble, "its answer does not contain whether it sleeps"),
             }
         }
@@ -210,8 +210,9 @@ impl EngineMonitor {
     }
 
     fn hibernate_after(&self) -> Option<Duration> {
-        let told = self.directives.active().map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
-        told.map_or(self.hibernate_after, |seconds| seconds.map(|s| Duration::from_secs(s.into())))
+        let seconds =
+            self.directives.active().map(|in_force| in_force.directive.tenant.hibernate_after_seconds);
+        seconds.map_or(self.hibernate_after, |seconds| seconds.map(|s| Duration::from_secs(s.into())))
     }
 
     async fn on_command(&mut self, order: EngineCommand) {

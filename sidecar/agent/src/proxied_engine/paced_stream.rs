@@ -292,19 +292,19 @@ impl PacedStream {
     }
 
     fn on_event(&mut self, bytes: Bytes) {
-        let said = SseInfo::parse(&bytes);
-        self.accounting.usage = said.usage.or(self.accounting.usage);
-        self.is_done |= said.is_done;
-        if said.is_failed {
+        let info = SseInfo::parse(&bytes);
+        self.accounting.usage = info.usage.or(self.accounting.usage);
+        self.is_done |= info.is_done;
+        if info.is_failed {
             self.mark_failed();
         }
-        if said.is_usage_only && self.mode.should_strip_usage {
+        if info.is_usage_only && self.mode.should_strip_usage {
             return;
         }
-        let lane = said.lane.filter(|lane| self.on_token(*lane));
+        let lane = info.lane.filter(|lane| self.on_token(*lane));
         self.queued_bytes += bytes.len();
         self.queue.push_back(Event { bytes, lane });
-        for (lane, reason) in said.finish_reasons {
+        for (lane, reason) in info.finish_reasons {
             self.accounting.on_choice_end(&reason);
             self.finish(lane);
         }

@@ -159,8 +159,8 @@ impl RequestGuard {
     /// # Errors
     /// 503: the budget is used up.
     pub async fn wait_awake(&mut self) -> Result<(), ApiError> {
-        let RequestGuard { gate: lobby, budget } = self;
-        lobby.wait_until(budget, |view| view.phase == EnginePhase::Awake).await
+        let RequestGuard { gate, budget } = self;
+        gate.wait_until(budget, |view| view.phase == EnginePhase::Awake).await
     }
 
     /// Waits for the next probe, after the engine has failed the request.
@@ -168,9 +168,9 @@ impl RequestGuard {
     /// # Errors
     /// 503: the budget is used up.
     pub async fn wait_probed(&mut self) -> Result<(), ApiError> {
-        let RequestGuard { gate: lobby, budget } = self;
-        let looks = lobby.view.borrow().probes;
-        lobby.wait_until(budget, |view| view.probes > looks).await
+        let RequestGuard { gate, budget } = self;
+        let looks = gate.view.borrow().probes;
+        gate.wait_until(budget, |view| view.probes > looks).await
     }
 }
 
@@ -229,10 +229,10 @@ impl Drop for RequestGuard {
 struct HeldRequest<'a>(&'a RequestGate);
 
 impl HeldRequest<'_> {
-    fn new(lobby: &RequestGate) -> HeldRequest<'_> {
-        lobby.lock().held += 1;
-        lobby.metrics.held_requests.add(1);
-        HeldRequest(lobby)
+    fn new(gate: &RequestGate) -> HeldRequest<'_> {
+        gate.lock().held += 1;
+        gate.metrics.held_requests.add(1);
+        HeldRequest(gate)
     }
 }
 
@@ -257,41 +257,41 @@ mod tests {
 
     #[test]
     fn suspend_needs_all_guards_dropped() {
-        let lobby = gate();
-        let places = [lobby.admit(9, LONG).unwrap(), lobby.admit(9, LONG).unwrap()];
-        assert_eq!(lobby.begin_suspend(), Err(2));
+        let gate = gate();
+        let places = [gate.admit(9, LONG).unwrap(), gate.admit(9, LONG).unwrap()];
+        assert_eq!(gate.begin_suspend(), Err(2));
         drop(places);
-        assert_eq!((lobby.begin_suspend(), lobby.phase()), (Ok(()), EnginePhase::Suspending));
+        assert_eq!((gate.begin_suspend(), gate.phase()), (Ok(()), EnginePhase::Suspending));
     }
 
     #[tokio::test]
     async fn held_request_wakes_monitor_and_waits_for_engine() {
-        let lobby = gate();
-        lobby.set_phase(EnginePhase::Asleep);
-        let mut place = lobby.admit(9, LONG).unwrap();
+        let gate = gate();
+        gate.set_phase(EnginePhase::Asleep);
+        let mut place = gate.admit(9, LONG).unwrap();
         let held = tokio::spawn(async move { place.wait_awake().await.map(|()| place.budget) });
-        lobby.monitor_wakeup.notified().await;
-        let mut view = lobby.watch();
-        while lobby.counts().held == 0 {
+        gate.monitor_wakeup.notified().await;
+        let mut view = gate.watch();
+        while gate.counts().held == 0 {
             tokio::task::yield_now().await;
         }
-        lobby.on_probe(EnginePhase::Waking, Some(3));
+        gate.on_probe(EnginePhase::Waking, Some(3));
         view.changed().await.unwrap();
-        assert_eq!((lobby.counts().held, lobby.counts().open, lobby.counts().waiting_in_engine), (1, 1, 3));
-        lobby.set_phase(EnginePhase::Awake);
+        assert_eq!((gate.counts().held, gate.counts().open, gate.counts().waiting_in_engine), (1, 1, 3));
+        gate.set_phase(EnginePhase::Awake);
         assert!(held.await.unwrap().unwrap() < LONG);
-        assert_eq!((lobby.counts().held, lobby.counts().open), (0, 0));
+        assert_eq!((gate.counts().held, gate.counts().open), (0, 0));
     }
 
     #[tokio::test]
     async fn hold_budget_and_queue_limit_are_enforced() {
-        let lobby = gate();
-        lobby.set_phase(EnginePhase::Lost);
-        let mut place = lobby.admit(1, Duration::ZERO).unwrap();
+        let gate = gate();
+        gate.set_phase(EnginePhase::Lost);
+        let mut place = gate.admit(1, Duration::ZERO).unwrap();
         let refused = place.wait_awake().await.unwrap_err();
         assert!(refused.body().to_string().contains("restarts"), "{refused:?}");
-        lobby.on_probe(EnginePhase::Awake, Some(1));
-        assert!(lobby.admit(1, LONG).is_err(), "one waits in the engine");
-        assert!(lobby.admit(2, LONG).is_ok());
+        gate.on_probe(EnginePhase::Awake, Some(1));
+        assert!(gate.admit(1, LONG).is_err(), "one waits in the engine");
+        assert!(gate.admit(2, LONG).is_ok());
     }
 }

@@ -217,24 +217,24 @@ mod tests {
 
     #[test]
     fn events_report_text_finish_usage_and_errors() {
-        let said = |json: &str| SseInfo::parse(format!("data: {json}\n\n").as_bytes());
-        assert_eq!(said(r#"{"choices":[{"index":2,"text":"a"}]}"#).lane, Some(2));
-        assert_eq!(said(r#"{"choices":[{"index":0,"text":""}]}"#).lane, None);
-        assert_eq!(said(r#"{"choices":[{"index":1,"delta":{"content":"\n"}}]}"#).lane, Some(1));
-        assert_eq!(said(r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#).lane, None);
-        assert_eq!(said(r#"{"choices":[{"index":0,"delta":{"tool_calls":[{}]}}]}"#).lane, Some(0));
-        assert_eq!(said(r#"{"choices":[{"index":4000000000,"text":"a"}]}"#).lane, Some(MAX_LANES - 1));
-        let end = said(r#"{"choices":[{"index":0,"delta":{},"finish_reason":"length"}],"usage":null}"#);
+        let info = |json: &str| SseInfo::parse(format!("data: {json}\n\n").as_bytes());
+        assert_eq!(info(r#"{"choices":[{"index":2,"text":"a"}]}"#).lane, Some(2));
+        assert_eq!(info(r#"{"choices":[{"index":0,"text":""}]}"#).lane, None);
+        assert_eq!(info(r#"{"choices":[{"index":1,"delta":{"content":"\n"}}]}"#).lane, Some(1));
+        assert_eq!(info(r#"{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#).lane, None);
+        assert_eq!(info(r#"{"choices":[{"index":0,"delta":{"tool_calls":[{}]}}]}"#).lane, Some(0));
+        assert_eq!(info(r#"{"choices":[{"index":4000000000,"text":"a"}]}"#).lane, Some(MAX_LANES - 1));
+        let end = info(r#"{"choices":[{"index":0,"delta":{},"finish_reason":"length"}],"usage":null}"#);
         assert_eq!(end.finish_reasons, [(0, "length".to_owned())]);
         assert!(!end.is_usage_only && end.usage.is_none());
         let usage =
-            said(r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}"#);
+            info(r#"{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}"#);
         assert!(usage.is_usage_only);
         assert_eq!(usage.usage, Some(Usage { prompt_tokens: 3, completion_tokens: 4 }));
-        assert!(said(r#"{"error":{"message":"m"}}"#).is_failed);
-        assert!(said("[DONE]").is_done);
+        assert!(info(r#"{"error":{"message":"m"}}"#).is_failed);
+        assert!(info("[DONE]").is_done);
         for nothing in ["{", "[]", "3", "\"x\"", r#"{"choices":3}"#] {
-            assert_eq!(said(nothing), SseInfo::default(), "{nothing}");
+            assert_eq!(info(nothing), SseInfo::default(), "{nothing}");
         }
     }
 

@@ -23,7 +23,7 @@ use crate::gateway::client::TIMEOUT;
 
 use super::harness::{AdminPort, CHUNK, PEER_TOKEN, assert_refused, config, directive, start_idle};
 
-pub fn neighbour(name: &str, admin: SocketAddr) -> PeerInfo {
+pub fn peer_info(name: &str, admin: SocketAddr) -> PeerInfo {
     PeerInfo {
         namespace: "default".into(),
         name: name.into(),
@@ -80,8 +80,8 @@ async fn gpu_state_lists_tenants_and_unreachable_reasons() {
     let endless = raw_server(http("200 OK", &" ".repeat(5 << 20))).await;
 
     let mut peer = port.operator().await;
-    let alone = GpuState::from_json(peer.get("/v1/state?scope=gpu").await.body.as_bytes()).unwrap();
-    assert_eq!(alone.tenants.iter().map(reason).collect::<Vec<_>>(), [("story", "here")]);
+    let own_state = GpuState::from_json(peer.get("/v1/state?scope=gpu").await.body.as_bytes()).unwrap();
+    assert_eq!(own_state.tenants.iter().map(reason).collect::<Vec<_>>(), [("story", "here")]);
 
     let wanted = [
         ("code", code.address, "here"),
@@ -163,10 +163,10 @@ async fn peers_authenticate_with_token() {
     let port = AdminPort::start_idle(folder.path(), "code").await;
     let client = PeerClient::new(PeerCredential::Token(PEER_TOKEN.into()));
     exchange(&client, &port).await;
-    let elsewhere = client.state(&neighbour("code", "192.0.2.1:8001".parse().unwrap()), TIMEOUT).await;
+    let elsewhere = client.state(&peer_info("code", "192.0.2.1:8001".parse().unwrap()), TIMEOUT).await;
     assert!(matches!(elsewhere, Err(CallError::NotLocal { .. })), "the token stays here: {elsewhere:?}");
     let stranger = PeerClient::new(PeerCredential::Nothing);
-    let refused = stranger.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
+    let refused = stranger.state(&peer_info("code", port.address), Duration::from_secs(5)).await;
     assert!(matches!(refused, Err(CallError::Status { status: 401, .. })), "{refused:?}");
 }
 
@@ -181,7 +181,7 @@ async fn peers_authenticate_with_certificates_and_check_name() {
     let own = Arc::new(own);
     let client = PeerClient::new(PeerCredential::Certificate(own.clone()));
     exchange(&client, &port).await;
-    let mistaken = client.state(&neighbour("other", port.address), Duration::from_secs(5)).await;
+    let mistaken = client.state(&peer_info("other", port.address), Duration::from_secs(5)).await;
     assert!(
         matches!(&mistaken, Err(CallError::Transport { problem, .. }) if problem.contains("certificate")),
         "{mistaken:?}"
@@ -191,12 +191,12 @@ async fn peers_authenticate_with_certificates_and_check_name() {
     let foreign = CertificateAuthority::new();
     foreign.sidecar(folders[1].path(), "story");
     assert!(own.reload().unwrap());
-    let refused = client.state(&neighbour("code", port.address), Duration::from_secs(5)).await;
+    let refused = client.state(&peer_info("code", port.address), Duration::from_secs(5)).await;
     assert!(matches!(refused, Err(CallError::Transport { .. })), "{refused:?}");
 }
 
 async fn exchange(client: &PeerClient, port: &AdminPort) {
-    let (code, patience) = (neighbour("code", port.address), Duration::from_secs(5));
+    let (code, patience) = (peer_info("code", port.address), Duration::from_secs(5));
     assert_eq!(client.state(&code, patience).await.expect("a state").tenant.name, "code");
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let request = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 1 };
@@ -209,7 +209,7 @@ async fn exchange(client: &PeerClient, port: &AdminPort) {
 async fn grant_calls_share_connections() {
     const CALLS: u64 = 200;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let code = neighbour("code", listener.local_addr().unwrap());
+    let code = peer_info("code", listener.local_addr().unwrap());
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = connections.clone();
     let listener = listener.tap_io(move |_| _ = counted.fetch_add(1, Ordering::SeqCst));
@@ -243,7 +243,7 @@ async fn mismatched_answer_is_refused() {
     let borrower = Participant { namespace: "default".into(), name: "story".into(), index: 0, instance: 1 };
     let request = GrantRequest::Ask { borrower, nonce: 7, bytes: CHUNK, ttl_ms: 1 };
     let ask = async |text: String| {
-        let code = neighbour("code", raw_server(text).await);
+        let code = peer_info("code", raw_server(text).await);
         client.grant(&code, &request, CHUNK, Duration::from_secs(5)).await
     };
     assert!(matches!(ask(granted("code", CHUNK)).await, Ok(GrantAnswer::Granted { .. })), "the control");

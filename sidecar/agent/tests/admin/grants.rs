@@ -21,12 +21,12 @@ fn ask() -> GrantRequest {
 
 fn calls() -> (impl FnMut(SchedulerMessage) + Send + 'static, mpsc::Receiver<AdminCall>) {
     let (sender, receiver) = mpsc::channel();
-    let room = move |message| {
+    let on_message = move |message| {
         if let SchedulerMessage::Admin(call) = message {
             drop(sender.send(call));
         }
     };
-    (room, receiver)
+    (on_message, receiver)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,13 +35,13 @@ async fn grant_request_and_answer_round_trip() {
     let granted =
         GrantAnswer::Granted { nonce: 41, bytes: CHUNK, ttl_ms: 4000, lender: participant("story") };
     let answer = granted.clone();
-    let room = move |message| {
+    let on_message = move |message| {
         if let SchedulerMessage::Admin(AdminCall::Grant(request, reply)) = message {
             assert_eq!(request, ask());
             reply.send(answer.clone()).unwrap();
         }
     };
-    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
+    let port = AdminPort::start(&config(folder.path(), "story"), on_message).await;
     let mut peer = port.with_token(Some(PEER_TOKEN)).await;
     let answer = peer.ask("POST", "/v1/grants", &ask().to_json()).await;
     assert_eq!(answer.head.status, 200);
@@ -60,8 +60,8 @@ async fn sidecar_without_loans_declines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_request_does_not_reach_scheduler() {
     let folder = tempfile::tempdir().unwrap();
-    let (room, calls) = calls();
-    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
+    let (on_message, calls) = calls();
+    let port = AdminPort::start(&config(folder.path(), "story"), on_message).await;
     let mut peer = port.with_token(Some(PEER_TOKEN)).await;
     let mut half: serde_json::Value = serde_json::from_slice(&ask().to_json()).unwrap();
     half["request"]["Ask"]["bytes"] = json!(CHUNK / 2);
@@ -83,8 +83,8 @@ async fn invalid_request_does_not_reach_scheduler() {
 #[tokio::test(flavor = "multi_thread")]
 async fn undecided_scheduler_is_503() {
     let folder = tempfile::tempdir().unwrap();
-    let (room, calls) = calls();
-    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
+    let (on_message, calls) = calls();
+    let port = AdminPort::start(&config(folder.path(), "story"), on_message).await;
     let answer = port.operator().await.ask("POST", "/v1/grants", &ask().to_json()).await;
     assert_refused(&answer, 503, None, None);
     let AdminCall::Grant(_, late) = calls.try_recv().unwrap() else { panic!("another call") };
@@ -95,8 +95,8 @@ async fn undecided_scheduler_is_503() {
 #[tokio::test(flavor = "multi_thread")]
 async fn scheduler_sees_disconnected_caller() {
     let folder = tempfile::tempdir().unwrap();
-    let (room, calls) = calls();
-    let port = AdminPort::start(&config(folder.path(), "story"), room).await;
+    let (on_message, calls) = calls();
+    let port = AdminPort::start(&config(folder.path(), "story"), on_message).await;
     let mut peer = port.operator().await;
     peer.send("POST", "/v1/grants", &[super::harness::JSON], &ask().to_json()).await;
     let call = tokio::task::spawn_blocking(move || calls.recv_timeout(TIMEOUT).unwrap()).await.unwrap();

@@ -52,7 +52,7 @@ pub struct AdminPort {
 }
 
 /// Returns the time-slice settings of the tests' directives.
-pub fn turns() -> Value {
+pub fn temporal_sharing() -> Value {
     json!({"Temporal": {"order": "RoundRobin", "min_quantum_ms": 5, "max_quantum_ms": 50}})
 }
 
@@ -63,7 +63,8 @@ pub fn config(folder: &Path, name: &str) -> SidecarConfig {
         "namespace": "default", "name": name, "model_path": "/nowhere", "policy": "Oneiros", "memory": {},
         "gpu": {"name": "gpu", "memory_bytes": 96 << 20, "chunk_bytes": CHUNK},
         "listen": {"serve": any, "admin": any, "probes": any, "peer_token_file": folder.join("peer_tokens")},
-        "gpu_ledger": {"folder": folder, "claim": "claim", "share_bytes": 48 << 20, "sharing": turns()},
+        "gpu_ledger": {"folder": folder, "claim": "claim", "share_bytes": 48 << 20,
+            "sharing": temporal_sharing()},
         "runtime_dir": folder,
     });
     std::fs::write(folder.join("peer_tokens"), format!("{PEER_TOKEN}\n")).expect("a file");
@@ -97,7 +98,7 @@ pub fn directive(epoch: u64, sequence: u64, peers: &[(&str, SocketAddr)]) -> Val
     json!({
         "version": 2, "epoch": epoch, "sequence": sequence, "policy": "Oneiros",
         "tenant": {"priority": 1, "max_remapped_percent": 60, "hibernate_after_seconds": 600, "idle_after_seconds": 30},
-        "sharing": turns(),
+        "sharing": temporal_sharing(),
         "victim": "MostRecentlyUsed", "min_residence_ms": 500, "revoke_bound_ms": 200,
         "peers": peers.iter().map(peer).collect::<Vec<_>>(), "fallback_order": [],
     })
@@ -106,19 +107,19 @@ pub fn directive(epoch: u64, sequence: u64, peers: &[(&str, SocketAddr)]) -> Val
 impl AdminPort {
     pub async fn start(
         config: &SidecarConfig,
-        room: impl FnMut(SchedulerMessage) + Send + 'static,
+        on_message: impl FnMut(SchedulerMessage) + Send + 'static,
     ) -> AdminPort {
-        AdminPort::start_with(config, room, None).await
+        AdminPort::start_with(config, on_message, None).await
     }
 
     /// Starts a port. With `tls`, the test reloads the certificates itself.
     pub async fn start_with(
         config: &SidecarConfig,
-        mut room: impl FnMut(SchedulerMessage) + Send + 'static,
+        mut on_message: impl FnMut(SchedulerMessage) + Send + 'static,
         tls: Option<Arc<Tls>>,
     ) -> AdminPort {
         let (inbox, messages) = MessageSender::new();
-        std::thread::spawn(move || messages.into_iter().for_each(&mut room));
+        std::thread::spawn(move || messages.into_iter().for_each(&mut on_message));
         let service = SchedulerHandle::new(inbox, watch::channel(Status::Serving).1);
         let token_file = config.runtime_dir.join("token");
         let credentials = AdminCredentials::load(config, &token_file).expect("credentials");

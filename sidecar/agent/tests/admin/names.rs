@@ -8,7 +8,7 @@ use sluice_agent::scheduler_handle::SchedulerMessage;
 use sluice_wire::grants::{GrantRequest, Participant, RevokeReason};
 
 use super::certificates::{CLAIM, CertificateAuthority};
-use super::gpu::neighbour;
+use super::gpu::peer_info;
 use super::harness::{AdminClient, AdminPort, CHUNK, assert_refused, config};
 use crate::gateway::client::TIMEOUT;
 
@@ -25,27 +25,27 @@ fn all_of(tenant: &str) -> [GrantRequest; 4] {
 
 /// Returns a scheduler that rejects every request, and the requests that it received.
 fn listener() -> (impl FnMut(SchedulerMessage) + Send + 'static, mpsc::Receiver<GrantRequest>) {
-    let (sender, heard) = mpsc::channel();
-    let room = move |message| {
+    let (sender, received) = mpsc::channel();
+    let on_message = move |message| {
         if let SchedulerMessage::Admin(AdminCall::Grant(request, answer)) = message {
             drop(sender.send(request));
             reject_grant(answer);
         }
     };
-    (room, heard)
+    (on_message, received)
 }
 
-async fn assert_accepted(peer: &mut AdminClient, heard: &mpsc::Receiver<GrantRequest>, tenant: &str) {
+async fn assert_accepted(peer: &mut AdminClient, received: &mpsc::Receiver<GrantRequest>, tenant: &str) {
     for request in all_of(tenant) {
         assert_eq!(peer.ask("POST", "/v1/grants", &request.to_json()).await.head.status, 200);
-        assert_eq!(heard.try_recv().expect("it reaches the scheduler"), request);
+        assert_eq!(received.try_recv().expect("it reaches the scheduler"), request);
     }
 }
 
 /// Asserts that every request is refused with all of `words` in the error, and that none reaches the scheduler.
 async fn assert_forbidden(
     peer: &mut AdminClient,
-    heard: &mpsc::Receiver<GrantRequest>,
+    received: &mpsc::Receiver<GrantRequest>,
     tenant: &str,
     words: &[&str],
 ) {
@@ -53,7 +53,7 @@ async fn assert_forbidden(
         let answer = peer.ask("POST", "/v1/grants", &request.to_json()).await;
         assert_refused(&answer, 403, None, Some("forbidden"));
         assert!(words.iter().all(|word| answer.body.contains(word)), "{answer:?}");
-        assert!(heard.try_recv().is_err(), "{request:?} reached the scheduler");
+        assert!(received.try_recv().is_err(), "{request:?} reached the scheduler");
     }
 }
 
@@ -62,16 +62,21 @@ async fn certificate_is_bound_to_its_tenant() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), CertificateAuthority::new());
     let mut config = config(folder.path(), "story");
     config.listen.admin_tls = Some(authority.sidecar(folder.path(), "story"));
-    let (room, heard) = listener();
-    let port = AdminPort::start(&config, room).await;
+    let (on_message, received) = listener();
+    let port = AdminPort::start(&config, on_message).await;
     let connect = async |identity| port.with_tls(authority.client(Some(&identity)), "story").await.unwrap();
-    let neighbour = format!("spiffe://sluice/role/neighbour/{CLAIM}");
+    let peer_role = format!("spiffe://sluice/role/neighbour/{CLAIM}");
 
-    let mut code = connect(authority.issue("code", &[&neighbour], 2100)).await;
-    assert_accepted(&mut code, &heard, "code").await;
-    assert_forbidden(&mut code, &heard, "mail", &["belongs to default/code", "in the name of default/mail"])
-        .await;
-    assert_forbidden(&mut code, &heard, "story", &["default/code", "default/story"]).await;
+    let mut code = connect(authority.issue("code", &[&peer_role], 2100)).await;
+    assert_accepted(&mut code, &received, "code").await;
+    assert_forbidden(
+        &mut code,
+        &received,
+        "mail",
+        &["belongs to default/code", "in the name of default/mail"],
+    )
+    .await;
+    assert_forbidden(&mut code, &received, "story", &["default/code", "default/story"]).await;
 
     let hosts = |all: &[&str]| all.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>();
     for names in [
@@ -79,16 +84,16 @@ async fn certificate_is_bound_to_its_tenant() {
         hosts(&["code", "sidecar.sluice", "code.sidecar.sluice", "code.default.sidecar.sluice.example"]),
         hosts(&["code.default.sidecar.sluice", "mail.default.sidecar.sluice"]),
     ] {
-        let mut peer = connect(authority.issue_for(names, &[&neighbour], 2100)).await;
-        assert_forbidden(&mut peer, &heard, "code", &["is of no tenant", "in the name of default/code"])
+        let mut peer = connect(authority.issue_for(names, &[&peer_role], 2100)).await;
+        assert_forbidden(&mut peer, &received, "code", &["is of no tenant", "in the name of default/code"])
             .await;
     }
     for host in ["*.default.sidecar.sluice", "code.other.sidecar.sluice", "a.code.default.sidecar.sluice"] {
-        let mut peer = connect(authority.issue_for(hosts(&[host]), &[&neighbour], 2100)).await;
-        assert_forbidden(&mut peer, &heard, "code", &["belongs to ", "in the name of default/code"]).await;
+        let mut peer = connect(authority.issue_for(hosts(&[host]), &[&peer_role], 2100)).await;
+        assert_forbidden(&mut peer, &received, "code", &["belongs to ", "in the name of default/code"]).await;
     }
     let mut operator = connect(authority.role("operator")).await;
-    assert_accepted(&mut operator, &heard, "mail").await;
+    assert_accepted(&mut operator, &received, "mail").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,15 +103,20 @@ async fn bound_token_is_limited_to_its_tenant() {
     let [story, code, shared] = ["a", "b", "c"].map(|letter| letter.repeat(64));
     let tokens = format!("{story} default/story\n\n  {code}\tdefault/code \n{shared}\n");
     std::fs::write(config.listen.peer_token_file.as_ref().unwrap(), tokens).unwrap();
-    let (room, heard) = listener();
-    let port = AdminPort::start(&config, room).await;
+    let (on_message, received) = listener();
+    let port = AdminPort::start(&config, on_message).await;
     let mut peer = port.with_token(Some(&code)).await;
-    assert_accepted(&mut peer, &heard, "code").await;
-    assert_forbidden(&mut peer, &heard, "mail", &["belongs to default/code", "in the name of default/mail"])
-        .await;
+    assert_accepted(&mut peer, &received, "code").await;
+    assert_forbidden(
+        &mut peer,
+        &received,
+        "mail",
+        &["belongs to default/code", "in the name of default/mail"],
+    )
+    .await;
     let mut peer = port.with_token(Some(&shared)).await;
-    assert_accepted(&mut peer, &heard, "mail").await;
-    assert_accepted(&mut port.operator().await, &heard, "mail").await;
+    assert_accepted(&mut peer, &received, "mail").await;
+    assert_accepted(&mut port.operator().await, &received, "mail").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,13 +132,13 @@ async fn tenant_uses_own_token_then_shared_token() {
         std::fs::write(&tokens, text).unwrap();
         let client =
             AdminCredentials::load(&code, &folder.path().join("code")).expect("it has a token").client();
-        let (room, heard) = listener();
-        let port = AdminPort::start(&story, room).await;
+        let (on_message, received) = listener();
+        let port = AdminPort::start(&story, on_message).await;
         let [ask, ..] = all_of(sender);
-        let answer = client.grant(&neighbour("story", port.address), &ask, CHUNK, TIMEOUT).await;
-        assert!(answer.is_ok() && heard.try_recv().is_ok(), "{answer:?}");
+        let answer = client.grant(&peer_info("story", port.address), &ask, CHUNK, TIMEOUT).await;
+        assert!(answer.is_ok() && received.try_recv().is_ok(), "{answer:?}");
         let [other, ..] = all_of("mail");
-        let answer = client.grant(&neighbour("story", port.address), &other, CHUNK, TIMEOUT).await;
+        let answer = client.grant(&peer_info("story", port.address), &other, CHUNK, TIMEOUT).await;
         assert_eq!(answer.is_ok(), sender == "anybody", "{answer:?}");
         port.shutdown().await;
     }

@@ -44,8 +44,8 @@ impl FakeScheduler {
 #[tokio::test(flavor = "multi_thread")]
 async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
     let folder = tempfile::tempdir().unwrap();
-    let room = Arc::new(Mutex::new(FakeScheduler::default()));
-    let taken = room.clone();
+    let scheduler = Arc::new(Mutex::new(FakeScheduler::default()));
+    let taken = scheduler.clone();
     let take = move |message| {
         if let SchedulerMessage::Admin(call) = message {
             taken.lock().unwrap().on_call(call);
@@ -56,7 +56,7 @@ async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
     for verb in ["/sleep", "/wake_up"] {
         assert_refused(&peer.ask("POST", verb, b"").await, 409, None, Some("not_now"));
     }
-    room.lock().unwrap().is_loaded = true;
+    scheduler.lock().unwrap().is_loaded = true;
     // Repeated commands succeed, because an earlier response may have been lost.
     for path in ["/sleep?level=2", "/sleep?level=1", "/sleep", "/wake_up", "/wake_up"] {
         let answer = peer.ask("POST", path, b"").await;
@@ -64,7 +64,7 @@ async fn sleep_verbs_reach_scheduler_and_answer_like_vllm() {
         let sleeps = path.starts_with("/sleep");
         assert_eq!(peer.get("/is_sleeping").await.json(), json!({"is_sleeping": sleeps}), "{path}");
     }
-    let levels = room.lock().unwrap().levels.clone();
+    let levels = scheduler.lock().unwrap().levels.clone();
     assert_eq!(levels, [SleepLevel::Two, SleepLevel::One, SleepLevel::One], "level 1 is the default");
 
     assert_refused(&peer.ask("POST", "/sleep?level=3", b"").await, 400, Some("level"), None);

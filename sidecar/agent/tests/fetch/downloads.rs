@@ -170,13 +170,13 @@ async fn corrupted_file_is_downloaded_again() {
 
 #[tokio::test]
 async fn digest_mismatch_is_not_committed() {
-    for (name, told) in [("model.safetensors", "0".repeat(64)), ("config.json", "1".repeat(40))] {
-        let told_of = [(name.to_owned(), told.clone())].into();
-        let server = Server::start(ServerBehavior { false_digests: told_of, ..with_model() }).await;
+    for (name, digest) in [("model.safetensors", "0".repeat(64)), ("config.json", "1".repeat(40))] {
+        let false_digests = [(name.to_owned(), digest.clone())].into();
+        let server = Server::start(ServerBehavior { false_digests, ..with_model() }).await;
         let folder = tempfile::tempdir().unwrap();
         let refused = run_download(&hub(&server, None), folder.path()).await.unwrap_err();
         assert!(matches!(&refused, DownloadError::Digest { file, .. } if file == name), "{refused}");
-        assert!(refused.is_final() && refused.to_string().contains(&told), "{refused}");
+        assert!(refused.is_final() && refused.to_string().contains(&digest), "{refused}");
         assert!(!folder.path().join(name).exists());
     }
 }
@@ -212,8 +212,8 @@ async fn credentials_are_sent_and_rejection_is_final() {
         let refused = run_download(&source, folder.path()).await.unwrap_err();
         assert!(matches!(refused, DownloadError::Refused { .. }) && refused.is_final(), "{refused}");
         assert_eq!(server.behaviour.lock().unwrap().requests.len(), 1, "a refusal is not asked for twice");
-        let said = format!("{refused} {source:?}");
-        assert!(!said.contains("forged") && !said.contains("secret"), "{said}");
+        let text = format!("{refused} {source:?}");
+        assert!(!text.contains("forged") && !text.contains("secret"), "{text}");
     }
 }
 
@@ -261,8 +261,8 @@ async fn non_model_is_refused_before_download() {
     let folder = tempfile::tempdir().unwrap();
     for source in [hub(&server, None), bucket(&server, None)] {
         let refused = run_download(&source, folder.path()).await.unwrap_err();
-        let said = refused.to_string();
-        assert!(said.ends_with("is not a model: it lacks a file that ends in .safetensors"), "{said}");
+        let text = refused.to_string();
+        assert!(text.ends_with("is not a model: it lacks a file that ends in .safetensors"), "{text}");
     }
     let elsewhere = Hub::new(&server.endpoint(), "org/none", "main", None).unwrap();
     let refused = run_download(&Source::Hub(elsewhere), folder.path()).await.unwrap_err();

@@ -124,12 +124,14 @@ fn allowed(behaviour: &ServerBehavior, headers: &HeaderMap, query: &str) -> bool
 
 fn revision(behaviour: &ServerBehavior) -> Value {
     let file = |(name, bytes): (&String, &Vec<u8>)| {
-        let told =
+        let digest =
             |truth: &str| behaviour.false_digests.get(name).cloned().unwrap_or_else(|| truth.to_owned());
         let mut file = json!({"rfilename": name, "size": bytes.len()});
         match name.as_str() {
-            "model.safetensors" => file["lfs"] = json!({"sha256": told(WEIGHTS_SHA256), "size": bytes.len()}),
-            "config.json" => file["blobId"] = json!(told(CONFIG_BLOB)),
+            "model.safetensors" => {
+                file["lfs"] = json!({"sha256": digest(WEIGHTS_SHA256), "size": bytes.len()})
+            }
+            "config.json" => file["blobId"] = json!(digest(CONFIG_BLOB)),
             _ => {}
         }
         file

@@ -109,10 +109,10 @@ async fn stream_cut_after_drain_reports_reason() {
     assert_eq!(stream.head().await.status, 200);
     stream.next_event().await;
     world.wait_for_deposit(1).await;
-    let told = Instant::now();
+    let stopped_at = Instant::now();
     world.stop.send(true).unwrap();
     drain(world.serving, limit, || {
-        assert!(told.elapsed() >= limit);
+        assert!(stopped_at.elapsed() >= limit);
         streamed.finish(Finish::Cancelled);
         // A scheduler that has exited sends nothing.
         drop(collected);
@@ -147,10 +147,10 @@ async fn open_connection_is_cut_after_drain() {
     taken.send_text("a");
     assert_eq!(client.head().await.status, 200);
     client.next_event().await;
-    let told = Instant::now();
+    let stopped_at = Instant::now();
     world.stop.send(true).unwrap();
     assert!(client.event().await.is_err(), "cut, not ended");
-    assert!(told.elapsed() >= limit && told.elapsed() < limit * 10);
+    assert!(stopped_at.elapsed() >= limit && stopped_at.elapsed() < limit * 10);
     assert_eq!(world.scheduler.cancelled(TIMEOUT).await, Some(taken.request.id));
     world.serving.await.unwrap();
 }

@@ -114,9 +114,9 @@ async fn context_overflow_uses_openai_error() {
     ] {
         let context = if body["messages"][0]["content"] == json!(long) { 10 } else { 20 };
         let world = if context == 10 { &Harness::start(HarnessConfig { context, ..HarnessConfig::default() }).await } else { &world };
-        let said = world.post(path, &body).await.error(400, INVALID, Some(param), TOO_LONG);
+        let found = world.post(path, &body).await.error(400, INVALID, Some(param), TOO_LONG);
         let wanted = format!("This model's maximum context length is {context} tokens. However, {message}");
-        assert_eq!(said, wanted, "{body}");
+        assert_eq!(found, wanted, "{body}");
     }
     let limits = LimitsConfig { max_prompt_tokens: Some(10), ..LimitsConfig::default() };
     let world = Harness::start(HarnessConfig { limits, ..HarnessConfig::default() }).await;

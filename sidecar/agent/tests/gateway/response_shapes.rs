@@ -130,9 +130,9 @@ async fn each_choice_is_a_request_with_own_seed() {
     }
     let answer = client.answer().await.json();
     let choices = answer["choices"].as_array().unwrap();
-    let told: Vec<_> =
+    let choices: Vec<_> =
         choices.iter().map(|c| (c["index"].as_u64().unwrap(), c["text"].as_str().unwrap())).collect();
-    assert_eq!(told, [(0, "0"), (1, "1"), (2, "2"), (3, "3")]);
+    assert_eq!(choices, [(0, "0"), (1, "1"), (2, "2"), (3, "3")]);
     let usage = json!({"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6});
     assert_eq!(answer["usage"], usage, "each prompt counts once");
 }

@@ -216,9 +216,12 @@ async fn invalid_template_fails_only_chats() {
     let model = |path: &Path| folder(path, &json!({"chat_template": "{% nonsense %}"}));
     let world = Harness::start(HarnessConfig { model, ..HarnessConfig::default() }).await;
     let chat = json!({"messages": [{"role": "user", "content": "x"}]});
-    let told = world.post("/v1/chat/completions", &chat).await;
-    let told = told.error(400, "invalid_request_error", Some("messages"), None);
-    assert!(told.contains("unknown statement nonsense") && told.contains("/v1/completions"), "{told}");
+    let answer = world.post("/v1/chat/completions", &chat).await;
+    let message = answer.error(400, "invalid_request_error", Some("messages"), None);
+    assert!(
+        message.contains("unknown statement nonsense") && message.contains("/v1/completions"),
+        "{message}"
+    );
     let mut client = world.start_post("/v1/completions", &json!({"prompt": "Once"})).await;
     send_tokens(&world.scheduler.recv_request().await, &[UPON], &[]);
     assert_eq!(client.answer().await.json()["choices"][0]["text"], " upon");

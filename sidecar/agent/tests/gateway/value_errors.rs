@@ -98,9 +98,9 @@ async fn value_errors_use_json_types() {
     let world = Harness::start(HarnessConfig::default()).await;
     for (path, all) in [(COMPLETIONS, wrong_in_completions()), (CHAT, wrong_in_chats())] {
         for (name, value, wanted) in all {
-            let said =
+            let message =
                 world.post(path, &with(path, name, &value)).await.error(400, INVALID, Some(name), None);
-            assert_eq!(said, wanted, "{name}: {value}");
+            assert_eq!(message, wanted, "{name}: {value}");
         }
     }
     let missing = world.post(CHAT, &json!({})).await.error(400, INVALID, Some("messages"), None);

@@ -122,8 +122,8 @@ async fn missing_dtype_is_taken_from_weights() {
     const LAYER_F32: u64 = 64 + 256 + 128 + 128 + 256 + 64 + 512 + 512 + 512;
     for (stored, layer, kv) in [(Dtype::BF16, LAYER, 32), (Dtype::F32, LAYER_F32, 64)] {
         let server = Server::start(behaviour(unnamed(stored))).await;
-        let told = sizes(hub(&server)).await.unwrap();
-        assert_eq!((told.layer_bytes, told.kv_bytes_per_token), (layer, kv), "{stored:?}");
+        let reported = sizes(hub(&server)).await.unwrap();
+        assert_eq!((reported.layer_bytes, reported.kv_bytes_per_token), (layer, kv), "{stored:?}");
     }
 }
 
@@ -135,12 +135,15 @@ async fn hub_and_bucket_report_same_sizes_by_ranges() {
             Server::start(ServerBehavior { required_credential: Some("secret".into()), ..behaviour(files) })
                 .await;
         for source in [hub(&server), bucket(&server)] {
-            let told = sizes(source).await.unwrap();
-            assert_eq!((told.global_bytes, told.layer_bytes, told.layers), (GLOBAL, LAYER, 2));
+            let reported = sizes(source).await.unwrap();
+            assert_eq!((reported.global_bytes, reported.layer_bytes, reported.layers), (GLOBAL, LAYER, 2));
             // Keys and values of one head of four, two bytes each, in two layers.
-            assert_eq!((told.kv_bytes_per_token, told.max_model_len), (32, 128));
-            assert_eq!(told.download_bytes, Some(stored as u64), "as stored, whatever it is in memory");
-            assert!(told.step_activation_bytes > told.activation_bytes && told.thread_bytes > 0, "{told:?}");
+            assert_eq!((reported.kv_bytes_per_token, reported.max_model_len), (32, 128));
+            assert_eq!(reported.download_bytes, Some(stored as u64), "as stored, whatever it is in memory");
+            assert!(
+                reported.step_activation_bytes > reported.activation_bytes && reported.thread_bytes > 0,
+                "{reported:?}"
+            );
         }
         for range in server.ranges() {
             let range = range.expect("weights are never asked for whole");
@@ -203,8 +206,8 @@ async fn program(behaviour: ServerBehavior) -> (Output, Result<Geometry, Geometr
 
 #[tokio::test]
 async fn program_reports_sizes_on_stdout_and_report_file() {
-    let (output, told) = program(behaviour(sharded())).await;
-    assert_eq!((output.status.code(), told.unwrap().layer_bytes), (Some(0), LAYER));
+    let (output, reported) = program(behaviour(sharded())).await;
+    assert_eq!((output.status.code(), reported.unwrap().layer_bytes), (Some(0), LAYER));
 }
 
 fn without(name: &str) -> BTreeMap<String, Vec<u8>> {
@@ -273,8 +276,8 @@ async fn permanent_error_exits_78() {
         ),
     ];
     for (behaviour, reason, words) in cases {
-        let (output, told) = program(behaviour).await;
-        let refusal = told.unwrap_err();
+        let (output, reported) = program(behaviour).await;
+        let refusal = reported.unwrap_err();
         assert_eq!((output.status.code(), refusal.reason), (Some(78), reason), "{refusal:?}");
         assert!(refusal.message.contains(words), "{refusal:?}");
         assert!(String::from_utf8(output.stderr).unwrap().contains(words));

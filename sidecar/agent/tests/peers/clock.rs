@@ -24,9 +24,9 @@ fn clock_counts_suspend_time() {
     command.args(["--user", "--map-root-user", "--time", "--boottime", SUSPENDED, "--fork"]);
     command.arg(exe).args(["--exact", "peers::clock::clock", "--ignored", "--nocapture"]);
     let before = since_boot();
-    let told = command.env(SLEPT_VAR, "1").output().map(|output| String::from_utf8(output.stdout).unwrap());
-    let told = told.unwrap_or_default();
-    let Some(seconds) = told.lines().find_map(|line| line.strip_prefix('@')) else {
+    let output = command.env(SLEPT_VAR, "1").output().map(|output| String::from_utf8(output.stdout).unwrap());
+    let output = output.unwrap_or_default();
+    let Some(seconds) = output.lines().find_map(|line| line.strip_prefix('@')) else {
         println!("skipped: this machine lets no process make user and time namespaces (unshare)");
         return;
     };

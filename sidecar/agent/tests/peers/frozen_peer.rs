@@ -46,9 +46,9 @@ fn peer() {
     };
     let faults = LedgerFaults { before_write: Some(Arc::new(tap)), ..LedgerFaults::default() };
     let ledger = GpuLedger::open_with(&folder, &identity(), faults).unwrap();
-    let seat = ledger.join("default/code", 0, 30 * CHUNK).unwrap();
+    let participant = ledger.join("default/code", 0, 30 * CHUNK).unwrap();
     armed.store(true, Ordering::SeqCst);
-    seat.reserve(CHUNK).unwrap();
+    participant.reserve(CHUNK).unwrap();
 }
 
 /// A stopped process that holds the guard. Killed on drop.
@@ -59,8 +59,8 @@ impl FrozenPeer {
         let mut command = Command::new(std::env::current_exe().expect("this test"));
         command.args(["--exact", "peers::frozen_peer::peer", "--ignored", "--nocapture"]);
         let mut child = command.env(FOLDER_VAR, folder).stdout(Stdio::piped()).spawn().expect("a process");
-        let said = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
-        assert!(said.into_iter().any(|line| line == WITHIN), "it comes to the guard");
+        let lines = BufReader::new(child.stdout.take().expect("its output")).lines().map_while(Result::ok);
+        assert!(lines.into_iter().any(|line| line == WITHIN), "it comes to the guard");
         let pid = Pid::from_child(&child);
         kill_process(pid, Signal::STOP).expect("it can be stopped");
         waitid(WaitId::Pid(pid), WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT).expect("it stops");
@@ -84,20 +84,20 @@ impl FrozenPeer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_peer_does_not_block_tokens_or_peers() {
     let folder = tempfile::TempDir::new().unwrap();
-    let seat = Arc::new(join(&folder, "story"));
-    let (office, messages) = grant_client(&folder, &seat);
+    let story = Arc::new(join(&folder, "story"));
+    let (grants, messages) = grant_client(&folder, &story);
     let path = folder.path().to_owned();
     let frozen = tokio::task::spawn_blocking(move || FrozenPeer::start(&path)).await.unwrap();
-    let survey = seat.survey().unwrap();
+    let survey = story.survey().unwrap();
     let code = survey.iter().find(|one| one.name == "default/code").expect("it has joined").peer;
     let (ended, thaw) = frozen.thaw_later();
 
-    let watching = tokio::spawn(watch_ledger(office.clone()));
-    let (letters, written) = tokio::sync::mpsc::unbounded_channel();
-    let working = tokio::spawn(office.clone().run(written));
+    let watching = tokio::spawn(watch_ledger(grants.clone()));
+    let (commands, written) = tokio::sync::mpsc::unbounded_channel();
+    let working = tokio::spawn(grants.clone().run(written));
     for nonce in 1..=COMMANDS {
-        letters.send(PeerCommand::TakeBack { peer: code, nonce: Nonce(nonce) }).unwrap();
-        letters.send(PeerCommand::Survey).unwrap();
+        commands.send(PeerCommand::TakeBack { peer: code, nonce: Nonce(nonce) }).unwrap();
+        commands.send(PeerCommand::Survey).unwrap();
     }
     let world = Harness::start(HarnessConfig::default()).await;
     let body = json!({"prompt": "p", "stream": true, "max_tokens": TOKENS});
@@ -110,18 +110,18 @@ async fn frozen_peer_does_not_block_tokens_or_peers() {
         taken.token(u32::from(b'a'));
         client.next_event().await;
         // The scheduler's thread looks up which tenant asks.
-        let (answer, _heard) = tokio::sync::oneshot::channel();
+        let (answer, _reply) = tokio::sync::oneshot::channel();
         let borrower = participant("code", code);
         let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: CHUNK, ttl_ms: 900 };
         assert!(
-            matches!(office.replies.on_request(ask, answer)[..], [PeerEvent::Asked { .. }]),
+            matches!(grants.replies.on_request(ask, answer)[..], [PeerEvent::Asked { .. }]),
             "it is known"
         );
     }
-    drop((letters, messages));
+    drop((commands, messages));
     ended.send(()).unwrap();
     let late = tokio::task::spawn_blocking(|| thaw.join().unwrap()).await.unwrap();
-    assert!(!late, "the stream stood still until the neighbour was let go on");
+    assert!(!late, "the stream stood still until the peer was resumed");
     watching.abort();
     working.abort();
 }

@@ -77,10 +77,10 @@ struct Borrower {
 }
 
 impl Borrower {
-    fn new((office, messages): (GrantClient, Receiver<SchedulerMessage>)) -> Borrower {
-        let (letters, written) = tokio::sync::mpsc::unbounded_channel();
-        tokio::spawn(office.run(written));
-        Borrower { commands: letters, messages: Some(messages) }
+    fn new((client, messages): (GrantClient, Receiver<SchedulerMessage>)) -> Borrower {
+        let (commands, written) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(client.run(written));
+        Borrower { commands, messages: Some(messages) }
     }
 
     /// Runs a survey and returns its result.
@@ -113,35 +113,35 @@ async fn slow_peer_is_seen_in_last_known_state() {
     let mut state = state("slow", 7);
     state.activity.next_use_in_ms = Some(1500);
     let address = serve_state(state, open.clone()).await;
-    let (office, messages) = grant_client(&folder, &me);
-    office.directives.put(directive(1, 1, &[("slow", address)]).to_string().as_bytes()).unwrap();
-    let mut asker = Borrower::new((office, messages));
+    let (client, messages) = grant_client(&folder, &me);
+    client.directives.put(directive(1, 1, &[("slow", address)]).to_string().as_bytes()).unwrap();
+    let mut asker = Borrower::new((client, messages));
     let unknown = PeerView { peer: slow.peer(), reachable: true, ..PeerView::default() };
     assert_eq!(asker.survey().await, [unknown], "it lives, so it can be asked");
     open.store(true, Ordering::Relaxed);
-    let told = asker.survey_until_complete().await;
-    let live = told[0].live.unwrap();
+    let survey = asker.survey_until_complete().await;
+    let live = survey[0].live.unwrap();
     assert_eq!((live.lendable_chunks, live.next_use_ns), (7, Some(1_500_000_000)));
     open.store(false, Ordering::Relaxed);
-    assert_eq!(asker.survey().await, told);
+    assert_eq!(asker.survey().await, survey);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn queue_position_counts_earlier_peers() {
     let (folder, [me, first, second]) = participants(["story", "first", "second"]);
-    for seat in [&first, &second] {
-        seat.slice_queue().request(0).unwrap();
+    for participant in [&first, &second] {
+        participant.slice_queue().request(0).unwrap();
     }
     let open = Arc::new(AtomicBool::new(true));
     let addresses = [
         serve_state(state("first", 1), open.clone()).await,
         serve_state(state("second", 1), open.clone()).await,
     ];
-    let (mut office, messages) = grant_client(&folder, &me);
-    office.slice_order = Some(SliceOrder::RoundRobin);
+    let (mut client, messages) = grant_client(&folder, &me);
+    client.slice_order = Some(SliceOrder::RoundRobin);
     let named = [("second", addresses[1]), ("first", addresses[0])];
-    office.directives.put(directive(1, 1, &named).to_string().as_bytes()).unwrap();
-    let seen = Borrower::new((office, messages)).survey_until_complete().await;
+    client.directives.put(directive(1, 1, &named).to_string().as_bytes()).unwrap();
+    let seen = Borrower::new((client, messages)).survey_until_complete().await;
     let places: Vec<_> =
         seen.iter().map(|seen| (seen.peer, seen.live.and_then(|live| live.queue_position))).collect();
     assert_eq!(places, [(second.peer(), Some(1)), (first.peer(), Some(0))]);

@@ -23,12 +23,12 @@ use crate::gateway::client::TIMEOUT;
 
 pub fn grant_client(
     folder: &TempDir,
-    seat: &Arc<ParticipantHandle>,
+    participant: &Arc<ParticipantHandle>,
 ) -> (GrantClient, Receiver<SchedulerMessage>) {
     let (inbox, messages) = MessageSender::new();
-    let office = GrantClient {
-        ledger: seat.clone(),
-        replies: Arc::new(PendingReplies::new(seat.clone(), "default", "story", CHUNK)),
+    let client = GrantClient {
+        ledger: participant.clone(),
+        replies: Arc::new(PendingReplies::new(participant.clone(), "default", "story", CHUNK)),
         directives: Arc::new(DirectiveStore::open(folder.path().join("directive"), Box::new(|_| Ok(())))),
         client: Arc::new(PeerClient::new(PeerCredential::Nothing)),
         inbox,
@@ -37,7 +37,7 @@ pub fn grant_client(
         slice_order: None,
         state_cache: Arc::default(),
     };
-    (office, messages)
+    (client, messages)
 }
 
 /// Returns when the exit of `peer` is reported.
@@ -55,19 +55,19 @@ fn assert_peer_exited(peer: Peer, messages: &Receiver<SchedulerMessage>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exit_of_unseen_peer_is_reported() {
-    let (folder, [seat]) = participants(["story"]);
-    let (office, messages) = grant_client(&folder, &seat);
-    let desk = office.replies.clone();
-    let watching = tokio::spawn(watch_ledger(office));
+    let (folder, [participant]) = participants(["story"]);
+    let (client, messages) = grant_client(&folder, &participant);
+    let replies = client.replies.clone();
+    let watching = tokio::spawn(watch_ledger(client));
     // It starts, sends a message and exits between two checks.
     let brief = join(&folder, "code");
     let peer = brief.peer();
     drop(brief);
-    desk.track(peer);
+    replies.track(peer);
     tokio::task::spawn_blocking(move || assert_peer_exited(peer, &messages)).await.unwrap();
     // It is reported once and then removed.
     let begun = Instant::now();
-    while desk.tracked().contains(&peer) {
+    while replies.tracked().contains(&peer) {
         assert!(begun.elapsed() < TIMEOUT);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -76,7 +76,7 @@ async fn exit_of_unseen_peer_is_reported() {
 
 /// Returns a directive with peers in the given order; the fallback order is the reverse.
 fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
-    let neighbour = |(at, name): (usize, &&str)| PeerInfo {
+    let peer_info = |(at, name): (usize, &&str)| PeerInfo {
         namespace: "default".into(),
         name: (*name).into(),
         pod_uid: None,
@@ -103,7 +103,7 @@ fn directive(victim: VictimRule, names: &[&str]) -> Vec<u8> {
         victim,
         min_residence_ms: 0,
         revoke_bound_ms: 200,
-        peers: names.iter().enumerate().map(neighbour).collect(),
+        peers: names.iter().enumerate().map(peer_info).collect(),
         fallback_order: names.iter().rev().map(|name| (*name).to_owned()).collect(),
     };
     serde_json::to_vec(&directive).expect("a directive is JSON")
@@ -135,7 +135,7 @@ fn restart(folder: &TempDir, name: &str) -> ParticipantHandle {
     let begun = Instant::now();
     loop {
         match ledger.join(&format!("default/{name}"), 0, 30 * CHUNK) {
-            Ok(seat) => return seat,
+            Ok(participant) => return participant,
             Err(error) => assert!(begun.elapsed() < TIMEOUT, "{error}"),
         }
     }
@@ -143,34 +143,34 @@ fn restart(folder: &TempDir, name: &str) -> ParticipantHandle {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_peer_is_addressed_by_new_instance() {
-    let (folder, [seat]) = participants(["story"]);
-    let (office, messages) = grant_client(&folder, &seat);
-    office.directives.put(&directive(VictimRule::MostRecentlyUsed, &["code"])).unwrap();
+    let (folder, [participant]) = participants(["story"]);
+    let (client, messages) = grant_client(&folder, &participant);
+    client.directives.put(&directive(VictimRule::MostRecentlyUsed, &["code"])).unwrap();
     let first = restart(&folder, "code");
-    let watching = tokio::spawn(watch_ledger(office));
-    let told = tokio::task::spawn_blocking(move || {
+    let watching = tokio::spawn(watch_ledger(client));
+    let ordered = tokio::task::spawn_blocking(move || {
         order_of(&[first.peer()], &messages);
         drop(first);
         let second = restart(&folder, "code");
         order_of(&[second.peer()], &messages);
     });
-    told.await.unwrap();
+    ordered.await.unwrap();
     watching.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fixed_order_follows_peers_and_other_rules_use_fallback() {
     for (victim, reversed) in [(VictimRule::FixedOrder, false), (VictimRule::LeastRecentlyUsed, true)] {
-        let (folder, [seat, alpha, beta]) = participants(["story", "alpha", "beta"]);
-        let (office, messages) = grant_client(&folder, &seat);
-        office.directives.put(&directive(victim, &["alpha", "beta"])).unwrap();
-        let watching = tokio::spawn(watch_ledger(office));
+        let (folder, [participant, alpha, beta]) = participants(["story", "alpha", "beta"]);
+        let (client, messages) = grant_client(&folder, &participant);
+        client.directives.put(&directive(victim, &["alpha", "beta"])).unwrap();
+        let watching = tokio::spawn(watch_ledger(client));
         let mut expected = [alpha.peer(), beta.peer()];
         if reversed {
             expected.reverse();
         }
-        let told = tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
-        assert_eq!(told, [(alpha.peer(), 0), (beta.peer(), 1)]);
+        let order = tokio::task::spawn_blocking(move || order_of(&expected, &messages)).await.unwrap();
+        assert_eq!(order, [(alpha.peer(), 0), (beta.peer(), 1)]);
         watching.abort();
     }
 }

@@ -17,8 +17,8 @@ pub const CHUNK: u64 = 4096;
 /// Joins `names` to one GPU, in namespace `default`.
 pub fn participants<const N: usize>(names: [&str; N]) -> (TempDir, [Arc<ParticipantHandle>; N]) {
     let folder = TempDir::new().expect("a folder");
-    let seats = names.map(|name| Arc::new(join(&folder, name)));
-    (folder, seats)
+    let participants = names.map(|name| Arc::new(join(&folder, name)));
+    (folder, participants)
 }
 
 /// Joins a new instance of `name`.
@@ -38,51 +38,51 @@ pub fn participant(name: &str, Peer { index, instance }: Peer) -> Participant {
     Participant { namespace: "default".into(), name: name.into(), index, instance }
 }
 
-fn asked(desk: &PendingReplies, request: GrantRequest) -> (Vec<PeerEvent>, Receiver<GrantAnswer>) {
-    let (answer, heard) = channel();
-    (desk.on_request(request, answer), heard)
+fn asked(replies: &PendingReplies, request: GrantRequest) -> (Vec<PeerEvent>, Receiver<GrantAnswer>) {
+    let (answer, reply) = channel();
+    (replies.on_request(request, answer), reply)
 }
 
 #[test]
 fn renewal_answers_all_grants_from_loan_book() {
     let (_folder, [lender, borrower]) = participants(["story", "code"]);
-    let desk = PendingReplies::new(lender, "default", "story", CHUNK);
+    let replies = PendingReplies::new(lender, "default", "story", CHUNK);
     let peer = borrower.peer();
     let renew = |nonces: &[u64]| GrantRequest::Renew {
         borrower: participant("code", peer),
         nonces: nonces.to_vec(),
         ttl_ms: 900,
     };
-    let (news, mut heard) = asked(&desk, renew(&[3, 4]));
+    let (news, mut reply) = asked(&replies, renew(&[3, 4]));
     let expected =
         [3, 4].map(|nonce| PeerEvent::Prolonged { peer, nonce: Nonce(nonce), ttl_ns: 900_000_000 });
     assert_eq!(news, expected);
-    desk.reply_renewal(peer, Nonce(4), 700_000_000);
-    assert!(heard.try_recv().is_err(), "there is no message about the other one");
-    desk.reply_renewal(peer, Nonce(3), 0);
-    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Renewed { nonces: vec![4], ttl_ms: 700 }));
+    replies.reply_renewal(peer, Nonce(4), 700_000_000);
+    assert!(reply.try_recv().is_err(), "there is no message about the other one");
+    replies.reply_renewal(peer, Nonce(3), 0);
+    assert_eq!(reply.try_recv(), Ok(GrantAnswer::Renewed { nonces: vec![4], ttl_ms: 700 }));
 
-    let (_, mut heard) = asked(&desk, renew(&[5]));
-    desk.reply_renewal(peer, Nonce(5), 0);
+    let (_, mut reply) = asked(&replies, renew(&[5]));
+    replies.reply_renewal(peer, Nonce(5), 0);
     let refused = GrantAnswer::refused(RefusalReason::UnknownGrant);
-    assert_eq!(heard.try_recv(), Ok(refused), "a loan that is not in the book does not live on");
+    assert_eq!(reply.try_recv(), Ok(refused), "a loan that is not in the book does not live on");
 }
 
 #[test]
 fn restarted_instance_reclaims_share() {
     let (_folder, [holder, newcomer]) = participants(["story", "code"]);
-    let desk = PendingReplies::new(holder, "default", "story", CHUNK);
+    let replies = PendingReplies::new(holder, "default", "story", CHUNK);
     let (peer, nonce) = (newcomer.peer(), newcomer.instance());
     let revoke =
         |nonce, why| GrantRequest::Revoke { lender: participant("code", peer), nonce, bytes: 8 * CHUNK, why };
-    let (news, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
+    let (news, mut reply) = asked(&replies, revoke(nonce, RevokeReason::FloorNeeded));
     assert_eq!(news, [PeerEvent::Claimed { peer, nonce: Nonce(nonce), chunks: 8 }]);
-    desk.reply_debt(peer, Nonce(nonce), 5, 200_000_000);
-    assert_eq!(heard.try_recv(), Ok(GrantAnswer::Returning { nonce, bytes: 5 * CHUNK, within_ms: 200 }));
-    let (_, mut heard) = asked(&desk, revoke(nonce, RevokeReason::FloorNeeded));
-    desk.reply_debt(peer, Nonce(nonce), 0, 200_000_000);
-    assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownGrant)));
-    let (news, _) = asked(&desk, revoke(77, RevokeReason::LenderActive));
+    replies.reply_debt(peer, Nonce(nonce), 5, 200_000_000);
+    assert_eq!(reply.try_recv(), Ok(GrantAnswer::Returning { nonce, bytes: 5 * CHUNK, within_ms: 200 }));
+    let (_, mut reply) = asked(&replies, revoke(nonce, RevokeReason::FloorNeeded));
+    replies.reply_debt(peer, Nonce(nonce), 0, 200_000_000);
+    assert_eq!(reply.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownGrant)));
+    let (news, _) = asked(&replies, revoke(77, RevokeReason::LenderActive));
     assert_eq!(news, [PeerEvent::Revoked { peer, nonce: Nonce(77), chunks: 8 }]);
 }
 
@@ -90,49 +90,49 @@ fn restarted_instance_reclaims_share() {
 fn request_in_own_name_is_refused() {
     let (_folder, [lender, _borrower]) = participants(["story", "code"]);
     let own = participant("story", lender.peer());
-    let desk = PendingReplies::new(lender, "default", "story", CHUNK);
+    let replies = PendingReplies::new(lender, "default", "story", CHUNK);
     let requests = [
         GrantRequest::Ask { borrower: own.clone(), nonce: 1, bytes: CHUNK, ttl_ms: 900 },
         GrantRequest::Revoke { lender: own, nonce: 1, bytes: CHUNK, why: RevokeReason::LenderActive },
     ];
     for request in requests {
-        let (news, mut heard) = asked(&desk, request);
+        let (news, mut reply) = asked(&replies, request);
         assert_eq!(news, [], "the scheduler hears nothing of it");
-        assert_eq!(heard.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownPeer)));
+        assert_eq!(reply.try_recv(), Ok(GrantAnswer::refused(RefusalReason::UnknownPeer)));
     }
 }
 
 #[test]
 fn denied_request_reports_reason_and_backoff() {
     let (_folder, [lender, borrower]) = participants(["story", "code"]);
-    let desk = PendingReplies::new(lender, "default", "story", CHUNK);
+    let replies = PendingReplies::new(lender, "default", "story", CHUNK);
     let (peer, borrower) = (borrower.peer(), participant("code", borrower.peer()));
     let residence = LoanDenied::MinResidence { left_ns: 20_500_000 };
     let after = |after_ms| GrantAnswer::Refused { reason: RefusalReason::MinResidence, after_ms };
     let floor = GrantAnswer::refused(RefusalReason::AtFloor);
     for (nonce, why, answer) in [(1, LoanDenied::AtFloor, floor), (2, residence, after(Some(21)))] {
         let ask = GrantRequest::Ask { borrower: borrower.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
-        let (_, mut heard) = asked(&desk, ask);
-        desk.reply_refused(peer, Nonce(nonce), why);
-        assert_eq!(heard.try_recv(), Ok(answer));
+        let (_, mut reply) = asked(&replies, ask);
+        replies.reply_refused(peer, Nonce(nonce), why);
+        assert_eq!(reply.try_recv(), Ok(answer));
     }
-    assert_eq!(desk.pending_count(), 0);
+    assert_eq!(replies.pending_count(), 0);
 }
 
 #[test]
 fn abandoned_request_is_dropped() {
     let (_folder, [lender, borrower]) = participants(["story", "code"]);
-    let desk = PendingReplies::new(lender, "default", "story", CHUNK);
+    let replies = PendingReplies::new(lender, "default", "story", CHUNK);
     let (peer, who) = (borrower.peer(), participant("code", borrower.peer()));
     let ask = |nonce| GrantRequest::Ask { borrower: who.clone(), nonce, bytes: CHUNK, ttl_ms: 900 };
-    let (_, _heard) = asked(&desk, ask(1));
-    let (news, _) = asked(&desk, GrantRequest::Cancel { borrower: who.clone(), nonce: 1 });
+    let (_, _reply) = asked(&replies, ask(1));
+    let (news, _) = asked(&replies, GrantRequest::Cancel { borrower: who.clone(), nonce: 1 });
     assert_eq!(news, [PeerEvent::Withdrawn { peer, nonce: Nonce(1) }]);
-    assert_eq!(desk.pending_count(), 0, "it was withdrawn");
-    assert!(!desk.reply_granted(peer, Nonce(1), 1, 1), "what was promised since then is taken back");
+    assert_eq!(replies.pending_count(), 0, "it was withdrawn");
+    assert!(!replies.reply_granted(peer, Nonce(1), 1, 1), "what was promised since then is taken back");
     for nonce in 2..10 {
-        let (_, heard) = asked(&desk, ask(nonce));
-        drop(heard);
+        let (_, reply) = asked(&replies, ask(nonce));
+        drop(reply);
     }
-    assert_eq!(desk.pending_count(), 1, "the asker has gone");
+    assert_eq!(replies.pending_count(), 1, "the asker has gone");
 }

@@ -24,8 +24,8 @@ fn directives(folder: &Path) -> Arc<DirectiveStore> {
 }
 
 /// Starts a tenant that waits for its time slice with the priority of its configuration.
-fn start_waiter(
-    seat: &Arc<ParticipantHandle>,
+fn start_slice_thread(
+    participant: &Arc<ParticipantHandle>,
     priority: i32,
     directives: &Arc<DirectiveStore>,
 ) -> Receiver<SchedulerMessage> {
@@ -36,7 +36,7 @@ fn start_waiter(
         takeovers: Arc::default(),
     };
     let standing = SliceConfig { order: ORDER, priority, directives: directives.clone() };
-    let wishes = spawn(seat.clone(), standing, ends).expect("a thread");
+    let wishes = spawn(participant.clone(), standing, ends).expect("a thread");
     wishes.send(()).expect("it listens");
     // Leaked until the test's process exits, because dropping the sender withdraws the request.
     std::mem::forget(wishes);
@@ -52,28 +52,28 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 fn assert_slice_received(messages: &Receiver<SchedulerMessage>) {
-    let message = messages.recv_timeout(TIMEOUT).expect("its turn comes");
-    let told = matches!(message, SchedulerMessage::Peer(event) if matches!(*event, PeerPortEvent::SliceGranted { .. }));
-    assert!(told);
+    let message = messages.recv_timeout(TIMEOUT).expect("it gets its slice");
+    let SchedulerMessage::Peer(event) = message else { panic!("a message of a peer") };
+    assert!(matches!(*event, PeerPortEvent::SliceGranted { .. }));
 }
 
 #[test]
-fn directive_updates_priority_of_waiter() {
+fn directive_updates_priority_of_waiting_tenant() {
     let (folder, [holder, first, second]) = participants(["holder", "first", "second"]);
     holder.slice_queue().request(0).unwrap();
     assert!(holder.slice_queue().try_acquire(ORDER).unwrap().is_some());
     let none = directives(&folder.path().join("none"));
     let changing = directives(folder.path());
-    let _first = start_waiter(&first, 0, &none);
+    let _first = start_slice_thread(&first, 0, &none);
     wait_until("it draws a ticket", || holder.slice_queue().waiters() == Ok(1));
-    let told = start_waiter(&second, 0, &changing);
+    let messages = start_slice_thread(&second, 0, &changing);
     let line = || holder.slice_queue().waiters_in_order(ORDER).unwrap();
     wait_until("both wait", || line() == [first.peer(), second.peer()]);
     let text = directive(1, 1, &[]).to_string();
     changing.put(text.as_bytes()).unwrap();
     wait_until("its priority is 1", || line() == [second.peer(), first.peer()]);
     holder.slice_queue().release().unwrap();
-    assert_slice_received(&told);
+    assert_slice_received(&messages);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn lost_ticket_is_replaced() {
     let (folder, [holder, other]) = participants(["holder", "other"]);
     holder.slice_queue().request(0).unwrap();
     assert!(holder.slice_queue().try_acquire(ORDER).unwrap().is_some());
-    let messages = start_waiter(&other, 0, &directives(folder.path()));
+    let messages = start_slice_thread(&other, 0, &directives(folder.path()));
     wait_until("it draws a ticket", || holder.slice_queue().waiters() == Ok(1));
     other.slice_queue().cancel().unwrap();
     holder.slice_queue().release().unwrap();

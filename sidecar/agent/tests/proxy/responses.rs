@@ -199,20 +199,20 @@ async fn engine_metrics_are_merged_unchanged() {
 async fn silent_engine_misses_objective() {
     let slo = json!({"ttft_milliseconds": 0, "tbt_milliseconds": 0});
     let world = Harness::start(json!({"slo": slo})).await;
-    let told = async || {
+    let objectives = async || {
         let slo = world.state().await["slo"].take();
         ["ttft_attained_permille", "ttft_overdue", "tbt_attained_permille", "tbt_overdue"]
             .map(|name| slo[name].clone())
     };
     let first = world.start_post(&json!({"prompt": "a", "stream": true, "hold_after": 0})).await;
     let wanted = [json!(0), json!(1), Value::Null, json!(0)];
-    wait_until("the first token is overdue", async || told().await == wanted).await;
+    wait_until("the first token is overdue", async || objectives().await == wanted).await;
     let second = world.start_post(&json!({"prompt": "a", "stream": true, "hold_after": 1})).await;
     let wanted = [json!(0), json!(1), json!(0), json!(1)];
-    wait_until("the next token of the other is overdue", async || told().await == wanted).await;
+    wait_until("the next token of the other is overdue", async || objectives().await == wanted).await;
     drop((first, second));
     let wanted = [json!(0), json!(0), json!(0), json!(0)];
-    wait_until("clients that left await nothing, and missed it", async || told().await == wanted).await;
+    wait_until("clients that left await nothing, and missed it", async || objectives().await == wanted).await;
     let counted = [world.objective("ttft").await, world.objective("tbt").await];
     assert_eq!(counted, [Some((2, 2)), Some((1, 1))], "each is counted once");
 }

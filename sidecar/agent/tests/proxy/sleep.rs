@@ -22,10 +22,10 @@ async fn first_request_wakes_sleeping_engine() {
     let asked = [json!({"prompt": "a"}), json!({"prompt": "b"})];
     let both = tokio::join!(world.post(&asked[0]), world.post(&asked[1]));
     assert_eq!((both.0.head.status, both.1.head.status), (200, 200));
-    let told: Vec<_> = world.engine.log_lines();
+    let lines: Vec<_> = world.engine.log_lines();
     let order = ["sleep level=1", "wake_up", "request"]
-        .map(|what| told.iter().position(|line| line.starts_with(what)));
-    assert!(order.is_sorted() && order[0].is_some() && order[2].is_some(), "{told:?}");
+        .map(|what| lines.iter().position(|line| line.starts_with(what)));
+    assert!(order.is_sorted() && order[0].is_some() && order[2].is_some(), "{lines:?}");
     assert_eq!((world.engine.count("wake_up"), world.engine.count("ASKED WHILE ASLEEP")), (1, 0));
     let metrics = world.get("/metrics").await.body;
     assert!(metrics.contains("sluice_wake_seconds_count{model_name=\"m\"} 1\n"), "{metrics}");

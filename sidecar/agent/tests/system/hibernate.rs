@@ -64,8 +64,8 @@ fn idle_tenant_hibernates_and_resumes_without_recompute() {
     let (answer, expected, question) = {
         let tenant = Tenant::start(config.clone());
         let answer = tenant.collect(tenant.submit(&first));
-        let said: Vec<_> = first.prompt.iter().chain(&answer.tokens).copied().chain(prompt(2, 9)).collect();
-        let question = TestRequest::greedy(&said, 30);
+        let tokens: Vec<_> = first.prompt.iter().chain(&answer.tokens).copied().chain(prompt(2, 9)).collect();
+        let question = TestRequest::greedy(&tokens, 30);
         (answer, tenant.collect(tenant.submit(&question)), question)
     };
     config.hibernate_after_seconds = Some(1);

@@ -80,7 +80,7 @@ fn too_long(address: SocketAddr, request: &[u8]) {
 
 /// Times to first token, per small request.
 struct Times {
-    alone: Vec<Vec<Duration>>,
+    unloaded: Vec<Vec<Duration>>,
     concurrent: Vec<Vec<Duration>>,
     /// Whether the huge requests ended before the small ones were sent.
     ended_early: bool,
@@ -89,14 +89,14 @@ struct Times {
 /// Sends each of `small` alone and with six of `huge`, alternately. Huge requests are repeated if `again`.
 fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> Times {
     let none = || vec![Vec::new(); small.len()];
-    let mut found = Times { alone: none(), concurrent: none(), ended_early: false };
+    let mut found = Times { unloaded: none(), concurrent: none(), ended_early: false };
     let time = |into: &mut Vec<Vec<Duration>>| {
         for (times, request) in into.iter_mut().zip(small) {
             times.push(first_token(address, request));
         }
     };
     for _ in 0..ROUNDS {
-        (0..TIMES).for_each(|_| time(&mut found.alone));
+        (0..TIMES).for_each(|_| time(&mut found.unloaded));
         let enough = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let send = || loop {
@@ -120,12 +120,12 @@ fn measure(address: SocketAddr, small: &[Vec<u8>], huge: &[u8], again: bool) -> 
 fn check_delay(times: &Times, small: &[Vec<u8>]) -> Result<String, String> {
     let (mut words, mut late) = (String::new(), times.ended_early);
     let median = |times: &Vec<Duration>| percentile(&mut times.clone(), 500).expect("there are times");
-    for ((alone, beside), request) in times.alone.iter().zip(&times.concurrent).zip(small) {
-        let worst = beside.iter().max().copied().unwrap_or_default();
-        let (alone, beside) = (median(alone), median(beside));
-        late |= beside > 2 * alone + NOISE || worst > 2 * alone + QUEUED;
+    for ((unloaded, concurrent), request) in times.unloaded.iter().zip(&times.concurrent).zip(small) {
+        let worst = concurrent.iter().max().copied().unwrap_or_default();
+        let (unloaded, concurrent) = (median(unloaded), median(concurrent));
+        late |= concurrent > 2 * unloaded + NOISE || worst > 2 * unloaded + QUEUED;
         words += &format!(
-            "{} bytes: {alone:?} alone, {beside:?} next to others, at worst {worst:?}; ",
+            "{} bytes: {unloaded:?} alone, {concurrent:?} next to others, at worst {worst:?}; ",
             request.len()
         );
     }

@@ -205,9 +205,9 @@ fn answers(tenant: &Tenant, folder: &Path, asked: &[ClientRequest]) -> [Vec<(u16
     let _ = rustls::crypto::ring::default_provider().install_default();
     let clients = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let answers = clients.block_on(async {
-        let mut alone = Vec::new();
+        let mut sequential = Vec::new();
         for one in asked {
-            alone.push(ask(served.address, one.clone()).await);
+            sequential.push(ask(served.address, one.clone()).await);
         }
         let together: Vec<_> =
             asked.iter().map(|one| tokio::spawn(ask(served.address, one.clone()))).collect();
@@ -215,7 +215,7 @@ fn answers(tenant: &Tenant, folder: &Path, asked: &[ClientRequest]) -> [Vec<(u16
         for one in together {
             found.push(one.await.unwrap());
         }
-        [alone, found]
+        [sequential, found]
     });
     served.shutdown();
     answers
@@ -248,13 +248,17 @@ fn requests_do_not_affect_each_other() {
             let folder = tempfile::tempdir().unwrap();
             std::fs::copy(model.path().join("config.json"), folder.path().join("config.json")).unwrap();
             written.write(folder.path());
-            let [alone, together] = answers(&tenant, folder.path(), &asked);
-            for ((alone, together), asked) in alone.iter().zip(&together).zip(&asked) {
+            let [sequential, together] = answers(&tenant, folder.path(), &asked);
+            for ((sequential, together), asked) in sequential.iter().zip(&together).zip(&asked) {
                 // Some bodies exceed the limit.
-                prop_assert!([200, 400, 413].contains(&alone.0), "{} alone: {alone:?}", shown(asked));
-                prop_assert_eq!(together, alone, "{}", shown(asked));
-                let (good, stream) = (alone.0 == 200, alone.1["texts"].is_object());
-                let unreadable = alone.1.to_string().contains("the chat template cannot be used");
+                prop_assert!(
+                    [200, 400, 413].contains(&sequential.0),
+                    "{} alone: {sequential:?}",
+                    shown(asked)
+                );
+                prop_assert_eq!(together, sequential, "{}", shown(asked));
+                let (good, stream) = (sequential.0 == 200, sequential.1["texts"].is_object());
+                let unreadable = sequential.1.to_string().contains("the chat template cannot be used");
                 let [answers, streams, refusals, templates] = counts.get();
                 let (answers, streams) = (answers + u32::from(good), streams + u32::from(stream));
                 counts.set([
@@ -288,7 +292,7 @@ fn unknown_token_fails_only_its_request() {
     let mut rng = Rng::new(5);
     let mut wanted = |tokens| TestRequest::greedy(&random_prompt(&mut rng, tokens, VOCAB.into()), 30);
     let good: Vec<_> = [5, 40, 90, 17].map(&mut wanted).to_vec();
-    let alone = tenant.serve_in_order(&good);
+    let sequential = tenant.serve_in_order(&good);
     let bad = [(0, VOCAB), (39, VOCAB + 7), (100, u32::MAX), (149, VOCAB)].map(|(place, token)| {
         let mut bad = wanted(150);
         bad.prompt[place] = token;
@@ -306,7 +310,7 @@ fn unknown_token_fails_only_its_request() {
             assert!(answer.tokens.is_empty(), "round {round}");
             found.push(tenant.collect(good));
         }
-        assert_same(&found, &alone, &format!("round {round}"));
+        assert_same(&found, &sequential, &format!("round {round}"));
     }
     tenant.assert_nothing_leaks("unknown tokens");
 }

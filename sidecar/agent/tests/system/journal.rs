@@ -105,7 +105,7 @@ fn record(
         right(&serve(&tenant, wanted));
         tenant.state_when("an engine was lost in each load", |s| s.engine.restarts == *losses);
         tenant.assert_nothing_leaks(&policy);
-        *losses >= MIN_LOADS && must.iter().all(|deed| deed.has_occurred(&tenant))
+        *losses >= MIN_LOADS && must.iter().all(|mechanism| mechanism.has_occurred(&tenant))
     });
     drop(tenant);
     done.map(|_| std::fs::read_to_string(path).unwrap())
@@ -190,7 +190,7 @@ fn unknown_tunables_are_refused_by_name() {
         config.tunables.insert(name.to_owned(), value);
         load(config).map(drop).unwrap_err().to_string()
     };
-    let said = refused("replan_mismatches", 0);
-    assert_eq!(said, "tunables: replan_mismatches is 0, and must be 1 to 10000");
+    let error = refused("replan_mismatches", 0);
+    assert_eq!(error, "tunables: replan_mismatches is 0, and must be 1 to 10000");
     assert!(refused("patience", 1).starts_with("tunables: `patience` is not a tunable ("));
 }

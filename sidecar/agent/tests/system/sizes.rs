@@ -42,15 +42,20 @@ fn floor(model: &Geometry, activations: u64, tokens: u32) -> u64 {
 }
 
 fn assert_equal(model: &Path, dtype: Option<&str>) {
-    let told = inspected(model, dtype);
+    let reported = inspected(model, dtype);
     // All layers with the activations of the smallest step, and of the largest step.
-    for (policy, activations) in [("Ellm", told.activation_bytes), ("Recompute", told.step_activation_bytes)]
+    for (policy, activations) in
+        [("Ellm", reported.activation_bytes), ("Recompute", reported.step_activation_bytes)]
     {
         let mut config = config(model, 0, policy);
         config.limits = LimitsConfig::default();
         config.dtype = dtype.map(str::to_owned);
         config.engine.threads = THREADS;
-        assert_eq!(refused(config), floor(&told, activations, told.max_model_len), "{policy}, {dtype:?}");
+        assert_eq!(
+            refused(config),
+            floor(&reported, activations, reported.max_model_len),
+            "{policy}, {dtype:?}"
+        );
     }
 }
 

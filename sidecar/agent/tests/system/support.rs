@@ -218,25 +218,25 @@ impl Tenant {
             heartbeat: heartbeat.clone(),
         };
         let (opened, outcome) = std::sync::mpsc::channel();
-        let room = std::thread::spawn(move || match loading.finish() {
+        let engine_loop = std::thread::spawn(move || match loading.finish() {
             Err(error) => {
                 opened.send(Some(error)).unwrap();
                 Ok(())
             }
-            Ok(room) => {
+            Ok(engine_loop) => {
                 opened.send(None).unwrap();
-                room.run()
+                engine_loop.run()
             }
         });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let service = SchedulerHandle::new(inbox.clone(), watched);
-        let (room, engine) = (Some(room), Some(engine));
+        let (engine_loop, engine) = (Some(engine_loop), Some(engine));
         let tenant = Tenant {
             service,
             metrics,
             inbox,
-            engine_loop: room,
+            engine_loop,
             engine,
             closed,
             heartbeat,
@@ -399,12 +399,12 @@ pub fn event_count(state: &State, reason: &str) -> u64 {
 
 /// Returns the device memory with which the tenant of `config` has all layers resident and exactly `kv_bytes` of KV.
 pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
-    let mut roomy = config.clone();
-    roomy.gpu.memory_bytes = 256 << 20;
-    roomy.gpu.link_bytes_per_second = None;
-    roomy.policy = "Recompute".into();
-    roomy.debug.force_remap = None;
-    let owners = Tenant::start(roomy).state().memory.owners;
+    let mut ample = config.clone();
+    ample.gpu.memory_bytes = 256 << 20;
+    ample.gpu.link_bytes_per_second = None;
+    ample.policy = "Recompute".into();
+    ample.debug.force_remap = None;
+    let owners = Tenant::start(ample).state().memory.owners;
     let fixed_bytes = owners.weights_global_bytes + owners.weights_layers_bytes + owners.activation_bytes;
     let mut config = config.clone();
     config.gpu.memory_bytes = fixed_bytes + kv_bytes.next_multiple_of(CHUNK);

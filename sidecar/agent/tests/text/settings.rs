@@ -34,9 +34,9 @@ fn found(case: &Case) -> Observed {
     let files: Vec<_> = older.iter().filter_map(|(name, file)| Some((*name, file.as_ref()?))).collect();
     let folder = open_with(&tokenizer, &config, &files);
     let ids = folder.text.encode(PROMPT).expect("tokens");
-    let said: Vec<ChatMessage> =
+    let chat: Vec<ChatMessage> =
         serde_json::from_str(r#"[{"role": "user", "content": "x"}]"#).expect("a message");
-    let prompt = folder.text.render(&said, true).expect("a prompt");
+    let prompt = folder.text.render(&chat, true).expect("a prompt");
     (ids.clone(), shown(&folder.text, &ids), prompt)
 }
 

@@ -41,8 +41,8 @@ fn templates_are_rendered_as_transformers_does() {
 #[test]
 fn generation_prompt_is_added_on_request() {
     let folder = with_template("{{ messages[0].content }}{% if add_generation_prompt %} A:{% endif %}");
-    let said = messages(r#"[{"role": "user", "content": "x"}]"#);
-    let rendered = |add| folder.text.render(&said, add).expect("a prompt");
+    let chat = messages(r#"[{"role": "user", "content": "x"}]"#);
+    let rendered = |add| folder.text.render(&chat, add).expect("a prompt");
     assert_eq!((rendered(true).as_str(), rendered(false).as_str()), ("x A:", "x"));
 }
 
@@ -53,19 +53,19 @@ fn string_concatenating_template_accepts_missing_content() {
         with_template("{% for m in messages %}{{ m['role'] + '=' + m['content'] + ';' }}{% endfor %}");
     let call = r#""tool_calls": [{"function": {"name": "f", "arguments": {}}}]"#;
     for content in ["", r#""content": null,"#, r#""content": "","#] {
-        let said =
+        let json =
             format!(r#"[{{"role": "assistant", {content} {call}}}, {{"role": "user", "content": "x"}}]"#);
-        assert_eq!(folder.text.render(&messages(&said), true).as_deref(), Ok("assistant=;user=x;"), "{said}");
+        assert_eq!(folder.text.render(&messages(&json), true).as_deref(), Ok("assistant=;user=x;"), "{json}");
     }
     // A template that tests for missing content gets none.
     let folder = with_template("{{ 'call' if messages[0].content is none else 'text' }}");
-    let said = messages(&format!(r#"[{{"role": "assistant", "content": null, {call}}}]"#));
-    assert_eq!(folder.text.render(&said, true).as_deref(), Ok("call"));
+    let chat = messages(&format!(r#"[{{"role": "assistant", "content": null, {call}}}]"#));
+    assert_eq!(folder.text.render(&chat, true).as_deref(), Ok("call"));
 }
 
 #[test]
 fn invalid_template_refuses_only_chats() {
-    let said = messages(r#"[{"role": "user", "content": "x"}]"#);
+    let chat = messages(r#"[{"role": "user", "content": "x"}]"#);
     for (template, problem) in [
         (json!("{% for m in messages %}"), "tokenizer_config.json: chat_template: syntax error: "),
         (json!("{% nonsense %}"), "unknown statement nonsense"),
@@ -75,13 +75,16 @@ fn invalid_template_refuses_only_chats() {
         ),
     ] {
         let folder = open(&tokenizer(DecoderKind::Pieces), &json!({"chat_template": template}));
-        let told = folder.text.render(&said, true).expect_err("refused");
-        assert!(told.contains(problem) && told.contains("the chat template cannot be used"), "{told}");
+        let message = folder.text.render(&chat, true).expect_err("refused");
+        assert!(
+            message.contains(problem) && message.contains("the chat template cannot be used"),
+            "{message}"
+        );
         assert!(folder.text.encode("Once").is_ok());
     }
     let none =
         open(&tokenizer(DecoderKind::Pieces), &json!({"chat_template": [{"name": "rag", "template": "x"}]}));
-    assert!(none.text.render(&said, true).expect_err("refused").contains("has no chat template"));
+    assert!(none.text.render(&chat, true).expect_err("refused").contains("has no chat template"));
 }
 
 #[test]
@@ -90,6 +93,6 @@ fn non_text_template_refuses_chats() {
     write(folder.path(), &tokenizer(DecoderKind::Pieces), &json!({"chat_template": "good"}));
     std::fs::write(folder.path().join("chat_template.jinja"), b"\xff").expect("a file");
     let text = sluice_agent::model::text::Text::open(folder.path()).expect("the model is served");
-    let told = text.render(&messages(r#"[{"role": "user"}]"#), true).expect_err("refused");
-    assert!(told.contains("chat_template.jinja: invalid utf-8"), "{told}");
+    let message = text.render(&messages(r#"[{"role": "user"}]"#), true).expect_err("refused");
+    assert!(message.contains("chat_template.jinja: invalid utf-8"), "{message}");
 }

@@ -61,9 +61,9 @@ fn added_tokens_follow_configuration() {
             "special": special}})
     };
     let stripped = [&WITH_X[..5], &WITH_X[6..]].concat();
-    let (hidden, told) = ("Once upon a time  , a é🎉", "Once upon a time <x> , a é🎉");
+    let (hidden, visible) = ("Once upon a time  , a é🎉", "Once upon a time <x> , a é🎉");
     let cases = [
-        (with_x(false), json!({}), &WITH_X[..], told),
+        (with_x(false), json!({}), &WITH_X[..], visible),
         (with_x(true), json!({}), &WITH_X[..], hidden),
         (with_x(false), json!({"eos_token": "<x>"}), &WITH_X[..], hidden),
         (

@@ -119,7 +119,7 @@ impl Message {
             Message::Step(order) => bytes(&WireStep::from(order)),
             Message::Done(done) => bytes(&WireDone::from(done)),
             Message::StepRefused { id, attempt, message } => bytes(&WireReply::new(id.0, *attempt, message)),
-            Message::TurnPassed { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
+            Message::StaleEpoch { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
             Message::Bye => Vec::new(),
         }
     }
@@ -150,9 +150,9 @@ impl Message {
                     message: answer.message,
                 }
             }
-            MessageKind::TurnPassed => {
+            MessageKind::StaleEpoch => {
                 let answer: WireReply = read(kind, payload)?;
-                Message::TurnPassed { id: StepId(answer.id), attempt: answer.attempt }
+                Message::StaleEpoch { id: StepId(answer.id), attempt: answer.attempt }
             }
             MessageKind::Bye if payload.is_empty() => Message::Bye,
             MessageKind::Bye => return Err(ProtocolError::Trailing { kind, extra: payload.len() }),

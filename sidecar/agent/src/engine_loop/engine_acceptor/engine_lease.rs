@@ -40,13 +40,13 @@ impl EngineLease {
         line.waiting.push(number);
         let waited = self.changed.wait_timeout_while(line, self.timeout, |line| !line.is_next(number));
         let (mut line, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        let turn = line.is_next(number);
+        let is_acquired = line.is_next(number);
         line.waiting.retain(|other| *other != number);
-        line.is_held |= turn;
+        line.is_held |= is_acquired;
         // Another waiter may be next now.
         self.changed.notify_all();
         // Create the guard lazily: dropping an unneeded guard would free the lease of another waiter.
-        turn.then(|| LeaseGuard(self))
+        is_acquired.then(|| LeaseGuard(self))
     }
 
     fn state(&self) -> MutexGuard<'_, LeaseState> {
@@ -73,25 +73,25 @@ mod tests {
     use super::*;
 
     /// Waits until `waiting` threads wait for the lease.
-    fn wait_for_waiters(seat: &EngineLease, waiting: usize) {
-        while seat.state().waiting.len() != waiting {
+    fn wait_until_queued(lease: &EngineLease, waiting: usize) {
+        while lease.state().waiting.len() != waiting {
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn newest_waiter_acquires_first() {
-        let seat = EngineLease::new(Duration::from_secs(60));
-        let first = seat.acquire().unwrap();
-        let (told, order) = channel();
+    fn newest_peer_acquires_first() {
+        let lease = EngineLease::new(Duration::from_secs(60));
+        let first = lease.acquire().unwrap();
+        let (sender, order) = channel();
         std::thread::scope(|scope| {
             for (before, name) in ["old", "new"].into_iter().enumerate() {
-                let (seat, told) = (&seat, told.clone());
+                let (lease, sender) = (&lease, sender.clone());
                 scope.spawn(move || {
-                    let taken = seat.acquire();
-                    told.send((name, taken.is_some())).unwrap();
+                    let taken = lease.acquire();
+                    sender.send((name, taken.is_some())).unwrap();
                 });
-                wait_for_waiters(seat, before + 1);
+                wait_until_queued(lease, before + 1);
             }
             drop(first);
         });
@@ -99,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn timed_out_waiter_leaves_the_queue() {
-        let seat = EngineLease::new(Duration::from_millis(100));
-        let first = seat.acquire().unwrap();
+    fn timed_out_peer_leaves_the_queue() {
+        let lease = EngineLease::new(Duration::from_millis(100));
+        let first = lease.acquire().unwrap();
         let begun = Instant::now();
-        assert!(seat.acquire().is_none());
+        assert!(lease.acquire().is_none());
         assert!(begun.elapsed() >= Duration::from_millis(100));
         drop(first);
-        assert!(seat.acquire().is_some());
+        assert!(lease.acquire().is_some());
     }
 }

@@ -127,44 +127,44 @@ fn ready(link: &SidecarLink) {
 
 #[test]
 fn silent_peer_does_not_block_engine() {
-    let house = TestAcceptor::open();
-    let peer = connect_silent(&house.socket);
-    let mut engine = house.connect_engine();
+    let acceptor = TestAcceptor::open();
+    let peer = connect_silent(&acceptor.socket);
+    let mut engine = acceptor.connect_engine();
     drop(engine.exchange_hello("test").unwrap());
     ready(&engine);
-    assert!(matches!(house.next_event(), EngineConnEvent::Attached(_)));
+    assert!(matches!(acceptor.next_event(), EngineConnEvent::Attached(_)));
     assert!(is_connected(&peer), "the engine came in while the other one was still waited for");
 }
 
 #[test]
 fn slow_engine_does_not_hold_table_lock() {
-    let house = TestAcceptor::open();
-    let mut engine = house.connect_engine();
+    let acceptor = TestAcceptor::open();
+    let mut engine = acceptor.connect_engine();
     drop(engine.exchange_hello("test").unwrap());
     // The engine has received everything and has not answered. The lock must be free now.
     let begun = std::time::Instant::now();
-    while house.tables.try_lock().is_err() {
+    while acceptor.tables.try_lock().is_err() {
         assert!(begun.elapsed() < TIMEOUT, "the tables are held for a peer");
         std::thread::yield_now();
     }
     ready(&engine);
-    assert!(matches!(house.next_event(), EngineConnEvent::Attached(_)));
+    assert!(matches!(acceptor.next_event(), EngineConnEvent::Attached(_)));
 }
 
 #[test]
 fn second_engine_is_refused_after_lease_timeout() {
-    let house = TestAcceptor::open();
-    let mut engine = house.connect_engine();
+    let acceptor = TestAcceptor::open();
+    let mut engine = acceptor.connect_engine();
     drop(engine.exchange_hello("test").unwrap());
     ready(&engine);
-    assert!(matches!(house.next_event(), EngineConnEvent::Attached(_)));
-    let (told, refused) = std::sync::mpsc::channel();
+    assert!(matches!(acceptor.next_event(), EngineConnEvent::Attached(_)));
+    let (sender, refused) = std::sync::mpsc::channel();
     for _ in 1..PEERS_MAX {
-        let (mut other, told) = (house.connect_engine(), told.clone());
-        std::thread::spawn(move || told.send(other.exchange_hello("other").is_err()));
+        let (mut other, sender) = (acceptor.connect_engine(), sender.clone());
+        std::thread::spawn(move || sender.send(other.exchange_hello("other").is_err()));
     }
     for _ in 1..PEERS_MAX {
         assert!(refused.recv_timeout(TIMEOUT).expect("sent away in time"), "there is an engine");
     }
-    assert!(house.messages.try_recv().is_err(), "the engine was not disturbed");
+    assert!(acceptor.messages.try_recv().is_err(), "the engine was not disturbed");
 }

@@ -146,9 +146,9 @@ impl LedgerJoin<'_> {
     /// directive's do not fit on the whole GPU.
     fn feasible_params(&mut self, geometry: &Geometry) -> Result<(Params, u32), LoadError> {
         let terms = self.source.target();
-        let told = params(self.loaded, terms);
-        let refused = match memory_manager::floor(&told, geometry) {
-            Ok(floor) => return Ok((told, floor)),
+        let requested = params(self.loaded, terms);
+        let refused = match memory_manager::floor(&requested, geometry) {
+            Ok(floor) => return Ok((requested, floor)),
             Err(refused) => refused,
         };
         let configured = params(self.loaded, self.source.configured());

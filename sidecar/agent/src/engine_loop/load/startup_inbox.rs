@@ -174,14 +174,14 @@ mod tests {
 
     #[test]
     fn queries_are_answered_and_live_requests_are_kept() {
-        let (inbox, mut anteroom) = startup_inbox();
+        let (inbox, mut held_inbox) = startup_inbox();
         let waits_for = Some("room".to_owned());
-        anteroom.set_peer_state(SharingState {
+        held_inbox.set_peer_state(SharingState {
             budget_bytes: 7,
             waits_for: waits_for.clone(),
             ..Default::default()
         });
-        let ((state, told), (asked, answered)) = (oneshot::channel(), oneshot::channel());
+        let ((state, state_reply), (asked, answered)) = (oneshot::channel(), oneshot::channel());
         let borrower = Participant { namespace: "n".into(), name: "a".into(), index: 0, instance: 1 };
         let ask = GrantRequest::Ask { borrower, nonce: 1, bytes: 1, ttl_ms: 1 };
         for message in [request(1), request(2), request(3), SchedulerMessage::Cancel(RequestId(2))] {
@@ -189,12 +189,15 @@ mod tests {
         }
         inbox.send(SchedulerMessage::State(state));
         inbox.send(SchedulerMessage::Admin(AdminCall::Grant(ask, asked)));
-        anteroom.wait(SHORT_WAIT).expect("it was not ordered to stop");
-        let told = told.blocking_recv().expect("an answer");
-        assert_eq!((told.phase, told.peers.clone().unwrap().waits_for), (Phase::Loading, waits_for));
-        assert!(told.memory.balances() && told.at_unix_ms >= told.phase_since_unix_ms, "{told:?}");
+        held_inbox.wait(SHORT_WAIT).expect("it was not ordered to stop");
+        let reported = state_reply.blocking_recv().expect("an answer");
+        assert_eq!((reported.phase, reported.peers.clone().unwrap().waits_for), (Phase::Loading, waits_for));
+        assert!(
+            reported.memory.balances() && reported.at_unix_ms >= reported.phase_since_unix_ms,
+            "{reported:?}"
+        );
         assert_eq!(answered.blocking_recv().unwrap(), GrantAnswer::refused(RefusalReason::Busy));
-        let ids = anteroom.into_handoff().1.buffered.into_iter().map(|message| match message {
+        let ids = held_inbox.into_handoff().1.buffered.into_iter().map(|message| match message {
             SchedulerMessage::Submit(request, _) => request.id.0,
             other => panic!("{other:?}"),
         });
@@ -203,13 +206,13 @@ mod tests {
 
     #[test]
     fn wake_and_stop_end_a_wait() {
-        let (inbox, mut anteroom) = startup_inbox();
+        let (inbox, mut held_inbox) = startup_inbox();
         let for_ever = Duration::from_secs(3600);
         inbox.send(SchedulerMessage::Wake);
-        anteroom.wait(for_ever).expect("it was woken");
+        held_inbox.wait(for_ever).expect("it was woken");
         inbox.send(SchedulerMessage::Stop);
-        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)));
+        assert!(matches!(held_inbox.wait(for_ever), Err(LoadError::Stopped)));
         drop(inbox);
-        assert!(matches!(anteroom.wait(for_ever), Err(LoadError::Stopped)), "no sender is left");
+        assert!(matches!(held_inbox.wait(for_ever), Err(LoadError::Stopped)), "no sender is left");
     }
 }

@@ -144,15 +144,15 @@ proptest! {
     #[test]
     fn shares_converge_and_never_exceed_gpu(
         deals in prop::collection::vec(prop::collection::vec(target_strategy(), 4), 1..8),
-        told in prop::collection::vec((0..4_usize, 0..3_usize, 0..9_u32), 8),
+        deliveries in prop::collection::vec((0..4_usize, 0..3_usize, 0..9_u32), 8),
     ) {
         let first = targets_of(&deals[0]);
         let mut tenants = Vec::new();
         for terms in first {
-            let room = free_chunks(&tenants);
-            tenants.push(Tenant::load(terms, room).expect("its part was dealt"));
+            let free = free_chunks(&tenants);
+            tenants.push(Tenant::load(terms, free).expect("its part was dealt"));
         }
-        for (drawn, (from, count, cede)) in deals.iter().zip(&told) {
+        for (drawn, (from, count, cede)) in deals.iter().zip(&deliveries) {
             for (at, terms) in targets_of(drawn).into_iter().enumerate() {
                 tenants[(from + at) % 4].target = terms;
                 run_rounds(&mut tenants, *count, *cede);
@@ -174,8 +174,8 @@ proptest! {
         let whole = |share| ShareTarget { policy: FIXED, share_chunks: share, remap_cap_permille: 0 };
         let mut tenants: Vec<Tenant> = Vec::new();
         for share in [50, 40, 30] {
-            let room = free_chunks(&tenants);
-            tenants.push(Tenant::load(whole(share), room).expect("it fits"));
+            let free = free_chunks(&tenants);
+            tenants.push(Tenant::load(whole(share), free).expect("it fits"));
         }
         for (at, (policy, remap_cap_permille, more), cede) in drawn {
             tenants[at].target = ShareTarget { policy, remap_cap_permille, share_chunks: 4 * more };

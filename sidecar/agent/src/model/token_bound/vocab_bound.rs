@@ -77,13 +77,13 @@ impl VocabChars {
         if self.known.contains(&c) {
             return part.unwrap_or(0);
         }
-        let alone = match self.unknown {
+        let unknown = match self.unknown {
             Unknown::Nothing => 0,
             Unknown::Byte(weight) => weight * c.len_utf8() as u64,
             Unknown::Token => TOKEN,
         };
         // An unknown character may still be part of a longer token.
-        part.map_or(alone, |part| part.min(alone))
+        part.map_or(unknown, |part| part.min(unknown))
     }
 }
 
@@ -123,8 +123,8 @@ fn bpe_characters(vocab: &Vocab, bpe: &BPE) -> (HashSet<char>, Unknown) {
     let prefix = bpe.continuing_subword_prefix.as_deref().unwrap_or_default();
     let suffix = bpe.end_of_word_suffix.as_deref().unwrap_or_default();
     let wherever = |c: &char| {
-        let [begun, alone] = [format!("{prefix}{c}"), c.to_string()];
-        [&begun, &alone].into_iter().all(|c| vocab.contains(c) && vocab.contains(&format!("{c}{suffix}")))
+        let [begun, single] = [format!("{prefix}{c}"), c.to_string()];
+        [&begun, &single].into_iter().all(|c| vocab.contains(c) && vocab.contains(&format!("{c}{suffix}")))
     };
     let known = vocab.single_characters().filter(wherever).collect();
     let unknown = match (&bpe.unk_token, bpe.byte_fallback.then(|| vocab.bytes()).flatten()) {
