@@ -40,7 +40,7 @@ pub enum PeerPortEvent {
 /// that the implementation queues; there may be none.
 pub trait PeerPort: Send + std::fmt::Debug {
     /// Sends a message.
-    fn send(&mut self, now: Nanos, letter: PeerCommand);
+    fn send(&mut self, now: Nanos, message: PeerCommand);
 
     /// Requests or releases the time slice.
     fn send_slice_command(&mut self, now: Nanos, call: SliceCommand);
@@ -51,8 +51,8 @@ pub trait PeerPort: Send + std::fmt::Debug {
 pub struct NoPeers;
 
 impl PeerPort for NoPeers {
-    fn send(&mut self, _now: Nanos, letter: PeerCommand) {
-        panic!("a tenant without peers sends no message: {letter:?}");
+    fn send(&mut self, _now: Nanos, message: PeerCommand) {
+        panic!("a tenant without peers sends no message: {message:?}");
     }
 
     fn send_slice_command(&mut self, _now: Nanos, call: SliceCommand) {

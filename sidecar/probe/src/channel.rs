@@ -129,8 +129,8 @@ mod tests {
         let long = "x".repeat(MAX_MESSAGE_BYTES - 2);
         ours.send(&long, &[]).expect("two quotes more are just not too long");
         let theirs = Channel::from_socket(theirs);
-        let (heard, _) = theirs.recv::<String>(SOON).expect("it was sent").expect("it is there");
-        assert_eq!(heard, long);
+        let (received, _) = theirs.recv::<String>(SOON).expect("it was sent").expect("it is there");
+        assert_eq!(received, long);
         assert!(matches!(ours.send(&(long + "x"), &[]), Err(Error::TooLong { .. })));
         // Another program may send more; the first part would be valid JSON.
         let more = format!("1{}", " ".repeat(MAX_MESSAGE_BYTES));

@@ -62,7 +62,7 @@ impl ChildProcess {
     /// Receives the next message within `limit`. Kills the process if there is none.
     pub fn recv_within<T: DeserializeOwned>(&mut self, limit: Duration) -> Result<(T, Vec<OwnedFd>), Error> {
         match self.channel.recv::<Result<T, String>>(limit) {
-            Ok(Some((Ok(heard), fds))) => Ok((heard, fds)),
+            Ok(Some((Ok(message), fds))) => Ok((message, fds)),
             Ok(Some((Err(words), _))) => Err(process_error(&self.role, format!("failed: {words}"))),
             Ok(None) => Err(self.exit_error()),
             Err(Error::Timeout { limit, .. }) => {
@@ -103,8 +103,8 @@ impl ChildProcess {
         self.channel.close();
         match self.channel.recv::<serde_json::Value>(REPLY_LIMIT)? {
             None => Ok(()),
-            Some((heard, _)) => {
-                Err(process_error(&self.role, format!("reported {heard} when it was stopped")))
+            Some((message, _)) => {
+                Err(process_error(&self.role, format!("reported {message} when it was stopped")))
             }
         }?;
         self.reap().map(drop)

@@ -29,8 +29,8 @@ pub fn pin_to_device_node(bench: &Bench, findings: &mut Findings<'_>) -> Result<
         let (speed, width) = (format!("{when}_link_speed"), format!("{when}_link_width"));
         Some(format!("{when} link {} x{}", read(&speed)?, read(&width)?))
     };
-    let told: Vec<String> = [node, link("current"), link("max")].into_iter().flatten().collect();
-    findings.notes.extend((!told.is_empty()).then(|| format!("the device: {}", told.join(", "))));
+    let details: Vec<String> = [node, link("current"), link("max")].into_iter().flatten().collect();
+    findings.notes.extend((!details.is_empty()).then(|| format!("the device: {}", details.join(", "))));
     Ok(())
 }
 

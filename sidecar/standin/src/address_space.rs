@@ -97,13 +97,14 @@ impl AddressSpace {
     /// Reserves addresses and returns the first one.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, u32> {
         // Map more than needed, so that the range can start at a multiple of the granularity; the rest is unmapped.
-        let room = (bytes + GRANULARITY) as usize;
+        let mapped_bytes = (bytes + GRANULARITY) as usize;
         // SAFETY: a new mapping without access, at an address of the kernel's choice.
-        let start =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE) };
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), mapped_bytes, ProtFlags::empty(), MapFlags::PRIVATE)
+        };
         let start = start.map_err(|_| code::OUT_OF_MEMORY)? as u64;
         let address = start.next_multiple_of(GRANULARITY) | TAG;
-        trim(start, room as u64, address & !TAG, bytes);
+        trim(start, mapped_bytes as u64, address & !TAG, bytes);
         self.reserved.insert(address, bytes);
         Ok(address)
     }
@@ -274,10 +275,10 @@ impl AddressSpace {
     }
 }
 
-/// Unmaps the parts of a mapping of `room` bytes outside of `bytes` at `address`.
-fn trim(start: u64, room: u64, address: u64, bytes: u64) {
+/// Unmaps the parts of a mapping of `mapped_bytes` bytes outside of `bytes` at `address`.
+fn trim(start: u64, mapped_bytes: u64, address: u64, bytes: u64) {
     let end = address + bytes;
-    for (from, to) in [(start, address), (end, start + room)] {
+    for (from, to) in [(start, address), (end, start + mapped_bytes)] {
         if to > from {
             // SAFETY: the two ends of a new mapping, which are not used.
             let _ = unsafe { munmap(from as *mut c_void, (to - from) as usize) };

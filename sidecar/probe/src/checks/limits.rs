@@ -106,15 +106,15 @@ fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
 /// One stream writes a word, another one waits for it.
 fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
     const WORD: u64 = 0x1_0000_0001;
-    let (writer, waiter) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (writer, waiting) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     writer.write_value(page.address()?, WORD)?;
     writer.finish_within(AT_ONCE)?;
-    waiter.wait_value(page.address()?, WORD)?;
-    let waited = waiter.finish_within(AT_ONCE);
+    waiting.wait_value(page.address()?, WORD)?;
+    let waited = waiting.finish_within(AT_ONCE);
     if waited.is_err() {
         // The page must not be freed while a stream waits for it, so write the word.
         page.word(0).store(WORD, std::sync::atomic::Ordering::SeqCst);
-        waiter.finish_within(AT_ONCE)?;
+        waiting.finish_within(AT_ONCE)?;
     }
     waited
 }

@@ -171,7 +171,7 @@ impl Lanes {
     fn together(
         &self,
         bench: &Bench,
-        alone: [f64; 2],
+        one_way: [f64; 2],
         figures: &mut EventSink<'_, Figure>,
     ) -> Result<(), Error> {
         for bytes in sizes(bench) {
@@ -180,11 +180,11 @@ impl Lanes {
                 let rates = self.both(bench, *bytes)?;
                 samples.iter_mut().zip(rates).for_each(|(of_way, rate)| of_way.push(rate));
             }
-            for ((way, samples), alone) in Direction::BOTH.iter().zip(&samples).zip(alone) {
+            for ((way, samples), one_way) in Direction::BOTH.iter().zip(&samples).zip(one_way) {
                 let way = way.words();
                 figures.push(Figure::of(format!("{way}, both ways: {} KiB", bytes >> 10), "GB/s", samples));
                 if *bytes == COUPLED {
-                    let left: Vec<f64> = samples.iter().map(|rate| rate / alone * 1000.0).collect();
+                    let left: Vec<f64> = samples.iter().map(|rate| rate / one_way * 1000.0).collect();
                     figures.push(Figure::of(format!("{way}, what the other way leaves"), "permille", &left));
                 }
             }

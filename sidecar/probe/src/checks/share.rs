@@ -35,7 +35,7 @@ pub const CHECK: Check = Check {
 const FREE_LIMIT: Duration = Duration::from_secs(3);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
-    let alone = alone(bench)?;
+    let free_before = free_without_peer(bench)?;
     let mut peer = ChildProcess::start(bench.setup, importer::ROLE.0)?;
     let mut wrong = 0;
     let chunk = granularity(bench.device)?;
@@ -44,13 +44,13 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     }
     findings.figures.push(Figure::single("wrong words seen through an import", "words", wrong as f64));
     costs(bench, &mut peer, &mut findings.figures)?;
-    let late = when_free(bench, peer, alone, findings)?;
+    let late = when_free(bench, peer, free_before, findings)?;
     Ok(answer(wrong, &late))
 }
 
 /// Returns the free bytes without the other process, whose context takes memory too, after this process has loaded its
 /// kernels.
-fn alone(bench: &Bench) -> Result<u64, Error> {
+fn free_without_peer(bench: &Bench) -> Result<u64, Error> {
     let bytes = granularity(bench.device)?;
     let (kernels, handle) = (Kernels::load(&bench.context)?, Handle::create(&bench.context, bytes)?);
     let mut range = Range::reserve(&bench.context, bytes)?;
@@ -80,13 +80,13 @@ fn same_bytes(bench: &Bench, peer: &mut ChildProcess, bytes: u64) -> Result<u64,
     kernels.write(&stream, range.at(0), bytes / 8, ours)?;
     stream.finish()?;
     peer.send(&ImporterCommand::Check { bytes, ours, theirs }, &[handle.export()?.as_fd()])?;
-    let (heard, _) = peer.recv()?;
+    let (reply, _) = peer.recv()?;
     let seen = wrong_words(bench, &kernels, &range, bytes, theirs)?;
-    Ok(seen + expect_wrong(heard)?)
+    Ok(seen + expect_wrong(reply)?)
 }
 
-fn expect_wrong(heard: ImporterReply) -> Result<u64, Error> {
-    match heard {
+fn expect_wrong(reply: ImporterReply) -> Result<u64, Error> {
+    match reply {
         ImporterReply::Wrong(words) => Ok(words),
         other => Err(other.unexpected()),
     }
@@ -130,7 +130,7 @@ enum FreeTime {
 fn when_free(
     bench: &Bench,
     mut peer: ChildProcess,
-    alone: u64,
+    free_before: u64,
     findings: &mut Findings<'_>,
 ) -> Result<Vec<&'static str>, Error> {
     let (mut late, mut times) = (Vec::new(), [const { Vec::new() }; 4]);
@@ -144,7 +144,7 @@ fn when_free(
             peer = ChildProcess::start(bench.setup, importer::ROLE.0)?;
         }
         for (last, times) in parts.into_iter().zip(&mut times) {
-            match freed_after(bench, &mut peer, last, alone)? {
+            match freed_after(bench, &mut peer, last, free_before)? {
                 FreeTime::After(us) => times.push(us),
                 FreeTime::Late => late.push(last.words()),
                 FreeTime::Before if round > 0 => {}
@@ -167,7 +167,7 @@ fn freed_after(
     bench: &Bench,
     peer: &mut ChildProcess,
     last: HeldReference,
-    alone: u64,
+    free_before: u64,
 ) -> Result<FreeTime, Error> {
     let bytes = bench.setup.pick(64_u64, 256) << 20;
     let handle = Handle::create(&bench.context, bytes)?;
@@ -175,7 +175,7 @@ fn freed_after(
     handle.release()?;
     // Half the bytes: other processes may allocate a little. A killed process frees its context as well.
     let enough = match last {
-        HeldReference::Process => alone.saturating_sub(bytes / 2),
+        HeldReference::Process => free_before.saturating_sub(bytes / 2),
         _ => bench.context.memory()?.free + bytes / 2,
     };
     for part in HeldReference::WITHOUT_PROCESS

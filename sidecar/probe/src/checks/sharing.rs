@@ -58,7 +58,7 @@ const COPIES: &[Load] = &[Load::Copy, Load::Signalled];
 const COMPUTES: &[Load] = &[Load::Read, Load::Product];
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
-    let mut study = Study { bench, findings, alone: Vec::new() };
+    let mut study = Study { bench, findings, unshared_rates: Vec::new() };
     let kept = study.without_mps()?;
     if let Err(error) = study.in_one_process() {
         study.findings.notes.push(format!("one process: {error}"));
@@ -88,7 +88,7 @@ struct Study<'a, 'b> {
     bench: &'a Bench,
     findings: &'a mut Findings<'b>,
     /// Rates without other work.
-    alone: Vec<(Load, f64)>,
+    unshared_rates: Vec<(Load, f64)>,
 }
 
 /// A process that copies.
@@ -111,7 +111,7 @@ impl Study<'_, '_> {
             let peer = if computes { &mut computer } else { &mut copier.peer };
             let track = self.run(&mut [(peer, &[load])])?.remove(0);
             let name = format!("alone: {}", load.name());
-            self.alone.push((load, median_of(&track.rates)));
+            self.unshared_rates.push((load, median_of(&track.rates)));
             self.findings.figures.push(Figure::of(&name, load.unit(), &track.rates));
             let times = track.times_ms.figures(&format!("{name}, {}", load.times()), "ms");
             self.findings.figures.extend(times);
@@ -232,9 +232,12 @@ impl Study<'_, '_> {
         let mut kept = Vec::new();
         for ((this, other), track) in sides.into_iter().zip(tracks) {
             let who = format!("{name}: {} next to {}", this.name(), other.name());
-            let alone =
-                self.alone.iter().find(|(known, _)| *known == this).map_or(f64::NAN, |(_, rate)| *rate);
-            let percent: Vec<f64> = track.rates.iter().map(|rate| 100.0 * rate / alone).collect();
+            let unshared = self
+                .unshared_rates
+                .iter()
+                .find(|(known, _)| *known == this)
+                .map_or(f64::NAN, |(_, rate)| *rate);
+            let percent: Vec<f64> = track.rates.iter().map(|rate| 100.0 * rate / unshared).collect();
             let figures = &mut self.findings.figures;
             figures.push(Figure::of(&who, this.unit(), &track.rates));
             figures.push(Figure::of(format!("{who}, keeps"), "%", &percent));

@@ -16,12 +16,12 @@ mod page;
 mod pair;
 mod process_exit;
 mod signal_path;
-mod waiter;
+mod wait_process;
 
 use page::{SEEN, STARTED, SignalPage};
 use pair::{LIMIT, Pair};
 use signal_path::SignalPath;
-use waiter::{Costs, LAYERS, WAITER, WaiterCommand, WaiterReply};
+use wait_process::{Costs, LAYERS, WAIT_PROCESS, WaitCommand, WaitReply};
 
 /// Check 6.
 pub const CHECK: Check = Check {
@@ -36,7 +36,7 @@ pub const CHECK: Check = Check {
 };
 
 /// The child process: it acts as the engine, this process as its sidecar.
-pub const ROLE: (&str, Role) = (WAITER, waiter::run_waiter);
+pub const ROLE: (&str, Role) = (WAIT_PROCESS, wait_process::run_wait_process);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(launches(bench)?);
@@ -117,7 +117,7 @@ fn signals(
 fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&CudaStream>) -> Result<f64, Error> {
     let (word, wanted) = way.target(value);
     pair.page.set(SEEN, 0);
-    pair.request(&WaiterCommand::Arm { way, value })?;
+    pair.request(&WaitCommand::Arm { way, value })?;
     if pair.page.get(SEEN) != 0 {
         return Err(Error::Otherwise("did not wait for the word".into()));
     }
@@ -139,9 +139,9 @@ fn signals_under_load(bench: &Bench, ways: &[SignalPath], findings: &mut Finding
 /// Measures the cost of waits in a graph of [`LAYERS`] layers when all words are already written.
 fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<(), Error> {
     let mut pair = Pair::start(bench)?;
-    let reply = pair.request(&WaiterCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
-    let WaiterReply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
-        return Err(Error::Peer { role: WAITER.into(), what: "answered another command".into() });
+    let reply = pair.request(&WaitCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
+    let WaitReply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
+        return Err(Error::Peer { role: WAIT_PROCESS.into(), what: "answered another command".into() });
     };
     let name = |what| format!("{}, {LAYERS} layers: {what}", way.name());
     findings.figures.push(Figure::of(name("CPU to launch"), "us", &host_us));

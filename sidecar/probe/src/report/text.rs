@@ -51,8 +51,8 @@ fn expectations(out: &mut fmt::Formatter<'_>, fitness: &Fitness) -> fmt::Result 
         let (copy, compute, r) = (number(model.copy_us), number(model.compute_us), number(model.r));
         let (name, weights) = (&model.model, model.weight_bytes >> 20);
         let (one, two) = (model.alpha_one_slot, model.alpha_two_slots);
-        let room = if model.fits { "" } else { "  does not fit" };
-        writeln!(out, "  {name:14} {weights:>12} {copy:>10} {compute:>10} {r:>8} {one:>5} {two:>5}{room}")?;
+        let suffix = if model.fits { "" } else { "  does not fit" };
+        writeln!(out, "  {name:14} {weights:>12} {copy:>10} {compute:>10} {r:>8} {one:>5} {two:>5}{suffix}")?;
     }
     paragraph(out, "This machine is ", &fitness.sentence)
 }

@@ -17,7 +17,7 @@ pub struct Decode {
     /// Maximum of timed tokens.
     tokens: usize,
     /// Number of timed copies of one layer.
-    copies_alone: usize,
+    isolated_copy_count: usize,
     kernels: Kernels,
     compute: CudaStream,
     copies: CudaStream,
@@ -63,7 +63,7 @@ impl Decode {
             layers,
             bytes,
             tokens: bench.setup.pick(3, 10),
-            copies_alone: bench.setup.pick(5, 20),
+            isolated_copy_count: bench.setup.pick(5, 20),
             kernels: Kernels::load(context)?,
             compute: CudaStream::new(context)?,
             copies: CudaStream::new(context)?,
@@ -90,7 +90,7 @@ impl Decode {
             Ok(end.since_ns(&start)?.max(500.0))
         };
         (0..3).try_for_each(|round| once(round).map(drop))?;
-        let times = (0..self.copies_alone).map(once).collect();
+        let times = (0..self.isolated_copy_count).map(once).collect();
         self.addresses.unmap(0)?;
         times
     }

@@ -123,8 +123,8 @@ fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let bench = Bench::open(setup)?;
     let mut held = HeldImport::default();
     while let Some((order, fds)) = parent.recv_or_exit()? {
-        let heard = execute(&bench, order, fds, &mut held)?;
-        parent.send(&heard, &[])?;
+        let reply = execute(&bench, order, fds, &mut held)?;
+        parent.send(&reply, &[])?;
     }
     Ok(())
 }

@@ -141,8 +141,8 @@ impl Mps {
         if matches!(self.daemon.try_wait(), Ok(Some(_))) {
             return Ok(());
         }
-        let told = self.send_command("quit");
-        if told.is_ok() && wait_within(&mut self.daemon, LIMIT).is_some() {
+        let sent = self.send_command("quit");
+        if sent.is_ok() && wait_within(&mut self.daemon, LIMIT).is_some() {
             return Ok(());
         }
         if let Ok(group) = i32::try_from(self.daemon.id()) {
@@ -150,7 +150,7 @@ impl Mps {
             let _ = Pid::from_raw(group).map(|group| kill_process_group(group, Signal::KILL));
         }
         let _ = self.daemon.wait();
-        told.and(Err(mps_error(format!("did not end within {LIMIT:?} and was killed"))))
+        sent.and(Err(mps_error(format!("did not end within {LIMIT:?} and was killed"))))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::page::SignalPage;
-use super::waiter::{WAITER, WaiterCommand, WaiterReply, recv_reply};
+use super::wait_process::{WAIT_PROCESS, WaitCommand, WaitReply, recv_reply};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
@@ -19,14 +19,14 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn start(bench: &Bench) -> Result<Pair, Error> {
-        let mut peer = ChildProcess::start(bench.setup, WAITER)?;
+        let mut peer = ChildProcess::start(bench.setup, WAIT_PROCESS)?;
         let page = SignalPage::new(&bench.context)?;
         peer.send(&(), &[page.file()])?;
         recv_reply(&mut peer)?;
         Ok(Pair { peer, page })
     }
 
-    pub(super) fn request(&mut self, order: &WaiterCommand) -> Result<WaiterReply, Error> {
+    pub(super) fn request(&mut self, order: &WaitCommand) -> Result<WaitReply, Error> {
         self.peer.send(order, &[])?;
         recv_reply(&mut self.peer)
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::page::STARTED;
 use super::pair::{LIMIT, Pair};
 use super::signal_path::SignalPath;
-use super::waiter::WaiterCommand;
+use super::wait_process::WaitCommand;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory};
@@ -61,14 +61,14 @@ fn stages(
     stream.upload(device.at(0), host, 0, BYTES)?;
     let copied = CudaEvent::after(stream)?;
     // The other process waits too, for a word that is not written, so it is killed with work on the device.
-    pair.request(&WaiterCommand::Arm { way: SignalPath::Stream, value: FAR })?;
+    pair.request(&WaitCommand::Arm { way: SignalPath::Stream, value: FAR })?;
     let start = Instant::now();
     pair.peer.kill();
     times.reaped.push(milliseconds(start));
     let start = Instant::now();
     other.upload(device.at(0), host, 0, BYTES)?;
-    let alone = other.finish_within(LIMIT);
-    alone.map_err(stalled("let a copy of another stream stand still behind one that waits"))?;
+    let finished = other.finish_within(LIMIT);
+    finished.map_err(stalled("let a copy of another stream stand still behind one that waits"))?;
     times.fresh.push(milliseconds(start));
     if copied.is_reached()? {
         return Err(Error::Otherwise("copied before the word was written".into()));

@@ -14,7 +14,7 @@ use crate::cuda::kernels::FlagWait;
 use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, HostMemory, Kernels};
 
 /// Role of the process.
-pub const WAITER: &str = "waiter";
+pub const WAIT_PROCESS: &str = "waiter";
 /// Layers of the graph whose cost is measured.
 pub const LAYERS: u64 = 32;
 /// Time limit of a waiting kernel. Longer than the limit for the kernel's result.
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// Commands of the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum WaiterCommand {
+pub enum WaitCommand {
     /// Queue a wait for step `value` and a kernel on a stream, and reply when the stream reaches the wait.
     Arm { way: SignalPath, value: u64 },
     /// Measure graphs whose words are all written.
@@ -33,7 +33,7 @@ pub enum WaiterCommand {
 
 /// Replies to the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum WaiterReply {
+pub enum WaitReply {
     /// The command is done.
     Done,
     /// The measured costs.
@@ -52,36 +52,36 @@ pub struct Costs {
 }
 
 /// Receives the next reply of a waiting process; an error that it reports becomes an error of the peer.
-pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaiterReply, Error> {
-    let (reply, _) = peer.recv::<Result<WaiterReply, String>>()?;
-    reply.map_err(|what| Error::Peer { role: WAITER.into(), what: format!("says: {what}") })
+pub fn recv_reply(peer: &mut ChildProcess) -> Result<WaitReply, Error> {
+    let (reply, _) = peer.recv::<Result<WaitReply, String>>()?;
+    reply.map_err(|what| Error::Peer { role: WAIT_PROCESS.into(), what: format!("says: {what}") })
 }
 
 /// The main function of the process.
-pub fn run_waiter(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
+pub fn run_wait_process(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     let ((), mut fds) = parent.recv()?;
     let file = fds.pop().ok_or(Error::Peer { role: "parent".into(), what: "sent no page".into() })?;
     let bench = Bench::open(setup)?;
-    let mut waiter = Waiter::new(&bench, SignalPage::from_file(&bench.context, file)?)?;
-    send_reply(parent, Ok(WaiterReply::Done))?;
+    let mut process = WaitProcess::new(&bench, SignalPage::from_file(&bench.context, file)?)?;
+    send_reply(parent, Ok(WaitReply::Done))?;
     while let Some((order, _)) = parent.recv_or_exit()? {
         match order {
-            WaiterCommand::Arm { way, value } => {
-                send_reply(parent, waiter.arm(way, value).map(|()| WaiterReply::Done))?
+            WaitCommand::Arm { way, value } => {
+                send_reply(parent, process.arm(way, value).map(|()| WaitReply::Done))?
             }
-            WaiterCommand::Cost { way, steps } => {
-                send_reply(parent, waiter.cost(way, steps).map(WaiterReply::Costs))?
+            WaitCommand::Cost { way, steps } => {
+                send_reply(parent, process.cost(way, steps).map(WaitReply::Costs))?
             }
         }
     }
     Ok(())
 }
 
-fn send_reply(parent: &ParentPipe, reply: Result<WaiterReply, Error>) -> Result<(), Error> {
+fn send_reply(parent: &ParentPipe, reply: Result<WaitReply, Error>) -> Result<(), Error> {
     parent.send(&reply.map_err(|error| error.to_string()), &[])
 }
 
-struct Waiter<'a> {
+struct WaitProcess<'a> {
     bench: &'a Bench,
     // Dropped before the memory that its work uses.
     stream: CudaStream,
@@ -98,17 +98,17 @@ struct Graph {
     waits: Vec<GraphNode>,
 }
 
-impl<'a> Waiter<'a> {
-    fn new(bench: &'a Bench, page: SignalPage) -> Result<Waiter<'a>, Error> {
+impl<'a> WaitProcess<'a> {
+    fn new(bench: &'a Bench, page: SignalPage) -> Result<WaitProcess<'a>, Error> {
         let kernels = Kernels::load(&bench.context)?;
         let (stream, words) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
         stream.fill(words.at(0), 0, 4096)?;
-        let waiter = Waiter { bench, stream, graph: None, kernels, page, words };
+        let process = WaitProcess { bench, stream, graph: None, kernels, page, words };
         // Run each kernel once while nothing waits, so that its code is loaded.
-        waiter.kernels.await_flag(&waiter.stream, waiter.wait(waiter.words.at(0), true))?;
-        let mark = || waiter.kernels.mark(&waiter.stream, waiter.counter(), 0);
-        bench.warm_up(|| mark().and_then(|()| waiter.stream.finish()))?;
-        Ok(waiter)
+        process.kernels.await_flag(&process.stream, process.wait(process.words.at(0), true))?;
+        let mark = || process.kernels.mark(&process.stream, process.counter(), 0);
+        bench.warm_up(|| mark().and_then(|()| process.stream.finish()))?;
+        Ok(process)
     }
 
     fn arm(&mut self, way: SignalPath, value: u64) -> Result<(), Error> {
@@ -155,11 +155,11 @@ impl<'a> Waiter<'a> {
     }
 
     /// Returns the microseconds of the CPU in `launch`, and of the device for the launched work. A gate, a kernel that
-    /// waits for step `turn`, holds the device until all work is queued; otherwise the result would be the CPU's time.
-    fn timed(&self, turn: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+    /// waits for `step`, holds the device until all work is queued; otherwise the result would be the CPU's time.
+    fn timed(&self, step: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
         // At first launches the gate is open: loading code may wait for all streams.
-        if turn <= 2 {
-            self.page.set(GATE, turn);
+        if step <= 2 {
+            self.page.set(GATE, step);
         }
         let gate = FlagWait { counter: self.gate(), bump: 1, ..self.wait(self.page.address(GATE), true) };
         self.kernels.await_flag(&self.stream, gate)?;
@@ -168,7 +168,7 @@ impl<'a> Waiter<'a> {
         let launched = launch();
         let host = start.elapsed().as_secs_f64() * 1e6;
         let after = launched.and_then(|()| CudaEvent::after(&self.stream));
-        self.page.set(GATE, turn);
+        self.page.set(GATE, step);
         let after = after?;
         self.stream.finish_within(LIMIT)?;
         Ok((host, after.since_ns(&before)? / 1e3))
