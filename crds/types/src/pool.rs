@@ -210,7 +210,7 @@ pub enum SharingMode {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Temporal {
     /// Order of time slices: RoundRobin, or Priority (highest first, without starvation). Default RoundRobin.
-    pub order: TurnOrder,
+    pub order: SliceOrder,
     /// Shortest time slice, milliseconds. Default 5.
     #[schemars(range(min = 1, max = 10_000))]
     pub min_quantum_milliseconds: i32,
@@ -221,13 +221,13 @@ pub struct Temporal {
 
 impl Default for Temporal {
     fn default() -> Self {
-        Temporal { order: TurnOrder::default(), min_quantum_milliseconds: 5, max_quantum_milliseconds: 50 }
+        Temporal { order: SliceOrder::default(), min_quantum_milliseconds: 5, max_quantum_milliseconds: 50 }
     }
 }
 
 /// Order of time slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum TurnOrder {
+pub enum SliceOrder {
     /// One after the other.
     #[default]
     RoundRobin,

@@ -129,10 +129,10 @@ mod tests {
         let bar = ProgressBar::with_draw_target(Some(5), ProgressDrawTarget::hidden());
         bar.inc(2);
         let (sender, mut said) = tokio::sync::mpsc::unbounded_channel();
-        let telling = report_progress(&bar, Duration::from_millis(1), |line| drop(sender.send(line)));
+        let report = report_progress(&bar, Duration::from_millis(1), |line| drop(sender.send(line)));
         let first = tokio::select! {
             line = said.recv() => line,
-            never = telling => match never {},
+            never = report => match never {},
         };
         assert_eq!(first.as_deref(), Some("2 of 5 requests answered after 0 s"));
     }

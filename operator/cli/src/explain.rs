@@ -62,8 +62,9 @@ async fn explain_in_cluster(args: &ExplainArgs) -> anyhow::Result<Vec<String>> {
     let scope = OverviewScope { namespace: Some(namespace.clone()), tenant: Some(name.to_owned()) };
     match LeaderClient::new(cluster).overview(&scope).await {
         Ok(overview) => {
-            let told = overview.gpus.iter().flat_map(|gpu| slot_lines(&gpu.tenants, &namespace, name, now));
-            lines.extend(told);
+            let slot_text =
+                overview.gpus.iter().flat_map(|gpu| slot_lines(&gpu.tenants, &namespace, name, now));
+            lines.extend(slot_text);
         }
         Err(error) => {
             lines.extend([String::new(), format!("The states of its sidecars could not be read: {error:#}.")])
@@ -167,10 +168,10 @@ mod tests {
         let peers = Some(SharingState { time_slice, ..SharingState::default() });
         let chat = TenantReport::State(Box::new(State { tenant, peers, ..State::default() }));
         let tenants = [silent("code"), chat, silent("mail")];
-        let told = |name: &str| slot_lines(&tenants, "team", name, NOW);
+        let lines_of = |name: &str| slot_lines(&tenants, "team", name, NOW);
         let taken = "  team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline.";
-        assert_eq!(told("code"), ["", "A sidecar does not answer: late.", taken]);
-        assert_eq!(told("mail"), ["", "A sidecar does not answer: late."]);
+        assert_eq!(lines_of("code"), ["", "A sidecar does not answer: late.", taken]);
+        assert_eq!(lines_of("mail"), ["", "A sidecar does not answer: late."]);
         assert!(slot_lines(&tenants, "team", "elsewhere", NOW).is_empty());
     }
 }

@@ -113,18 +113,18 @@ fn print_plan(
     after: &PlanInputs,
     before: Option<&PlanInputs>,
 ) -> anyhow::Result<()> {
-    let (mut slots, mut homeless) = (0, 0);
+    let (mut slots, mut unplaced) = (0, 0);
     for key in after.pools() {
         let pool = after.pool(&key);
         let there = before.map(|before| before.pool(&key));
-        let told = render_pool(&pool, there.as_ref());
-        told.lines.into_iter().for_each(&mut *print);
-        (slots, homeless) = (slots + told.slots, homeless + told.unplaced);
+        let rendered = render_pool(&pool, there.as_ref());
+        rendered.lines.into_iter().for_each(&mut *print);
+        (slots, unplaced) = (slots + rendered.slots, unplaced + rendered.unplaced);
     }
-    match homeless {
+    match unplaced {
         0 => Ok(()),
         1 => bail!("1 of {slots} slots would not be served"),
-        _ => bail!("{homeless} of {slots} slots would not be served"),
+        _ => bail!("{unplaced} of {slots} slots would not be served"),
     }
 }
 

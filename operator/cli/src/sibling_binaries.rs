@@ -41,7 +41,7 @@ pub fn own_command() -> String {
 
 /// Quotes a word for a shell if one of its characters may have a special meaning.
 fn shell_quote(word: String) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "._/-".contains(letter);
+    let plain = |character: char| character.is_ascii_alphanumeric() || "._/-".contains(character);
     match word.chars().all(plain) {
         true => word,
         false => format!("'{}'", word.replace('\'', r"'\''")),

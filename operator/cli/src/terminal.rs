@@ -44,12 +44,12 @@ pub fn wrap(text: &str, columns: usize) -> String {
 /// Returns the columns of `text`.
 fn width(text: &str) -> usize {
     let (mut columns, mut in_style) = (0, false);
-    for letter in text.chars() {
-        match (letter, in_style) {
+    for character in text.chars() {
+        match (character, in_style) {
             ('\x1b', _) => in_style = true,
             ('m', true) => in_style = false,
             (_, true) => {}
-            (letter, false) => columns += letter.width().unwrap_or(0),
+            (character, false) => columns += character.width().unwrap_or(0),
         }
     }
     columns

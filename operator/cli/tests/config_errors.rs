@@ -85,9 +85,9 @@ fn a_pool_may_be_in_another_file_than_its_tenants() {
     world.write("tenant.yaml", &format!("{}  replicas: 2\n", tenant("one")));
     let both = finish(world.sluice(&["up", "-f", "tenant.yaml", "-f", "pool.yaml"]));
     assert!(!both.stderr.contains("no GpuPool"), "{}", both.stderr);
-    let alone = finish(world.sluice(&["up", "-f", "tenant.yaml"]));
+    let without_pool = finish(world.sluice(&["up", "-f", "tenant.yaml"]));
     let missing = "tenant.yaml:5:13: spec.poolRef.name: no GpuPool `local` in namespace `default`\n";
-    assert!(alone.stderr.contains(missing), "{}", alone.stderr);
+    assert!(without_pool.stderr.contains(missing), "{}", without_pool.stderr);
 }
 
 #[test]

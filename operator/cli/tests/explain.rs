@@ -44,7 +44,7 @@ fn cluster_env() -> TestEnv {
                             "reason": "NotFound", "message": "not found"});
         (StatusCode::NOT_FOUND, axum::Json(status))
     };
-    let told = |Query(query): Query<Vec<(String, String)>>| async move {
+    let list_events = |Query(query): Query<Vec<(String, String)>>| async move {
         let about =
             query.iter().find(|(name, _)| name == "fieldSelector").expect("all events were asked for");
         axum::Json(events(&about.1))
@@ -54,7 +54,7 @@ fn cluster_env() -> TestEnv {
             "/apis/sluice.dev/v1alpha1/namespaces/team/modeltenants/chat",
             get(|| async { axum::Json(tenant()) }),
         )
-        .route("/apis/events.k8s.io/v1/namespaces/team/events", get(told))
+        .route("/apis/events.k8s.io/v1/namespaces/team/events", get(list_events))
         .fallback(missing);
     let server = serve(api);
     TestEnv::with_cluster(server)
@@ -120,7 +120,7 @@ fn waiting_tenant_admin(holder: &'static str) -> std::net::SocketAddr {
 }
 
 #[test]
-fn peer_explains_stopped_sidecar_and_waiter_names_it() {
+fn peer_explains_stopped_sidecar_and_waiting_tenant_names_it() {
     let world = TestEnv::new();
     // The kernel accepts connections to it, and no process answers, as with a stopped process.
     let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -133,11 +133,12 @@ fn peer_explains_stopped_sidecar_and_waiter_names_it() {
     };
     let culprit = of("code");
     assert!(culprit.starts_with("default/code does not answer: "), "{culprit}");
-    let told = "default/code holds the time slice and is 1500 ms past its deadline, as default/chat reports.";
-    assert!(culprit.contains(told), "{culprit}");
+    let expected =
+        "default/code holds the time slice and is 1500 ms past its deadline, as default/chat reports.";
+    assert!(culprit.contains(expected), "{culprit}");
     let victim = of("chat");
-    let told = "It waits for the time slice, which default/code holds and is 1500 ms past its deadline.";
-    assert!(victim.contains(told), "{victim}");
+    let expected = "It waits for the time slice, which default/code holds and is 1500 ms past its deadline.";
+    assert!(victim.contains(expected), "{victim}");
 }
 
 #[test]

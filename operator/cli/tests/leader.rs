@@ -39,14 +39,14 @@ fn api_server() -> (SocketAddr, RequestLog) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     listener.set_nonblocking(true).unwrap();
-    let told = asked.clone();
+    let log = asked.clone();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async move {
             let listener = TcpListener::from_std(listener).unwrap();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(connection(stream, told.clone()));
+                tokio::spawn(connection(stream, log.clone()));
             }
         });
     });

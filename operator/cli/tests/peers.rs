@@ -29,7 +29,7 @@ fn yaml() -> String {
 /// A sidecar that reports the address that the test has written for this instance of its tenant.
 const LISTENING_SIDECAR: &str =
     "folder=$(dirname \"$2\"); name=${folder##*.}; touch lives.$name; life=$(wc -l < lives.$name)
-cp \"$2\" told.tmp.$name; mv told.tmp.$name told.$name
+cp \"$2\" received.tmp.$name; mv received.tmp.$name received.$name
 echo secret-of-$name > \"$folder/token\"
 echo $$ >> lives.$name
 cp record.$name.$life \"$folder/tmp\" && mv \"$folder/tmp\" \"$folder/sidecar.json\"
@@ -46,10 +46,10 @@ struct FakeAdmins(Arc<Mutex<BTreeMap<String, Vec<Directive>>>>);
 impl FakeAdmins {
     /// Starts an admin port for the sidecar of `name` in its instance `life`.
     fn listen(&self, world: &TestEnv, name: &'static str, life: usize, answer: AdminScript) -> SocketAddr {
-        let told = self.clone();
+        let fakes = self.clone();
         let put = move |headers: HeaderMap, Json(directive): Json<Directive>| async move {
             assert_eq!(headers["authorization"], format!("Bearer secret-of-{name}"));
-            let mut all = told.0.lock().unwrap();
+            let mut all = fakes.0.lock().unwrap();
             let own = all.entry(name.to_owned()).or_default();
             let epoch = directive.fence().epoch;
             own.push(directive);
@@ -117,7 +117,7 @@ fn finish_up(up: Child, world: &TestEnv) -> ProcessOutput {
 }
 
 fn config(world: &TestEnv, name: &str) -> SidecarConfig {
-    serde_json::from_str(&text(&world.path(&format!("told.{name}")))).unwrap()
+    serde_json::from_str(&text(&world.path(&format!("received.{name}")))).unwrap()
 }
 
 fn mode(path: &Path) -> u32 {
@@ -126,11 +126,11 @@ fn mode(path: &Path) -> u32 {
 
 #[test]
 fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
-    let (world, told) = (test_env(), FakeAdmins::default());
-    let admins = told.listen_all(&world);
-    let back = told.listen(&world, "code", 1, accept);
+    let (world, fakes) = (test_env(), FakeAdmins::default());
+    let admins = fakes.listen_all(&world);
+    let back = fakes.listen(&world, "code", 1, accept);
     let up = up(&world);
-    let first = TENANTS.map(|name| told.directive(name, 0));
+    let first = TENANTS.map(|name| fakes.directive(name, 0));
     for (index, directive) in first.iter().enumerate() {
         let expected: Vec<_> = (0..3).filter(|i| *i != index).map(|i| (TENANTS[i], admins[i])).collect();
         let peers: Vec<_> = directive.peers.iter().map(|n| (n.name.as_str(), n.admin)).collect();
@@ -153,11 +153,11 @@ fn tenants_share_gpu_dir_and_get_peers_after_each_restart() {
     let pid = text(&world.path("lives.code")).trim().parse().unwrap();
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     for name in ["chat", "mail"] {
-        let again = told.directive(name, 1);
+        let again = fakes.directive(name, 1);
         assert_eq!((again.epoch, again.sequence), (first[0].epoch, 2));
         assert_eq!(again.peers.iter().find(|n| n.name == "code").unwrap().admin, back);
     }
-    assert_eq!(told.directive("code", 1).sequence, 2);
+    assert_eq!(fakes.directive("code", 1).sequence, 2);
     finish_up(up, &world);
 }
 
@@ -168,10 +168,10 @@ fn new_run_has_new_claim_new_token_and_higher_epoch() {
         for name in TENANTS {
             world.write(&format!("lives.{name}"), "");
         }
-        let told = FakeAdmins::default();
-        told.listen_all(&world);
+        let fakes = FakeAdmins::default();
+        fakes.listen_all(&world);
         let up = up(&world);
-        let epoch = TENANTS.map(|name| told.directive(name, 0).epoch)[0];
+        let epoch = TENANTS.map(|name| fakes.directive(name, 0).epoch)[0];
         let config = config(&world, "chat");
         let token = text(&config.listen.peer_token_file.unwrap());
         finish_up(up, &world);
@@ -184,7 +184,7 @@ fn new_run_has_new_claim_new_token_and_higher_epoch() {
 
 #[test]
 fn failed_directive_is_retried_and_rejected_one_is_not() {
-    let (world, told) = (test_env(), FakeAdmins::default());
+    let (world, fakes) = (test_env(), FakeAdmins::default());
     let fails_twice: AdminScript = |attempt, epoch| match attempt {
         0 | 1 => (StatusCode::SERVICE_UNAVAILABLE, json!({"error": {"message": "not now"}})),
         _ => accept(attempt, epoch),
@@ -193,13 +193,13 @@ fn failed_directive_is_retried_and_rejected_one_is_not() {
         let error = json!({"message": "`policy`: unknown here", "param": "policy"});
         (StatusCode::UNPROCESSABLE_ENTITY, json!({ "error": error }))
     };
-    told.listen(&world, "chat", 0, fails_twice);
-    told.listen(&world, "code", 0, refuses);
-    told.listen(&world, "mail", 0, accept);
+    fakes.listen(&world, "chat", 0, fails_twice);
+    fakes.listen(&world, "code", 0, refuses);
+    fakes.listen(&world, "mail", 0, accept);
     let up = up(&world);
-    assert_eq!(told.directive("chat", 2).sequence, 1, "the same one again");
-    told.directive("code", 0);
-    told.directive("mail", 0);
+    assert_eq!(fakes.directive("chat", 2).sequence, 1, "the same one again");
+    fakes.directive("code", 0);
+    fakes.directive("mail", 0);
     let said = finish_up(up, &world).stderr;
     let of = |name: &str| said.lines().filter(|line| line.contains(name)).collect::<Vec<_>>();
     let known = "could not be sent its new share of the GPU and keeps its current share";
@@ -209,7 +209,7 @@ fn failed_directive_is_retried_and_rejected_one_is_not() {
     let refused = of("default/code")[0];
     assert!(refused.starts_with("sluice: error: default/code: directive ("), "{refused}");
     assert!(refused.ends_with(", 1) is refused: `policy`: unknown here"), "{refused}");
-    assert_eq!((told.count("code"), told.count("mail")), (1, 1));
+    assert_eq!((fakes.count("code"), fakes.count("mail")), (1, 1));
 }
 
 /// A rejection because a directive of this epoch, with sequence 50, is in force.
@@ -220,29 +220,29 @@ fn conflict_response(epoch: u64) -> (StatusCode, Value) {
 
 #[test]
 fn manual_directive_is_superseded_unless_epoch_is_newer() {
-    let (world, told) = (test_env(), FakeAdmins::default());
-    told.listen(&world, "chat", 0, |attempt, epoch| match attempt {
+    let (world, fakes) = (test_env(), FakeAdmins::default());
+    fakes.listen(&world, "chat", 0, |attempt, epoch| match attempt {
         0 => conflict_response(epoch),
         _ => accept(attempt, epoch),
     });
-    told.listen(&world, "code", 0, |_, epoch| conflict_response(epoch + 1));
-    told.listen(&world, "mail", 0, accept);
+    fakes.listen(&world, "code", 0, |_, epoch| conflict_response(epoch + 1));
+    fakes.listen(&world, "mail", 0, accept);
     let up = up(&world);
-    assert_eq!(told.directive("chat", 1).sequence, 51);
-    assert_eq!(told.directive("mail", 1).sequence, 51, "all have the same one");
-    told.directive("code", 1);
+    assert_eq!(fakes.directive("chat", 1).sequence, 51);
+    assert_eq!(fakes.directive("mail", 1).sequence, 51, "all have the same one");
+    fakes.directive("code", 1);
     let said = finish_up(up, &world).stderr;
     assert_eq!(said.matches("is from another sender and is replaced").count(), 1, "{said}");
     assert_eq!(said.matches("is refused: not newer").count(), 2, "{said}");
-    assert_eq!((told.count("chat"), told.count("mail")), (2, 2));
+    assert_eq!((fakes.count("chat"), fakes.count("mail")), (2, 2));
 }
 
 #[test]
 fn gpu_of_another_run_is_rejected_and_first_run_continues() {
-    let (world, told) = (test_env(), FakeAdmins::default());
-    told.listen_all(&world);
+    let (world, fakes) = (test_env(), FakeAdmins::default());
+    fakes.listen_all(&world);
     let first = up(&world);
-    told.directive("mail", 0);
+    fakes.directive("mail", 0);
     world.write("other.yaml", &yaml().replace("metadata: {name: c", "metadata: {name: other-c"));
     let second = start(world.sluice(&["up", "-f", "other.yaml", "--port", "0"]));
     let outcome = ProcessOutput::from_output(second.wait_with_output().unwrap());

@@ -93,10 +93,10 @@ impl TestEnv {
     /// Returns `sluice` in a folder without siblings, with an empty PATH. Another process copies it, as in
     /// [`TestEnv::script`].
     pub fn sluice_without_siblings(&self, args: &[&str]) -> Command {
-        let alone = self.path("sluice");
-        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&alone).status().unwrap();
+        let copy = self.path("sluice");
+        let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&copy).status().unwrap();
         assert!(copied.success());
-        let mut command = self.command(alone.to_str().unwrap(), args);
+        let mut command = self.command(copy.to_str().unwrap(), args);
         command.env("PATH", "");
         command
     }

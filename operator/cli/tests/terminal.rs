@@ -135,13 +135,13 @@ impl Drop for PtyProcess {
 /// Returns the output without spaces and without the sequences that move the cursor or set colours.
 fn strip_escapes(written: &str) -> String {
     let mut text = String::new();
-    let mut letters = written.chars();
-    while let Some(letter) = letters.next() {
-        if letter == '\u{1b}' {
-            letters.next();
-            letters.by_ref().find(|end| end.is_ascii_alphabetic());
-        } else if !letter.is_whitespace() {
-            text.push(letter);
+    let mut characters = written.chars();
+    while let Some(character) = characters.next() {
+        if character == '\u{1b}' {
+            characters.next();
+            characters.by_ref().find(|end| end.is_ascii_alphabetic());
+        } else if !character.is_whitespace() {
+            text.push(character);
         }
     }
     text
@@ -192,15 +192,15 @@ fn up_on_a_terminal_shows_warnings_of_its_sidecars_unless_a_variable_asks_for_mo
         let world = TestEnv::new();
         world.write("local.yaml", YAML);
         world.script("sluice-engine", "exit 1\n");
-        world.sidecar("echo \"$SLUICE_LOG\" > told.tmp && mv told.tmp told\nexec sleep 600\n");
+        world.sidecar("echo \"$SLUICE_LOG\" > received.tmp && mv received.tmp received\nexec sleep 600\n");
         let mut command = world.sluice(&["up", "-f", "local.yaml", "--port", "0"]);
         command.envs(variable.map(|variable| (variable, level)));
         let mut up = PtyProcess::run(command);
         up.wait_for_output("sluice: loading default/story; Ctrl-C ends");
-        let told = wait_for("the sidecar starts", || {
-            Some(text(&world.path("told"))).filter(|told| !told.is_empty())
+        let level_seen = wait_for("the sidecar starts", || {
+            Some(text(&world.path("received"))).filter(|level_seen| !level_seen.is_empty())
         });
-        assert_eq!(told.trim_end(), expected, "{variable:?}");
+        assert_eq!(level_seen.trim_end(), expected, "{variable:?}");
         kill_process(Pid::from_child(&up.child), Signal::TERM).unwrap();
         assert_eq!(up.child.wait().unwrap().code(), Some(0));
     }

@@ -184,13 +184,13 @@ fn ready_is_printed_after_probe_and_sigterm_cleans_up() {
 
 #[test]
 fn sidecar_receives_tenant_and_runtime_dir() {
-    let told = "cp \"$2\" told.tmp && mv told.tmp told.json";
+    let received = "cp \"$2\" received.tmp && mv received.tmp received.json";
     let line = "echo \"$SLUICE_LOG_NAME: a line, level ${SLUICE_LOG-unset}, $3\" >&2";
-    let world = test_env(&format!("{line}\n{told}\n{RUNNING_SIDECAR}"));
+    let world = test_env(&format!("{line}\n{received}\n{RUNNING_SIDECAR}"));
     let up = start(&world);
     started_pids(&world, 1);
-    let told = text(&world.path("told.json"));
-    let config: sluice_wire::config::SidecarConfig = serde_json::from_str(&told).unwrap();
+    let received = text(&world.path("received.json"));
+    let config: sluice_wire::config::SidecarConfig = serde_json::from_str(&received).unwrap();
     assert_eq!((config.namespace.as_str(), config.name.as_str()), ("default", "story"));
     assert_eq!(config.runtime_dir, world.path("run/default.story"));
     assert_eq!(config.model_path, world.path("model").canonicalize().unwrap_or(world.path("model")));

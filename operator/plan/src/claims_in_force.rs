@@ -56,11 +56,11 @@ pub(crate) fn current_claims(
         let pool_name = name(pool);
         let there: BTreeSet<String> = all.iter().map(|dated| dated.gpu.name.clone()).collect();
         let others = index.occupied_gpus().filter(|(gpu, _)| !there.contains(*gpu));
-        let going = others.filter_map(|(gpu, own)| {
+        let draining = others.filter_map(|(gpu, own)| {
             let gone = draining_gpu(pool, group_of(pool_name, gpu)?, known(gpu), gpu);
             draining_claim(gone, own, known(gpu), given.observed, rule)
         });
-        all.extend(going);
+        all.extend(draining);
     }
     all
 }

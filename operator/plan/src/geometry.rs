@@ -2,7 +2,7 @@
 
 use sluice_types::shared::Resources;
 use sluice_types::tenant::{EngineKind, ModelStatus, ModelTenantSpec};
-use sluice_wire::geometry::Geometry as Told;
+use sluice_wire::geometry::Geometry as InspectedGeometry;
 
 /// Sizes of a model on an engine with a known number of threads. Bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,22 +71,22 @@ impl EngineGeometry {
 }
 
 /// Converts an inspection's result for the tenant's status.
-pub fn to_status(told: &Told) -> ModelStatus {
-    let bytes = |told: u64| i64::try_from(told).unwrap_or(i64::MAX);
-    let count = |told: u32| i32::try_from(told).unwrap_or(i32::MAX);
-    let layers = told.layer_bytes.saturating_mul(u64::from(told.layers));
+pub fn to_status(inspected: &InspectedGeometry) -> ModelStatus {
+    let bytes = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let count = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
+    let layers = inspected.layer_bytes.saturating_mul(u64::from(inspected.layers));
     ModelStatus {
-        weights_bytes: bytes(told.global_bytes.saturating_add(layers)),
-        layers: count(told.layers),
-        kv_bytes_per_token: bytes(told.kv_bytes_per_token),
-        global_bytes: bytes(told.global_bytes),
-        layer_bytes: bytes(told.layer_bytes),
-        max_model_len: count(told.max_model_len),
-        activation_bytes: bytes(told.activation_bytes),
-        step_activation_bytes: bytes(told.step_activation_bytes),
-        thread_bytes: bytes(told.thread_bytes),
-        staging_bytes: bytes(told.staging_bytes),
-        download_bytes: told.download_bytes.map(bytes),
+        weights_bytes: bytes(inspected.global_bytes.saturating_add(layers)),
+        layers: count(inspected.layers),
+        kv_bytes_per_token: bytes(inspected.kv_bytes_per_token),
+        global_bytes: bytes(inspected.global_bytes),
+        layer_bytes: bytes(inspected.layer_bytes),
+        max_model_len: count(inspected.max_model_len),
+        activation_bytes: bytes(inspected.activation_bytes),
+        step_activation_bytes: bytes(inspected.step_activation_bytes),
+        thread_bytes: bytes(inspected.thread_bytes),
+        staging_bytes: bytes(inspected.staging_bytes),
+        download_bytes: inspected.download_bytes.map(bytes),
     }
 }
 

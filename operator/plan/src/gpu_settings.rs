@@ -89,9 +89,9 @@ impl GpuSettings {
     /// Returns the per-slot parameters of demand. The pool's context reserve is a measurement and takes effect at
     /// once.
     pub fn demand_params(&self, pool: &GpuPoolSpec) -> DemandParams {
-        let told = pool.device.as_ref().and_then(|device| device.context_reserve.as_ref());
+        let reserve = pool.device.as_ref().and_then(|device| device.context_reserve.as_ref());
         let context_bytes =
-            if self.is_host_backed() { 0 } else { told.map_or(CUDA_CONTEXT_BYTES, Quantity::bytes) };
+            if self.is_host_backed() { 0 } else { reserve.map_or(CUDA_CONTEXT_BYTES, Quantity::bytes) };
         DemandParams {
             chunk_bytes: self.chunk_bytes(),
             context_bytes,

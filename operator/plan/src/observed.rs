@@ -270,9 +270,9 @@ impl<'a> ObservedIndex<'a> {
             }
             index.pods.entry((&pod.tenant, pod.index, &pod.claim)).or_insert(pod);
         }
-        for ((tenant, gpu), told) in &seen.reports {
-            if told.late_holder.is_some() || told.takeover.is_some() || told.skip.is_some() {
-                index.peer_reports.entry(gpu).or_default().push((tenant, told));
+        for ((tenant, gpu), report) in &seen.reports {
+            if report.late_holder.is_some() || report.takeover.is_some() || report.skip.is_some() {
+                index.peer_reports.entry(gpu).or_default().push((tenant, report));
             }
         }
         index

@@ -46,7 +46,7 @@ pub enum UnplacedReason {
     },
     /// Every GPU that it may use lacks something.
     #[error("no room on {tried} GPUs; the nearest is {gpu}: {misfit}")]
-    NoRoom {
+    NoCapacity {
         /// GPUs that it may use.
         tried: usize,
         /// The one that lacks least.
@@ -61,22 +61,25 @@ pub type SlotPlacement = BTreeMap<(String, u32), Result<String, UnplacedReason>>
 
 /// Places every one of `slots` on one of `gpus`. The order of both does not matter.
 pub fn place<'a>(gpus: &'a [Gpu], slots: &'a [Slot]) -> SlotPlacement {
-    let mut rooms: Vec<GpuCapacity<'a>> = gpus.iter().map(GpuCapacity::new).collect();
-    rooms.sort_by_key(|room| &room.gpu.name);
+    let mut capacities: Vec<GpuCapacity<'a>> = gpus.iter().map(GpuCapacity::new).collect();
+    capacities.sort_by_key(|capacity| &capacity.gpu.name);
     let mut order: Vec<&Slot> = slots.iter().collect();
     order.sort_by_key(|slot| (Reverse(slot.priority), slot.created, &slot.tenant, slot.index));
     let mut placement = SlotPlacement::new();
     // Serving slots first, because their floors are in use; new slots last, on the remaining capacity.
     place_each(&mut order, &mut placement, |slot| {
-        if slot.is_serving { keep_current_gpu(&mut rooms, slot) } else { None }
+        if slot.is_serving { keep_current_gpu(&mut capacities, slot) } else { None }
     });
-    place_each(&mut order, &mut placement, |slot| keep_current_gpu(&mut rooms, slot));
+    place_each(&mut order, &mut placement, |slot| keep_current_gpu(&mut capacities, slot));
     // All displaced slots count where they are until each is moved, so that none gives way to another displaced slot.
-    let outgrown: Vec<&Slot> = order.iter().copied().filter(|slot| is_displaced(&mut rooms, slot)).collect();
-    outgrown.iter().for_each(|slot| drop(current_gpu(&mut rooms, slot).map(|room| room.allocate(slot))));
-    let makes_way = |slot: &'a Slot| outgrown.contains(&slot).then(|| relocate(&mut rooms, slot))?;
+    let displaced: Vec<&Slot> =
+        order.iter().copied().filter(|slot| is_displaced(&mut capacities, slot)).collect();
+    displaced
+        .iter()
+        .for_each(|slot| drop(current_gpu(&mut capacities, slot).map(|capacity| capacity.allocate(slot))));
+    let makes_way = |slot: &'a Slot| displaced.contains(&slot).then(|| relocate(&mut capacities, slot))?;
     place_each(&mut order, &mut placement, makes_way);
-    placement.extend(order.into_iter().map(|slot| (slot_key(slot), find_gpu(&mut rooms, slot))));
+    placement.extend(order.into_iter().map(|slot| (slot_key(slot), find_gpu(&mut capacities, slot))));
     placement
 }
 
@@ -92,63 +95,72 @@ fn place_each<'a>(
 ) {
     order.retain(|slot| {
         let on = step(slot);
-        let homeless = on.is_none();
+        let is_unplaced = on.is_none();
         placement.extend(on.map(|gpu| (slot_key(slot), Ok(gpu))));
-        homeless
+        is_unplaced
     });
 }
 
 /// Returns the GPU that the slot has, if it may use it.
-fn current_gpu<'r, 'a>(rooms: &'r mut [GpuCapacity<'a>], slot: &Slot) -> Option<&'r mut GpuCapacity<'a>> {
-    rooms.iter_mut().find(|room| room.is_gpu_of(slot) && room.can_use(slot))
+fn current_gpu<'r, 'a>(
+    capacities: &'r mut [GpuCapacity<'a>],
+    slot: &Slot,
+) -> Option<&'r mut GpuCapacity<'a>> {
+    capacities.iter_mut().find(|capacity| capacity.is_gpu_of(slot) && capacity.can_use(slot))
 }
 
 /// Keeps a slot on its GPU, if it fits there.
-fn keep_current_gpu<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
-    let room = current_gpu(rooms, slot).filter(|room| room.unfit_reason(slot).is_none())?;
-    Some(room.allocate(slot))
+fn keep_current_gpu<'a>(capacities: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
+    let capacity = current_gpu(capacities, slot).filter(|capacity| capacity.unfit_reason(slot).is_none())?;
+    Some(capacity.allocate(slot))
 }
 
 /// Whether the floors of others displace a slot from its GPU.
-fn is_displaced(rooms: &mut [GpuCapacity<'_>], slot: &Slot) -> bool {
-    current_gpu(rooms, slot).is_some_and(|room| room.is_displaced(slot))
+fn is_displaced(capacities: &mut [GpuCapacity<'_>], slot: &Slot) -> bool {
+    current_gpu(capacities, slot).is_some_and(|capacity| capacity.is_displaced(slot))
 }
 
 /// Moves a displaced slot to another GPU. If none has capacity, the slot stays and waits for memory: other slots may
 /// shrink or be removed.
-fn relocate<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
-    current_gpu(rooms, slot)?.release(slot);
-    find_gpu(rooms, slot).ok().or_else(|| Some(current_gpu(rooms, slot)?.allocate(slot)))
+fn relocate<'a>(capacities: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Option<String> {
+    current_gpu(capacities, slot)?.release(slot);
+    find_gpu(capacities, slot).ok().or_else(|| Some(current_gpu(capacities, slot)?.allocate(slot)))
 }
 
 /// Places a slot on the GPU with the most free memory, the first by name among equals.
-fn find_gpu<'a>(rooms: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Result<String, UnplacedReason> {
+fn find_gpu<'a>(capacities: &mut [GpuCapacity<'a>], slot: &'a Slot) -> Result<String, UnplacedReason> {
     let demand = slot.demand.ok_or(UnplacedReason::ModelNotInspected)?;
-    check_group_exists(rooms, slot)?;
-    check_floor_fits(rooms, slot, demand)?;
-    let fits = |room: &&mut GpuCapacity<'_>| room.can_use(slot) && room.unfit_reason(slot).is_none();
-    match rooms.iter_mut().filter(fits).min_by_key(|room| Reverse(room.free_bytes())) {
-        Some(room) => Ok(room.allocate(slot)),
-        None => Err(no_room_error(rooms, slot)),
+    check_group_exists(capacities, slot)?;
+    check_floor_fits(capacities, slot, demand)?;
+    let fits =
+        |capacity: &&mut GpuCapacity<'_>| capacity.can_use(slot) && capacity.unfit_reason(slot).is_none();
+    match capacities.iter_mut().filter(fits).min_by_key(|capacity| Reverse(capacity.free_bytes())) {
+        Some(capacity) => Ok(capacity.allocate(slot)),
+        None => Err(no_capacity_error(capacities, slot)),
     }
 }
 
-fn check_group_exists(rooms: &[GpuCapacity<'_>], slot: &Slot) -> Result<(), UnplacedReason> {
-    if rooms.iter().any(|room| room.can_use(slot)) {
+fn check_group_exists(capacities: &[GpuCapacity<'_>], slot: &Slot) -> Result<(), UnplacedReason> {
+    if capacities.iter().any(|capacity| capacity.can_use(slot)) {
         return Ok(());
     }
-    let staying = rooms.iter().filter(|room| !room.gpu.is_draining);
-    let mut known: Vec<&str> = staying.map(|room| room.gpu.group.as_str()).collect();
+    let staying = capacities.iter().filter(|capacity| !capacity.gpu.is_draining);
+    let mut known: Vec<&str> = staying.map(|capacity| capacity.gpu.group.as_str()).collect();
     known.dedup();
     let group = slot.group.clone().unwrap_or_default();
     Err(UnplacedReason::GroupNotFound { group, known: known.join(", ") })
 }
 
-fn check_floor_fits(rooms: &[GpuCapacity<'_>], slot: &Slot, demand: Demand) -> Result<(), UnplacedReason> {
-    let bytes = |room: &GpuCapacity<'_>| room.gpu.expected_bytes().unwrap_or(u64::MAX);
-    let holds =
-        |room: &GpuCapacity<'_>| slot.demand_on(room.gpu).is_some_and(|own| own.floor_bytes <= bytes(room));
-    let usable = || rooms.iter().filter(|room| room.can_use(slot));
+fn check_floor_fits(
+    capacities: &[GpuCapacity<'_>],
+    slot: &Slot,
+    demand: Demand,
+) -> Result<(), UnplacedReason> {
+    let bytes = |capacity: &GpuCapacity<'_>| capacity.gpu.expected_bytes().unwrap_or(u64::MAX);
+    let holds = |capacity: &GpuCapacity<'_>| {
+        slot.demand_on(capacity.gpu).is_some_and(|own| own.floor_bytes <= bytes(capacity))
+    };
+    let usable = || capacities.iter().filter(|capacity| capacity.can_use(slot));
     let largest = usable().map(bytes).max().unwrap_or(0);
     // A GPU with an unsuitable pending setting may hold the slot once the update is applied.
     if demand.floor_bytes <= largest || usable().any(holds) {
@@ -157,12 +169,12 @@ fn check_floor_fits(rooms: &[GpuCapacity<'_>], slot: &Slot, demand: Demand) -> R
     Err(UnplacedReason::ModelLargerThanGpu { floor_bytes: demand.floor_bytes, capacity_bytes: largest })
 }
 
-fn no_room_error(rooms: &[GpuCapacity<'_>], slot: &Slot) -> UnplacedReason {
-    let lacks = |room: &GpuCapacity<'_>| Some((room.unfit_reason(slot)?, room.gpu.name.clone()));
-    let tried = rooms.iter().filter(|room| room.can_use(slot));
+fn no_capacity_error(capacities: &[GpuCapacity<'_>], slot: &Slot) -> UnplacedReason {
+    let lacks = |capacity: &GpuCapacity<'_>| Some((capacity.unfit_reason(slot)?, capacity.gpu.name.clone()));
+    let tried = capacities.iter().filter(|capacity| capacity.can_use(slot));
     let lacking: Vec<_> = tried.filter_map(lacks).collect();
     let tried = lacking.len();
     let nearest = lacking.into_iter().max_by(|(a, _), (b, _)| a.cmp(b));
     let (misfit, gpu) = nearest.expect("a slot without a GPU lacks something on each that it may use");
-    UnplacedReason::NoRoom { tried, gpu, misfit }
+    UnplacedReason::NoCapacity { tried, gpu, misfit }
 }

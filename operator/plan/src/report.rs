@@ -42,8 +42,8 @@ pub fn tenant_status(
         planned.slots.iter().filter_map(|slot| slot_view(given, plan, (planned, slot), trouble)).collect();
     let generation = tenant.metadata.generation.unwrap_or_default();
     let findings = condition_results(plan, planned, &views, trouble);
-    let told: Vec<&SidecarReport> = views.iter().filter_map(|view| view.report).collect();
-    let silent = told.is_empty() && !views.is_empty();
+    let reports: Vec<&SidecarReport> = views.iter().filter_map(|view| view.report).collect();
+    let silent = reports.is_empty() && !views.is_empty();
     ModelTenantStatus {
         conditions: conditions(
             ConditionType::OF_TENANT,
@@ -57,9 +57,9 @@ pub fn tenant_status(
         replicas: i32::try_from(views.len()).unwrap_or(i32::MAX),
         selector: Some(selector(tenant)),
         slots: planned.slots.iter().map(|slot| slot_status(planned, slot, &views, &before)).collect(),
-        memory: if silent { before.memory } else { memory_status(&told) },
-        idle_since: if silent { before.idle_since } else { idle_since(&told) },
-        last_remap_time: told
+        memory: if silent { before.memory } else { memory_status(&reports) },
+        idle_since: if silent { before.idle_since } else { idle_since(&reports) },
+        last_remap_time: reports
             .iter()
             .filter_map(|report| report.last_remap)
             .max()
@@ -293,21 +293,21 @@ fn serving_condition(
     }
 }
 
-fn memory_status(told: &[&SidecarReport]) -> Option<TenantMemoryStatus> {
+fn memory_status(reports: &[&SidecarReport]) -> Option<TenantMemoryStatus> {
     let sum = |part: fn(&TenantMemoryStatus) -> &Quantity| {
-        Quantity::from_bytes(told.iter().map(|report| part(&report.memory).bytes()).sum())
+        Quantity::from_bytes(reports.iter().map(|report| part(&report.memory).bytes()).sum())
     };
-    (!told.is_empty()).then(|| TenantMemoryStatus {
+    (!reports.is_empty()).then(|| TenantMemoryStatus {
         weights: sum(|memory| &memory.weights),
         kv: sum(|memory| &memory.kv),
         host_kv: sum(|memory| &memory.host_kv),
-        remapped_layers: told.iter().map(|report| report.memory.remapped_layers).sum(),
+        remapped_layers: reports.iter().map(|report| report.memory.remapped_layers).sum(),
     })
 }
 
 /// Since when all slots are idle.
-fn idle_since(told: &[&SidecarReport]) -> Option<Time> {
-    let all: Option<Vec<i64>> = told.iter().map(|report| report.idle_since).collect();
+fn idle_since(reports: &[&SidecarReport]) -> Option<Time> {
+    let all: Option<Vec<i64>> = reports.iter().map(|report| report.idle_since).collect();
     all?.into_iter().max().map(time)
 }
 

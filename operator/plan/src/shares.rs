@@ -31,8 +31,9 @@ pub fn slot_shares(capacity: Option<u64>, chunk: u64, slots: &[SlotMemory]) -> V
     let planned = |slot: &SlotMemory| chunks(slot.planned_floor_bytes);
     let beyond = |slot: &SlotMemory| chunks(slot.reported_floor_bytes).saturating_sub(planned(slot));
     let beyond: Vec<u64> = slots.iter().map(beyond).collect();
-    let room = (capacity.unwrap_or(u64::MAX) / chunk).saturating_sub(slots.iter().map(planned).sum());
-    let granted = scale_to_fit(room, &beyond);
+    let capacity_chunks =
+        (capacity.unwrap_or(u64::MAX) / chunk).saturating_sub(slots.iter().map(planned).sum());
+    let granted = scale_to_fit(capacity_chunks, &beyond);
     let part = |(slot, more): (&SlotMemory, u64)| ShareInput {
         weights_bytes: slot.weights_bytes,
         floor_bytes: match more {
@@ -50,12 +51,12 @@ pub fn slot_shares(capacity: Option<u64>, chunk: u64, slots: &[SlotMemory]) -> V
     parts.iter().zip(dealt).map(share).collect()
 }
 
-/// Returns `wanted` if it fits into `room`, else proportional parts, rounded down.
-fn scale_to_fit(room: u64, wanted: &[u64]) -> Vec<u64> {
+/// Returns `wanted` if it fits into `capacity_chunks`, else proportional parts, rounded down.
+fn scale_to_fit(capacity_chunks: u64, wanted: &[u64]) -> Vec<u64> {
     let all: u128 = wanted.iter().map(|one| u128::from(*one)).sum();
     let part = |one: &u64| match u64::try_from(all) {
-        Ok(all) if all <= room => *one,
-        _ => proportion(room, *one, all),
+        Ok(all) if all <= capacity_chunks => *one,
+        _ => proportion(capacity_chunks, *one, all),
     };
     wanted.iter().map(part).collect()
 }
@@ -79,25 +80,28 @@ struct ShareInput {
 /// larger. A tenant that has its floor then keeps it, and the others wait for theirs.
 fn shares(capacity: u64, chunk: u64, parts: &[ShareInput]) -> Vec<u64> {
     let chunk = chunk.max(1);
-    let room = capacity / chunk;
+    let capacity_chunks = capacity / chunk;
     let whole = |bytes: u64| bytes.div_ceil(chunk);
     let chunks = |part: &ShareInput| (whole(part.weights_bytes), whole(part.floor_bytes));
-    let dealt = assign_above_floors(room, &parts.iter().map(chunks).collect::<Vec<_>>());
+    let dealt = assign_above_floors(capacity_chunks, &parts.iter().map(chunks).collect::<Vec<_>>());
     dealt.into_iter().map(|chunks| chunks * chunk).collect()
 }
 
 /// Assigns chunks to `(weights, floor)` pairs. Each round fixes at least one tenant at its floor, or is the last.
-fn assign_above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
+fn assign_above_floors(capacity_chunks: u64, parts: &[(u64, u64)]) -> Vec<u64> {
     let floors: u128 = parts.iter().map(|(_, floor)| u128::from(*floor)).sum();
-    if floors > u128::from(room) {
-        return parts.iter().map(|(_, floor)| proportion(room, *floor, floors)).collect();
+    if floors > u128::from(capacity_chunks) {
+        return parts.iter().map(|(_, floor)| proportion(capacity_chunks, *floor, floors)).collect();
     }
     let mut fixed = vec![false; parts.len()];
     loop {
         let free = |at: &usize| !fixed[*at];
         let taken: u64 = (0..parts.len()).filter(|at| !free(at)).map(|at| parts[at].1).sum();
         let open: Vec<usize> = (0..parts.len()).filter(free).collect();
-        let dealt = split_by_weights(room - taken, &open.iter().map(|at| parts[*at].0).collect::<Vec<_>>());
+        let dealt = split_by_weights(
+            capacity_chunks - taken,
+            &open.iter().map(|at| parts[*at].0).collect::<Vec<_>>(),
+        );
         let mut all: Vec<u64> = parts.iter().map(|(_, floor)| *floor).collect();
         open.iter().zip(dealt).for_each(|(at, chunks)| all[*at] = chunks);
         let below: Vec<usize> = open.into_iter().filter(|at| all[*at] < parts[*at].1).collect();
@@ -108,19 +112,19 @@ fn assign_above_floors(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
     }
 }
 
-fn split_by_weights(room: u64, weights: &[u64]) -> Vec<u64> {
+fn split_by_weights(capacity_chunks: u64, weights: &[u64]) -> Vec<u64> {
     let count = weights.len().max(1) as u64;
     let all: u128 = weights.iter().map(|chunks| u128::from(*chunks)).sum();
     let part = |chunks: u64| match u64::try_from(all) {
-        Ok(all) if all <= room => chunks + (room - all) / count,
-        _ => proportion(room, chunks, all),
+        Ok(all) if all <= capacity_chunks => chunks + (capacity_chunks - all) / count,
+        _ => proportion(capacity_chunks, chunks, all),
     };
     weights.iter().map(|chunks| part(*chunks)).collect()
 }
 
 /// `room * part / whole`, rounded down; `part` is at most `whole`, which is not 0.
-fn proportion(room: u64, part: u64, whole: u128) -> u64 {
-    let scaled = u128::from(room) * u128::from(part) / whole;
+fn proportion(capacity_chunks: u64, part: u64, whole: u128) -> u64 {
+    let scaled = u128::from(capacity_chunks) * u128::from(part) / whole;
     u64::try_from(scaled).expect("a part of the room is no larger than the room")
 }
 
@@ -141,12 +145,12 @@ mod tests {
     }
 
     /// Returns shares in chunks for parts in chunks.
-    fn of(room: u64, parts: &[(u64, u64)]) -> Vec<u64> {
+    fn of(capacity_chunks: u64, parts: &[(u64, u64)]) -> Vec<u64> {
         let part = |(weights, floor): &(u64, u64)| ShareInput {
             weights_bytes: weights * CHUNK,
             floor_bytes: floor * CHUNK,
         };
-        let dealt = shares(room * CHUNK, CHUNK, &parts.iter().map(part).collect::<Vec<_>>());
+        let dealt = shares(capacity_chunks * CHUNK, CHUNK, &parts.iter().map(part).collect::<Vec<_>>());
         dealt.into_iter().map(|bytes| bytes / CHUNK).collect()
     }
 

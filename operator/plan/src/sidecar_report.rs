@@ -15,7 +15,7 @@ const LATE_HOLDER_MS: u64 = 1_000;
 /// Returns the reports of a GPU's tenants, by name, without tenants that did not answer: their last report stays
 /// valid.
 pub fn reports(tenants: &[TenantReport]) -> impl Iterator<Item = (&str, SidecarReport)> {
-    tenants.iter().filter_map(|told| match told {
+    tenants.iter().filter_map(|tenant| match tenant {
         TenantReport::State(state) => Some((state.tenant.name.as_str(), report(state))),
         TenantReport::Unreachable { .. } => None,
     })
@@ -42,8 +42,8 @@ pub fn report(state: &State) -> SidecarReport {
         engine_hang: state.engine.last_hang.clone(),
         sidecar_hangs: state.sidecar_hangs.clone(),
         late_holder: late_holder(state),
-        takeover: turn_state(state).and_then(|turn| turn.last_takeover.clone()),
-        skip: turn_state(state).and_then(|turn| turn.last_skip.clone()),
+        takeover: time_slice(state).and_then(|slice| slice.last_takeover.clone()),
+        skip: time_slice(state).and_then(|slice| slice.last_skip.clone()),
         idle_since: state.idle_since_unix_ms.map(seconds),
         last_remap: last_remap(state),
         activity: state.activity.clone(),
@@ -51,14 +51,14 @@ pub fn report(state: &State) -> SidecarReport {
     }
 }
 
-fn turn_state(state: &State) -> Option<&TimeSliceState> {
+fn time_slice(state: &State) -> Option<&TimeSliceState> {
     state.peers.as_ref()?.time_slice.as_ref()
 }
 
 fn late_holder(state: &State) -> Option<LateHolder> {
-    let turn = turn_state(state).filter(|turn| turn.holder_overdue_ms >= LATE_HOLDER_MS)?;
-    let since_ms = i64::try_from(state.at_unix_ms.saturating_sub(turn.holder_overdue_ms)).ok()?;
-    Some(LateHolder { name: turn.holder.clone()?, since_ms })
+    let slice = time_slice(state).filter(|slice| slice.holder_overdue_ms >= LATE_HOLDER_MS)?;
+    let since_ms = i64::try_from(state.at_unix_ms.saturating_sub(slice.holder_overdue_ms)).ok()?;
+    Some(LateHolder { name: slice.holder.clone()?, since_ms })
 }
 
 fn slot_state(phase: Phase) -> SlotState {

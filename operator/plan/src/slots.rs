@@ -19,9 +19,9 @@ pub struct ExistingSlot {
 /// the highest index.
 pub fn slot_indices(existing: &[ExistingSlot], replicas: usize) -> BTreeSet<u32> {
     let mut ranked: Vec<&ExistingSlot> = existing.iter().collect();
-    ranked.sort_by_key(|seat| (Reverse(seat.is_placed), seat.idle_seconds, seat.index));
-    let mut kept: BTreeSet<u32> = ranked.into_iter().map(|seat| seat.index).take(replicas).collect();
-    let mut free = (0..).filter(|index| existing.iter().all(|seat| seat.index != *index));
+    ranked.sort_by_key(|slot| (Reverse(slot.is_placed), slot.idle_seconds, slot.index));
+    let mut kept: BTreeSet<u32> = ranked.into_iter().map(|slot| slot.index).take(replicas).collect();
+    let mut free = (0..).filter(|index| existing.iter().all(|slot| slot.index != *index));
     while kept.len() < replicas {
         kept.extend(free.next());
     }

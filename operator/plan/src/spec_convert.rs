@@ -1,23 +1,23 @@
 //! Converts spec fields to the sidecar's configuration, for pods and for local processes.
 
-use sluice_types::pool::{Sharing as Written, SharingMode, TurnOrder as WrittenOrder};
+use sluice_types::pool::{Sharing as Written, SharingMode, SliceOrder as WrittenOrder};
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
 use sluice_wire::directive::{Sharing, SliceOrder};
 
 /// Converts the sharing settings.
 pub fn sharing(written: &Written) -> Sharing {
-    let turns = written.temporal.clone().unwrap_or_default();
+    let temporal = written.temporal.clone().unwrap_or_default();
     match written.mode {
         SharingMode::Spatial => Sharing::Spatial,
         SharingMode::Isolated => Sharing::Isolated,
         SharingMode::Temporal => Sharing::Temporal {
-            order: match turns.order {
+            order: match temporal.order {
                 WrittenOrder::RoundRobin => SliceOrder::RoundRobin,
                 WrittenOrder::Priority => SliceOrder::Priority,
             },
-            min_quantum_ms: to_u32(turns.min_quantum_milliseconds),
-            max_quantum_ms: to_u32(turns.max_quantum_milliseconds),
+            min_quantum_ms: to_u32(temporal.min_quantum_milliseconds),
+            max_quantum_ms: to_u32(temporal.max_quantum_milliseconds),
         },
     }
 }

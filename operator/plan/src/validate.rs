@@ -121,7 +121,7 @@ pub fn placement_conditions<'a>(
         UnplacedReason::GroupNotFound { .. } => {
             (None, ConditionResult::not_met(Reason::GroupNotFound, message))
         }
-        UnplacedReason::NoRoom { .. } => (None, ConditionResult::not_met(Reason::Unschedulable, message)),
+        UnplacedReason::NoCapacity { .. } => (None, ConditionResult::not_met(Reason::Unschedulable, message)),
     }
 }
 
@@ -130,7 +130,7 @@ const fn severity(why: &UnplacedReason) -> u8 {
     match why {
         UnplacedReason::ModelLargerThanGpu { .. } => 3,
         UnplacedReason::GroupNotFound { .. } => 2,
-        UnplacedReason::NoRoom { .. } => 1,
+        UnplacedReason::NoCapacity { .. } => 1,
         UnplacedReason::ModelNotInspected => 0,
     }
 }

@@ -98,8 +98,8 @@ fn nothing_that_changes_nothing_is_written() {
 #[test]
 fn message_is_truncated_to_api_server_limit() {
     let long = [(ConditionType::Placed, ConditionResult::not_met(Reason::Unschedulable, "ä".repeat(40_000)))];
-    let told = conditions(TENANT, &[], &ConditionResults::from(long), 1, &morning());
-    assert!(told.iter().all(|condition| condition.message.len() <= 32_768));
+    let found = conditions(TENANT, &[], &ConditionResults::from(long), 1, &morning());
+    assert!(found.iter().all(|condition| condition.message.len() <= 32_768));
 }
 
 /// Returns the condition `Accepted`.
@@ -187,7 +187,7 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
         (refused, waits.status, waits.reason),
         (None, ConditionStatus::Unknown, Reason::ModelNotInspected)
     );
-    let full = UnplacedReason::NoRoom { tried: 3, gpu: "p-chat-1".into(), misfit: UnfitReason::Full };
+    let full = UnplacedReason::NoCapacity { tried: 3, gpu: "p-chat-1".into(), misfit: UnfitReason::Full };
     let full: &'static UnplacedReason = Box::leak(Box::new(full));
     let (refused, full) = found(&[(0, Ok("a")), (1, Err(full))]);
     assert_eq!((refused, full.status, full.reason), (None, ConditionStatus::False, Reason::Unschedulable));

@@ -51,7 +51,7 @@ fn directive_for(victim: &str, change: impl FnOnce(&mut Vec<SlotPeer<'_>>)) -> D
 #[test]
 fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads() {
     let directive = directive_for("MostRecentlyUsed", |_| ());
-    let names: Vec<_> = directive.peers.iter().map(|neighbour| neighbour.name.as_str()).collect();
+    let names: Vec<_> = directive.peers.iter().map(|peer| peer.name.as_str()).collect();
     assert_eq!(names, ["busy", "old", "recent", "silent"], "by name, and never itself");
     let old = &directive.peers[1];
     assert_eq!((old.pod_uid.as_deref(), old.claim_uid.as_deref()), (Some("pod-of-old"), Some("claim")));
@@ -128,17 +128,17 @@ fn inactive_peers_come_first_then_priority_then_victim_rule() {
     assert_eq!(order("FixedOrder"), ["busy", "old", "recent", "silent"]);
     let mut low = tenant("busy", json!({"priority": 1}));
     low.spec.priority = 1;
-    let told = directive_for("MostRecentlyUsed", |members| {
+    let directive = directive_for("MostRecentlyUsed", |members| {
         members[2].sidecar.activity = used(Some(1), 1);
         members[2].tenant = Box::leak(Box::new(low));
     });
-    assert_eq!(told.fallback_order, ["busy", "recent", "old", "silent"]);
+    assert_eq!(directive.fallback_order, ["busy", "recent", "old", "silent"]);
 }
 
 #[test]
 fn floor_above_share_is_sent_as_share() {
-    let told = directive_for("MostRecentlyUsed", |members| members[1].share_bytes = MIB);
-    let silent = told.peers.iter().find(|neighbour| neighbour.name == "silent").unwrap();
+    let directive = directive_for("MostRecentlyUsed", |members| members[1].share_bytes = MIB);
+    let silent = directive.peers.iter().find(|peer| peer.name == "silent").unwrap();
     assert_eq!((silent.share_bytes, silent.floor_bytes), (MIB, MIB));
 }
 
@@ -166,7 +166,7 @@ fn changed_share_or_cap_is_sent_immediately() {
 }
 
 #[test]
-fn the_order_alone_changes_no_more_often_than_every_half_minute() {
+fn order_changes_at_most_every_half_minute() {
     let first = next_directive(None, directive_for("MostRecentlyUsed", |_| ()), 1000).unwrap();
     assert_eq!(next_directive(Some(&first), (*first.directive).clone(), 9000), None);
     let other = directive_for("MostRecentlyUsed", |members| members[3].sidecar.activity = used(Some(99), 99));

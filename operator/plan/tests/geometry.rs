@@ -5,11 +5,11 @@ use sluice_plan::geometry::{EngineGeometry, engine_threads, to_status};
 use sluice_plan::resource_demand::{DemandParams, demand};
 use sluice_types::pool::Policy;
 use sluice_types::tenant::ModelStatus;
-use sluice_wire::geometry::Geometry as Told;
+use sluice_wire::geometry::Geometry as InspectedGeometry;
 
 use super::fixtures::tenant;
 
-const REPORTED: Told = Told {
+const REPORTED: InspectedGeometry = InspectedGeometry {
     global_bytes: 5,
     layer_bytes: 30,
     layers: 10,

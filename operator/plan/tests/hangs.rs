@@ -32,9 +32,9 @@ fn state() -> State {
     State { at_unix_ms: NOW_MS, phase: Phase::Active, peers, ..State::default() }
 }
 
-fn with_turn(edit: impl FnOnce(&mut TimeSliceState)) -> State {
+fn with_slice(edit: impl FnOnce(&mut TimeSliceState)) -> State {
     let mut state = state();
-    edit(state.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it takes turns"));
+    edit(state.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it has time slices"));
     state
 }
 
@@ -51,7 +51,7 @@ fn hung(ago_ms: u64, alive: bool) -> State {
 /// Took the time slice from `ns/code` this long before now.
 fn took(ago_ms: u64) -> State {
     let (from, at_unix_ms) = ("ns/code".to_owned(), NOW_MS - ago_ms);
-    with_turn(|turn| turn.last_takeover = Some(Takeover { from, at_unix_ms, overdue_ms: 260 }))
+    with_slice(|slice| slice.last_takeover = Some(Takeover { from, at_unix_ms, overdue_ms: 260 }))
 }
 
 /// A sidecar of it was killed this long before now because it hung.
@@ -62,12 +62,12 @@ fn sidecar_hung(ago_ms: u64) -> State {
 
 /// Skipped `ns/code` in the time-slice queue this long before now.
 fn skipped(ago_ms: u64) -> State {
-    with_turn(|turn| turn.last_skip = Some(Skip { of: "ns/code".into(), at_unix_ms: NOW_MS - ago_ms }))
+    with_slice(|slice| slice.last_skip = Some(Skip { of: "ns/code".into(), at_unix_ms: NOW_MS - ago_ms }))
 }
 
 /// Sees `ns/code` hold the time slice, this long past its deadline.
 fn sees_late(overdue_ms: u64) -> State {
-    with_turn(|turn| (turn.holder, turn.holder_overdue_ms) = (Some("ns/code".into()), overdue_ms))
+    with_slice(|slice| (slice.holder, slice.holder_overdue_ms) = (Some("ns/code".into()), overdue_ms))
 }
 
 impl HangTest {
@@ -85,9 +85,10 @@ impl HangTest {
             is_ready: name != "code" || self.ready,
             ..ObservedPod::default()
         };
-        let told = [("code", &self.code), ("chat", &self.chat)];
-        let told = told.into_iter().filter_map(|(name, state)| Some((name, report(state.as_ref()?))));
-        let reports = told.map(|(name, told)| ((name.to_owned(), "p-chat-0".to_owned()), told)).collect();
+        let states = [("code", &self.code), ("chat", &self.chat)];
+        let states = states.into_iter().filter_map(|(name, state)| Some((name, report(state.as_ref()?))));
+        let reports =
+            states.map(|(name, report)| ((name.to_owned(), "p-chat-0".to_owned()), report)).collect();
         let slots =
             names.map(|name| ObservedSlot { tenant: name.into(), index: 0, claim: CLAIM.into() }).to_vec();
         ObservedPool { slots, pods: names.map(pod).to_vec(), reports, ..placed_and_ready(&pool) }
@@ -126,23 +127,23 @@ impl HangTest {
 
 #[test]
 fn no_hang_reports_nothing() {
-    let town = HangTest::new(Some(state()), Some(state()));
+    let test = HangTest::new(Some(state()), Some(state()));
     for name in ["code", "chat"] {
-        assert_eq!(town.condition_of(name, "Degraded"), ["False", "AsExpected", ""]);
-        assert_eq!(town.condition_of(name, "Ready"), ["True", "AsExpected", ""]);
-        assert!(!has_expiring_reason(&town.status(name)));
+        assert_eq!(test.condition_of(name, "Degraded"), ["False", "AsExpected", ""]);
+        assert_eq!(test.condition_of(name, "Ready"), ["True", "AsExpected", ""]);
+        assert!(!has_expiring_reason(&test.status(name)));
     }
 }
 
 #[test]
 fn engine_hang_is_reported_with_operation_and_action() {
-    let town = HangTest::new(Some(hung(30_000, false)), Some(state()));
+    let test = HangTest::new(Some(hung(30_000, false)), Some(state()));
     let said = "slot code-0: its engine on p-chat-0 hung at 1970-01-12T13:46:10Z: 2300 ms without progress \
                 (step; the limit is 2250 ms); its sidecar killed it, holds its requests, and continues them \
                 with a new engine";
-    assert_eq!(town.condition_of("code", "Degraded"), ["True", "EngineHung", said]);
-    assert_eq!(town.condition_of("code", "Ready")[0], "True", "its requests are held and answered");
-    assert_eq!(town.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
+    assert_eq!(test.condition_of("code", "Degraded"), ["True", "EngineHung", said]);
+    assert_eq!(test.condition_of("code", "Ready")[0], "True", "its requests are held and answered");
+    assert_eq!(test.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
     let beside = HangTest::new(Some(hung(30_000, false)), Some(took(29_000)));
     let [status, reason, message] = beside.condition_of("code", "Degraded");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "EngineHung"));
@@ -154,8 +155,8 @@ fn engine_hang_is_reported_with_operation_and_action() {
 #[test]
 fn hang_is_reported_for_ten_minutes_and_ongoing_hang_until_it_ends() {
     let degraded = |code| {
-        let town = HangTest::new(Some(code), Some(state()));
-        (town.condition_of("code", "Degraded")[0].clone(), has_expiring_reason(&town.status("code")))
+        let test = HangTest::new(Some(code), Some(state()));
+        (test.condition_of("code", "Degraded")[0].clone(), has_expiring_reason(&test.status("code")))
     };
     let of = |truth: &str, again| (truth.to_owned(), again);
     assert_eq!(degraded(hung(599_999, false)), of("True", true), "looked at again, or it would stay");
@@ -167,17 +168,17 @@ fn hang_is_reported_for_ten_minutes_and_ongoing_hang_until_it_ends() {
 
 #[test]
 fn hung_sidecar_is_reported_by_peer_that_took_over() {
-    let town = HangTest::new(None, Some(took(40_000)));
+    let test = HangTest::new(None, Some(took(40_000)));
     let said = "its sidecar hung: ns/chat took over its time slice of p-chat-0 at 1970-01-12T13:46:00Z, 260 \
                 ms past the deadline; it does not answer";
     let said = format!("slot code-0: {said}");
-    assert_eq!(town.condition_of("code", "Degraded"), ["True", "SidecarHung", &said]);
+    assert_eq!(test.condition_of("code", "Degraded"), ["True", "SidecarHung", &said]);
     assert_eq!(
-        town.condition_of("code", "Serving"),
+        test.condition_of("code", "Serving"),
         ["False", "SidecarHung", &said],
         "its requests have no answer"
     );
-    assert_eq!(town.condition_of("code", "Ready"), ["False", "SidecarHung", &format!("Serving: {said}")]);
+    assert_eq!(test.condition_of("code", "Ready"), ["False", "SidecarHung", &format!("Serving: {said}")]);
     let back = HangTest::new(Some(state()), Some(took(40_000)));
     let [status, reason, message] = back.condition_of("code", "Degraded");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "SidecarHung"));
@@ -189,11 +190,11 @@ fn hung_sidecar_is_reported_by_peer_that_took_over() {
 
 #[test]
 fn pod_not_ready_because_of_hung_sidecar_reports_hang() {
-    let town = HangTest { ready: false, ..HangTest::new(None, Some(took(40_000))) };
-    let told = town.conditions("code");
-    assert_eq!(told["WeightsLoaded"], "Unknown SidecarHung");
-    assert_eq!(told["Serving"], "False SidecarHung");
-    assert_eq!(told["Ready"], "Unknown SidecarHung");
+    let test = HangTest { ready: false, ..HangTest::new(None, Some(took(40_000))) };
+    let conditions = test.conditions("code");
+    assert_eq!(conditions["WeightsLoaded"], "Unknown SidecarHung");
+    assert_eq!(conditions["Serving"], "False SidecarHung");
+    assert_eq!(conditions["Ready"], "Unknown SidecarHung");
     let silent = HangTest { ready: false, ..HangTest::new(None, Some(state())) };
     assert_eq!(silent.conditions("code")["WeightsLoaded"], "Unknown PodNotReady", "no neighbour names it");
 }
@@ -244,22 +245,22 @@ fn waiting_tenant_names_overdue_holder_before_and_after_takeover() {
 
 #[test]
 fn sidecar_hang_long_after_engine_hang_is_separate() {
-    let town = |taken_ago| HangTest::new(Some(hung(300_000, false)), Some(took(taken_ago)));
-    let reason = |taken_ago: u64| town(taken_ago).condition_of("code", "Degraded")[1].clone();
+    let test = |taken_ago| HangTest::new(Some(hung(300_000, false)), Some(took(taken_ago)));
+    let reason = |taken_ago: u64| test(taken_ago).condition_of("code", "Degraded")[1].clone();
     assert_eq!([300_000, 240_000, 239_999].map(reason), ["EngineHung", "EngineHung", "SidecarHung"]);
 }
 
 #[test]
 fn peers_of_other_gpus_and_namespaces_do_not_report_hang() {
     let mut stranger = took(40_000);
-    let turn = stranger.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it takes turns");
-    turn.last_takeover.as_mut().expect("it took one").from = "other/code".into();
+    let slice = stranger.peers.as_mut().and_then(|own| own.time_slice.as_mut()).expect("it has time slices");
+    slice.last_takeover.as_mut().expect("it took one").from = "other/code".into();
     assert_eq!(HangTest::new(Some(state()), Some(stranger)).condition_of("code", "Degraded")[0], "False");
-    let town = HangTest::new(Some(state()), Some(took(40_000)));
-    let mut seen = town.seen();
-    let told =
+    let test = HangTest::new(Some(state()), Some(took(40_000)));
+    let mut seen = test.seen();
+    let own_report =
         seen.reports.remove(&("chat".to_owned(), "p-chat-0".to_owned())).expect("it reported something");
-    seen.reports.insert(("chat".to_owned(), "p-chat-1".to_owned()), told);
+    seen.reports.insert(("chat".to_owned(), "p-chat-1".to_owned()), own_report);
     let (pool, tenant) = (host_pool(), {
         let mut tenant = inspected();
         tenant.metadata.name = Some("code".into());
@@ -275,12 +276,12 @@ fn peers_of_other_gpus_and_namespaces_do_not_report_hang() {
 
 #[test]
 fn a_sidecar_that_was_killed_is_reported_by_the_next_one() {
-    let town = HangTest::new(Some(sidecar_hung(30_000)), Some(state()));
+    let test = HangTest::new(Some(sidecar_hung(30_000)), Some(state()));
     let message = "slot code-0: its sidecar on p-chat-0 hung and was killed at 1970-01-12T13:46:10Z: it did \
                    not run for 12400 ms; a new sidecar serves";
-    assert_eq!(town.condition_of("code", "Degraded"), ["True", "SidecarHung", message]);
-    assert_eq!(town.condition_of("code", "Ready")[0], "True");
-    assert_eq!(town.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
+    assert_eq!(test.condition_of("code", "Degraded"), ["True", "SidecarHung", message]);
+    assert_eq!(test.condition_of("code", "Ready")[0], "True");
+    assert_eq!(test.condition_of("chat", "Degraded")[0], "False", "only its own tenant is");
     let taken = HangTest::new(Some(sidecar_hung(30_000)), Some(took(42_000)))
         .condition_of("code", "Degraded")[2]
         .clone();
@@ -335,35 +336,35 @@ fn a_tenant_that_was_skipped_and_does_not_answer_hangs() {
 
 #[test]
 fn two_hangs_are_two_events() {
-    let told =
+    let message =
         |code: Option<State>, chat| HangTest::new(code, chat).condition_of("code", "Degraded")[2].clone();
-    let engine = |ago_ms| told(Some(hung(ago_ms, false)), None);
+    let engine = |ago_ms| message(Some(hung(ago_ms, false)), None);
     assert!(is_another_hang(&engine(100_000), &engine(80_000)), "each has a moment of its own");
     assert!(!is_another_hang(&engine(60_000), &engine(60_000)), "the same");
-    let sidecar = |ago_ms| told(Some(sidecar_hung(ago_ms)), None);
-    let taken = |ago_ms| told(None, Some(took(ago_ms)));
+    let sidecar = |ago_ms| message(Some(sidecar_hung(ago_ms)), None);
+    let taken = |ago_ms| message(None, Some(took(ago_ms)));
     assert!(!is_another_hang(&taken(20_000), &sidecar(10_000)), "it was killed after its turn was taken");
     assert!(is_another_hang(&taken(63_000), &sidecar(10_000)), "its turn was taken before this hang began");
     assert!(is_another_hang(&taken(90_000), &sidecar(10_000)));
     assert!(is_another_hang(&sidecar(60_000), &taken(20_000)), "a turn is not taken from a dead one");
     assert!(!is_another_hang(&sidecar(20_000), &taken(60_000)), "an old one that shows again");
-    let holds = |overdue_ms| told(None, Some(sees_late(overdue_ms)));
+    let holds = |overdue_ms| message(None, Some(sees_late(overdue_ms)));
     assert!(!is_another_hang(&holds(90_000), &taken(40_000)), "it lasted, and has ended");
     assert!(is_another_hang(&taken(300_000), &holds(10_000)), "it hangs again");
 }
 
 #[test]
 fn a_pod_that_was_made_after_a_skip_only_starts() {
-    let town = HangTest::new(None, Some(skipped(30_000)));
-    let told = |made_at| {
-        let mut seen = town.seen();
+    let test = HangTest::new(None, Some(skipped(30_000)));
+    let degraded = |made_at| {
+        let mut seen = test.seen();
         seen.pods.iter_mut().for_each(|pod| pod.created_at = made_at);
-        town.status_of("code", &seen)
+        test.status_of("code", &seen)
             .conditions
             .into_iter()
             .find(|one| one.type_ == "Degraded")
             .unwrap()
             .status
     };
-    assert_eq!([NOW - 31, NOW - 30].map(told), ["True", "False"]);
+    assert_eq!([NOW - 31, NOW - 30].map(degraded), ["True", "False"]);
 }

@@ -69,17 +69,17 @@ fn a_slot_is_placed_by_all_that_its_pod_asks_for() {
 
 #[test]
 fn sidecar_config_has_container_memory_without_gpu() {
-    let told = |spec: Value| {
+    let host_memory = |spec: Value| {
         let tenant = tenant("t", spec);
         with(&host_pool(), &tenant, |placed| sidecar_config(placed).gpu.host_memory_bytes)
     };
     // 35 MiB of weights, 64 MiB and 2048 streams of 32 KiB, and a twentieth.
-    let computed = told(json!({})).expect("a figure");
+    let computed = host_memory(json!({})).expect("a figure");
     assert_eq!(computed, 163 * MIB + (163 * MIB).div_ceil(20));
     // The host-backed GPU has 96 MiB of the limit.
-    assert_eq!(told(limits("sidecar", "100Mi")), Some(4 * MIB));
+    assert_eq!(host_memory(limits("sidecar", "100Mi")), Some(4 * MIB));
     assert_eq!(
-        told(limits("sidecar", "1Mi")),
+        host_memory(limits("sidecar", "1Mi")),
         Some(0),
         "nothing is left for weights: it says so at its start"
     );

@@ -332,12 +332,12 @@ fn claim_requests_gpu_and_ledger_folder() {
     let requests = &host["spec"]["devices"]["requests"];
     assert_eq!(requests[0]["exactly"]["deviceClassName"], "host.sluice.dev");
     assert_eq!(requests[1]["name"], "neighbourhood");
-    let told = &host["spec"]["devices"]["config"][0]["opaque"];
-    assert_eq!(told["parameters"]["memory"], "96Mi");
-    let turns = of(&pool(json!({"device": {"selectors": ["device.attributes['x'].y == 'z'"]}})));
-    assert_eq!(turns["spec"]["devices"].get("config"), None);
+    let parameters = &host["spec"]["devices"]["config"][0]["opaque"];
+    assert_eq!(parameters["parameters"]["memory"], "96Mi");
+    let selected = of(&pool(json!({"device": {"selectors": ["device.attributes['x'].y == 'z'"]}})));
+    assert_eq!(selected["spec"]["devices"].get("config"), None);
     assert_eq!(
-        turns["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"],
+        selected["spec"]["devices"]["requests"][0]["exactly"]["selectors"][0]["cel"]["expression"],
         "device.attributes['x'].y == 'z'"
     );
     let sharing =
@@ -353,8 +353,8 @@ fn all_at_once_is_mps_with_the_share_in_the_engines_environment() {
     let sharing = json!([{"name": "chat", "sharing": {"mode": "Spatial", "spatial": {"defaultActiveThreadPercent": 30}}}]);
     let pool = pool(json!({"gpus": sharing}));
     let gpu = first_gpu(&pool);
-    let told = &json_of(claim(&pool, &gpu, 1))["spec"]["devices"]["config"][0]["opaque"];
-    assert_eq!(told["parameters"]["sharing"]["strategy"], "MPS");
+    let parameters = &json_of(claim(&pool, &gpu, 1))["spec"]["devices"]["config"][0]["opaque"];
+    assert_eq!(parameters["parameters"]["sharing"]["strategy"], "MPS");
     let share = json!({"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"});
     for engine in [json!({}), json!({"engine": {"kind": "Vllm", "image": "vllm:1"}})] {
         let pod = pod(&pool, &tenant("t", engine));

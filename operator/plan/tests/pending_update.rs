@@ -196,8 +196,8 @@ fn removed_gpu_stays_until_empty() {
             let status = pool_status(&given, &plan, &later);
             let degraded = status.conditions.iter().find(|one| one.type_ == "Degraded").expect("Degraded");
             assert_eq!(degraded.reason, "UpdateWaits", "{change}");
-            let told = status.gpus.last().expect("a GPU");
-            assert_eq!((told.name.as_str(), told.tenants.len()), ("p-chat-1", 1));
+            let last = status.gpus.last().expect("a GPU");
+            assert_eq!((last.name.as_str(), last.tenants.len()), ("p-chat-1", 1));
         }
     }
 }

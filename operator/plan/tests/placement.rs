@@ -26,7 +26,7 @@ pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
     }
 }
 
-fn turns(name: &str) -> Gpu {
+fn temporal_gpu(name: &str) -> Gpu {
     gpu(name, "chat", SharingMode::Temporal)
 }
 
@@ -65,7 +65,8 @@ fn of<'a>(
 
 #[test]
 fn slots_spread_to_where_most_memory_is_left() {
-    let placement = place(&[turns("a"), turns("b")], &[slot("x", 50), slot("y", 20), slot("z", 20)]);
+    let placement =
+        place(&[temporal_gpu("a"), temporal_gpu("b")], &[slot("x", 50), slot("y", 20), slot("z", 20)]);
     assert_eq!(of(&placement, "x"), Ok("a"));
     assert_eq!(of(&placement, "y"), Ok("b"));
     assert_eq!(of(&placement, "z"), Ok("b"));
@@ -74,7 +75,7 @@ fn slots_spread_to_where_most_memory_is_left() {
 #[test]
 fn a_slot_stays_though_another_gpu_is_empty() {
     let placement = place(
-        &[turns("a"), turns("b")],
+        &[temporal_gpu("a"), temporal_gpu("b")],
         &[with_current_gpu("a", slot("x", 60)), with_current_gpu("a", slot("y", 40))],
     );
     assert_eq!((of(&placement, "x"), of(&placement, "y")), (Ok("a"), Ok("a")));
@@ -84,7 +85,7 @@ fn a_slot_stays_though_another_gpu_is_empty() {
 fn a_slot_moves_when_its_gpu_is_gone_or_too_small() {
     let important = Slot { priority: 200, ..with_current_gpu("a", slot("x", 70)) };
     let slots = [important, with_current_gpu("a", slot("y", 40)), with_current_gpu("gone", slot("z", 10))];
-    let placement = place(&[turns("a"), turns("b")], &slots);
+    let placement = place(&[temporal_gpu("a"), temporal_gpu("b")], &slots);
     assert_eq!(of(&placement, "x"), Ok("a"));
     assert_eq!(of(&placement, "y"), Ok("b"));
     assert_eq!(of(&placement, "z"), Ok("b"));
@@ -92,18 +93,18 @@ fn a_slot_moves_when_its_gpu_is_gone_or_too_small() {
 
 #[test]
 fn new_slot_uses_reported_floors_and_placed_slot_stays() {
-    let told = |told_floor_bytes, floor| Slot {
-        reported_floor_bytes: told_floor_bytes,
+    let with_reported_floor = |reported_floor_bytes, floor| Slot {
+        reported_floor_bytes,
         ..with_current_gpu("a", slot("x", floor))
     };
-    let gpus = [turns("a"), turns("b")];
+    let gpus = [temporal_gpu("a"), temporal_gpu("b")];
     let beside = |floor| Slot { priority: 1, ..slot("new", floor) };
     let of_new = |x: Slot, new| of(&place(&gpus[..1], &[x, beside(new)]), "new").map(str::to_owned).ok();
-    assert_eq!(of_new(told(0, 30), 70), Some("a".into()));
-    assert_eq!(of_new(told(31, 30), 70), None, "it would never have the rest");
-    assert_eq!(of_new(told(31, 30), 69), Some("a".into()));
-    assert_eq!(of_new(told(20, 30), 71), None, "what was foreseen counts where it is more");
-    let slots = [told(90, 30), with_current_gpu("a", slot("y", 60)), slot("z", 10)];
+    assert_eq!(of_new(with_reported_floor(0, 30), 70), Some("a".into()));
+    assert_eq!(of_new(with_reported_floor(31, 30), 70), None, "it would never have the rest");
+    assert_eq!(of_new(with_reported_floor(31, 30), 69), Some("a".into()));
+    assert_eq!(of_new(with_reported_floor(20, 30), 71), None, "what was foreseen counts where it is more");
+    let slots = [with_reported_floor(90, 30), with_current_gpu("a", slot("y", 60)), slot("z", 10)];
     let placement = place(&gpus, &slots);
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")], "elsewhere it is no smaller");
     assert_eq!(of(&placement, "z"), Ok("b"));
@@ -111,7 +112,7 @@ fn new_slot_uses_reported_floors_and_placed_slot_stays() {
 
 #[test]
 fn gpu_with_unknown_floors_accepts_no_new_slot() {
-    let gpus = [turns("a"), turns("b")];
+    let gpus = [temporal_gpu("a"), temporal_gpu("b")];
     let there = |unheard| Slot { is_floor_unknown: unheard, ..with_current_gpu("a", slot("x", 30)) };
     let placed = |there: Slot, count: usize| {
         let placement = place(&gpus[..count], &[there, slot("new", 10)]);
@@ -138,17 +139,17 @@ fn the_more_important_then_the_older_tenant_is_placed_first() {
         Slot { created: 2, ..slot("young", 60) },
         Slot { created: 3, priority: 101, ..slot("important", 60) },
     ];
-    let placement = place(&[turns("a")], &slots);
+    let placement = place(&[temporal_gpu("a")], &slots);
     assert_eq!(of(&placement, "important"), Ok("a"));
     assert!(of(&placement, "old").is_err());
-    let placement = place(&[turns("a")], &slots[..2]);
+    let placement = place(&[temporal_gpu("a")], &slots[..2]);
     assert_eq!(of(&placement, "old"), Ok("a"));
 }
 
 #[test]
 fn two_slots_of_a_tenant_never_share_a_gpu() {
     let slots = [slot("x", 10), Slot { index: 1, ..slot("x", 10) }];
-    let placement = place(&[turns("a")], &slots);
+    let placement = place(&[temporal_gpu("a")], &slots);
     let refused = placement[&("x".to_owned(), 1)].as_ref().unwrap_err();
     assert!(refused.to_string().contains("two slots of a tenant never share a GPU"), "{refused}");
 }
@@ -156,9 +157,9 @@ fn two_slots_of_a_tenant_never_share_a_gpu() {
 #[test]
 fn proxied_engine_needs_exclusive_gpu() {
     let proxied = Slot { is_exclusive: true, ..slot("v", 10) };
-    let placement = place(&[turns("a")], &[proxied.clone(), with_current_gpu("a", slot("x", 10))]);
+    let placement = place(&[temporal_gpu("a")], &[proxied.clone(), with_current_gpu("a", slot("x", 10))]);
     assert!(of(&placement, "v").is_err());
-    let placement = place(&[turns("a")], &[with_current_gpu("a", proxied), slot("x", 10)]);
+    let placement = place(&[temporal_gpu("a")], &[with_current_gpu("a", proxied), slot("x", 10)]);
     assert!(of(&placement, "x").is_err());
 }
 
@@ -173,10 +174,10 @@ fn an_instance_takes_one_slot() {
 #[test]
 fn refusals_carry_the_numbers() {
     let refused = |gpus: &[Gpu], slots: &[Slot]| of(&place(gpus, slots), "z").unwrap_err().to_string();
-    let large = refused(&[turns("a")], &[slot("z", 101)]);
+    let large = refused(&[temporal_gpu("a")], &[slot("z", 101)]);
     assert!(large.contains("101 bytes") && large.contains("100 bytes"), "{large}");
     let full = refused(
-        &[turns("a"), turns("b")],
+        &[temporal_gpu("a"), temporal_gpu("b")],
         &[with_current_gpu("a", slot("x", 90)), with_current_gpu("b", slot("y", 70)), slot("z", 40)],
     );
     assert_eq!(
@@ -185,9 +186,9 @@ fn refusals_carry_the_numbers() {
          bytes are missing"
     );
     let host = Slot { demand: Some(takes(1, 1001)), ..slot("z", 1) };
-    let host = refused(&[turns("a")], &[host]);
+    let host = refused(&[temporal_gpu("a")], &[host]);
     assert!(host.contains("too little host memory: 1 bytes are missing"), "{host}");
-    let group = refused(&[turns("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
+    let group = refused(&[temporal_gpu("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
     assert_eq!(group, "the pool has no group `agents`; its groups are chat");
 }
 
@@ -195,17 +196,17 @@ fn refusals_carry_the_numbers() {
 fn uninspected_slot_waits_and_blocks_new_slots() {
     let unknown = Slot { demand: None, ..slot("u", 0) };
     assert_eq!(
-        of(&place(&[turns("a")], std::slice::from_ref(&unknown)), "u"),
+        of(&place(&[temporal_gpu("a")], std::slice::from_ref(&unknown)), "u"),
         Err(&UnplacedReason::ModelNotInspected)
     );
-    let placement = place(&[turns("a")], &[with_current_gpu("a", unknown), slot("x", 10)]);
+    let placement = place(&[temporal_gpu("a")], &[with_current_gpu("a", unknown), slot("x", 10)]);
     assert_eq!(of(&placement, "u"), Ok("a"));
     assert!(of(&placement, "x").unwrap_err().to_string().contains("has not been inspected"));
 }
 
 #[test]
 fn gpu_with_pending_update_accepts_slots_by_settings_in_force() {
-    let gpus = [turns("a"), Gpu { capacity_bytes: Some(50), ..turns("b") }];
+    let gpus = [temporal_gpu("a"), Gpu { capacity_bytes: Some(50), ..temporal_gpu("b") }];
     let there = |floor_bytes| Some(takes(floor_bytes, 100));
     let with = |floor_bytes: u64, on: &str, demand| Slot {
         demand_by_gpu: BTreeMap::from([(on.to_owned(), demand)]),
@@ -249,7 +250,7 @@ fn pool_lists_gpus_of_groups_with_host_backed_capacity() {
 
 #[test]
 fn admitted_slot_keeps_gpu_despite_other_pod_requests() {
-    let gpu = Gpu { node_bytes: Some(90), ..turns("a") };
+    let gpu = Gpu { node_bytes: Some(90), ..temporal_gpu("a") };
     let mut demand = takes(10, 50);
     demand.pod.sidecar_bytes = 100;
     let slot = |admitted| Slot {
@@ -259,7 +260,7 @@ fn admitted_slot_keeps_gpu_despite_other_pod_requests() {
     };
     assert_eq!(of(&place(std::slice::from_ref(&gpu), &[slot(true)]), "t"), Ok("a"));
     let refused = place(std::slice::from_ref(&gpu), &[slot(false)]);
-    assert!(matches!(of(&refused, "t"), Err(UnplacedReason::NoRoom { .. })), "{refused:?}");
+    assert!(matches!(of(&refused, "t"), Err(UnplacedReason::NoCapacity { .. })), "{refused:?}");
     let elsewhere = place(&[Gpu { name: "b".into(), ..gpu }], &[slot(true)]);
     assert!(of(&elsewhere, "t").is_err(), "it was taken by another node");
 }
@@ -270,13 +271,13 @@ fn serving(gpu: &str, slot: Slot) -> Slot {
 
 #[test]
 fn serving_slot_keeps_gpu_when_other_floors_grow() {
-    let gpus = [turns("a"), turns("b")];
+    let gpus = [temporal_gpu("a"), temporal_gpu("b")];
     let grown = Slot { priority: 900, ..serving("a", slot("x", 90)) };
     let slots = [grown, serving("a", slot("y", 40)), Slot { priority: 999, ..slot("z", 10) }];
     let placement = place(&gpus[..1], &slots);
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
     assert!(
-        matches!(of(&placement, "z"), Err(UnplacedReason::NoRoom { .. })),
+        matches!(of(&placement, "z"), Err(UnplacedReason::NoCapacity { .. })),
         "no new tenant, however important"
     );
     assert_eq!(of(&place(&gpus, &slots), "z"), Ok("b"));
@@ -295,7 +296,7 @@ fn serving_slot_keeps_gpu_when_other_floors_grow() {
 
 #[test]
 fn starting_slot_is_relocated_when_other_floor_grows_or_waits() {
-    let gpus = [turns("a"), turns("b")];
+    let gpus = [temporal_gpu("a"), temporal_gpu("b")];
     let grown = Slot { priority: 1, ..serving("a", slot("x", 90)) };
     let starts = with_current_gpu("a", slot("y", 40));
     let all = [grown.clone(), starts.clone()];
@@ -313,7 +314,7 @@ fn starting_slot_is_relocated_when_other_floor_grows_or_waits() {
 
 #[test]
 fn admitted_slot_keeps_gpu_with_less_host_memory() {
-    let gpu = Gpu { host_bytes: 150, ..turns("a") };
+    let gpu = Gpu { host_bytes: 150, ..temporal_gpu("a") };
     let there = |admitted| {
         [
             with_current_gpu("a", slot("x", 10)),
@@ -331,7 +332,7 @@ fn admitted_slot_keeps_gpu_with_less_host_memory() {
 #[test]
 fn serving_slot_stays_while_peer_is_reinspected() {
     let unknown = |name: &str| Slot { demand: None, ..serving("a", slot(name, 0)) };
-    let placement = place(&[turns("a")], &[unknown("x"), unknown("y"), slot("z", 1)]);
+    let placement = place(&[temporal_gpu("a")], &[unknown("x"), unknown("y"), slot("z", 1)]);
     assert_eq!(["x", "y"].map(|name| of(&placement, name)), [Ok("a"), Ok("a")]);
     assert!(of(&placement, "z").is_err());
 }
@@ -339,7 +340,7 @@ fn serving_slot_stays_while_peer_is_reinspected() {
 #[test]
 fn displaced_slot_does_not_take_memory_of_another_displaced_slot() {
     let serves = |gpu, name, floor| Slot { is_serving: true, ..with_current_gpu(gpu, slot(name, floor)) };
-    let gpus = [turns("a"), turns("b")];
+    let gpus = [temporal_gpu("a"), temporal_gpu("b")];
     let important = Slot { priority: 1, ..with_current_gpu("a", slot("x", 40)) };
     let slots = [serves("a", "s", 70), serves("b", "t", 55), important, with_current_gpu("b", slot("y", 50))];
     let placement = place(&gpus, &slots);

@@ -66,13 +66,13 @@ fn settled(slots: &[Slot], placement: &SlotPlacement) -> Vec<Slot> {
 }
 
 fn by_gpu(slots: &[Slot]) -> BTreeMap<&str, Vec<&Slot>> {
-    let mut rooms: BTreeMap<&str, Vec<&Slot>> = BTreeMap::new();
+    let mut slots_by_gpu: BTreeMap<&str, Vec<&Slot>> = BTreeMap::new();
     for slot in slots {
         if let Some(gpu) = &slot.current_gpu {
-            rooms.entry(gpu).or_default().push(slot);
+            slots_by_gpu.entry(gpu).or_default().push(slot);
         }
     }
-    rooms
+    slots_by_gpu
 }
 
 /// Whether these slots may share `gpu`: a second implementation of the rules.
@@ -94,9 +94,9 @@ fn holds(gpu: &Gpu, slots: &[&Slot]) -> bool {
 }
 
 fn check(gpus: &[Gpu], slots: &[Slot]) {
-    let rooms = by_gpu(slots);
+    let slots_by_gpu = by_gpu(slots);
     for gpu in gpus {
-        let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+        let here = slots_by_gpu.get(gpu.name.as_str()).cloned().unwrap_or_default();
         assert!(here.is_empty() || holds(gpu, &here), "{gpu:?} has {here:?}");
     }
 }
@@ -114,10 +114,10 @@ proptest! {
     #[test]
     fn no_slot_waits_that_would_fit(gpus in machines(), slots in tenants()) {
         let slots = settled(&slots, &place(&gpus, &slots));
-        let rooms = by_gpu(&slots);
+        let slots_by_gpu = by_gpu(&slots);
         for waiting in unplaced(&slots) {
             for gpu in &gpus {
-                let mut with = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+                let mut with = slots_by_gpu.get(gpu.name.as_str()).cloned().unwrap_or_default();
                 with.push(waiting);
                 prop_assert!(!holds(gpu, &with), "{waiting:?} fits {gpu:?}");
             }
@@ -127,10 +127,10 @@ proptest! {
     #[test]
     fn no_slot_waits_for_lower_ranked_slot(gpus in machines(), slots in tenants()) {
         let slots = settled(&slots, &place(&gpus, &slots));
-        let rooms = by_gpu(&slots);
+        let slots_by_gpu = by_gpu(&slots);
         for waiting in unplaced(&slots) {
             for gpu in &gpus {
-                let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+                let here = slots_by_gpu.get(gpu.name.as_str()).cloned().unwrap_or_default();
                 let mut with: Vec<_> = here.into_iter().filter(|slot| slot.priority >= waiting.priority).collect();
                 with.push(waiting);
                 prop_assert!(!holds(gpu, &with), "{waiting:?} stands behind lesser ones on {gpu:?}");
@@ -190,18 +190,19 @@ proptest! {
         let capacity = |name: &str| gpus.iter().find(|gpu| gpu.name == name).and_then(|gpu| gpu.capacity_bytes);
         let floor = |slot: &Slot| slot.demand.map_or(0, |demand| demand.floor_bytes);
         for (then, now) in grown.iter().zip(&after).filter(|(then, _)| then.is_serving) {
-            let alone = capacity(then.current_gpu.as_ref().unwrap()).is_none_or(|all| floor(then) <= all);
-            prop_assert!(!alone || then.current_gpu == now.current_gpu, "{then:?} became {now:?}");
+            let fits_unshared =
+                capacity(then.current_gpu.as_ref().unwrap()).is_none_or(|all| floor(then) <= all);
+            prop_assert!(!fits_unshared || then.current_gpu == now.current_gpu, "{then:?} became {now:?}");
         }
-        let rooms = by_gpu(&after);
+        let slots_by_gpu = by_gpu(&after);
         for (then, now) in grown.iter().zip(&after).filter(|(then, now)| now.current_gpu.is_some() && then.current_gpu != now.current_gpu) {
             let gpu = now.current_gpu.as_ref().unwrap();
-            let sum: u64 = rooms[gpu.as_str()].iter().map(|slot| floor(slot)).sum();
+            let sum: u64 = slots_by_gpu[gpu.as_str()].iter().map(|slot| floor(slot)).sum();
             prop_assert!(capacity(gpu).is_none_or(|all| sum <= all), "{then:?} came to {gpu}, which has no room");
         }
         // Without a serving slot the result equals that of new slots.
         for gpu in gpus.iter().filter(|gpu| !grown.iter().any(|slot| slot.is_serving && slot.current_gpu.as_ref() == Some(&gpu.name))) {
-            let here = rooms.get(gpu.name.as_str()).cloned().unwrap_or_default();
+            let here = slots_by_gpu.get(gpu.name.as_str()).cloned().unwrap_or_default();
             prop_assert!(here.is_empty() || holds(gpu, &here), "{gpu:?} has {here:?}");
         }
     }

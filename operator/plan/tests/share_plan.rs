@@ -86,8 +86,8 @@ fn reported_floor_does_not_reduce_planned_floor_of_others() {
         plan(&plan_context(&pool, &[&tenant], &placed_and_ready(&pool))).tenants[0].slots[0].floor_bytes;
     assert!(foreseen > 0);
     for capacity in [96 * MIB, 96 * MIB + 1000] {
-        for told in [[u64::MAX, 0, 0], [60 * MIB, 60 * MIB, 0], [u64::MAX, 60 * MIB, u64::MAX]] {
-            let dealt = shares_for_floors(capacity, &told);
+        for floors in [[u64::MAX, 0, 0], [60 * MIB, 60 * MIB, 0], [u64::MAX, 60 * MIB, u64::MAX]] {
+            let dealt = shares_for_floors(capacity, &floors);
             assert!(
                 dealt.iter().all(|share| *share >= foreseen),
                 "{foreseen} each, of {capacity}: {dealt:?}"

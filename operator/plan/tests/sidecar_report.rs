@@ -13,17 +13,17 @@ fn state() -> State {
 
 #[test]
 fn state_is_converted_to_slot_report() {
-    let told = report(&state());
+    let found = report(&state());
     assert_eq!(
-        (told.state, told.wait_reason, told.failure),
+        (found.state, found.wait_reason, found.failure),
         (SlotState::Active, None, state().engine.failure)
     );
-    let memory = told.memory;
+    let memory = found.memory;
     assert_eq!(memory.weights.bytes(), 8_388_608 + 16_777_216 + 8_388_608);
     assert_eq!((memory.kv.bytes(), memory.host_kv.bytes()), (50_331_648, 96 * 8192));
     assert_eq!(memory.remapped_layers, 1 + 3, "its own slots' and those that peers have");
-    assert_eq!(told.last_remap, Some(1_764_000_030));
-    assert_eq!(told.idle_since, state().idle_since_unix_ms.map(|ms| ms as i64 / 1000));
+    assert_eq!(found.last_remap, Some(1_764_000_030));
+    assert_eq!(found.idle_since, state().idle_since_unix_ms.map(|ms| ms as i64 / 1000));
 }
 
 #[test]

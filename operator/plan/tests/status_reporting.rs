@@ -27,9 +27,9 @@ fn pool_status_lists_victim_order() {
         activity: Activity { inactive_since_unix_ms, last_used_unix_ms: Some(last), ..Activity::default() },
         ..report(&State::default())
     };
-    let told = [("busy", used(None, 90)), ("old", used(Some(1), 10)), ("recent", used(Some(1), 50))];
-    let told = told.map(|(name, report)| ((name.to_owned(), "p-chat-0".to_owned()), report));
-    seen.reports = BTreeMap::from(told);
+    let reports = [("busy", used(None, 90)), ("old", used(Some(1), 10)), ("recent", used(Some(1), 50))];
+    let reports = reports.map(|(name, report)| ((name.to_owned(), "p-chat-0".to_owned()), report));
+    seen.reports = BTreeMap::from(reports);
     let tenants: Vec<&ModelTenant> = tenants.iter().collect();
     let order = |pool: &GpuPool| {
         let given = plan_context(pool, &tenants, &seen);
@@ -92,8 +92,8 @@ fn a_ready_slot_that_takes_no_directive_is_degraded() {
         let found = conditions.into_iter().find(|one| one.type_ == "Degraded").unwrap();
         (found.status, found.reason, found.message)
     };
-    let told = ("True".to_owned(), "DirectiveNotTaken".to_owned(), "no answer".to_owned());
-    assert_eq!(degraded(true), told);
+    let expected = ("True".to_owned(), "DirectiveNotTaken".to_owned(), "no answer".to_owned());
+    assert_eq!(degraded(true), expected);
     assert_eq!(degraded(false).0, "False", "a sidecar that starts has no directive yet");
 }
 

@@ -9,7 +9,7 @@ use super::objects::{container, json_of, pod};
 #[test]
 fn download_volume_fits_files_as_stored() {
     let (pool, hub) = (host_pool(), json!({"repo": "a/b"}));
-    let room = |dtype: &str, stored: Option<u64>| {
+    let volume_bytes = |dtype: &str, stored: Option<u64>| {
         let source = json!({"type": "HuggingFace", "persistentVolumeClaim": null, "huggingFace": hub});
         let tenant = tenant("t", json!({"model": {"dtype": dtype, "source": source}}));
         let gpu = first_gpu(&pool);
@@ -21,10 +21,10 @@ fn download_volume_fits_files_as_stored() {
         own["emptyDir"]["sizeLimit"].as_str().unwrap().parse::<sluice_types::Quantity>().unwrap().bytes()
     };
     // 35 MiB of weights in memory, from files of 70; a tenth and 64 MiB more.
-    assert_eq!(room("BFloat16", Some(70 * MIB)), 141 * MIB);
-    assert_eq!(room("Auto", Some(35 * MIB)), 205 * MIB / 2);
-    assert_eq!(room("BFloat16", None), 141 * MIB, "not measured: at most twice as much");
-    assert_eq!(room("Auto", None), room("Auto", Some(35 * MIB)));
+    assert_eq!(volume_bytes("BFloat16", Some(70 * MIB)), 141 * MIB);
+    assert_eq!(volume_bytes("Auto", Some(35 * MIB)), 205 * MIB / 2);
+    assert_eq!(volume_bytes("BFloat16", None), 141 * MIB, "not measured: at most twice as much");
+    assert_eq!(volume_bytes("Auto", None), volume_bytes("Auto", Some(35 * MIB)));
 }
 
 /// The pod of a tenant with a cache.

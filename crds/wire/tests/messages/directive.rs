@@ -192,11 +192,11 @@ fn number_of_peers_is_limited() {
         admin: ([10, 2, 0, index as u8], 8001).into(),
         ..directive().peers[0].clone()
     };
-    let crowd = |count| Directive {
+    let with_peers = |count| Directive {
         peers: (0..count).map(peer).collect(),
         fallback_order: Vec::new(),
         ..directive()
     };
-    crowd(MAX_PEERS).check().expect("as many as may be");
-    assert_eq!(crowd(MAX_PEERS + 1).check().expect_err("one more").field, "peers");
+    with_peers(MAX_PEERS).check().expect("as many as may be");
+    assert_eq!(with_peers(MAX_PEERS + 1).check().expect_err("one more").field, "peers");
 }

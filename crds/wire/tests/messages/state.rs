@@ -211,8 +211,8 @@ fn gpu_state() -> GpuState {
         name: "code".into(),
         reason: "no answer within 500 ms".into(),
     };
-    let alone = State { tenant: Tenant { name: "chat".into(), ..Tenant::default() }, ..State::default() };
-    GpuState { version: VERSION, tenants: vec![TenantReport::State(Box::new(alone)), unreachable] }
+    let state = State { tenant: Tenant { name: "chat".into(), ..Tenant::default() }, ..State::default() };
+    GpuState { version: VERSION, tenants: vec![TenantReport::State(Box::new(state)), unreachable] }
 }
 
 #[test]

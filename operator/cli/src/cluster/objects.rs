@@ -47,10 +47,10 @@ async fn events(cluster: &Cluster, tenant: &ModelTenant) -> Result<Vec<EventSumm
     // Select by uid, to exclude Events of an earlier tenant of the same name.
     let uid = tenant.metadata.uid.as_deref().unwrap_or_default();
     let about = format!("regarding.kind=ModelTenant,regarding.uid={uid}");
-    let mut told: Vec<_> =
+    let mut summaries: Vec<_> =
         events.list(&ListParams::default().fields(&about)).await?.items.iter().map(event_summary).collect();
-    told.sort_by_key(|event| event.at_unix_s);
-    Ok(told)
+    summaries.sort_by_key(|event| event.at_unix_s);
+    Ok(summaries)
 }
 
 fn event_summary(event: &Event) -> EventSummary {

@@ -151,18 +151,18 @@ fn memory_sentence(lending: &RunStats, fixed: &RunStats, setting: &DemoConfig) -
     }
     let times = |count: u64| if count == 1 { "once".to_owned() } else { format!("{count} times") };
     let effect = match (lending.preemptions, fixed.preemptions) {
-        (Some(lent), Some(alone)) if lent < alone => {
+        (Some(lent), Some(partitioned)) if lent < partitioned => {
             format!(
                 ", so requests lost their memory and were computed again {} instead of {}",
                 times(lent),
-                times(alone)
+                times(partitioned)
             )
         }
-        (Some(lent), Some(alone)) => {
+        (Some(lent), Some(partitioned)) => {
             format!(
                 "; requests were computed again {} under lending and {} under fixed partitions",
                 times(lent),
-                times(alone)
+                times(partitioned)
             )
         }
         _ => "; how often requests were computed again is not known: a tenant did not answer at the end"

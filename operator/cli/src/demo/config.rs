@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_context_has_room_in_each_share() {
+    fn longer_context_fits_in_each_share() {
         let setting = DemoConfig::new(&machine(2), &model(), RequestLengths::SHOW);
         let longer = setting.for_context(&model(), 4096);
         assert_eq!(longer.context, 512, "the model's own is the longest");

@@ -176,12 +176,12 @@ fn slot_line(slot: &SlotStatus) -> String {
 }
 
 /// Formats the last events, oldest first.
-pub fn event_lines(told: &Result<Vec<EventSummary>, String>, now_unix_ms: u64) -> Vec<String> {
-    match told {
+pub fn event_lines(events: &Result<Vec<EventSummary>, String>, now_unix_ms: u64) -> Vec<String> {
+    match events {
         Err(problem) => vec![String::new(), format!("Its Events could not be read: {problem}")],
-        Ok(told) if told.is_empty() => Vec::new(),
-        Ok(told) => {
-            let last = &told[told.len().saturating_sub(MAX_EVENTS)..];
+        Ok(events) if events.is_empty() => Vec::new(),
+        Ok(events) => {
+            let last = &events[events.len().saturating_sub(MAX_EVENTS)..];
             let lines = last.iter().map(|event| event_line(event, now_unix_ms));
             [String::new(), "Events:".to_owned()].into_iter().chain(lines).collect()
         }

@@ -216,7 +216,7 @@ impl CachedModel {
             revision: plain(folder),
             bytes,
             whole: is_complete(folder),
-            in_use: try_lock_exclusive(&lock).is_ok_and(|alone| !alone),
+            in_use: try_lock_exclusive(&lock).is_ok_and(|is_unused| !is_unused),
             last_used_unix_ms: used.map_or(0, unix_ms),
             folder: folder.to_owned(),
         }))

@@ -187,9 +187,12 @@ impl PlanInputs {
 
     /// Keys of the tenants with unknown sizes.
     pub fn unknown_sizes(&self) -> Vec<ObjectKey> {
-        let told = |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
-        let unknown =
-            self.tenants.iter().filter(|(key, tenant)| !told(tenant) && !self.inspections.contains_key(*key));
+        let is_inspected =
+            |tenant: &ModelTenant| tenant.status.as_ref().is_some_and(|status| status.model.is_some());
+        let unknown = self
+            .tenants
+            .iter()
+            .filter(|(key, tenant)| !is_inspected(tenant) && !self.inspections.contains_key(*key));
         unknown.map(|(key, _)| key.clone()).collect()
     }
 

@@ -26,17 +26,17 @@ pub struct RenderedPool {
 pub fn render(pool: &PoolInputs<'_>, plan: &PoolPlan<'_>, before: Option<&SlotTemplates>) -> RenderedPool {
     let after = slot_templates(pool, plan);
     let page = PoolRenderer { pool, plan, slots_before: before, slots_after: &after, width: width(plan) };
-    let mut told = RenderedPool { lines: vec![page.title()], ..RenderedPool::default() };
+    let mut rendered = RenderedPool { lines: vec![page.title()], ..RenderedPool::default() };
     for at in 0..plan.gpus.len() {
-        told.lines.extend(page.gpu_lines(at));
+        rendered.lines.extend(page.gpu_lines(at));
     }
     for tenant in &plan.tenants {
-        page.add_unplaced(tenant, &mut told);
+        page.add_unplaced(tenant, &mut rendered);
     }
-    told.lines.extend(page.removed_slots());
-    told.lines.extend(page.unknown_sizes());
-    told.lines.extend(page.downtime_lines());
-    told
+    rendered.lines.extend(page.removed_slots());
+    rendered.lines.extend(page.unknown_sizes());
+    rendered.lines.extend(page.downtime_lines());
+    rendered
 }
 
 fn width(plan: &PoolPlan<'_>) -> usize {
@@ -122,30 +122,30 @@ impl PoolRenderer<'_> {
     }
 
     /// Adds tenants that cannot be served, and slots without a GPU.
-    fn add_unplaced(&self, tenant: &TenantPlan<'_>, told: &mut RenderedPool) {
+    fn add_unplaced(&self, tenant: &TenantPlan<'_>, rendered: &mut RenderedPool) {
         let (name, width) = (name(tenant), self.width);
         if !tenant.is_accepted() {
             for ConditionResult { reason, message, .. } in &tenant.rejections {
                 let place =
                     self.pool.field_locator(name).map(|blame| format!(" ({})", blame.location_of(message)));
                 let (reason, place) = (reason.as_str(), place.unwrap_or_default());
-                told.lines.push(format!("  {name:width$}  refused ({reason}): {message}{place}"));
+                rendered.lines.push(format!("  {name:width$}  refused ({reason}): {message}{place}"));
             }
             let asked = usize::try_from(tenant.tenant.spec.replicas).unwrap_or(0).max(1);
-            (told.slots, told.unplaced) = (told.slots + asked, told.unplaced + asked);
+            (rendered.slots, rendered.unplaced) = (rendered.slots + asked, rendered.unplaced + asked);
             return;
         }
-        told.slots += tenant.slots.len();
+        rendered.slots += tenant.slots.len();
         let rests =
             tenant.slots.is_empty().then(|| format!("  {name:width$}  no slot: suspended, or replicas is 0"));
-        told.lines.extend(rests);
+        rendered.lines.extend(rests);
         for slot in &tenant.slots {
             match &slot.gpu_index {
                 Ok(_) | Err(UnplacedReason::ModelNotInspected) => {}
                 Err(why) => {
-                    told.unplaced += 1;
-                    told.lines.push(format!("  {name:width$}  slot {}  no GPU: {why}", slot.index));
-                    told.lines.extend(self.suggested_changes(name, why));
+                    rendered.unplaced += 1;
+                    rendered.lines.push(format!("  {name:width$}  slot {}  no GPU: {why}", slot.index));
+                    rendered.lines.extend(self.suggested_changes(name, why));
                 }
             }
         }

@@ -302,8 +302,8 @@ mod tests {
         };
         let raised = limit_hint(Some(256), &model(8192, true));
         assert!(raised.contains("max_tokens, 256.") && raised.contains("`/set max_tokens 512`"), "{raised}");
-        let room_for_a_prompt = limit_hint(Some(256), &model(400, true));
-        assert!(room_for_a_prompt.contains("`/set max_tokens 300`"), "{room_for_a_prompt}");
+        let limited_hint = limit_hint(Some(256), &model(400, true));
+        assert!(limited_hint.contains("`/set max_tokens 300`"), "{limited_hint}");
         for context_tokens in [300, 341] {
             let full = limit_hint(Some(256), &model(context_tokens, true));
             assert!(full.contains("larger `--context`, or a new conversation (`/clear`)"), "{full}");

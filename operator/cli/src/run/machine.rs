@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_without_room_is_refused_with_figures() {
+    fn full_disk_is_refused_with_sizes() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("a/b");
         check_disk(&folder, 1).unwrap();

@@ -155,14 +155,14 @@ fn max_contexts(models: &[ModelSize], wishes: &MemoryOptions) -> Result<Vec<u32>
 /// KV is what is left of it.
 fn candidates(longest: &[u32], wishes: &MemoryOptions) -> Vec<(Vec<u32>, u64)> {
     let fixed = wishes.memory_bytes.is_some();
-    let mut rungs: Vec<_> =
+    let mut candidates: Vec<_> =
         SEQUENCE_CANDIDATES.iter().filter(|n| !fixed || **n == 1).map(|n| (longest.to_vec(), *n)).collect();
     let mut limit = longest.iter().copied().max().unwrap_or(0) / 2;
     while wishes.context_tokens.is_none() && !fixed && limit >= MIN_DEFAULT_CONTEXT {
-        rungs.push((longest.iter().map(|tokens| (*tokens).min(limit)).collect(), 1));
+        candidates.push((longest.iter().map(|tokens| (*tokens).min(limit)).collect(), 1));
         limit /= 2;
     }
-    rungs
+    candidates
 }
 
 /// A candidate plan, which may be too large, and its parts.

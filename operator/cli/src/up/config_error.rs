@@ -48,11 +48,13 @@ const FIELD_ORIGINS: [(&str, FieldOrigin); 18] = [
 pub fn unplaced_fields(why: &UnplacedReason) -> &'static str {
     match why {
         UnplacedReason::ModelLargerThanGpu { .. }
-        | UnplacedReason::NoRoom { misfit: UnfitReason::DeviceMemory(_), .. } => ConfigRejection::OF_FLOOR,
-        UnplacedReason::NoRoom { misfit: UnfitReason::HostMemory(_), .. } => "gpu.host_memory_bytes",
+        | UnplacedReason::NoCapacity { misfit: UnfitReason::DeviceMemory(_), .. } => {
+            ConfigRejection::OF_FLOOR
+        }
+        UnplacedReason::NoCapacity { misfit: UnfitReason::HostMemory(_), .. } => "gpu.host_memory_bytes",
         UnplacedReason::ModelNotInspected
         | UnplacedReason::GroupNotFound { .. }
-        | UnplacedReason::NoRoom { .. } => "",
+        | UnplacedReason::NoCapacity { .. } => "",
     }
 }
 

@@ -90,8 +90,8 @@ impl Fleet {
         foreground: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
         let Fleet { tenants, mut shared } = self;
-        let heralds = std::mem::take(&mut shared.pushers);
-        supervise(tenants, heralds, signals, foreground).await
+        let directive_pushers = std::mem::take(&mut shared.pushers);
+        supervise(tenants, directive_pushers, signals, foreground).await
     }
 }
 
@@ -120,8 +120,8 @@ impl SharedGpus {
             let blame =
                 |member: &GpuTenant| FieldLocator::from_objects(objects, &gpu.namespace, &member.name);
             let blames = gpu.gpu_tenants.iter().map(blame).collect();
-            let (herald, announcers) = DirectivePusher::new(gpu, blames, admin.clone(), epoch);
-            shared.pushers.push(herald);
+            let (pusher, announcers) = DirectivePusher::new(gpu, blames, admin.clone(), epoch);
+            shared.pushers.push(pusher);
             shared.record_senders.extend(members.into_iter().zip(announcers));
         }
         Ok(shared)
@@ -154,15 +154,15 @@ type ExitResult = Result<anyhow::Result<()>, tokio::task::JoinError>;
 /// Supervises every tenant until a signal is received, `foreground` ends, or one of them cannot be served at all.
 async fn supervise(
     tenants: Vec<TenantProcess>,
-    heralds: Vec<DirectivePusher>,
+    directive_pushers: Vec<DirectivePusher>,
     signals: &mut Signals,
     foreground: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let (order, orders) = tokio::sync::watch::channel(ProcessCommand::Serve);
     // The tasks end on drop, and stop sending as soon as the tenants are to drain.
-    let mut telling = JoinSet::new();
-    for herald in heralds {
-        telling.spawn(herald.run(orders.clone()));
+    let mut pushers = JoinSet::new();
+    for pusher in directive_pushers {
+        pushers.spawn(pusher.run(orders.clone()));
     }
     let mut running = JoinSet::new();
     for tenant in tenants {
@@ -175,7 +175,7 @@ async fn supervise(
         }
         ended = foreground => failure = Some(Ok(ended)),
         ended = running.join_next() => failure = ended,
-        ended = wait_for_failure(&mut telling) => failure = Some(ended),
+        ended = wait_for_failure(&mut pushers) => failure = Some(ended),
     }
     // From here on Ctrl-C ends the run.
     signals.restore_interrupt()?;
@@ -202,8 +202,8 @@ async fn supervise(
 }
 
 /// Waits until one of the tasks fails.
-async fn wait_for_failure(telling: &mut JoinSet<anyhow::Result<()>>) -> ExitResult {
-    while let Some(ended) = telling.join_next().await {
+async fn wait_for_failure(pushers: &mut JoinSet<anyhow::Result<()>>) -> ExitResult {
+    while let Some(ended) = pushers.join_next().await {
         if !matches!(ended, Ok(Ok(()))) {
             return ended;
         }

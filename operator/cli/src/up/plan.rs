@@ -227,14 +227,14 @@ fn shared_gpu_warnings(
             }
         })
     };
-    let alone = objects.iter().filter(|placed| !is_stopped(placed) && !shares(placed));
+    let unshared = objects.iter().filter(|placed| !is_stopped(placed) && !shares(placed));
     let fields = |placed: &SourceObject| {
         let tenant = inputs.tenant(&placed.key());
         let pool = tenant.map(|tenant| (placed.namespace().to_owned(), tenant.spec.pool_ref.name.clone()));
         let is_only_tenant = pool.is_none_or(|pool| inputs.pool(&pool).tenants.len() == 1);
         support_check::shared_gpu_fields(&placed.located, is_only_tenant)
     };
-    alone.flat_map(fields).collect()
+    unshared.flat_map(fields).collect()
 }
 
 /// Returns tenants whose policy needs KV in the host tier and that have none.

@@ -107,10 +107,10 @@ impl SharedGpu {
 
     /// Returns why its tenants cannot all be served, as far as their sidecars have reported their minimums.
     pub fn capacity_error(&self) -> Option<String> {
-        let told = || (0..self.gpu_tenants.len()).filter(|member| self.reported_floor(*member) > 0);
-        let floors: u64 = told().map(|member| self.reported_floor(member)).sum();
+        let reporting = || (0..self.gpu_tenants.len()).filter(|member| self.reported_floor(*member) > 0);
+        let floors: u64 = reporting().map(|member| self.reported_floor(member)).sum();
         let each = |member| format!("{} {}", self.title(member), self.reported_floor(member));
-        let each: Vec<_> = told().map(each).collect();
+        let each: Vec<_> = reporting().map(each).collect();
         (floors > self.memory_bytes).then(|| {
             let (name, memory, each) = (&self.name, self.memory_bytes, each.join(", "));
             format!("the tenants of the GPU {name} need at least {floors} bytes ({each}) and it has {memory} bytes")

@@ -85,10 +85,10 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let share = mps_thread_percentage(placed).filter(|share| !named(&share.name));
     let live = env_var(ENGINE_LIVENESS_ENV, &format!("0.0.0.0:{ENGINE_PORT}"));
     // A custom image may be of a release without the probe; without a supervisor no process answers it.
-    let alone = engine.args.iter().any(|arg| arg == "--no-supervisor");
+    let without_supervisor = engine.args.iter().any(|arg| arg == "--no-supervisor");
     // The argument has the same meaning as the variable and takes precedence.
     let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));
-    let probed = engine.image.is_none() && !named(ENGINE_LIVENESS_ENV) && !elsewhere && !alone;
+    let probed = engine.image.is_none() && !named(ENGINE_LIVENESS_ENV) && !elsewhere && !without_supervisor;
     let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
     Container {
         name: "engine".into(),

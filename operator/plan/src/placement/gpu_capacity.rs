@@ -108,8 +108,10 @@ impl<'a> GpuCapacity<'a> {
     /// serves, the GPU is too small for the slots that were placed on it.
     pub fn is_displaced(&self, slot: &Slot) -> bool {
         let own = slot.demand_on(self.gpu).map_or(u64::MAX, |demand| demand.floor_bytes);
-        let alone = self.gpu.expected_bytes().is_none_or(|all| own <= all);
-        self.has_serving && alone && matches!(self.unfit_reason(slot), Some(UnfitReason::DeviceMemory(_)))
+        let fits_unshared = self.gpu.expected_bytes().is_none_or(|all| own <= all);
+        self.has_serving
+            && fits_unshared
+            && matches!(self.unfit_reason(slot), Some(UnfitReason::DeviceMemory(_)))
     }
 
     /// Releases the capacity of a displaced slot, which shares the GPU, was inspected and does not serve.

@@ -31,8 +31,8 @@ pub fn validate_tenant<'a>(
     let kept = tenant.status.as_ref().and_then(|status| status.model.clone());
     let sizes = |kept: &ModelStatus| EngineGeometry::from_status(kept, engine_threads(&tenant.spec));
     let said = given.observed.inspections.get(name(tenant));
-    let told = said.and_then(|said| said.as_ref().ok()).map(geometry::to_status);
-    let inspected = kept.filter(|kept| sizes(kept).is_some()).or(told);
+    let measured = said.and_then(|said| said.as_ref().ok()).map(geometry::to_status);
+    let inspected = kept.filter(|kept| sizes(kept).is_some()).or(measured);
     let mut refusals = rejections(tenant, given.pool, given.cluster);
     refusals.retain(|refusal| !keeps_group || refusal.reason != Reason::GroupNotFound);
     let model =

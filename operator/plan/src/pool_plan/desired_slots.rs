@@ -48,8 +48,8 @@ pub fn desired_slots(
     let (tenant, spec) = (name(planned.tenant), &planned.tenant.spec);
     let served = planned.is_accepted() && !spec.suspend;
     let replicas = if served { usize::try_from(spec.replicas).unwrap_or(0) } else { 0 };
-    let seated = index.slots(tenant);
-    let seat = |(index, gpu): &(u32, &str)| ExistingSlot {
+    let placed = index.slots(tenant);
+    let existing_slot = |(index, gpu): &(u32, &str)| ExistingSlot {
         index: *index,
         is_placed: true,
         idle_seconds: idle_seconds(tenant, gpu, seen),
@@ -61,7 +61,7 @@ pub fn desired_slots(
     };
     let elsewhere: BTreeMap<String, Option<Demand>> =
         terms.by_gpu.iter().map(|(gpu, terms)| ((*gpu).to_owned(), there(terms))).collect();
-    let gpu_of = |at: u32| seated.iter().find(|(index, _)| *index == at).map(|(_, gpu)| *gpu);
+    let gpu_of = |at: u32| placed.iter().find(|(index, _)| *index == at).map(|(_, gpu)| *gpu);
     let admitted =
         |at: u32| Some(index.pod(tenant, at, &index.gpu(gpu_of(at)?)?.claim()?.name)?.node.is_some());
     // A pod on an obsolete claim gives way to another.
@@ -87,8 +87,8 @@ pub fn desired_slots(
         is_admitted: admitted(at).unwrap_or(false),
         is_serving: serves(at).unwrap_or(false),
     };
-    let seats_now: Vec<ExistingSlot> = seated.iter().map(seat).collect();
-    slot_indices(&seats_now, replicas).into_iter().map(slot).collect()
+    let existing: Vec<ExistingSlot> = placed.iter().map(existing_slot).collect();
+    slot_indices(&existing, replicas).into_iter().map(slot).collect()
 }
 
 /// Returns a larger number the earlier a slot became idle; only the order matters.

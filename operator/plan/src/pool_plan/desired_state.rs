@@ -168,8 +168,11 @@ impl<'a> PoolPlan<'a> {
     pub fn requeue_after_seconds(&self) -> Option<i64> {
         let slots = self.tenants.iter().flat_map(|tenant| &tenant.slots);
         let lacks_host = |slot: &SlotPlan| {
-            matches!(slot.gpu_index, Err(UnplacedReason::NoRoom { misfit: UnfitReason::HostMemory(_), .. }))
-                .then_some(CAPACITY_RECHECK_SECONDS)
+            matches!(
+                slot.gpu_index,
+                Err(UnplacedReason::NoCapacity { misfit: UnfitReason::HostMemory(_), .. })
+            )
+            .then_some(CAPACITY_RECHECK_SECONDS)
         };
         let epochs = self.gpus.iter().filter_map(|gpu| gpu.epoch?.requeue_after_seconds);
         epochs.chain(slots.filter_map(lacks_host)).min()

@@ -31,7 +31,7 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
         return of_hung(lasts);
     }
     // Ongoing findings precede past ones.
-    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.turn_wait.as_ref()?))) {
+    if let Some((view, waits)) = views.iter().find_map(|view| Some((view, view.hangs.slice_wait.as_ref()?))) {
         return yes(Reason::PeerHung, &of_slot(view, waits));
     }
     if let Some(hung) = hung {
@@ -41,14 +41,14 @@ pub(super) fn degraded(trouble: Option<&ApplyFailure>, views: &[SlotView<'_>]) -
         return yes(Reason::MpsFault, fault);
     }
     // A sidecar that is starting has not received a directive yet.
-    let untold = views
+    let undelivered = views
         .iter()
         .filter(|view| view.pod.is_some_and(|pod| pod.is_ready))
         .find_map(|view| view.directive_error);
-    if let Some(why) = untold {
+    if let Some(why) = undelivered {
         return yes(Reason::DirectiveNotTaken, why);
     }
-    let took = views.iter().find_map(|view| Some(of_slot(view, view.hangs.turn_takeover.as_ref()?)));
+    let took = views.iter().find_map(|view| Some(of_slot(view, view.hangs.slice_takeover.as_ref()?)));
     ConditionResult {
         message: took.unwrap_or_default(),
         ..ConditionResult::as_expected(ConditionStatus::False)

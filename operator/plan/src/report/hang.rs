@@ -48,9 +48,9 @@ pub struct Hangs {
     /// Its sidecar does not answer, and peers report that it holds, or held, the time slice past its deadline.
     pub is_unresponsive: bool,
     /// A peer holds the time slice past its deadline, and this tenant waits for it.
-    pub turn_wait: Option<String>,
+    pub slice_wait: Option<String>,
     /// It took the time slice from a peer recently.
-    pub turn_takeover: Option<String>,
+    pub slice_takeover: Option<String>,
 }
 
 /// Identity of a slot.
@@ -134,8 +134,8 @@ pub fn of(
     Hangs {
         own: own_hang,
         is_unresponsive: silent,
-        turn_wait: own.and_then(|own| turn_wait_message(own, &title, slot.gpu)),
-        turn_takeover: own.and_then(|own| takeover_message(own, slot.gpu, now)),
+        slice_wait: own.and_then(|own| slice_wait_message(own, &title, slot.gpu)),
+        slice_takeover: own.and_then(|own| takeover_message(own, slot.gpu, now)),
     }
 }
 
@@ -272,20 +272,20 @@ fn peer_reports<'a>(
     witnesses: &'a [(&'a str, &'a SidecarReport)],
 ) -> impl Iterator<Item = PeerReport<'a>> {
     let peers = witnesses.iter().filter(move |(tenant, _)| *tenant != own);
-    peers.flat_map(move |&(by, told)| {
-        let late = told.late_holder.iter().filter(move |late| late.name == title);
+    peers.flat_map(move |&(by, report)| {
+        let late = report.late_holder.iter().filter(move |late| late.name == title);
         let holds = late.map(move |late| PeerReport {
             reporter: by,
             at_ms: late.since_ms,
             observation: PeerObservation::Holds,
         });
-        let taken = told.takeover.iter().filter(move |taken| taken.from == title);
+        let taken = report.takeover.iter().filter(move |taken| taken.from == title);
         let took = taken.map(move |taken| PeerReport {
             reporter: by,
             at_ms: to_ms(taken.at_unix_ms),
             observation: PeerObservation::Took { overdue_ms: taken.overdue_ms },
         });
-        let skips = told.skip.iter().filter(move |skip| skip.of == title);
+        let skips = report.skip.iter().filter(move |skip| skip.of == title);
         let skipped = skips.map(move |skip| PeerReport {
             reporter: by,
             at_ms: to_ms(skip.at_unix_ms),
@@ -337,7 +337,7 @@ fn peer_reported_hang(
 }
 
 /// Returns what a tenant with requests waits for.
-fn turn_wait_message(own: &SidecarReport, title: &str, gpu: &str) -> Option<String> {
+fn slice_wait_message(own: &SidecarReport, title: &str, gpu: &str) -> Option<String> {
     let late = own.late_holder.as_ref().filter(|late| late.name != title && own.idle_since.is_none())?;
     let since = format_time(late.since_ms);
     Some(format!(

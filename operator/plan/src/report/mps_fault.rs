@@ -22,9 +22,10 @@ pub fn detect(gpu: &str, mode: SharingMode, seen: &ObservedPool, now: i64) -> Op
         return None;
     }
     // A slot that is loading has no engine to lose.
-    let of_gpu = seen.reports.iter().filter(|((_, on), told)| on == gpu && told.state != SlotState::Loading);
-    let told: Vec<&SidecarReport> = of_gpu.map(|(_, told)| told).collect();
-    let lost: Vec<i64> = told.iter().map(|told| told.engine_lost_ms).collect::<Option<_>>()?;
+    let of_gpu =
+        seen.reports.iter().filter(|((_, on), report)| on == gpu && report.state != SlotState::Loading);
+    let reports: Vec<&SidecarReport> = of_gpu.map(|(_, report)| report).collect();
+    let lost: Vec<i64> = reports.iter().map(|report| report.engine_lost_ms).collect::<Option<_>>()?;
     let (first, last) = (*lost.iter().min()?, *lost.iter().max()?);
     let fault = lost.len() > 1 && last - first <= SIMULTANEOUS_MS && now * 1_000 - last < REPORTED_MS;
     fault.then(|| {

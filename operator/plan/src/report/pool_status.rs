@@ -71,15 +71,16 @@ fn condition_results(given: &PlanContext<'_>, plan: &PoolPlan<'_>) -> ConditionR
 }
 
 fn placed_condition(plan: &PoolPlan<'_>) -> ConditionResult {
-    let no_room = |tenant: &&crate::pool_plan::TenantPlan<'_>| {
-        tenant.slots.iter().any(|slot| matches!(slot.gpu_index, Err(UnplacedReason::NoRoom { .. })))
+    let lacks_capacity = |tenant: &&crate::pool_plan::TenantPlan<'_>| {
+        tenant.slots.iter().any(|slot| matches!(slot.gpu_index, Err(UnplacedReason::NoCapacity { .. })))
     };
-    let homeless: Vec<&str> = plan.tenants.iter().filter(no_room).map(|tenant| name(tenant.tenant)).collect();
-    match homeless.len() {
+    let unplaced: Vec<&str> =
+        plan.tenants.iter().filter(lacks_capacity).map(|tenant| name(tenant.tenant)).collect();
+    match unplaced.len() {
         0 => ConditionResult::as_expected(ConditionStatus::True),
         count => ConditionResult::not_met(
             Reason::Unschedulable,
-            format!("{count} tenants lack a GPU, the first is {}", homeless[0]),
+            format!("{count} tenants lack a GPU, the first is {}", unplaced[0]),
         ),
     }
 }
@@ -194,11 +195,11 @@ fn used_memory(
     before: Option<&GpuStatus>,
 ) -> Option<Quantity> {
     let owned = tenants.iter().map(|tenant| given.observed.owned.get(&(tenant.clone(), gpu.to_owned())));
-    let told: Vec<u64> = owned.flatten().copied().collect();
-    let sum = told.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    let known: Vec<u64> = owned.flatten().copied().collect();
+    let sum = known.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
     let kept = before.and_then(|before| before.used.as_ref()).map(Quantity::bytes);
     let same = before.is_some_and(|before| before.tenants == tenants);
-    match told.len() {
+    match known.len() {
         0 => kept,
         all if all == tenants.len() || !same => Some(sum),
         _ => kept.max(Some(sum)),

@@ -27,18 +27,18 @@ impl Wrapper {
         // A line that fills the last column stands between two lines.
         let columns =
             columns.filter(|columns| *columns >= MIN_COLUMNS).map_or(usize::MAX, |columns| columns - 1);
-        for letter in piece.chars() {
-            match letter {
+        for character in piece.chars() {
+            match character {
                 '\n' => self.begin_line(&mut text),
                 '\t' => self.push_blank(
-                    letter,
+                    character,
                     (TAB_WIDTH - self.column % TAB_WIDTH).min(columns.saturating_sub(self.column)),
                     &mut text,
                 ),
                 ' ' if self.column >= columns => self.begin_line(&mut text),
-                ' ' => self.push_blank(letter, 1, &mut text),
-                letter if letter.is_control() => {}
-                letter => self.push_char(letter, columns, &mut text),
+                ' ' => self.push_blank(character, 1, &mut text),
+                character if character.is_control() => {}
+                character => self.push_char(character, columns, &mut text),
             }
         }
         text
@@ -60,8 +60,8 @@ impl Wrapper {
         self.word_columns = 0;
     }
 
-    fn push_char(&mut self, letter: char, columns: usize, text: &mut String) {
-        let width = letter.width().unwrap_or(0);
+    fn push_char(&mut self, character: char, columns: usize, text: &mut String) {
+        let width = character.width().unwrap_or(0);
         // Scripts of wide characters have no blanks: each of them is a word.
         if width > 1 {
             self.end_word();
@@ -69,8 +69,8 @@ impl Wrapper {
         if self.column + width > columns {
             self.move_word(text);
         }
-        text.push(letter);
-        self.word.push(letter);
+        text.push(character);
+        self.word.push(character);
         self.column += width;
         self.word_columns += width;
         if width > 1 {
@@ -102,10 +102,10 @@ mod tests {
     /// Returns the screen of a terminal after the output `written`.
     fn screen(written: &str) -> Vec<String> {
         let (mut lines, mut rest) = (vec![String::new()], written);
-        while let Some(letter) = rest.chars().next() {
-            rest = &rest[letter.len_utf8()..];
+        while let Some(character) = rest.chars().next() {
+            rest = &rest[character.len_utf8()..];
             let line = lines.last_mut().unwrap();
-            match letter {
+            match character {
                 '\n' => lines.push(String::new()),
                 '\x1b' => {
                     let (back, after) = rest.strip_prefix('[').unwrap().split_once("D\x1b[K").unwrap();
@@ -114,15 +114,15 @@ mod tests {
                     }
                     rest = after;
                 }
-                letter => line.push(letter),
+                character => line.push(character),
             }
         }
         lines
     }
 
-    fn wrapped(text: &str, letters_of_a_piece: usize) -> Vec<String> {
-        let (mut wrapper, letters) = (Wrapper::default(), text.chars().collect::<Vec<_>>());
-        let pieces = letters.chunks(letters_of_a_piece).map(|piece| piece.iter().collect::<String>());
+    fn wrapped(text: &str, characters_per_piece: usize) -> Vec<String> {
+        let (mut wrapper, characters) = (Wrapper::default(), text.chars().collect::<Vec<_>>());
+        let pieces = characters.chunks(characters_per_piece).map(|piece| piece.iter().collect::<String>());
         screen(&pieces.map(|piece| wrapper.wrap(&piece, Some(21))).collect::<String>())
     }
 
@@ -131,8 +131,8 @@ mod tests {
         let text = "Once upon a time there was a river.\n\nIt was cold-blooded and unfathomable.";
         let expected =
             ["Once upon a time ", "there was a river.", "", "It was cold-blooded ", "and unfathomable."];
-        for letters in [1, 2, 3, 7, 100] {
-            assert_eq!(wrapped(text, letters), expected, "{letters} letters a piece");
+        for piece_length in [1, 2, 3, 7, 100] {
+            assert_eq!(wrapped(text, piece_length), expected, "{piece_length} letters a piece");
         }
     }
 
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_longer_than_a_narrowed_terminal_ends_at_the_next_blank_or_letter() {
+    fn line_longer_than_narrowed_terminal_ends_at_next_blank_or_character() {
         for (piece, expected) in [(" next", "\nnext"), ("x", "\x1b[5D\x1b[K\n12345x"), ("\t12", "\t\n12")] {
             let mut wrapper = Wrapper::default();
             let wide = "123456789 123456789 12345";

@@ -33,7 +33,7 @@ fn heading(board: &TopModel, gpu: &GpuEntry, theme: Theme, most: usize) -> Line<
     let size =
         vec![Span::raw(format!("{} of {}", bytes(gpu.view.used_bytes()), bytes(gpu.view.capacity_bytes)))];
     let named = vec![Span::raw("GPU "), Span::styled(name.to_owned(), Theme::bold())];
-    let all = [Some(named), Some(size), moved_bytes(board, gpu, theme), gpu_turn(gpu), node];
+    let all = [Some(named), Some(size), moved_bytes(board, gpu, theme), gpu_slice(gpu), node];
     join_fitting(all.into_iter().flatten(), 3, most)
 }
 
@@ -52,7 +52,7 @@ fn moved_bytes(board: &TopModel, gpu: &GpuEntry, theme: Theme) -> Option<Vec<Spa
 }
 
 /// Returns the holder of the time slice and the number of waiters; a late holder is shown among the reasons.
-fn gpu_turn(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
+fn gpu_slice(gpu: &GpuEntry) -> Option<Vec<Span<'static>>> {
     let slices = || states(&gpu.reports).filter_map(hangs::time_slice);
     let waiting = slices().map(|slice| slice.waiting).max()?;
     let holder = slices().find_map(|slice| slice.holder.as_deref()).unwrap_or("free");

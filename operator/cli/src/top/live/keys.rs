@@ -41,8 +41,8 @@ pub struct Binding {
     pub command: KeyCommand,
 }
 
-const fn char(letter: char) -> Key {
-    (KeyCode::Char(letter), false)
+const fn char(character: char) -> Key {
+    (KeyCode::Char(character), false)
 }
 
 const fn code(code: KeyCode) -> Key {
@@ -87,7 +87,7 @@ fn label((code, ctrl): &Key) -> String {
     let name = match code {
         KeyCode::Up => "↑".to_owned(),
         KeyCode::Down => "↓".to_owned(),
-        KeyCode::Char(letter) if *ctrl => letter.to_uppercase().to_string(),
+        KeyCode::Char(character) if *ctrl => character.to_uppercase().to_string(),
         code => code.to_string(),
     };
     if *ctrl { format!("Ctrl-{name}") } else { name }
@@ -114,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_with_ctrl_or_alt_is_another_key() {
-        let pressed = |letter, modifiers| command(&KeyEvent::new(KeyCode::Char(letter), modifiers));
+    fn character_with_ctrl_or_alt_is_another_key() {
+        let pressed = |character, modifiers| command(&KeyEvent::new(KeyCode::Char(character), modifiers));
         assert_eq!(pressed('c', KeyModifiers::CONTROL), Some(KeyCommand::Quit));
         assert_eq!([pressed('c', KeyModifiers::NONE), pressed('q', KeyModifiers::CONTROL)], [None, None]);
         assert_eq!(

@@ -315,13 +315,13 @@ pub fn lines(
     let layout = Layout::of(&rows, &names, most);
     let block = RowBlock { board, theme, layout: &layout, most };
     lines.push(truncate_line(layout.heading(app), most));
-    let room = height.saturating_sub(lines.len());
+    let free_lines = height.saturating_sub(lines.len());
     let of = |at: usize| block.lines(&rows[at], &names[at], at == selected);
-    let (start, mut used) = first_visible(selected, room, of);
+    let (start, mut used) = first_visible(selected, free_lines, of);
     for at in start..rows.len() {
         let own = of(at);
         // A row is shown if all of it fits; the selected one is always shown.
-        if at > selected && used + own.len() > room {
+        if at > selected && used + own.len() > free_lines {
             break;
         }
         used += if at > selected { own.len() } else { 0 };
@@ -332,11 +332,15 @@ pub fn lines(
 }
 
 /// Returns the first visible row, such that the selected one is in view, and the lines from there to its end.
-fn first_visible(selected: usize, room: usize, of: impl Fn(usize) -> Vec<Line<'static>>) -> (usize, usize) {
+fn first_visible(
+    selected: usize,
+    free_lines: usize,
+    of: impl Fn(usize) -> Vec<Line<'static>>,
+) -> (usize, usize) {
     let mut used = 0;
     for at in (0..=selected).rev() {
         let own = of(at).len();
-        if at < selected && used + own > room {
+        if at < selected && used + own > free_lines {
             return (at + 1, used);
         }
         used += own;

@@ -206,10 +206,11 @@ impl TopModel {
         let namespace = |title: &str| title.split_once('/').map(|(namespace, _)| namespace.to_owned());
         let mut namespaces: Vec<_> = slots.keys().map(|title| namespace(title)).collect();
         namespaces.dedup();
-        let alone = namespaces.len() <= 1;
+        let one_namespace = namespaces.len() <= 1;
         move |row| {
             let title = &row.tenant.title;
-            let name = title.split_once('/').filter(|_| alone).map_or(title.as_str(), |(_, name)| name);
+            let name =
+                title.split_once('/').filter(|_| one_namespace).map_or(title.as_str(), |(_, name)| name);
             let twice = slots.get(title).is_some_and(|slots| *slots > 1);
             if twice { format!("{name}@{}", row.gpu.view.name) } else { name.to_owned() }
         }

@@ -295,12 +295,12 @@ fn the_page_of_the_command_line_lists_the_same_keys() {
 
 #[test]
 fn no_key_is_handled_that_the_help_does_not_list() {
-    let letters = (' '..='~').map(KeyCode::Char);
+    let characters = (' '..='~').map(KeyCode::Char);
     let named = [KeyCode::Up, KeyCode::Down, KeyCode::Left, KeyCode::Right, KeyCode::Enter, KeyCode::Esc];
     let more =
         [KeyCode::Tab, KeyCode::Home, KeyCode::End, KeyCode::PageUp, KeyCode::PageDown, KeyCode::Delete];
     let help = super::help::lines(120).iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    for code in letters.chain(named).chain(more) {
+    for code in characters.chain(named).chain(more) {
         let event = KeyEvent::from(code);
         let Some(asked) = command(&event) else {
             let mut screen = screen_of(&[], &[], false);
@@ -331,8 +331,8 @@ fn sort_orders_put_worst_first_and_r_reverses() {
     figures(&mut states[1], 1, 2, 30, 900);
     figures(&mut states[2], 2, 3, 10, 950);
     let mut screen = screen_of(&states, &[], false);
-    let mut order = |letter| {
-        press(&mut screen, KeyCode::Char(letter));
+    let mut order = |character| {
+        press(&mut screen, KeyCode::Char(character));
         let rows = screen.board.rows(screen.app.sort, screen.app.reverse);
         rows.iter()
             .map(|row| row.tenant.title.trim_start_matches("default/").to_owned())

@@ -20,11 +20,11 @@ pub fn truncate(text: &str, most: usize) -> String {
     if width(&text) <= most {
         return text;
     }
-    let Some(room) = most.checked_sub(1) else { return String::new() };
+    let Some(free_columns) = most.checked_sub(1) else { return String::new() };
     let mut kept = String::new();
     let span = Span::raw(text);
     for grapheme in span.styled_graphemes(Style::new()) {
-        if width(&kept) + width(grapheme.symbol) > room {
+        if width(&kept) + width(grapheme.symbol) > free_columns {
             break;
         }
         kept += grapheme.symbol;

@@ -114,7 +114,7 @@ fn memory<'a>(view: &'a RenderContext, state: &State) -> impl Iterator<Item = Fr
 /// Returns its memory limits and its time slices, if it has peers.
 fn peer_lines(state: &State, width: usize) -> Vec<Line<'static>> {
     let Some(own) = &state.peers else { return Vec::new() };
-    let rows = [("budget", gpu::budget_fragments(own)), ("slice", gpu::turn_fragments(own))];
+    let rows = [("budget", gpu::budget_fragments(own)), ("slice", gpu::slice_fragments(own))];
     let rows = rows.into_iter().filter(|(_, phrases)| !phrases.is_empty());
     rows.flat_map(|(name, phrases)| {
         wrap_fragments(&label(name), phrases.into_iter().map(plain_fragment), 2, width)

@@ -147,7 +147,7 @@ pub fn budget_fragments(own: &SharingState) -> Vec<String> {
 }
 
 /// Describes a tenant's time slices, for its details; empty if there are none.
-pub fn turn_fragments(own: &SharingState) -> Vec<String> {
+pub fn slice_fragments(own: &SharingState) -> Vec<String> {
     let Some(slice) = &own.time_slice else { return Vec::new() };
     vec![
         if slice.holds { "holds it".to_owned() } else { "does not hold it".to_owned() },

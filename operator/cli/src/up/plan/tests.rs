@@ -267,26 +267,35 @@ fn directive_has_yaml_settings_and_peers() {
     assert_eq!(plan.ineffective, []);
     let records = [record(1), record(2), record(3)];
     // The members are sorted by name: `c` is the last.
-    let told = plan.shared[0].directive(2, &records, Fence { epoch: 5, sequence: 9 });
-    assert_eq!((told.epoch, told.sequence, told.policy.as_str()), (5, 9, "Oneiros"));
+    let directive = plan.shared[0].directive(2, &records, Fence { epoch: 5, sequence: 9 });
+    assert_eq!((directive.epoch, directive.sequence, directive.policy.as_str()), (5, 9, "Oneiros"));
     assert_eq!(
-        told.sharing,
+        directive.sharing,
         Sharing::Temporal { order: SliceOrder::Priority, min_quantum_ms: 2, max_quantum_ms: 20 }
     );
-    assert_eq!((told.victim, told.min_residence_ms, told.revoke_bound_ms), (VictimRule::FixedOrder, 0, 90));
-    assert_eq!((told.tenant.priority, told.tenant.max_remapped_percent), (100, 30));
-    assert_eq!((told.tenant.idle_after_seconds, told.tenant.hibernate_after_seconds), (30, Some(600)));
-    let others = told.peers.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
+    assert_eq!(
+        (directive.victim, directive.min_residence_ms, directive.revoke_bound_ms),
+        (VictimRule::FixedOrder, 0, 90)
+    );
+    assert_eq!((directive.tenant.priority, directive.tenant.max_remapped_percent), (100, 30));
+    assert_eq!(
+        (directive.tenant.idle_after_seconds, directive.tenant.hibernate_after_seconds),
+        (30, Some(600))
+    );
+    let others = directive.peers.iter().map(|n| (n.name.as_str(), n.admin.port(), n.priority));
     assert_eq!(others.collect::<Vec<_>>(), [("a", 1, 200), ("b", 2, 1)], "by name, itself left out");
     let own = plan.configs[1].gpu_ledger.as_ref().unwrap();
     let floor_bytes = (8 << 20) + 81 * (64 << 10);
-    assert_eq!((told.peers[0].share_bytes, told.peers[0].floor_bytes), (own.share_bytes, floor_bytes));
+    assert_eq!(
+        (directive.peers[0].share_bytes, directive.peers[0].floor_bytes),
+        (own.share_bytes, floor_bytes)
+    );
     let started = plan.configs[0].gpu_ledger.as_ref().unwrap();
-    assert_eq!(told.tenant.share_bytes, Some(started.share_bytes), "as it was started");
-    assert_eq!(told.fallback_order, ["a", "b"], "FixedOrder is by name, whatever the priorities are");
+    assert_eq!(directive.tenant.share_bytes, Some(started.share_bytes), "as it was started");
+    assert_eq!(directive.fallback_order, ["a", "b"], "FixedOrder is by name, whatever the priorities are");
     for member in 0..3 {
-        let told = plan.shared[0].directive(member, &records, Fence { epoch: 5, sequence: 9 });
-        assert_eq!(told.check(), Ok(()));
+        let directive = plan.shared[0].directive(member, &records, Fence { epoch: 5, sequence: 9 });
+        assert_eq!(directive.check(), Ok(()));
     }
 }
 
@@ -294,18 +303,18 @@ fn directive_has_yaml_settings_and_peers() {
 fn shares_are_reassigned_by_reported_floors() {
     let mut plan = whole(&format!("{POOL}{}", tenants(&["a", "b"]))).unwrap();
     let gpu = &mut plan.shared[0];
-    let told = |gpu: &SharedGpu, member| {
+    let shares_mib = |gpu: &SharedGpu, member| {
         let fence = Fence { epoch: 5, sequence: 9 };
-        let told = gpu.directive(member, &[record(1), record(2)], fence);
-        (told.tenant.share_bytes.unwrap() >> 20, told.peers[0].share_bytes >> 20)
+        let directive = gpu.directive(member, &[record(1), record(2)], fence);
+        (directive.tenant.share_bytes.unwrap() >> 20, directive.peers[0].share_bytes >> 20)
     };
     assert!(!gpu.reassign_shares(), "by nothing that is new");
-    assert_eq!((told(gpu, 0), gpu.capacity_error()), ((48, 48), None));
+    assert_eq!((shares_mib(gpu, 0), gpu.capacity_error()), ((48, 48), None));
     gpu.gpu_tenants[0].set_reported_floor(48 << 20);
     assert!(!gpu.reassign_shares(), "it has that");
     gpu.gpu_tenants[0].set_reported_floor(60 << 20);
     assert!(gpu.reassign_shares() && !gpu.reassign_shares());
-    assert_eq!((told(gpu, 0), told(gpu, 1)), ((60, 36), (36, 60)));
+    assert_eq!((shares_mib(gpu, 0), shares_mib(gpu, 1)), ((60, 36), (36, 60)));
     gpu.gpu_tenants[1].set_reported_floor(36 << 20);
     assert_eq!((gpu.reassign_shares(), gpu.capacity_error()), (false, None));
     gpu.gpu_tenants[1].set_reported_floor((36 << 20) + 1);
@@ -318,11 +327,11 @@ fn shares_are_reassigned_by_reported_floors() {
 fn shared_gpu_field_warns_on_exclusive_gpu() {
     let pool = format!("{POOL}  remap: {{victim: FixedOrder}}\n");
     let important = format!("{}  priority: 7\n", tenant("one"));
-    let alone = whole(&format!("{pool}{important}")).unwrap().ineffective;
-    let alone: Vec<_> = alone.iter().map(ToString::to_string).collect();
-    assert_eq!(alone.len(), 2, "{alone:?}");
-    assert!(alone[0].starts_with("up.yaml:10:11: spec.remap.victim: "), "{alone:?}");
-    assert!(alone[1].starts_with("up.yaml:18:3: spec.priority: "), "{alone:?}");
+    let ineffective = whole(&format!("{pool}{important}")).unwrap().ineffective;
+    let ineffective: Vec<_> = ineffective.iter().map(ToString::to_string).collect();
+    assert_eq!(ineffective.len(), 2, "{ineffective:?}");
+    assert!(ineffective[0].starts_with("up.yaml:10:11: spec.remap.victim: "), "{ineffective:?}");
+    assert!(ineffective[1].starts_with("up.yaml:18:3: spec.priority: "), "{ineffective:?}");
     assert_eq!(whole(&format!("{pool}{important}{}", tenant("two"))).unwrap().ineffective, []);
     let two =
         whole(&format!("{}{important}{}", POOL.replace("count: 1", "count: 2"), tenant("two"))).unwrap();
@@ -376,7 +385,7 @@ fn example(name: &str) -> Vec<(String, String, u64)> {
 }
 
 #[test]
-fn the_example_of_turns_has_three_tenants_on_one_gpu() {
+fn temporal_example_has_three_tenants_on_one_gpu() {
     let expected = [("chat", 42), ("code", 30), ("summary", 24)];
     let expected = expected.map(|(name, mib)| (name.to_owned(), "local-shared-0".to_owned(), mib));
     assert_eq!(example("three-tenants.yaml"), expected);

@@ -168,9 +168,9 @@ fn shared_gpu_fields_warn_on_exclusive_gpu() {
         let found = unsupported(&yaml);
         assert_eq!((found.errors, found.ineffective), (vec![], vec![]), "{edit}");
         let all = sluice_types::load::load_located_str(&yaml, "up.yaml").unwrap();
-        let alone: Vec<_> = all.iter().flat_map(|located| shared_gpu_fields(located, true)).collect();
-        assert_eq!(alone.len(), 1, "{edit}: {alone:?}");
-        assert_eq!(location(&alone[0]), ("up.yaml", line, field.to_owned()), "{edit}");
+        let ineffective: Vec<_> = all.iter().flat_map(|located| shared_gpu_fields(located, true)).collect();
+        assert_eq!(ineffective.len(), 1, "{edit}: {ineffective:?}");
+        assert_eq!(location(&ineffective[0]), ("up.yaml", line, field.to_owned()), "{edit}");
     }
 }
 

@@ -117,7 +117,7 @@ fn gpus_are_distinguished_by_namespace_and_name() {
 }
 
 #[test]
-fn peer_lines_fit_80_columns_and_turn_can_be_free() {
+fn peer_lines_fit_80_columns_and_slice_can_be_free() {
     let long = "a-tenant-with-a-name-of-forty-characters";
     let mut sightings = peers();
     for sighting in &mut sightings {
@@ -176,7 +176,7 @@ fn join_lines(lines: &[Line<'static>]) -> String {
 }
 
 #[test]
-fn late_turn_holder_is_shown_in_red_above_peers() {
+fn late_slice_holder_is_shown_in_red_above_peers() {
     let shown = lines(&peers_with_stopped_holder(), true, 100);
     let text = join_lines(&shown);
     assert!(text.contains("slice default/code, 1500 ms past its deadline, 2 waiting"), "{text}");

@@ -186,9 +186,9 @@ fn agreed_gpus(pool: &str, tenants: Tenants<'_>, floors: &[(&str, u64)]) -> Vec<
     let here = local(pool, tenants, floors);
     assert_eq!((pods.len(), here.len()), (tenants.len(), tenants.len()));
     let compare = |(name, (config, directive)): (String, Decision)| {
-        let (pod, told) = pods.remove(&name).unwrap();
+        let (pod, sent) = pods.remove(&name).unwrap();
         assert_eq!(with_local_paths(pod, &config), config, "{name}");
-        assert_eq!(told.map(without_addresses), directive.map(without_addresses), "{name}");
+        assert_eq!(sent.map(without_addresses), directive.map(without_addresses), "{name}");
         config.gpu.name
     };
     here.into_iter().map(compare).collect()
@@ -248,13 +248,13 @@ fn reported_floors_lower_the_other_shares_as_in_a_cluster() {
 #[test]
 fn a_comparison_with_another_victim_rule_or_share_fails() {
     let tenants = [("a", "  priority: 3\n"), ("b", ""), ("cc", "")];
-    let told = |pool: &str, floors: &[(&str, u64)]| {
+    let local_directive = |pool: &str, floors: &[(&str, u64)]| {
         let (_, (_, directive)) = local(pool, &tenants, floors).remove(2);
         without_addresses(directive.unwrap())
     };
     let (_, pod) = cluster(POOL, &tenants, &[]).remove("cc").unwrap();
     let pod = without_addresses(pod.unwrap());
-    assert_eq!(told(POOL, &[]), pod);
-    assert_ne!(told(&format!("{POOL}  remap: {{victim: FixedOrder}}\n"), &[]), pod);
-    assert_ne!(told(POOL, &[("a", 60 * MIB)]), pod);
+    assert_eq!(local_directive(POOL, &[]), pod);
+    assert_ne!(local_directive(&format!("{POOL}  remap: {{victim: FixedOrder}}\n"), &[]), pod);
+    assert_ne!(local_directive(POOL, &[("a", 60 * MIB)]), pod);
 }
