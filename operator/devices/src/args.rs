@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_trial_gpus_offers_neighbourhoods_alone() {
+    fn node_without_trial_gpus_offers_only_neighbourhoods() {
         let offer = args(&[]).offer().unwrap();
         assert_eq!((offer.neighbourhoods, offer.host_gpus), (64, 0));
     }

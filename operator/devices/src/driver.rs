@@ -155,7 +155,7 @@ impl Driver {
         let claims = claims.inspect_err(|error| tracing::error!(%error, "records")).unwrap_or_default();
         let before = std::mem::take(&mut *self.missing_claims());
         for granted in claims {
-            let _turn = self.prepare_lock.lock().await;
+            let _guard = self.prepare_lock.lock().await;
             if !self.is_claim_deleted(&granted).await {
                 continue;
             }
@@ -234,7 +234,7 @@ impl DraPlugin for Driver {
             // A probe sends no claims and must not wait for the lock.
             return Ok(Response::new(NodePrepareResourcesResponse::default()));
         }
-        let _turn = self.prepare_lock.lock().await;
+        let _guard = self.prepare_lock.lock().await;
         let answers = join_all(claims.into_iter().map(|claim| self.prepare_response(claim))).await;
         self.count();
         Ok(Response::new(NodePrepareResourcesResponse { claims: answers.into_iter().collect() }))
@@ -245,7 +245,7 @@ impl DraPlugin for Driver {
         request: Request<NodeUnprepareResourcesRequest>,
     ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
         let claims = request.into_inner().claims;
-        let _turn = self.prepare_lock.lock().await;
+        let _guard = self.prepare_lock.lock().await;
         let answers = claims.into_iter().map(|claim| self.unprepare_response(claim)).collect();
         self.count();
         Ok(Response::new(NodeUnprepareResourcesResponse { claims: answers }))

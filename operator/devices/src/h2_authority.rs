@@ -160,7 +160,7 @@ mod tests {
     /// Header blocks of RFC 7541, C.2.1 (a new name), C.2.2 (`:path` by its index, not indexed), C.2.3 (a new name,
     /// never indexed).
     #[test]
-    fn other_fields_are_left_alone() {
+    fn other_fields_are_unchanged() {
         for block in [
             "400a 6375 7374 6f6d 2d6b 6579 0d63 7573 746f 6d2d 6865 6164 6572",
             "040c 2f73 616d 706c 652f 7061 7468",
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_ends_too_early_is_left_alone() {
+    fn block_that_ends_too_early_is_unchanged() {
         for block in ["41", "418c f1", "41ff", "41ff ffff ffff ff", "4001", "3f"] {
             let mut walked = bytes(block);
             assert_eq!(overwrite(&mut walked), None, "{block}");

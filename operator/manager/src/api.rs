@@ -211,8 +211,8 @@ mod tests {
         let added = r#"{"type": "ADDED", "object": {"metadata": {"name": "s"}}}"#;
         let client = chunked_server([(Duration::ZERO, added), (STALL, "\n"), (STALL, added)]);
         let api: Api<Secret> = Api::namespaced(client, "ns");
-        let told = api.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>().await;
-        assert!(matches!(&told[..], [Ok(WatchEvent::Added(_)), Ok(WatchEvent::Added(_))]), "{told:?}");
+        let events = api.watch(&WatchParams::default(), "0").await.unwrap().collect::<Vec<_>>().await;
+        assert!(matches!(&events[..], [Ok(WatchEvent::Added(_)), Ok(WatchEvent::Added(_))]), "{events:?}");
     }
 
     fn counted_write(method: Method, path: &str, kind: &str) -> Option<(&'static str, &'static str)> {

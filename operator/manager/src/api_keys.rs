@@ -48,7 +48,7 @@ impl SecretVersion {
     /// Whether the kubelet may not have synced it to a pod yet, and the pod lacks its annotation.
     fn needs_annotation(&self, pod: &ObservedPod) -> bool {
         match &pod.keys_version {
-            Some(told) => *told != self.resource_version,
+            Some(annotated) => *annotated != self.resource_version,
             None => self.changed_at.is_none_or(|changed_at| changed_at >= pod.created_at),
         }
     }
@@ -153,8 +153,12 @@ mod tests {
         SecretVersion::from_metadata(&metadata).unwrap()
     }
 
-    fn pod(made_at: i64, told: Option<&str>) -> ObservedPod {
-        ObservedPod { created_at: made_at, keys_version: told.map(str::to_owned), ..ObservedPod::default() }
+    fn pod(made_at: i64, annotated: Option<&str>) -> ObservedPod {
+        ObservedPod {
+            created_at: made_at,
+            keys_version: annotated.map(str::to_owned),
+            ..ObservedPod::default()
+        }
     }
 
     /// A revoked key has a minute, of which the kubelet and the sidecar take at most 20 s.

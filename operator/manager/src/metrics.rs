@@ -177,8 +177,8 @@ impl Metrics {
         self.not_ready.set(i64::try_from(outage.not_ready).unwrap_or(i64::MAX));
         self.nodes_holding_claims.set(i64::from(outage.is_active()));
         self.tenants.clear();
-        for told in world.tenants.filter_map(|_, tenant| Some(TenantReadyLabels::from_tenant(tenant))) {
-            self.tenants.get_or_create(&told).inc();
+        for labels in world.tenants.filter_map(|_, tenant| Some(TenantReadyLabels::from_tenant(tenant))) {
+            self.tenants.get_or_create(&labels).inc();
         }
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a string takes every text");

@@ -212,7 +212,7 @@ impl Reconciler {
             now,
         };
         let plan = tracing::info_span!("build").in_scope(|| plan(&given));
-        let troubles = match pool {
+        let failures = match pool {
             Some(pool) => {
                 self.invalidate_secrets(unit, &scene.observed.pods);
                 self.push_directives(unit, self.gpus(unit, pool, &plan, &given));
@@ -223,11 +223,11 @@ impl Reconciler {
                 ApplyErrors::new()
             }
         };
-        let failed = troubles
+        let failed = failures
             .values()
             .next()
-            .map(|first| ReconcileError::ApplyFailed { count: troubles.len(), first: first.message.clone() });
-        self.write_statuses(unit, &given, &plan, &troubles).instrument(tracing::info_span!("status")).await?;
+            .map(|first| ReconcileError::ApplyFailed { count: failures.len(), first: first.message.clone() });
+        self.write_statuses(unit, &given, &plan, &failures).instrument(tracing::info_span!("status")).await?;
         if let Some(seconds) = plan.requeue_after_seconds() {
             self.queue.add_after(unit, Duration::from_secs(u64::try_from(seconds).unwrap_or(0) + 1));
         }

@@ -177,10 +177,10 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     tracing::info!(epoch, "leads");
     metrics.set_leader(true);
     let (certificate, certificates) = watch::channel(None);
-    let (news, heard) = mpsc::unbounded_channel();
+    let (news, events) = mpsc::unbounded_channel();
     let way = Transport::new(certificates, SIDECAR_TIMEOUT).with_port(args.sidecar_port);
     let sidecars = SidecarRegistry::new(way, epoch, news).with_poll_interval(args.poll_interval());
-    let contest = LeaderConflict::new(&holder, sidecars.fences());
+    let conflict = LeaderConflict::new(&holder, sidecars.fences());
     let operator = Arc::new(start.reconciler(sidecars));
     let _ = start.leader.set(operator.clone());
     let mut workers = JoinSet::new();
@@ -191,7 +191,7 @@ async fn lead(start: &LeaderContext) -> anyhow::Result<()> {
     workers.spawn(watch_api_keys(operator.clone(), start.watch_context.clone(), args.api_key_interval()));
     let ended = tokio::select! {
         lost = holder.renew_until_lost() => Err(lost.into()),
-        fence = handle_sidecar_events(&operator, heard, contest) => {
+        fence = handle_sidecar_events(&operator, events, conflict) => {
             Err(anyhow::anyhow!("sidecars follow a newer leader, with directive {fence}"))
         }
         ended = workers.join_next() => Err(anyhow::anyhow!("a task of the leader ended unexpectedly: {ended:?}")),
@@ -246,11 +246,11 @@ async fn renew_certificate(
 /// Handles events of sidecars, until one of them follows a newer leader.
 async fn handle_sidecar_events(
     operator: &Reconciler,
-    mut heard: mpsc::UnboundedReceiver<SidecarEvent>,
-    mut contest: LeaderConflict<'_>,
+    mut events: mpsc::UnboundedReceiver<SidecarEvent>,
+    mut conflict: LeaderConflict<'_>,
 ) -> Fence {
     loop {
-        match heard.recv().await {
+        match events.recv().await {
             Some(SidecarEvent::Read(gpu)) => {
                 let unit = PoolKey { namespace: gpu.namespace, pool: gpu.pool };
                 operator.queue.add_after(&unit, READ_DEBOUNCE);
@@ -267,7 +267,7 @@ async fn handle_sidecar_events(
                 operator.queue.add_after(&unit, READ_DEBOUNCE);
             }
             Some(SidecarEvent::Deposed(sidecar, fence)) => {
-                if is_deposed(&mut contest, &sidecar, fence).await {
+                if is_deposed(&mut conflict, &sidecar, fence).await {
                     return fence;
                 }
             }
@@ -279,9 +279,9 @@ async fn handle_sidecar_events(
 
 /// Whether a sidecar follows an existing newer leader. An unknown answer is checked again at the sidecar's next
 /// report.
-async fn is_deposed(contest: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, fence: Fence) -> bool {
+async fn is_deposed(conflict: &mut LeaderConflict<'_>, sidecar: &SidecarAddress, fence: Fence) -> bool {
     let epoch = fence.epoch;
-    match tokio::time::timeout(SIDECAR_TIMEOUT, contest.on_newer_leader(sidecar, fence)).await {
+    match tokio::time::timeout(SIDECAR_TIMEOUT, conflict.on_newer_leader(sidecar, fence)).await {
         Ok(Ok(ConflictAction::Deposed)) => return true,
         Ok(Ok(ConflictAction::Raised | ConflictAction::PartlyRaised)) => {}
         Ok(Ok(ConflictAction::RateLimited)) => {

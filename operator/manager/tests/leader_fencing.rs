@@ -95,8 +95,8 @@ async fn sidecar_claiming_newer_leader_does_not_stop_operator() {
     let Some(stage) = TestNamespace::try_new("liar").await else { return };
     let (mut operator, came) =
         operator_with_sidecar(&stage, &[], || None, |(epoch, _)| (false, (epoch + 1, 1))).await;
-    let told = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
-    assert!(told.message.contains("the sidecar follows a newer leader"), "{}", told.message);
+    let condition = stage.condition("t", "Degraded", "True", "DirectiveNotTaken").await;
+    assert!(condition.message.contains("the sidecar follows a newer leader"), "{}", condition.message);
     assert!(!operator.has_ended());
     let epochs: Vec<u64> = came.lock().unwrap().iter().map(|(epoch, _)| *epoch).collect();
     assert!(epochs.len() >= 4 && epochs[0] == 1 && epochs[1..].iter().all(|epoch| *epoch == 3), "{epochs:?}");
@@ -141,8 +141,8 @@ async fn report_of_replaced_pod_is_not_used_for_successor() {
     let said = single_tenant_gpu(&state);
     let (operator, _) =
         operator_with_sidecar(&stage, &[], move || Some(said.clone()), |pair| (true, pair)).await;
-    let told = stage.condition("t", "Serving", "False", "PodFailing").await;
-    assert!(told.message.contains("it has lost nine engines"), "{}", told.message);
+    let condition = stage.condition("t", "Serving", "False", "PodFailing").await;
+    assert!(condition.message.contains("it has lost nine engines"), "{}", condition.message);
 
     stage.terminate_pod("t-0-pod").await;
     stage.condition("t", "Serving", "False", "PodNotReady").await;

@@ -58,8 +58,8 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     eventually("the inspection", async || jobs.get_opt("t-inspect").await.unwrap()).await;
     let quota = "Error creating: pods \"t\" is forbidden: exceeded quota: few";
     stage.create(&create_failure_event(&stage, "Job", "t-inspect", quota)).await;
-    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection pod does not start: {quota}"));
+    let condition = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(condition.message, format!("the inspection pod does not start: {quota}"));
     stage.inspect_ok("t", 8).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.condition("t", "DevicesAllocated", "Unknown", "NotAllocated").await;
@@ -68,11 +68,11 @@ async fn pod_creation_failure_is_reported_until_pod_exists() {
     let class = "Error creating: pods \"t-0-\" is forbidden: no PriorityClass with name high was found";
     stage.create(&create_failure_event(&stage, "ReplicaSet", "t-0-7d9c5b", class)).await;
     for kind in ["DevicesAllocated", "WeightsLoaded", "Serving", "Ready"] {
-        let told = stage.condition("t", kind, "False", "PodsRefused").await;
+        let condition = stage.condition("t", kind, "False", "PodsRefused").await;
         assert!(
-            told.message.ends_with(&format!("slot t-0: the pod cannot be created: {class}")),
+            condition.message.ends_with(&format!("slot t-0: the pod cannot be created: {class}")),
             "{}",
-            told.message
+            condition.message
         );
     }
     let node = stage.node("a").await;
@@ -105,12 +105,13 @@ async fn terminated_pod_is_ignored_and_successor_reports_reason() {
     let gone = stage.condition("t", "Serving", "False", "PodNotReady").await;
     assert_eq!(gone.message, "slot t-0: there is no pod yet");
     stage.pod("t-0", "t-0-b").await;
-    let told = async || {
-        let told = stage.condition("t", "Serving", "False", "PodNotReady").await;
-        (told.message == format!("slot t-0: pod t-0-b is starting; an earlier one ended: Evicted: {why}"))
-            .then_some(())
+    let names_reason = async || {
+        let condition = stage.condition("t", "Serving", "False", "PodNotReady").await;
+        (condition.message
+            == format!("slot t-0: pod t-0-b is starting; an earlier one ended: Evicted: {why}"))
+        .then_some(())
     };
-    eventually("why its predecessor ended", told).await;
+    eventually("why its predecessor ended", names_reason).await;
     stage.start_pod("t-0-b", &node).await;
     stage.condition("t", "Ready", "True", "AsExpected").await;
     let tenant = stage.api::<ModelTenant>().get("t").await.unwrap();
@@ -166,8 +167,8 @@ async fn blocked_inspection_or_slot_reports_reason() {
     let inspects = stage.start_inspection("t").await;
     let missing = "MountVolume.SetUp failed: secret \"gone\" not found";
     stage.create(&pod_event(&stage, &inspects, "FailedMount", missing)).await;
-    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection pod does not start: {missing}"));
+    let condition = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(condition.message, format!("the inspection pod does not start: {missing}"));
     let waiting = json!({"reason": "CreateContainerConfigError", "message": "secret \"token\" not found"});
     let status = json!({"name": "inspect", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
         "state": {"waiting": waiting}});
@@ -175,8 +176,8 @@ async fn blocked_inspection_or_slot_reports_reason() {
         .set_status::<Pod>(&inspects.name_any(), json!({"phase": "Pending", "containerStatuses": [status]}))
         .await;
     let token = async || {
-        let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-        told.message.ends_with("CreateContainerConfigError: secret \"token\" not found").then_some(())
+        let condition = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+        condition.message.ends_with("CreateContainerConfigError: secret \"token\" not found").then_some(())
     };
     eventually("the container's own word", token).await;
 
@@ -188,17 +189,17 @@ async fn blocked_inspection_or_slot_reports_reason() {
     let mut mount = pod_event(&stage, &pod, "FailedMount", missing);
     mount.metadata.name = Some("unmounted.2".into());
     stage.create(&mount).await;
-    let told = stage.condition("t", "Ready", "False", "PodFailing").await;
-    assert!(told.message.contains(missing), "{}", told.message);
+    let condition = stage.condition("t", "Ready", "False", "PodFailing").await;
+    assert!(condition.message.contains(missing), "{}", condition.message);
     let elsewhere = "Multi-Attach error for volume \"models\"";
     let mut attach = pod_event(&stage, &pod, "FailedAttachVolume", elsewhere);
     attach.metadata.name = Some("unattached.1".into());
     stage.create(&attach).await;
-    let told = async || {
-        let told = stage.condition("t", "Ready", "False", "PodFailing").await;
-        told.message.contains(elsewhere).then_some(())
+    let names_volume = async || {
+        let condition = stage.condition("t", "Ready", "False", "PodFailing").await;
+        condition.message.contains(elsewhere).then_some(())
     };
-    eventually("the volume is on another node", told).await;
+    eventually("the volume is on another node", names_volume).await;
     stage.start_pod("t-0-pod", &node).await;
     stage.condition("t", "Degraded", "False", "AsExpected").await;
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
@@ -245,8 +246,8 @@ async fn event_before_its_pod_is_kept() {
     stage.wait_until_idle().await;
     let labels = json!({"metadata": {"labels": inspects.labels()}});
     pods.patch(&name, &nothing, &Patch::Merge(labels)).await.unwrap();
-    let told = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
-    assert_eq!(told.message, format!("the inspection pod does not start: {missing}"));
+    let condition = stage.condition("t", "Placed", "Unknown", "InspectionFailed").await;
+    assert_eq!(condition.message, format!("the inspection pod does not start: {missing}"));
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
 
@@ -315,9 +316,10 @@ async fn only_pods_with_changed_api_keys_are_annotated() {
     assert_eq!(annotation("t-0-pod").await, None, "it has what was there before it");
     let revoked = Patch::Merge(json!({"stringData": {"keys": "two"}}));
     let changed = secrets.patch("keys", &PatchParams::default(), &revoked).await.unwrap();
-    let told =
-        async || annotation("t-0-pod").await.filter(|told| Some(told) == changed.resource_version().as_ref());
-    eventually("its kubelet is notified", told).await;
+    let is_annotated = async || {
+        annotation("t-0-pod").await.filter(|version| Some(version) == changed.resource_version().as_ref())
+    };
+    eventually("its kubelet is notified", is_annotated).await;
     let before = stage.secret_read_count("keys");
     eventually("it looks", async || (stage.secret_read_count("keys") >= before + 2).then_some(())).await;
     let writes = stage.writes();

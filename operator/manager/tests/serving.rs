@@ -54,8 +54,8 @@ async fn tenant_startup_reports_each_step() {
         (1, Some("app.kubernetes.io/component=slot,sluice.dev/tenant=t"))
     );
     let slot = &status.slots[0];
-    let told = (slot.gpu.as_deref(), slot.node.as_deref(), slot.pod.as_deref());
-    assert_eq!(told, (Some("p-chat-0"), Some(node.as_str()), Some("t-0-pod")));
+    let placed = (slot.gpu.as_deref(), slot.node.as_deref(), slot.pod.as_deref());
+    assert_eq!(placed, (Some("p-chat-0"), Some(node.as_str()), Some("t-0-pod")));
 
     // Children are owned by their tenant or pool, and are deleted with it.
     let owner = |references: &[k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference]| {
@@ -72,8 +72,8 @@ async fn tenant_startup_reports_each_step() {
         status.conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(status)
     })
     .await;
-    let told = (pool.gpus[0].claim_name.as_deref(), pool.gpus[0].node.as_deref(), &pool.gpus[0].tenants);
-    assert_eq!(told, (Some("p-chat-0-e1"), Some(node.as_str()), &vec!["t".to_owned()]));
+    let bound = (pool.gpus[0].claim_name.as_deref(), pool.gpus[0].node.as_deref(), &pool.gpus[0].tenants);
+    assert_eq!(bound, (Some("p-chat-0-e1"), Some(node.as_str()), &vec!["t".to_owned()]));
     assert_eq!(pool.gpus[1].claim_name, None);
     assert_eq!(stage.forbidden_requests(), [""; 0], "{}", operator.log());
 }
@@ -257,7 +257,7 @@ async fn every_transition_is_an_event() {
     stage.pool(json!({})).await;
     stage.condition("t", "Accepted", "True", "AsExpected").await;
     let events = stage.api::<k8s_openapi::api::events::v1::Event>();
-    let told = eventually("both events", async || {
+    let events_found = eventually("both events", async || {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let of = |reason: &str| {
             all.iter().find(|event| {
@@ -267,7 +267,10 @@ async fn every_transition_is_an_event() {
         Some((of("PoolNotFound")?.clone(), of("AsExpected")?.clone()))
     })
     .await;
-    assert_eq!((told.0.type_.as_deref(), told.1.type_.as_deref()), (Some("Warning"), Some("Normal")));
-    assert!(told.0.note.unwrap().starts_with("Accepted=False: spec.poolRef"));
-    assert_eq!(told.0.regarding.unwrap().name.as_deref(), Some("t"));
+    assert_eq!(
+        (events_found.0.type_.as_deref(), events_found.1.type_.as_deref()),
+        (Some("Warning"), Some("Normal"))
+    );
+    assert!(events_found.0.note.unwrap().starts_with("Accepted=False: spec.poolRef"));
+    assert_eq!(events_found.0.regarding.unwrap().name.as_deref(), Some("t"));
 }

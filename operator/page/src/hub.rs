@@ -107,8 +107,8 @@ pub struct Hub {
 impl Hub {
     /// Creates a page without GPUs.
     pub fn new(settings: HubConfig) -> Arc<Hub> {
-        let (updates, seats) = (watch::Sender::new(0), Arc::new(Semaphore::new(MAX_VIEWERS)));
-        Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits: seats })
+        let (updates, viewer_permits) = (watch::Sender::new(0), Arc::new(Semaphore::new(MAX_VIEWERS)));
+        Arc::new(Hub { settings, inner: Mutex::default(), updates, viewer_permits })
     }
 
     /// Takes the current view of all GPUs at `now_unix_ms`: `give` calls [`Update::gpu`] for each. Removes the
@@ -139,7 +139,7 @@ impl Hub {
 
     /// Returns a slot for a viewer of the GPU `key`; `None` = all slots are taken.
     pub fn viewer(self: &Arc<Self>, key: Option<String>) -> Option<Viewer> {
-        let seat = self.viewer_permits.clone().try_acquire_owned().ok()?;
+        let permit = self.viewer_permits.clone().try_acquire_owned().ok()?;
         if let Some(key) = &key {
             *lock(&self.inner).viewers_by_gpu.entry(key.clone()).or_insert(0) += 1;
         }
@@ -151,7 +151,7 @@ impl Hub {
             key,
             list_at: None,
             cursors: BTreeMap::new(),
-            _permit: seat,
+            _permit: permit,
         })
     }
 }

@@ -235,19 +235,19 @@ fn late_holder(reports: &[TenantReport]) -> Option<Reason> {
 /// Sums grants by lender and borrower. Either end reports them; the larger report counts, so that a missing one
 /// does no harm.
 fn loans(reports: &[TenantReport]) -> Vec<Loan> {
-    let mut told: Vec<(Loan, bool)> = Vec::new();
+    let mut sums: Vec<(Loan, bool)> = Vec::new();
     for state in states(reports) {
         for grant in state.peers.iter().flat_map(|own| &own.grants) {
             let (own, other) = (title(state), format!("{}/{}", grant.namespace, grant.name));
             let lends = grant.direction == Direction::Lent;
             let (from, to) = if lends { (own, other) } else { (other, own) };
-            match told.iter_mut().find(|(loan, by)| *by == lends && loan.from == from && loan.to == to) {
+            match sums.iter_mut().find(|(loan, by)| *by == lends && loan.from == from && loan.to == to) {
                 Some((loan, _)) => loan.bytes += grant.bytes,
-                None => told.push((Loan { from, to, bytes: grant.bytes }, lends)),
+                None => sums.push((Loan { from, to, bytes: grant.bytes }, lends)),
             }
         }
     }
-    let mut loans: Vec<Loan> = told.into_iter().map(|(loan, _)| loan).collect();
+    let mut loans: Vec<Loan> = sums.into_iter().map(|(loan, _)| loan).collect();
     loans.sort_by(|a, b| (&a.from, &a.to, b.bytes).cmp(&(&b.from, &b.to, a.bytes)));
     loans.dedup_by(|next, kept| next.from == kept.from && next.to == kept.to);
     loans
@@ -379,13 +379,13 @@ const fn phase(state: &State) -> &'static str {
 /// A tenant that lends whole layers lends its last ones.
 fn layers(state: &State) -> String {
     let here = state.layers.len().saturating_sub(usize::from(state.activity.lent_layers));
-    let letter = |(index, layer): (usize, &Residency)| match layer {
+    let symbol = |(index, layer): (usize, &Residency)| match layer {
         _ if index >= here || state.phase == Phase::Hibernated => 'a',
         Residency::Resident => 'r',
         Residency::Moving { .. } => 'm',
         Residency::Loading => 'l',
     };
-    state.layers.iter().enumerate().map(letter).collect()
+    state.layers.iter().enumerate().map(symbol).collect()
 }
 
 #[cfg(test)]

@@ -192,9 +192,9 @@ fn tenant_files_are_moved_immediately_and_removed_later() {
 #[test]
 fn a_claim_without_a_neighbourhood_has_no_folder() {
     let node = Node::new();
-    let mut gpu_alone = granted("u-1");
-    gpu_alone.devices.truncate(1);
-    node.open().add(&gpu_alone).unwrap();
+    let mut gpu_only = granted("u-1");
+    gpu_only.devices.truncate(1);
+    node.open().add(&gpu_only).unwrap();
     assert!(node.spec("u-1").exists() && !node.neighbourhood("u-1").exists());
 }
 

@@ -98,8 +98,9 @@ mod tests {
         let on = pod(&json!({"nodeName": "n", "containers": [container("1Mi")]}));
         assert_eq!(pod_request(&on), Some(PodRequest { node: "n".into(), bytes: 1 << 20 }));
         assert_eq!(pod_request(&pod(&json!({"containers": [container("1Mi")]}))), None);
-        let mut going = on;
-        going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-        assert_eq!(pod_request(&going), Some(PodRequest { node: "n".into(), bytes: 0 }));
+        let mut terminating = on;
+        terminating.metadata.deletion_timestamp =
+            serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        assert_eq!(pod_request(&terminating), Some(PodRequest { node: "n".into(), bytes: 0 }));
     }
 }

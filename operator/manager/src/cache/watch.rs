@@ -170,8 +170,9 @@ impl NamespaceWatches<'_> {
             let (subject, refusal) = pod_warning(event)?;
             let at = NamespacedName::new(event.namespace()?, subject);
             let known = unit_of(world, &at);
-            let room = mirror(world).count(|unit| unit.pool.is_empty()) < UNKNOWN_POD_EVENTS_MAX;
-            let nobodys = || room.then(|| PoolKey { namespace: at.namespace.clone(), pool: String::new() });
+            let has_capacity = mirror(world).count(|unit| unit.pool.is_empty()) < UNKNOWN_POD_EVENTS_MAX;
+            let nobodys =
+                || has_capacity.then(|| PoolKey { namespace: at.namespace.clone(), pool: String::new() });
             Some((known.or_else(nobodys)?, refusal))
         };
         let whom = WatchSpawner { context: self.context, tasks: self.tasks, scope: self.scope.clone() };
@@ -238,12 +239,12 @@ const fn store_of(kind: ChildKind) -> fn(&ClusterCache) -> &Store<ObservedChild>
 /// Watches nodes and devices, and enqueues the pools with a claim on a changed one.
 fn watch_nodes(client: &Client, feed: &WatchContext, tasks: &mut JoinSet<()>) {
     let world = feed.cache.clone();
-    let nodes = watch(Api::<Node>::all(client.clone()), watcher_config()).inspect(move |told| match told {
+    let nodes = watch(Api::<Node>::all(client.clone()), watcher_config()).inspect(move |event| match event {
         // An incomplete list is no state yet.
         Ok(Event::Init | Event::InitApply(_)) => {}
-        told => {
+        event => {
             let now = Timestamp::now().as_second();
-            world.node_monitor.set_watch_healthy(told.is_ok(), now);
+            world.node_monitor.set_watch_healthy(event.is_ok(), now);
             // The event may end an outage, which lasted until now.
             world.outage(now);
         }

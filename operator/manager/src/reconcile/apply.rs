@@ -69,7 +69,7 @@ impl Reconciler {
         now: i64,
     ) -> BTreeMap<String, ApplyFailure> {
         let mut kept = DesiredChildren::new();
-        let (mut troubles, mut lacking) = (BTreeMap::new(), BTreeSet::new());
+        let (mut failures, mut lacking) = (BTreeMap::new(), BTreeSet::new());
         // Claims first: a pod created before its claim waits for it.
         let gpus: Vec<usize> = (0..plan.gpus.len()).filter(|gpu| plan.gpus[*gpu].epoch.is_some()).collect();
         let mut done = stream::iter(gpus)
@@ -80,7 +80,7 @@ impl Reconciler {
             if let Err(refused) = result {
                 lacking.insert(gpu);
                 let tenants = plan.slots_on(gpu).map(|(tenant, _)| tenant_name(tenant));
-                troubles.extend(tenants.map(|tenant| (tenant, refused.to_apply_failure())));
+                failures.extend(tenants.map(|tenant| (tenant, refused.to_apply_failure())));
             }
         }
         let mut done = stream::iter(0..plan.tenants.len())
@@ -89,12 +89,12 @@ impl Reconciler {
         while let Some((tenant, names, result)) = done.next().await {
             add_children(&mut kept, names);
             if let Err(refused) = result {
-                troubles.insert(tenant, refused.to_apply_failure());
+                failures.insert(tenant, refused.to_apply_failure());
             }
         }
-        self.prune(unit, plan, (&kept, &troubles)).await;
+        self.prune(unit, plan, (&kept, &failures)).await;
         self.remove_fetch_label(unit).await;
-        troubles
+        failures
     }
 
     async fn apply_gpu(
@@ -301,14 +301,14 @@ impl Reconciler {
         &self,
         unit: &PoolKey,
         plan: &PoolPlan<'_>,
-        (kept, troubles): (&DesiredChildren, &BTreeMap<String, ApplyFailure>),
+        (kept, failures): (&DesiredChildren, &BTreeMap<String, ApplyFailure>),
     ) {
         let tenants: BTreeSet<String> = plan.tenants.iter().map(tenant_name).collect();
-        let in_use = self.claims_of(unit, troubles);
+        let in_use = self.claims_of(unit, failures);
         let stays = |kind: ChildKind, name: &str, child: &ObservedChild| match &child.tenant {
             Some(tenant) => !tenants.contains(tenant),
             None if kind == ChildKind::ResourceClaim => in_use.contains(name),
-            None => !troubles.is_empty(),
+            None => !failures.is_empty(),
         };
         let mut gone = Vec::new();
         for kind in ChildKind::ALL {
@@ -328,10 +328,10 @@ impl Reconciler {
     }
 
     /// Returns the claims of these tenants' pods: a slot that could not move to another claim keeps its own.
-    fn claims_of(&self, unit: &PoolKey, troubles: &BTreeMap<String, ApplyFailure>) -> BTreeSet<String> {
+    fn claims_of(&self, unit: &PoolKey, failures: &BTreeMap<String, ApplyFailure>) -> BTreeSet<String> {
         let mut claims = BTreeSet::new();
         self.cache.children(ChildKind::Deployment).for_each(unit, |_, child| {
-            let troubled = child.tenant.as_ref().is_some_and(|tenant| troubles.contains_key(tenant));
+            let troubled = child.tenant.as_ref().is_some_and(|tenant| failures.contains_key(tenant));
             claims.extend(child.claim.clone().filter(|_| troubled));
         });
         claims

@@ -132,20 +132,20 @@ impl Reconciler {
         let name = own.tenant.metadata.name.clone().unwrap_or_default();
         // Every sidecar of a cluster has a pod.
         let pod_uid = own.sidecar.pod_uid.clone().unwrap_or_default();
-        let told = (key.clone(), name.clone(), pod_uid.clone());
+        let sidecar = (key.clone(), name.clone(), pod_uid.clone());
         let address =
             SidecarAddress { namespace: unit.namespace.clone(), name, admin_addr: own.sidecar.admin };
-        let directive = self.settle_directive(told, shared.directive(member), now);
+        let directive = self.settle_directive(sidecar, shared.directive(member), now);
         DirectiveTarget { address, pod_uid, directive }
     }
 
     /// Returns the directive of a sidecar: the previous one until a change is due.
-    fn settle_directive(&self, told: super::DirectiveKey, wanted: Directive, now: i64) -> Arc<Directive> {
+    fn settle_directive(&self, sidecar: super::DirectiveKey, wanted: Directive, now: i64) -> Arc<Directive> {
         let mut all = lock(&self.reconcile_cache.directive_states);
-        if let Some(newer) = next_directive(all.get(&told), wanted, now) {
-            all.insert(told.clone(), newer);
+        if let Some(newer) = next_directive(all.get(&sidecar), wanted, now) {
+            all.insert(sidecar.clone(), newer);
         }
-        all.get(&told).expect("a directive was stored if there was none").directive.clone()
+        all.get(&sidecar).expect("a directive was stored if there was none").directive.clone()
     }
 
     /// Registers a pool's sidecars, and drops the state of removed ones.
@@ -201,8 +201,8 @@ fn key(unit: &PoolKey, gpu: &str) -> GpuKey {
 }
 
 /// Returns when tenants were last used, as reported.
-fn activities(told: &[TenantReport]) -> HashMap<String, Activity> {
-    let own = told.iter().filter_map(|report| match report {
+fn activities(reports: &[TenantReport]) -> HashMap<String, Activity> {
+    let own = reports.iter().filter_map(|report| match report {
         TenantReport::State(state) => Some((state.tenant.name.clone(), state.activity.clone())),
         TenantReport::Unreachable { .. } => None,
     });

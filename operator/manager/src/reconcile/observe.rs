@@ -126,7 +126,8 @@ impl Reconciler {
     /// Returns the volume that a pod waits for, if an event reports it.
     fn mount_error(&self, unit: &PoolKey, pod: &str, uid: &str) -> Option<String> {
         let at = NamespacedName::new(unit.namespace.clone(), pod);
-        let said = [&self.cache.attach_failures, &self.cache.mount_failures].map(|told| told.get(&at));
+        let said =
+            [&self.cache.attach_failures, &self.cache.mount_failures].map(|failures| failures.get(&at));
         said.into_iter().flatten().find(|said| said.pod_uid == uid).map(|said| said.message)
     }
 

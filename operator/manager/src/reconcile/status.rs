@@ -49,16 +49,16 @@ impl Reconciler {
         unit: &PoolKey,
         given: &PlanContext<'_>,
         plan: &PoolPlan<'_>,
-        troubles: &ApplyErrors,
+        failures: &ApplyErrors,
     ) -> Result<(), ReconcileError> {
-        let mut told = stream::iter(0..plan.tenants.len())
-            .map(|tenant| self.write_tenant_status(unit, given, plan, (tenant, troubles)))
+        let mut writes = stream::iter(0..plan.tenants.len())
+            .map(|tenant| self.write_tenant_status(unit, given, plan, (tenant, failures)))
             .buffer_unordered(MAX_CONCURRENT_WRITES);
         let mut result = Ok(());
-        while let Some(one) = told.next().await {
+        while let Some(one) = writes.next().await {
             result = result.and(one);
         }
-        drop(told);
+        drop(writes);
         let pool = match given.pool {
             Some(pool) => self.write_pool_status(unit, given, plan, pool).await,
             None => Ok(()),
@@ -71,12 +71,12 @@ impl Reconciler {
         unit: &PoolKey,
         given: &PlanContext<'_>,
         plan: &PoolPlan<'_>,
-        (tenant, troubles): (usize, &ApplyErrors),
+        (tenant, failures): (usize, &ApplyErrors),
     ) -> Result<(), ReconcileError> {
         let planned = &plan.tenants[tenant];
         let tenant = planned.tenant;
         let name = tenant.name_any();
-        let after = tenant_status(given, plan, planned, troubles.get(&name));
+        let after = tenant_status(given, plan, planned, failures.get(&name));
         if has_expiring_reason(&after) {
             // The reason expires, and no other event may trigger the update.
             self.queue.add_after(unit, FAULT_RECHECK_INTERVAL);
@@ -256,23 +256,27 @@ mod tests {
         let said = "slot code-0: its sidecar hung: ns/chat took over its time slice";
         let well =
             [condition("Degraded", "False", "AsExpected", ""), condition("Ready", "True", "AsExpected", "")];
-        let untold = [condition("Degraded", "True", "DirectiveNotTaken", "no answer"), well[1].clone()];
+        let undelivered = [condition("Degraded", "True", "DirectiveNotTaken", "no answer"), well[1].clone()];
         let hung = [condition("Degraded", "True", "SidecarHung", said), well[1].clone()];
         let later = [
             condition("Degraded", "True", "SidecarHung", &format!("{said}; it answers again")),
             well[1].clone(),
         ];
-        let told = |before: &[Condition], after: &[Condition]| {
+        let events_of = |before: &[Condition], after: &[Condition]| {
             changed_conditions(before, after).map(condition_event).collect::<Vec<_>>()
         };
-        for before in [&well, &untold] {
-            let events = told(before, &hung);
+        for before in [&well, &undelivered] {
+            let events = events_of(before, &hung);
             assert_eq!(events.len(), 1);
             assert_eq!((events[0].reason.as_str(), &events[0].type_), ("SidecarHung", &EventType::Warning));
             assert_eq!(events[0].note.as_deref(), Some(&*format!("Degraded=True: {said}")));
         }
-        assert_eq!([told(&hung, &hung).len(), told(&hung, &later).len()], [0, 0], "it is reported once");
-        let over = told(&hung, &well);
+        assert_eq!(
+            [events_of(&hung, &hung).len(), events_of(&hung, &later).len()],
+            [0, 0],
+            "it is reported once"
+        );
+        let over = events_of(&hung, &well);
         assert_eq!((over.len(), &over[0].type_), (1, &EventType::Normal));
     }
 

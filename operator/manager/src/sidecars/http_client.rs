@@ -139,7 +139,7 @@ impl Transport {
         extra: HeaderMap,
         body: Vec<u8>,
     ) -> Result<HttpAnswer, CallError> {
-        let _turn = self.permits.acquire().await.expect("the semaphore stays open");
+        let _permit = self.permits.acquire().await.expect("the semaphore stays open");
         let config = self.credentials.borrow().clone().ok_or(CallError::NoCredentials)?;
         let mut admin = address.admin_addr;
         admin.set_port(self.port.unwrap_or(admin.port()));

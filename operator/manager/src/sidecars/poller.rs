@@ -73,7 +73,7 @@ pub(super) async fn poll_forever(
     way: Transport,
     key: GpuKey,
     mut sidecars: watch::Receiver<Vec<SidecarKey>>,
-    (board, notices): (ReadingStore, EventSender),
+    (readings, notices): (ReadingStore, EventSender),
     (first, every): (Duration, Duration),
 ) {
     // Without a certificate the calls report that after a while.
@@ -96,7 +96,7 @@ pub(super) async fn poll_forever(
         }
         let came = asked.next(&way, &all).await;
         wait = asked.retry_delay(&came).unwrap_or_else(|| spread.around(every));
-        if board.record(&key, came, &all, unix_ms(SystemTime::now())) {
+        if readings.record(&key, came, &all, unix_ms(SystemTime::now())) {
             // The receiver is dropped when the operator ends.
             let _ = notices.send(SidecarEvent::Read(key.clone()));
         }

@@ -80,38 +80,38 @@ pub enum PushAttempt {
 }
 
 /// Repeats the push until the sidecar has the directive. `deposed` receives a newer leader that it follows; once
-/// `fences` is raised above that, the push is repeated, as after every failure. `trouble` receives all failures, and
-/// their end.
+/// `fences` is raised above that, the push is repeated, as after every failure. `report_error` receives all failures,
+/// and their end.
 pub async fn push_until_accepted(
     way: &Transport,
     address: &SidecarAddress,
     directive: &Directive,
     fences: &FenceCounter,
     mut deposed: impl FnMut(Fence),
-    mut trouble: impl FnMut(Option<&str>),
+    mut report_error: impl FnMut(Option<&str>),
 ) {
     let mut back_off = BackOff::new(BASE_BACKOFF, MAX_BACKOFF);
     while let PushResult::Deposed(current) =
-        push_until_done(way, address, directive, fences, &mut trouble).await
+        push_until_done(way, address, directive, fences, &mut report_error).await
     {
         // The report of another sidecar was handled first.
         if fences.epoch() > current.epoch {
             continue;
         }
         deposed(current);
-        trouble(Some(&format!("409: the sidecar follows a newer leader, of epoch {}", current.epoch)));
+        report_error(Some(&format!("409: the sidecar follows a newer leader, of epoch {}", current.epoch)));
         tokio::time::sleep(back_off.next_delay()).await;
     }
 }
 
-/// Repeats the push until the sidecar has the directive or another leader. `trouble` receives every failure, and
+/// Repeats the push until the sidecar has the directive or another leader. `report_error` receives every failure, and
 /// their end.
 pub async fn push_until_done(
     way: &Transport,
     address: &SidecarAddress,
     directive: &Directive,
     fences: &FenceCounter,
-    mut trouble: impl FnMut(Option<&str>),
+    mut report_error: impl FnMut(Option<&str>),
 ) -> PushResult {
     let mut back_off = BackOff::new(BASE_BACKOFF, MAX_BACKOFF);
     let (mut fence, mut past) = (fences.next(), false);
@@ -120,7 +120,7 @@ pub async fn push_until_done(
         let problem = match push_once(way, address, &fenced).await {
             PushAttempt::Done(fared) => {
                 if let PushResult::Accepted(_) = fared {
-                    trouble(None);
+                    report_error(None);
                 }
                 return fared;
             }
@@ -135,7 +135,7 @@ pub async fn push_until_done(
             }
             PushAttempt::Retry(problem) => problem,
         };
-        trouble(Some(&problem));
+        report_error(Some(&problem));
         tokio::time::sleep(back_off.next_delay()).await;
     }
 }

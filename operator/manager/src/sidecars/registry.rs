@@ -106,16 +106,16 @@ pub struct SidecarRegistry {
 impl SidecarRegistry {
     /// Creates an empty registry. `epoch` is that of this leader, higher than all before.
     pub fn new(way: Transport, epoch: u64, news: mpsc::UnboundedSender<SidecarEvent>) -> SidecarRegistry {
-        let (board, gpus, told) = (ReadingStore::default(), HashMap::new(), HashMap::new());
+        let (readings, gpus, push_tasks) = (ReadingStore::default(), HashMap::new(), HashMap::new());
         let (fences, looked) = (FenceCounter::new(epoch), HashSet::new());
         SidecarRegistry {
             way,
             poll_interval: Some(POLL_INTERVAL),
             fences,
             events: news,
-            readings: board,
+            readings,
             gpus,
-            push_tasks: told,
+            push_tasks,
             observed_pools: looked,
         }
     }
@@ -140,10 +140,10 @@ impl SidecarRegistry {
         self.readings.with(|all| all.retain(|key, _| !of_pool(key) || keys.contains(key)));
         let there: BTreeSet<SidecarKey> = gpus.iter().flat_map(|gpu| &gpu.targets).map(sidecar_key).collect();
         let news = self.events.clone();
-        self.push_tasks.retain(|id, told| {
-            let stays = !of_pool(&told.gpu) || there.contains(id);
-            if !stays && error_message(&told.last_error).is_some() {
-                let _ = news.send(SidecarEvent::Stuck(told.gpu.clone()));
+        self.push_tasks.retain(|id, task| {
+            let stays = !of_pool(&task.gpu) || there.contains(id);
+            if !stays && error_message(&task.last_error).is_some() {
+                let _ = news.send(SidecarEvent::Stuck(task.gpu.clone()));
             }
             stays
         });
@@ -194,8 +194,8 @@ impl SidecarRegistry {
         let (sidecars, watched) = watch::channel(there);
         let first = initial_spread(self.gpus.len() + 1);
         let task = self.poll_interval.map(|every| {
-            let (way, board, news) = (self.way.clone(), self.readings.clone(), self.events.clone());
-            let task = poll_forever(way, gpu.key.clone(), watched, (board, news), (first, every));
+            let (way, readings, news) = (self.way.clone(), self.readings.clone(), self.events.clone());
+            let task = poll_forever(way, gpu.key.clone(), watched, (readings, news), (first, every));
             AbortOnDrop(tokio::spawn(task).abort_handle())
         });
         let found = (first_look && !gpu.targets.is_empty()).then(Instant::now);
@@ -204,29 +204,29 @@ impl SidecarRegistry {
 
     fn start_pushing(&mut self, gpu: &GpuKey, target: DirectiveTarget) {
         let id = sidecar_key(&target);
-        if self.push_tasks.get(&id).is_some_and(|told| told.directive == target.directive) {
+        if self.push_tasks.get(&id).is_some_and(|task| task.directive == target.directive) {
             return;
         }
         let DirectiveTarget { address, directive, .. } = target;
         // The last error stays until a directive is accepted.
-        let trouble = self.push_tasks.get(&id).map(|told| told.last_error.clone()).unwrap_or_default();
-        let (kept, key, tenant) = (trouble.clone(), gpu.clone(), address.name.clone());
+        let last_error = self.push_tasks.get(&id).map(|task| task.last_error.clone()).unwrap_or_default();
+        let (kept, key, tenant) = (last_error.clone(), gpu.clone(), address.name.clone());
         let (way, fences, news) = (self.way.clone(), self.fences.clone(), self.events.clone());
         let sent = directive.clone();
         // Boxed: a finished task keeps its memory while a handle exists.
         let task = tokio::spawn(Box::pin(async move {
             let mut failures = 0;
-            let trouble = |problem: Option<&str>| {
+            let report_error = |problem: Option<&str>| {
                 let _ = news.send(SidecarEvent::DirectiveStatus(address.clone(), problem.map(str::to_owned)));
                 failures += 1;
-                if update_error(&trouble, problem, failures) {
+                if update_error(&last_error, problem, failures) {
                     let _ = news.send(SidecarEvent::Stuck(key.clone()));
                 }
             };
             let deposed = |current| {
                 let _ = news.send(SidecarEvent::Deposed(address.clone(), current));
             };
-            push_until_accepted(&way, &address, &sent, &fences, deposed, trouble).await;
+            push_until_accepted(&way, &address, &sent, &fences, deposed, report_error).await;
         }));
         // Dropping the old task ends its push, whose sequence is lower.
         self.push_tasks.insert(
@@ -244,16 +244,16 @@ impl SidecarRegistry {
     /// Returns the sidecars of a pool that have been without their directive for a while, by tenant and GPU, with the
     /// reason.
     pub fn undelivered(&self, namespace: &str, pool: &str) -> BTreeMap<(String, String), String> {
-        let of_pool = |told: &&PushTask| told.gpu.namespace == namespace && told.gpu.pool == pool;
-        let why = |told: &PushTask| {
-            Some(((told.tenant.clone(), told.gpu.name.clone()), error_message(&told.last_error)?))
+        let of_pool = |task: &&PushTask| task.gpu.namespace == namespace && task.gpu.pool == pool;
+        let why = |task: &PushTask| {
+            Some(((task.tenant.clone(), task.gpu.name.clone()), error_message(&task.last_error)?))
         };
         self.push_tasks.values().filter(of_pool).filter_map(why).collect()
     }
 
     /// Returns the number of sidecars that have been without their directive for a while.
     pub fn undelivered_count(&self) -> usize {
-        self.push_tasks.values().filter(|told| error_message(&told.last_error).is_some()).count()
+        self.push_tasks.values().filter(|task| error_message(&task.last_error).is_some()).count()
     }
 
     /// Returns the last reading of a GPU.
@@ -314,13 +314,13 @@ impl SidecarRegistry {
     }
 }
 
-fn error_message(trouble: &LastError) -> Option<String> {
-    trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+fn error_message(last_error: &LastError) -> Option<String> {
+    last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Records why a sidecar has no directive, after `failures` consecutive failures; true = the error appeared or ended.
-fn update_error(trouble: &LastError, problem: Option<&str>, failures: usize) -> bool {
-    let mut kept = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+fn update_error(last_error: &LastError, problem: Option<&str>, failures: usize) -> bool {
+    let mut kept = last_error.lock().unwrap_or_else(PoisonError::into_inner);
     let before = kept.is_some();
     match problem {
         None => *kept = None,

@@ -34,8 +34,8 @@ fn secret_text(server: &FakeApiServer, path: &str, key: &str) -> String {
 #[tokio::test]
 async fn slot_secret_is_created_once_and_cached() {
     let server = FakeApiServer::default();
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
-    let until = keeper.ensure_slot_secret(&slot(), now()).await.unwrap();
+    let manager = CertificateManager::new(server.client(), "sluice-system");
+    let until = manager.ensure_slot_secret(&slot(), now()).await.unwrap();
     assert!(until > now() + 3600);
     let asked: Vec<_> =
         server.requests().into_iter().map(|(method, path)| format!("{method} {path}")).collect();
@@ -52,7 +52,7 @@ async fn slot_secret_is_created_once_and_cached() {
         (&json!("kubernetes.io/tls"), &json!("story"))
     );
     assert_eq!(secret["metadata"]["ownerReferences"][0]["uid"], "uid-of-story");
-    assert_eq!(keeper.ensure_slot_secret(&slot(), now()).await.unwrap(), until);
+    assert_eq!(manager.ensure_slot_secret(&slot(), now()).await.unwrap(), until);
     assert_eq!(server.requests(), [], "nothing is due");
 
     // Another replica finds the authorities that the first one created.
@@ -72,11 +72,11 @@ async fn foreign_secret_is_not_modified() {
         SLOT_SECRET_PATH,
         json!({"metadata": {"name": "sluice-story-0"}, "data": {"password": "c2VjcmV0"}}),
     );
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
-    let error = keeper.ensure_slot_secret(&slot(), now()).await.unwrap_err();
+    let manager = CertificateManager::new(server.client(), "sluice-system");
+    let error = manager.ensure_slot_secret(&slot(), now()).await.unwrap_err();
     assert!(matches!(&error, CredentialError::NotOwned { name, .. } if name == "sluice-story-0"), "{error}");
     assert_eq!(server.object(SLOT_SECRET_PATH)["data"]["password"], "c2VjcmV0");
-    keeper.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
+    manager.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
     assert_eq!(
         server.object(SLOT_SECRET_PATH)["data"]["password"],
         "c2VjcmV0",
@@ -87,41 +87,41 @@ async fn foreign_secret_is_not_modified() {
 #[tokio::test]
 async fn missing_or_invalid_secret_is_restored_when_pod_fails_to_start() {
     let server = FakeApiServer::default();
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
+    let manager = CertificateManager::new(server.client(), "sluice-system");
     let since = now();
-    let until = keeper.ensure_slot_secret(&slot(), since).await.unwrap();
+    let until = manager.ensure_slot_secret(&slot(), since).await.unwrap();
     server.0.lock().unwrap().objects.remove(SLOT_SECRET_PATH);
     let asked = || server.requests().into_iter().filter(|(_, path)| path == SLOT_SECRET_PATH).count();
     asked();
-    assert_eq!(keeper.ensure_slot_secret(&slot(), since + 3600).await.unwrap(), until);
+    assert_eq!(manager.ensure_slot_secret(&slot(), since + 3600).await.unwrap(), until);
     assert_eq!(asked(), 0, "there is no doubt about it");
 
-    keeper.invalidate("ns", "sluice-story-0");
-    keeper.ensure_slot_secret(&slot(), since + 3600).await.unwrap();
+    manager.invalidate("ns", "sluice-story-0");
+    manager.ensure_slot_secret(&slot(), since + 3600).await.unwrap();
     assert_eq!(secret_text(&server, SLOT_SECRET_PATH, "ca.crt").matches("BEGIN CERTIFICATE").count(), 1);
     let mut spoilt = server.object(SLOT_SECRET_PATH);
     spoilt["data"]["tls.key"] = json!("c2VjcmV0");
     server.put(SLOT_SECRET_PATH, spoilt);
     asked();
 
-    keeper.invalidate("ns", "sluice-story-0");
-    let again = keeper.ensure_slot_secret(&slot(), since + 3610).await.unwrap();
+    manager.invalidate("ns", "sluice-story-0");
+    let again = manager.ensure_slot_secret(&slot(), since + 3610).await.unwrap();
     assert_eq!((again, asked()), (since + 3630, 0), "it was looked at just now, and soon is again");
-    keeper.ensure_slot_secret(&slot(), again).await.unwrap();
+    manager.ensure_slot_secret(&slot(), again).await.unwrap();
     assert!(secret_text(&server, SLOT_SECRET_PATH, "tls.key").contains("PRIVATE KEY"));
 }
 
 #[tokio::test]
 async fn rotation_updates_every_secret_once_with_two_leaders() {
     let server = FakeApiServer::default();
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
-    keeper.ensure_slot_secret(&slot(), now()).await.unwrap();
+    let manager = CertificateManager::new(server.client(), "sluice-system");
+    manager.ensure_slot_secret(&slot(), now()).await.unwrap();
     let first = secret_text(&server, SLOT_SECRET_PATH, "tls.crt");
     let rotate = now() + ROTATE_DAYS * DAY_SECONDS;
     // An old leaf would be renewed first, so only the bundles of both steps are compared.
-    let again = keeper.ensure_slot_secret(&slot(), rotate - 3600).await.unwrap();
+    let again = manager.ensure_slot_secret(&slot(), rotate - 3600).await.unwrap();
     assert!(again <= rotate, "a check is due when the authority is replaced");
-    let again = keeper.ensure_slot_secret(&slot(), rotate).await.unwrap();
+    let again = manager.ensure_slot_secret(&slot(), rotate).await.unwrap();
     assert!(again <= rotate + ROTATION_OVERLAP_SECONDS, "and at its next step");
     let bundle = secret_text(&server, SLOT_SECRET_PATH, "ca.crt");
     assert_eq!(bundle.matches("BEGIN CERTIFICATE").count(), 2, "the next one is announced");
@@ -130,7 +130,7 @@ async fn rotation_updates_every_secret_once_with_two_leaders() {
     let other = CertificateManager::new(server.client(), "sluice-system");
     let (slot_of_both, then) = (slot(), rotate + ROTATION_OVERLAP_SECONDS);
     let (one, two) = tokio::join!(
-        keeper.ensure_slot_secret(&slot_of_both, then),
+        manager.ensure_slot_secret(&slot_of_both, then),
         other.ensure_slot_secret(&slot_of_both, then)
     );
     assert!(one.is_ok() && two.is_ok());
@@ -138,7 +138,7 @@ async fn rotation_updates_every_secret_once_with_two_leaders() {
     let said = parse_cert(&secret_text(&server, SLOT_SECRET_PATH, "tls.crt")).unwrap();
     assert_eq!(said.issuer, signing);
     assert_ne!((said.issuer, secret_text(&server, SLOT_SECRET_PATH, "tls.crt")), (before, first));
-    keeper.ensure_slot_secret(&slot(), rotate + 2 * ROTATION_OVERLAP_SECONDS + 300).await.unwrap();
+    manager.ensure_slot_secret(&slot(), rotate + 2 * ROTATION_OVERLAP_SECONDS + 300).await.unwrap();
     assert_eq!(secret_text(&server, SLOT_SECRET_PATH, "ca.crt").matches("BEGIN CERTIFICATE").count(), 1);
     assert!(server.object(CA_SECRET_PATH)["data"].get("previous.crt").is_none());
 }
@@ -146,15 +146,15 @@ async fn rotation_updates_every_secret_once_with_two_leaders() {
 #[tokio::test]
 async fn own_certificate_is_in_memory_only_and_renewed() {
     let server = FakeApiServer::default();
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
-    let first = keeper.own_client_config(now()).await.unwrap();
+    let manager = CertificateManager::new(server.client(), "sluice-system");
+    let first = manager.own_client_config(now()).await.unwrap();
     assert!(std::sync::Arc::ptr_eq(
         &first,
-        &keeper.own_client_config(now() + 19 * DAY_SECONDS).await.unwrap()
+        &manager.own_client_config(now() + 19 * DAY_SECONDS).await.unwrap()
     ));
     assert!(!std::sync::Arc::ptr_eq(
         &first,
-        &keeper.own_client_config(now() + 21 * DAY_SECONDS).await.unwrap()
+        &manager.own_client_config(now() + 21 * DAY_SECONDS).await.unwrap()
     ));
     assert_eq!(server.0.lock().unwrap().objects.len(), 1, "the authorities alone");
 }
@@ -171,10 +171,10 @@ async fn invalid_ca_secret_is_reported_and_not_replaced() {
 #[tokio::test]
 async fn removed_slot_deletes_its_secret() {
     let server = FakeApiServer::default();
-    let keeper = CertificateManager::new(server.client(), "sluice-system");
-    keeper.ensure_slot_secret(&slot(), now()).await.unwrap();
+    let manager = CertificateManager::new(server.client(), "sluice-system");
+    manager.ensure_slot_secret(&slot(), now()).await.unwrap();
     for _ in 0..2 {
-        keeper.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
+        manager.delete("ns", "sluice-story-0", |uid| uid == slot().owner.uid).await.unwrap();
     }
     assert_eq!(server.0.lock().unwrap().objects.keys().collect::<Vec<_>>(), [CA_SECRET_PATH]);
 }

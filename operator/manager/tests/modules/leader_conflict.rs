@@ -53,22 +53,22 @@ fn fence_of_epoch(epoch: u64) -> Fence {
 async fn lease_holder_and_successor_exceed_sidecar_epoch() {
     let server = FakeApiServer::default();
     let (one, fences) = (leader(&server).await, FenceCounter::new(1));
-    let mut contest = LeaderConflict::new(&one, fences.clone());
+    let mut conflict = LeaderConflict::new(&one, fences.clone());
     assert_eq!(
-        contest.on_newer_leader(&sidecar_address(1), fence_of_epoch(37)).await.unwrap(),
+        conflict.on_newer_leader(&sidecar_address(1), fence_of_epoch(37)).await.unwrap(),
         ConflictAction::Raised
     );
     assert_eq!((fences.next().epoch, transitions(&server)), (38, 38));
     server.requests();
     for port in 2..2000 {
         assert_eq!(
-            contest.on_newer_leader(&sidecar_address(port), fence_of_epoch(37)).await.unwrap(),
+            conflict.on_newer_leader(&sidecar_address(port), fence_of_epoch(37)).await.unwrap(),
             ConflictAction::Raised
         );
     }
     assert_eq!(server.requests(), [], "all follow the same one: that is known");
     assert_eq!(
-        contest.on_newer_leader(&sidecar_address(2), fence_of_epoch(50)).await.unwrap(),
+        conflict.on_newer_leader(&sidecar_address(2), fence_of_epoch(50)).await.unwrap(),
         ConflictAction::Raised
     );
     one.release().await.unwrap();
@@ -79,9 +79,9 @@ async fn lease_holder_and_successor_exceed_sidecar_epoch() {
 async fn epoch_raise_is_bounded_and_repeats_in_steps() {
     let server = FakeApiServer::default();
     let (one, fences) = (leader(&server).await, FenceCounter::new(1));
-    let mut contest = LeaderConflict::new(&one, fences.clone());
+    let mut conflict = LeaderConflict::new(&one, fences.clone());
     assert_eq!(
-        contest.on_newer_leader(&sidecar_address(1), fence_of_epoch(MAX_EPOCH)).await.unwrap(),
+        conflict.on_newer_leader(&sidecar_address(1), fence_of_epoch(MAX_EPOCH)).await.unwrap(),
         ConflictAction::PartlyRaised
     );
     assert_eq!(
@@ -89,12 +89,12 @@ async fn epoch_raise_is_bounded_and_repeats_in_steps() {
         (2 + MAX_RAISE_STEP, 2 + i64::try_from(MAX_RAISE_STEP).unwrap())
     );
     assert_eq!(
-        contest.on_newer_leader(&sidecar_address(3), fence_of_epoch(MAX_EPOCH)).await.unwrap(),
+        conflict.on_newer_leader(&sidecar_address(3), fence_of_epoch(MAX_EPOCH)).await.unwrap(),
         ConflictAction::RateLimited,
         "nor do many"
     );
     let (followed, mut minutes) = (fence_of_epoch(5 * MAX_RAISE_STEP), 0);
-    while contest.on_newer_leader(&sidecar_address(2), followed).await.unwrap() != ConflictAction::Raised {
+    while conflict.on_newer_leader(&sidecar_address(2), followed).await.unwrap() != ConflictAction::Raised {
         tokio::time::advance(RAISE_INTERVAL).await;
         minutes += 1;
     }
@@ -105,10 +105,10 @@ async fn epoch_raise_is_bounded_and_repeats_in_steps() {
 async fn sidecar_with_rising_epochs_is_rate_limited() {
     let server = FakeApiServer::default();
     let (one, fences) = (leader(&server).await, FenceCounter::new(1));
-    let mut contest = LeaderConflict::new(&one, fences.clone());
+    let mut conflict = LeaderConflict::new(&one, fences.clone());
     for minute in 0..3 {
         for word in 0..100 {
-            let verdict = contest
+            let verdict = conflict
                 .on_newer_leader(&sidecar_address(1), fence_of_epoch(fences.epoch() + 1))
                 .await
                 .unwrap();
@@ -128,9 +128,9 @@ async fn leader_without_lease_is_deposed() {
     let mut lease = server.object(LEASE);
     lease["spec"]["holderIdentity"] = json!("two");
     server.put(LEASE, lease.clone());
-    let mut contest = LeaderConflict::new(&one, fences.clone());
+    let mut conflict = LeaderConflict::new(&one, fences.clone());
     assert_eq!(
-        contest.on_newer_leader(&sidecar_address(1), fence_of_epoch(2)).await.unwrap(),
+        conflict.on_newer_leader(&sidecar_address(1), fence_of_epoch(2)).await.unwrap(),
         ConflictAction::Deposed
     );
     assert_eq!((fences.epoch(), server.object(LEASE)), (1, lease));
@@ -138,22 +138,22 @@ async fn leader_without_lease_is_deposed() {
 
 /// Handles the events of sidecars as a leader does, until a condition holds.
 async fn handle_events_until(
-    contest: &mut LeaderConflict<'_>,
+    conflict: &mut LeaderConflict<'_>,
     news: &mut mpsc::UnboundedReceiver<SidecarEvent>,
     mut done: impl FnMut(&SidecarEvent) -> bool,
 ) {
-    let heard = async {
+    let handled = async {
         loop {
             let word = news.recv().await.expect("sidecars are there");
             if let SidecarEvent::Deposed(sidecar, fence) = &word {
-                assert_ne!(contest.on_newer_leader(sidecar, *fence).await.unwrap(), ConflictAction::Deposed);
+                assert_ne!(conflict.on_newer_leader(sidecar, *fence).await.unwrap(), ConflictAction::Deposed);
             }
             if done(&word) {
                 return;
             }
         }
     };
-    tokio::time::timeout(TEST_TIMEOUT, heard).await.expect("in time");
+    tokio::time::timeout(TEST_TIMEOUT, handled).await.expect("in time");
 }
 
 /// Answers as a sidecar that follows the leader of an epoch and accepts newer directives.
@@ -181,10 +181,10 @@ async fn sidecars_ahead_of_lease_get_directives_soon() {
     let code = StubSidecar::start(&world.authorities, "code", follower_script(fence_of_epoch(41))).await;
     let (sender, mut news) = mpsc::unbounded_channel();
     let mut sidecars = SidecarRegistry::new(world.transport.clone(), 1, sender).with_poll_interval(None);
-    let mut contest = LeaderConflict::new(&one, sidecars.fences());
+    let mut conflict = LeaderConflict::new(&one, sidecars.fences());
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&story, &code], &directive())]);
     let mut left = vec!["story", "code"];
-    handle_events_until(&mut contest, &mut news, |word| {
+    handle_events_until(&mut conflict, &mut news, |word| {
         if let SidecarEvent::DirectiveStatus(address, None) = word {
             left.retain(|name| *name != address.name);
         }
@@ -208,11 +208,11 @@ async fn false_leader_epoch_stops_no_operator_and_blocks_no_directive() {
     );
     let (sender, mut news) = mpsc::unbounded_channel();
     let mut sidecars = SidecarRegistry::new(world.transport.clone(), 1, sender).with_poll_interval(None);
-    let mut contest = LeaderConflict::new(&one, sidecars.fences());
+    let mut conflict = LeaderConflict::new(&one, sidecars.fences());
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&liar, &code], &directive())]);
-    handle_events_until(&mut contest, &mut news, |word| matches!(word, SidecarEvent::Stuck(_))).await;
-    let untold = sidecars.undelivered("ns", "p");
-    let [((tenant, _), why)] = &untold.iter().collect::<Vec<_>>()[..] else { panic!("{untold:?}") };
+    handle_events_until(&mut conflict, &mut news, |word| matches!(word, SidecarEvent::Stuck(_))).await;
+    let undelivered = sidecars.undelivered("ns", "p");
+    let [((tenant, _), why)] = &undelivered.iter().collect::<Vec<_>>()[..] else { panic!("{undelivered:?}") };
     assert!(tenant == "liar" && why.contains("the sidecar follows a newer leader"), "{why}");
     assert_eq!(transitions(&server), 3, "it was believed once");
 
@@ -220,7 +220,7 @@ async fn false_leader_epoch_stops_no_operator_and_blocks_no_directive() {
     let began = tokio::time::Instant::now();
     sidecars.set("ns", "p", vec![gpu_of_stubs(&[&liar, &code], &other)]);
     let has_it = |word: &SidecarEvent| matches!(word, SidecarEvent::DirectiveStatus(address, None) if address.name == "code");
-    handle_events_until(&mut contest, &mut news, has_it).await;
+    handle_events_until(&mut conflict, &mut news, has_it).await;
     assert!(began.elapsed() < Duration::from_secs(10));
     assert!(code.take_requests().last().is_some_and(|came| came.body.contains("Recompute")));
     assert_eq!(transitions(&server), 3);

@@ -74,7 +74,7 @@ impl SidecarProcess {
 
     async fn address(&self) -> SidecarAddress {
         let file = self.folder.path().join("run/sidecar.json");
-        let told = async {
+        let read_record = async {
             loop {
                 let record = std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
                 if let Some(SidecarRecord { admin, .. }) = record {
@@ -83,7 +83,7 @@ impl SidecarProcess {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let admin = tokio::time::timeout(TEST_TIMEOUT, told).await.expect("it listens");
+        let admin = tokio::time::timeout(TEST_TIMEOUT, read_record).await.expect("it listens");
         SidecarAddress { namespace: "ns".into(), name: "story".into(), admin_addr: admin }
     }
 }
@@ -137,7 +137,7 @@ async fn operator_pushes_directive_and_reads_state_but_peer_cannot_push() {
     assert_eq!(deposed, PushResult::Deposed(Fence { epoch: 7, sequence: 1 }));
 
     let serves = async {
-        while !matches!(poll_once(&own, &address, None).await, PollResult::States(told, Some(_)) if matches!(told[0], TenantReport::State(_)))
+        while !matches!(poll_once(&own, &address, None).await, PollResult::States(states, Some(_)) if matches!(states[0], TenantReport::State(_)))
         {
         }
     };

@@ -55,15 +55,11 @@ pub fn request_fence(came: &StubRequest) -> Fence {
     Fence { epoch: sent["epoch"].as_u64().unwrap(), sequence: sent["sequence"].as_u64().unwrap() }
 }
 
-async fn push_directive(
-    world: &SidecarFixture,
-    stub: &StubSidecar,
-    troubles: &mut Vec<String>,
-) -> PushResult {
+async fn push_directive(world: &SidecarFixture, stub: &StubSidecar, errors: &mut Vec<String>) -> PushResult {
     let fences = FenceCounter::new(7);
-    let trouble = |problem: Option<&str>| troubles.extend(problem.map(str::to_owned));
+    let record_error = |problem: Option<&str>| errors.extend(problem.map(str::to_owned));
     let sent = directive();
-    let delivered = push_until_done(&world.transport, &stub.address, &sent, &fences, trouble);
+    let delivered = push_until_done(&world.transport, &stub.address, &sent, &fences, record_error);
     tokio::time::timeout(TEST_TIMEOUT, delivered).await.expect("in time")
 }
 
@@ -95,10 +91,10 @@ async fn sidecar_that_knows_only_version_1_gets_version_1() {
         let refusal = json!({"error": {"message": "newer", "param": "version", "code": "newer_version"}});
         (StatusCode::UNPROCESSABLE_ENTITY, Json(refusal)).into_response()
     });
-    let (stub, mut troubles) = (stub.await, Vec::new());
-    let fared = push_directive(&world, &stub, &mut troubles).await;
+    let (stub, mut errors) = (stub.await, Vec::new());
+    let fared = push_directive(&world, &stub, &mut errors).await;
     assert_eq!(fared, PushResult::Accepted(Fence { epoch: 7, sequence: 1 }));
-    assert_eq!(troubles, Vec::<String>::new(), "no failure is reported");
+    assert_eq!(errors, Vec::<String>::new(), "no failure is reported");
     let seen: Vec<Value> =
         stub.take_requests().iter().map(|came| serde_json::from_str(&came.body).unwrap()).collect();
     let names = |at: usize| (seen[at]["peers"].is_array(), seen[at]["neighbours"].is_array());
@@ -136,14 +132,14 @@ async fn impossible_leader_epoch_is_rejected() {
             current_fence_response(StatusCode::OK, request_fence(came).epoch, request_fence(came).sequence)
         }
     });
-    let (stub, mut troubles) = (stub.await, Vec::new());
+    let (stub, mut errors) = (stub.await, Vec::new());
     assert_eq!(
-        push_directive(&world, &stub, &mut troubles).await,
+        push_directive(&world, &stub, &mut errors).await,
         PushResult::Accepted(Fence { epoch: 7, sequence: 1 })
     );
     assert!(
-        troubles.len() == 3 && troubles.iter().all(|one| one.contains("which is not a possible")),
-        "{troubles:?}"
+        errors.len() == 3 && errors.iter().all(|one| one.contains("which is not a possible")),
+        "{errors:?}"
     );
 }
 
@@ -160,13 +156,13 @@ async fn sidecar_always_ahead_backs_off_like_failing_one() {
             sequence + u64::from(ahead > 0),
         )
     });
-    let (stub, mut troubles) = (stub.await, Vec::new());
+    let (stub, mut errors) = (stub.await, Vec::new());
     let began = tokio::time::Instant::now();
     assert_eq!(
-        push_directive(&world, &stub, &mut troubles).await,
+        push_directive(&world, &stub, &mut errors).await,
         PushResult::Accepted(Fence { epoch: 7, sequence: 9 })
     );
-    assert_eq!(troubles.len(), 3, "the first one may have been put by hand: {troubles:?}");
+    assert_eq!(errors.len(), 3, "the first one may have been put by hand: {errors:?}");
     assert!(began.elapsed() >= Duration::from_millis(500 + 1000 + 2000));
 }
 
@@ -179,12 +175,12 @@ async fn failed_push_is_retried_with_same_fence() {
         None => current_fence_response(StatusCode::OK, 7, request_fence(came).sequence),
     });
     let stub = stub.await;
-    let mut troubles = Vec::new();
+    let mut errors = Vec::new();
     assert_eq!(
-        push_directive(&world, &stub, &mut troubles).await,
+        push_directive(&world, &stub, &mut errors).await,
         PushResult::Accepted(Fence { epoch: 7, sequence: 1 })
     );
-    assert!(troubles[0].starts_with("503") && troubles[1].contains("started with 60"), "{troubles:?}");
+    assert!(errors[0].starts_with("503") && errors[1].contains("started with 60"), "{errors:?}");
     assert_eq!(
         stub.take_requests().iter().map(request_fence).collect::<Vec<_>>(),
         [Fence { epoch: 7, sequence: 1 }; 3]
@@ -390,18 +386,21 @@ async fn unreachable_gpu_is_reported_and_directives_still_pushed() {
     let mut sidecars = SidecarRegistry::new(world.transport.clone(), 7, sender);
     let both = || vec![gpu_of_stubs(&[&story, &code], &directive())];
     sidecars.set("ns", "p", both());
-    for heard in [false, true] {
+    for is_fully_read in [false, true] {
         wait_for_event(&mut news, |news| *news == SidecarEvent::Read(gpu_key())).await;
-        assert_eq!(sidecars.is_fully_read(&gpu_key()), heard);
+        assert_eq!(sidecars.is_fully_read(&gpu_key()), is_fully_read);
         sidecars.set("ns", "p", both());
         let puts = |stub: &StubSidecar| {
             stub.take_requests().iter().filter(|came| came.line.starts_with("PUT")).count()
         };
-        assert!(heard || puts(&story) + puts(&code) == 0, "no directive is sent before all were asked");
+        assert!(
+            is_fully_read || puts(&story) + puts(&code) == 0,
+            "no directive is sent before all were asked"
+        );
     }
-    let is_told = |news: &SidecarEvent| matches!(news, SidecarEvent::DirectiveStatus(_, None));
-    wait_for_event(&mut news, is_told).await;
-    wait_for_event(&mut news, is_told).await;
+    let is_delivered = |news: &SidecarEvent| matches!(news, SidecarEvent::DirectiveStatus(_, None));
+    wait_for_event(&mut news, is_delivered).await;
+    wait_for_event(&mut news, is_delivered).await;
 }
 
 #[tokio::test]
@@ -462,10 +461,10 @@ async fn next_undelivered(
     sidecars: &SidecarRegistry,
 ) -> Vec<(String, String)> {
     wait_for_event(news, |news| *news == SidecarEvent::Stuck(gpu_key())).await;
-    let untold = sidecars.undelivered("ns", "p");
-    assert_eq!(untold.len(), sidecars.undelivered_count());
+    let undelivered = sidecars.undelivered("ns", "p");
+    assert_eq!(undelivered.len(), sidecars.undelivered_count());
     assert!(sidecars.undelivered("ns", "other").is_empty());
-    untold.into_iter().map(|((tenant, _), why)| (tenant, why)).collect()
+    undelivered.into_iter().map(|((tenant, _), why)| (tenant, why)).collect()
 }
 
 #[tokio::test]

@@ -93,9 +93,9 @@ fn repeated_moves_are_logged_once_and_merged_by_reason() {
     add(&mut history, START + 20, &[report(state.clone())]);
     state.moves.extend([moved(2, "lend", "c", 5), moved(30, "borrow", "d", 0)]);
     add(&mut history, START + 40, &[report(state)]);
-    let told: Vec<_> =
+    let moves: Vec<_> =
         history.moves().map(|one| (&*one.reason, &*one.detail, one.count, one.bytes)).collect();
-    assert_eq!(told, [("lend", "b", 2, 7), ("lend", "c", 1, 5), ("borrow", "d", 1, 0)]);
+    assert_eq!(moves, [("lend", "b", 2, 7), ("lend", "c", 1, 5), ("borrow", "d", 1, 0)]);
 }
 
 #[test]

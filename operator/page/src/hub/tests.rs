@@ -106,15 +106,15 @@ fn list_is_incremental_and_complete_after_gpu_is_removed() {
     let hub = hub();
     update_hub(&hub, 1, &[("a", &["one"]), ("b", &["two"])]);
     let mut viewer = hub.viewer(None).unwrap();
-    let told = |viewer: &mut Viewer| {
+    let next_list = |viewer: &mut Viewer| {
         let list = next(viewer).1;
         let keys: Vec<String> =
             list["gpus"].as_array().unwrap().iter().map(|gpu| gpu["key"].to_string()).collect();
         (list["all"] == true, keys.join(" "))
     };
-    assert_eq!(told(&mut viewer), (true, "\"team/a\" \"team/b\"".into()));
+    assert_eq!(next_list(&mut viewer), (true, "\"team/a\" \"team/b\"".into()));
     update_hub(&hub, 2, &[("a", &["one"]), ("b", &["two", "three"])]);
-    assert_eq!(told(&mut viewer), (false, "\"team/b\"".into()));
+    assert_eq!(next_list(&mut viewer), (false, "\"team/b\"".into()));
     update_hub(&hub, 3, &[("b", &["two", "three"])]);
-    assert_eq!(told(&mut viewer), (true, "\"team/b\"".into()));
+    assert_eq!(next_list(&mut viewer), (true, "\"team/b\"".into()));
 }

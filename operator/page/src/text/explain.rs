@@ -351,12 +351,12 @@ fn move_lines(state: &State, now_unix_ms: u64) -> Vec<String> {
     if last.is_empty() {
         return Vec::new();
     }
-    let told = last.into_iter().rev().map(|moved| {
+    let lines = last.into_iter().rev().map(|moved| {
         let ago = age(now_unix_ms.saturating_sub(moved.at_unix_ms));
-        let told = [move_text(moved), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
-        format!("    {ago} ago: {} {}", moved.reason, told.collect::<Vec<_>>().join(", "))
+        let parts = [move_text(moved), moved_bytes(moved)].into_iter().filter(|part| !part.is_empty());
+        format!("    {ago} ago: {} {}", moved.reason, parts.collect::<Vec<_>>().join(", "))
     });
-    std::iter::once("  Last moves of memory:".to_owned()).chain(told).collect()
+    std::iter::once("  Last moves of memory:".to_owned()).chain(lines).collect()
 }
 
 #[cfg(test)]
@@ -575,10 +575,10 @@ mod tests {
     }
 
     #[test]
-    fn waiting_tenant_names_late_holder_and_turn_cost() {
+    fn waiting_tenant_names_late_holder_and_slice_cost() {
         let slice = TimeSliceState { holder: Some("team/code".into()), ..TimeSliceState::default() };
         let with = |slice: TimeSliceState, running| {
-            let mut state = State { phase: Phase::Active, ..hangs::tests::taking_turns("chat", slice) };
+            let mut state = State { phase: Phase::Active, ..hangs::tests::with_time_slice("chat", slice) };
             state.queue.running = running;
             explain(&state, NOW)
         };
@@ -609,7 +609,7 @@ mod tests {
     #[test]
     fn hung_tenant_names_operation_and_action() {
         let slice = TimeSliceState { lost_total: 2, ..TimeSliceState::default() };
-        let mut state = hangs::tests::taking_turns("code", slice);
+        let mut state = hangs::tests::with_time_slice("code", slice);
         (state.engine.last_hang, state.engine.hangs) = (Some(hangs::tests::hang(true)), 1);
         let said = explain(&state, NOW);
         let hung = "  Its engine hung 12s ago: 2300 ms without progress (step; the limit is 2250 ms); its \

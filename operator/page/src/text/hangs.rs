@@ -156,8 +156,8 @@ pub(crate) mod tests {
 
     pub const NOW: u64 = 1_700_000_100_000;
 
-    /// The tenant `team/NAME`, which takes turns.
-    pub fn taking_turns(name: &str, slice: TimeSliceState) -> State {
+    /// The tenant `team/NAME`, which shares its GPU in time slices.
+    pub fn with_time_slice(name: &str, slice: TimeSliceState) -> State {
         let tenant = Tenant { namespace: "team".into(), name: name.into(), ..Tenant::default() };
         let peers = Some(SharingState { time_slice: Some(slice), ..SharingState::default() });
         State { tenant, peers, ..State::default() }
@@ -194,10 +194,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn late_holder_is_named_by_waiter_not_by_itself() {
+    fn late_holder_is_named_by_waiting_peer_not_by_itself() {
         let held_by = |holder: &str, holds, holder_overdue_ms| {
             let holder = Some(holder.to_owned());
-            taking_turns(
+            with_time_slice(
                 "chat",
                 TimeSliceState { holder, holds, holder_overdue_ms, ..TimeSliceState::default() },
             )
@@ -206,21 +206,24 @@ pub(crate) mod tests {
         assert_eq!(said(&held_by("team/code", false, 1_500)), Some(("team/code".to_owned(), 1_500)));
         assert_eq!(said(&held_by("team/chat", true, 0)), None);
         assert_eq!(said(&held_by("team/chat", false, 9)), None, "it is on its way out of it");
-        assert_eq!(said(&taking_turns("chat", TimeSliceState::default())), None);
+        assert_eq!(said(&with_time_slice("chat", TimeSliceState::default())), None);
         assert_eq!(said(&State::default()), None, "it takes no turns");
     }
 
     #[test]
-    fn a_turn_that_was_taken_names_from_whom_and_when() {
+    fn takeover_names_previous_holder_and_time() {
         let slice =
             TimeSliceState { last_takeover: takeover(), takeovers_total: 1, ..TimeSliceState::default() };
-        let once = taking_turns("chat", slice.clone());
+        let once = with_time_slice("chat", slice.clone());
         let said = "took over the time slice of team/code 30s ago, 260 ms past its deadline";
         assert_eq!(takeover_text(&once, NOW).as_deref(), Some(said));
-        let often = taking_turns("chat", TimeSliceState { takeovers_total: 4, ..slice });
+        let often = with_time_slice("chat", TimeSliceState { takeovers_total: 4, ..slice });
         assert_eq!(takeover_text(&often, NOW), Some(format!("{said}; 4 time slices since the start")));
         let lost = |lost_total| {
-            overtaken_text(&taking_turns("code", TimeSliceState { lost_total, ..TimeSliceState::default() }))
+            overtaken_text(&with_time_slice(
+                "code",
+                TimeSliceState { lost_total, ..TimeSliceState::default() },
+            ))
         };
         assert_eq!(lost(0), None);
         let said = "lost the time slice to peers 1 time since the start, past its deadline";
@@ -238,7 +241,7 @@ pub(crate) mod tests {
                 last_takeover: takeover(),
                 ..TimeSliceState::default()
             };
-            peer_account(&taking_turns("chat", slice), "team/code", NOW)
+            peer_account(&with_time_slice("chat", slice), "team/code", NOW)
         };
         let taken = "team/chat took over the time slice of team/code 30s ago, 260 ms past its deadline";
         let holds = "team/code holds the time slice and is 1500 ms past its deadline, as team/chat reports";
@@ -246,12 +249,12 @@ pub(crate) mod tests {
         assert_eq!(now("team/code", 0).as_deref(), Some(taken));
         assert_eq!(now("team/mail", 1_500).as_deref(), Some(taken));
         let other = TimeSliceState { last_takeover: takeover(), ..TimeSliceState::default() };
-        assert_eq!(peer_account(&taking_turns("chat", other), "team/mail", NOW), None);
+        assert_eq!(peer_account(&with_time_slice("chat", other), "team/mail", NOW), None);
     }
 
     #[test]
     fn peer_with_recent_engine_hang_is_named() {
-        let mut code = taking_turns("code", TimeSliceState::default());
+        let mut code = with_time_slice("code", TimeSliceState::default());
         assert_eq!(hung_peer_text(&code, NOW), None);
         let work = |waited_ms| Some(EngineWork { during: "step".into(), waited_ms, limit_ms: 2_200 });
         code.engine.work = work(900);
@@ -271,7 +274,7 @@ pub(crate) mod tests {
 
     #[test]
     fn killed_sidecar_is_described_by_successor_and_named_as_hung_peer() {
-        let mut code = taking_turns("code", TimeSliceState::default());
+        let mut code = with_time_slice("code", TimeSliceState::default());
         assert_eq!(sidecar_hang_text(&code, NOW), None);
         let mut hangs = SidecarHangs { total: 1, at_unix_ms: NOW - 20_000, waited_ms: 12_400 };
         code.sidecar_hangs = Some(hangs.clone());
@@ -292,8 +295,10 @@ pub(crate) mod tests {
     #[test]
     fn a_tenant_that_was_skipped_is_named_by_the_one_that_skipped_it() {
         let last_skip = Some(Skip { of: "team/code".into(), at_unix_ms: NOW - 30_000 });
-        let chat =
-            taking_turns("chat", TimeSliceState { skips_total: 2, last_skip, ..TimeSliceState::default() });
+        let chat = with_time_slice(
+            "chat",
+            TimeSliceState { skips_total: 2, last_skip, ..TimeSliceState::default() },
+        );
         let said = "skipped team/code, which was first in the time-slice queue and did not take its time \
                     slice, 30s ago; \
                     2 skips since the start";
@@ -307,8 +312,10 @@ pub(crate) mod tests {
 
     #[test]
     fn old_takeover_is_not_reported() {
-        let taken =
-            taking_turns("chat", TimeSliceState { last_takeover: takeover(), ..TimeSliceState::default() });
+        let taken = with_time_slice(
+            "chat",
+            TimeSliceState { last_takeover: takeover(), ..TimeSliceState::default() },
+        );
         assert!(takeover_text(&taken, NOW).is_some() && peer_account(&taken, "team/code", NOW).is_some());
         let later = NOW + HANG_REPORTED_MS;
         assert_eq!((takeover_text(&taken, later), peer_account(&taken, "team/code", later)), (None, None));

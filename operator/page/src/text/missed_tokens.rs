@@ -127,7 +127,7 @@ mod tests {
         let first = TokenCounts { tokens: 3, given_up: 0, asleep: 1 };
         let mut state = state(first, TokenCounts { tokens: 90, given_up: 2, asleep: 2 });
         state.slo.tbt_attained_permille = Some(900);
-        let told: Vec<_> = token_reasons(&state).into_iter().map(|one| (one.level, one.text)).collect();
+        let found: Vec<_> = token_reasons(&state).into_iter().map(|one| (one.level, one.text)).collect();
         let expected = [
             (
                 Level::Fine,
@@ -143,21 +143,25 @@ mod tests {
                 "2 of 90 later tokens of the last 60 s were missed because the tenant was asleep by hand.",
             ),
         ];
-        assert_eq!(told, expected.map(|(level, text)| (level, text.to_owned())));
+        assert_eq!(found, expected.map(|(level, text)| (level, text.to_owned())));
     }
 
     #[test]
     fn suspended_tenant_names_wake_command() {
         let mut state = state(TokenCounts::default(), TokenCounts::default());
         (state.phase, state.sleep_ordered) = (Phase::Hibernated, true);
-        let told = sleep_reason(&state).unwrap();
+        let reason = sleep_reason(&state).unwrap();
         assert!(
-            told.text.contains("`sluice wake team/chat`; in a cluster: POST /wake_up at the admin port"),
-            "{told:?}"
+            reason.text.contains("`sluice wake team/chat`; in a cluster: POST /wake_up at the admin port"),
+            "{reason:?}"
         );
-        assert_eq!(told.level, Level::Fine);
+        assert_eq!(reason.level, Level::Fine);
         state.queue.waiting = 1;
-        assert_eq!(sleep_reason(&state).map(|told| told.level), Some(Level::Watch), "a request waits for it");
+        assert_eq!(
+            sleep_reason(&state).map(|reason| reason.level),
+            Some(Level::Watch),
+            "a request waits for it"
+        );
         for (phase, ordered) in [(Phase::Hibernated, false), (Phase::Active, true), (Phase::Waking, true)] {
             (state.phase, state.sleep_ordered) = (phase, ordered);
             assert_eq!(sleep_reason(&state), None, "{phase:?}");
