@@ -106,8 +106,8 @@ mod tests {
         failing().unwrap();
         drop(failing);
         assert_eq!(looks, 1, "the next one comes later");
-        let told = Stop::received_signal();
-        let mut interrupted = looking(&told, || bail!("interrupted"));
+        let stopped = Stop::received_signal();
+        let mut interrupted = looking(&stopped, || bail!("interrupted"));
         assert!(interrupted().is_err());
     }
 }

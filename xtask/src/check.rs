@@ -78,7 +78,7 @@ fn in_member(workspace: &Workspace, member: &Member) -> Vec<LintViolation> {
         workspace.texts.iter().filter(|(file, _)| file.starts_with(&prefix) && file.ends_with(".rs"));
     findings.extend(sources.flat_map(|(file, text)| clauses::check(member, file, text)));
     let library = format!("{prefix}src/lib.rs");
-    findings.extend(clauses::check_alone(member, &library, workspace.text(&library)));
+    findings.extend(clauses::check_standalone(member, &library, workspace.text(&library)));
     findings.extend(workspace.texts.get(&library).and_then(|text| library_docs::check(&library, text)));
     findings
 }

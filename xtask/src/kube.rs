@@ -84,13 +84,13 @@ fn binaries(root: &Utf8Path, tier: Tier) -> Result<Utf8PathBuf> {
 
 /// Gets the binaries as a stage of `cargo xtask test`: those of a node for root, of an API server for other users.
 /// If they are unavailable it prints that, and in CI (`CI=true`), which may also install packages, it fails.
-/// `api_alone` leaves the node out.
-pub fn stage(root: &Utf8Path, api_alone: bool) -> Result<Option<Utf8PathBuf>> {
+/// `api_only` leaves the node out.
+pub fn stage(root: &Utf8Path, api_only: bool) -> Result<Option<Utf8PathBuf>> {
     let ci = variable("CI").as_deref() == Some("true");
-    let api_alone = api_alone || variable(TIER).as_deref() == Some("api");
+    let api_only = api_only || variable(TIER).as_deref() == Some("api");
     let tiers: &[Tier] = match rustix::process::geteuid().is_root() {
-        true if !api_alone => &[Tier::Node, Tier::Api],
-        false if ci && !api_alone && variable("SLUICE_KUBECONFIG").is_none() => {
+        true if !api_only => &[Tier::Node, Tier::Api],
+        false if ci && !api_only && variable("SLUICE_KUBECONFIG").is_none() => {
             bail!("a node needs root; {TIER}=api leaves out its tests")
         }
         _ => &[Tier::Api],

@@ -84,13 +84,13 @@ fn compare(shape: &Shape, threads: usize, repetitions: usize) -> anyhow::Result<
         "{}: logits differ by {disagreement:.2e} of the largest, more than {TOLERANCE:.0e}",
         shape.name
     );
-    let prefill = Comparison::in_turns(
+    let prefill = Comparison::alternating(
         repetitions,
         PROMPT,
         || sluice.prefill(0, prompt).map(drop),
         || candle.prefill(prompt).map(drop),
     )?;
-    let decode = Comparison::in_turns(
+    let decode = Comparison::alternating(
         repetitions,
         DECODED,
         || sluice.decode(decoded, PROMPT, |_| ()),

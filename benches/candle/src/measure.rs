@@ -27,7 +27,7 @@ impl Samples {
     }
 }
 
-/// Two sides measured in turns.
+/// Two sides measured alternately.
 pub struct Comparison {
     /// Sluice.
     pub sluice: Samples,
@@ -37,7 +37,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Runs each side once unmeasured, then `repetitions` pairs; the side that begins changes from pair to pair.
-    pub fn in_turns(
+    pub fn alternating(
         repetitions: usize,
         tokens: usize,
         mut sluice: impl FnMut() -> anyhow::Result<()>,

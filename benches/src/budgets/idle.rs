@@ -50,9 +50,9 @@ pub fn measure(world: &BenchEnv, pairs: usize) -> Result<Vec<BudgetCheck>> {
     let (mut rounds, mut fixed, mut elastic) = (Vec::new(), Counts::default(), Counts::default());
     for index in 0..ROUNDS {
         let round = round(world, index, pairs.div_ceil(ROUNDS))?;
-        let told: Vec<_> =
+        let times: Vec<_> =
             round.samples.iter().map(|(a, b)| format!("{:.3} {:.3}", a.step_ms, b.step_ms)).collect();
-        eprintln!("round {:>2} of {ROUNDS}, ms a step: {}", index + 1, told.join("  "));
+        eprintln!("round {:>2} of {ROUNDS}, ms a step: {}", index + 1, times.join("  "));
         rounds.push(round.samples);
         (fixed, elastic) = (fixed.plus(&round.fixed), elastic.plus(&round.elastic));
     }
@@ -153,12 +153,12 @@ fn overhead(rounds: &[Vec<Sample>]) -> Result<BudgetCheck> {
     };
     let step = percent(|cost| cost.step_ms).context("too few rounds")?;
     let sidecar = percent(|cost| cost.sidecar_ms).context("too few rounds")?;
-    let told = |of: Interval| format!("{:.2} % (95 % from {:.2} to {:.2})", of.mean, of.low, of.high);
+    let text = |of: Interval| format!("{:.2} % (95 % from {:.2} to {:.2})", of.mean, of.low, of.high);
     eprintln!(
         "step {step_ms:.4} ms, overhead {}; processor time of the sidecar, in percent of the \
          step: {} more; {} pairs",
-        told(step),
-        told(sidecar),
+        text(step),
+        text(sidecar),
         samples.len()
     );
     let name = format!("step time, lower bound (mean {:.2} %)", step.mean);

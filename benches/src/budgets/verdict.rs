@@ -118,12 +118,12 @@ impl BudgetCheck {
         let at = words.iter().position(|word| *word == "limit").filter(|at| *at >= 3)?;
         let limit = words.get(at + 1)?.parse().ok()?;
         // The limit's unit may stand between them.
-        let told = (at + 2..at + 4).find(|at| matches!(words.get(*at), Some(&"PASS" | &"FAIL")))?;
+        let verdict_at = (at + 2..at + 4).find(|at| matches!(words.get(*at), Some(&"PASS" | &"FAIL")))?;
         let (unit, value) = (words[at - 1], words[at - 2].parse().ok()?);
         let name = words[..at - 2].join(" ");
-        let note = words[told + 1..].join(" ");
+        let note = words[verdict_at + 1..].join(" ");
         let detail = if note.is_empty() { Value::Null } else { note.into() };
-        let passed = words[told] == "PASS";
+        let passed = words[verdict_at] == "PASS";
         let verdict = BudgetCheck::at_most(name.trim_end_matches(':'), value, unit, limit).with(detail);
         Some(BudgetCheck { passed, ..verdict })
     }

@@ -116,7 +116,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_burst_exhausts_its_share_and_fits_with_what_one_neighbour_may_lend() {
+    fn burst_exhausts_its_share_and_fits_with_loan_of_one_peer() {
         let Setting { device, burst, calibration, .. } = setting();
         let request = u64::from(burst.prompt + burst.output) * calibration.token_bytes;
         let needed = u64::from(burst.requests) * request;

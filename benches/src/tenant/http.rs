@@ -52,13 +52,13 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let serving = std::thread::spawn(move || {
             let (mut socket, _) = listener.accept().unwrap();
-            let (mut heard, mut piece) = (String::new(), [0; 4096]);
-            while !heard.ends_with("\r\n\r\n") && !heard.ends_with('}') {
+            let (mut request, mut piece) = (String::new(), [0; 4096]);
+            while !request.ends_with("\r\n\r\n") && !request.ends_with('}') {
                 let length = socket.read(&mut piece).unwrap();
-                heard += std::str::from_utf8(&piece[..length]).unwrap();
+                request += std::str::from_utf8(&piece[..length]).unwrap();
             }
             socket.write_all(answer.as_bytes()).unwrap();
-            heard
+            request
         });
         (address, serving)
     }
@@ -71,10 +71,10 @@ mod tests {
         assert_eq!(serving.join().unwrap(), expected);
         let (address, serving) = answering("HTTP/1.1 200 OK\r\n\r\n");
         assert_eq!(post(address, "/sleep", Some("secret"), "{}").unwrap(), "");
-        let heard = serving.join().unwrap();
+        let request = serving.join().unwrap();
         for part in ["POST /sleep HTTP/1.1\r\n", "content-length: 2\r\n", "authorization: Bearer secret\r\n"]
         {
-            assert!(heard.contains(part), "{heard}");
+            assert!(request.contains(part), "{request}");
         }
     }
 

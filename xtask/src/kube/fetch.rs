@@ -86,8 +86,8 @@ pub(super) fn published_digest(text: &str, url: &str) -> Result<String> {
     let file = url.rsplit('/').next().unwrap_or(url);
     let lines = || text.lines().map(str::split_whitespace).map(Iterator::collect::<Vec<_>>);
     let named = lines().find(|words| words.get(1).is_some_and(|name| name.trim_start_matches('*') == file));
-    let alone = || lines().find(|words| words.len() == 1);
-    let words = named.or_else(alone).with_context(|| format!("no digest of {file} is published"))?;
+    let unnamed = || lines().find(|words| words.len() == 1);
+    let words = named.or_else(unnamed).with_context(|| format!("no digest of {file} is published"))?;
     let digest = words[0];
     let valid = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
     ensure!(valid, "`{digest}` is not a SHA-256 digest");

@@ -98,7 +98,7 @@ fn the_member_of_an_archive_is_taken() {
 }
 
 #[test]
-fn digests_are_read_alone_and_from_lists() {
+fn digests_are_read_unnamed_and_from_lists() {
     let hex = "ab".repeat(32);
     let digest = |text: &str| {
         fetch::published_digest(text, "https://host/release/file.tar.gz").map_err(|e| e.to_string())

@@ -90,8 +90,8 @@ fn forbidden(clause: &Clause, word: &str, file: &str, blanked: &str) -> Vec<Lint
 }
 
 /// A crate of the table that stands alone says `#![no_std]` without condition and has no build script.
-pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<LintViolation> {
-    if !TABLE.iter().any(|row| row.alone && row.name == member.name) {
+pub fn check_standalone(member: &Member, root_file: &str, source: &str) -> Vec<LintViolation> {
+    if !TABLE.iter().any(|row| row.standalone && row.name == member.name) {
         return vec![];
     }
     let mut findings = Vec::new();
@@ -115,7 +115,7 @@ pub fn check_alone(member: &Member, root_file: &str, source: &str) -> Vec<LintVi
 
 #[cfg(test)]
 mod tests {
-    use super::{check, check_alone};
+    use super::{check, check_standalone};
     use crate::workspace::Member;
 
     fn member(name: &str) -> Member {
@@ -157,16 +157,16 @@ mod tests {
 
     #[test]
     fn the_policy_must_say_no_std_without_condition() {
-        let found = |source| check_alone(&member("sluice-policy"), "sidecar/x/src/lib.rs", source).len();
+        let found = |source| check_standalone(&member("sluice-policy"), "sidecar/x/src/lib.rs", source).len();
         assert_eq!(found("//! Doc\n#![no_std]\n"), 0);
         assert_eq!(found("//! #![no_std]\n"), 1);
         assert_eq!(found("#![cfg_attr(not(test), no_std)]\n"), 1);
-        assert!(check_alone(&member("sluice-ports"), "sidecar/x/src/lib.rs", "").is_empty());
+        assert!(check_standalone(&member("sluice-ports"), "sidecar/x/src/lib.rs", "").is_empty());
     }
 
     #[test]
     fn the_policy_has_no_build_script() {
         let policy = Member { roots: vec!["sidecar/x/build.rs".to_owned()], ..member("sluice-policy") };
-        assert_eq!(check_alone(&policy, "sidecar/x/src/lib.rs", "#![no_std]").len(), 1);
+        assert_eq!(check_standalone(&policy, "sidecar/x/src/lib.rs", "#![no_std]").len(), 1);
     }
 }

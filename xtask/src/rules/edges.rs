@@ -56,7 +56,7 @@ fn verdict(row: &Row, edge: &Dependency, ours: bool) -> Option<String> {
     let guarded = ours || GUARDED.iter().any(|family| belongs(dependency, family));
     if dependency == COMMON {
         None
-    } else if row.alone {
+    } else if row.standalone {
         Some(format!("{name} depends on {dependency}, but must have no dependency except {COMMON}"))
     } else if never.iter().any(|family| belongs(dependency, family)) {
         Some(format!("{name} must never depend on {dependency}"))

@@ -16,7 +16,7 @@ pub struct Row {
     /// `kube` only as kinds and derive macros: none of the features that bring the client.
     pub kube_without_client: bool,
     /// No dependency of any kind, except on [`COMMON`].
-    pub alone: bool,
+    pub standalone: bool,
 }
 
 /// Third-party libraries that a crate may use only if its row says so: each brings an effect (a network, a runtime,
@@ -50,14 +50,14 @@ const SIDECAR: &[&str] = &[
     "sluice-probe",
 ];
 
-const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, alone: false };
+const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, standalone: false };
 
 /// The crate that every other crate may use: small algorithms without effects.
 pub const COMMON: &str = "sluice-common";
 
 /// The table, in the order of ARCHITECTURE.md.
 pub const TABLE: [Row; 22] = [
-    Row { name: COMMON, alone: true, ..BLANK },
+    Row { name: COMMON, standalone: true, ..BLANK },
     // tokio: it sends a load at planned times. reqwest: by HTTP.
     Row { name: "sluice-client", may: &["reqwest", "tokio"], never: &["kube", "sluice-types"], ..BLANK },
     Row {
@@ -68,7 +68,7 @@ pub const TABLE: [Row; 22] = [
         ..BLANK
     },
     Row { name: "sluice-wire", never: &["kube", "sluice-types"], ..BLANK },
-    Row { name: "sluice-policy", alone: true, ..BLANK },
+    Row { name: "sluice-policy", standalone: true, ..BLANK },
     Row { name: "sluice-ports", may: &["sluice-policy"], never: &["tokio", "cudarc", "kube"], ..BLANK },
     Row {
         name: "sluice-scheduler",

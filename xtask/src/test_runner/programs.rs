@@ -92,9 +92,9 @@ fn package(id: &str) -> &str {
 fn built(mut build: Command) -> Result<Option<Vec<Program>>> {
     build.args(["--no-run", "--message-format", "json-render-diagnostics"]).stdin(Stdio::null());
     let mut child = build.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let told = child.stdout.take().context("cargo has no output")?;
+    let stdout = child.stdout.take().context("cargo has no output")?;
     let mut programs = Vec::new();
-    for message in Message::parse_stream(BufReader::new(told)) {
+    for message in Message::parse_stream(BufReader::new(stdout)) {
         if let Message::CompilerArtifact(artifact) = message.context("the output of cargo")? {
             programs.extend(Program::of(artifact));
         }
@@ -111,9 +111,9 @@ pub fn all_pass(tests: impl Fn() -> Command + Sync) -> Result<bool> {
     let node = node.iter().find(|program| program.is_of_node());
     let node = node.with_context(|| format!("{END_TO_END} has no tests `{NODE}`"))?;
     let background = BackgroundProgram::start(node, &tests())?;
-    let Some((mut failed, mut times, alone)) = run_with_node_tests(&tests)? else { return Ok(false) };
+    let Some((mut failed, mut times, exclusive)) = run_with_node_tests(&tests)? else { return Ok(false) };
     failed.extend(background.end(&mut times)?);
-    failed.extend(failing(&alone, &tests(), &mut times)?);
+    failed.extend(failing(&exclusive, &tests(), &mut times)?);
     report(&failed, &times);
     Ok(failed.is_empty() && examples_pass(tests())?)
 }
@@ -152,11 +152,11 @@ fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<R
         rustix::process::nice(NICE).context("nice")?;
         let Some(programs) = built(tests())? else { return Ok(None) };
         let others = programs.into_iter().filter(|program| !program.is_of_node());
-        let (alone, own): (Vec<_>, Vec<_>) = others.partition(Program::looks_at_the_clock);
-        anyhow::ensure!(!own.is_empty() && !alone.is_empty(), "no crate has tests");
+        let (exclusive, own): (Vec<_>, Vec<_>) = others.partition(Program::looks_at_the_clock);
+        anyhow::ensure!(!own.is_empty() && !exclusive.is_empty(), "no crate has tests");
         let mut times = Times::default();
         let failed = failing(&own, &tests(), &mut times)?;
-        Ok(Some((failed, times, alone)))
+        Ok(Some((failed, times, exclusive)))
     };
     std::thread::scope(|scope| {
         scope.spawn(work).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
