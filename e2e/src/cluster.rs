@@ -36,7 +36,7 @@ use self::client::client_of;
 use self::control_plane::ControlPlane;
 pub use self::exit_hooks::check_at_exit;
 pub use self::external_cluster::mark;
-pub use self::node::{ClusterNode, SecondNode, on_node, on_node_alone, on_two_nodes};
+pub use self::node::{ClusterNode, SecondNode, on_node, on_node_exclusive, on_two_nodes};
 pub use self::process_spawner::ProcessSpawner;
 pub use self::wait::{WAIT_LIMIT, eventually, within};
 

@@ -42,15 +42,15 @@ async fn serves(name: &str, tenants: &[&str]) {
         model::generate(&folder, &format!("--seed {seed}"));
     }
     let mut up = world.up_text(&example.text, &[]);
-    let mut alone = Vec::new();
+    let mut answers = Vec::new();
     for tenant in tenants {
         let tenant = up.ready(tenant).await;
         let answer = tenant.complete(&greedy(&prompt(1, 20), 8)).await.unwrap();
         assert_eq!((answer.tokens.len(), answer.finish.as_str()), (8, "length"), "{name}: {tenant:?}");
-        alone.push((tenant, answer));
+        answers.push((tenant, answer));
     }
     let ask = |(tenant, answer)| tokio::spawn(async move { asked_again(tenant, answer).await });
-    for asked in alone.into_iter().map(ask).collect::<Vec<_>>() {
+    for asked in answers.into_iter().map(ask).collect::<Vec<_>>() {
         asked.await.unwrap();
     }
     up.end_cleanly().await;
@@ -71,7 +71,7 @@ async fn two_gpus_serve() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn three_tenants_serve_by_turns() {
+async fn three_tenants_serve_in_time_slices() {
     serves("three-tenants.yaml", &["chat", "code", "summary"]).await;
 }
 

@@ -51,7 +51,7 @@ enum When {
 impl When {
     fn is_met(self, state: &State) -> bool {
         let place = tenant_index(state);
-        let holds = place.time_slice.as_ref().is_some_and(|turn| turn.holds);
+        let holds = place.time_slice.as_ref().is_some_and(|slice| slice.holds);
         match self {
             When::Computing => holds && has_reached(state, "step"),
             When::Lending => place.lent_bytes > 0,
@@ -96,7 +96,7 @@ async fn until_steps(bound: &HangLimit, what: &str, others: &[&Tenant]) -> (Dura
         let ran = |state: &State| state.figures.steps_total > before + 1;
         eventually(what, async || {
             let late = bound.elapsed() > 2 * bound.allows();
-            assert!(!late, "{what}: a neighbour stands still: {:?}", other.try_state().await);
+            assert!(!late, "{what}: a peer stands still: {:?}", other.try_state().await);
             other.try_state().await.filter(ran)
         })
         .await;
@@ -117,7 +117,7 @@ async fn are_hangs_reported(tenant: &Tenant, starts: usize, least: Duration) {
 /// Three loaded tenants, of which one is about to hang.
 struct Case<'a, 'w> {
     trio: &'a mut ThreeTenants<'w>,
-    alone: &'a [Vec<Answer>],
+    baseline: &'a [Vec<Answer>],
     /// Starts of each sidecar.
     starts: &'a mut [usize; 3],
 }
@@ -143,7 +143,7 @@ impl Case<'_, '_> {
         }
         for (index, load) in loads.into_iter().enumerate() {
             let mut answers = three_tenants::ended(load).await;
-            let mut expected = self.alone[index].clone();
+            let mut expected = self.baseline[index].clone();
             if stopped == Stopped::Sidecar && index == victim {
                 let mut came = answers.iter().map(Result::is_ok);
                 expected.retain(|_| came.next().unwrap());
@@ -179,10 +179,10 @@ async fn cases(cases: &[(Stopped, When)]) {
     let world = TestEnv::new();
     let binaries = world.special_binaries(SLOWED);
     let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
-    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let baseline: Vec<_> = trio.baseline().await.into_iter().map(|(answers, _)| answers).collect();
     let mut starts = [1; 3];
     for (stopped, when) in cases {
-        Case { trio: &mut trio, alone: &alone, starts: &mut starts }.run(*stopped, *when).await;
+        Case { trio: &mut trio, baseline: &baseline, starts: &mut starts }.run(*stopped, *when).await;
     }
     trio.up.end_cleanly().await;
 }

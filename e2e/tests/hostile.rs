@@ -151,8 +151,8 @@ async fn slow_and_disconnecting_clients_do_not_delay_streams() {
         drop(client);
     }
     drop(deaf);
-    let alone = scene.tenant.until("those who left are gone", |state| state.queue.running <= 1);
-    assert_eq!(alone.await.queue.waiting, 0);
+    let remaining = scene.tenant.until("those who left are gone", |state| state.queue.running <= 1);
+    assert_eq!(remaining.await.queue.waiting, 0);
     scene.end().await;
 }
 
@@ -169,7 +169,7 @@ async fn ten_thousand_streams_are_each_completed_or_refused() {
         let (url, body) = (scene.tenant.url("/v1/completions"), body.clone());
         clients.spawn(async move { outcome(Stream::open(&url, &body).await).await });
     }
-    let (mut served, mut told, mut shut_out) = (0, 0, 0);
+    let (mut served, mut rejected, mut shut_out) = (0, 0, 0);
     while let Some(client) =
         tokio::time::timeout(WAIT_LIMIT, clients.join_next()).await.expect("no stream hangs")
     {
@@ -178,13 +178,13 @@ async fn ten_thousand_streams_are_each_completed_or_refused() {
                 assert_eq!(answer, expected);
                 served += 1;
             }
-            Outcome::Rejected => told += 1,
+            Outcome::Rejected => rejected += 1,
             Outcome::Disconnected => shut_out += 1,
         }
     }
-    eprintln!("{served} streams served, {told} refused for now, {shut_out} without a connection");
+    eprintln!("{served} streams served, {rejected} refused for now, {shut_out} without a connection");
     // The full queue is served in any case, and every connected client gets an answer.
-    assert!(served >= 1024 && served + told >= 3072, "{served} served, {told} refused");
+    assert!(served >= 1024 && served + rejected >= 3072, "{served} served, {rejected} refused");
     scene.end().await;
 }
 

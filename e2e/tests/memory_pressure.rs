@@ -18,7 +18,7 @@ const MOST_LOADS: u64 = 8;
 /// Host memory for all KV of the load.
 const TIER: &str = ", memory: {hostKv: 16Mi}";
 /// The same without remappable layers.
-const TIER_ALONE: &str = ", memory: {hostKv: 16Mi, maxRemappedPercent: 0}";
+const TIER_WITHOUT_REMAP: &str = ", memory: {hostKv: 16Mi, maxRemappedPercent: 0}";
 
 /// A policy, further fields of its tenant's `spec`, and its required events while KV is short.
 type Case = (&'static str, &'static str, &'static [&'static str]);
@@ -34,27 +34,27 @@ const CASES: [Case; 8] = [
     ("OrbitFlow", TIER, &["plan", "write_back", "fetch"]),
     ("Unified", TIER, &["inflate", "remap_own"]),
     // Where no layer may move, KV moves.
-    ("Unified", TIER_ALONE, &["inflate", "write_back", "fetch"]),
+    ("Unified", TIER_WITHOUT_REMAP, &["inflate", "write_back", "fetch"]),
 ];
 
 /// Counts an event of a tenant.
-fn times(state: &State, deed: &str) -> u64 {
-    if deed == "preempt" { state.figures.preemptions_total } else { events(state, deed) }
+fn times(state: &State, event: &str) -> u64 {
+    if event == "preempt" { state.figures.preemptions_total } else { events(state, event) }
 }
 
 /// Returns the answers to the load without memory pressure: the same under every policy.
-async fn alone() -> Vec<Answer> {
+async fn baseline() -> Vec<Answer> {
     let world = TestEnv::new();
     let (up, tenant) = start(&world, "Recompute", "").await;
-    let alone = load::alone(&tenant).await;
+    let answers = load::sequential_answers(&tenant).await;
     let figures = tenant.state().await.figures;
     assert_eq!(
         (figures.preemptions_total, figures.recomputed_tokens_total),
         (0, 0),
-        "alone nothing is short"
+        "nothing is short for one request at a time"
     );
     up.end_cleanly().await;
-    alone
+    answers
 }
 
 /// Starts a tenant that the load puts under pressure.
@@ -108,12 +108,12 @@ async fn run(tenant: &Tenant, kills: u64, kv_moves: bool) -> (Vec<Answer>, Obser
 
 #[tokio::test(flavor = "multi_thread")]
 async fn accounting_balances_while_layers_become_kv() {
-    let alone = alone().await;
+    let baseline = baseline().await;
     let world = TestEnv::new();
     let (up, tenant) = start(&world, "Oneiros", "").await;
     let before = tenant.state().await;
     let (answers, seen, _) = run(&tenant, 0, false).await;
-    assert_eq!(answers, alone, "memory moved and not one token changed");
+    assert_eq!(answers, baseline, "memory moved and not one token changed");
     assert!(seen.most_alpha > 0, "KV was never so short that a layer was remapped: {seen:?}");
     let returned =
         |state: &State| (state.remap.alpha, state.remap.beta, state.kv.layer_blocks_used) == (0, 0, 0);
@@ -127,13 +127,13 @@ async fn accounting_balances_while_layers_become_kv() {
 
 /// Loads a tenant, and kills its engines, until it has used all required mechanisms; where KV moves, engines are
 /// killed during the moves.
-async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
+async fn die_under_load(tenant: &Tenant, baseline: &[Answer], case: Case) {
     let (_, spec, must) = case;
     let (kv_moves, most_loads) = (must.contains(&"write_back"), if spec.is_empty() { 1 } else { MOST_LOADS });
     let (mut most_alpha, mut deaths, mut done) = (0, 0, false);
     for _ in 0..most_loads {
         let (answers, seen, killed) = run(tenant, KILLS, kv_moves).await;
-        assert_eq!(answers, alone, "{case:?}");
+        assert_eq!(answers, baseline, "{case:?}");
         deaths += killed;
         let ended = |state: &State| {
             state.kv.layer_blocks_used == 0 && state.queue.running == 0 && state.engine.restarts >= deaths
@@ -143,7 +143,7 @@ async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
         assert_eq!(state.engine.restarts, deaths, "{case:?}");
         assert!(kv_moves || killed == KILLS, "{case:?}: {killed} engines died");
         most_alpha = seen.most_alpha.max(most_alpha);
-        done = deaths > 0 && must.iter().all(|deed| times(&state, deed) > 0);
+        done = deaths > 0 && must.iter().all(|event| times(&state, event) > 0);
         if done {
             break;
         }
@@ -155,12 +155,12 @@ async fn die_under_load(tenant: &Tenant, alone: &[Answer], case: Case) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn engine_crashes_during_moves_change_no_token() {
-    let alone = alone().await;
+    let baseline = baseline().await;
     for case in CASES {
         let (policy, spec, _) = case;
         let world = TestEnv::new();
         let (up, tenant) = start(&world, policy, spec).await;
-        die_under_load(&tenant, &alone, case).await;
+        die_under_load(&tenant, &baseline, case).await;
         up.end_cleanly().await;
     }
 }

@@ -22,7 +22,7 @@ async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_
     let Some(binaries) = binaries(&world) else { return };
     let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
     assert_eq!(trio.tenants.each_ref().map(|tenant| tenant.record.pid), [1; 3]);
-    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let baseline: Vec<_> = trio.baseline().await.into_iter().map(|(answers, _)| answers).collect();
     let mut lives = [1; 3];
     kill_one_matching(
         "lends",
@@ -30,7 +30,7 @@ async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_
         &mut trio,
         &world,
         &mut lives,
-        &alone,
+        &baseline,
     )
     .await;
     kill_one_matching(
@@ -39,7 +39,7 @@ async fn pairs_that_are_killed_with_their_namespaces_lose_no_byte_and_change_no_
         &mut trio,
         &world,
         &mut lives,
-        &alone,
+        &baseline,
     )
     .await;
     trio.up.signal(Signal::TERM);
@@ -55,7 +55,7 @@ async fn kill_one_matching(
     trio: &mut ThreeTenants<'_>,
     world: &TestEnv,
     lives: &mut [usize; 3],
-    alone: &[Vec<Answer>],
+    baseline: &[Vec<Answer>],
 ) {
     let loads = trio.tenants.each_ref().map(three_tenants::begin);
     let (victim, state) = trio.find_tenant(what, wanted).await;
@@ -68,24 +68,24 @@ async fn kill_one_matching(
     let gone = async || pair.all().all(|pid| !processes::alive(pid)).then_some(());
     eventually("the whole namespace ends with its first process", gone).await;
     for (index, load) in loads.into_iter().enumerate() {
-        check(index, three_tenants::ended(load).await, &alone[index], index == victim);
+        check(index, three_tenants::ended(load).await, &baseline[index], index == victim);
     }
     lives[victim] += 1;
     trio.tenants[victim] = trio.up.ready_again(&name, lives[victim]).await;
     assert_eq!(trio.tenants[victim].record.pid, 1);
     for (index, answers) in trio.watched(&[0, 1, 2]).await.0.into_iter().enumerate() {
-        same(index, answers, &alone[index]);
+        same(index, answers, &baseline[index]);
     }
     trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
 }
 
 /// Checks that all answers are equal to those without peers. Only answers of the victim may be missing, and some
 /// must be.
-fn check(index: usize, answers: Answers, alone: &[Answer], victim: bool) {
+fn check(index: usize, answers: Answers, baseline: &[Answer], victim: bool) {
     assert!(!victim || answers.iter().any(Result::is_err), "it was killed in the middle of its load");
     let kept = |answer: &Result<_, _>| !victim || answer.is_ok();
     let expected: Vec<_> =
-        alone.iter().zip(&answers).filter(|(_, a)| kept(a)).map(|(e, _)| e.clone()).collect();
+        baseline.iter().zip(&answers).filter(|(_, a)| kept(a)).map(|(e, _)| e.clone()).collect();
     same(index, answers.into_iter().filter(kept).collect(), &expected);
 }
 

@@ -24,14 +24,14 @@ const FAULT_LIMIT: Duration = Duration::from_secs(25);
 async fn three_tenants_trade_and_no_token_changes() {
     let world = TestEnv::new();
     let trio = ThreeTenants::start(&world, "Oneiros").await;
-    let alone = trio.alone().await;
-    for (index, (_, seen)) in alone.iter().enumerate() {
+    let baseline = trio.baseline().await;
+    for (index, (_, seen)) in baseline.iter().enumerate() {
         assert!(seen.most_borrowed[index] > 0, "tenant {index} alone had to borrow: {seen:?}");
         assert!(seen.most_lent.iter().sum::<u64>() > 0, "a tenant has lent it: {seen:?}");
     }
     let (together, seen) = trio.watched(&[0, 1, 2]).await;
     for (index, answers) in together.into_iter().enumerate() {
-        same(index, answers, &alone[index].0);
+        same(index, answers, &baseline[index].0);
     }
     eprintln!("all at once: {seen:?}");
     trio.are_all_loans_returned(HOME).await;
@@ -40,8 +40,9 @@ async fn three_tenants_trade_and_no_token_changes() {
     assert!(states.iter().any(|state| events(state, "lend") > 0), "{:?}", reported_events(&states));
     for state in &states {
         let place = tenant_index(state);
-        let turn = place.time_slice.as_ref().expect("they take turns");
-        for (what, times) in [("grant", &place.grant), ("wait", &turn.wait), ("hand-over", &turn.handover)] {
+        let slice = place.time_slice.as_ref().expect("the GPU has time slices");
+        for (what, times) in [("grant", &place.grant), ("wait", &slice.wait), ("hand-over", &slice.handover)]
+        {
             let timed = (times.samples > 0, times.p50_ns > 0, times.p99_ns > 0);
             assert!(
                 timed == (true, true, true) || timed == (false, false, false),
@@ -50,7 +51,7 @@ async fn three_tenants_trade_and_no_token_changes() {
             );
             assert!(times.p50_ns <= times.p99_ns, "{what}: {:?}", reported_events(&states));
         }
-        assert!(turn.wait.samples > 0 && turn.handover.samples > 0, "{:?}", reported_events(&states));
+        assert!(slice.wait.samples > 0 && slice.handover.samples > 0, "{:?}", reported_events(&states));
     }
     // A search that ended by another reclaim option is not counted, so not every tenant need have one.
     let measured = |of: fn(&State) -> u64| states.iter().map(of).sum::<u64>();
@@ -92,7 +93,7 @@ async fn tenant_reports_expected_next_request() {
 async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     let world = TestEnv::new();
     let mut trio = ThreeTenants::start(&world, "Oneiros").await;
-    let alone = trio.alone().await;
+    let baseline = trio.baseline().await;
     let loads = trio.tenants.each_ref().map(three_tenants::begin);
     let (lender, state) = trio.find_tenant("lends", |state| tenant_index(state).lent_bytes > 0).await;
     processes::signal(state.engine.pid.unwrap(), Signal::KILL);
@@ -108,7 +109,7 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
         if index == victim {
             assert!(answers.iter().any(Result::is_err), "it was killed in the middle of its load");
         }
-        let expected = alone[index].0.iter().zip(&answers).filter(|(_, a)| index != victim || a.is_ok());
+        let expected = baseline[index].0.iter().zip(&answers).filter(|(_, a)| index != victim || a.is_ok());
         let expected: Vec<_> = expected.map(|(expected, _)| expected.clone()).collect();
         answers.retain(|answer| index != victim || answer.is_ok());
         same(index, answers, &expected);
@@ -117,7 +118,7 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     trio.tenants[victim] = trio.up.ready_again(&name, 2).await;
     let (again, _) = trio.watched(&[victim]).await;
     for answers in again {
-        same(victim, answers, &alone[victim].0);
+        same(victim, answers, &baseline[victim].0);
     }
     trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
     are_all_listed(&trio.tenants[victim]).await;

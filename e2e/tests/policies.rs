@@ -241,8 +241,8 @@ async fn streams_in_store(tenant: &Tenant, stories: &Stories) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes() {
-    let name = "streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token_changes";
+async fn buffered_streams_are_paused_for_waiting_ones_and_no_token_changes() {
+    let name = "buffered_streams_are_paused_for_waiting_ones_and_no_token_changes";
     let Some(stories) = Stories::find(name) else { return };
     let world = TestEnv::new();
     // No layer may move as a whole, so that no other mechanism frees memory.
@@ -258,7 +258,7 @@ async fn streams_with_tokens_in_store_make_room_for_those_that_wait_and_no_token
             break;
         }
     }
-    assert!(paused > 0.0, "no request made room");
+    assert!(paused > 0.0, "no request was paused");
     is_everything_released(&sidecar.tenant).await;
     sidecar.end_cleanly().await;
 }
@@ -269,8 +269,8 @@ async fn halves(tenant: &Tenant, stories: &Stories) -> bool {
     let asked: Vec<_> = (0..4 * stories.golden.len())
         .map(|at| {
             let (tenant, golden) = (tenant.clone(), stories.golden[at % stories.golden.len()].clone());
-            let (told, rest) = golden.greedy_ids.split_at(golden.greedy_ids.len() / 2);
-            let (prompt, rest) = ([&golden.prompt_ids[..], told].concat(), rest.to_vec());
+            let (head, rest) = golden.greedy_ids.split_at(golden.greedy_ids.len() / 2);
+            let (prompt, rest) = ([&golden.prompt_ids[..], head].concat(), rest.to_vec());
             tokio::spawn(async move { (tenant.complete(&greedy(&prompt, rest.len())).await.unwrap(), rest) })
         })
         .collect();
@@ -291,8 +291,8 @@ fn of_impatient(short: &SidecarConfig) -> SidecarConfig {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes() {
-    let name = "prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes";
+async fn prompts_without_free_blocks_are_computed_in_host_tier_and_no_token_changes() {
+    let name = "prompts_without_free_blocks_are_computed_in_host_tier_and_no_token_changes";
     let Some(stories) = Stories::find(name) else { return };
     let world = TestEnv::new();
     let sidecar = Sidecar::start(&world, &of_impatient(&short(&world, &stories).await)).await;
@@ -305,7 +305,7 @@ async fn prompts_without_room_are_computed_in_the_host_tier_and_no_token_changes
         }
     }
     let metrics = sidecar.metrics().await;
-    assert!(out, "every prompt waited for room: {metrics:#?}");
+    assert!(out, "every prompt waited for free blocks: {metrics:#?}");
     let written = metrics.sum("sluice_kv_writeback_bytes_total", &[]);
     assert!(written > 0.0, "{written} bytes went to the host");
     assert!(!MovesLayers.is_seen(&metrics), "no layer moved");

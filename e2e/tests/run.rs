@@ -135,11 +135,11 @@ async fn two_models_answer_at_one_port_each_to_its_name_and_come_back_when_a_pro
     assert_eq!(names(&url).await, ["other", "stories260k"]);
     let mut body = greedy(&[1, 2, 3], 40);
     body["model"] = json!("other");
-    let alone = Stream::open(&format!("{url}/completions"), &body).await.unwrap().finish().await.unwrap();
+    let expected = Stream::open(&format!("{url}/completions"), &body).await.unwrap().finish().await.unwrap();
     let mut other_stream = Stream::open(&format!("{url}/completions"), &body).await.unwrap();
     other_stream.until_tokens(1).await;
     is_golden(&url, "stories260k", &stories).await;
-    assert_eq!(other_stream.finish().await.unwrap(), alone);
+    assert_eq!(other_stream.finish().await.unwrap(), expected);
     body["model"] = json!("third");
     let refused = http::post(&format!("{url}/completions"), &body, None).await;
     let Err(RequestError::Refused { status, body: error, .. }) = refused else {

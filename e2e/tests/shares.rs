@@ -86,8 +86,8 @@ async fn next_instance(folder: &Path, before: u32) -> Tenant {
 }
 
 /// Ends the third tenant, which is not restarted before `sluice up` continues; the others grow into its memory.
-async fn third_leaves(trio: &ThreeTenants<'_>, dealer: &mut ShareDriver) {
-    dealer.assign_shares(&trio.tenants, &[share(HALF), share(HALF), share(0)]).await;
+async fn third_leaves(trio: &ThreeTenants<'_>, driver: &mut ShareDriver) {
+    driver.assign_shares(&trio.tenants, &[share(HALF), share(HALF), share(0)]).await;
     trio.up.signal(Signal::STOP);
     processes::signal(trio.tenants[2].record.pid, Signal::KILL);
     for tenant in &trio.tenants[..2] {
@@ -101,9 +101,9 @@ async fn third_leaves(trio: &ThreeTenants<'_>, dealer: &mut ShareDriver) {
 async fn new_tenant_on_full_gpu_waits_for_shares() {
     let world = TestEnv::new();
     let mut trio = ThreeTenants::start(&world, "Oneiros").await;
-    let alone = trio.alone().await;
-    let mut dealer = ShareDriver::of(&trio.tenants).await;
-    third_leaves(&trio, &mut dealer).await;
+    let baseline = trio.baseline().await;
+    let mut driver = ShareDriver::of(&trio.tenants).await;
+    third_leaves(&trio, &mut driver).await;
     let [alpha, beta, gone] = trio.tenants.clone();
     trio.up.signal(Signal::CONT);
     let late = next_instance(&gone.folder, gone.record.pid).await;
@@ -130,7 +130,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     let on = AtomicBool::new(true);
     let comes = async {
         trio.tenants[2] = late;
-        dealer.assign_shares(&trio.tenants, &[share(THIRD); 3]).await;
+        driver.assign_shares(&trio.tenants, &[share(THIRD); 3]).await;
         trio.tenants[2] = trio.up.ready_again("gamma", 2).await;
         for tenant in &trio.tenants {
             tenant.until("it has a third", |state| tenant_index(state).share_bytes == THIRD).await;
@@ -140,11 +140,11 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     let ((), changes) = tokio::join!(comes, audited(&world, &lives, &on, open));
     assert!(changes > 1, "shares fell and rose under load: {changes}");
     for (index, load) in loads.into_iter().enumerate() {
-        same(index, three_tenants::ended(load).await, &alone[index].0);
+        same(index, three_tenants::ended(load).await, &baseline[index].0);
     }
     let (again, _) = trio.watched(&[0, 1, 2]).await;
     for (index, answers) in again.into_iter().enumerate() {
-        same(index, answers, &alone[index].0);
+        same(index, answers, &baseline[index].0);
     }
     let states = trio.states().await;
     assert_eq!(
@@ -155,7 +155,7 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
     );
 
     // One tenant ends, and the others get its memory; its successor waits, and can be ended.
-    third_leaves(&trio, &mut dealer).await;
+    third_leaves(&trio, &mut driver).await;
     let (folder, pid) = (trio.tenants[2].folder.clone(), trio.tenants[2].record.pid);
     trio.up.signal(Signal::CONT);
     next_instance(&folder, pid).await.until("it waits for its floor", waits).await;
@@ -167,16 +167,16 @@ async fn new_tenant_on_full_gpu_waits_for_shares() {
 async fn a_cap_that_falls_brings_layers_back_in_the_same_process() {
     let world = TestEnv::new();
     let trio = ThreeTenants::start(&world, "Oneiros").await;
-    let (expected, _) = trio.alone().await.swap_remove(0);
-    let mut dealer = ShareDriver::of(&trio.tenants).await;
+    let (expected, _) = trio.baseline().await.swap_remove(0);
+    let mut driver = ShareDriver::of(&trio.tenants).await;
     let alpha = &trio.tenants[0];
     let small = [TenantShare { share_bytes: 18 << 20, cap: 60 }, share(THIRD), share(THIRD)];
-    dealer.assign_shares(&trio.tenants, &small).await;
+    driver.assign_shares(&trio.tenants, &small).await;
     let moving = |state: &State| tenant_index(state).share_bytes <= 18 << 20 && state.remap.alpha > 0;
     let before = alpha.until("layers make room for the rest", moving).await;
     let (answers, _) = trio.watched(&[0]).await;
     answers.into_iter().for_each(|answers| same(0, answers, &expected));
-    dealer
+    driver
         .assign_shares(
             &trio.tenants,
             &[TenantShare { share_bytes: 18 << 20, cap: 0 }, share(THIRD), share(THIRD)],
@@ -209,8 +209,8 @@ async fn killed_sidecar_restarts_with_directive_share() {
     let mut trio = ThreeTenants::start(&world, "Oneiros").await;
     let configured = tenant_index(&trio.tenants[0].state().await).share_bytes;
     assert_ne!(configured, ASSIGNED_SHARE);
-    let mut dealer = ShareDriver::of(&trio.tenants).await;
-    dealer.assign_shares(&trio.tenants, &[share(ASSIGNED_SHARE), share(HALF), share(0)]).await;
+    let mut driver = ShareDriver::of(&trio.tenants).await;
+    driver.assign_shares(&trio.tenants, &[share(ASSIGNED_SHARE), share(HALF), share(0)]).await;
     trio.tenants[0]
         .until("it gives up a part", |state| tenant_index(state).share_bytes == ASSIGNED_SHARE)
         .await;

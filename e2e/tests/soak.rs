@@ -29,7 +29,7 @@ fn sizes() -> Vec<usize> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tenants_under_random_load_and_troubles_answer_as_if_alone() {
+async fn tenants_under_random_load_and_faults_answer_as_unshared() {
     let seed = given("SLUICE_SOAK_SEED").unwrap_or_else(|| RandomState::new().hash_one(0) >> 32);
     let length = Duration::from_secs(given("SLUICE_SOAK_SECONDS").unwrap_or(12));
     log_event(format_args!("SLUICE_SOAK_SEED={seed} SLUICE_SOAK_SECONDS={}", length.as_secs()));
@@ -72,8 +72,8 @@ fn a_seed_gives_the_same_plan_again_and_another_seed_another() {
     let plan = |seed| Plan::new(seed, 3, Duration::from_secs(60));
     assert_eq!(plan(7), plan(7));
     assert_ne!(plan(7).visits, plan(8).visits);
-    assert_ne!(plan(7).troubles, plan(8).troubles);
-    assert_ne!((plan(7).naps, plan(7).decrees), (plan(8).naps, plan(8).decrees));
+    assert_ne!(plan(7).faults, plan(8).faults);
+    assert_ne!((plan(7).sleeps, plan(7).directives), (plan(8).sleeps, plan(8).directives));
     let shorter = Plan::new(7, 3, Duration::from_secs(30));
     assert_eq!((shorter.gpu, shorter.questions), (plan(7).gpu, plan(7).questions), "the length only adds");
 }
@@ -84,9 +84,12 @@ fn every_seed_plans_every_event() {
         let plans = [2, 3, 8].map(|tenants| Plan::new(seed, tenants, Duration::from_secs(12)));
         let met = plans.iter().filter(|plan| plan.gpu.trades() && plan.gpu.loan_ms.is_some());
         assert!(met.count() > 0, "seed {seed}: no loan can expire");
-        let turns = plans.iter().filter(|plan| plan.gpu.sharing.contains("Temporal"));
-        assert!(turns.count() > 0, "seed {seed}: no turns");
-        assert!(plans.iter().all(|plan| !plan.naps.is_empty() && !plan.decrees.is_empty()), "seed {seed}");
+        let temporal = plans.iter().filter(|plan| plan.gpu.sharing.contains("Temporal"));
+        assert!(temporal.count() > 0, "seed {seed}: no time slices");
+        assert!(
+            plans.iter().all(|plan| !plan.sleeps.is_empty() && !plan.directives.is_empty()),
+            "seed {seed}"
+        );
     }
 }
 

@@ -56,16 +56,16 @@ async fn two_tenants_serve_at_once_on_two_gpus() {
     assert_ne!(tenants[0].record.pid, tenants[1].record.pid);
     assert_ne!(tenants[0].record.gpu, tenants[1].record.gpu);
     let body = greedy(&prompt(1, 20), 200);
-    let mut alone = Vec::new();
+    let mut expected = Vec::new();
     for tenant in &tenants {
-        alone.push(tenant.complete(&body).await.unwrap());
+        expected.push(tenant.complete(&body).await.unwrap());
     }
-    assert_ne!(alone[0].tokens, alone[1].tokens, "they are different models");
+    assert_ne!(expected[0].tokens, expected[1].tokens, "they are different models");
     let (mut one, mut two) = (tenants[0].stream(&body).await, tenants[1].stream(&body).await);
     one.until_tokens(1).await;
     two.until_tokens(1).await;
     let (one, two) = tokio::join!(one.finish(), two.finish());
-    assert_eq!([one.unwrap(), two.unwrap()], [alone[0].clone(), alone[1].clone()]);
+    assert_eq!([one.unwrap(), two.unwrap()], [expected[0].clone(), expected[1].clone()]);
     up.end_cleanly().await;
 }
 

@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 use crate::{process, test_runner};
 
 /// The test.
-const TEST: &str = "soak::tenants_under_random_load_and_troubles_answer_as_if_alone";
+const TEST: &str = "soak::tenants_under_random_load_and_faults_answer_as_unshared";
 
 /// The sidecar of tests, whose loans can be short.
 const SHORT_LOANS: &str = "faulty-sidecar";

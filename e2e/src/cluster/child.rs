@@ -47,17 +47,17 @@ impl Component {
     ///
     /// # Panics
     /// If it does not start.
-    pub fn start(keeper: &ProcessSpawner, name: &str, command: Command, folder: &Path) -> Component {
+    pub fn start(spawner: &ProcessSpawner, name: &str, command: Command, folder: &Path) -> Component {
         let log = folder.join(format!("{name}.log"));
         let again = SpawnSpec::of(&command);
-        let child = spawn(keeper, name, command, &log);
+        let child = spawn(spawner, name, command, &log);
         Component { name: name.to_owned(), child, log, spawn_spec: again }
     }
 
     /// Kills the process and starts it again with the same arguments.
-    pub fn restart(&mut self, keeper: &ProcessSpawner) {
+    pub fn restart(&mut self, spawner: &ProcessSpawner) {
         self.kill();
-        self.child = spawn(keeper, &self.name, self.spawn_spec.command(), &self.log);
+        self.child = spawn(spawner, &self.name, self.spawn_spec.command(), &self.log);
     }
 
     /// Checks that the process runs.
@@ -107,10 +107,10 @@ impl Drop for Component {
     }
 }
 
-fn spawn(keeper: &ProcessSpawner, name: &str, mut command: Command, log: &Path) -> Child {
+fn spawn(spawner: &ProcessSpawner, name: &str, mut command: Command, log: &Path) -> Child {
     let file = || File::options().create(true).append(true).open(log);
     let out = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
     let err = file().unwrap_or_else(|e| panic!("{}: {e}", log.display()));
     command.stdin(Stdio::null()).stdout(out).stderr(err);
-    keeper.spawn(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"))
+    spawner.spawn(command).unwrap_or_else(|e| panic!("{name} does not start: {e}"))
 }

@@ -32,7 +32,7 @@ pub struct Start<'a> {
     /// The binaries.
     pub binaries: &'a Binaries,
     /// Spawner of both processes.
-    pub keeper: &'a ProcessSpawner,
+    pub spawner: &'a ProcessSpawner,
     /// Folder for data, logs and keys.
     pub folder: &'a Path,
     /// Address of the node; `None` on the loopback interface.
@@ -67,7 +67,7 @@ impl ControlPlane {
                 running.end();
             }
         });
-        let start = Start { binaries, keeper: ProcessSpawner::plain(), folder: &folder, node: None };
+        let start = Start { binaries, spawner: ProcessSpawner::plain(), folder: &folder, node: None };
         let (plane, both) = ControlPlane::start_as(&start).await;
         *running.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Running { both, folder: Some(temporary) });
@@ -78,7 +78,7 @@ impl ControlPlane {
     pub async fn start_as(start: &Start<'_>) -> (ControlPlane, [Component; 2]) {
         let folder = start.folder.to_owned();
         let authority = Authority::new(&folder);
-        let mut etcd = Component::start(start.keeper, "etcd", etcd(start), &folder);
+        let mut etcd = Component::start(start.spawner, "etcd", etcd(start), &folder);
         let (apiserver, server) = start_first_alive(start, &authority, &mut etcd).await;
         (ControlPlane { folder, authority, server, users: Mutex::default() }, [apiserver, etcd])
     }
@@ -158,7 +158,7 @@ async fn start_first_alive(
         let admin = start.folder.join("admin.kubeconfig");
         kubeconfig::write(&admin, &server, authority, &authority.user("admin", Some("system:masters")));
         let command = apiserver(start, authority, port);
-        let mut apiserver = Component::start(start.keeper, "kube-apiserver", command, start.folder);
+        let mut apiserver = Component::start(start.spawner, "kube-apiserver", command, start.folder);
         if ready(&mut apiserver, &admin).await {
             return (apiserver, server);
         }

@@ -50,12 +50,12 @@ fn allows_port(policies: &[Value], side: Side, pod: Pod<'_>, other: Pod<'_>, doo
             && is_selected(&policy["spec"]["podSelector"], pod.labels)
     };
     let about: Vec<&Value> = policies.iter().filter(about).collect();
-    let lets = |rule: &Value| {
+    let allows = |rule: &Value| {
         let peers = rule[peers].as_array();
         let known = peers.is_none_or(|all| all.iter().any(|peer| is_peer(peer, pod.namespace, other)));
         on_port(&rule["ports"], door) && known
     };
-    let rules = |policy: &&Value| policy["spec"][rules].as_array().is_some_and(|all| all.iter().any(lets));
+    let rules = |policy: &&Value| policy["spec"][rules].as_array().is_some_and(|all| all.iter().any(allows));
     about.is_empty() || about.iter().any(rules)
 }
 

@@ -52,7 +52,7 @@ pub struct ClusterNode {
 /// A node of ours.
 struct Own {
     layout: NodeLayout,
-    keeper: ProcessSpawner,
+    spawner: ProcessSpawner,
     network: File,
     running: Arc<Mutex<Running>>,
 }
@@ -74,7 +74,7 @@ struct Running {
 /// # Panics
 /// If the node does not start (every test then panics at once with the same message), or if the test panics.
 pub fn on_node(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
-    let _beside = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    let _shared = NODE_LOCK.read().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
 
@@ -82,13 +82,13 @@ pub fn on_node(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
 ///
 /// # Panics
 /// Same as [`on_node`].
-pub fn on_node_alone(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
-    let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+pub fn on_node_exclusive(test: impl AsyncFnOnce(&'static ClusterNode) + Send + 'static) {
+    let _exclusive = NODE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
     run(test);
 }
 
 /// Tests read-lock the node to share it and write-lock it to run alone.
-static TURNS: RwLock<()> = RwLock::new(());
+static NODE_LOCK: RwLock<()> = RwLock::new(());
 
 /// Returns the node of this test binary.
 fn shared() -> Option<&'static ClusterNode> {
@@ -141,7 +141,7 @@ fn start() -> Result<ClusterNode, &'static str> {
         return Err(missing("SLUICE_KUBE_BIN has no kubelet: `cargo xtask kube --tier node`"));
     }
     match ProcessSpawner::isolated() {
-        Ok(keeper) => Ok(Own::start(binaries, keeper)),
+        Ok(spawner) => Ok(Own::start(binaries, spawner)),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             Err(missing("a node needs namespaces of its own, which this root may not make"))
         }
@@ -150,16 +150,16 @@ fn start() -> Result<ClusterNode, &'static str> {
 }
 
 impl Own {
-    /// Starts all components in the namespaces of `keeper`.
-    fn start(binaries: Binaries, keeper: ProcessSpawner) -> ClusterNode {
-        let own = Own::prepare(binaries, keeper, NodeDirs::First, Cgroup::make);
+    /// Starts all components in the namespaces of `spawner`.
+    fn start(binaries: Binaries, spawner: ProcessSpawner) -> ClusterNode {
+        let own = Own::prepare(binaries, spawner, NodeDirs::First, Cgroup::make);
         own.inside(async || own.start_components().await).into_node(own)
     }
 
     /// Creates a node's namespaces, folder and cgroup. Only process 1 runs.
     fn prepare(
         binaries: Binaries,
-        keeper: ProcessSpawner,
+        spawner: ProcessSpawner,
         place: NodeDirs,
         cgroup: impl FnOnce() -> Cgroup,
     ) -> Own {
@@ -170,7 +170,7 @@ impl Own {
         let for_exit = Arc::clone(&running);
         exit_hooks::at_exit(move || lock(&for_exit).end());
         let cgroup = cgroup();
-        let init = init::start(&keeper, &folder, place);
+        let init = init::start(&spawner, &folder, place);
         let network = format!("/proc/{}/ns/net", init.pid());
         let network = File::open(&network).unwrap_or_else(|e| panic!("{network}: {e}"));
         {
@@ -179,7 +179,7 @@ impl Own {
             running.cgroup = Some(cgroup);
             running.folder = Some(temporary);
         }
-        Own { layout: NodeLayout { dirs: place, binaries, folder }, keeper, network, running }
+        Own { layout: NodeLayout { dirs: place, binaries, folder }, spawner, network, running }
     }
 
     /// Runs `work` on a new thread in the node's network. This thread stays in its own network.
@@ -203,7 +203,7 @@ impl Own {
         self.add("containerd", components::containerd(&self.layout));
         let start = Start {
             binaries: &self.layout.binaries,
-            keeper: &self.keeper,
+            spawner: &self.spawner,
             folder: &self.layout.folder,
             node: Some(self.layout.dirs.address()),
         };
@@ -235,7 +235,7 @@ impl Own {
     }
 
     fn add(&self, name: &'static str, command: Command) {
-        let component = Component::start(&self.keeper, name, command, &self.layout.folder);
+        let component = Component::start(&self.spawner, name, command, &self.layout.folder);
         lock(&self.running).components.insert(name, component);
     }
 
@@ -375,7 +375,7 @@ impl ClusterNode {
         let own = self.own.as_ref().expect("components of our own node alone are restarted");
         let mut running = lock(&own.running);
         let running = running.components.get_mut(component);
-        running.unwrap_or_else(|| panic!("no component {component}")).restart(&own.keeper);
+        running.unwrap_or_else(|| panic!("no component {component}")).restart(&own.spawner);
     }
 
     /// Returns the last lines of a component's log; empty on an external cluster.

@@ -85,32 +85,32 @@ pub async fn run(options: &Options) -> Option<BenchOutcome> {
     }
     let sizes = &options.sizes;
     let stub = Arc::new(Stub::start(sizes.gpus).await);
-    let crowd = TenantPopulation::new(server, sizes, stub.clone()).await;
+    let population = TenantPopulation::new(server, sizes, stub.clone()).await;
     let logs = options.logs.clone();
     let place = process::ProcessDirs::new(server, &options.operator, logs, stub.port(), sizes).await;
-    let mut trail = AuditCounts::of(server, place.user());
+    let mut audit = AuditCounts::of(server, place.user());
     // The operator may delay a status write by `status_seconds` after the next reading, whose interval varies by
     // its jitter.
     let still = QUIET_PERIOD + Duration::from_secs(sizes.status_seconds + interval(sizes) * 12 / 10);
 
     let operator = place.start("first").await;
     let began = Instant::now();
-    crowd.create_all().await;
-    let (made, first_writes) = wait_until_quiet(&operator, &mut trail, &stub, still).await;
-    crowd.all_ready().await;
+    population.create_all().await;
+    let (made, first_writes) = wait_until_quiet(&operator, &mut audit, &stub, still).await;
+    population.all_ready().await;
     let created = made.duration_since(began);
     let first = OperatorRun { peak_mib: operator.cost().peak_mib, writes: first_writes };
     let first_cpu = operator.cost().cpu;
     eprintln!("made in {created:?} by {} writes, {:?} of CPU", first.writes.len(), first_cpu);
     operator.end();
-    assert!(trail.refused().is_empty(), "refused: {:?}", trail.refused());
+    assert!(audit.refused().is_empty(), "refused: {:?}", audit.refused());
 
-    let _ = trail.writes();
+    let _ = audit.writes();
     let again = place.start("second").await;
     let (observed, restarted) = observed(&again, Duration::from_secs(sizes.patience_seconds)).await;
-    let (_, writes) = wait_until_quiet(&again, &mut trail, &stub, still).await;
+    let (_, writes) = wait_until_quiet(&again, &mut audit, &stub, still).await;
     eprintln!("observed after {observed:?} s, {restarted:?}");
-    let rest = measure_idle(&again, &mut trail, &stub, Duration::from_secs(sizes.rest_seconds)).await;
+    let rest = measure_idle(&again, &mut audit, &stub, Duration::from_secs(sizes.rest_seconds)).await;
     let second = OperatorRun { peak_mib: again.cost().peak_mib, writes };
     again.end();
 
@@ -147,16 +147,16 @@ async fn observed(operator: &Operator, patience: Duration) -> (Option<f64>, Rest
 /// and all writes.
 async fn wait_until_quiet(
     operator: &Operator,
-    trail: &mut AuditCounts,
+    audit: &mut AuditCounts,
     stub: &Stub,
     calm: Duration,
 ) -> (Instant, Vec<String>) {
-    let (mut since, mut all, mut told) = (Instant::now(), Vec::new(), stub.directives());
+    let (mut since, mut all, mut sent) = (Instant::now(), Vec::new(), stub.directives());
     within(WAIT_LIMIT, "calm", async || {
         operator.assert_alive();
-        let new = trail.writes();
-        if !new.is_empty() || stub.directives() != told {
-            (since, told) = (Instant::now(), stub.directives());
+        let new = audit.writes();
+        if !new.is_empty() || stub.directives() != sent {
+            (since, sent) = (Instant::now(), stub.directives());
             all.extend(new);
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -176,7 +176,7 @@ struct IdlePeriod {
 
 async fn measure_idle(
     operator: &Operator,
-    trail: &mut AuditCounts,
+    audit: &mut AuditCounts,
     stub: &Stub,
     time: Duration,
 ) -> IdlePeriod {
@@ -186,7 +186,7 @@ async fn measure_idle(
     let read = stub.reads().into_iter().zip(reads).map(|(after, before)| after - before);
     let least_reads = read.min().unwrap_or(0);
     let cost = Cost { cpu: after.cpu - before.cpu, ..after };
-    IdlePeriod { duration: took, cost, least_reads, writes: trail.writes() }
+    IdlePeriod { duration: took, cost, least_reads, writes: audit.writes() }
 }
 
 /// Interval between two readings of a GPU, seconds.

@@ -389,7 +389,7 @@ async fn holds(client: Client, namespace: &str, number: usize, case: &Case) {
 }
 
 #[tokio::test]
-async fn each_rule_alone_refuses_its_field() {
+async fn each_rule_refuses_its_field_without_the_others() {
     let Some(server) = cluster::api().await else { return };
     let (client, namespace) = (server.client().await, server.namespace("rules").await);
     let cases: Vec<Case> = pool_cases().into_iter().chain(tenant_cases()).collect();

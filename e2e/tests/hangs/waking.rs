@@ -47,9 +47,9 @@ async fn process_stopped_during_wake_is_replaced_and_peer_continues() {
         let pid = process(&sleeper, &state, stopped);
         processes::signal(pid, Signal::STOP);
         let bound = HangLimit::start(&other.state().await, HANG_TIMEOUT);
-        assert_eq!(other.complete(&question).await.unwrap(), theirs, "its neighbour");
+        assert_eq!(other.complete(&question).await.unwrap(), theirs, "its peer");
         let (took, allowed) = (bound.elapsed(), bound.allows() + 3 * usual);
-        eprintln!("{stopped:?} stopped while waking: the neighbour answered after {took:?}");
+        eprintln!("{stopped:?} stopped while waking: the peer answered after {took:?}");
         assert!(took <= allowed, "{took:?}, {allowed:?} are allowed");
         let woken = woken.await.unwrap();
         match stopped {

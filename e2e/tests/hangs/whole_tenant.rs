@@ -18,17 +18,17 @@ const LATE: Duration = Duration::from_mins(10);
 /// All processes of a tenant.
 const WHOLE: [Stopped; 3] = [Stopped::Sidecar, Stopped::Supervisor, Stopped::Worker];
 
-fn turn(state: &State) -> &TimeSliceState {
-    tenant_index(state).time_slice.as_ref().expect("turns are taken")
+fn time_slice(state: &State) -> &TimeSliceState {
+    tenant_index(state).time_slice.as_ref().expect("the GPU has time slices")
 }
 
 /// Stops processes of the tenant that computes, and continues them once its peers have continued.
-async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stopped: &[Stopped]) {
-    let what = format!("{stopped:?} stopped in the turn");
+async fn frozen_in_its_slice(trio: &ThreeTenants<'_>, baseline: &[Vec<Answer>], stopped: &[Stopped]) {
+    let what = format!("{stopped:?} stopped in the slice");
     let loads = trio.tenants.each_ref().map(three_tenants::begin);
     let (victim, state) = trio.find_tenant("computes", |state| When::Computing.is_met(state)).await;
     let tenant = &trio.tenants[victim];
-    let overtaken = turn(&state).lost_total;
+    let overtaken = time_slice(&state).lost_total;
     let all: Vec<_> = stopped.iter().map(|one| process(tenant, &state, *one)).collect();
     all.iter().for_each(|pid| processes::signal(*pid, Signal::STOP));
     let bound = HangLimit::start(&state, LATE);
@@ -37,11 +37,11 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     eprintln!("{what}: peers went on after {took:?}");
     let from = format!("default/{}", tenant.record.name);
     let names = |state: &State| {
-        turn(state).last_takeover.as_ref().is_some_and(|takeover| {
+        time_slice(state).last_takeover.as_ref().is_some_and(|takeover| {
             takeover.from == from && takeover.overdue_ms > 0 && takeover.at_unix_ms >= bound.stopped_unix_ms()
         })
     };
-    eventually("a neighbour names the tenant that hangs", async || {
+    eventually("a peer names the tenant that hangs", async || {
         let [one, other] = [peers[0].state().await, peers[1].state().await];
         [one, other].iter().any(names).then_some(())
     })
@@ -50,10 +50,10 @@ async fn frozen_in_its_turn(trio: &ThreeTenants<'_>, alone: &[Vec<Answer>], stop
     all.iter().for_each(|pid| processes::signal(*pid, Signal::CONT));
     requests.answered().await;
     for (index, load) in loads.into_iter().enumerate() {
-        same(index, three_tenants::ended(load).await, &alone[index]);
+        same(index, three_tenants::ended(load).await, &baseline[index]);
     }
     let after = tenant.state().await;
-    assert!(turn(&after).lost_total > overtaken, "{:?}", turn(&after));
+    assert!(time_slice(&after).lost_total > overtaken, "{:?}", time_slice(&after));
     assert_eq!(
         (after.engine.restarts, after.engine.pid),
         (0, state.engine.pid),
@@ -70,9 +70,9 @@ async fn process_stopped_in_its_slice_resumes_cleanly() {
     let binaries = world.special_binaries(SLOWED);
     let more = format!(", engine: {{hangTimeoutSeconds: {}}}", LATE.as_secs());
     let trio = ThreeTenants::start_with(&binaries, &world, "Oneiros", &more).await;
-    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let baseline: Vec<_> = trio.baseline().await.into_iter().map(|(answers, _)| answers).collect();
     for stopped in [&WHOLE[..], &[Stopped::Sidecar], &[Stopped::Worker]] {
-        frozen_in_its_turn(&trio, &alone, stopped).await;
+        frozen_in_its_slice(&trio, &baseline, stopped).await;
     }
     trio.up.end_cleanly().await;
 }
@@ -83,7 +83,7 @@ const UP_LIMIT: Duration = Duration::from_secs(35);
 /// Stops all processes of a tenant for good. Its peers continue, it is replaced, and no old process remains.
 async fn stopped_as_a_whole(
     trio: &mut ThreeTenants<'_>,
-    alone: &[Vec<Answer>],
+    baseline: &[Vec<Answer>],
     when: When,
     starts: &mut [usize; 3],
 ) {
@@ -109,9 +109,10 @@ async fn stopped_as_a_whole(
     for (index, load) in loads.into_iter().enumerate() {
         let answers = three_tenants::ended(load).await;
         let cut = answers.iter().filter(|answer| answer.is_err()).count();
-        assert!(index == victim || cut == 0, "{what}: {cut} answers of a neighbour were cut");
-        let pairs = answers.into_iter().zip(&alone[index]).filter(|(answer, _)| answer.is_ok());
-        let (answers, expected): (Vec<_>, Vec<_>) = pairs.map(|(came, alone)| (came, alone.clone())).unzip();
+        assert!(index == victim || cut == 0, "{what}: {cut} answers of a peer were cut");
+        let pairs = answers.into_iter().zip(&baseline[index]).filter(|(answer, _)| answer.is_ok());
+        let (answers, expected): (Vec<_>, Vec<_>) =
+            pairs.map(|(came, expected)| (came, expected.clone())).unzip();
         same(index, answers, &expected);
     }
     trio.are_all_loans_returned(RETURN_AFTER_CRASHES).await;
@@ -122,10 +123,10 @@ async fn stopped_tenant_is_replaced_and_its_memory_returns() {
     let world = TestEnv::new();
     let binaries = world.special_binaries(SLOWED);
     let mut trio = ThreeTenants::start_of(&binaries, &world, "Oneiros").await;
-    let alone: Vec<_> = trio.alone().await.into_iter().map(|(answers, _)| answers).collect();
+    let baseline: Vec<_> = trio.baseline().await.into_iter().map(|(answers, _)| answers).collect();
     let mut starts = [1; 3];
     for when in [When::Computing, When::Lending, When::Borrowing, When::Rebacking] {
-        stopped_as_a_whole(&mut trio, &alone, when, &mut starts).await;
+        stopped_as_a_whole(&mut trio, &baseline, when, &mut starts).await;
     }
     trio.up.end_cleanly().await;
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use sluice_e2e::cluster::{ClusterNode, on_node_alone};
+use sluice_e2e::cluster::{ClusterNode, on_node_exclusive};
 
 use crate::installed::IMAGES;
 
@@ -34,7 +34,7 @@ fn left_out(said: &str) -> Vec<&str> {
 
 /// Asserts that a test passes there and skips nothing.
 fn passes_whole(name: &'static str) {
-    on_node_alone(async move |node| {
+    on_node_exclusive(async move |node| {
         let said = again(node, name);
         assert_eq!(left_out(&said.unwrap_or_default()), [""; 0]);
     });
@@ -60,7 +60,7 @@ fn a_proxied_engine_is_tested_on_any_kubeconfig() {
 #[test]
 #[ignore = "lasts as long as the failures' own test"]
 fn failures_are_tested_on_any_kubeconfig() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         let Some(said) = again(node, "failures::what_fails_on_a_node_costs_no_token") else { return };
         let [stopped] = left_out(&said)[..] else { panic!("{said}") };
         assert!(stopped.contains("an API server of another owner is not stopped"), "{stopped}");

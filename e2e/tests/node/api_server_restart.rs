@@ -3,11 +3,11 @@
 use k8s_openapi::api::core::v1::Namespace;
 use kube::Api;
 use kube::api::ListParams;
-use sluice_e2e::cluster::{eventually, on_node_alone};
+use sluice_e2e::cluster::{eventually, on_node_exclusive};
 
 #[test]
 fn restarted_api_server_keeps_all_objects() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         if !node.api().is_own_cluster() {
             return;
         }

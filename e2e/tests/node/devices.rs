@@ -174,8 +174,8 @@ fn pods_of_claim_share_folder_and_claim_errors_are_reported() {
 
         claims.create(&PostParams::default(), &claim("large", "97Mi")).await.unwrap();
         create(&pods, &pod("three", "large", [86_400_301, 86_400_302])).await;
-        let told = refusal(&client, &namespace, "three").await;
-        assert!(told.contains("request gpu: memory 97Mi exceeds the memory of device gpu-"), "{told}");
+        let message = refusal(&client, &namespace, "three").await;
+        assert!(message.contains("request gpu: memory 97Mi exceeds the memory of device gpu-"), "{message}");
         pods.delete("three", &DeleteParams::default()).await.unwrap();
     });
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use sluice_e2e::cluster::{on_node_alone, skipped, within};
+use sluice_e2e::cluster::{on_node_exclusive, skipped, within};
 
 use crate::installed::admin::{Admin, Credential};
 use crate::installed::pod::{name, ready_since};
@@ -211,17 +211,17 @@ impl<'a> Rows<'a> {
     async fn peers_can_read_and_only_operator_can_direct(&self) {
         let admin = Admin::of(self.product, CHAT, &self.product.address(CHAT));
         let operator = Credential::of_operator(self.product);
-        let neighbour = Credential::of_slot(self.product, CODE);
+        let peer = Credential::of_slot(self.product, CODE);
         let directive = admin.directive(&operator).await;
         let mut stolen = directive.clone();
         (stolen["sequence"], stolen["policy"]) = (json!(u64::MAX), json!("Recompute"));
         let put = async |who: &Credential, what: &Value| {
             admin.ask(who, Method::PUT, "/v1/directive", Some(what)).await
         };
-        let (status, words) = put(&neighbour, &stolen).await.unwrap();
+        let (status, words) = put(&peer, &stolen).await.unwrap();
         assert_eq!(status, 403, "{words}");
         assert!(words.contains("the role Peer may not use this path"), "{words}");
-        let (status, state) = admin.ask(&neighbour, Method::GET, "/v1/state", None).await.unwrap();
+        let (status, state) = admin.ask(&peer, Method::GET, "/v1/state", None).await.unwrap();
         assert_eq!(status, 200, "{state}");
         let nobody = Credential::none(self.product, CHAT);
         assert!(put(&nobody, &stolen).await.is_err(), "without a certificate there is no connection");
@@ -281,7 +281,7 @@ async fn with_rows(product: &Product<'_>, rows: impl AsyncFnOnce(&Rows<'_>, &Pat
 
 #[test]
 fn what_fails_on_a_node_costs_no_token() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         let Some(product) = Product::install(node).await else { return };
         with_rows(&product, async |rows, folder| {
             rows.a_pod_that_is_deleted_finishes_its_streams_and_another_one_serves().await;
@@ -308,8 +308,8 @@ fn what_fails_on_a_node_costs_no_token() {
 }
 
 #[test]
-fn what_hangs_on_a_node_is_replaced_and_its_neighbours_go_on() {
-    on_node_alone(async |node| {
+fn hung_process_on_node_is_replaced_and_peers_continue() {
+    on_node_exclusive(async |node| {
         let Some(product) = Product::install_for_users(node).await else { return };
         with_rows(&product, async |rows, _| {
             rows.hung_process_in_pod_is_replaced_and_peers_continue().await;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use sluice_e2e::cluster::on_node_alone;
+use sluice_e2e::cluster::on_node_exclusive;
 
 use crate::installed::{Product, pool, tenant};
 
@@ -99,18 +99,18 @@ impl Product<'_> {
 
     /// Waits until the tenant reports that the kubelet does not know the driver.
     async fn has_no_driver(&self, tenant: &str) {
-        let told = async || {
+        let is_refused = async || {
             let allocated = self.condition_of(tenant, "DevicesAllocated")?;
             let words = allocated["message"].as_str().filter(|_| allocated["reason"] == "DriverRefused")?;
             words.contains(DRIVER).then_some(())
         };
-        self.wait(&format!("{tenant}: the node's word"), told).await;
+        self.wait(&format!("{tenant}: the node's word"), is_refused).await;
     }
 }
 
 #[test]
 fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         // Classes and slices of that name may exist on an external cluster.
         if !node.api().is_own_cluster() {
             return;
@@ -126,9 +126,9 @@ fn pools_of_nvidias_gpus_are_given_whole_ones_and_instances_by_the_scheduler() {
                 product.has_no_driver(name).await;
             }
             let claim = product.get("resourceclaim", "trial-spatial-0-e1");
-            let told = &claim["spec"]["devices"]["config"][0]["opaque"];
+            let config = &claim["spec"]["devices"]["config"][0]["opaque"];
             assert_eq!(
-                (&told["driver"], &told["parameters"]["sharing"]["strategy"]),
+                (&config["driver"], &config["parameters"]["sharing"]["strategy"]),
                 (&json!(DRIVER), &json!("MPS"))
             );
             assert_eq!(given["part"], "mig-3g", "an instance of the profile that is asked for");

@@ -6,9 +6,9 @@ mod lending;
 mod network_policies;
 
 use serde_json::json;
-use sluice_e2e::cluster::on_node_alone;
+use sluice_e2e::cluster::on_node_exclusive;
 
-use crate::installed::pod::is_going;
+use crate::installed::pod::is_terminating;
 use crate::installed::processes::Stopped;
 use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, chart, model, value};
 use crate::rights::{self, Run};
@@ -20,9 +20,9 @@ impl Product<'_> {
         for name in TENANTS {
             let whole = self.complete(name, 32).await;
             assert_eq!(self.stream(name, 32).await, whole, "{name}");
-            let told = self.chat(name, 32).await;
-            assert_eq!(told, whole, "{name} in a chat whose template adds nothing");
-            assert_eq!(self.chat_stream(name, 32).await, told, "{name} in a chat");
+            let chat = self.chat(name, 32).await;
+            assert_eq!(chat, whole, "{name} in a chat whose template adds nothing");
+            assert_eq!(self.chat_stream(name, 32).await, chat, "{name} in a chat");
             if let Some(golden) = golden {
                 let said = format!("{PROMPT}{whole}");
                 assert!(golden.starts_with(&said), "{name}: {said:?} is not of {golden:?}");
@@ -32,8 +32,8 @@ impl Product<'_> {
 
     /// Runs the chart's own test.
     fn is_well(&self) {
-        let told = self.helm(&["test", "sluice", "--namespace", SYSTEM]);
-        assert!(told.contains("Succeeded"), "{told}");
+        let output = self.helm(&["test", "sluice", "--namespace", SYSTEM]);
+        assert!(output.contains("Succeeded"), "{output}");
         self.the_operator_may_reach_slots();
     }
 
@@ -65,12 +65,12 @@ impl Product<'_> {
 
         let (streams, engines) = self.held_streams_of_all("chat", 20, 200).await;
         self.kubectl(&["scale", "modeltenant", "chat", "--replicas", "1"]);
-        let going = async || {
+        let terminating = async || {
             let mut pods = self.pods("chat").into_iter();
-            let going = pods.find(is_going)?;
-            going["status"]["podIP"].as_str().map(str::to_owned)
+            let terminating = pods.find(is_terminating)?;
+            terminating["status"]["podIP"].as_str().map(str::to_owned)
         };
-        let address = self.wait("one pod is ordered to end", going).await;
+        let address = self.wait("one pod is ordered to end", terminating).await;
         let open = value(&self.metrics(&address).await, "sluice_open_requests", "chat", &[]);
         assert!(open > 0.0, "no stream is open where it matters");
         engines.into_iter().for_each(Stopped::go_on);
@@ -81,10 +81,10 @@ impl Product<'_> {
     /// The driver, which ends the pods, cannot be uninstalled while tenants exist.
     async fn is_kept(&self) {
         // helm prints the output of a hook as one quoted line.
-        let told = self.refused_uninstall().replace("\\n", "\n");
-        assert!(told.contains("ModelTenants exist"), "{told}");
-        let command = told.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
-        let words: Vec<_> = command.unwrap_or_else(|| panic!("no way back: {told}")).split(' ').collect();
+        let output = self.refused_uninstall().replace("\\n", "\n");
+        assert!(output.contains("ModelTenants exist"), "{output}");
+        let command = output.lines().find_map(|line| line.trim_start().strip_prefix("helm rollback "));
+        let words: Vec<_> = command.unwrap_or_else(|| panic!("no way back: {output}")).split(' ').collect();
         self.helm(&[&["rollback"][..], &words, &["--wait", "--timeout", "3m"]].concat());
         self.release("upgrade", &chart(), &[]);
         let kinds = ["-n", SYSTEM, "get", "deployments,daemonsets", "-o", "name"];
@@ -102,7 +102,7 @@ impl Product<'_> {
 
 #[test]
 fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         let Some(product) = Product::install_for_users(node).await else { return };
         let (folder, golden) = model();
         let hub = product.hub(&folder).await;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use sluice_e2e::cluster::on_node_alone;
+use sluice_e2e::cluster::on_node_exclusive;
 
 use crate::installed::pod::{name, uid};
 use crate::installed::processes::{container, kill};
@@ -60,7 +60,7 @@ impl Product<'_> {
         assert_eq!(self.stream(PROXIED, 8).await, words(8));
         assert_eq!(self.chat(PROXIED, 8).await, words(8));
         assert_eq!(self.chat_stream(PROXIED, 8).await, words(8));
-        assert!(!self.complete(CHAT, 8).await.is_empty(), "a neighbour in the pool, on another GPU");
+        assert!(!self.complete(CHAT, 8).await.is_empty(), "another tenant of the pool, on another GPU");
         let gpu = &self.tenant(PROXIED)["status"]["slots"][0]["gpu"];
         assert_eq!(gpu, "trial-own-0");
     }
@@ -132,7 +132,7 @@ impl Product<'_> {
 
 #[test]
 fn a_server_of_openais_api_is_a_tenant_beside_others() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         let Some(product) = Product::install(node).await else { return };
         let archive = tempfile::tempdir().unwrap();
         engine(&archive.path().join("engine.tar"));

@@ -8,10 +8,10 @@ use std::process::Command;
 
 use reqwest::Method;
 use serde_json::Value;
-use sluice_e2e::cluster::{on_node_alone, skipped};
+use sluice_e2e::cluster::{on_node_exclusive, skipped};
 
 use crate::installed::admin::{Admin, Credential};
-use crate::installed::pod::{is_going, uid};
+use crate::installed::pod::{is_terminating, uid};
 use crate::installed::processes::container;
 use crate::installed::{Hub, IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
 use crate::rights::{self, Run};
@@ -79,8 +79,8 @@ impl<'a> PodInstances<'a> {
         let before: Vec<Value> = TENANTS.iter().flat_map(|name| self.product.pods(name)).collect();
         let (streams, engine) = self.product.held_streams(TENANTS[0], 20, 200).await;
         change();
-        let told = async || self.product.pods(TENANTS[0]).iter().any(is_going).then_some(());
-        self.product.wait("the old pod is ordered to end", told).await;
+        let terminates = async || self.product.pods(TENANTS[0]).iter().any(is_terminating).then_some(());
+        self.product.wait("the old pod is ordered to end", terminates).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
         for name in TENANTS {
@@ -114,11 +114,11 @@ impl<'a> PodInstances<'a> {
         streams.end_with(&self.golden).await;
         let load = Load::new(self.product, TENANTS[1]).await;
         // The Lease was deleted with the chart: the next leader must exceed the fences of the last one.
-        let told = async || {
+        let follow = async || {
             let now = self.fences().await;
             now.iter().zip(&before).all(|(now, before)| now > before).then_some(())
         };
-        self.product.wait("all follow the new leader", told).await;
+        self.product.wait("all follow the new leader", follow).await;
         self.product.borrows(TENANTS[0], &self.product.address(TENANTS[0]), &load).await;
         assert_eq!(self.product.lives(), self.pods);
     }
@@ -195,7 +195,7 @@ impl<'a> PodInstances<'a> {
 
 #[test]
 fn tenants_outlive_an_upgrade_and_the_chart_and_go_with_their_namespace() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         if !node.api().is_own_cluster() {
             return skipped("a release of another owner is not replaced");
         }

@@ -182,12 +182,12 @@ fn compare(
     let unused = granted.difference(used).filter(|right| !exceptions.contains_key(right));
     let unused = unused.map(|right| format!("granted and never used: {right}"));
     let beyond = used.difference(granted).map(|right| format!("used and not granted: {right}"));
-    let told = exceptions.iter().filter_map(|(right, why)| match () {
+    let wrong_exceptions = exceptions.iter().filter_map(|(right, why)| match () {
         () if used.contains(right) => Some(format!("an exception that is used: {right} ({why})")),
         () if !granted.contains(right) => Some(format!("an exception that is not granted: {right} ({why})")),
         () => None,
     });
-    unused.chain(beyond).chain(told).collect()
+    unused.chain(beyond).chain(wrong_exceptions).collect()
 }
 
 #[test]
@@ -209,12 +209,15 @@ fn a_run_is_whole_unless_names_or_options_leave_tests_out() {
 fn every_permission_difference_is_reported() {
     let rights =
         |verbs: &[&str]| verbs.iter().map(|verb| Right::new("a", verb, "/pods")).collect::<BTreeSet<_>>();
-    let told = |granted: &[&str], used: &[&str], exception: &str| {
+    let differences = |granted: &[&str], used: &[&str], exception: &str| {
         compare(&rights(granted), &rights(used), &[("a", exception, "/pods", "why")])
     };
-    assert_eq!(told(&["get", "list"], &["get"], "list"), [""; 0]);
-    assert_eq!(told(&["get", "list", "watch"], &["get"], "list"), ["granted and never used: a: watch /pods"]);
-    assert_eq!(told(&["list"], &["get"], "list"), ["used and not granted: a: get /pods"]);
-    assert_eq!(told(&["list"], &["list"], "list"), ["an exception that is used: a: list /pods (why)"]);
-    assert_eq!(told(&[], &[], "list"), ["an exception that is not granted: a: list /pods (why)"]);
+    assert_eq!(differences(&["get", "list"], &["get"], "list"), [""; 0]);
+    assert_eq!(
+        differences(&["get", "list", "watch"], &["get"], "list"),
+        ["granted and never used: a: watch /pods"]
+    );
+    assert_eq!(differences(&["list"], &["get"], "list"), ["used and not granted: a: get /pods"]);
+    assert_eq!(differences(&["list"], &["list"], "list"), ["an exception that is used: a: list /pods (why)"]);
+    assert_eq!(differences(&[], &[], "list"), ["an exception that is not granted: a: list /pods (why)"]);
 }

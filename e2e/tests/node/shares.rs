@@ -3,7 +3,7 @@
 
 use reqwest::Method;
 use serde_json::Value;
-use sluice_e2e::cluster::on_node_alone;
+use sluice_e2e::cluster::on_node_exclusive;
 
 use crate::installed::admin::{Admin, Credential};
 use crate::installed::{Product, TENANTS, model, pool, tenant};
@@ -37,7 +37,7 @@ impl Product<'_> {
     }
 
     /// The operator has rights on pods in its tenants' namespace only.
-    fn has_rights_here_alone(&self) {
+    fn has_rights_only_here(&self) {
         let operator = "--as=system:serviceaccount:sluice-system:sluice-operator";
         let may = |namespace: &str| {
             let asked = ["auth", "can-i", "patch", "pods", operator, "-n", namespace];
@@ -66,7 +66,7 @@ impl Product<'_> {
 
 #[test]
 fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         let Some(product) = Product::install_for_its_namespace(node).await else { return };
         let (folder, _) = model();
         let hub = product.hub(&folder).await;
@@ -108,7 +108,7 @@ fn a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_sta
         assert_eq!(product.complete(CHAT, 64).await, said);
         product.condition(CHAT, "Ready", "True").await;
         assert_eq!(product.first_lives(&TENANTS), lives, "a cap comes by directive, not at the start");
-        product.has_rights_here_alone();
+        product.has_rights_only_here();
         // Its rights are deleted with the namespace, perhaps before the pool.
         product.kubectl(&["delete", "modeltenants,gpupools", "--all", "--wait"]);
         product.end();

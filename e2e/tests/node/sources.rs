@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use sluice_e2e::cluster::on_node_alone;
+use sluice_e2e::cluster::on_node_exclusive;
 
 use crate::installed::pod::{name, uid};
 use crate::installed::{COMMIT, Hub, PROMPT, Product, model, pool, tenant};
@@ -64,10 +64,10 @@ impl Product<'_> {
 
     /// Weights that differ from their source are never served, and the status reports them.
     async fn is_not_served(&self, tenant: &str) {
-        let told = async || {
+        let is_reported = async || {
             let conditions = self.tenant(tenant)["status"]["conditions"].take();
             let conditions = conditions.as_array()?;
-            let told = conditions.iter().any(|one| {
+            let has_message = conditions.iter().any(|one| {
                 one["message"]
                     .as_str()
                     .is_some_and(|words| words.contains("but the source reports 0000000000"))
@@ -75,9 +75,9 @@ impl Product<'_> {
             // Ready is Unknown while the container restarts.
             let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
             assert!(!conditions.iter().any(ready), "{conditions:?}");
-            told.then_some(())
+            has_message.then_some(())
         };
-        self.wait(&format!("{tenant}: a digest that is not the one of its source"), told).await;
+        self.wait(&format!("{tenant}: a digest that is not the one of its source"), is_reported).await;
     }
 
     /// In a namespace with a quota of no pods, the status has the message of the API server.
@@ -89,14 +89,14 @@ impl Product<'_> {
         self.wait("the quota counts", counts).await;
         self.apply(std::slice::from_ref(tenant));
         let name = tenant["metadata"]["name"].as_str().unwrap();
-        let told = async || {
+        let is_reported = async || {
             let ready = self.condition_of(name, "Ready")?;
             ready["message"]
                 .as_str()
                 .is_some_and(|words| words.contains("exceeded quota: none"))
                 .then_some(())
         };
-        self.wait("the refusal of its pod is reported", told).await;
+        self.wait("the refusal of its pod is reported", is_reported).await;
         self.kubectl(&["delete", "modeltenant", name, "--wait"]);
         self.kubectl(&["delete", "resourcequota", "none", "--wait"]);
     }
@@ -153,7 +153,7 @@ fn copy(model: &Path, to: &Path) {
 
 #[test]
 fn a_model_comes_from_a_volume_a_bucket_or_an_image() {
-    on_node_alone(async |node| {
+    on_node_exclusive(async |node| {
         // The volume and the image are on this machine.
         if !node.api().is_own_cluster() {
             return;

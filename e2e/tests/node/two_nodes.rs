@@ -3,7 +3,7 @@
 use serde_json::Value;
 use sluice_e2e::cluster::{SecondNode, on_two_nodes};
 
-use crate::installed::pod::{is_going, is_ready};
+use crate::installed::pod::{is_ready, is_terminating};
 use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
 use crate::rights::{self, Run};
 
@@ -50,10 +50,16 @@ impl<'a> Movers<'a> {
         self.second.disconnect();
         self.are_on(FIRST, 2).await;
         self.serve().await;
-        assert_eq!(self.pods().iter().filter(|pod| is_going(pod)).count(), TENANTS.len(), "no pod was ended");
+        assert_eq!(
+            self.pods().iter().filter(|pod| is_terminating(pod)).count(),
+            TENANTS.len(),
+            "no pod was ended"
+        );
         self.second.find();
         self.product
-            .wait("the old pods end", async || self.pods().iter().all(|pod| !is_going(pod)).then_some(()))
+            .wait("the old pods end", async || {
+                self.pods().iter().all(|pod| !is_terminating(pod)).then_some(())
+            })
             .await;
         self.one_claim(2).await;
         self.serve().await;
@@ -67,7 +73,7 @@ impl<'a> Movers<'a> {
         let mut drain = self.product.node.api().kubectl(&drain);
         let drained = tokio::task::spawn_blocking(move || drain.output().unwrap());
         self.product
-            .wait("they are ordered to end", async || self.pods().iter().any(is_going).then_some(()))
+            .wait("they are ordered to end", async || self.pods().iter().any(is_terminating).then_some(()))
             .await;
         engine.go_on();
         streams.end_with(&self.golden).await;
@@ -88,7 +94,7 @@ impl<'a> Movers<'a> {
             spec["nodeName"] == node
                 && spec["resourceClaims"][0]["resourceClaimName"] == claim.as_str()
                 && is_ready(pod)
-                && !is_going(pod)
+                && !is_terminating(pod)
         };
         let all = async || (self.pods().iter().filter(there).count() == TENANTS.len()).then_some(());
         self.product.wait(&format!("all on {node} with {claim}"), all).await;
@@ -96,11 +102,11 @@ impl<'a> Movers<'a> {
             self.product.condition(name, "Ready", "True").await;
             self.product.reached(name).await;
         }
-        let told = async || {
+        let is_shown = async || {
             let gpu = &self.product.get("gpupool", "trial")["status"]["gpus"][0];
             (gpu["node"] == node && gpu["claimName"] == claim.as_str()).then_some(())
         };
-        self.product.wait(&format!("the pool shows {node}"), told).await;
+        self.product.wait(&format!("the pool shows {node}"), is_shown).await;
     }
 
     /// Checks that every tenant gives the same answers as on the other node.

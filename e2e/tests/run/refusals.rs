@@ -49,7 +49,7 @@ async fn names_that_are_no_models_are_refused_with_what_was_tried() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_for_which_the_disk_has_no_room_is_not_downloaded() {
+async fn model_larger_than_free_disk_is_not_downloaded() {
     let Some(stories) = Stories::find("a full disk below sluice run") else { return };
     let (world, hub) = (TestEnv::new(), Hub::start(&stories.folder).await);
     // A model of more than 16 TiB is refused for its size.

@@ -22,7 +22,7 @@ pub fn request(seed: u32) -> Value {
 }
 
 /// Returns the answers to one request at a time, without memory pressure.
-pub async fn alone(tenant: &Tenant) -> Vec<Answer> {
+pub async fn sequential_answers(tenant: &Tenant) -> Vec<Answer> {
     let mut answers = Vec::new();
     for seed in 0..LOAD {
         answers.push(tenant.complete(&request(seed)).await.unwrap());

@@ -51,9 +51,9 @@ impl ShareDriver {
             (directive.epoch, directive.sequence) = (self.fence.epoch, self.fence.sequence);
             directive.tenant.share_bytes = Some(part.share_bytes);
             directive.tenant.max_remapped_percent = part.cap;
-            for neighbour in &mut directive.peers {
-                let now = tenants.iter().find(|tenant| tenant.record.name == neighbour.name).unwrap();
-                neighbour.admin = now.record.admin;
+            for peer in &mut directive.peers {
+                let now = tenants.iter().find(|tenant| tenant.record.name == peer.name).unwrap();
+                peer.admin = now.record.admin;
             }
             let body = serde_json::to_vec(&directive).unwrap();
             let (status, text) = ask(&tenant.record, Method::PUT, body).await;

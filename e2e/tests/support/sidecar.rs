@@ -18,14 +18,14 @@ use super::{TestEnv, model};
 /// Unit of memory.
 pub const CHUNK: u64 = 64 << 10;
 /// Device memory without pressure.
-const ROOMY: u64 = 64 << 20;
+const AMPLE_BYTES: u64 = 64 << 20;
 
 /// Returns a tenant over `model` without pacing; all memory that changes its owner is poisoned.
 pub fn config(world: &TestEnv, model: &Path, policy: &str) -> SidecarConfig {
     let free = "127.0.0.1:0";
     let value = json!({
         "namespace": "default", "name": "tenant", "model_path": model, "policy": policy,
-        "gpu": {"name": "gpu", "memory_bytes": ROOMY, "chunk_bytes": CHUNK},
+        "gpu": {"name": "gpu", "memory_bytes": AMPLE_BYTES, "chunk_bytes": CHUNK},
         "memory": {}, "limits": {"max_sequences": 8}, "pacing": "Immediate",
         "listen": {"serve": free, "admin": free, "probes": free},
         "runtime_dir": world.path("run").join("default.tenant"),
@@ -86,9 +86,9 @@ impl<'a> Sidecar<'a> {
     /// Returns `config` with device memory for the whole model, its activations and `kv_bytes` of KV, measured with
     /// a large device.
     pub async fn fitting(world: &TestEnv, config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
-        let mut roomy = config.clone();
-        (roomy.gpu.memory_bytes, roomy.policy) = (ROOMY, "Recompute".into());
-        let sidecar = Sidecar::start(world, &roomy).await;
+        let mut ample = config.clone();
+        (ample.gpu.memory_bytes, ample.policy) = (AMPLE_BYTES, "Recompute".into());
+        let sidecar = Sidecar::start(world, &ample).await;
         let owners = sidecar.tenant.state().await.memory.owners;
         sidecar.end_cleanly().await;
         let fixed = owners.weights_global_bytes + owners.weights_layers_bytes + owners.activation_bytes;

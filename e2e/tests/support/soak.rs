@@ -120,7 +120,7 @@ pub async fn run(plan: &Plan, conditions: Conditions<'_>) -> SoakReport {
             )
         })
         .collect();
-    let expected = Arc::new(alone(&models, plan, &folders).await);
+    let expected = Arc::new(baseline_answers(&models, plan, &folders).await);
     let world = Arc::new(TestEnv::new());
     let mut up = start(&world, plan, &folders, conditions.fault);
     let mut pids = Vec::new();
@@ -158,7 +158,7 @@ async fn perform(
         times = work(stage, plan, expected, begun) => cut = times,
         finding = watchdog::watch(stage) => findings.add(finding),
         () = watch::poll(stage) => unreachable!("it looks for ever"),
-        () = directive_source::lead(stage, &plan.decrees, begun) => unreachable!("it leads for ever"),
+        () = directive_source::lead(stage, &plan.directives, begun) => unreachable!("it leads for ever"),
     }
     verdict::ends(stage);
     let well = findings.all().is_empty();
@@ -194,8 +194,8 @@ async fn perform(
 async fn work(stage: &Arc<SoakRun>, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
     let (cut, (), ()) = tokio::join!(
         ask_all(stage, plan, expected, begun),
-        faults::inject(stage, &plan.troubles, begun),
-        sleep::put_to_sleep(stage, &plan.naps, begun),
+        faults::inject(stage, &plan.faults, begun),
+        sleep::put_to_sleep(stage, &plan.sleeps, begun),
     );
     verdict::are_all_idle(stage).await;
     cut
@@ -220,7 +220,7 @@ fn name(tenant: usize) -> String {
 }
 
 /// Returns the answers of every tenant to each of its requests, one after another, on its own GPU.
-async fn alone(models: &TestEnv, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answer>> {
+async fn baseline_answers(models: &TestEnv, plan: &Plan, folders: &[PathBuf]) -> Vec<Vec<Answer>> {
     let mut yaml = Yaml::pool(AMPLE);
     (yaml.policy, yaml.gpus) = ("Recompute", folders.len() as u32);
     for (tenant, folder) in folders.iter().enumerate() {
@@ -274,12 +274,12 @@ fn start<'a>(world: &'a TestEnv, plan: &Plan, folders: &[PathBuf], fault: Option
 
 /// Sends every request at its time; returns how often one was cut off.
 async fn ask_all(stage: &SoakRun, plan: &Plan, expected: Arc<Vec<Vec<Answer>>>, begun: Instant) -> u32 {
-    let doors: Vec<_> = stage.tenants.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
+    let permits: Vec<_> = stage.tenants.iter().map(|_| Arc::new(Semaphore::new(MOST_OPEN))).collect();
     let visits = plan.visits.iter().cloned().map(|visit| {
         let (member, at) = (stage.tenants[visit.tenant].clone(), visit.at);
         let body = plan.questions[visit.tenant][visit.question].body(&member.name);
         let (door, findings, expected) =
-            (doors[visit.tenant].clone(), stage.findings.clone(), expected.clone());
+            (permits[visit.tenant].clone(), stage.findings.clone(), expected.clone());
         let request = async move {
             let _permit = door.acquire_owned().await.unwrap();
             let expected = &expected[visit.tenant][visit.question];

@@ -79,7 +79,7 @@ impl<'a> ThreeTenants<'a> {
     }
 
     /// Returns the answers of each tenant to its load while the others are idle, and the observations.
-    pub async fn alone(&self) -> Vec<(Vec<Answer>, Observed)> {
+    pub async fn baseline(&self) -> Vec<(Vec<Answer>, Observed)> {
         let mut all = Vec::new();
         for index in 0..self.tenants.len() {
             let (answers, seen) = self.watched(&[index]).await;
@@ -179,7 +179,7 @@ pub fn same(index: usize, answers: Answers, expected: &[Answer]) {
 
 /// Describes states for a failure message.
 pub fn reported_events(states: &[State]) -> Vec<String> {
-    let told = |s: &State| {
+    let events_of = |s: &State| {
         format!(
             "{} {:?} {:?} {:?} {:?}",
             s.tenant.name,
@@ -189,7 +189,7 @@ pub fn reported_events(states: &[State]) -> Vec<String> {
             s.moves.last()
         )
     };
-    states.iter().map(told).collect()
+    states.iter().map(events_of).collect()
 }
 
 /// Returns the part of a state about peers.

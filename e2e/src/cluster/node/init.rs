@@ -50,13 +50,13 @@ pub fn assert_visible(folders: &[&Path]) {
 }
 
 /// Starts process 1 and waits until mounts and network are ready.
-pub fn start(keeper: &ProcessSpawner, folder: &Path, place: NodeDirs) -> Component {
+pub fn start(spawner: &ProcessSpawner, folder: &Path, place: NodeDirs) -> Component {
     for name in ["run", "lib", "log", "run/containerd", "run/netns", "lib/kubelet", "lib/cni", "log/pods"] {
         std::fs::create_dir_all(folder.join(name)).unwrap_or_else(|e| panic!("{name} of a node: {e}"));
     }
     let mut command = Command::new("sh");
     command.args(["-c", SCRIPT, "init"]).arg(folder).args([place.name(), place.prefix()]);
-    let mut init = Component::start(keeper, "init", command, folder);
+    let mut init = Component::start(spawner, "init", command, folder);
     let begun = Instant::now();
     while !folder.join("mounted").exists() {
         init.assert_alive();

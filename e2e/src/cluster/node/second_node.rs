@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 use super::cgroup::Cgroup;
 use super::node_dirs::NodeDirs;
-use super::{ClusterNode, Own, TURNS, archive, components, lock, runtime, spawn_with_same_binaries};
+use super::{ClusterNode, NODE_LOCK, Own, archive, components, lock, runtime, spawn_with_same_binaries};
 use crate::cluster::process_spawner::ProcessSpawner;
 
 /// The second node. Dropping this value ends it.
@@ -19,12 +19,12 @@ pub struct SecondNode<'a> {
     own: Own,
 }
 
-/// Same as [`super::on_node_alone`], with a second node for this test only.
+/// Same as [`super::on_node_exclusive`], with a second node for this test only.
 ///
 /// # Panics
 /// Same as [`super::on_node`].
 pub fn on_two_nodes(test: impl AsyncFnOnce(&'static ClusterNode, &SecondNode<'_>) + Send + 'static) {
-    let _alone = TURNS.write().unwrap_or_else(PoisonError::into_inner);
+    let _exclusive = NODE_LOCK.write().unwrap_or_else(PoisonError::into_inner);
     let Some(first) = super::shared() else { return };
     if !first.api().is_own_cluster() {
         return;
@@ -43,10 +43,10 @@ impl<'a> SecondNode<'a> {
     fn start(first: &'a ClusterNode) -> SecondNode<'a> {
         let at_first = first.own.as_ref().expect("a node of ours");
         let plane = first.api().own.as_ref().expect("a cluster of ours");
-        let keeper =
+        let spawner =
             ProcessSpawner::isolated().unwrap_or_else(|e| panic!("namespaces for a second node: {e}"));
         let below = || Cgroup::below(NodeDirs::Second.name());
-        let own = Own::prepare(at_first.layout.binaries.clone(), keeper, NodeDirs::Second, below);
+        let own = Own::prepare(at_first.layout.binaries.clone(), spawner, NodeDirs::Second, below);
         let second = SecondNode { first, own };
         second.join();
         second.own.inside(async || {

@@ -139,8 +139,8 @@ impl Operator {
 
     /// SIGTERM; waits until it has ended well.
     pub fn end(mut self) {
-        let told = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill");
-        assert!(told.success(), "the operator process runs");
+        let status = Command::new("kill").arg(self.child.id().to_string()).status().expect("kill");
+        assert!(status.success(), "the operator process runs");
         let ended = self.child.wait().expect("a child can be waited for");
         assert!(ended.success(), "it ends well:\n{}", self.tail());
     }

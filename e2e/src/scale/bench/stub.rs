@@ -176,9 +176,9 @@ async fn answer(
     let Some(sidecar) = shared.sidecar(host) else { return Ok(plain(StatusCode::NOT_FOUND)) };
     if parts.method == Method::PUT {
         let body = to_bytes(Body::new(body), MOST_BYTES).await.unwrap_or_default();
-        let told: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        let directive: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
         shared.directives.fetch_add(1, Ordering::Relaxed);
-        let current = json!({"current": {"epoch": told["epoch"], "sequence": told["sequence"]}});
+        let current = json!({"current": {"epoch": directive["epoch"], "sequence": directive["sequence"]}});
         return Ok(Response::new(Body::from(current.to_string())));
     }
     shared.reads[sidecar.gpu].fetch_add(1, Ordering::Relaxed);

@@ -63,10 +63,10 @@ impl TenantPopulation {
             let (tenants, gpus) = (part(sizes.tenants, pool), part(sizes.gpus, pool));
             places.push(PopulationSpec { namespace: server.namespace("pool").await, tenants, gpus });
         }
-        let crowd = TenantPopulation { client: server.client().await, places, stub };
+        let population = TenantPopulation { client: server.client().await, places, stub };
         let nodes = 0..sizes.gpus.div_ceil(OF_A_NODE);
-        each(nodes, async |node| crowd.node(node).await).await;
-        crowd
+        each(nodes, async |node| population.node(node).await).await;
+        population
     }
 
     /// Creates pools and tenants, and all dependent objects, until all tenants serve.

@@ -26,7 +26,7 @@ async fn release_of(client: &Client) -> String {
 async fn pools_outlive_the_chart_and_the_next_release_takes_them_over() {
     let Some(helm) = Helm::find() else { return };
     let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
-    let _alone = INSTALLED.lock().await;
+    let _installed = INSTALLED.lock().await;
     let (client, namespace) = (server.client().await, server.namespace("release").await);
     let (chart, at) = (chart(), ["--namespace", namespace.as_str()]);
     let call = |first: &[&str], last: &[&str]| {

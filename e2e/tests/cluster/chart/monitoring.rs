@@ -78,9 +78,10 @@ fn every_alert_can_be_evaluated_and_has_a_runbook() {
         }
         assert!(runbooks.contains(&format!("\n## {name}\n")), "docs/runbooks.md has nothing about {name}");
     }
-    let told: BTreeSet<&str> = runbooks.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    let runbook_names: BTreeSet<&str> =
+        runbooks.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     let there: BTreeSet<&str> = alerts.iter().filter_map(|alert| alert["alert"].as_str()).collect();
-    assert_eq!(told, there, "a runbook of an alert that is gone");
+    assert_eq!(runbook_names, there, "a runbook of an alert that is gone");
 }
 
 /// Returns the alert `name` of the chart's file, as a Prometheus without its operator loads it.
@@ -96,14 +97,14 @@ fn alert(name: &str) -> Value {
 fn a_hang_wakes_with_the_tenant_and_the_pod_that_report_it() {
     let hung = alert("SluiceEngineHung");
     let read = metrics(hung["expr"].as_str().unwrap());
-    let told = [
+    let expected = [
         "sluice_engine_hangs_total",
         "sluice_sidecar_hangs_total",
         "sluice_time_slice_skips_total",
         "sluice_time_slice_takeovers_total",
         "sluice_time_slice_losses_total",
     ];
-    assert_eq!(read, told.into_iter().chain(["sluice_tenant_info"]).map(str::to_owned).collect());
+    assert_eq!(read, expected.into_iter().chain(["sluice_tenant_info"]).map(str::to_owned).collect());
     let words = format!("{} {}", hung["annotations"]["summary"], hung["annotations"]["description"]);
     for label in ["tenant", "what", "namespace", "pod", "gpu"] {
         assert!(words.contains(&format!("{{{{ $labels.{label} }}}}")), "{label}: {words}");

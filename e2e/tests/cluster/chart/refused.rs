@@ -120,7 +120,7 @@ fn printed_error<'a>(text: &'a str, after: &str) -> Vec<Vec<&'a str>> {
 async fn a_refused_uninstall_leaves_a_release_that_is_upgraded_by_the_path_that_is_printed() {
     let Some(helm) = Helm::find() else { return };
     let Some(server) = cluster::api().await.filter(|server| server.is_own_cluster()) else { return };
-    let _alone = INSTALLED.lock().await;
+    let _installed = INSTALLED.lock().await;
     let (client, namespace) = (server.client().await, server.namespace("refused").await);
     let release = Release { helm, server, namespace };
     let own = ["--take-ownership", "--force-conflicts", "--set", VALUES];

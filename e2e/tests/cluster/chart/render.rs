@@ -65,7 +65,7 @@ fn crds_survive_uninstall() {
 }
 
 #[test]
-fn gpus_of_host_memory_are_for_trials_alone() {
+fn gpus_of_host_memory_are_only_for_trials() {
     let Some(helm) = Helm::find() else { return };
     let arguments = |objects: &[Value]| {
         let set = named(objects, "DaemonSet/sluice-devices");
@@ -100,13 +100,13 @@ fn a_secret_for_the_registry_reaches_the_chart_s_pods_and_by_the_operator_those_
         let pod = &named(&objects, workload)["spec"]["template"]["spec"];
         assert_eq!(pod["imagePullSecrets"], json!([{"name": "one"}, {"name": "two"}]), "{workload}");
     }
-    let told = |objects: &[Value]| {
+    let pull_secrets = |objects: &[Value]| {
         let pod = &named(objects, "Deployment/sluice-operator")["spec"]["template"]["spec"];
         let env = pod["containers"][0]["env"].as_array().unwrap();
         env.iter().find(|one| one["name"] == "SLUICE_IMAGE_PULL_SECRETS").map(|one| one["value"].clone())
     };
-    assert_eq!(told(&objects), Some(json!("one,two")));
-    assert_eq!(told(&helm.render(&[])), None);
+    assert_eq!(pull_secrets(&objects), Some(json!("one,two")));
+    assert_eq!(pull_secrets(&helm.render(&[])), None);
 }
 
 #[test]
@@ -163,23 +163,23 @@ fn operator_gets_labels_and_images() {
 }
 
 #[test]
-fn traces_go_to_the_collector_and_the_network_lets_them() {
+fn traces_go_to_collector_and_network_policy_allows_them() {
     let Some(helm) = Helm::find() else { return };
     let rendered = |endpoint: &str| {
         let objects = helm.render(&["--set", &format!("operator.otlpEndpoint={endpoint}")]);
         let pod = &named(&objects, "Deployment/sluice-operator")["spec"]["template"]["spec"];
         let env = pod["containers"][0]["env"].as_array().unwrap();
-        let told = env.iter().find(|one| one["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT");
+        let endpoint_variable = env.iter().find(|one| one["name"] == "OTEL_EXPORTER_OTLP_ENDPOINT");
         let policy = &named(&objects, "NetworkPolicy/sluice-operator")["spec"]["egress"];
         let anywhere = policy.as_array().unwrap().iter().filter(|rule| rule.get("to").is_none());
         let ports = anywhere.map(|rule| rule["ports"][0]["port"].clone()).collect::<Vec<_>>();
-        (told.map(|one| one["value"].clone()), ports)
+        (endpoint_variable.map(|one| one["value"].clone()), ports)
     };
-    let (told, without) = rendered("");
-    assert_eq!(told, None);
+    let (endpoint_variable, without) = rendered("");
+    assert_eq!(endpoint_variable, None);
     for (endpoint, port) in [("http://c.obs:4318", 4318), ("http://c.obs", 80), ("https://c.obs", 443)] {
-        let (told, ports) = rendered(endpoint);
-        assert_eq!(told, Some(json!(endpoint)));
+        let (endpoint_variable, ports) = rendered(endpoint);
+        assert_eq!(endpoint_variable, Some(json!(endpoint)));
         assert_eq!(ports, [without.as_slice(), &[json!(port)]].concat());
     }
 }

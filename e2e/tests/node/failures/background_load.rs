@@ -14,8 +14,8 @@ impl<T: Send + 'static> BackgroundLoad<T> {
     /// Starts `work`, which must end when its flag is set.
     pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> BackgroundLoad<T> {
         let ends = Arc::new(AtomicBool::new(false));
-        let told = ends.clone();
-        let work = Some(std::thread::spawn(move || work(&told)));
+        let flag = ends.clone();
+        let work = Some(std::thread::spawn(move || work(&flag)));
         BackgroundLoad { ends, work }
     }
 

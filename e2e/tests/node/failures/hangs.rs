@@ -66,7 +66,7 @@ const fn row(target: Target, when: HangState, until: Until, culprit: &'static st
         (Target::Sidecar, Until::Dead) => [1, 0],
         (Target::Whole, Until::Dead) => [1, 1],
     };
-    let told = match (target, until, when) {
+    let reported = match (target, until, when) {
         (Target::Worker, Until::Dead, _) => Some("EngineHung"),
         (Target::Sidecar, ..) | (Target::Whole, _, HangState::Computing | HangState::Waiting) => {
             Some("SidecarHung")
@@ -74,7 +74,7 @@ const fn row(target: Target, when: HangState, until: Until, culprit: &'static st
         // Its own sidecar runs and kills nothing within this time. The kubelet reports a hung supervisor.
         _ => None,
     };
-    Row { target, when, until, culprit, restarts, reported: told }
+    Row { target, when, until, culprit, restarts, reported }
 }
 
 /// The kubelet delays each further restart of a container, so that no tenant has many such rows.
@@ -104,8 +104,8 @@ impl Row {
         format!("{:?} of {} stopped while {:?}", self.target, self.culprit, self.when)
     }
 
-    /// Expected alerts, each with its tenant. `neighbour` detected the hang, and its own alert has this text.
-    fn alerts(&self, neighbour: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &'static str)> {
+    /// Expected alerts, each with its tenant. `detector` detected the hang, and its own alert has this text.
+    fn alerts(&self, detector: Option<(&'static str, &'static str)>) -> Vec<(&'static str, &'static str)> {
         let computing = self.when == HangState::Computing;
         let own = match (self.target, self.until) {
             (Target::Worker, Until::Dead) => Some("its engine hung and was killed"),
@@ -116,7 +116,7 @@ impl Row {
             _ => None,
         };
         let own = own.map(|words| (self.culprit, words));
-        own.into_iter().chain(neighbour).collect()
+        own.into_iter().chain(detector).collect()
     }
 
     fn peers(&self) -> impl Iterator<Item = &'static str> {
@@ -127,7 +127,8 @@ impl Row {
     async fn expected_reports(&self, before: &State, views: &Views) {
         let (what, now) = (self.title(), views.state(self.culprit).await);
         let hangs = now.engine.hangs;
-        let overtaken = |state: &State| state.peers.as_ref()?.time_slice.as_ref().map(|turn| turn.lost_total);
+        let overtaken =
+            |state: &State| state.peers.as_ref()?.time_slice.as_ref().map(|slice| slice.lost_total);
         match (self.target, self.until) {
             (Target::Worker, Until::Dead) => {
                 assert_eq!(hangs, before.engine.hangs + 1, "{what}: {:?}", now.engine)
@@ -205,7 +206,7 @@ impl Rows<'_> {
         for row in &ROWS {
             self.hangs(row, &ledger).await;
         }
-        self.stuck_turn_is_reported(&ledger).await;
+        self.stuck_slice_is_reported(&ledger).await;
     }
 
     /// Changes a field that replaces the pods of all tenants.
@@ -260,9 +261,9 @@ impl Rows<'_> {
         };
         self.product.ready_again(row.culprit, &again).await;
         row.expected_reports(&state, &views).await;
-        let neighbour =
+        let detector =
             people.are_events_reported(row.culprit, row.reported, bound.stopped_unix_ms(), &views).await;
-        people.are_alerted(&row.alerts(neighbour)).await;
+        people.are_alerted(&row.alerts(detector)).await;
         loads.end(row.culprit, row.target != Target::Worker).await;
         for name in TENANTS {
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{what}: {name} afterwards");
@@ -295,7 +296,7 @@ impl Rows<'_> {
 
     /// A tenant hangs in its time slice, and another process in the guard of the ledger: no peer can take over the
     /// time slice. The peers report the tenant that they wait for until all hung processes have been killed.
-    async fn stuck_turn_is_reported(&self, ledger: &Ledger) {
+    async fn stuck_slice_is_reported(&self, ledger: &Ledger) {
         let (culprit, views) = (SUMMARY, Views::of(self.product));
         let mut people = Observers::of(self.product).await;
         let before = Processes::of(self, culprit);
@@ -307,9 +308,9 @@ impl Rows<'_> {
         let stopped: Vec<Stopped> = targets.iter().copied().map(Stopped::stop).collect();
         let since = HangLimit::start(&state, HANG_TIMEOUT).stopped_unix_ms();
         loads.send_to(&[CHAT, CODE]);
-        people.see_a_turn_that_is_held(CHAT, culprit, since).await;
+        people.held_slice_is_reported(CHAT, culprit, since).await;
         drop(guard);
-        dead("the holder of the turn", &targets).await;
+        dead("the holder of the slice", &targets).await;
         drop((stopped, pinned));
         let again = |now: &serde_json::Value| {
             ["sidecar", "engine"].map(|name| container(now, name).restarts) == restarts.map(|count| count + 1)

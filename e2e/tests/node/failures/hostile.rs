@@ -49,28 +49,28 @@ impl Rows<'_> {
         let lives = self.product.lives();
         let (streams, engine) = self.product.held_streams(CHAT, 5, 200).await;
         let asked = completion(CHAT, PROMPT, 8, true);
-        let mut crowd: JoinSet<_> =
+        let mut requests: JoinSet<_> =
             (0..STREAMS).map(|_| outcome(self.product.post(CHAT, COMPLETIONS, &asked))).collect();
-        let first = crowd.join_next().await.expect("a crowd").unwrap();
+        let first = requests.join_next().await.expect("a request").unwrap();
         assert!(
             !matches!(first, Outcome::Served(_)),
             "no stream is computed: a client that gets an answer is refused"
         );
         engine.go_on();
-        let (mut served, mut told) = (0, 0);
-        while let Some(one) = crowd.join_next().await {
+        let (mut served, mut rejected) = (0, 0);
+        while let Some(one) = requests.join_next().await {
             match one.unwrap() {
                 Outcome::Served(text) => {
                     assert!(self.golden.starts_with(&text), "{text:?} is not of {:?}", self.golden);
                     served += 1;
                 }
-                Outcome::Rejected => told += 1,
+                Outcome::Rejected => rejected += 1,
                 Outcome::Disconnected => {}
             }
         }
-        eprintln!("of {STREAMS} streams {served} were served, {told} refused for now");
+        eprintln!("of {STREAMS} streams {served} were served, {rejected} refused for now");
         // The full queue is served, and every connected client gets an answer.
-        assert!(served >= 1024 && served + told >= 3000, "{served} served, {told} refused");
+        assert!(served >= 1024 && served + rejected >= 3000, "{served} served, {rejected} refused");
         streams.end_with(&self.golden).await;
         assert_eq!(self.product.complete(CHAT, 200).await, self.golden, "after them");
         assert_eq!(self.product.lives(), lives, "nothing was restarted");

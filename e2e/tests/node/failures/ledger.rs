@@ -177,7 +177,7 @@ impl Rows<'_> {
                 "{name} serves without what it lent"
             );
         }
-        assert_eq!(holds(), Some(held), "a neighbour that is not reached keeps what it has");
+        assert_eq!(holds(), Some(held), "a peer that is not reached keeps what it has");
         let [first, worker] =
             [sidecar.first(), engine.worker()].map(|process| process.expect("it is frozen"));
         kill(first);
@@ -207,12 +207,12 @@ impl Rows<'_> {
                 tokio::time::sleep(POLL_INTERVAL).await;
                 self.frozen_now(ledger, sidecar, engine).await
             };
-            let frozen = within(2 * MINUTE, "a borrower that has neither turn nor guard", now).await;
+            let frozen = within(2 * MINUTE, "a borrower that has neither slice nor guard", now).await;
             done.store(true, Ordering::Relaxed);
             frozen
         };
-        let turns = beside.answered_until(self.product, CODE, &done);
-        let ((processes, held), ()) = tokio::join!(frozen, turns);
+        let answers = beside.answered_until(self.product, CODE, &done);
+        let ((processes, held), ()) = tokio::join!(frozen, answers);
         Frozen { processes, held, requests }
     }
 

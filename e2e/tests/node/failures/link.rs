@@ -49,12 +49,12 @@ impl Rows<'_> {
         engine.go_on();
         streams.end_with(&self.golden).await;
         for (mut stranger, (_, _, words)) in strangers.into_iter().zip(malformed_messages()) {
-            let told = async || {
+            let is_refused = async || {
                 let log = self.product.kubectl(&["logs", &name(&pod), "-c", "sidecar"]);
                 let refuses = |line: &str| line.contains("an engine") && line.contains(words);
                 log.lines().any(refuses).then_some(())
             };
-            self.product.wait(&format!("a refusal that says `{words}`"), told).await;
+            self.product.wait(&format!("a refusal that says `{words}`"), is_refused).await;
             assert!(stranger.wait().unwrap().success(), "{words}: it was answered");
         }
     }

@@ -176,16 +176,17 @@ mod tests {
                 &format!("# HELP x y\n{INFO}\n{metrics}\n"),
             );
         }
-        let told = all.evaluate(&expression(alert)).into_iter();
-        told.map(|(labels, value)| {
-            let of = |name: &str| labels.get(name).cloned().unwrap_or_default();
-            format!("{} {} {} {value}", of("tenant"), of("pod"), of("what"))
-        })
-        .collect()
+        let firing = all.evaluate(&expression(alert)).into_iter();
+        firing
+            .map(|(labels, value)| {
+                let of = |name: &str| labels.get(name).cloned().unwrap_or_default();
+                format!("{} {} {} {value}", of("tenant"), of("pod"), of("what"))
+            })
+            .collect()
     }
 
     #[test]
-    fn a_hang_is_told_with_its_tenant_once_a_counter_grows() {
+    fn hang_alert_names_tenant_once_a_counter_grows() {
         let hangs = |count: u32| format!("sluice_engine_hangs_total{{model_name=\"m\"}} {count}");
         let of = |counts: &[u32]| {
             let scrapes: Vec<String> = counts.iter().map(|count| hangs(*count)).collect();
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_is_held_while_every_scrape_says_so_and_requests_are_open() {
+    fn slice_alert_fires_while_every_scrape_is_overdue_and_requests_are_open() {
         let late = |seconds: u32, open: u32| {
             format!(
                 "sluice_time_slice_holder_overdue_seconds{{model_name=\"m\"}} {seconds}\nsluice_open_requests{{model_name=\"m\"}} {open}"

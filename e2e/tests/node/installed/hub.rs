@@ -240,6 +240,6 @@ pub fn part(bytes: &Bytes, headers: &HeaderMap) -> Response {
     if from > to {
         return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
     }
-    let told = format!("bytes {from}-{to}/{}", bytes.len());
-    (StatusCode::PARTIAL_CONTENT, [("content-range", told)], bytes.slice(from..=to)).into_response()
+    let range = format!("bytes {from}-{to}/{}", bytes.len());
+    (StatusCode::PARTIAL_CONTENT, [("content-range", range)], bytes.slice(from..=to)).into_response()
 }

@@ -15,7 +15,7 @@ use super::{PROMPT, Product, value};
 /// More requests than fit into a tenant's own KV memory, and their answers.
 pub struct Load {
     prompts: Vec<String>,
-    alone: Vec<String>,
+    expected: Vec<String>,
 }
 
 /// Maximum attempts to stop an engine in the middle of all streams, and to repeat a load until it borrows memory.
@@ -23,26 +23,26 @@ const TRIES: u32 = 5;
 /// Number of requests.
 const REQUESTS: usize = 40;
 /// Answers of the model, the same for every test of the binary.
-static ALONE: OnceLock<Vec<String>> = OnceLock::new();
+static EXPECTED: OnceLock<Vec<String>> = OnceLock::new();
 
 impl Load {
     /// Creates prompts and gets each answer from an otherwise idle tenant.
     pub async fn new(product: &Product<'_>, tenant: &str) -> Load {
         // All prompts differ: equal prompts share their KV.
         let prompts: Vec<_> = (0..REQUESTS).map(|n| format!("{PROMPT} {n} friends")).collect();
-        if ALONE.get().is_none() {
-            let mut alone = Vec::new();
+        if EXPECTED.get().is_none() {
+            let mut expected = Vec::new();
             for prompt in &prompts {
-                alone.push(product.answer(tenant, prompt, 200).await);
+                expected.push(product.answer(tenant, prompt, 200).await);
             }
-            ALONE.get_or_init(|| alone);
+            EXPECTED.get_or_init(|| expected);
         }
-        Load { prompts, alone: ALONE.get().expect("just answered").clone() }
+        Load { prompts, expected: EXPECTED.get().expect("just answered").clone() }
     }
 
     /// Returns the first `count` of the requests.
     pub fn part(&self, count: usize) -> Load {
-        Load { prompts: self.prompts[..count].to_vec(), alone: self.alone[..count].to_vec() }
+        Load { prompts: self.prompts[..count].to_vec(), expected: self.expected[..count].to_vec() }
     }
 
     /// Sends all requests at once. The tasks return the complete answers; requests may fail.
@@ -69,7 +69,9 @@ impl Load {
         while let Some(body) = requests.join_next().await {
             let body = body.unwrap().and_then(|body| serde_json::from_str::<Value>(&body).ok());
             match body.as_ref().and_then(|body| body["choices"][0]["text"].as_str()) {
-                Some(text) => assert!(self.alone.iter().any(|one| one == text), "{text:?} is another answer"),
+                Some(text) => {
+                    assert!(self.expected.iter().any(|one| one == text), "{text:?} is another answer")
+                }
                 None => cut += 1,
             }
         }
@@ -90,7 +92,7 @@ impl Load {
     pub async fn answered(&self, product: &Product<'_>, tenant: &str) {
         let many = self.prompts.iter().map(|prompt| product.answer(tenant, prompt, 200));
         let answers = futures_util::future::join_all(many).await;
-        assert_eq!(answers, self.alone, "what happens to memory and processes changes no token");
+        assert_eq!(answers, self.expected, "what happens to memory and processes changes no token");
     }
 }
 

@@ -21,11 +21,11 @@ impl Product<'_> {
 
     /// Returns the uids of all pods of [`TENANTS`] and the restarts of their containers.
     pub fn lives(&self) -> Vec<String> {
-        let told = |pod: Value| {
+        let instance = |pod: Value| {
             let restarts = ["sidecar", "engine"].map(|name| container(&pod, name).restarts);
             format!("{} {restarts:?}", pod["metadata"]["uid"])
         };
-        TENANTS.iter().flat_map(|name| self.pods(name)).map(told).collect()
+        TENANTS.iter().flat_map(|name| self.pods(name)).map(instance).collect()
     }
 
     /// Address of the pod of a tenant's first slot.
@@ -71,7 +71,7 @@ pub fn uid(pod: &Value) -> &Value {
 }
 
 /// Whether the pod is being deleted.
-pub fn is_going(pod: &Value) -> bool {
+pub fn is_terminating(pod: &Value) -> bool {
     !pod["metadata"]["deletionTimestamp"].is_null()
 }
 

@@ -124,7 +124,7 @@ pub fn lives(pid: Pid) -> bool {
 }
 
 /// Limit for strace to detach.
-const LETS_GO: Duration = Duration::from_secs(1);
+const DETACH_LIMIT: Duration = Duration::from_secs(1);
 
 /// A process with delayed or failing system calls. Dropping this value ends that.
 pub struct Traced(Child);
@@ -157,8 +157,8 @@ impl Drop for Traced {
         // SIGINT makes strace detach.
         let _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let begun = Instant::now();
-        while begun.elapsed() < LETS_GO && matches!(self.0.try_wait(), Ok(None)) {
-            std::thread::sleep(LETS_GO / 100);
+        while begun.elapsed() < DETACH_LIMIT && matches!(self.0.try_wait(), Ok(None)) {
+            std::thread::sleep(DETACH_LIMIT / 100);
         }
         // strace may wait for a stopped process. If it is killed, the kernel detaches it.
         let _ = self.0.kill();

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::installed::admin::{Admin, Credential};
-use crate::installed::pod::{is_going, is_ready, uid};
+use crate::installed::pod::{is_ready, is_terminating, uid};
 use crate::installed::processes::{container, kill};
 use crate::installed::{Product, TENANTS};
 
@@ -49,7 +49,7 @@ impl Changes<'_> {
         let (streams, engine) = self.product.held_streams(CHAT, 10, 200).await;
         self.product.change("gpupool", "trial", &json!({"policy": policy}));
         for name in TENANTS {
-            self.directed(name, &format!("policy {policy}"), |told| told["policy"] == policy).await;
+            self.directed(name, &format!("policy {policy}"), |directive| directive["policy"] == policy).await;
         }
         engine.go_on();
         streams.end_with(&self.golden).await;
@@ -77,9 +77,10 @@ impl Changes<'_> {
     async fn ranked(&self, low: &str, high: &str) {
         for (name, priority) in [(low, 10), (high, 20)] {
             self.product.change("modeltenant", name, &json!({"priority": priority}));
-            self.directed(name, "its own priority", |told| told["tenant"]["priority"] == priority).await;
-            let of = |told: &Value| {
-                let others = told["peers"].as_array().unwrap();
+            self.directed(name, "its own priority", |directive| directive["tenant"]["priority"] == priority)
+                .await;
+            let of = |directive: &Value| {
+                let others = directive["peers"].as_array().unwrap();
                 others.iter().any(|one| one["name"] == name && one["priority"] == priority)
             };
             self.directed(CHAT, &format!("the priority of {name}"), of).await;
@@ -89,8 +90,8 @@ impl Changes<'_> {
     /// Waits until the pool's status lists both as victims, in this order.
     async fn gives_before(&self, first: &str, second: &str) {
         let order = async || {
-            let told = &self.gpu()["victimOrder"];
-            let place = |name: &str| told.as_array()?.iter().position(|one| one == name);
+            let order = &self.gpu()["victimOrder"];
+            let place = |name: &str| order.as_array()?.iter().position(|one| one == name);
             (place(first)? < place(second)?).then_some(())
         };
         self.product.wait(&format!("{first} is to give before {second}"), order).await;
@@ -102,8 +103,8 @@ impl Changes<'_> {
         let (streams, engine) = self.product.held_streams(CHAT, 20, 200).await;
         let spatial = json!([{"name": "shared", "count": 1, "sharing": {"mode": "Spatial"}}]);
         self.product.change("gpupool", "trial", &json!({"updatePolicy": "Disruptive", "gpus": spatial}));
-        let told = async || self.product.pods(CHAT).iter().any(is_going).then_some(());
-        self.product.wait("the old pod is ordered to end", told).await;
+        let terminates = async || self.product.pods(CHAT).iter().any(is_terminating).then_some(());
+        self.product.wait("the old pod is ordered to end", terminates).await;
         engine.go_on();
         streams.end_with(&self.golden).await;
         let claim = format!("{GPU}-e2");
@@ -118,14 +119,14 @@ impl Changes<'_> {
             self.product.reached(name).await;
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name}, all at once");
         }
-        let alone = async || {
+        let is_moved = async || {
             let claims = self.product.kubectl(&["get", "resourceclaims", "-o", "name"]);
             let gpu = self.gpu();
             let spatial = gpu["effectiveMode"] == "Spatial" && gpu["claimName"] == claim.as_str();
             (spatial && claims.trim() == format!("resourceclaim.resource.k8s.io/{claim}")).then_some(())
         };
-        self.product.wait("the old claim is gone, and the pool shows the new one", alone).await;
-        self.directed(CHAT, "the way to share", |told| told["sharing"] == "Spatial").await;
+        self.product.wait("the old claim is gone, and the pool shows the new one", is_moved).await;
+        self.directed(CHAT, "the way to share", |directive| directive["sharing"] == "Spatial").await;
     }
 
     /// A fault of one MPS client ends all clients: the test kills each engine.
@@ -138,12 +139,12 @@ impl Changes<'_> {
         let engines = TENANTS.map(|name| container(&self.product.pod(name), "engine").worker().unwrap());
         engines.into_iter().for_each(kill);
         for name in TENANTS {
-            let told = async || {
+            let has_fault = async || {
                 let all = self.product.tenant(name)["status"]["conditions"].clone();
                 let degraded = all.as_array()?.iter().find(|one| one["type"] == "Degraded")?.clone();
                 (degraded["status"] == "True" && degraded["reason"] == "MpsFault").then_some(())
             };
-            self.product.wait(&format!("{name} reports the fault"), told).await;
+            self.product.wait(&format!("{name} reports the fault"), has_fault).await;
             self.product.condition(name, "Ready", "True").await;
             assert_eq!(self.product.complete(name, 200).await, self.golden, "{name} after the fault");
         }
@@ -167,8 +168,8 @@ impl Changes<'_> {
     /// Waits until a tenant's directive matches `wanted`.
     async fn directed(&self, tenant: &str, what: &str, wanted: impl Fn(&Value) -> bool) {
         let admin = self.admin(tenant);
-        let told = async || wanted(&admin.directive(&self.operator).await).then_some(());
-        self.product.wait(&format!("{tenant} has a directive with {what}"), told).await;
+        let is_directed = async || wanted(&admin.directive(&self.operator).await).then_some(());
+        self.product.wait(&format!("{tenant} has a directive with {what}"), is_directed).await;
     }
 
     fn admin(&self, tenant: &str) -> Admin {

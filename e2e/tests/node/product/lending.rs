@@ -100,8 +100,8 @@ impl TenantPair<'_> {
     /// Waits until the status and the metrics of all tenants agree and match `wanted`.
     async fn alike(&self, what: &str, wanted: impl Fn(&[Memory; 3]) -> bool) -> [Memory; 3] {
         let alike = async || {
-            let (told, measured) = (self.reported_loans()?, self.measured().await);
-            (told == measured && wanted(&told)).then_some(told)
+            let (reported, measured) = (self.reported_loans()?, self.measured().await);
+            (reported == measured && wanted(&reported)).then_some(reported)
         };
         self.product.wait(&format!("{what}, and status and metrics agree"), alike).await
     }
@@ -111,7 +111,9 @@ impl TenantPair<'_> {
         let of = |name: &str| {
             let memory = self.product.tenant(name)["status"]["memory"].take();
             let bytes = |field: &str| {
-                serde_json::from_value::<Quantity>(memory[field].clone()).ok().map(|told| told.bytes())
+                serde_json::from_value::<Quantity>(memory[field].clone())
+                    .ok()
+                    .map(|quantity| quantity.bytes())
             };
             let layers_away = memory["remappedLayers"].as_u64()?;
             Some(Memory { weights: bytes("weights")?, kv: bytes("kv")?, layers_away })

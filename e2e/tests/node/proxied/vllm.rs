@@ -38,8 +38,8 @@ fn answer(socket: &TcpStream, model: &str) -> Option<()> {
     reader.read_line(&mut head).ok()?;
     let (mut line, mut length) = (String::new(), 0);
     while reader.read_line(&mut line).ok()? > 2 {
-        if let Some(told) = line.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = told.trim().parse().ok()?;
+        if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
         }
         line.clear();
     }
@@ -84,9 +84,9 @@ fn respond(mut socket: &TcpStream, status: u16, kind: &str, body: &str) -> Optio
 }
 
 fn stream_tokens(mut socket: &TcpStream, body: &str, chat: bool) -> Option<()> {
-    let plain: String = body.chars().filter(|letter| !letter.is_whitespace()).collect();
+    let plain: String = body.chars().filter(|c| !c.is_whitespace()).collect();
     let count = plain.split("\"max_tokens\":").nth(1)?;
-    let count: u32 = count.split(|letter: char| !letter.is_ascii_digit()).next()?.parse().ok()?;
+    let count: u32 = count.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
     let word = |at: u32| format!(" w{at}");
     let usage = format!(
         "\"usage\": {{\"prompt_tokens\": 4, \"completion_tokens\": {count}, \"total_tokens\": {}}}",

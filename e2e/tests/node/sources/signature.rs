@@ -27,7 +27,7 @@ impl Signer {
         let query = request.uri().query()?;
         let mut pairs: Vec<&str> = query.split('&').collect();
         let value = |name: &str| pairs.iter().find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-        let told = value("X-Amz-Signature")?.to_owned();
+        let signature = value("X-Amz-Signature")?.to_owned();
         let (time, credential) =
             (value("X-Amz-Date")?.to_owned(), value("X-Amz-Credential")?.replace("%2F", "/"));
         let scope = credential.strip_prefix(self.key)?.strip_prefix('/')?.to_owned();
@@ -46,7 +46,7 @@ impl Signer {
         for part in scope.split('/').chain([text.as_str()]) {
             key = sign(&Key::new(HMAC_SHA256, &key), part.as_bytes()).as_ref().to_vec();
         }
-        Some(hex(&key) == told)
+        Some(hex(&key) == signature)
     }
 }
 

@@ -33,19 +33,19 @@ struct DirectiveSource {
 }
 
 /// Sends directives, and sends all again when a tenant has another port. Never returns.
-pub async fn lead(stage: &Arc<SoakRun>, decrees: &[PlannedDirective], begun: Instant) {
+pub async fn lead(stage: &Arc<SoakRun>, planned: &[PlannedDirective], begun: Instant) {
     let mut reign: Option<DirectiveSource> = None;
     // A tenant without peers has no directive.
-    for decree in decrees.iter().filter(|_| stage.trades) {
-        while Instant::now() < begun + decree.at {
+    for change in planned.iter().filter(|_| stage.trades) {
+        while Instant::now() < begun + change.at {
             if let Some(reign) = &mut reign {
                 reign.send_next().await;
             }
             tokio::time::sleep(super::PAUSE).await;
         }
         match &mut reign {
-            None => reign = Some(DirectiveSource::begin(stage, decree.clone()).await),
-            Some(reign) => reign.change(decree.clone()).await,
+            None => reign = Some(DirectiveSource::begin(stage, change.clone()).await),
+            Some(reign) => reign.change(change.clone()).await,
         }
     }
     loop {
@@ -57,21 +57,21 @@ pub async fn lead(stage: &Arc<SoakRun>, decrees: &[PlannedDirective], begun: Ins
 }
 
 impl DirectiveSource {
-    async fn begin(stage: &Arc<SoakRun>, decree: PlannedDirective) -> DirectiveSource {
+    async fn begin(stage: &Arc<SoakRun>, change: PlannedDirective) -> DirectiveSource {
         let mut base = Vec::new();
         for member in &stage.tenants {
             base.push(in_force(member).await);
         }
         let epoch = base.iter().map(|directive| directive.epoch).max().unwrap() + 1;
-        let (fence, told) = (Fence { epoch, sequence: 0 }, vec![None; base.len()]);
-        DirectiveSource { stage: stage.clone(), base, change: decree, fence, records: Vec::new(), sent: told }
+        let (fence, sent) = (Fence { epoch, sequence: 0 }, vec![None; base.len()]);
+        DirectiveSource { stage: stage.clone(), base, change, fence, records: Vec::new(), sent }
     }
 
-    async fn change(&mut self, decree: PlannedDirective) {
-        if let Some((tenant, wrong)) = decree.wrong {
+    async fn change(&mut self, change: PlannedDirective) {
+        if let Some((tenant, wrong)) = change.wrong {
             self.try_wrong(tenant, wrong).await;
         }
-        self.change = decree;
+        self.change = change;
         self.fence.sequence += 1;
         self.send_next().await;
     }
@@ -117,17 +117,17 @@ impl DirectiveSource {
     }
 
     fn directive(&self, tenant: usize) -> Directive {
-        let (mut directive, decree) = (self.base[tenant].clone(), &self.change);
+        let (mut directive, change) = (self.base[tenant].clone(), &self.change);
         (directive.epoch, directive.sequence) = (self.fence.epoch, self.fence.sequence);
-        (directive.victim, directive.min_residence_ms) = (decree.victim, decree.min_residence_ms);
-        directive.revoke_bound_ms = decree.revoke_bound_ms;
-        directive.tenant.priority = decree.priorities[tenant];
-        directive.tenant.hibernate_after_seconds = decree.hibernate_after[tenant];
-        directive.tenant.max_remapped_percent = decree.caps[tenant];
+        (directive.victim, directive.min_residence_ms) = (change.victim, change.min_residence_ms);
+        directive.revoke_bound_ms = change.revoke_bound_ms;
+        directive.tenant.priority = change.priorities[tenant];
+        directive.tenant.hibernate_after_seconds = change.hibernate_after[tenant];
+        directive.tenant.max_remapped_percent = change.caps[tenant];
         directive.tenant.share_bytes = Some(self.share(tenant));
-        for neighbour in &mut directive.peers {
-            let index = self.records.iter().position(|record| record.name == neighbour.name).unwrap();
-            (neighbour.admin, neighbour.priority) = (self.records[index].admin, decree.priorities[index]);
+        for peer in &mut directive.peers {
+            let index = self.records.iter().position(|record| record.name == peer.name).unwrap();
+            (peer.admin, peer.priority) = (self.records[index].admin, change.priorities[index]);
         }
         directive
     }

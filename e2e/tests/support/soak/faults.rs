@@ -17,12 +17,12 @@ use super::tenant::SoakTenant;
 const NO_TARGET: Duration = Duration::from_millis(4_000);
 
 /// Injects all faults, from `begun` on. Returns when all tenants have recovered.
-pub async fn inject(stage: &Arc<SoakRun>, troubles: &[PlannedFault], begun: Instant) {
-    let faults = troubles.iter().cloned().map(|trouble| {
-        let (stage, at) = (stage.clone(), trouble.at);
+pub async fn inject(stage: &Arc<SoakRun>, faults: &[PlannedFault], begun: Instant) {
+    let faults = faults.iter().cloned().map(|fault| {
+        let (stage, at) = (stage.clone(), fault.at);
         let fault = async move {
-            let tenant = target(&stage, trouble.target).await;
-            kill_or_stop(&stage, tenant, trouble.side, trouble.kind).await;
+            let tenant = target(&stage, fault.target).await;
+            kill_or_stop(&stage, tenant, fault.side, fault.kind).await;
         };
         (at, fault)
     });
@@ -51,13 +51,13 @@ async fn target(stage: &SoakRun, whom: FaultTarget) -> usize {
 
 /// Injects a fault into one process. Returns when it, or its successor, works again; `false` if the process did not
 /// run.
-pub async fn kill_or_stop(stage: &SoakRun, tenant: usize, side: Side, deed: FaultKind) -> bool {
+pub async fn kill_or_stop(stage: &SoakRun, tenant: usize, side: Side, kind: FaultKind) -> bool {
     let member = &stage.tenants[tenant];
     let Some(pid) = member.process(&stage.run, stage.up, side) else {
         stage.stats.count(|tally| tally.missed += 1);
         return false;
     };
-    match (deed, side) {
+    match (kind, side) {
         (FaultKind::Stop(length), _) => stop(stage, pid, length).await,
         (FaultKind::Kill, Side::Engine) => {
             stage.stats.count(|tally| tally.engines_killed += 1);

@@ -39,11 +39,11 @@ pub struct Plan {
     /// Sleep settings of each tenant.
     pub rests: Vec<SleepConfig>,
     /// Faults, in order.
-    pub troubles: Vec<PlannedFault>,
+    pub faults: Vec<PlannedFault>,
     /// Orders to sleep, in order.
-    pub naps: Vec<PlannedSleep>,
+    pub sleeps: Vec<PlannedSleep>,
     /// Directives, in order.
-    pub decrees: Vec<PlannedDirective>,
+    pub directives: Vec<PlannedDirective>,
 }
 
 /// One request.
@@ -119,10 +119,10 @@ impl Plan {
         let visits = visits(&mut Rng::of(seed, "visits"), tenants, length);
         // Draws depend on the number of tenants, so that runs of one seed cover different events.
         let dice = |what: &str| Rng::of(seed, &format!("{what} of {tenants}"));
-        let troubles = fault::planned_faults(&mut dice("troubles"), tenants, &gpu, length);
-        let naps = sleep::planned_sleeps(&mut dice("naps"), tenants, length);
-        let decrees = directive::planned_directives(&mut dice("decrees"), tenants, length);
-        Plan { seed, gpu, priorities, questions, visits, rests, troubles, naps, decrees }
+        let faults = fault::planned_faults(&mut dice("troubles"), tenants, &gpu, length);
+        let sleeps = sleep::planned_sleeps(&mut dice("naps"), tenants, length);
+        let directives = directive::planned_directives(&mut dice("decrees"), tenants, length);
+        Plan { seed, gpu, priorities, questions, visits, rests, faults, sleeps, directives }
     }
 
     /// Returns a plan without faults in which memory certainly moves: two tenants that are busy alternately.
@@ -131,7 +131,7 @@ impl Plan {
         plan.gpu = Gpu { link: "2Gi", sharing: SHARINGS[0], remap: REMAPS[0], loan_ms: None, ..plan.gpu };
         plan.priorities = vec![0, 0];
         plan.rests = vec![SleepConfig { host_kv: "2Mi", hibernates_after: 600 }; 2];
-        (plan.troubles, plan.naps, plan.decrees) = (Vec::new(), Vec::new(), Vec::new());
+        (plan.faults, plan.sleeps, plan.directives) = (Vec::new(), Vec::new(), Vec::new());
         let longest =
             |question: PlannedRequest| PlannedRequest { prompt_tokens: 140, tokens: 60, ..question };
         for questions in &mut plan.questions {

@@ -31,29 +31,29 @@ enum SleepResult {
 }
 
 /// Runs all sleeps. Returns when every tenant has been ordered to wake.
-pub async fn put_to_sleep(stage: &Arc<SoakRun>, naps: &[PlannedSleep], begun: Instant) {
-    let sleeps = naps.iter().cloned().map(|nap| {
-        let (stage, at) = (stage.clone(), nap.at);
+pub async fn put_to_sleep(stage: &Arc<SoakRun>, sleeps: &[PlannedSleep], begun: Instant) {
+    let sleeps = sleeps.iter().cloned().map(|sleep| {
+        let (stage, at) = (stage.clone(), sleep.at);
         let sleep = async move {
-            stage.tenants[nap.tenant].sleep_requested.fetch_add(1, Ordering::Relaxed);
-            take(&stage, &nap).await;
-            stage.tenants[nap.tenant].sleep_requested.fetch_sub(1, Ordering::Relaxed);
+            stage.tenants[sleep.tenant].sleep_requested.fetch_add(1, Ordering::Relaxed);
+            take(&stage, &sleep).await;
+            stage.tenants[sleep.tenant].sleep_requested.fetch_sub(1, Ordering::Relaxed);
         };
         (at, sleep)
     });
     run_at(begun, sleeps).await;
 }
 
-async fn take(stage: &SoakRun, nap: &PlannedSleep) {
-    let member = &stage.tenants[nap.tenant];
-    let falls = order(member, if nap.level == 1 { "/sleep" } else { "/sleep?level=2" });
+async fn take(stage: &SoakRun, sleep: &PlannedSleep) {
+    let member = &stage.tenants[sleep.tenant];
+    let falls = order(member, if sleep.level == 1 { "/sleep" } else { "/sleep?level=2" });
     let rises = async {
-        tokio::time::sleep(nap.lasts).await;
+        tokio::time::sleep(sleep.lasts).await;
         order(member, "/wake_up").await
     };
-    let (fell, rose, ()) = tokio::join!(falls, rises, inject_fault(stage, nap));
+    let (fell, rose, ()) = tokio::join!(falls, rises, inject_fault(stage, sleep));
     stage.stats.count(|tally| match fell {
-        SleepResult::Done => tally.ordered_sleeps[usize::from(nap.level) - 1] += 1,
+        SleepResult::Done => tally.ordered_sleeps[usize::from(sleep.level) - 1] += 1,
         SleepResult::NotNow => tally.interrupted_sleeps += 1,
         SleepResult::Killed | SleepResult::Failed(_) => {}
     });
@@ -61,20 +61,20 @@ async fn take(stage: &SoakRun, nap: &PlannedSleep) {
     let again = order(member, "/wake_up").await;
     for end in [fell, rose, again] {
         if let SleepResult::Failed(why) = end {
-            stage.findings.add(Finding::Failed(format!("{} {nap:?}: {why}", member.name)));
+            stage.findings.add(Finding::Failed(format!("{} {sleep:?}: {why}", member.name)));
         }
     }
 }
 
-async fn inject_fault(stage: &SoakRun, nap: &PlannedSleep) {
-    let Some(blow) = nap.fault else { return };
+async fn inject_fault(stage: &SoakRun, sleep: &PlannedSleep) {
+    let Some(blow) = sleep.fault else { return };
     let (at, index) = match blow.moment {
         Moment::Suspending => (Duration::ZERO, 0),
-        Moment::Asleep => (nap.lasts / 2, 1),
-        Moment::Waking => (nap.lasts, 2),
+        Moment::Asleep => (sleep.lasts / 2, 1),
+        Moment::Waking => (sleep.lasts, 2),
     };
     tokio::time::sleep(at + blow.after).await;
-    if faults::kill_or_stop(stage, nap.tenant, blow.side, FaultKind::Kill).await {
+    if faults::kill_or_stop(stage, sleep.tenant, blow.side, FaultKind::Kill).await {
         stage.stats.count(|tally| tally.sleep_kills[index] += 1);
     }
 }
@@ -98,10 +98,10 @@ async fn post(member: &SoakTenant, path: &str) -> Result<(StatusCode, String), S
     let tenant = member.locate().await;
     let token = std::fs::read_to_string(&tenant.record.token_file).map_err(|error| error.to_string())?;
     let request = SLOW_CLIENT.post(format!("http://{}{path}", tenant.record.admin)).bearer_auth(token);
-    let told = |error: reqwest::Error| format!("{error:?}");
-    let response = request.send().await.map_err(told)?;
+    let describe = |error: reqwest::Error| format!("{error:?}");
+    let response = request.send().await.map_err(describe)?;
     let status = response.status();
-    Ok((status, response.text().await.map_err(told)?))
+    Ok((status, response.text().await.map_err(describe)?))
 }
 
 /// Counts polls, not time: after a stall of the machine the tenant needs time.

@@ -41,7 +41,7 @@ pub struct SoakStats {
     /// Expired loans that were seen.
     pub expiries: u64,
     /// Time slices.
-    pub turns: u64,
+    pub slices: u64,
     /// Copies of KV to and from host memory.
     pub swaps: u64,
     /// Requests preempted.
@@ -97,7 +97,7 @@ impl SoakStats {
             ("grants", &mut self.grants),
             ("revokes", &mut self.revokes),
             ("expiries", &mut self.expiries),
-            ("turns", &mut self.turns),
+            ("turns", &mut self.slices),
             ("swaps", &mut self.swaps),
             ("preemptions", &mut self.preemptions),
             ("directives", &mut self.directives),
@@ -126,7 +126,7 @@ struct InstanceCounters {
     lends: u64,
     grants: u64,
     revokes: u64,
-    turns: u64,
+    slices: u64,
     swaps: u64,
     preemptions: u64,
 }
@@ -138,7 +138,7 @@ impl Counter {
     }
 
     /// Counts the events in a state of the sidecar `pid`. The flag is true if the tenant was ordered to sleep.
-    pub fn see(&self, pid: u32, state: &State, told: bool) {
+    pub fn see(&self, pid: u32, state: &State, is_ordered: bool) {
         let (inner, mut life) = (&mut *self.inner(), InstanceCounters::of(state));
         let before = inner.instances.get(&pid).copied().unwrap_or_default();
         // A tenant that lost its engine during its sleep still sleeps.
@@ -147,7 +147,7 @@ impl Counter {
             Phase::Active | Phase::Idle => false,
             _ => before.asleep,
         };
-        inner.tally.idle_sleeps += u64::from(life.asleep && !before.asleep && !told);
+        inner.tally.idle_sleeps += u64::from(life.asleep && !before.asleep && !is_ordered);
         inner.tally.wakes += u64::from(before.asleep && !life.asleep);
         inner.instances.insert(pid, life);
         let place = place(state);
@@ -163,7 +163,7 @@ impl Counter {
             tally.lends += life.lends;
             tally.grants += life.grants;
             tally.revokes += life.revokes;
-            tally.turns += life.turns;
+            tally.slices += life.slices;
             tally.swaps += life.swaps;
             tally.preemptions += life.preemptions;
         }
@@ -184,7 +184,7 @@ impl InstanceCounters {
             lends: events(state, "lend"),
             grants: events(state, "borrow"),
             revokes: place.revoke.samples,
-            turns: place.time_slice.as_ref().map_or(0, |turn| turn.slices_total),
+            slices: place.time_slice.as_ref().map_or(0, |slice| slice.slices_total),
             swaps: events(state, "swap_in") + events(state, "swap_out"),
             preemptions: state.figures.preemptions_total,
         }

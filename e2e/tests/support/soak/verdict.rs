@@ -39,8 +39,8 @@ pub async fn are_all_idle(stage: &SoakRun) {
     });
     if !counted.await {
         let bytes: Vec<_> = stage.tenants.iter().map(|member| bytes_there(member)).collect();
-        let told = watchdog::report_stuck(stage).await;
-        stage.findings.add(Finding::Accounting(format!("there are {bytes:?} bytes\n{told}")));
+        let stuck_report = watchdog::report_stuck(stage).await;
+        stage.findings.add(Finding::Accounting(format!("there are {bytes:?} bytes\n{stuck_report}")));
     }
     // A tenant that falls asleep at this moment holds memory during its copies, and another one may do so at the
     // next poll.

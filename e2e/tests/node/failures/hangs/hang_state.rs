@@ -59,9 +59,9 @@ impl Views {
 
     /// Whether a peer reports that `tenant` has the time slice.
     async fn sees_as_holder(&self, tenant: &str) -> bool {
-        let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has neighbours");
-        let turn = self.state(other).await.peers.and_then(|place| place.time_slice);
-        let holder = turn.and_then(|turn| turn.holder);
+        let other = TENANTS.into_iter().find(|name| *name != tenant).expect("it has peers");
+        let slice = self.state(other).await.peers.and_then(|place| place.time_slice);
+        let holder = slice.and_then(|slice| slice.holder);
         holder.is_some_and(|holder| holder.ends_with(&format!("/{tenant}")))
     }
 }
@@ -69,7 +69,7 @@ impl Views {
 impl HangState {
     fn is_met(self, state: &State) -> bool {
         let Some(place) = &state.peers else { return false };
-        let holds = place.time_slice.as_ref().is_some_and(|turn| turn.holds);
+        let holds = place.time_slice.as_ref().is_some_and(|slice| slice.holds);
         match self {
             HangState::Computing => holds && has_reached(state, "step"),
             HangState::Lending => place.lent_bytes > 0,

@@ -39,7 +39,7 @@ impl<'a, 'p> Observers<'a, 'p> {
     /// Scrapes all pods, as Prometheus does. Returns the number of pods that answered: a stopped or starting pod
     /// does not.
     async fn scrape(&mut self) -> usize {
-        let mut told = 0;
+        let mut answered = 0;
         for tenant in TENANTS {
             let pod = self.product.pod(tenant);
             let address = pod["status"]["podIP"].as_str().expect("it runs").to_owned();
@@ -47,9 +47,9 @@ impl<'a, 'p> Observers<'a, 'p> {
             let Ok(answer) = self.product.http.get(url).timeout(MINUTE / 30).send().await else { continue };
             let Ok(metrics) = answer.text().await else { continue };
             self.scrapes.add(self.begun.elapsed(), &self.product.namespace, &name(&pod), &metrics);
-            told += 1;
+            answered += 1;
         }
-        told
+        answered
     }
 
     /// Scrapes until all pods have answered.
@@ -85,10 +85,10 @@ impl<'a, 'p> Observers<'a, 'p> {
         let title = format!("{}/{culprit}", self.product.namespace);
         let (mut takers, mut skippers) = (Vec::new(), Vec::new());
         for name in TENANTS.into_iter().filter(|name| *name != culprit) {
-            let turn = views.state(name).await.peers.and_then(|place| place.time_slice);
-            let turn = turn.expect("turns are taken");
-            takers.extend(turn.last_takeover.map(|taken| (name, taken)));
-            skippers.extend(turn.last_skip.map(|skip| (name, skip)));
+            let slice = views.state(name).await.peers.and_then(|place| place.time_slice);
+            let slice = slice.expect("the GPU has time slices");
+            takers.extend(slice.last_takeover.map(|taken| (name, taken)));
+            skippers.extend(slice.last_skip.map(|skip| (name, skip)));
         }
         takers.retain(|(_, taken)| taken.from == title && taken.at_unix_ms >= since);
         skippers.retain(|(_, skip)| skip.of == title && skip.at_unix_ms >= since);
@@ -102,7 +102,7 @@ impl<'a, 'p> Observers<'a, 'p> {
                 self.degraded(culprit, "True", reason, &second(at)).await;
                 self.event(culprit, reason, since).await;
             }
-            assert!(own.or(took).is_some() || skipped.is_some(), "{culprit}: a neighbour names it");
+            assert!(own.or(took).is_some() || skipped.is_some(), "{culprit}: a peer names it");
         }
         if let Some((skipper, _)) = &skipped {
             self.explained(skipper, &[&format!("skipped {title}, which was first in the time-slice queue")])
@@ -151,7 +151,7 @@ impl<'a, 'p> Observers<'a, 'p> {
     }
 
     /// Checks that `victim` and the GPU name the tenant that they wait for while `culprit` holds the time slice.
-    pub async fn see_a_turn_that_is_held(&mut self, victim: &str, culprit: &str, since: u64) {
+    pub async fn held_slice_is_reported(&mut self, victim: &str, culprit: &str, since: u64) {
         let title = format!("{}/{culprit}", self.product.namespace);
         self.degraded(victim, "True", "PeerHung", &format!("which {title} has held past its deadline")).await;
         self.event(victim, "PeerHung", since).await;
@@ -163,8 +163,8 @@ impl<'a, 'p> Observers<'a, 'p> {
             |text: &str| text.contains(&format!("slice {title}, ")) && text.contains("past its deadline");
         assert!(late(&top.replace('\n', " ")), "{top}");
         let page: Value = serde_json::from_str(&self.page().await).unwrap();
-        let turns = page.to_string();
-        assert!(turns.contains(&format!("\"holder\":\"{title}\"")), "{turns}");
+        let text = page.to_string();
+        assert!(text.contains(&format!("\"holder\":\"{title}\"")), "{text}");
         // Prometheus would have only such samples in the window of the rule.
         self.scrapes = Scrapes::default();
         for _ in 0..POLLS {
@@ -180,13 +180,13 @@ impl<'a, 'p> Observers<'a, 'p> {
     }
 
     async fn degraded(&self, tenant: &str, status: &str, reason: &str, words: &str) {
-        let told = async || {
+        let is_degraded = async || {
             let degraded = self.product.condition_of(tenant, "Degraded")?;
             let message = degraded["message"].as_str()?.to_owned();
             let is = degraded["status"] == status && degraded["reason"] == reason;
             (is && message.contains(words)).then_some(())
         };
-        self.product.wait(&format!("{tenant} is Degraded={status}, {reason}: {words}"), told).await;
+        self.product.wait(&format!("{tenant} is Degraded={status}, {reason}: {words}"), is_degraded).await;
     }
 
     /// Waits for an event of this reason whose note has a time after `since`, milliseconds since 1970.

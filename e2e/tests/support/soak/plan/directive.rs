@@ -46,16 +46,16 @@ pub enum Wrong {
 
 pub(super) fn planned_directives(dice: &mut Rng, tenants: usize, length: Duration) -> Vec<PlannedDirective> {
     let (mut at, length) = (QUIET_PERIOD, length.as_millis() as u64);
-    let mut decrees = Vec::new();
+    let mut directives = Vec::new();
     loop {
         at += dice.between(500, 4_000);
         if at >= length {
-            return decrees;
+            return directives;
         }
-        let mut decree = PlannedDirective::draw(dice, tenants, at);
+        let mut directive = PlannedDirective::draw(dice, tenants, at);
         // Every second directive has one, so that every soak does.
-        decree.wrong = decree.wrong.filter(|_| decrees.len() % 2 == 1);
-        decrees.push(decree);
+        directive.wrong = directive.wrong.filter(|_| directives.len() % 2 == 1);
+        directives.push(directive);
     }
 }
 

@@ -74,15 +74,15 @@ pub(super) fn planned_faults(
 ) -> Vec<PlannedFault> {
     let (length_ms, loan_ms) = (length.as_millis() as u64, gpu.loan_ms());
     let mut draw = Draw { dice, tenants, loan_ms, length_ms, long_from: 0 };
-    let mut troubles = draw.sure();
+    let mut faults = draw.sure();
     let mut at = QUIET_PERIOD;
     loop {
         at += draw.dice.between(100, 3_000);
         if at >= length_ms {
-            troubles.sort_by_key(|trouble| trouble.at);
-            return troubles;
+            faults.sort_by_key(|fault| fault.at);
+            return faults;
         }
-        troubles.push(draw.one(at));
+        faults.push(draw.one(at));
     }
 }
 
@@ -97,7 +97,7 @@ impl Draw<'_> {
             self.around(5_500, FaultTarget::Lender, Side::Sidecar, shorter),
             self.around(7_000, FaultTarget::Lender, Side::Sidecar, FaultKind::Kill),
         ];
-        all.retain(|trouble| trouble.at.as_millis() < u128::from(self.length_ms));
+        all.retain(|fault| fault.at.as_millis() < u128::from(self.length_ms));
         all
     }
 
@@ -106,15 +106,15 @@ impl Draw<'_> {
         at: u64,
         whom: fn(usize) -> FaultTarget,
         side: Side,
-        deed: FaultKind,
+        kind: FaultKind,
     ) -> PlannedFault {
         let who = self.dice.between(0, self.tenants as u64) as usize;
         let at = Duration::from_millis(at + self.dice.between(0, 800));
-        PlannedFault { at, target: whom(who), side, kind: deed }
+        PlannedFault { at, target: whom(who), side, kind }
     }
 
     fn one(&mut self, at: u64) -> PlannedFault {
-        let (side, deed) = match self.dice.between(0, 100) {
+        let (side, kind) = match self.dice.between(0, 100) {
             0..30 => (Side::Engine, FaultKind::Kill),
             30..50 => (Side::Sidecar, FaultKind::Kill),
             50..65 => (Side::Engine, self.short()),
@@ -125,7 +125,7 @@ impl Draw<'_> {
         let who = self.dice.between(0, self.tenants as u64) as usize;
         let whom =
             self.dice.pick(&[FaultTarget::Tenant(who), FaultTarget::Borrower(who), FaultTarget::Lender(who)]);
-        PlannedFault { at: Duration::from_millis(at), target: whom, side, kind: deed }
+        PlannedFault { at: Duration::from_millis(at), target: whom, side, kind }
     }
 
     fn short(&mut self) -> FaultKind {

@@ -47,16 +47,16 @@ pub enum Moment {
 
 pub(super) fn planned_sleeps(dice: &mut Rng, tenants: usize, length: Duration) -> Vec<PlannedSleep> {
     let (mut at, length) = (QUIET_PERIOD, length.as_millis() as u64);
-    let mut naps = Vec::new();
+    let mut sleeps = Vec::new();
     loop {
         at += dice.between(200, 3_500);
         if at >= length {
-            return naps;
+            return sleeps;
         }
-        let mut nap = PlannedSleep::draw(dice, tenants, at);
+        let mut sleep = PlannedSleep::draw(dice, tenants, at);
         // Every third sleep has one, so that every soak does.
-        nap.fault = nap.fault.filter(|_| naps.len() % 3 == 1);
-        naps.push(nap);
+        sleep.fault = sleep.fault.filter(|_| sleeps.len() % 3 == 1);
+        sleeps.push(sleep);
     }
 }
 
