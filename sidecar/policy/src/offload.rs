@@ -10,9 +10,13 @@ use crate::kv::layer_offload::Placement;
 use crate::params::Params;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::ReplanWatch;
+use crate::reclaim::KvPlacementMode;
 use fetch_failures::FetchFailures;
 use plans::PlacementPlans;
 use write_back::WriteBackLink;
+
+/// The fewest layers that can be offloaded: two that share a buffer.
+pub const MIN_MOVING_LAYERS: u16 = 2;
 
 /// State of the offload of a tenant.
 #[derive(Clone, Debug)]
@@ -31,6 +35,8 @@ pub struct Offload {
     pub write_back: WriteBackLink,
     /// Fetches that failed in a row.
     pub fetch_failures: FetchFailures,
+    /// What places KV.
+    placer: KvPlacementMode,
     fetched_bytes: u64,
     fetched_ns: u64,
 }
@@ -39,7 +45,7 @@ impl Offload {
     /// Returns the state of a tenant that offloads nothing yet, for a model of `layers` layers and a host tier of
     /// `host_kv_blocks` KV blocks.
     pub fn new(params: &Params, layers: u16, host_kv_blocks: u32) -> Offload {
-        Offload {
+        let mut offload = Offload {
             due: None,
             expansion: Expansion::new(params.expansion, layers, layers.saturating_sub(1)),
             watch: None,
@@ -47,9 +53,40 @@ impl Offload {
             prompts: BufferController::new(host_kv_blocks.into()),
             write_back: WriteBackLink::default(),
             fetch_failures: FetchFailures::default(),
+            placer: KvPlacementMode::Device,
             fetched_bytes: 0,
             fetched_ns: 0,
-        }
+        };
+        offload.set_placer(params.kv_placement(), layers, host_kv_blocks);
+        offload
+    }
+
+    /// Puts in force what the policy places KV by, as far as the model and the host tier allow it. The state of the
+    /// others stays.
+    pub fn set_placer(&mut self, wanted: KvPlacementMode, layers: u16, host_kv_blocks: u32) {
+        let impossible =
+            host_kv_blocks == 0 || (wanted == KvPlacementMode::Prompts && layers <= MIN_MOVING_LAYERS);
+        self.placer = if impossible { KvPlacementMode::Device } else { wanted };
+    }
+
+    /// What places KV.
+    pub fn placer(&self) -> KvPlacementMode {
+        self.placer
+    }
+
+    /// The buffer for prompts, if prompts are offloaded.
+    pub fn prompts_in_force(&self) -> Option<&BufferController> {
+        (self.placer == KvPlacementMode::Prompts).then_some(&self.prompts)
+    }
+
+    /// The controller of the layers to offload, if it is in force.
+    pub fn expansion_in_force(&mut self) -> Option<&mut Expansion> {
+        (self.placer == KvPlacementMode::Uniform).then_some(&mut self.expansion)
+    }
+
+    /// The plans, if they place KV.
+    pub fn plans_in_force(&self) -> Option<&PlacementPlans> {
+        (self.placer == KvPlacementMode::PerRequest).then_some(&self.plans)
     }
 
     /// Forgets the plan and the placement that is due.
@@ -78,6 +115,7 @@ impl Offload {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reclaim::PolicyName;
 
     #[test]
     fn fetched_bytes_add_up_and_fetched_time_is_taken_once() {
@@ -86,6 +124,33 @@ mod tests {
         offload.record_fetch(20, 4);
         assert_eq!((offload.fetched_bytes(), offload.take_fetched_ns()), (30, 7));
         assert_eq!((offload.fetched_bytes(), offload.take_fetched_ns()), (30, 0));
+    }
+
+    #[test]
+    fn policy_places_kv_only_in_a_host_tier() {
+        let params = |policy| Params { policy, ..Params::default() };
+        let placer =
+            |policy, layers, host_kv_blocks| Offload::new(&params(policy), layers, host_kv_blocks).placer();
+        assert_eq!(placer(PolicyName::OrbitFlow, 4, 8), KvPlacementMode::PerRequest);
+        assert_eq!(placer(PolicyName::OrbitFlow, 4, 0), KvPlacementMode::Device);
+        assert_eq!(placer(PolicyName::Ellm, 3, 8), KvPlacementMode::Prompts);
+        assert_eq!(placer(PolicyName::Ellm, 2, 8), KvPlacementMode::Device, "two layers share one buffer");
+    }
+
+    #[test]
+    fn only_what_places_kv_is_in_force() {
+        let mut offload = Offload::new(&Params::default(), 4, 8);
+        let in_force = |offload: &mut Offload| {
+            let (prompts, plans) = (offload.prompts_in_force().is_some(), offload.plans_in_force().is_some());
+            [prompts, plans, offload.expansion_in_force().is_some()]
+        };
+        assert_eq!(in_force(&mut offload), [false; 3]);
+        offload.set_placer(KvPlacementMode::Prompts, 4, 8);
+        assert_eq!(in_force(&mut offload), [true, false, false]);
+        offload.set_placer(KvPlacementMode::PerRequest, 4, 8);
+        assert_eq!(in_force(&mut offload), [false, true, false]);
+        offload.set_placer(KvPlacementMode::Uniform, 4, 8);
+        assert_eq!(in_force(&mut offload), [false, false, true]);
     }
 
     #[test]

@@ -10,7 +10,6 @@ use super::PlannedAdmissions;
 use super::{MemoryManager, StepTimes};
 use crate::ids::{LayerId, RequestId};
 use crate::planner::request::RequestState;
-use crate::reclaim::KvPlacementMode;
 
 /// Decode steps between two measurements of what KV adds to a step.
 const LOOK_EVERY: u64 = 4;
@@ -156,9 +155,7 @@ impl MemoryManager {
 
     /// Measures what KV adds to a decode step.
     pub(super) fn record_kv_read(&mut self, times: &StepTimes) {
-        let planned =
-            self.params.kv_placement() == KvPlacementMode::PerRequest && self.sizes.host_kv_blocks > 0;
-        if !planned || self.params.slo.tbt_ns == 0 {
+        if self.offload.plans_in_force().is_none() || self.params.slo.tbt_ns == 0 {
             return;
         }
         let kv_blocks = self.kv.running_requests().map(|request| u64::from(self.kv.kv_blocks(request))).sum();

@@ -14,7 +14,7 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("regrow_piece_bytes", super::recreate_chunks::REGROW_PIECE_BYTES),
     ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
     ("waited_permille", crate::cost::WAITED_PERMILLE),
-    ("least_moving", super::kv_placement::MIN_MOVING_LAYERS as u64),
+    ("least_moving", crate::offload::MIN_MOVING_LAYERS as u64),
     ("swap_piece_bytes", super::sleep::SWAP_PIECE_BYTES),
     ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
 ];

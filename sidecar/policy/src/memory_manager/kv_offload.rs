@@ -11,7 +11,6 @@ use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
 use crate::pending::Pending;
 use crate::reason::Reason;
-use crate::reclaim::KvPlacementMode;
 
 impl MemoryManager {
     /// Counts that a running request must wait with its KV.
@@ -104,10 +103,7 @@ impl MemoryManager {
             return;
         }
         let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
-        let which = (
-            self.params.longest_pause_ns().is_some(),
-            self.params.kv_placement() != KvPlacementMode::Prompts,
-        );
+        let which = (self.params.longest_pause_ns().is_some(), self.offload.prompts_in_force().is_none());
         let mut written = self.kv.plan_write_back(piece, which, effects, &mut self.generations);
         if self.offload.write_back.take_probe() && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));

@@ -18,15 +18,13 @@ use super::{MemoryManager, StepTimes};
 use crate::config_error::ConfigError;
 use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
+use crate::offload::MIN_MOVING_LAYERS;
 use crate::params::Params;
 use crate::pie::expansion::Token;
 use crate::planner::placement::spread;
 use crate::planner::steps::StepTime;
 use crate::reclaim::{KvPlacementMode, PolicyName};
 use crate::step_model::{Layout, MAX_BETA};
-
-/// The fewest layers that can be offloaded: two that share a buffer.
-pub(super) const MIN_MOVING_LAYERS: u16 = 2;
 
 impl MemoryManager {
     /// Puts another named policy in force from the next boundary on. Memory that the former one moved is reverted as
@@ -36,12 +34,22 @@ impl MemoryManager {
     /// If the floor under the policy does not fit: nothing has changed then.
     pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), ConfigError> {
         let params = Params { policy, ..self.params.clone() };
-        let sizes = Sizes::new(&params, &self.geometry)?;
-        (self.params, self.sizes) = (params, sizes);
-        if self.params.kv_placement() != KvPlacementMode::Prompts {
+        self.set_params(params)?;
+        if self.offload.prompts_in_force().is_none() {
             self.kv.disable_prefill_spill();
         }
         self.offload.plans.forget();
+        Ok(())
+    }
+
+    /// Puts other parameters in force, and the sizes and the placer that follow from them.
+    ///
+    /// # Errors
+    /// If the floor does not fit: nothing has changed then.
+    pub(super) fn set_params(&mut self, params: Params) -> Result<(), ConfigError> {
+        self.sizes = Sizes::new(&params, &self.geometry)?;
+        self.offload.set_placer(params.kv_placement(), self.sizes.layers, self.sizes.host_kv_blocks);
+        self.params = params;
         Ok(())
     }
 
@@ -50,7 +58,7 @@ impl MemoryManager {
         if self.sizes.host_kv_blocks == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {
             return;
         }
-        let layout = match self.params.kv_placement() {
+        let layout = match self.offload.placer() {
             KvPlacementMode::Device => Layout::resident(),
             KvPlacementMode::Fixed => self.fixed_layout(),
             KvPlacementMode::Uniform => self.uniform_layout(),
@@ -119,7 +127,7 @@ impl MemoryManager {
         let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
         self.record_kv_read(times);
         self.check_plan(StepTime { total_ns: times.total_ns, stall_ns });
-        if self.params.kv_placement() != KvPlacementMode::Uniform {
+        if self.offload.expansion_in_force().is_none() {
             return;
         }
         let swaps = self.kv.placement().layout.moving.len() as u32;

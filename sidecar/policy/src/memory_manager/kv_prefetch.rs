@@ -10,7 +10,6 @@ use crate::ids::{Generation, LayerId, SlotId};
 use crate::offload::fetch_failures::AfterFailure;
 use crate::pending::Pending;
 use crate::reason::Reason;
-use crate::reclaim::KvPlacementMode;
 use crate::slots::DueCopy;
 use crate::step_model::Layout;
 
@@ -18,7 +17,7 @@ impl MemoryManager {
     /// A step begins: orders its fetches.
     pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // The last step of a prompt would fetch early for no reader.
-        let prompts = self.params.kv_placement() == KvPlacementMode::Prompts || self.kv.places_prefills();
+        let prompts = self.offload.prompts_in_force().is_some() || self.kv.places_prefills();
         let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches();
         let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
         let due = self.kv.begin_fetches(early, &mut self.generations);

@@ -55,8 +55,7 @@ impl MemoryManager {
     pub fn set_bounds(&mut self, bounds: Bounds) -> Result<(), ConfigError> {
         let Bounds { share_chunks, remap_cap_permille } = bounds;
         let params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
-        let sizes = Sizes::new(&params, &self.geometry)?;
-        (self.params, self.sizes) = (params, sizes);
+        self.set_params(params)?;
         self.loans.balance.assign(self.sizes.share);
         self.change.forget_declined();
         if self.loaded && self.forced.is_none() {

@@ -2,6 +2,7 @@ use alloc::vec::Vec;
 
 use super::*;
 use crate::cost::price::{LateTokens, ReclaimCost, ReclaimKind, ReclaimOption};
+use crate::geometry::StepShape;
 use crate::ids::RequestId;
 
 /// The steps that a policy proposes while none of them frees anything.
@@ -60,6 +61,23 @@ fn paused_kv_stays_during_a_backoff() {
     let failed = ReclaimView { in_backoff: true, ..VIEW };
     for policy in PolicyName::ALL {
         assert!(!steps(policy, failed).contains(&ReclaimStep::EvictPaused), "{policy:?}");
+    }
+}
+
+#[test]
+fn layers_and_activations_move_only_under_policies_that_reclaim_them() {
+    let smallest = StepShape { tokens: 3, sequences: 2, logit_rows: 1 };
+    for name in PolicyName::ALL {
+        let (moves, inflates) = match name {
+            PolicyName::Unified => (true, true),
+            PolicyName::Oneiros => (true, false),
+            PolicyName::Ellm => (false, true),
+            PolicyName::Recompute | PolicyName::FlexGen | PolicyName::Pie | PolicyName::OrbitFlow => {
+                (false, false)
+            }
+        };
+        assert_eq!(name.policy().movable_layers(9), moves.then_some(9), "{name:?}");
+        assert_eq!(name.policy().kept_activations(smallest), inflates.then_some(smallest), "{name:?}");
     }
 }
 

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use crate::action::Address;
 use crate::chunk_table::{ChunkTable, Owner, State};
+use crate::ellm::BufferController;
 use crate::ids::{ChunkId, LayerId, SlotId};
 use crate::kv::KvCounts;
 use crate::kv::layer_offload::Placement;
@@ -107,8 +108,7 @@ impl<'a> Figures<'a> {
 
     /// The same in bytes; 0 under a policy that offloads no prompts.
     pub fn prefill_buffer_bytes(&self) -> u64 {
-        let kv_blocks =
-            if self.manager.offload_view().offloads_prefills() { self.prefill_buffer_kv_blocks() } else { 0 };
+        let kv_blocks = self.manager.offload.prompts_in_force().map_or(0, BufferController::logical);
         kv_blocks.saturating_mul(self.manager.geometry.kv_block_bytes())
     }
 

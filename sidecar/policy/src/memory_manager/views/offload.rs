@@ -1,8 +1,7 @@
 //! Which KV may leave the device now.
 
 use crate::memory_manager::MemoryManager;
-use crate::memory_manager::kv_placement::MIN_MOVING_LAYERS;
-use crate::reclaim::{KvPlacementMode, ReclaimStep};
+use crate::reclaim::ReclaimStep;
 
 /// Which KV may leave the device now: of prompts, of running requests, of paused ones.
 #[derive(Clone, Copy, Debug)]
@@ -13,25 +12,20 @@ pub struct OffloadView<'a> {
 impl OffloadView<'_> {
     /// While KV is short, admission follows the plan, because a new request can delay every running one.
     pub fn plans_batches(&self) -> bool {
-        self.manager.params.kv_placement() == KvPlacementMode::PerRequest
+        self.manager.offload.plans_in_force().is_some()
             && self.manager.params.deadlines().is_none()
-            && self.manager.sizes.host_kv_blocks > 0
             && self.manager.params.slo.tbt_ns > 0
     }
 
     /// Prompts without space may be offloaded.
     pub fn offloads_prefills(&self) -> bool {
-        let layers = self.manager.sizes.layers;
-        let placed =
-            self.manager.params.kv_placement() == KvPlacementMode::Prompts && layers > MIN_MOVING_LAYERS;
-        placed && self.manager.sizes.host_kv_blocks > 0
+        self.manager.offload.prompts_in_force().is_some()
     }
 
     /// After TTFT misses, on-device admissions must leave `step_kv_blocks` free for offloaded prefills (eLLM's theta).
     /// With a buffer of one block, as at the start, all memory is for running requests.
     pub fn reserves_prefill_buffer(&self, step_kv_blocks: u32) -> bool {
-        self.offloads_prefills()
-            && self.manager.offload.prompts.logical() > 1
+        self.manager.offload.prompts_in_force().is_some_and(|buffer| buffer.logical() > 1)
             && self.manager.write_back_is_healthy()
             && self.manager.offload.write_back.is_fast_enough(step_kv_blocks * self.manager.kv.layers())
     }
