@@ -52,7 +52,7 @@ pub use constants::CONSTANTS;
 pub use loan_control::LoanControl;
 pub use share::{fits, floor};
 pub use stalling::{StallingRemap, StallsTooLong};
-pub use step_api::{Failed, Prepared, StepLease, StepNeed};
+pub use step_api::{Demand, Failed, Prepared, StepLease, StepNeed, SuspendReason};
 pub use views::{
     AdmissionView, Figures, LoanView, MemoryNotes, OffloadView, PlanAdmission, PlannedAdmissions,
     PrefillOffload, PriceView, RequestKv, Residency, StatusView, TimingView,
@@ -62,16 +62,17 @@ use crate::action::{Action, Work};
 use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
-use crate::cost::price::Clients;
 use crate::event::Completion;
 use crate::geometry::Geometry;
 use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
 use crate::offload::Offload;
-use crate::params::{ForcedRemap, Params};
+use crate::params::{Bounds, ForcedRemap, Params};
 use crate::pending::{Pending, PendingActions};
+use crate::planner::request::PlanAnswer;
 use crate::reason::Reason;
+use crate::reclaim::PolicyName;
 use crate::revert::Hysteresis;
 use crate::sleep::Sleep;
 use crate::slots::Generations;
@@ -208,14 +209,28 @@ impl MemoryManager {
         self.kv.commit(request, tokens);
     }
 
+    /// A running request waits with its KV from now on. [`AdmittedKv::Suspended`] admits it again.
+    pub fn suspend(&mut self, request: RequestId, reason: SuspendReason) {
+        self.kv.suspend(request);
+        if reason == SuspendReason::Pause {
+            self.count(Reason::Pause);
+        }
+    }
+
     /// Ends the KV of a request. Shareable blocks stay as cache, others are freed. Unknown requests are ignored.
     pub fn close(&mut self, request: RequestId) {
         self.kv.close(request);
     }
 
-    /// The KV blocks of open requests that are new or moved since the last call.
-    pub fn take_table_changes(&mut self) -> Vec<TableChange> {
-        self.kv.take_table_changes()
+    /// Ends a waiting request: [`MemoryManager::close`], and no plan admits it any more.
+    pub fn cancel(&mut self, request: RequestId) {
+        self.offload.plans.drop_waiter(request);
+        self.kv.close(request);
+    }
+
+    /// Takes the requests whose KV was lost in a failed copy: they must be closed and recomputed.
+    pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.lost_requests)
     }
 
     /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
@@ -228,7 +243,7 @@ impl MemoryManager {
     }
 
     /// Begins the step. Orders its copies and the early ones of the next step. Called again within a step it returns
-    /// the same lease.
+    /// the same lease, without table changes.
     ///
     /// # Panics
     /// If the memory manager is blocked or not loaded.
@@ -240,6 +255,7 @@ impl MemoryManager {
             self.status().is_loaded() && (self.step.is_running() || !self.pending.blocking()),
             "a step begins when nothing is pending"
         );
+        let begins_again = self.step.holds_lease();
         if !self.step.is_running() {
             self.step.begin(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
@@ -253,6 +269,7 @@ impl MemoryManager {
             generations,
             kv_generations: self.kv.fetch_lease(),
             activation_limit_bytes: chunks * self.geometry.chunk_bytes,
+            table_changes: if begins_again { Vec::new() } else { self.kv.take_table_changes() },
         }
     }
 
@@ -270,13 +287,35 @@ impl MemoryManager {
         }
     }
 
+    /// The step of a lost engine is not repeated: the KV that it should have written is lost.
+    pub fn abandon_step(&mut self) {
+        if !self.step.is_running() && self.kv.writes_to_buffers() {
+            let lost = self.kv.abandon_spills();
+            self.drop_kv(lost);
+        }
+    }
+
+    /// Sets what the tenant has to do. Until the first call it is active, without requests.
+    pub fn set_demand(&mut self, demand: Demand) {
+        self.loans.set_busy(demand.has_requests);
+        self.loans.set_active(demand.is_active);
+        if !demand.has_requests {
+            self.loans.demand.clear();
+        }
+    }
+
+    /// Returns the loans, for the negotiator that trades with peers.
+    pub fn loans_mut(&mut self) -> LoanControl<'_> {
+        LoanControl { manager: self }
+    }
+
     /// Handles a step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.step.set_now(now);
         self.counters.on_boundary();
         self.had_running = self.kv.running_requests().next().is_some();
         self.step.on_boundary();
-        self.forget_step();
+        self.abandon_step();
         self.loans.demand.on_boundary();
         if !self.step.is_running() && !self.pending.blocking() && self.status().is_loaded() {
             self.at_boundary(out);
@@ -285,6 +324,9 @@ impl MemoryManager {
 
     /// Remembers what planning found.
     pub fn note(&mut self, notes: &MemoryNotes) {
+        if let Some(head) = notes.blocked_head {
+            self.offload.plans.set_blocked_head(head);
+        }
         if let Some(skips) = notes.skips_early_fetches {
             self.offload.plans.set_skips_early_fetches(skips);
         }
@@ -294,6 +336,19 @@ impl MemoryManager {
         if let Some(declined) = notes.stalls_too_long {
             self.decline_stalling_remap(declined);
         }
+        if let Some(violations) = notes.slo_violations {
+            self.offload.prompts.iteration(violations);
+        }
+    }
+
+    /// Handles a placement plan. The next boundary carries it out, unless something else is due by then.
+    pub fn planned(&mut self, answer: PlanAnswer) {
+        self.offload.plans.on_answer(answer);
+    }
+
+    /// Takes the requests that the plan adopted last pauses.
+    pub fn take_pauses(&mut self) -> Vec<RequestId> {
+        self.offload.plans.take_pauses()
     }
 
     /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
@@ -312,6 +367,66 @@ impl MemoryManager {
         }
     }
 
+    /// Puts the tenant to sleep: it gives up all memory, and no step may begin before [`MemoryManager::wake_up`]. With
+    /// `keep_kv`, cache and KV of open requests are kept as far as the host tier has space; else they are dropped. No
+    /// effect before the tenant has loaded.
+    pub fn sleep(&mut self, keep_kv: bool) {
+        self.sleep.set_keeps_kv(keep_kv);
+        if self.status().is_loaded() && self.sleep.suspend() {
+            self.loans.set_blocked(false);
+            self.loans.demand.clear();
+        }
+        if self.sleep.discards_kv() && self.sleep.state() == SleepState::Asleep {
+            self.give_up_cache();
+        }
+    }
+
+    /// Wakes the tenant.
+    pub fn wake_up(&mut self) {
+        if self.sleep.state() != SleepState::Awake {
+            // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
+            self.sleep.wake(!self.chunks.is_unmapped() && !self.pending.blocking());
+            // Loans are revoked before anything is mapped.
+            self.loans.await_loans();
+        }
+    }
+
+    /// Puts another named policy in force from the next boundary on. Memory that the former one moved is reverted as
+    /// without load; its paused requests resume as before.
+    ///
+    /// # Errors
+    /// If the floor under the policy does not fit: nothing has changed then.
+    pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), ConfigError> {
+        self.set_params(Params { policy, ..self.params.clone() })?;
+        if self.offload.prompts_in_force().is_none() {
+            self.kv.disable_prefill_spill();
+        }
+        self.offload.plans.forget();
+        Ok(())
+    }
+
+    /// Sets the share and the remap cap. A larger share holds at once; a smaller one is reached as memory is released
+    /// ([`LoanView::share_chunks`]). Layers beyond a lower cap are restored as memory allows.
+    ///
+    /// # Errors
+    /// If the floor does not fit: nothing has changed then.
+    pub fn set_bounds(&mut self, bounds: Bounds) -> Result<(), ConfigError> {
+        let Bounds { share_chunks, remap_cap_permille } = bounds;
+        self.set_params(Params { share_chunks, remap_cap_permille, ..self.params.clone() })?;
+        self.loans.balance.assign(self.sizes.share);
+        self.change.forget_declined();
+        if self.loaded && self.forced.is_none() {
+            self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
+        }
+        Ok(())
+    }
+
+    /// Takes the table changes of the next lease without a step. For tests only.
+    #[cfg(feature = "testing")]
+    pub fn take_table_changes(&mut self) -> Vec<TableChange> {
+        self.kv.take_table_changes()
+    }
+
     /// Fixes the layout or frees it again, at the next boundary at which that is feasible. For tests only: it passes no
     /// event, so a journal does not repeat it.
     #[cfg(feature = "testing")]
@@ -321,6 +436,17 @@ impl MemoryManager {
         }
         self.forced = forced;
         self.change.retry_now(self.counters.boundaries());
+        Ok(())
+    }
+
+    /// Puts other parameters in force, and the sizes and the placer that follow from them.
+    ///
+    /// # Errors
+    /// If the floor does not fit: nothing has changed then.
+    fn set_params(&mut self, params: Params) -> Result<(), ConfigError> {
+        self.sizes = Sizes::new(&params, &self.geometry)?;
+        self.offload.set_placer(params.kv_placement(), self.sizes.layers, self.sizes.host_kv_blocks);
+        self.params = params;
         Ok(())
     }
 
@@ -339,63 +465,5 @@ impl MemoryManager {
 
     fn count_moved(&mut self, reason: Reason, chunks: u32) {
         self.counters.add_moved(reason, chunks);
-    }
-}
-
-/// Views: what a scheduler, a negotiator and an operator may ask. They change nothing.
-impl MemoryManager {
-    /// Sizes of the tenant.
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    /// Tunables.
-    pub fn params(&self) -> &Params {
-        &self.params
-    }
-
-    /// Returns whether a step may begin, and what it waits for.
-    pub fn status(&self) -> StatusView<'_> {
-        StatusView { manager: self }
-    }
-
-    /// Returns the KV of one request.
-    pub fn kv_of(&self, request: RequestId) -> RequestKv<'_> {
-        RequestKv { manager: self, request }
-    }
-
-    /// Returns memory as it is after the planned admissions.
-    pub fn after<'a>(&'a self, planned: &'a PlannedAdmissions) -> AdmissionView<'a> {
-        AdmissionView { manager: self, planned }
-    }
-
-    /// Returns which KV may leave the device now.
-    pub fn offload_view(&self) -> OffloadView<'_> {
-        OffloadView { manager: self }
-    }
-
-    /// Returns what reclaim options would cost these clients, one for each request of the next step.
-    pub fn prices<'a>(&'a self, clients: &'a Clients<'a>) -> PriceView<'a> {
-        PriceView { manager: self, clients }
-    }
-
-    /// Returns measured and predicted times of steps.
-    pub fn timing(&self) -> TimingView<'_> {
-        TimingView { manager: self }
-    }
-
-    /// Returns the share, the loans and the debts.
-    pub fn loans(&self) -> LoanView<'_> {
-        LoanView { manager: self }
-    }
-
-    /// Returns the loans, to change them.
-    pub fn loans_mut(&mut self) -> LoanControl<'_> {
-        LoanControl { manager: self }
-    }
-
-    /// Returns figures for metrics, log fields and audits.
-    pub fn figures(&self) -> Figures<'_> {
-        Figures { manager: self }
     }
 }

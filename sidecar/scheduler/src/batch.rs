@@ -17,6 +17,8 @@ pub struct ScheduledTokens {
     pub kv_blocks: u32,
     /// Whether the last known token is included, so that the step samples a new one.
     pub samples: bool,
+    /// Whether the KV of its prompt goes to the host tier.
+    pub prefill_offloaded: bool,
 }
 
 /// The scheduled sequences of a step, in admission order.
@@ -66,7 +68,8 @@ impl Batch {
             let missing = part.kv_blocks.saturating_sub(held(part.request));
             (missing > 0).then_some((part.request, missing))
         });
-        StepNeed { admit, kv_blocks: kv_blocks.collect(), shape: self.shape() }
+        let without_offloaded_prefills = !self.scheduled.iter().any(|part| part.prefill_offloaded);
+        StepNeed { admit, kv_blocks: kv_blocks.collect(), shape: self.shape(), without_offloaded_prefills }
     }
 
     /// Returns the batch without the `left_out` requests.
@@ -87,6 +90,7 @@ impl ScheduledTokens {
             tokens,
             kv_blocks: request.kv_blocks_for(tokens),
             samples: request.committed + tokens == request.len(),
+            prefill_offloaded: request.prefill_offloaded,
         }
     }
 }

@@ -347,11 +347,8 @@ impl Scheduler {
 
     /// Ends a cancelled request: at once, or at the next boundary if the step in flight uses its memory.
     fn cancel(&mut self, id: RequestId) {
-        if let Some(sequence) = self.queue.remove(id) {
-            self.manager.on_cancel(id);
-            if sequence.kv_suspended {
-                self.manager.close(id);
-            }
+        if self.queue.remove(id).is_some() {
+            self.manager.cancel(id);
             self.pauses.on_cancel(id);
             self.outputs.push(SchedulerOutput::Finished { request: id, finish: Finish::Cancelled });
             return;

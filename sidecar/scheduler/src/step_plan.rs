@@ -50,8 +50,6 @@ pub enum Eviction {
 /// Facts that planning finds and that outlive the plan.
 #[derive(Clone, Debug, Default)]
 pub struct PlanNotes {
-    /// The first waiting request, if no placement plan admits it yet.
-    pub blocked_head: Option<RequestId>,
     /// What the memory manager must know.
     pub memory: MemoryNotes,
     /// Memory refused an admission.

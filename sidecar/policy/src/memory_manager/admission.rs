@@ -88,21 +88,6 @@ impl MemoryManager {
         (!set.is_empty() && moves && self.kv.fetches() == 0).then_some(set)
     }
 
-    /// Marks the queue head that admission skipped, so that the next plan includes it. `None` = the queue is empty.
-    pub fn set_blocked_head(&mut self, request: Option<RequestId>) {
-        self.offload.plans.set_blocked_head(request);
-    }
-
-    /// The request waits no longer.
-    pub fn on_cancel(&mut self, request: RequestId) {
-        self.offload.plans.drop_waiter(request);
-    }
-
-    /// Requests that the plan adopted last pauses.
-    pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        self.offload.plans.take_pauses()
-    }
-
     /// Running requests as the planner sees them, `growth` blocks later. KV without a host block stays on the device;
     /// the first candidates for a pause get host blocks first.
     pub(super) fn planner_requests(&self, running: &[RunningRequest], growth: u32) -> Vec<RequestState> {

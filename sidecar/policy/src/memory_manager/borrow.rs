@@ -5,19 +5,6 @@ use alloc::vec::Vec;
 use super::{MemoryManager, StepNeed};
 
 impl MemoryManager {
-    /// Sets whether requests wait or run that an engine could serve. Waiting requests hold no KV, so the memory manager
-    /// does not see them. Without requests there is no demand.
-    pub fn set_busy(&mut self, busy: bool) {
-        self.loans.set_busy(busy);
-        if !busy {
-            self.clear_borrow_request();
-        }
-    }
-
-    pub(super) fn clear_borrow_request(&mut self) {
-        self.loans.demand.clear();
-    }
-
     /// The tenant trades: there are peers, and the policy may reclaim weights (`Recompute` keeps to its share).
     pub(super) fn trades(&self) -> bool {
         self.loans.demand.is_enabled() && self.sizes.movable_m.is_some()

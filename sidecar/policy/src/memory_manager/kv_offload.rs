@@ -13,16 +13,6 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// Counts that a running request must wait with its KV.
-    pub fn suspend_request(&mut self, request: RequestId) {
-        self.kv.suspend(request);
-    }
-
-    /// Counts a pause.
-    pub fn record_pause(&mut self) {
-        self.count(Reason::Pause);
-    }
-
     /// Takes the placement one boundary further.
     pub(super) fn place_kv(&mut self, out: &mut Vec<Action>) {
         if self.kv.is_fetching_disabled() {

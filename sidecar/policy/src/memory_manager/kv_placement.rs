@@ -13,46 +13,17 @@
 use alloc::vec::Vec;
 
 use super::PlannedAdmissions;
-use super::sizes::Sizes;
 use super::{MemoryManager, StepTimes};
-use crate::config_error::ConfigError;
 use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
 use crate::offload::MIN_MOVING_LAYERS;
-use crate::params::Params;
 use crate::pie::expansion::Token;
 use crate::planner::placement::spread;
 use crate::planner::steps::StepTime;
-use crate::reclaim::{KvPlacementMode, PolicyName};
+use crate::reclaim::KvPlacementMode;
 use crate::step_model::{Layout, MAX_BETA};
 
 impl MemoryManager {
-    /// Puts another named policy in force from the next boundary on. Memory that the former one moved is reverted as
-    /// without load; its paused requests resume as before.
-    ///
-    /// # Errors
-    /// If the floor under the policy does not fit: nothing has changed then.
-    pub fn set_policy(&mut self, policy: PolicyName) -> Result<(), ConfigError> {
-        let params = Params { policy, ..self.params.clone() };
-        self.set_params(params)?;
-        if self.offload.prompts_in_force().is_none() {
-            self.kv.disable_prefill_spill();
-        }
-        self.offload.plans.forget();
-        Ok(())
-    }
-
-    /// Puts other parameters in force, and the sizes and the placer that follow from them.
-    ///
-    /// # Errors
-    /// If the floor does not fit: nothing has changed then.
-    pub(super) fn set_params(&mut self, params: Params) -> Result<(), ConfigError> {
-        self.sizes = Sizes::new(&params, &self.geometry)?;
-        self.offload.set_placer(params.kv_placement(), self.sizes.layers, self.sizes.host_kv_blocks);
-        self.params = params;
-        Ok(())
-    }
-
     /// Decides the placement at this boundary.
     pub(super) fn choose_placement(&mut self) {
         if self.sizes.host_kv_blocks == 0 || self.sizes.layers <= MIN_MOVING_LAYERS {

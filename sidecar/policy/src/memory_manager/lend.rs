@@ -17,13 +17,6 @@ use crate::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
-    /// The tenant becomes active, with the time slice or with work where there are no slices, or inactive. An inactive
-    /// tenant may lend weight layers; an active one restores them. Its loans are revoked first: layers wait until
-    /// [`super::LoanControl::set_awaits_loans`].
-    pub fn set_active(&mut self, active: bool) {
-        self.loans.set_active(active);
-    }
-
     pub(super) fn owes_peers(&self) -> bool {
         self.loans.outgoing.has_return()
     }
@@ -148,7 +141,7 @@ impl MemoryManager {
                     TransferKind::Return => self.loans.balance.on_lent_returned(chunks),
                 }
                 self.chunks.create(arrived);
-                self.clear_borrow_request();
+                self.loans.demand.clear();
                 TransferResult::Accepted { earmark, chunks }
             }
             Outcome::Failed(failure) => {

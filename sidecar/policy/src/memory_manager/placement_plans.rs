@@ -44,11 +44,6 @@ impl MemoryManager {
         self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&crowd))
     }
 
-    /// Handles an answer. The next boundary carries the plan out, unless something else is due by then.
-    pub fn planned(&mut self, answer: PlanAnswer) {
-        self.offload.plans.on_answer(answer);
-    }
-
     /// A plan is due if KV is short or a request waits for one, and the plan in force no longer holds; or if everything
     /// fits the device again.
     pub(super) fn request_plan(&mut self) {

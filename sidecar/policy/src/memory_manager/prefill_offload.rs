@@ -3,7 +3,6 @@
 
 use super::MemoryManager;
 use super::kv_placement::buffers;
-use crate::ellm::Violations;
 use crate::geometry::StepShape;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::admissions::AdmissionEffects;
@@ -42,11 +41,6 @@ impl MemoryManager {
             }
         }
         true
-    }
-
-    /// Sets whether the next step has parts of offloaded prompts: without them nothing is written into the buffers.
-    pub fn exclude_offloaded_prefills(&mut self, out: bool) {
-        self.kv.set_buffers_idle(out && self.kv.stages_prefills_only());
     }
 
     /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
@@ -88,18 +82,5 @@ impl MemoryManager {
         let layout = &self.kv.placement().layout;
         let idle = self.kv.spilling_requests().next().is_none() || !self.kv.places_prefills();
         self.offload.due = (idle && !layout.moving.is_empty()).then(Placement::default);
-    }
-
-    /// Algorithm 2: the objectives that a scheduling iteration observed.
-    pub fn record_slo_violations(&mut self, seen: Violations) {
-        self.offload.prompts.iteration(seen);
-    }
-
-    /// The step of a lost engine is not repeated: the KV that it should have written is lost.
-    pub fn forget_step(&mut self) {
-        if !self.step.is_running() && self.kv.writes_to_buffers() {
-            let lost = self.kv.abandon_spills();
-            self.drop_kv(lost);
-        }
     }
 }

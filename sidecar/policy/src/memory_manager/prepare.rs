@@ -184,6 +184,7 @@ impl MemoryManager {
             }
         }
         self.kv.allocate(&need.kv_blocks, &mut self.generations);
+        self.kv.set_buffers_idle(need.without_offloaded_prefills && self.kv.stages_prefills_only());
     }
 
     fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) {

@@ -24,7 +24,7 @@ use crate::event::Outcome;
 use crate::geometry::Geometry;
 use crate::ids::ChunkId;
 use crate::loans::TransferKind;
-use crate::params::{Bounds, Params};
+use crate::params::Params;
 use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -47,23 +47,6 @@ pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
 }
 
 impl MemoryManager {
-    /// Sets the share and the remap cap. A larger share holds at once; a smaller one is reached as memory is released
-    /// ([`super::LoanView::share_chunks`]). Layers beyond a lower cap are restored as memory allows.
-    ///
-    /// # Errors
-    /// If the floor does not fit: nothing has changed then.
-    pub fn set_bounds(&mut self, bounds: Bounds) -> Result<(), ConfigError> {
-        let Bounds { share_chunks, remap_cap_permille } = bounds;
-        let params = Params { share_chunks, remap_cap_permille, ..self.params.clone() };
-        self.set_params(params)?;
-        self.loans.balance.assign(self.sizes.share);
-        self.change.forget_declined();
-        if self.loaded && self.forced.is_none() {
-            self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
-        }
-        Ok(())
-    }
-
     pub(super) fn over_lent(&self) -> u32 {
         self.retained_chunks().saturating_sub(self.sizes.share)
     }

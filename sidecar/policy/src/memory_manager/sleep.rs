@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 use super::{MemoryManager, Prepared, TransferKind};
 use crate::action::{Action, LayerBlockSwap, Work};
 use crate::event::Outcome;
-use crate::ids::{LayerBlockId, Nanos, RequestId};
+use crate::ids::{LayerBlockId, Nanos};
 use crate::kv::Swap;
 use crate::kv::admissions::AdmissionEffects;
 use crate::pending::{Change, Pending};
@@ -25,38 +25,9 @@ use crate::step_model::Layout;
 pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 
 impl MemoryManager {
-    /// Suspends the tenant: it gives up all memory, and no step may begin before [`MemoryManager::wake`]. With
-    /// `keep_kv`, cache and KV of open requests are kept as far as the host tier has space; else they are dropped. No
-    /// effect before the tenant has loaded.
-    pub fn hibernate(&mut self, keep_kv: bool) {
-        self.sleep.set_keeps_kv(keep_kv);
-        if self.status().is_loaded() && self.sleep.suspend() {
-            self.loans.set_blocked(false);
-            self.clear_borrow_request();
-        }
-        if self.sleep.discards_kv() && self.sleep.state() == SleepState::Asleep {
-            self.give_up_cache();
-        }
-    }
-
-    fn give_up_cache(&mut self) {
+    pub(super) fn give_up_cache(&mut self) {
         let given_up = self.kv.evict_cache();
         self.count_many(Reason::PrefixEvicted, given_up);
-    }
-
-    /// Wakes the tenant.
-    pub fn wake(&mut self) {
-        if self.sleep.state() != SleepState::Awake {
-            // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
-            self.sleep.wake(!self.chunks.is_unmapped() && !self.pending.blocking());
-            // Loans are revoked before anything is mapped.
-            self.loans.await_loans();
-        }
-    }
-
-    /// Requests whose KV was lost: they must be closed and recomputed.
-    pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.lost_requests)
     }
 
     /// Takes suspending one action further.

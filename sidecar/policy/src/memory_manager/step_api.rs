@@ -6,6 +6,7 @@ use crate::action::FillTarget;
 use crate::geometry::StepShape;
 use crate::ids::{Generation, LayerId, RequestId};
 use crate::kv::admissions::Admission;
+use crate::kv::table_change::TableChange;
 use crate::offload::fetch_failures::FETCH_FAILURES;
 use crate::weights::FILL_RETRIES;
 
@@ -18,6 +19,31 @@ pub struct StepNeed {
     pub kv_blocks: Vec<(RequestId, u32)>,
     /// The activation space of the step.
     pub shape: StepShape,
+    /// The step computes no part of an offloaded prompt: nothing is written into the buffers of such prompts.
+    pub without_offloaded_prefills: bool,
+}
+
+/// What the tenant has to do, at a boundary. It decides what the tenant lends, and when it takes loans back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Requests wait or run that an engine could serve. Waiting requests hold no KV, so the memory manager does not see
+    /// them. Without requests no loan is asked for.
+    pub has_requests: bool,
+    /// The tenant holds the time slice, or has work where there are no slices. An inactive tenant may lend weight
+    /// layers. One that becomes active restores them; its loans are revoked first, and layers wait for that
+    /// ([`super::LoanControl::set_awaits_loans`]).
+    pub is_active: bool,
+}
+
+/// Why a running request must wait with its KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SuspendReason {
+    /// It is paused for others (OrbitFlow 4.3).
+    Pause,
+    /// Its prompt is computed, and its KV is in the host tier until it fits the device (eLLM 4.4.2).
+    PrefillOffloaded,
+    /// The tenant falls asleep.
+    Sleep,
 }
 
 /// The answer of [`super::MemoryManager::prepare`].
@@ -53,6 +79,8 @@ pub struct StepLease {
     pub kv_generations: Vec<(LayerId, Generation)>,
     /// Bytes of the activation range that are backed.
     pub activation_limit_bytes: u64,
+    /// The KV blocks of open requests that are new or moved since the last lease. Empty if a step begins again.
+    pub table_changes: Vec<TableChange>,
 }
 
 /// Why a tenant that fits cannot be served: the backend failed for good.

@@ -3,7 +3,8 @@
 use sluice_policy::geometry::BLOCK_TOKENS;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{
-    Admission, MemoryManager, PlanAdmission, PlannedAdmissions, RunningRequest, SchedulerView, WaitingRequest,
+    Admission, MemoryManager, MemoryNotes, PlanAdmission, PlannedAdmissions, RunningRequest, SchedulerView,
+    WaitingRequest,
 };
 use sluice_policy::params::{Params, Slo};
 use sluice_policy::planner::replan;
@@ -102,7 +103,7 @@ fn plan_decides_pauses_and_admissions() {
     let mut manager = manager(200);
     let most = manager.figures().kv_counts().total_layer_blocks / LAYERS;
     let crowd = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
-    manager.set_blocked_head(Some(RequestId(9)));
+    manager.note(&head(Some(RequestId(9))));
     let id = manager.ask_plan(&crowd).id;
     manager.planned(answer(id, (1, 0), 1));
     boundary(&mut manager);
@@ -125,7 +126,7 @@ fn plan_decides_pauses_and_admissions() {
         "nor next to the other new request"
     );
     assert!(!can_admit(&manager, &waiter(8, large)), "another is not let in");
-    manager.on_cancel(RequestId(9));
+    manager.cancel(RequestId(9));
     assert!(!can_admit(&manager, &waiter(9, large)), "its client has gone");
 }
 
@@ -138,17 +139,17 @@ fn plan_is_requested_once_per_waiting_head() {
         "everything fits, and no request waits"
     );
     let held = |manager: &mut MemoryManager, request: Option<u64>| {
-        manager.set_blocked_head(request.map(RequestId));
+        manager.note(&head(request.map(RequestId)));
         boundary(manager);
         manager.after(&PlannedAdmissions::default()).wants_plan()
     };
     assert!(held(&mut manager, Some(9)));
-    manager.set_blocked_head(None);
+    manager.note(&head(None));
     assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "it has come");
     assert!(held(&mut manager, Some(9)));
-    manager.on_cancel(RequestId(8));
+    manager.cancel(RequestId(8));
     assert!(manager.after(&PlannedAdmissions::default()).wants_plan(), "another request gave up");
-    manager.on_cancel(RequestId(9));
+    manager.cancel(RequestId(9));
     assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "its client has gone");
     assert!(held(&mut manager, Some(9)));
     let crowd = scheduler_view(&mut manager, &[2], waiter(9, 3));
@@ -174,4 +175,9 @@ fn without_pauses_plan_admits_only_what_fits() {
         never.after(&none).may_plan_admission(&small, 0) && !never.after(&none).may_plan_admission(&large, 0)
     );
     assert!(!never.after(&none).may_plan_admission(&small, (most - 1) * LAYERS), "others come as well");
+}
+
+/// The queue head that admission skipped.
+fn head(request: Option<RequestId>) -> MemoryNotes {
+    MemoryNotes { blocked_head: Some(request), ..MemoryNotes::default() }
 }

@@ -4,7 +4,7 @@ use sluice_policy::action::Action;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{BLOCK_TOKENS, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed, StepTimes};
+use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepNeed, StepTimes, SuspendReason};
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, tenant};
@@ -47,7 +47,7 @@ impl Driven {
 
     fn prepare(&mut self, id: u64, kv_blocks: u32) -> Prepared {
         let kv_blocks = vec![(RequestId(id), kv_blocks)];
-        let need = StepNeed { admit: self.admit.clone(), kv_blocks, shape: SHAPE };
+        let need = StepNeed { admit: self.admit.clone(), kv_blocks, shape: SHAPE, ..StepNeed::default() };
         let answer = self.manager.prepare(NOW, &need, &mut self.out);
         if answer == Prepared::Ready {
             self.admit.clear();
@@ -93,9 +93,9 @@ impl Driven {
 fn admit_two(driven: &mut Driven) -> Prepared {
     let half = driven.room() / 2;
     driven.serve(1, half - 1);
-    driven.manager.suspend_request(RequestId(1));
+    driven.manager.suspend(RequestId(1), SuspendReason::Pause);
     driven.serve(2, half - 1);
-    driven.manager.suspend_request(RequestId(2));
+    driven.manager.suspend(RequestId(2), SuspendReason::Pause);
     driven.serve(3, 4);
     driven.manager.close(RequestId(3));
     driven.schedule();
@@ -123,7 +123,7 @@ fn request_admitted_with_loading_request_keeps_its_kv() {
     assert_eq!(driven.prepare(2, all), Prepared::Wait);
     assert_eq!(on_device(&driven), here, "nothing has left");
     assert_eq!(driven.prepare(2, 0), Prepared::Ready, "there is memory for what it was asked with");
-    driven.manager.suspend_request(RequestId(2));
+    driven.manager.suspend(RequestId(2), SuspendReason::Pause);
     driven.settle();
     driven.schedule();
     driven.admit = [1, 2].map(RequestId).map(Admission::suspended).to_vec();

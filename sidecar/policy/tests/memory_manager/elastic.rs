@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_policy::action::Work;
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::{Generation, LayerBlockId, Nanos, RequestId};
-use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes};
+use sluice_policy::memory_manager::{Prepared, StepNeed, StepTimes, TableChange};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
@@ -47,7 +47,7 @@ pub fn with_holes(world: &mut World) -> Tables {
         }
     }
     let mut tables = Tables::new();
-    follow(world, &mut tables);
+    follow(world.manager.take_table_changes(), &mut tables);
     for (key, layer_blocks) in &tables {
         layer_blocks.iter().for_each(|layer_block| {
             world.device.write_token(*layer_block, 3, tag(*key, *layer_block, layer_blocks))
@@ -61,8 +61,8 @@ pub fn with_holes(world: &mut World) -> Tables {
 /// Blocks by request and KV block.
 pub type Tables = BTreeMap<(RequestId, u32), Vec<LayerBlockId>>;
 
-fn follow(world: &mut World, tables: &mut Tables) {
-    for change in world.manager.take_table_changes() {
+fn follow(changes: Vec<TableChange>, tables: &mut Tables) {
+    for change in changes {
         tables.insert((change.request, change.kv_block), change.layer_blocks);
     }
 }
@@ -91,7 +91,8 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
         // Without a step between two boundaries the next moves would wait.
         world.rest(1);
         if !world.manager.status().is_blocked() {
-            world.send_event(|manager, out| manager.begin(Nanos(0), out));
+            let lease = world.send_event(|manager, out| manager.begin(Nanos(0), out));
+            follow(lease.table_changes, &mut tables);
             world.device.done.fill(Generation(u64::MAX));
             world.drain();
             world.send_event(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
@@ -102,7 +103,7 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
     assert!(world.device.moves > 0, "blocks moved");
     assert!(world.manager.figures().counted(Reason::Compact) > 1, "over several boundaries");
     assert_eq!(world.manager.figures().kv_counts().used_layer_blocks, before);
-    follow(&mut world, &mut tables);
+    follow(world.manager.take_table_changes(), &mut tables);
     for (key, layer_blocks) in &tables {
         for layer_block in layer_blocks {
             assert_eq!(

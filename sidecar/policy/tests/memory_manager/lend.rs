@@ -2,6 +2,7 @@
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
+use sluice_policy::memory_manager::Demand;
 use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
@@ -200,7 +201,7 @@ fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within
         assert!(world.load());
         fill_kv(&mut world);
         let waits = world.manager.loans().lendable_chunks();
-        world.manager.set_busy(false);
+        world.manager.set_demand(Demand { has_requests: false, is_active: world.manager.loans().active() });
         let layers = |chunks: u32| chunks >= 4;
         assert_eq!(layers(waits), hidden, "a slab takes {slab_ns} ns");
         assert!(layers(world.manager.loans().lendable_chunks()), "without work no request waits for them");

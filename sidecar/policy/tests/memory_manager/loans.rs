@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
 use sluice_policy::geometry::Geometry;
-use sluice_policy::memory_manager::{MemoryManager, TransferKind};
+use sluice_policy::memory_manager::{Demand, MemoryManager, TransferKind};
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::reason::Reason;
@@ -143,7 +143,7 @@ fn served_without(
     let lender = &mut pair.worlds[1];
     after(&mut lender.manager);
     lender.active = true;
-    lender.manager.set_active(true);
+    lender.manager.set_demand(Demand { has_requests: false, is_active: true });
     assert!(lender.manager.loans().awaits_loans(), "its loans are waited for at first");
     lender.manager.loans_mut().set_awaits_loans(false);
     lender.run();
@@ -231,7 +231,7 @@ fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Par
     assert_eq!(world.manager.status().absent_layers(), 2);
     let before = world.preemptions + world.pauses;
     world.active = true;
-    world.manager.set_active(true);
+    world.manager.set_demand(Demand { has_requests: false, is_active: true });
     world.manager.loans_mut().set_awaits_loans(false);
     while !world.manager.status().is_whole() {
         world.tick();
@@ -295,7 +295,7 @@ fn borrower() -> World {
 fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
     let mut manager = borrower().manager;
     let mut spare = |busy| {
-        manager.set_busy(busy);
+        manager.set_demand(Demand { has_requests: busy, is_active: true });
         manager.loans_mut().return_unused_loan()
     };
     let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();

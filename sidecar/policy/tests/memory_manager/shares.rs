@@ -229,13 +229,13 @@ fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
 fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
     let mut world = loaded(PolicyName::Oneiros);
     world.active = false;
-    world.manager.hibernate(true);
+    world.manager.sleep(true);
     (0..400).for_each(|_| tick(&mut world));
     assert_eq!(created(&world), 0);
     let floor = world.manager.loans().floor_chunks();
     assert!(set_share(&mut world, floor).expect("it fits") < 100);
     assert_eq!((world.manager.loans().share_chunks(), created(&world)), (floor, 0));
-    world.manager.wake();
+    world.manager.wake_up();
     world.active = true;
     work(&mut world);
     run(&mut world);

@@ -41,7 +41,7 @@ fn sleep(world: &mut World) {
 }
 
 fn wake(world: &mut World) {
-    world.manager.wake();
+    world.manager.wake_up();
     world.rest(1000);
     assert_eq!(world.manager.status().sleep_state(), SleepState::Awake);
 }
@@ -149,7 +149,7 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
     let whole = world.manager.figures().ledger().created();
     sleep(&mut world);
     (0..6).for_each(|id| world.submit(id, id, (0..40).collect(), 30));
-    world.manager.wake();
+    world.manager.wake_up();
     while !world.in_step() {
         world.tick();
     }
@@ -158,7 +158,8 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
     world.run();
     assert_eq!(world.finished.len(), 6);
     assert_eq!(world.dropped, 0, "chunks that can be made come before requests are sent back");
-    world.manager.set_active(false);
+    world.active = false;
+    world.set_demand();
     world.rest(1000);
     assert_eq!(world.manager.figures().ledger().created(), whole, "no request waits now");
 }

@@ -9,7 +9,9 @@ use sluice_policy::event::Completion;
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos, RequestId};
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerCommand};
-use sluice_policy::memory_manager::{Admission, MemoryManager, Prepared, StepLease, StepNeed};
+use sluice_policy::memory_manager::{
+    Admission, Demand, MemoryManager, Prepared, StepLease, StepNeed, SuspendReason,
+};
 use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
@@ -239,6 +241,11 @@ impl World {
         self.send_event(|manager, out| manager.engine_lost(now, out));
     }
 
+    /// Passes on what the tenant has to do.
+    pub fn set_demand(&mut self) {
+        self.manager.set_demand(Demand { has_requests: self.busy(), is_active: self.active });
+    }
+
     fn schedule(&mut self) {
         if self.manager.status().is_blocked() || !self.manager.status().is_loaded() {
             return;
@@ -248,8 +255,7 @@ impl World {
             return;
         }
         if self.negotiator.is_some() {
-            self.manager.set_active(self.active);
-            self.manager.set_busy(self.busy());
+            self.set_demand();
         }
         self.maybe_sleep();
         self.switch_policy();
@@ -340,7 +346,7 @@ impl World {
         let sequences = parts.len() as u32;
         let shape = StepShape { tokens, sequences, logit_rows: sequences };
         let kv_blocks = kv_blocks.filter(|(_, count)| *count > 0).collect();
-        (parts.clone(), StepNeed { admit: admit.to_vec(), kv_blocks, shape })
+        (parts.clone(), StepNeed { admit: admit.to_vec(), kv_blocks, shape, ..StepNeed::default() })
     }
 
     /// Requeues the youngest request. The oldest always fits alone.
@@ -356,7 +362,7 @@ impl World {
         }
         let mut request = self.running.pop().expect("more than one");
         if self.manager.offload_view().can_pause_help() {
-            self.manager.suspend_request(request.id);
+            self.manager.suspend(request.id, SuspendReason::Pause);
             self.manager.check();
             self.pauses += 1;
             self.tables.remove(&request.id);
@@ -380,9 +386,9 @@ impl World {
 
     fn start(&mut self, parts: Vec<(RequestId, usize)>, shape: StepShape) {
         let now = self.now;
-        let StepLease { generations, kv_generations, activation_limit_bytes } =
+        let StepLease { generations, kv_generations, activation_limit_bytes, table_changes } =
             self.send_event(|manager, out| manager.begin(now, out));
-        for change in self.manager.take_table_changes() {
+        for change in table_changes {
             let Some(table) = self.tables.get_mut(&change.request) else {
                 assert!(self.waiting.iter().any(|r| r.id == change.request), "changes are of open requests");
                 continue;

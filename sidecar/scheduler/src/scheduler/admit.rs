@@ -2,7 +2,7 @@
 
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{CachedPrefix, PlanAdmission, PlannedAdmissions};
+use sluice_policy::memory_manager::{CachedPrefix, MemoryNotes, PlanAdmission, PlannedAdmissions};
 
 use super::Scheduler;
 use crate::sequence::Sequence;
@@ -43,7 +43,10 @@ impl Scheduler {
         let by_deadline = self.objectives().is_some();
         let mut admissions = Admissions {
             list: Vec::new(),
-            notes: PlanNotes::default(),
+            notes: PlanNotes {
+                memory: MemoryNotes { blocked_head: Some(None), ..MemoryNotes::default() },
+                ..PlanNotes::default()
+            },
             planned: PlannedAdmissions::default(),
             pending_tokens: self.running_tokens(),
             sure: usize::MAX,
@@ -146,7 +149,7 @@ impl Scheduler {
         let idle = self.running.is_empty() && admissions.list.is_empty();
         let feasible = idle || self.is_overdue(now, id) || self.is_feasible(now, front, admissions);
         if !feasible && self.manager.offload_view().plans_batches() {
-            admissions.notes.blocked_head = Some(id);
+            admissions.notes.memory.blocked_head = Some(Some(id));
         }
         match self.pauses.is_paused(id) {
             true => self.pauses.can_resume(id, now, feasible, idle).is_err(),

@@ -2,7 +2,7 @@
 //! builds the planner's view of the requests and applies the plan's pauses.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
+use sluice_policy::memory_manager::{RunningRequest, SchedulerView, SuspendReason, WaitingRequest};
 use sluice_policy::planner::pause::Candidate;
 
 use super::Scheduler;
@@ -147,20 +147,19 @@ impl Scheduler {
         let sequence = self.running_request(id);
         let from =
             sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.buffered_until(now));
-        let parked = self.suspend_with_kv(id);
+        let parked = self.suspend_with_kv(id, SuspendReason::Pause);
         if parked {
             self.pauses.pause(id, from);
-            self.manager.record_pause();
             self.counters.pauses += 1;
         }
         parked
     }
 
     /// Moves a running request to the wait queue with its KV.
-    pub(super) fn suspend_with_kv(&mut self, id: RequestId) -> bool {
+    pub(super) fn suspend_with_kv(&mut self, id: RequestId, reason: SuspendReason) -> bool {
         let Some(mut sequence) = self.take_running(id) else { return false };
         (sequence.kv_suspended, sequence.prefill_offloaded) = (true, false);
-        self.manager.suspend_request(id);
+        self.manager.suspend(id, reason);
         self.queue.push(sequence);
         true
     }

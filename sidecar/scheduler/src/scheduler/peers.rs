@@ -1,7 +1,7 @@
 //! Manages the time slice, and trades memory with peers at step boundaries.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::memory_manager::SleepState;
+use sluice_policy::memory_manager::{Demand, SleepState};
 use sluice_policy::peers::time_slice::{Decision, Holder, Quantum};
 use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
@@ -55,14 +55,14 @@ impl Scheduler {
     /// Whether a step may begin now. Under temporal sharing this requests the time slice and releases it.
     pub(super) fn can_run(&mut self, now: Nanos) -> bool {
         let busy = self.set_busy() && self.manager.status().sleep_state() == SleepState::Awake;
-        self.manager.set_busy(busy && self.engine.is_some());
-        let active = match self.config.sharing {
-            TimeSharing::Exclusive => return true,
+        let has_requests = busy && self.engine.is_some();
+        let is_active = match self.config.sharing {
+            TimeSharing::Exclusive => true,
             TimeSharing::Spatial => busy,
             TimeSharing::Temporal(quantum) => self.should_keep_turn(now, quantum, busy),
         };
-        self.manager.set_active(active);
-        active
+        self.manager.set_demand(Demand { has_requests, is_active });
+        is_active
     }
 
     /// Whether time sharing lets the tenant run steps: it holds the time slice, or sharing is not temporal.

@@ -4,12 +4,11 @@
 use sluice_policy::ellm::Violations;
 use sluice_policy::geometry::{BLOCK_TOKENS, Geometry};
 use sluice_policy::ids::Nanos;
-use sluice_policy::memory_manager::{PlannedAdmissions, PrefillOffload};
+use sluice_policy::memory_manager::{MemoryNotes, PlannedAdmissions, PrefillOffload, SuspendReason};
 use sluice_ports::compute::Sampled;
 
 use super::Scheduler;
 use super::admit::Admissions;
-use crate::batch::Batch;
 use crate::sequence::Sequence;
 use crate::step_plan::{PlanNotes, StepPlan};
 
@@ -26,7 +25,7 @@ impl Scheduler {
         }
         let computed = self.running.values().filter(|sequence| sequence.waiting_offloaded);
         for id in computed.map(Sequence::id).collect::<Vec<_>>() {
-            self.suspend_with_kv(id);
+            self.suspend_with_kv(id, SuspendReason::PrefillOffloaded);
         }
     }
 
@@ -105,13 +104,6 @@ impl Scheduler {
         }
     }
 
-    /// Excludes offloaded prefills from the memory demand of a step that computes none.
-    pub(super) fn exclude_offloaded_prefills(&mut self, batch: &Batch) {
-        let offloaded = |id| self.running_request(id).is_some_and(|sequence| sequence.prefill_offloaded);
-        let without = !batch.scheduled.iter().any(|part| offloaded(part.request));
-        self.manager.exclude_offloaded_prefills(without);
-    }
-
     /// Reports SLO violations to Algorithm 2: first tokens that were or already are late, and requests with fewer
     /// tokens than they should have by now.
     pub(super) fn record_slo_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
@@ -127,9 +119,10 @@ impl Scheduler {
         let made: Vec<_> = sampled.iter().filter_map(|token| self.request_in_row(token.row)).collect();
         let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
         let out = || waiting().filter(|one| one.waiting_offloaded);
-        self.manager.record_slo_violations(Violations {
+        let slo_violations = Some(Violations {
             ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
             tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
         });
+        self.manager.note(&MemoryNotes { slo_violations, ..MemoryNotes::default() });
     }
 }

@@ -53,7 +53,6 @@ impl Scheduler {
         self.suspend_offloaded();
         self.order_waiting(now);
         let mut plan = self.plan_step(now);
-        self.manager.set_blocked_head(plan.notes.blocked_head);
         self.record_notes(core::mem::take(&mut plan.notes));
         self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
         self.ask_plan(now, &plan);

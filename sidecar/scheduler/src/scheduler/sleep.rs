@@ -1,7 +1,7 @@
 //! Puts the tenant to sleep, wakes it, and suspends or requeues its requests.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::{MemoryManager, SleepState};
+use sluice_policy::memory_manager::{MemoryManager, SleepState, SuspendReason};
 
 use super::Scheduler;
 use crate::event::{Finish, Sleep};
@@ -12,12 +12,12 @@ impl Scheduler {
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
             Sleep::Idle if self.set_busy() => {}
-            Sleep::Idle => self.manager.hibernate(true),
+            Sleep::Idle => self.manager.sleep(true),
             // Takes effect at the next boundary: a step may be running or waiting for its replay.
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
             Sleep::WakeUp => {
                 self.sleep_requested = None;
-                self.manager.wake();
+                self.manager.wake_up();
             }
         }
     }
@@ -31,14 +31,14 @@ impl Scheduler {
     /// requests.
     pub(super) fn sleep_or_wake(&mut self) {
         if let Some(order) = self.sleep_requested {
-            self.manager.hibernate(order == Sleep::Ordered);
+            self.manager.sleep(order == Sleep::Ordered);
         } else if self.set_busy() {
-            self.manager.wake();
+            self.manager.wake_up();
         }
         if self.manager.status().sleep_state() == SleepState::Suspending {
             let running: Vec<_> = self.running.values().map(Sequence::id).collect();
             running.into_iter().for_each(|id| {
-                self.suspend_with_kv(id);
+                self.suspend_with_kv(id, SuspendReason::Sleep);
             });
         }
     }

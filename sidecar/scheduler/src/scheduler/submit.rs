@@ -1,7 +1,7 @@
 //! Commits a plan that memory has space for, and submits its step; replays or undoes a step that lost its engine.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::StepLease;
+use sluice_policy::memory_manager::{StepLease, TableChange};
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
 use super::{InFlight, Scheduler};
@@ -60,7 +60,6 @@ impl Scheduler {
     }
 
     fn submit_step(&mut self, now: Nanos, batch: Batch) {
-        self.exclude_offloaded_prefills(&batch);
         let lease = self.manager.begin(now, &mut self.actions);
         self.record_turn_use();
         self.flush();
@@ -70,7 +69,7 @@ impl Scheduler {
     }
 
     fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
-        let updates = self.table_updates();
+        let updates = self.table_updates(lease.table_changes);
         let mut sequences: Vec<_> =
             batch.scheduled.iter().filter_map(|part| self.sequence_step(part)).collect();
         sequences.sort_by_key(|s| s.row);
@@ -98,7 +97,7 @@ impl Scheduler {
     }
 
     /// Returns the table updates: new rows first, then every KV block that is new or moved.
-    fn table_updates(&mut self) -> Vec<TableUpdate> {
+    fn table_updates(&mut self, changes: Vec<TableChange>) -> Vec<TableUpdate> {
         let mut updates = core::mem::take(&mut self.unsent_table_updates);
         for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
             sequence.row_is_new = false;
@@ -107,7 +106,7 @@ impl Scheduler {
                 updates.push(TableUpdate::Reset { row, tokens });
             }
         }
-        for change in self.manager.take_table_changes() {
+        for change in changes {
             if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
                 updates.push(TableUpdate::KvBlock {
                     row,
@@ -153,7 +152,7 @@ impl Scheduler {
     fn undo_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unsent_table_updates = in_flight.step.updates;
-        self.manager.forget_step();
+        self.manager.abandon_step();
         self.counters.replays += 1;
         self.drop_cancelled();
         self.requeue_lost();

@@ -4,7 +4,7 @@
 
 use alloc::collections::BTreeSet;
 
-use crate::ellm::{Need, Supply};
+use crate::ellm::{Need, Supply, Violations};
 use crate::geometry::Geometry;
 use crate::ids::{KvBlockId, RequestId};
 use crate::kv::admissions::{Admission, AdmittedKv};
@@ -89,6 +89,9 @@ pub enum PrefillOffload {
 /// Facts that planning finds and that the memory manager must know.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryNotes {
+    /// The queue head that admission skipped, which the next placement plan includes; `Some(None)`: it skipped none.
+    /// `None`: as before.
+    pub blocked_head: Option<Option<RequestId>>,
     /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
     /// before.
     pub skips_early_fetches: Option<bool>,
@@ -96,6 +99,8 @@ pub struct MemoryNotes {
     pub probes_link: bool,
     /// A remap that was found to stall for too long.
     pub stalls_too_long: Option<StallsTooLong>,
+    /// The objectives that an iteration of the scheduler missed (eLLM, Algorithm 2).
+    pub slo_violations: Option<Violations>,
 }
 
 /// The memory of a tenant as the next decision of a plan sees it.

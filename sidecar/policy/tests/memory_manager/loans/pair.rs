@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
-use sluice_policy::memory_manager::{TransferKind, TransferResult};
+use sluice_policy::memory_manager::{Demand, TransferKind, TransferResult};
 use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
@@ -72,7 +72,7 @@ impl Pair {
     pub fn turn(&mut self, holder: usize) {
         for (at, world) in self.worlds.iter_mut().enumerate() {
             world.active = at == holder;
-            world.manager.set_active(at == holder);
+            world.manager.set_demand(Demand { has_requests: false, is_active: world.active });
         }
         self.revoke(holder);
     }

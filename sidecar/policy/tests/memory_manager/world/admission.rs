@@ -1,7 +1,9 @@
 //! The part of the scheduler that plans admissions and requeues those whose first step has no memory yet.
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::memory_manager::{Admission, AdmittedKv, MemoryNotes, PlannedAdmissions, PrefillOffload};
+use sluice_policy::memory_manager::{
+    Admission, AdmittedKv, MemoryNotes, PlannedAdmissions, PrefillOffload, SuspendReason,
+};
 
 use super::super::device::happens;
 use super::{Request, World};
@@ -113,7 +115,7 @@ impl World {
         let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
         self.running = staying;
         for mut request in going {
-            self.manager.suspend_request(request.id);
+            self.manager.suspend(request.id, SuspendReason::Pause);
             self.manager.check();
             self.tables.remove(&request.id);
             request.kept = true;

@@ -1,7 +1,7 @@
 //! The part of the scheduler that puts the tenant to sleep and wakes it.
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::memory_manager::{MemoryManager, SleepState};
+use sluice_policy::memory_manager::{MemoryManager, SleepState, SuspendReason};
 
 use super::super::device::happens;
 use super::World;
@@ -11,11 +11,11 @@ impl World {
     pub fn start_sleep(&mut self) {
         for mut request in std::mem::take(&mut self.running).into_iter().rev() {
             request.kept = true;
-            self.manager.suspend_request(request.id);
+            self.manager.suspend(request.id, SuspendReason::Sleep);
             self.tables.remove(&request.id);
             self.waiting.push_front(request);
         }
-        self.manager.hibernate(true);
+        self.manager.sleep(true);
     }
 
     /// Puts the tenant to sleep, or wakes it, at random.
@@ -26,7 +26,7 @@ impl World {
         if self.manager.status().sleep_state() == SleepState::Awake {
             self.start_sleep();
         } else if self.busy() {
-            self.manager.wake();
+            self.manager.wake_up();
         }
     }
 

@@ -3,7 +3,7 @@
 use sluice_common::random::mix;
 use sluice_policy::ellm::Violations;
 use sluice_policy::ids::{LayerId, RequestId};
-use sluice_policy::memory_manager::StepTimes;
+use sluice_policy::memory_manager::{MemoryNotes, StepTimes};
 
 use super::World;
 
@@ -73,8 +73,8 @@ impl World {
             }
         }
         let now = self.now;
-        self.manager
-            .record_slo_violations(Violations { ttft: self.prefill_offload_permille > 0, tpot: false });
+        let violations = Violations { ttft: self.prefill_offload_permille > 0, tpot: false };
+        self.manager.note(&MemoryNotes { slo_violations: Some(violations), ..MemoryNotes::default() });
         let layers = usize::from(self.device.geometry.layers());
         let layer_ns = vec![self.layer_ns; layers];
         let total_ns = self.layer_ns * layers as u64;
