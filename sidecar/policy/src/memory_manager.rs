@@ -439,13 +439,13 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// Puts other parameters in force, and the sizes and the placer that follow from them.
+    /// Puts other parameters in force, with the sizes and the offload that follow from them.
     ///
     /// # Errors
     /// If the floor does not fit: nothing has changed then.
     fn set_params(&mut self, params: Params) -> Result<(), ConfigError> {
         self.sizes = Sizes::new(&params, &self.geometry)?;
-        self.offload.set_placer(params.kv_placement(), self.sizes.layers, self.sizes.host_kv_blocks);
+        self.offload.set_policy(&params, self.sizes.layers, self.sizes.host_kv_blocks);
         self.params = params;
         Ok(())
     }

@@ -37,6 +37,7 @@ pub struct Offload {
     pub fetch_failures: FetchFailures,
     /// What places KV.
     placer: KvPlacementMode,
+    longest_pause_ns: Option<u64>,
     fetched_bytes: u64,
     fetched_ns: u64,
 }
@@ -54,19 +55,27 @@ impl Offload {
             write_back: WriteBackLink::default(),
             fetch_failures: FetchFailures::default(),
             placer: KvPlacementMode::Device,
+            longest_pause_ns: None,
             fetched_bytes: 0,
             fetched_ns: 0,
         };
-        offload.set_placer(params.kv_placement(), layers, host_kv_blocks);
+        offload.set_policy(params, layers, host_kv_blocks);
         offload
     }
 
-    /// Puts in force what the policy places KV by, as far as the model and the host tier allow it. The state of the
-    /// others stays.
-    pub fn set_placer(&mut self, wanted: KvPlacementMode, layers: u16, host_kv_blocks: u32) {
+    /// Puts in force how the policy pauses requests, and what it places KV by as far as the model and the host tier
+    /// allow it. The state of what is not in force stays.
+    pub fn set_policy(&mut self, params: &Params, layers: u16, host_kv_blocks: u32) {
+        let wanted = params.kv_placement();
         let impossible =
             host_kv_blocks == 0 || (wanted == KvPlacementMode::Prompts && layers <= MIN_MOVING_LAYERS);
         self.placer = if impossible { KvPlacementMode::Device } else { wanted };
+        self.longest_pause_ns = params.longest_pause_ns();
+    }
+
+    /// The longest total pause of a request, nanoseconds. `None`: no request is paused.
+    pub fn longest_pause_ns(&self) -> Option<u64> {
+        self.longest_pause_ns
     }
 
     /// What places KV.
@@ -126,9 +135,12 @@ mod tests {
         assert_eq!((offload.fetched_bytes(), offload.take_fetched_ns()), (30, 0));
     }
 
+    fn params(policy: PolicyName) -> Params {
+        Params { policy, ..Params::default() }
+    }
+
     #[test]
     fn policy_places_kv_only_in_a_host_tier() {
-        let params = |policy| Params { policy, ..Params::default() };
         let placer =
             |policy, layers, host_kv_blocks| Offload::new(&params(policy), layers, host_kv_blocks).placer();
         assert_eq!(placer(PolicyName::OrbitFlow, 4, 8), KvPlacementMode::PerRequest);
@@ -145,11 +157,11 @@ mod tests {
             [prompts, plans, offload.expansion_in_force().is_some()]
         };
         assert_eq!(in_force(&mut offload), [false; 3]);
-        offload.set_placer(KvPlacementMode::Prompts, 4, 8);
+        offload.set_policy(&params(PolicyName::Ellm), 4, 8);
         assert_eq!(in_force(&mut offload), [true, false, false]);
-        offload.set_placer(KvPlacementMode::PerRequest, 4, 8);
+        offload.set_policy(&params(PolicyName::OrbitFlow), 4, 8);
         assert_eq!(in_force(&mut offload), [false, true, false]);
-        offload.set_placer(KvPlacementMode::Uniform, 4, 8);
+        offload.set_policy(&params(PolicyName::Pie), 4, 8);
         assert_eq!(in_force(&mut offload), [false, false, true]);
     }
 

@@ -93,7 +93,7 @@ impl MemoryManager {
             return;
         }
         let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
-        let which = (self.params.longest_pause_ns().is_some(), self.offload.prompts_in_force().is_none());
+        let which = (self.offload.longest_pause_ns().is_some(), self.offload.prompts_in_force().is_none());
         let mut written = self.kv.plan_write_back(piece, which, effects, &mut self.generations);
         if self.offload.write_back.take_probe() && written.is_empty() {
             written.extend(self.kv.plan_probe(piece, &mut self.generations));

@@ -32,7 +32,7 @@ impl OffloadView<'_> {
 
     /// A pause frees memory soon enough for the requests that continue.
     pub fn can_pause_help(&self) -> bool {
-        self.manager.params.longest_pause_ns().is_some()
+        self.manager.offload.longest_pause_ns().is_some()
             && self.manager.offload.write_back.is_fast_enough(self.manager.kv.layers())
     }
 
