@@ -7,6 +7,8 @@
 //!
 //! The crate does not copy data, run steps or process text.
 //!
+//! [`memory_manager`] lists the calls that a scheduler makes. The example `external_scheduler` makes them.
+//!
 //! # Example
 //!
 //! ```

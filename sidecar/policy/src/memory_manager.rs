@@ -5,6 +5,35 @@
 //! and loans), `sleep` and `change` (the change under way). A method here that needs two of them names its steps. What a
 //! policy reclaims, and in which order, is in [`crate::reclaim`]. At most one change of ownership is under way at a time,
 //! and only between two steps; copies run during steps, ordered by generations.
+//!
+//! # Interface
+//!
+//! A scheduler needs these calls. Ours makes no other ones but those of the two sections below; the example
+//! `external_scheduler` of this crate serves requests with them alone.
+//!
+//! | when | calls |
+//! |---|---|
+//! | the tenant starts; an action ends | [`start`](MemoryManager::start), [`complete`](MemoryManager::complete) |
+//! | between two steps | [`set_demand`](MemoryManager::set_demand), [`boundary`](MemoryManager::boundary) |
+//! | a request is admitted | [`cached_prefix`](MemoryManager::cached_prefix), then [`StepNeed::admit`] |
+//! | a step begins | [`prepare`](MemoryManager::prepare), then [`begin`](MemoryManager::begin) |
+//! | a step ends | [`commit`](MemoryManager::commit), [`finish`](MemoryManager::finish) |
+//! | a request waits, ends, or is cancelled | [`suspend`](MemoryManager::suspend), [`close`](MemoryManager::close), [`cancel`](MemoryManager::cancel) |
+//! | KV was lost in a failed copy | [`take_lost_requests`](MemoryManager::take_lost_requests) |
+//! | the engine is lost | [`engine_lost`](MemoryManager::engine_lost), then `begin` or [`abandon_step`](MemoryManager::abandon_step) |
+//! | the tenant sleeps | [`sleep`](MemoryManager::sleep), [`wake_up`](MemoryManager::wake_up) |
+//!
+//! Policies that plan placements (OrbitFlow, Unified) also need [`note`](MemoryManager::note),
+//! [`ask_plan`](MemoryManager::ask_plan), [`planned`](MemoryManager::planned) and
+//! [`take_pauses`](MemoryManager::take_pauses); those that compare costs [`stalling_remap`](MemoryManager::stalling_remap)
+//! and [`apply_stalling_remap`](MemoryManager::apply_stalling_remap). A directive is
+//! [`set_policy`](MemoryManager::set_policy) or [`set_bounds`](MemoryManager::set_bounds).
+//!
+//! Views only read: [`status`](MemoryManager::status), [`kv_of`](MemoryManager::kv_of) a request,
+//! [`after`](MemoryManager::after) planned admissions, [`offload_view`](MemoryManager::offload_view),
+//! [`prices`](MemoryManager::prices), [`timing`](MemoryManager::timing), [`loans`](MemoryManager::loans) and
+//! [`figures`](MemoryManager::figures). The negotiator of loans changes them by
+//! [`loans_mut`](MemoryManager::loans_mut).
 
 use alloc::vec::Vec;
 
@@ -29,6 +58,7 @@ mod prepare_plan;
 mod recreate_chunks;
 mod restore_layers;
 mod revert;
+mod scheduler_view;
 mod share;
 mod sizes;
 mod sleep;
@@ -47,15 +77,17 @@ pub use crate::kv::table_change::TableChange;
 pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
-pub use admission::{RunningRequest, SchedulerView, WaitingRequest};
 pub use constants::CONSTANTS;
 pub use loan_control::LoanControl;
+pub use scheduler_view::{RunningRequest, SchedulerView, WaitingRequest};
 pub use share::{fits, floor};
-pub use stalling::{StallingRemap, StallsTooLong};
-pub use step_api::{Demand, Failed, Prepared, StepLease, StepNeed, SuspendReason};
+pub use stalling::StallingRemap;
+pub use step_api::{
+    Demand, Failed, MemoryNotes, Prepared, StallsTooLong, StepLease, StepNeed, SuspendReason,
+};
 pub use views::{
-    AdmissionView, Figures, LoanView, MemoryNotes, OffloadView, PlanAdmission, PlannedAdmissions,
-    PrefillOffload, PriceView, RequestKv, Residency, StatusView, TimingView,
+    AdmissionView, Figures, LoanView, OffloadView, PlanAdmission, PlannedAdmissions, PrefillOffload,
+    PriceView, RequestKv, Residency, StatusView, TimingView,
 };
 
 use crate::action::{Action, Work};
@@ -302,11 +334,6 @@ impl MemoryManager {
         if !demand.has_requests {
             self.loans.demand.clear();
         }
-    }
-
-    /// Returns the loans, for the negotiator that trades with peers.
-    pub fn loans_mut(&mut self) -> LoanControl<'_> {
-        LoanControl { manager: self }
     }
 
     /// Handles a step boundary, also an idle one: reversion, compaction, draining.

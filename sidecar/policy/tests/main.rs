@@ -1,5 +1,9 @@
 //! Integration tests of the policy, one binary.
 
+#[path = "../examples/external_scheduler.rs"]
+#[expect(dead_code, reason = "the example's main")]
+mod external_scheduler;
+
 /// Tests of the memory manager against a device that tracks the contents of every chunk.
 mod memory_manager {
     mod admission;
@@ -10,6 +14,7 @@ mod memory_manager {
     mod deferred_unmap;
     mod device;
     mod elastic;
+    mod external_scheduler;
     mod faults;
     mod kv_copies;
     mod kv_placement;

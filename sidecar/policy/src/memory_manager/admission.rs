@@ -6,58 +6,14 @@
 
 use alloc::vec::Vec;
 
-use super::PlannedAdmissions;
+use super::scheduler_view::{RunningRequest, WaitingRequest};
+use super::views::PlannedAdmissions;
 use super::{MemoryManager, StepTimes};
 use crate::ids::{LayerId, RequestId};
 use crate::planner::request::RequestState;
 
 /// Decode steps between two measurements of what KV adds to a step.
 const LOOK_EVERY: u64 = 4;
-
-/// A running request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RunningRequest {
-    /// The request.
-    pub request: RequestId,
-    /// KV blocks that it holds when the next step begins.
-    pub kv_blocks: u32,
-    /// Tokens that were generated and not delivered yet.
-    pub deposit: u32,
-    /// It may not be paused.
-    pub immune: bool,
-}
-
-/// A waiting request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WaitingRequest {
-    /// The request.
-    pub request: RequestId,
-    /// KV blocks that it holds once admitted.
-    pub kv_blocks: u32,
-    /// Tokens that were generated and not delivered yet.
-    pub deposit: u32,
-    /// It was not paused: plans that admit first-come-first-served admit it even if it makes others late.
-    pub fresh: bool,
-}
-
-/// All requests of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SchedulerView {
-    /// In the order of pauses; requests that may not be paused are last.
-    pub running: Vec<RunningRequest>,
-    /// In the order of admissions.
-    pub waiting: Vec<WaitingRequest>,
-}
-
-impl SchedulerView {
-    pub(super) fn runners(&self) -> Vec<RequestId> {
-        self.running.iter().map(|runner| runner.request).collect()
-    }
-
-    pub(super) fn waiters(&self) -> Vec<RequestId> {
-        self.waiting.iter().map(|waiter| waiter.request).collect()
-    }
-}
 
 impl MemoryManager {
     /// The layers that a plan offloads of a request that it admits.

@@ -16,6 +16,13 @@ pub struct LoanControl<'a> {
     pub(super) manager: &'a mut MemoryManager,
 }
 
+impl MemoryManager {
+    /// Returns the loans, for the negotiator that trades with peers.
+    pub fn loans_mut(&mut self) -> LoanControl<'_> {
+        LoanControl { manager: self }
+    }
+}
+
 impl LoanControl<'_> {
     /// Sets whether peers can be asked.
     pub fn set_can_borrow(&mut self, traded: bool) {

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::MemoryManager;
+use super::{MemoryManager, StallsTooLong};
 use crate::action::Action;
 use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::cost::{CostContext, CostModel};
@@ -17,12 +17,6 @@ pub struct StallingRemap {
     /// Wait of a token for the layers that move now, and for those that would, nanoseconds.
     pub(super) stall_ns: [u64; 2],
     pub(super) freed_bytes: u64,
-}
-
-/// Every layout that gives these chunks stalls for too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StallsTooLong {
-    chunks: u32,
 }
 
 impl MemoryManager {

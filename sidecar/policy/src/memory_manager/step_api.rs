@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::action::FillTarget;
+use crate::ellm::Violations;
 use crate::geometry::StepShape;
 use crate::ids::{Generation, LayerId, RequestId};
 use crate::kv::admissions::Admission;
@@ -21,6 +22,29 @@ pub struct StepNeed {
     pub shape: StepShape,
     /// The step computes no part of an offloaded prompt: nothing is written into the buffers of such prompts.
     pub without_offloaded_prefills: bool,
+}
+
+/// Facts that planning finds and that the memory manager must know.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryNotes {
+    /// The queue head that admission skipped, which the next placement plan includes; `Some(None)`: it skipped none.
+    /// `None`: as before.
+    pub blocked_head: Option<Option<RequestId>>,
+    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
+    /// before.
+    pub skips_early_fetches: Option<bool>,
+    /// Whether the link to the host is to be measured, again from time to time.
+    pub probes_link: bool,
+    /// A remap that was found to stall for too long.
+    pub stalls_too_long: Option<StallsTooLong>,
+    /// The objectives that an iteration of the scheduler missed (eLLM, Algorithm 2).
+    pub slo_violations: Option<Violations>,
+}
+
+/// Every layout that gives these chunks stalls for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StallsTooLong {
+    pub(super) chunks: u32,
 }
 
 /// What the tenant has to do, at a boundary. It decides what the tenant lends, and when it takes loans back.

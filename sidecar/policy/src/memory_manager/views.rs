@@ -9,7 +9,7 @@ mod request;
 mod status;
 mod timing;
 
-pub use admission::{AdmissionView, MemoryNotes, PlanAdmission, PlannedAdmissions, PrefillOffload};
+pub use admission::{AdmissionView, PlanAdmission, PlannedAdmissions, PrefillOffload};
 pub use figures::{Figures, Residency};
 pub use loans::LoanView;
 pub use offload::OffloadView;

@@ -4,13 +4,12 @@
 
 use alloc::collections::BTreeSet;
 
-use crate::ellm::{Need, Supply, Violations};
+use crate::ellm::{Need, Supply};
 use crate::geometry::Geometry;
 use crate::ids::{KvBlockId, RequestId};
 use crate::kv::admissions::{Admission, AdmittedKv};
 use crate::memory_manager::MemoryManager;
-use crate::memory_manager::StallsTooLong;
-use crate::memory_manager::WaitingRequest;
+use crate::memory_manager::scheduler_view::WaitingRequest;
 
 /// The requests that a plan admits so far, as its next decisions see them.
 #[derive(Clone, Debug, Default)]
@@ -80,27 +79,10 @@ pub enum PlanAdmission {
 pub enum PrefillOffload {
     /// It may.
     Fits,
-    /// The link to the host is unknown or too slow: [`MemoryNotes::probes_link`] has it measured.
+    /// The link to the host is unknown or too slow: [`crate::memory_manager::MemoryNotes::probes_link`] has it measured.
     LinkTooSlow,
     /// Not now, or not under this policy.
     NotNow,
-}
-
-/// Facts that planning finds and that the memory manager must know.
-#[derive(Clone, Debug, Default)]
-pub struct MemoryNotes {
-    /// The queue head that admission skipped, which the next placement plan includes; `Some(None)`: it skipped none.
-    /// `None`: as before.
-    pub blocked_head: Option<Option<RequestId>>,
-    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
-    /// before.
-    pub skips_early_fetches: Option<bool>,
-    /// Whether the link to the host is to be measured, again from time to time.
-    pub probes_link: bool,
-    /// A remap that was found to stall for too long.
-    pub stalls_too_long: Option<StallsTooLong>,
-    /// The objectives that an iteration of the scheduler missed (eLLM, Algorithm 2).
-    pub slo_violations: Option<Violations>,
 }
 
 /// The memory of a tenant as the next decision of a plan sees it.
