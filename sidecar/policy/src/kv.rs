@@ -211,9 +211,9 @@ impl Kv {
         stale.iter().for_each(|entry| {
             self.dirty.remove(entry);
         });
-        let parted = |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.kv_blocks.is_whole(*id);
-        let going = |id: &KvBlockId| self.kv_blocks.get(*id).refs == 1 && parted(id);
-        let kept = sequence.kv_blocks.iter().position(going).unwrap_or(sequence.kv_blocks.len());
+        let partial = |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.kv_blocks.is_whole(*id);
+        let discarded = |id: &KvBlockId| self.kv_blocks.get(*id).refs == 1 && partial(id);
+        let kept = sequence.kv_blocks.iter().position(discarded).unwrap_or(sequence.kv_blocks.len());
         // Children first, so that the prefix cache evicts them before their parents.
         for (at, id) in sequence.kv_blocks.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
@@ -271,12 +271,12 @@ impl Kv {
 
     /// Frees the KV block's place in the host tier, and its staging slot.
     fn release_host_place(&mut self, id: KvBlockId) {
-        let (seat, stowed) =
+        let (slot, host_location) =
             (self.kv_blocks.set_staging_slot(id, None), self.kv_blocks.get_mut(id).host_location.take());
         self.missing_layer_blocks.recheck(id);
         self.kv_blocks.get_mut(id).hosted_layers = LayerSet::NONE;
-        if let Some(stowed) = stowed {
-            self.pin_place(seat, stowed.place);
+        if let Some(host_location) = host_location {
+            self.pin_place(slot, host_location.place);
         }
     }
 
@@ -327,8 +327,8 @@ impl Kv {
     /// Returns the blocks from which steps read a KV block: its own, or those of a buffer.
     fn table_layer_blocks(&self, id: KvBlockId) -> Vec<LayerBlockId> {
         let mut layer_blocks = self.kv_blocks.layer_blocks(id).to_vec();
-        if let Some(seat) = self.kv_blocks.get(id).staging_slot() {
-            self.layer_offload.fill_table_layer_blocks(seat, &mut layer_blocks);
+        if let Some(slot) = self.kv_blocks.get(id).staging_slot() {
+            self.layer_offload.fill_table_layer_blocks(slot, &mut layer_blocks);
         }
         layer_blocks
     }

@@ -34,26 +34,26 @@ pub struct StagingTable {
 }
 
 impl StagingTable {
-    /// Returns the blocks of one layer that are loaded into one buffer, for the first `seats` staging slots.
+    /// Returns the blocks of one layer that are loaded into one buffer, for the first `slots` staging slots.
     fn layer_blocks(
         &self,
         layer: LayerId,
         buffer: SlotId,
-        seats: usize,
+        slots: usize,
     ) -> impl Iterator<Item = LayerBlockSwap> + '_ {
-        let places = self.slots[..seats].iter().zip(&self.buffers[buffer.index()]);
-        places.filter_map(move |(seated, (layer_block, chunk))| {
-            let StagedRange { set, host, generation } = (*seated)?;
+        let places = self.slots[..slots].iter().zip(&self.buffers[buffer.index()]);
+        places.filter_map(move |(staged, (layer_block, chunk))| {
+            let StagedRange { set, host, generation } = (*staged)?;
             let host = HostBlockId(host.0 + u32::from(layer.0));
             let away = self.sets[usize::from(set)].contains(layer);
             away.then_some(LayerBlockSwap { layer_block: *layer_block, chunk: *chunk, host, generation })
         })
     }
 
-    /// Returns the KV blocks of the first `seats` staging slots for which this layer is offloaded.
-    fn away(&self, layer: LayerId, seats: usize) -> impl Iterator<Item = &StagedRange> {
-        let away = move |seated: &&StagedRange| self.sets[usize::from(seated.set)].contains(layer);
-        self.slots[..seats].iter().flatten().filter(away)
+    /// Returns the KV blocks of the first `slots` staging slots for which this layer is offloaded.
+    fn away(&self, layer: LayerId, slots: usize) -> impl Iterator<Item = &StagedRange> {
+        let away = move |staged: &&StagedRange| self.sets[usize::from(staged.set)].contains(layer);
+        self.slots[..slots].iter().flatten().filter(away)
     }
 }
 
@@ -68,9 +68,9 @@ pub struct FetchLayerBlocks {
 }
 
 impl FetchLayerBlocks {
-    /// Returns the blocks of one layer that are loaded into one buffer, for the first `seats` staging slots of a table.
-    pub fn of(table: Arc<StagingTable>, layer: LayerId, buffer: SlotId, seats: u32) -> FetchLayerBlocks {
-        FetchLayerBlocks { table, slots: seats as usize, layer, buffer, list: OnceCell::new() }
+    /// Returns the blocks of one layer that are loaded into one buffer, for the first `slots` staging slots of a table.
+    pub fn of(table: Arc<StagingTable>, layer: LayerId, buffer: SlotId, slots: u32) -> FetchLayerBlocks {
+        FetchLayerBlocks { table, slots: slots as usize, layer, buffer, list: OnceCell::new() }
     }
 
     /// Whether there are any blocks.

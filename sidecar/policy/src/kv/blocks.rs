@@ -176,10 +176,10 @@ impl KvBlocks {
     }
 
     /// Sets or clears the KV block's staging slot. Returns the previous one.
-    pub fn set_staging_slot(&mut self, id: KvBlockId, seat: Option<u32>) -> Option<u32> {
+    pub fn set_staging_slot(&mut self, id: KvBlockId, slot: Option<u32>) -> Option<u32> {
         let absent = self.absent(id);
-        let before = core::mem::replace(&mut self.get_mut(id).staging_slot, seat);
-        self.away += if seat.is_some() { absent } else { 0 };
+        let before = core::mem::replace(&mut self.get_mut(id).staging_slot, slot);
+        self.away += if slot.is_some() { absent } else { 0 };
         self.away -= if before.is_some() { absent } else { 0 };
         before
     }
@@ -229,10 +229,10 @@ impl KvBlocks {
     }
 
     /// Sets its location in the host tier, with copies of all its layers.
-    pub fn set_host_location(&mut self, id: KvBlockId, stowed: HostLocation) {
+    pub fn set_host_location(&mut self, id: KvBlockId, host_location: HostLocation) {
         let hosted = self.all;
         let kv_block = self.get_mut(id);
-        (kv_block.hosted_layers, kv_block.host_location) = (hosted, Some(stowed));
+        (kv_block.hosted_layers, kv_block.host_location) = (hosted, Some(host_location));
     }
 
     /// Records that one of its blocks has moved.
@@ -245,11 +245,10 @@ impl KvBlocks {
     pub fn exchange(&mut self, one: KvBlockId, other: KvBlockId) {
         let (first, second) = (one.index() * self.layers, other.index() * self.layers);
         (0..self.layers).for_each(|layer| self.layer_blocks.swap(first + layer, second + layer));
-        let KvBlock { host_location: stowed, hosted_layers: hosted, resident_layers: here, .. } =
-            *self.get(one);
+        let KvBlock { host_location, hosted_layers: hosted, resident_layers: here, .. } = *self.get(one);
         let mirrored = self.get_mut(other);
         let before = (mirrored.host_location, mirrored.hosted_layers, mirrored.resident_layers);
-        (mirrored.host_location, mirrored.hosted_layers) = (stowed, hosted);
+        (mirrored.host_location, mirrored.hosted_layers) = (host_location, hosted);
         self.set_resident_layers(other, here);
         let kv_block = self.get_mut(one);
         (kv_block.host_location, kv_block.hosted_layers) = (before.0, before.1);

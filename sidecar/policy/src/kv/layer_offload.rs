@@ -134,9 +134,9 @@ struct Coverage(VecDeque<(Generation, u32)>);
 
 impl Coverage {
     /// Records the coverage of a fetch, unless it is already recorded.
-    fn record(&mut self, generation: Generation, seats: u32) {
+    fn record(&mut self, generation: Generation, slots: u32) {
         if let Err(at) = self.find(generation) {
-            self.0.insert(at, (generation, seats));
+            self.0.insert(at, (generation, slots));
         }
     }
 
@@ -184,9 +184,9 @@ impl LayerOffload {
     }
 
     /// Returns the layers whose block may be offloaded for this staging slot.
-    pub fn members(&self, seat: u32) -> LayerSet {
-        self.staging_slots[seat as usize]
-            .map_or(LayerSet::NONE, |seat| self.sets[usize::from(seat.set)].members)
+    pub fn members(&self, slot: u32) -> LayerSet {
+        self.staging_slots[slot as usize]
+            .map_or(LayerSet::NONE, |staged| self.sets[usize::from(staged.set)].members)
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
@@ -214,11 +214,11 @@ impl LayerOffload {
     }
 
     /// Replaces the blocks that the tables name in buffers for this staging slot.
-    pub fn fill_table_layer_blocks(&self, seat: u32, layer_blocks: &mut [LayerBlockId]) {
-        let Some(StagingSlot { set, .. }) = self.staging_slots[seat as usize] else { return };
+    pub fn fill_table_layer_blocks(&self, slot: u32, layer_blocks: &mut [LayerBlockId]) {
+        let Some(StagingSlot { set, .. }) = self.staging_slots[slot as usize] else { return };
         for (layer, buffer) in &self.sets[usize::from(set)].places {
-            if seat < self.slots_in_tables[layer.index()] {
-                layer_blocks[layer.index()] = self.buffers[buffer.index()][seat as usize];
+            if slot < self.slots_in_tables[layer.index()] {
+                layer_blocks[layer.index()] = self.buffers[buffer.index()][slot as usize];
             }
         }
     }
@@ -237,14 +237,14 @@ impl LayerOffload {
     /// Disables fetching. Returns the staged KV blocks.
     pub fn disable_fetching(&mut self) -> BTreeSet<KvBlockId> {
         self.is_fetching_disabled = true;
-        self.staging_slots.iter().flatten().map(|seat| seat.kv_block).collect()
+        self.staging_slots.iter().flatten().map(|staged| staged.kv_block).collect()
     }
 
     /// Frees a staging slot.
-    pub fn vacate(&mut self, seat: u32) {
-        self.staging_slots[seat as usize] = None;
-        if (seat as usize) < self.table.slots.len() {
-            Arc::make_mut(&mut self.table).slots[seat as usize] = None;
+    pub fn vacate(&mut self, slot: u32) {
+        self.staging_slots[slot as usize] = None;
+        if (slot as usize) < self.table.slots.len() {
+            Arc::make_mut(&mut self.table).slots[slot as usize] = None;
         }
         self.free_slots += 1;
     }

@@ -61,9 +61,9 @@ impl Kv {
 
     /// Returns the layers whose block is neither on the device nor in a buffer.
     pub(super) fn missing(&self, id: KvBlockId) -> LayerSet {
-        let seat = self.kv_blocks.get(id).staging_slot();
+        let slot = self.kv_blocks.get(id).staging_slot();
         self.kv_blocks.missing_layer_blocks_of(id)
-            - seat.map_or(LayerSet::NONE, |seat| self.layer_offload.members(seat))
+            - slot.map_or(LayerSet::NONE, |slot| self.layer_offload.members(slot))
     }
 
     pub(super) fn check_missing(&self) {

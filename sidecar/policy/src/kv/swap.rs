@@ -146,10 +146,10 @@ impl Kv {
             self.add_reference(*id);
             let fresh =
                 || HostLocation { place: self.host_pool.take(), generation: generations.next_generation() };
-            let stowed = self.kv_blocks.get(*id).host_location.unwrap_or_else(fresh);
+            let host_location = self.kv_blocks.get(*id).host_location.unwrap_or_else(fresh);
             Swap {
                 kv_block: *id,
-                host_location: stowed,
+                host_location,
                 layers: self.kv_blocks.get(*id).layers_not_on_host().iter().collect(),
             }
         };
@@ -228,9 +228,9 @@ impl Kv {
             self.add_reference(id);
             self.chunk_pool.take(layers.len(), id, &mut layer_blocks);
             self.kv_blocks.add_layer_blocks(id, layers, &layer_blocks);
-            let stowed =
+            let host_location =
                 self.kv_blocks.get(id).host_location.expect("a wanted KV block lies in the host tier");
-            Swap { kv_block: id, host_location: stowed, layers: layers.iter().collect() }
+            Swap { kv_block: id, host_location, layers: layers.iter().collect() }
         };
         wanted.into_iter().map(&mut plan).collect()
     }
@@ -272,8 +272,8 @@ impl Kv {
     /// Disables fetching under this placement after a fetch failed. Returns the requests that need the staged KV
     /// blocks, which must be recomputed.
     pub fn abort_fetches(&mut self) -> Vec<RequestId> {
-        let seated = self.layer_offload.disable_fetching();
-        self.invalidate(&seated)
+        let staged = self.layer_offload.disable_fetching();
+        self.invalidate(&staged)
     }
 
     /// Removes KV blocks of unknown content, and their successors, from the prefix index. Returns the requests that use
@@ -298,15 +298,20 @@ impl Kv {
     /// Returns a KV block's blocks of these layers in the backend's form.
     pub fn layer_block_swaps(
         &self,
-        (kv_block, stowed): (KvBlockId, HostLocation),
+        (kv_block, host_location): (KvBlockId, HostLocation),
         layers: &[LayerId],
         chunk: impl Fn(LayerBlockId) -> ChunkId,
     ) -> impl Iterator<Item = LayerBlockSwap> {
         let swap = move |layer: &LayerId| {
             let layer_block =
                 self.kv_blocks.layer_block(kv_block, *layer).expect("what is copied is on the device");
-            let host = HostBlockId(stowed.place * self.layers + u32::from(layer.0));
-            LayerBlockSwap { layer_block, chunk: chunk(layer_block), host, generation: stowed.generation }
+            let host = HostBlockId(host_location.place * self.layers + u32::from(layer.0));
+            LayerBlockSwap {
+                layer_block,
+                chunk: chunk(layer_block),
+                host,
+                generation: host_location.generation,
+            }
         };
         layers.iter().map(swap)
     }

@@ -30,20 +30,20 @@ impl Kv {
     }
 
     /// Sets whether the following steps use no buffers.
-    pub fn set_buffers_idle(&mut self, rests: bool) {
-        self.layer_offload.are_buffers_idle = rests;
+    pub fn set_buffers_idle(&mut self, idle: bool) {
+        self.layer_offload.are_buffers_idle = idle;
     }
 
     /// Returns the fetches that are due, including failed ones to repeat.
     pub fn due_fetches(&mut self) -> Vec<DueCopy> {
         let due = self.layer_offload.slots.take_due();
-        let seats = self
+        let slots = self
             .layer_offload
             .prefill_spills
             .first_slot()
             .unwrap_or(self.layer_offload.staging_slots.len() as u32);
         for DueCopy { instance, .. } in &due {
-            self.layer_offload.covered.record(instance.generation, seats);
+            self.layer_offload.covered.record(instance.generation, slots);
             self.layer_offload.record_fetch(instance.generation);
         }
         due
@@ -52,17 +52,17 @@ impl Kv {
     fn update_tables(&mut self) {
         let mut shared = BTreeSet::new();
         for ([from, to], layers) in self.newly_covered() {
-            for seat in self.layer_offload.staging_slots[from as usize..to as usize].iter().flatten() {
-                if (self.layer_offload.sets[usize::from(seat.set)].members & layers).is_empty() {
+            for staged in self.layer_offload.staging_slots[from as usize..to as usize].iter().flatten() {
+                if (self.layer_offload.sets[usize::from(staged.set)].members & layers).is_empty() {
                     continue;
                 }
                 // The slot's user may have closed since.
                 let user =
-                    self.sequences.get(&seat.user.0).and_then(|s| s.kv_blocks.get(seat.user.1 as usize));
-                if self.kv_blocks.get(seat.kv_block).refs == 1 && user == Some(&seat.kv_block) {
-                    self.dirty.insert(seat.user);
+                    self.sequences.get(&staged.user.0).and_then(|s| s.kv_blocks.get(staged.user.1 as usize));
+                if self.kv_blocks.get(staged.kv_block).refs == 1 && user == Some(&staged.kv_block) {
+                    self.dirty.insert(staged.user);
                 } else {
-                    shared.insert(seat.kv_block);
+                    shared.insert(staged.kv_block);
                 }
             }
         }
@@ -76,8 +76,8 @@ impl Kv {
         let layers = stream.placement.layout.moving.iter().zip(stream.covered.walk(lease));
         group_by_slots(layers.map(|(layer, covered)| {
             let covered = covered.expect("a lease names fetches that were ordered");
-            let told = &mut stream.slots_in_tables[layer.index()];
-            (*layer, [core::mem::replace(told, covered.max(*told)), covered])
+            let covered_before = &mut stream.slots_in_tables[layer.index()];
+            (*layer, [core::mem::replace(covered_before, covered.max(*covered_before)), covered])
         }))
     }
 
@@ -104,22 +104,24 @@ impl Kv {
     /// Adds new staging slots to the backend's table.
     fn update_slot_table(&mut self, chunk: impl Fn(LayerBlockId) -> ChunkId) {
         let stream = &mut self.layer_offload;
-        let (told, seats) = (stream.table.slots.len(), stream.staging_slots.len());
-        if told == seats {
+        let (known_slots, slots) = (stream.table.slots.len(), stream.staging_slots.len());
+        if known_slots == slots {
             return;
         }
-        let seated = |seat: StagingSlot| {
-            let stowed =
-                self.kv_blocks.get(seat.kv_block).host_location.expect("a seated KV block has a place");
-            let host = HostBlockId(stowed.place * self.layers);
-            StagedRange { set: seat.set, host, generation: stowed.generation }
+        let range = |staged: StagingSlot| {
+            let host_location =
+                self.kv_blocks.get(staged.kv_block).host_location.expect("a seated KV block has a place");
+            let host = HostBlockId(host_location.place * self.layers);
+            StagedRange { set: staged.set, host, generation: host_location.generation }
         };
         let table = Arc::make_mut(&mut stream.table);
-        table.slots.extend(stream.staging_slots[told..].iter().map(|seat| seat.map(seated)));
+        table.slots.extend(stream.staging_slots[known_slots..].iter().map(|staged| staged.map(range)));
         table.sets.extend(stream.sets[table.sets.len()..].iter().map(|set| set.members));
         table.buffers.resize(stream.buffers.len(), Vec::new());
         for (known, buffer) in table.buffers.iter_mut().zip(&stream.buffers) {
-            known.extend(buffer[told..seats].iter().map(|layer_block| (*layer_block, chunk(*layer_block))));
+            known.extend(
+                buffer[known_slots..slots].iter().map(|layer_block| (*layer_block, chunk(*layer_block))),
+            );
         }
     }
 
@@ -174,16 +176,16 @@ impl Kv {
 
     pub(super) fn release_pinned_places(&mut self) {
         let oldest = self.layer_offload.fetching.front().copied();
-        let parted = core::mem::take(&mut self.layer_offload.pinned_places);
-        let (over, still): (Vec<_>, Vec<_>) =
-            parted.into_iter().partition(|(newest, _)| oldest.is_none_or(|oldest| oldest > *newest));
-        over.into_iter().for_each(|(_, place)| self.host_pool.give(place));
-        self.layer_offload.pinned_places = still;
+        let pinned = core::mem::take(&mut self.layer_offload.pinned_places);
+        let (unread, pinned): (Vec<_>, Vec<_>) =
+            pinned.into_iter().partition(|(newest, _)| oldest.is_none_or(|oldest| oldest > *newest));
+        unread.into_iter().for_each(|(_, place)| self.host_pool.give(place));
+        self.layer_offload.pinned_places = pinned;
     }
 
     /// Frees the KV block's staging slot and its host place, the latter once no fetch reads it any more.
-    pub(in crate::kv) fn pin_place(&mut self, seat: Option<u32>, place: u32) {
-        seat.into_iter().for_each(|seat| self.layer_offload.vacate(seat));
+    pub(in crate::kv) fn pin_place(&mut self, slot: Option<u32>, place: u32) {
+        slot.into_iter().for_each(|slot| self.layer_offload.vacate(slot));
         if self.layer_offload.fetching.is_empty() {
             self.host_pool.give(place);
         } else {

@@ -26,11 +26,13 @@ impl Kv {
         for request in self.paused().filter(|request| !effects.resumes(*request)).collect::<Vec<_>>() {
             while *left > 0 {
                 let Some(kv_block) = self.next_paused(request) else { break };
-                let Some(stowed) = self.reserve_spare_host_place(kv_block, generations) else { return };
+                let Some(host_location) = self.reserve_spare_host_place(kv_block, generations) else {
+                    return;
+                };
                 let layers: Vec<_> =
                     self.kv_blocks.get(kv_block).layers_not_on_host().iter().take(*left as usize).collect();
                 *left -= layers.len() as u32;
-                written.push(self.begin_write(kv_block, stowed, layers));
+                written.push(self.begin_write(kv_block, host_location, layers));
             }
         }
     }

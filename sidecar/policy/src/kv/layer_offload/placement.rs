@@ -41,9 +41,9 @@ impl Kv {
         let old = core::mem::take(&mut self.layer_offload.staging_slots);
         self.release_buffers();
         self.release_pinned_places();
-        for seat in old.iter().flatten() {
-            self.kv_blocks.set_staging_slot(seat.kv_block, None);
-            self.missing_layer_blocks.recheck(seat.kv_block);
+        for staged in old.iter().flatten() {
+            self.kv_blocks.set_staging_slot(staged.kv_block, None);
+            self.missing_layer_blocks.recheck(staged.kv_block);
         }
         self.layer_offload = LayerOffload {
             slots: Slots::new(placement.layout.clone(), vec![None; beta]),
@@ -60,8 +60,8 @@ impl Kv {
         self.history.word(!(self.layer_offload.placement.layout.moving.len() as u64));
         self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
         self.restage();
-        let seated: Vec<_> = old.into_iter().flatten().map(|seat| seat.kv_block).collect();
-        self.touch(&seated.into_iter().collect());
+        let staged_blocks: Vec<_> = old.into_iter().flatten().map(|staged| staged.kv_block).collect();
+        self.touch(&staged_blocks.into_iter().collect());
     }
 
     /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
@@ -80,20 +80,20 @@ impl Kv {
     pub(in crate::kv) fn check_layer_offload(&self) {
         let stream = &self.layer_offload;
         stream.slots.check();
-        for (at, seat) in stream.staging_slots.iter().enumerate() {
-            let Some(seat) = seat else { continue };
+        for (at, staged) in stream.staging_slots.iter().enumerate() {
+            let Some(staged) = staged else { continue };
             assert_eq!(
-                self.kv_blocks.get(seat.kv_block).staging_slot(),
+                self.kv_blocks.get(staged.kv_block).staging_slot(),
                 Some(at as u32),
                 "a KV block knows its seat"
             );
-            for layer in stream.set(seat.set) {
+            for layer in stream.set(staged.set) {
                 assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
-                let hosted = self.kv_blocks.get(seat.kv_block).hosted_layers.contains(*layer);
-                assert!(hosted || self.is_spilling(seat.kv_block), "what may leave has a copy");
+                let hosted = self.kv_blocks.get(staged.kv_block).hosted_layers.contains(*layer);
+                assert!(hosted || self.is_spilling(staged.kv_block), "what may leave has a copy");
             }
         }
-        let holes = stream.staging_slots.iter().filter(|seat| seat.is_none()).count() as u32;
+        let holes = stream.staging_slots.iter().filter(|staged| staged.is_none()).count() as u32;
         assert_eq!(holes, stream.free_slots, "free staging slots");
         for buffer in &stream.buffers {
             assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");

@@ -113,10 +113,10 @@ impl Kv {
     /// Begins a step, new or repeated: every layer's part of its KV blocks must be copied.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) {
         let Some(from) = self.layer_offload.prefill_spills.first_slot() else { return };
-        let seats = self.layer_offload.staging_slots.len() as u32;
+        let slots = self.layer_offload.staging_slots.len() as u32;
         // The step writes these KV blocks to the buffers, so the tables must name the buffers.
         for layer in &self.layer_offload.placement.layout.moving {
-            self.layer_offload.slots_in_tables[layer.index()] = seats;
+            self.layer_offload.slots_in_tables[layer.index()] = slots;
         }
         let slot =
             |layer| self.layer_offload.placement.layout.slot_of(layer).expect("a layer of a lease moves");
@@ -126,7 +126,7 @@ impl Kv {
         };
         let copies = self.layer_offload.slots.lease().map(copy).collect();
         self.layer_offload.prefill_spills.begin(copies);
-        self.history.word(u64::from(seats - from));
+        self.history.word(u64::from(slots - from));
     }
 
     /// Returns the due spills in layer order, each with its generation, and marks them as ordered.
@@ -142,9 +142,9 @@ impl Kv {
     fn spill(&self, copy: SpillCopy, chunk: impl Fn(LayerBlockId) -> ChunkId) -> Spill {
         let buffer = &self.layer_offload.buffers[copy.buffer.index()];
         let swap = |id: &KvBlockId| {
-            let seat = self.kv_blocks.get(*id).staging_slot()?;
+            let slot = self.kv_blocks.get(*id).staging_slot()?;
             let HostLocation { place, generation } = self.kv_blocks.get(*id).host_location?;
-            let (layer_block, host) = (buffer[seat as usize], place * self.layers + u32::from(copy.layer.0));
+            let (layer_block, host) = (buffer[slot as usize], place * self.layers + u32::from(copy.layer.0));
             Some(LayerBlockSwap {
                 layer_block,
                 chunk: chunk(layer_block),

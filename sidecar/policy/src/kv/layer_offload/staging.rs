@@ -74,10 +74,10 @@ impl Kv {
     /// Returns the request's KV blocks that are neither complete on the device nor staged.
     fn unstaged_kv_blocks(&self, request: RequestId) -> impl Iterator<Item = (usize, KvBlockId)> + '_ {
         let kv_blocks = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.kv_blocks);
-        let homeless = |id: &KvBlockId| {
+        let unstaged = |id: &KvBlockId| {
             !self.kv_blocks.is_whole(*id) && self.kv_blocks.get(*id).staging_slot().is_none()
         };
-        kv_blocks.copied().enumerate().filter(move |(_, id)| homeless(id))
+        kv_blocks.copied().enumerate().filter(move |(_, id)| unstaged(id))
     }
 
     /// Returns the device blocks that the request needs to continue with these layers offloaded: its missing blocks,
@@ -99,17 +99,17 @@ impl Kv {
         !set.is_empty() && set.len() >= 2 * usize::from(self.layer_offload.placement.layout.beta)
     }
 
-    pub(super) fn stage(&mut self, seat: StagingSlot) {
+    pub(super) fn stage(&mut self, staged: StagingSlot) {
         let at = self.layer_offload.staging_slots.len() as u32;
-        self.layer_offload.staging_slots.push(Some(seat));
-        self.kv_blocks.set_staging_slot(seat.kv_block, Some(at));
-        self.missing_layer_blocks.recheck(seat.kv_block);
+        self.layer_offload.staging_slots.push(Some(staged));
+        self.kv_blocks.set_staging_slot(staged.kv_block, Some(at));
+        self.missing_layer_blocks.recheck(staged.kv_block);
         for buffer in &mut self.layer_offload.buffers {
             if buffer.len() <= at as usize {
                 buffer.extend(self.chunk_pool.take_buffer(1));
             }
         }
-        self.history.word(u64::from(seat.kv_block.0) << 16 ^ u64::from(seat.set));
+        self.history.word(u64::from(staged.kv_block.0) << 16 ^ u64::from(staged.set));
     }
 
     pub(super) fn release_buffers(&mut self) {
@@ -137,23 +137,23 @@ impl Kv {
     /// that every later step reads from a buffer.
     pub fn evict_staged(&mut self) {
         let beta = u32::from(self.layer_offload.placement.layout.beta);
-        while let Some(seat) = self.layer_offload.ready.pop_front() {
-            let kv_block = self.kv_blocks.find(seat.kv_block);
-            let runs = self.sequences.get(&seat.user.0).is_some_and(|user| !user.suspended);
+        while let Some(staged) = self.layer_offload.ready.pop_front() {
+            let kv_block = self.kv_blocks.find(staged.kv_block);
+            let runs = self.sequences.get(&staged.user.0).is_some_and(|user| !user.suspended);
             let fits = runs
                 && kv_block.is_some_and(|kv_block| kv_block.refs > 0 && kv_block.staging_slot().is_none());
             if !fits
-                || !self.kv_blocks.is_whole(seat.kv_block)
-                || !self.missing_on_host(seat.kv_block, seat.set).is_empty()
-                || !self.saves_layer_blocks(seat.set)
+                || !self.kv_blocks.is_whole(staged.kv_block)
+                || !self.missing_on_host(staged.kv_block, staged.set).is_empty()
+                || !self.saves_layer_blocks(staged.set)
             {
                 continue;
             }
             if self.chunk_pool.free_layer_blocks() < beta {
-                self.layer_offload.ready.push_front(seat);
+                self.layer_offload.ready.push_front(staged);
                 break;
             }
-            self.stage(seat);
+            self.stage(staged);
         }
         self.evict_staged_layer_blocks();
     }
@@ -176,15 +176,15 @@ impl Kv {
     fn evict_staged_layer_blocks(&mut self) {
         let (covered, stream) = (self.covered_by_all(), &mut self.layer_offload);
         // Most layers share a range of slots; layers whose next fetch was ordered early have a shorter one.
-        let going =
+        let groups =
             group_by_slots(stream.placement.layout.moving.iter().zip(covered).map(|(layer, covered)| {
                 (*layer, [core::mem::replace(&mut stream.evicted_slots[layer.index()], covered), covered])
             }));
         let mut left = Vec::new();
-        for ([from, to], layers) in going {
-            for seat in stream.staging_slots[from as usize..to as usize].iter().flatten() {
-                let members = stream.sets[usize::from(seat.set)].members;
-                self.kv_blocks.take_layers(seat.kv_block, members & layers, &mut left);
+        for ([from, to], layers) in groups {
+            for staged in stream.staging_slots[from as usize..to as usize].iter().flatten() {
+                let members = stream.sets[usize::from(staged.set)].members;
+                self.kv_blocks.take_layers(staged.kv_block, members & layers, &mut left);
             }
         }
         self.chunk_pool.give(&left);
@@ -199,9 +199,9 @@ impl Kv {
         let running = self.kv_blocks_of_running();
         self.missing_layer_blocks.retain(|id| running.contains(id));
         for id in kv_blocks.into_iter().filter(|id| !running.contains(id)) {
-            if let Some(seat) = self.kv_blocks.set_staging_slot(id, None) {
+            if let Some(slot) = self.kv_blocks.set_staging_slot(id, None) {
                 self.missing_layer_blocks.recheck(id);
-                self.layer_offload.vacate(seat);
+                self.layer_offload.vacate(slot);
             }
         }
     }
@@ -221,23 +221,23 @@ impl Kv {
     pub fn move_buffers(&mut self) -> bool {
         assert!(self.layer_offload.fetching.is_empty(), "buffers move while nothing is copied into them");
         let draining = self.chunk_pool.draining().clone();
-        let mut going = Vec::new();
+        let mut moved = Vec::new();
         for layer_block in self.layer_offload.buffers.iter_mut().flatten() {
             if draining.contains(&self.chunk_pool.kv_chunk_of(*layer_block)) {
                 if self.chunk_pool.free_layer_blocks() == 0 {
                     break;
                 }
-                going.push(*layer_block);
+                moved.push(*layer_block);
                 *layer_block = self.chunk_pool.take_buffer(1)[0];
             }
         }
-        going.sort_unstable();
-        self.chunk_pool.give(&going);
+        moved.sort_unstable();
+        self.chunk_pool.give(&moved);
         self.layer_offload.table = Arc::default();
         self.forget_fetches();
-        let seated: BTreeSet<_> =
-            self.layer_offload.staging_slots.iter().flatten().map(|seat| seat.kv_block).collect();
-        self.touch(&seated);
+        let staged: BTreeSet<_> =
+            self.layer_offload.staging_slots.iter().flatten().map(|staged| staged.kv_block).collect();
+        self.touch(&staged);
         !self.drains_buffers()
     }
 

@@ -33,9 +33,9 @@ impl Kv {
                 let layers: Vec<_> = self.missing_on_host(kv_block, set).iter().take(left as usize).collect();
                 if layers.is_empty() {
                     self.layer_offload.ready.push_back(StagingSlot { kv_block, set, user: (request, at) });
-                } else if let Some(stowed) = self.reserve_spare_host_place(kv_block, generations) {
+                } else if let Some(host_location) = self.reserve_spare_host_place(kv_block, generations) {
                     left = left.saturating_sub(layers.len() as u32);
-                    written.push(self.begin_write(kv_block, stowed, layers));
+                    written.push(self.begin_write(kv_block, host_location, layers));
                 } else {
                     return written;
                 }
@@ -57,20 +57,20 @@ impl Kv {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.kv_blocks[..sequence.full as usize]).copied();
         let kv_block = full.find(|id| self.kv_blocks.is_whole(*id) && !self.is_copied(*id))?;
-        let stowed = self.reserve_host_place(kv_block, generations)?;
+        let host_location = self.reserve_host_place(kv_block, generations)?;
         let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
-        Some(self.begin_write(kv_block, stowed, layers))
+        Some(self.begin_write(kv_block, host_location, layers))
     }
 
     pub(super) fn begin_write(
         &mut self,
         kv_block: KvBlockId,
-        stowed: HostLocation,
+        host_location: HostLocation,
         layers: Vec<LayerId>,
     ) -> Swap {
         self.add_reference(kv_block);
         self.layer_offload.writing.push(kv_block);
-        Swap { kv_block, host_location: stowed, layers }
+        Swap { kv_block, host_location, layers }
     }
 
     /// Whether the KV block is being copied to or from the host tier in parallel with steps.
@@ -114,9 +114,9 @@ impl Kv {
         kv_block: KvBlockId,
         generations: &mut Generations,
     ) -> Option<HostLocation> {
-        let stowed = self.kv_blocks.get(kv_block).host_location;
+        let host_location = self.kv_blocks.get(kv_block).host_location;
         // A place that a fetch may still read is not free at once.
-        if stowed.is_none()
+        if host_location.is_none()
             && self.host_pool.room() == 0
             && !(self.evict_from_host() && self.host_pool.room() > 0)
         {
@@ -124,9 +124,9 @@ impl Kv {
         }
         let fresh =
             || HostLocation { place: self.host_pool.take(), generation: generations.next_generation() };
-        let stowed = stowed.unwrap_or_else(fresh);
-        self.kv_blocks.get_mut(kv_block).host_location = Some(stowed);
-        Some(stowed)
+        let host_location = host_location.unwrap_or_else(fresh);
+        self.kv_blocks.get_mut(kv_block).host_location = Some(host_location);
+        Some(host_location)
     }
 
     /// Handles the end of the copies; `done`: they succeeded.
