@@ -12,7 +12,7 @@ use crate::peers::Peer;
 
 pub mod ownership;
 
-pub use ownership::{LayerHome, Ownership};
+pub use ownership::{LayerLocation, Ownership};
 
 /// The owner of a chunk. Exactly one at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

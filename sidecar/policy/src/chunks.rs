@@ -184,8 +184,8 @@ impl Chunks {
             assert_eq!(self.table.owner(chunk), Some(owner), "owner of {chunk:?} and its place");
             held += 1;
         }
-        let parting = self.table.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
-        let free = self.free_count() + parting.map(|(_, count)| count).sum::<u32>();
+        let earmarked = self.table.counts().filter(|(owner, _)| matches!(owner, Owner::Earmarked(_)));
+        let free = self.free_count() + earmarked.map(|(_, count)| count).sum::<u32>();
         assert_eq!(held + free, self.table.created(), "every chunk is in one place or free");
         self.check_stale();
         self.check_layers();

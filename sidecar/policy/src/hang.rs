@@ -105,7 +105,7 @@ impl HangLimits {
     /// Returns the time without progress of `work` after which the holder stops extending its time slice, nanoseconds.
     /// Neither the tenant's floor nor the limit of unknown work delays peers. Each consecutive takeover doubles the
     /// limit, so that a long first step can finish.
-    pub fn turn_limit_ns(&self, work: Work) -> u64 {
+    pub fn slice_limit_ns(&self, work: Work) -> u64 {
         let expected = match work {
             Work::Step { tokens } => self.expected_ns(tokens).unwrap_or(0),
             Work::Reback { .. } | Work::Attach => 0,
@@ -234,15 +234,15 @@ mod tests {
     }
 
     #[test]
-    fn turn_limit_excludes_floor_and_unknown_steps() {
+    fn slice_limit_excludes_floor_and_unknown_steps() {
         let mut limits = HangLimits::new(600_000 * MS);
         let work = Work::Step { tokens: 4 };
-        assert_eq!((limits.turn_limit_ns(work), limits.limit_ns(work)), (FLOOR_NS, 600_000 * MS));
+        assert_eq!((limits.slice_limit_ns(work), limits.limit_ns(work)), (FLOOR_NS, 600_000 * MS));
         limits.overtaken();
         limits.overtaken();
-        assert_eq!(limits.turn_limit_ns(work), 4 * FLOOR_NS, "a long first step ends after some turns");
+        assert_eq!(limits.slice_limit_ns(work), 4 * FLOOR_NS, "a long first step ends after some turns");
         limits.step_done(4, 9_000 * MS);
-        assert_eq!(limits.turn_limit_ns(work), 18_000 * MS + FLOOR_NS);
+        assert_eq!(limits.slice_limit_ns(work), 18_000 * MS + FLOOR_NS);
     }
 
     #[test]

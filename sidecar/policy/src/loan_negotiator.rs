@@ -171,7 +171,7 @@ impl LoanNegotiator {
         }
         let due = self.book.expired(now);
         self.send_debts(&due, manager);
-        self.recall(now, manager);
+        self.revoke_loans(now, manager);
         self.continue_search(now, manager);
         self.renew(now);
         self.take_back_overdue(now);
@@ -201,8 +201,9 @@ impl LoanNegotiator {
         let before = self.commands.len();
         let used = self.book.loans_in().iter().filter(|taken| taken.vacating() < taken.held());
         let old = used.filter(|taken| expires(taken).since(now) < ttl_ns / 2);
-        let letter = |taken: &LoanIn| PeerCommand::Renew { peer: taken.peer, nonce: taken.nonce, ttl_ns };
-        self.commands.extend(old.map(letter));
+        let renew_command =
+            |taken: &LoanIn| PeerCommand::Renew { peer: taken.peer, nonce: taken.nonce, ttl_ns };
+        self.commands.extend(old.map(renew_command));
         if self.commands.len() > before {
             self.next_renewal_at = now.plus(ttl_ns / 8);
         }

@@ -8,7 +8,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use crate::action::FillTarget;
-use crate::chunk_table::{LayerHome, State};
+use crate::chunk_table::{LayerLocation, State};
 use crate::ids::{Generation, LayerId, SlotId};
 use crate::reason::Reason;
 use crate::slots::{CopyProgress, DueCopy, Generations, Slots};
@@ -49,7 +49,7 @@ pub struct Placement {
     /// The global part has chunks.
     pub has_global: bool,
     /// By layer.
-    pub homes: Vec<LayerHome>,
+    pub locations: Vec<LayerLocation>,
     /// Complete copies that keep their chunks, by layer.
     pub preserved: Vec<(LayerId, Generation)>,
     /// Why the layout was chosen: the reason of the copies that it needs.
@@ -279,19 +279,19 @@ impl Weights {
 
     /// Another layout is in force. Holders that lost their contents are due.
     pub fn place(&mut self, placement: Placement, generations: &mut Generations) {
-        let Placement { layout, has_global, homes, preserved, reason } = placement;
+        let Placement { layout, has_global, locations, preserved, reason } = placement;
         if !has_global {
             self.global = None;
         } else if self.global.is_none() {
             self.global = Some(Slab::due(generations));
         }
         let mut contents = vec![None; usize::from(layout.beta)];
-        for (l, home) in homes.into_iter().enumerate() {
+        for (l, location) in locations.into_iter().enumerate() {
             let layer = LayerId(l as u16);
             let content =
                 preserved.iter().find(|(kept, _)| *kept == layer).map(|(_, generation)| *generation);
-            self.layers[l] = match (home, content) {
-                (LayerHome::Slot(slot), content) => {
+            self.layers[l] = match (location, content) {
+                (LayerLocation::Slot(slot), content) => {
                     // A copy that was read before cannot hold back the next one in its slot: its reader is done.
                     // Unless the layer has the slot to itself, it is copied again.
                     let alone = slot.index() + usize::from(layout.beta) >= layout.moving.len();
@@ -300,11 +300,11 @@ impl Weights {
                     }
                     None
                 }
-                (LayerHome::Absent, _) => None,
-                (LayerHome::Resident, Some(generation)) => {
+                (LayerLocation::Absent, _) => None,
+                (LayerLocation::Resident, Some(generation)) => {
                     Some(Slab { generation, progress: CopyProgress::Committed })
                 }
-                (LayerHome::Resident, None) => Some(Slab::due(generations)),
+                (LayerLocation::Resident, None) => Some(Slab::due(generations)),
             };
         }
         self.slots = Slots::new(layout, contents);

@@ -120,7 +120,7 @@ impl EngineWatch {
         let progress = self.page.progress().wrapping_add(carried);
         if self.current.as_ref().is_none_or(|watching| watching.pending != ordered) {
             let limit = Duration::from_nanos(self.limits.limit_ns(ordered.work));
-            let slice_limit = Duration::from_nanos(self.limits.turn_limit_ns(ordered.work));
+            let slice_limit = Duration::from_nanos(self.limits.slice_limit_ns(ordered.work));
             let silence = HangDetector::new(now, progress, 2 * POLL_INTERVAL);
             self.current =
                 Some(WatchedWork { pending: ordered, silence, limit, slice_limit, is_killed: false });

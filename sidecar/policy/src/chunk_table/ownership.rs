@@ -15,7 +15,7 @@ const UNOWNED: (Owner, Owner) = (Owner::Free, Owner::Free);
 
 /// Where a layer's weights are under a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerHome {
+pub enum LayerLocation {
     /// In chunks of its own.
     Resident,
     /// In a slot that it shares with other moving layers, or has alone.
@@ -110,15 +110,15 @@ impl Ownership {
 
     /// Neither own chunks nor a slot: its memory is lent, and no step can run before it is restored.
     pub fn is_absent(&self, layer: LayerId) -> bool {
-        self.home(layer) == LayerHome::Absent
+        self.location(layer) == LayerLocation::Absent
     }
 
     /// Where the layer's weights are.
-    pub fn home(&self, layer: LayerId) -> LayerHome {
+    pub fn location(&self, layer: LayerId) -> LayerLocation {
         match self.slot_of[layer.index()] {
-            Some(slot) => LayerHome::Slot(slot),
-            None if self.layers[layer.index()].is_empty() => LayerHome::Absent,
-            None => LayerHome::Resident,
+            Some(slot) => LayerLocation::Slot(slot),
+            None if self.layers[layer.index()].is_empty() => LayerLocation::Absent,
+            None => LayerLocation::Resident,
         }
     }
 

@@ -66,7 +66,7 @@ impl LoanNegotiator {
         let Some(victim) = self.next_victim(&left, now, manager) else {
             return self.end_search(now, manager);
         };
-        left.retain(|neighbour| neighbour.peer != victim.peer);
+        left.retain(|view| view.peer != victim.peer);
         let nonce = self.book.ask(victim.peer, victim.chunks);
         let ttl_ns = self.policy.ttl_ns;
         self.commands.push(PeerCommand::Ask { peer: victim.peer, nonce, chunks: victim.chunks, ttl_ns });
@@ -77,27 +77,22 @@ impl LoanNegotiator {
     /// before each request, because a denial reduces the supply.
     fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
         let need_chunks = manager.loans().borrow_request()?;
-        let asker = self.policy.borrower(need_chunks, manager.params().next_use());
-        let supply = victim::supply(left, &asker, now);
+        let borrower = self.policy.borrower(need_chunks, manager.params().next_use());
+        let supply = victim::supply(left, &borrower, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
         let need_chunks = if covered { need_chunks } else { manager.loans().useful_loan_size(supply.chunks) };
         if need_chunks == 0 && !left.is_empty() {
             manager.loans_mut().record_shortfall(Reason::PeersShort);
         }
-        victim::order(left, &Borrower { need_chunks, ..asker }, now).first().copied()
+        victim::order(left, &Borrower { need_chunks, ..borrower }, now).first().copied()
     }
 
     /// Handles a survey's result: asks the peers that may lend, one after the other.
-    pub(super) fn is_survey_complete(
-        &mut self,
-        now: Nanos,
-        neighbours: &[PeerView],
-        manager: &mut MemoryManager,
-    ) {
+    pub(super) fn on_survey(&mut self, now: Nanos, peers: &[PeerView], manager: &mut MemoryManager) {
         let Search::Surveying { since } = self.search else { return };
         let paused =
             |peer: Peer| self.ask_backoffs.iter().any(|paused| paused.peer == peer && now < paused.until);
-        let left = neighbours.iter().filter(|neighbour| !paused(neighbour.peer)).copied().collect();
+        let left = peers.iter().filter(|view| !paused(view.peer)).copied().collect();
         self.search = Search::Asking { since, nonce: Nonce(0), left };
         self.ask_next(now, manager);
     }

@@ -13,12 +13,12 @@ use crate::reason::Reason;
 
 impl LoanNegotiator {
     /// Handles a message. A message that does not match the book has no effect on it.
-    pub fn on_event(&mut self, now: Nanos, news: PeerEvent, manager: &mut MemoryManager) {
+    pub fn on_event(&mut self, now: Nanos, event: PeerEvent, manager: &mut MemoryManager) {
         self.update_residence(now, manager);
         // The message may concern a transfer that ended since the last boundary.
         self.process_transfer_results(now, manager);
-        match news {
-            PeerEvent::Survey(neighbours) => self.is_survey_complete(now, &neighbours, manager),
+        match event {
+            PeerEvent::Survey(peers) => self.on_survey(now, &peers, manager),
             PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => {
                 self.on_ask(now, (peer, nonce), chunks, ttl_ns, manager)
             }

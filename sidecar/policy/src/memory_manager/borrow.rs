@@ -31,8 +31,8 @@ impl MemoryManager {
         let chunks = core::iter::once(to_load)
             .chain(layer_blocks)
             .map(|b| b.saturating_sub(had_layer_blocks).div_ceil(per));
-        let mut rungs: Vec<u32> = chunks.filter(|chunks| (1..=room).contains(chunks)).collect();
-        rungs.dedup();
-        rungs
+        let mut steps: Vec<u32> = chunks.filter(|chunks| (1..=room).contains(chunks)).collect();
+        steps.dedup();
+        steps
     }
 }

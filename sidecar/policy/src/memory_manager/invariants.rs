@@ -2,7 +2,7 @@
 
 use super::MemoryManager;
 use crate::action::FillTarget;
-use crate::chunk_table::{LayerHome, Owner, State};
+use crate::chunk_table::{LayerLocation, Owner, State};
 use crate::digest::Digest;
 use crate::ids::{KvChunkId, LayerId, SlotId};
 use crate::slots::CopyProgress;
@@ -72,8 +72,8 @@ impl MemoryManager {
     fn check_contents(&self) {
         for layer in (0..self.sizes.layers).map(LayerId) {
             if !self.weights.is_resident(layer) {
-                let elsewhere = self.chunks.ownership().home(layer) != LayerHome::Resident;
-                assert!(elsewhere, "{layer:?} has a slab, a slot, or was lent");
+                let not_resident = self.chunks.ownership().location(layer) != LayerLocation::Resident;
+                assert!(not_resident, "{layer:?} has a slab, a slot, or was lent");
                 continue;
             }
             let state = self.chunks.table().contents(Owner::WeightsLayer(layer));

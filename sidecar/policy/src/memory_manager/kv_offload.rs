@@ -24,8 +24,8 @@ impl MemoryManager {
         self.choose_placement();
         self.take_placement();
         if !self.kv.placement().layout.moving.is_empty() {
-            let (seated, holes) = self.kv.slot_counts();
-            if seated == 0 && holes > 0 {
+            let (staged, holes) = self.kv.slot_counts();
+            if staged == 0 && holes > 0 {
                 self.compact_staging();
             }
             self.kv.evict_staged();
@@ -62,12 +62,12 @@ impl MemoryManager {
     /// Compacts the staging slots: buffers keep blocks for slots without a request, and freeing them costs the early
     /// fetches. Not during a fetch.
     pub(super) fn compact_staging(&mut self) -> bool {
-        let quiet = self.kv.fetches() == 0;
-        if quiet {
+        let idle = self.kv.fetches() == 0;
+        if idle {
             let placement = self.kv.placement().clone();
             self.kv.place(placement);
         }
-        quiet
+        idle
     }
 
     /// Moves buffers out of draining chunks. `None` = they are out; else whether the change can continue.

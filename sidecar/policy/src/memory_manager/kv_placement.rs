@@ -82,10 +82,10 @@ impl MemoryManager {
     /// All offloaded KV would fit the device and leave twice the blocks that should be free.
     pub(super) fn all_kv_fits(&self) -> bool {
         let away = self.kv.offloaded_layer_blocks();
-        let home = away.saturating_sub(self.kv.buffer_layer_blocks());
+        let needed = away.saturating_sub(self.kv.buffer_layer_blocks());
         let none = PlannedAdmissions::default();
         let now = self.after(&none);
-        now.spare_layer_blocks() >= home.saturating_add(2 * now.target_spare_layer_blocks())
+        now.spare_layer_blocks() >= needed.saturating_add(2 * now.target_spare_layer_blocks())
     }
 
     /// Feeds the duration of a step to the controllers. `Pie` grows while the link has spare time: the swaps that fit

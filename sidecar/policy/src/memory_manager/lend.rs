@@ -62,17 +62,17 @@ impl MemoryManager {
         if self.wake_layout() {
             self.refuse_loans_beyond(vacant);
         }
-        let Some(parting) = self.loans.outgoing.first() else {
+        let Some(transfer) = self.loans.outgoing.first() else {
             self.loans.set_forces_reclaim(false);
             return self.restore();
         };
-        if vacant >= parting.chunks {
+        if vacant >= transfer.chunks {
             self.loans.outgoing.take_first();
-            return self.order_lend(parting, out);
+            return self.order_lend(transfer, out);
         }
-        match self.capacity_for(parting.chunks - vacant, parting.claim) {
+        match self.capacity_for(transfer.chunks - vacant, transfer.claim) {
             Some(target) => {
-                self.change.decide(Some(Transition { target, reason: parting.claim.reason() }));
+                self.change.decide(Some(Transition { target, reason: transfer.claim.reason() }));
             }
             None => self.refuse_loan(),
         }
@@ -82,31 +82,31 @@ impl MemoryManager {
     /// step waits for the layers.
     fn refuse_loans_beyond(&mut self, vacant: u32) {
         let waits =
-            |parting: OutgoingTransfer| parting.claim == TransferKind::Lend && parting.chunks > vacant;
+            |transfer: OutgoingTransfer| transfer.claim == TransferKind::Lend && transfer.chunks > vacant;
         while self.loans.outgoing.first().is_some_and(waits) {
             self.refuse_loan();
         }
     }
 
-    fn order_lend(&mut self, parting: OutgoingTransfer, out: &mut Vec<Action>) {
-        let OutgoingTransfer { earmark, chunks, claim } = parting;
+    fn order_lend(&mut self, transfer: OutgoingTransfer, out: &mut Vec<Action>) {
+        let OutgoingTransfer { earmark, chunks, claim } = transfer;
         // Chunks that were never created go first: no other method creates them.
         let spare_chunks = self.spare_chunks().min(chunks);
-        let going = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
-        let work = Work::Lend { chunks: going.clone(), spare_chunks, earmark };
-        self.order(work, claim.reason(), Pending::Lend(going, spare_chunks, earmark, claim), out);
+        let earmarked = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
+        let work = Work::Lend { chunks: earmarked.clone(), spare_chunks, earmark };
+        self.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
     }
 
     pub(super) fn lent(
         &mut self,
-        going: &[ChunkId],
+        earmarked: &[ChunkId],
         spare: u32,
         (earmark, claim): (Earmark, TransferKind),
         outcome: Outcome,
     ) {
-        let chunks = going.len() as u32 + spare;
+        let chunks = earmarked.len() as u32 + spare;
         if let Outcome::Done { .. } = outcome {
-            self.chunks.release(going);
+            self.chunks.release(earmarked);
             match claim {
                 TransferKind::Lend => self.loans.balance.on_lent(chunks),
                 TransferKind::Return => self.loans.balance.on_repaid(chunks),
@@ -116,7 +116,7 @@ impl MemoryManager {
             self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
-        self.chunks.take_back(going, earmark.peer);
+        self.chunks.take_back(earmarked, earmark.peer);
         match (outcome, claim) {
             // The loan is refused; its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}

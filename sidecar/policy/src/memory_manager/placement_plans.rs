@@ -25,12 +25,12 @@ use crate::step_model::Layout;
 impl MemoryManager {
     /// The request for a plan of these requests. The driver answers with [`MemoryManager::planned`], however long it
     /// takes.
-    pub fn ask_plan(&mut self, crowd: &SchedulerView) -> PlanRequest {
-        let request = self.plan_request(crowd);
+    pub fn ask_plan(&mut self, view: &SchedulerView) -> PlanRequest {
+        let request = self.plan_request(view);
         // A plan costs a change of placement, so not at every boundary. Steps count, not boundaries: KV is loaded in
         // pieces, and a new plan would offload it again before any step ran.
         let next_plan_step = self.counters.steps() + u64::from(self.params.replan.least_steps);
-        self.offload.plans.on_requested(crowd.runners(), crowd.waiters(), next_plan_step);
+        self.offload.plans.on_requested(view.runners(), view.waiters(), next_plan_step);
         request
     }
 
@@ -39,9 +39,9 @@ impl MemoryManager {
         let kv_blocks = |request| self.kv.kv_blocks(request);
         let runner =
             |request| RunningRequest { request, kv_blocks: kv_blocks(request), deposit: 0, immune: true };
-        let crowd =
+        let view =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
-        self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&crowd))
+        self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&view))
     }
 
     /// A plan is due if KV is short or a request waits for one, and the plan in force no longer holds; or if everything
@@ -76,7 +76,7 @@ impl MemoryManager {
         self.offload.plans.decide_due(self.counters.steps(), self.kv.running_requests());
     }
 
-    fn plan_request(&self, crowd: &SchedulerView) -> PlanRequest {
+    fn plan_request(&self, view: &SchedulerView) -> PlanRequest {
         // Their lengths at the end of the plan's window.
         let growth = u32::from(self.params.replan.window).div_ceil(BLOCK_TOKENS);
         let kv_block_ns = self.step_stats.kv_block_ns() / u64::from(self.sizes.layers);
@@ -88,8 +88,8 @@ impl MemoryManager {
             id: self.offload.plans.next_id(),
             layers: self.sizes.layers,
             layer_block_bytes: self.geometry.layer_block_bytes,
-            running: self.planner_requests(&crowd.running, growth),
-            waiting: crowd
+            running: self.planner_requests(&view.running, growth),
+            waiting: view
                 .waiting
                 .iter()
                 .map(|waiter| self.planner_request_of_waiting(waiter, growth))
@@ -170,7 +170,7 @@ impl MemoryManager {
 
     /// The chosen sets as a placement; all offloaded layers share buffers. An admitted request takes its set when it
     /// joins.
-    fn placement_of(&self, going: &[RequestId], chosen: &[u16]) -> Placement {
+    fn placement_of(&self, members: &[RequestId], chosen: &[u16]) -> Placement {
         let options = self.offload.plans.options();
         let mut away: Vec<u16> =
             chosen.iter().flat_map(|at| options[usize::from(*at)].iter().copied()).collect();
@@ -186,7 +186,7 @@ impl MemoryManager {
         let mut sets: Vec<Vec<LayerId>> = Vec::new();
         let runners: BTreeSet<_> = self.kv.running_requests().collect();
         let mut of = BTreeMap::new();
-        for (request, at) in going.iter().zip(chosen).filter(|(_, at)| **at > 0) {
+        for (request, at) in members.iter().zip(chosen).filter(|(_, at)| **at > 0) {
             let set = self.offload.plans.set(*at);
             let known = sets.iter().position(|other| *other == set).unwrap_or_else(|| {
                 sets.push(set);

@@ -32,9 +32,9 @@ impl MemoryManager {
         if !self.wake_layout() || self.loans.awaits_loans() {
             return;
         }
-        let home = self.chunks.weights_held() + self.chunks.free_count();
-        let cheapest = self.cheapest_restore_layout(home).map(TransitionTarget::Layout);
-        match cheapest.or_else(|| self.last_restore_layout(home)) {
+        let own_chunks = self.chunks.weights_held() + self.chunks.free_count();
+        let cheapest = self.cheapest_restore_layout(own_chunks).map(TransitionTarget::Layout);
+        match cheapest.or_else(|| self.last_restore_layout(own_chunks)) {
             Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),
             None => self.loans.set_blocked(true),
         }
@@ -43,8 +43,8 @@ impl MemoryManager {
     /// If no layout chosen by its stall fits: the evenly spaced one with the fewest moving layers that fits after all
     /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
     /// are in force.
-    fn last_restore_layout(&self, home: u32) -> Option<TransitionTarget> {
-        let room = home + self.kv_chunks_above_guarantee();
+    fn last_restore_layout(&self, own_chunks: u32) -> Option<TransitionTarget> {
+        let room = own_chunks + self.kv_chunks_above_guarantee();
         let idle = self.chunks.activation_chunks().saturating_sub(self.least_activations());
         let most = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
@@ -56,12 +56,12 @@ impl MemoryManager {
     /// Of the layouts that fit: the one that the policy ranks lowest, by its stall and by the KV that must go for it.
     /// Layers that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else
     /// fits; `Unified` takes a stall if requests would lose more.
-    fn cheapest_restore_layout(&self, home: u32) -> Option<Layout> {
+    fn cheapest_restore_layout(&self, own_chunks: u32) -> Option<Layout> {
         let (idle, most) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
         let (outlook, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
-            let kv_chunks = self.sizes.weights(&layout).saturating_sub(home);
+            let kv_chunks = self.sizes.weights(&layout).saturating_sub(own_chunks);
             if kv_chunks > most {
                 continue;
             }
@@ -84,11 +84,11 @@ impl MemoryManager {
             SleepState::Waking => return true,
             SleepState::Awake => {}
         }
-        let leaving = self.outgoing_chunks(|_, _| true) > 0;
-        let home = self.loans.balance.lent() == 0
+        let outgoing = self.outgoing_chunks(|_, _| true) > 0;
+        let nothing_lent = self.loans.balance.lent() == 0
             && self.loans.outgoing.is_empty()
             && self.loans.recreation.chunks() == 0
-            && !leaving;
-        (self.loans.is_active() || home) && self.chunks.absent_layers() > 0
+            && !outgoing;
+        (self.loans.is_active() || nothing_lent) && self.chunks.absent_layers() > 0
     }
 }

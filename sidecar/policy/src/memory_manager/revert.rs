@@ -150,12 +150,13 @@ impl MemoryManager {
     /// The same ownership, whatever stale addresses are left.
     pub(super) fn is_at_base_layout(&self) -> bool {
         let layout = self.weights.layout();
-        let home = match self.forced {
+        let at_base = match self.forced {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
             None => layout.alpha() <= self.base.alpha(),
         };
-        let rests = self.sleep.is_settled();
-        home && rests
+        let settled = self.sleep.is_settled();
+        at_base
+            && settled
             && self.excess_activations() == 0
             && self.loans().releasing_chunks() == 0
             && !self.loans.balance.is_growing()

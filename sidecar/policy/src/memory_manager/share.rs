@@ -74,9 +74,9 @@ impl MemoryManager {
         }
         while self.over_lent() > 0 && self.loans.outgoing.refuse_last_loan() {}
         let spare = self.spare_chunks();
-        let going = self.share_to_release().min(spare + self.loans.recreation.chunks());
-        self.loans.recreation.remove(going.saturating_sub(spare));
-        self.loans.balance.release_uncreated(going);
+        let released = self.share_to_release().min(spare + self.loans.recreation.chunks());
+        self.loans.recreation.remove(released.saturating_sub(spare));
+        self.loans.balance.release_uncreated(released);
     }
 
     /// Takes the release of a share one action further.

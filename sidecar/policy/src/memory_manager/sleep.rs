@@ -178,8 +178,8 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if let Some(parting) = self.loans.outgoing.first() {
-            return match parting.claim {
+        if let Some(transfer) = self.loans.outgoing.first() {
+            return match transfer.claim {
                 TransferKind::Lend => self.refuse_loan(),
                 TransferKind::Return => self.settle_trade(out),
             };

@@ -207,7 +207,7 @@ impl MemoryManager {
         let placement = Placement {
             layout,
             has_global: !self.chunks.ownership().global.is_empty(),
-            homes: (0..self.sizes.layers).map(|l| self.chunks.ownership().home(LayerId(l))).collect(),
+            locations: (0..self.sizes.layers).map(|l| self.chunks.ownership().location(LayerId(l))).collect(),
             preserved,
             reason,
         };

@@ -35,10 +35,10 @@ pub struct Waiter {
 
 impl Waiter {
     /// Returns the sort key; the smallest is next.
-    fn queue_position(&self, order: SliceOrder, turns: u64) -> (i64, u64, Peer) {
+    fn queue_position(&self, order: SliceOrder, slices: u64) -> (i64, u64, Peer) {
         let urgency = match order {
             SliceOrder::RoundRobin => 0,
-            SliceOrder::Priority { aging_turns } if turns.saturating_sub(self.asked_at) >= aging_turns => {
+            SliceOrder::Priority { aging_turns } if slices.saturating_sub(self.asked_at) >= aging_turns => {
                 i64::MIN
             }
             SliceOrder::Priority { .. } => -i64::from(self.priority),
@@ -47,9 +47,9 @@ impl Waiter {
     }
 }
 
-/// Sorts the waiters, next one first. `turns` is the number of slices granted so far.
-pub fn sort_waiters(waiters: &mut [Waiter], order: SliceOrder, turns: u64) {
-    waiters.sort_unstable_by_key(|waiter| waiter.queue_position(order, turns));
+/// Sorts the waiters, next one first. `slices` is the number of slices granted so far.
+pub fn sort_waiters(waiters: &mut [Waiter], order: SliceOrder, slices: u64) {
+    waiters.sort_unstable_by_key(|waiter| waiter.queue_position(order, slices));
 }
 
 /// The holder's decision at a step boundary.

@@ -103,42 +103,42 @@ pub struct Supply {
 
 /// Returns the supply of all peers that [`order`] would ask for an unlimited need. Checked before the first request, so
 /// that no peer vacates layers for a need that all of them together cannot cover.
-pub fn supply(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Supply {
-    let known = feasible(neighbours, asker, now).map(|(_, live)| live.lendable_chunks);
-    let more_unknown = unknown(neighbours, asker.order).next().is_some();
+pub fn supply(peers: &[PeerView], borrower: &Borrower<'_>, now: Nanos) -> Supply {
+    let known = feasible(peers, borrower, now).map(|(_, live)| live.lendable_chunks);
+    let more_unknown = unknown(peers, borrower.order).next().is_some();
     Supply { chunks: known.fold(0, u32::saturating_add), more_unknown }
 }
 
 /// Returns the peers to ask, first victim first, each for what its predecessors leave open, until the need is covered.
 /// Peers without state follow in the directive's order. Each of them is asked for the whole open rest, since its supply
 /// is unknown, and the caller stops when it has enough. Peers without state that are not on the list are not asked.
-pub fn order(neighbours: &[PeerView], asker: &Borrower<'_>, now: Nanos) -> Vec<Victim> {
-    let mut known: Vec<(PeerView, PeerState)> = feasible(neighbours, asker, now).collect();
+pub fn order(peers: &[PeerView], borrower: &Borrower<'_>, now: Nanos) -> Vec<Victim> {
+    let mut known: Vec<(PeerView, PeerState)> = feasible(peers, borrower, now).collect();
     let is_predicted = known.iter().any(|(_, live)| live.next_use_ns.is_some_and(|ns| ns > 0));
-    let next_use = if is_predicted { asker.next_use } else { NextUseEstimate::LastUse };
-    let asker = &Borrower { next_use, ..*asker };
-    known.sort_unstable_by_key(|(neighbour, live)| rank(neighbour, live, asker, now));
-    let mut open = asker.need_chunks;
+    let next_use = if is_predicted { borrower.next_use } else { NextUseEstimate::LastUse };
+    let borrower = &Borrower { next_use, ..*borrower };
+    known.sort_unstable_by_key(|(view, live)| rank(view, live, borrower, now));
+    let mut open = borrower.need_chunks;
     let mut victims = Vec::new();
-    for (neighbour, live) in known {
+    for (view, live) in known {
         let chunks = live.lendable_chunks.min(open);
         open -= chunks;
-        victims.push(Victim { peer: neighbour.peer, chunks });
+        victims.push(Victim { peer: view.peer, chunks });
     }
-    victims.extend(unknown(neighbours, asker.order).map(|peer| Victim { peer, chunks: open }));
+    victims.extend(unknown(peers, borrower.order).map(|peer| Victim { peer, chunks: open }));
     victims.retain(|victim| victim.chunks > 0);
     victims
 }
 
 fn feasible(
-    neighbours: &[PeerView],
-    asker: &Borrower<'_>,
+    peers: &[PeerView],
+    borrower: &Borrower<'_>,
     now: Nanos,
 ) -> impl Iterator<Item = (PeerView, PeerState)> {
-    let known = neighbours.iter().filter(|neighbour| neighbour.reachable);
-    known.filter_map(|neighbour| Some((*neighbour, neighbour.live?))).filter(move |(neighbour, live)| {
-        let settled = now.since(live.resident_since) >= asker.min_residence_ns;
-        let spared = live.active && neighbour.priority > asker.priority;
+    let known = peers.iter().filter(|view| view.reachable);
+    known.filter_map(|view| Some((*view, view.live?))).filter(move |(view, live)| {
+        let settled = now.since(live.resident_since) >= borrower.min_residence_ns;
+        let spared = live.active && view.priority > borrower.priority;
         live.lendable_chunks > 0 && settled && !spared
     })
 }
@@ -146,20 +146,20 @@ fn feasible(
 /// Sort key, lowest first: activity, priority, the rule in up to three parts, record index.
 type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 
-fn rank(neighbour: &PeerView, live: &PeerState, asker: &Borrower<'_>, now: Nanos) -> Rank {
+fn rank(view: &PeerView, live: &PeerState, borrower: &Borrower<'_>, now: Nanos) -> Rank {
     let used = live.last_used.0;
-    let furthest = match asker.rule {
+    let furthest = match borrower.rule {
         VictimOrder::MostRecentlyUsed => {
-            let expected = match asker.next_use {
+            let expected = match borrower.next_use {
                 NextUseEstimate::LastUse => 0,
                 NextUseEstimate::Arrivals => expected(live, now),
             };
             [live.queue_position.map_or(u64::MAX, u64::from), expected, used]
         }
         VictimOrder::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
-        VictimOrder::FixedOrder => [u64::MAX - listed(asker.order, neighbour.peer), 0, 0],
+        VictimOrder::FixedOrder => [u64::MAX - listed(borrower.order, view.peer), 0, 0],
     };
-    (live.active, neighbour.priority, Reverse(furthest), neighbour.peer)
+    (live.active, view.priority, Reverse(furthest), view.peer)
 }
 
 /// Returns the predicted time until the next use, as a power of two: predictions are not more precise, and equal peers
@@ -175,8 +175,7 @@ fn listed(order: &[Peer], peer: Peer) -> u64 {
     order.iter().position(|listed| *listed == peer).unwrap_or(order.len()) as u64
 }
 
-fn unknown(neighbours: &[PeerView], order: &[Peer]) -> impl Iterator<Item = Peer> {
-    let silent =
-        |peer: &&Peer| neighbours.iter().any(|n| n.peer == **peer && n.reachable && n.live.is_none());
+fn unknown(peers: &[PeerView], order: &[Peer]) -> impl Iterator<Item = Peer> {
+    let silent = |peer: &&Peer| peers.iter().any(|n| n.peer == **peer && n.reachable && n.live.is_none());
     order.iter().filter(silent).copied()
 }

@@ -62,7 +62,7 @@ pub struct BatchContext {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchScore {
     /// Requests left out although they must be admitted (first come, first served).
-    pub left_out: usize,
+    pub unadmitted: usize,
     /// Late tokens of the window above the allowance, permille of the tokens that the present batch generates. It is a
     /// share, so that pausing a request does not pay off only by generating fewer late tokens.
     pub late_permille: u64,
@@ -184,15 +184,15 @@ fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost)
     let late = |member: &BatchCandidate| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
     let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
     let gaps: u64 = outlook.running.iter().take(paused).map(|member| gap(member, outlook, step_ns)).sum();
-    let going = members(outlook, paused, admitted).count() as u64;
+    let members = members(outlook, paused, admitted).count() as u64;
     // A pause is one gap between two tokens, so its next token may be late. Admitted requests add no tokens to the
     // denominator: if all tokens are late already, their late tokens would not show, although they lengthen every step.
-    let tokens = ((going - admitted as u64) * window + paused as u64).max(1);
+    let tokens = ((members - admitted as u64) * window + paused as u64).max(1);
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
-    let per_s_milli = u128::from(going) * 1_000_000_000_000 / u128::from(step_ns);
-    let insisting = outlook.waiting[admitted..].iter().filter(|member| member.must_admit);
+    let per_s_milli = u128::from(members) * 1_000_000_000_000 / u128::from(step_ns);
+    let must_admit = outlook.waiting[admitted..].iter().filter(|member| member.must_admit);
     BatchScore {
-        left_out: insisting.count(),
+        unadmitted: must_admit.count(),
         late_permille: late_permille.saturating_sub(u64::from(outlook.allowed_permille)),
         tokens_per_s_milli: Reverse(u64::try_from(per_s_milli).unwrap_or(u64::MAX)),
         link_bytes: cost.link_bytes,

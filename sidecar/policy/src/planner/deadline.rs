@@ -45,20 +45,20 @@ pub struct RoomRequest {
 /// Returns the requests to pause, the one with the longest deposit first, of equals the youngest. `None` if they do not
 /// hold enough, or the host tier has no space for their KV.
 pub fn make_room(wanted: &RoomRequest, holders: &[Holder]) -> Option<Vec<RequestId>> {
-    let can_wait = |one: &&Holder| {
+    let can_pause = |one: &&Holder| {
         one.buffered_until >= wanted.buffered_until && one.priority <= wanted.priority && one.kv_blocks > 0
     };
-    let mut later: Vec<_> = holders.iter().filter(can_wait).collect();
+    let mut later: Vec<_> = holders.iter().filter(can_pause).collect();
     later.sort_by_key(|one| Reverse((one.buffered_until, one.id)));
-    let (mut room, mut places, mut going) = (0_u32, wanted.host_places, Vec::new());
+    let (mut room, mut places, mut paused) = (0_u32, wanted.host_places, Vec::new());
     for one in later {
         if room >= wanted.kv_blocks {
             break;
         }
         if let Some(left) = places.checked_sub(one.kv_blocks) {
             (room, places) = (room + one.kv_blocks, left);
-            going.push(one.id);
+            paused.push(one.id);
         }
     }
-    (room >= wanted.kv_blocks && !going.is_empty()).then_some(going)
+    (room >= wanted.kv_blocks && !paused.is_empty()).then_some(paused)
 }

@@ -86,7 +86,7 @@ fn hull(object: &Object, cost: &impl Fn(&Choice) -> u64) -> Vec<(u64, u64)> {
         if hull.last().is_some_and(|last| point.0 >= last.0) {
             continue; // neither cheaper nor smaller than an earlier point
         }
-        while hull.len() >= 2 && !turns_down(hull[hull.len() - 2], hull[hull.len() - 1], point) {
+        while hull.len() >= 2 && !is_below_line(hull[hull.len() - 2], hull[hull.len() - 1], point) {
             hull.pop();
         }
         hull.push(point);
@@ -95,7 +95,7 @@ fn hull(object: &Object, cost: &impl Fn(&Choice) -> u64) -> Vec<(u64, u64)> {
 }
 
 /// Whether `b` is below the line from `a` to `c`.
-fn turns_down(a: (u64, u64), b: (u64, u64), c: (u64, u64)) -> bool {
+fn is_below_line(a: (u64, u64), b: (u64, u64), c: (u64, u64)) -> bool {
     let slope = |from: (u64, u64), to: (u64, u64)| (u128::from(to.1 - from.1), u128::from(from.0 - to.0));
     let ((rise_b, run_b), (rise_c, run_c)) = (slope(a, b), slope(a, c));
     rise_b * run_c < rise_c * run_b

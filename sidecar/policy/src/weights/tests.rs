@@ -6,12 +6,16 @@ use super::*;
 /// Three resident layers.
 fn resident(generations: &mut Generations) -> Weights {
     let mut weights = Weights::new(3);
-    weights.place(placement(Layout::resident(), vec![LayerHome::Resident; 3], vec![]), generations);
+    weights.place(placement(Layout::resident(), vec![LayerLocation::Resident; 3], vec![]), generations);
     weights
 }
 
-fn placement(layout: Layout, homes: Vec<LayerHome>, preserved: Vec<(LayerId, Generation)>) -> Placement {
-    Placement { layout, has_global: true, homes, preserved, reason: Reason::Load }
+fn placement(
+    layout: Layout,
+    locations: Vec<LayerLocation>,
+    preserved: Vec<(LayerId, Generation)>,
+) -> Placement {
+    Placement { layout, has_global: true, locations, preserved, reason: Reason::Load }
 }
 
 /// Orders and completes every copy that is due.
@@ -99,9 +103,9 @@ fn preserved_layer_is_not_copied_again() {
     let mut weights = resident(&mut generations);
     load(&mut weights, &mut generations);
     let kept = weights.content_of(LayerId(0), None).expect("it is loaded");
-    let slot = LayerHome::Slot(SlotId(0));
-    let homes = vec![LayerHome::Resident, slot, slot];
-    weights.place(placement(moving(&[1, 2]), homes, vec![(LayerId(0), kept)]), &mut generations);
+    let slot = LayerLocation::Slot(SlotId(0));
+    let locations = vec![LayerLocation::Resident, slot, slot];
+    weights.place(placement(moving(&[1, 2]), locations, vec![(LayerId(0), kept)]), &mut generations);
     assert!(weights.is_settled(), "the layer that stays has its contents");
     assert_eq!(weights.content_of(LayerId(1), Some(SlotId(0))), None);
     assert!(!weights.is_resident(LayerId(1)) && weights.has_global());
@@ -114,8 +118,8 @@ fn preserved_layer_is_not_copied_again() {
 fn engine_loss_empties_slots_and_keeps_resident_layers() {
     let mut generations = Generations::default();
     let mut weights = Weights::new(2);
-    let homes = vec![LayerHome::Resident, LayerHome::Slot(SlotId(0))];
-    weights.place(placement(moving(&[1]), homes, vec![]), &mut generations);
+    let locations = vec![LayerLocation::Resident, LayerLocation::Slot(SlotId(0))];
+    weights.place(placement(moving(&[1]), locations, vec![]), &mut generations);
     load(&mut weights, &mut generations);
     weights.on_engine_lost();
     assert!(weights.content_of(LayerId(0), None).is_some());
@@ -126,8 +130,8 @@ fn engine_loss_empties_slots_and_keeps_resident_layers() {
 fn lent_layer_has_no_contents() {
     let mut generations = Generations::default();
     let mut weights = Weights::new(2);
-    let homes = vec![LayerHome::Resident, LayerHome::Absent];
-    weights.place(placement(Layout::resident(), homes, vec![]), &mut generations);
+    let locations = vec![LayerLocation::Resident, LayerLocation::Absent];
+    weights.place(placement(Layout::resident(), locations, vec![]), &mut generations);
     assert!(!weights.is_resident(LayerId(1)));
     assert_eq!(weights.state(FillTarget::Resident(LayerId(1))), State::Idle);
     load(&mut weights, &mut generations);

@@ -172,9 +172,9 @@ fn merit(
     (paused, admitted): (usize, usize),
     (step_ns, link_bytes): (u64, u64),
 ) -> BatchScore {
-    let going: Vec<_> = outlook.running[paused..].iter().chain(&outlook.waiting[..admitted]).collect();
+    let members: Vec<_> = outlook.running[paused..].iter().chain(&outlook.waiting[..admitted]).collect();
     let window = outlook.window;
-    let late: u64 = going.iter().map(|member| late(member, step_ns, window)).sum();
+    let late: u64 = members.iter().map(|member| late(member, step_ns, window)).sum();
     let gaps = outlook.running[..paused]
         .iter()
         .filter(|member| u64::from(member.deposit) * member.tbt_ns < step_ns * u64::from(window));
@@ -182,9 +182,9 @@ fn merit(
     let tokens = (present * usize::from(window) + paused).max(1) as u64;
     let share = ((late + gaps.count() as u64) * 1000).div_ceil(tokens);
     BatchScore {
-        left_out: outlook.waiting[admitted..].iter().filter(|member| member.must_admit).count(),
+        unadmitted: outlook.waiting[admitted..].iter().filter(|member| member.must_admit).count(),
         late_permille: share.saturating_sub(outlook.allowed_permille.into()),
-        tokens_per_s_milli: Reverse(going.len() as u64 * 1_000_000_000_000 / step_ns),
+        tokens_per_s_milli: Reverse(members.len() as u64 * 1_000_000_000_000 / step_ns),
         link_bytes,
     }
 }

@@ -208,17 +208,17 @@ impl AdmissionView<'_> {
     }
 
     fn fits_buffer(&self, kv_blocks: u32) -> bool {
-        let to_go = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
-        let seat = self.manager.staging_slot_layer_blocks();
-        let used = self.manager.kv.host_used() + to_go;
-        let places = self.manager.kv.host_places().saturating_sub(to_go);
+        let to_spill = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let slot_layer_blocks = self.manager.staging_slot_layer_blocks();
+        let used = self.manager.kv.host_used() + to_spill;
+        let places = self.manager.kv.host_places().saturating_sub(to_spill);
         let logical = self.manager.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
             free: self.spare_layer_blocks(),
-            threshold: self.next_layer_blocks() + to_go * seat,
+            threshold: self.next_layer_blocks() + to_spill * slot_layer_blocks,
             buffer: logical.saturating_sub(used).min(places),
         };
-        supply.fits_by_offload(Need { kv: kv_blocks, activation: kv_blocks * seat })
+        supply.fits_by_offload(Need { kv: kv_blocks, activation: kv_blocks * slot_layer_blocks })
     }
 
     /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
@@ -230,9 +230,9 @@ impl AdmissionView<'_> {
     /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
     /// free. Staging slots count up to an eighth of KV in theta.
     pub fn leaves_prefill_buffer(&self, layer_blocks: u32, tokens: u32, step_kv_blocks: u32) -> bool {
-        let seats = step_kv_blocks * self.manager.staging_slot_layer_blocks();
+        let staged = step_kv_blocks * self.manager.staging_slot_layer_blocks();
         let theta =
-            self.next_layer_blocks() + seats.min(self.manager.kv.chunk_pool().total_layer_blocks() / 8);
+            self.next_layer_blocks() + staged.min(self.manager.kv.chunk_pool().total_layer_blocks() / 8);
         let needed = layer_blocks + self.planned.layer_blocks() + theta;
         needed <= self.spare_layer_blocks() + self.manager.inflatable_layer_blocks(tokens)
     }

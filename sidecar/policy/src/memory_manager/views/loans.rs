@@ -127,10 +127,12 @@ impl LoanView<'_> {
     /// loan and the tenant's own layers cover, less what whole own layers give in any case. 0 if it would not help.
     pub fn useful_loan_size(&self, most: u32) -> u32 {
         let own = self.manager.own_chunks();
-        let Some(rung) = self.manager.loans.demand.largest_within(most.saturating_add(own)) else { return 0 };
+        let Some(step_chunks) = self.manager.loans.demand.largest_within(most.saturating_add(own)) else {
+            return 0;
+        };
         let slab = self.manager.sizes.largest_slab();
-        let layers = rung.saturating_sub(most).div_ceil(slab);
-        rung.saturating_sub(own.min(layers.saturating_mul(slab)))
+        let layers = step_chunks.saturating_sub(most).div_ceil(slab);
+        step_chunks.saturating_sub(own.min(layers.saturating_mul(slab)))
     }
 
     /// The tenant has work and lent layers are absent.
@@ -141,8 +143,7 @@ impl LoanView<'_> {
     /// Chunks of this return that are queued or under way.
     pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
         let waiting = self.manager.loans.outgoing.return_chunks(earmark);
-        waiting
-            + self.manager.outgoing_chunks(|going, claim| going == earmark && claim == TransferKind::Return)
+        waiting + self.manager.outgoing_chunks(|loan, claim| loan == earmark && claim == TransferKind::Return)
     }
 
     /// The loan of this name is under way.
