@@ -9,7 +9,7 @@ use crate::step_model::Layout;
 pub const RETRY_BOUNDARIES: u64 = 16;
 
 /// Failures in a row that still double the back-off.
-const MOST_DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Steps for which a declined remap is not considered again.
 pub const DECLINE_MEMORY_STEPS: u64 = 16;
@@ -150,7 +150,7 @@ impl ChangeState {
     }
 
     fn back_off(&mut self, boundary: u64) {
-        self.retry_at = boundary + (RETRY_BOUNDARIES << self.failures.min(MOST_DOUBLINGS));
+        self.retry_at = boundary + (RETRY_BOUNDARIES << self.failures.min(MAX_DOUBLINGS));
     }
 
     /// Returns whether a change that was given up may be tried again.

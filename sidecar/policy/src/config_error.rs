@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::geometry::MIB;
-use crate::layer_set::MOST_LAYERS;
+use crate::layer_set::MAX_LAYERS;
 
 /// Why [`crate::memory_manager::MemoryManager::new`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub enum ConfigError {
         /// Its name in the geometry or the parameters.
         what: &'static str,
     },
-    /// The model has more layers than a layer set can hold ([`crate::layer_set::MOST_LAYERS`]).
+    /// The model has more layers than a layer set can hold ([`crate::layer_set::MAX_LAYERS`]).
     TooManyLayers {
         /// Layers of the model.
         layers: usize,
@@ -66,7 +66,7 @@ impl fmt::Display for ConfigError {
             }
             ConfigError::ZeroSize { what } => write!(f, "{what} must not be zero"),
             ConfigError::TooManyLayers { layers } => {
-                write!(f, "the model has {layers} layers; at most {MOST_LAYERS} are supported")
+                write!(f, "the model has {layers} layers; at most {MAX_LAYERS} are supported")
             }
             ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } => {
                 let needed_mib = floor_bytes.div_ceil(MIB);

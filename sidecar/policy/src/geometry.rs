@@ -54,7 +54,7 @@ impl ActivationCost {
 
     /// Returns the most tokens that a step with the sequences and logit rows of `shape` can have within `bytes`; 0 if
     /// none fits.
-    pub fn most_tokens(&self, bytes: u64, shape: StepShape) -> u32 {
+    pub fn max_tokens(&self, bytes: u64, shape: StepShape) -> u32 {
         let Some(left) = bytes.checked_sub(self.bytes(StepShape { tokens: 0, ..shape })) else { return 0 };
         let count = |left: u64, per_token: u64| left.checked_div(per_token).unwrap_or(u64::MAX);
         let within = count(left, self.stream_per_token_bytes.saturating_add(self.chunk_per_token_bytes));

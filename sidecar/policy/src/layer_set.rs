@@ -7,7 +7,7 @@ use core::ops::{BitAnd, BitOr, Sub};
 use crate::ids::LayerId;
 
 /// Maximum number of layers: twice that of the deepest supported models (126, Llama 3.1 405B).
-pub const MOST_LAYERS: u16 = 64 * WORDS as u16;
+pub const MAX_LAYERS: u16 = 64 * WORDS as u16;
 
 const WORDS: usize = 4;
 
@@ -22,7 +22,7 @@ impl LayerSet {
     /// Returns the layers `0..layers`.
     ///
     /// # Panics
-    /// If `layers` exceeds [`MOST_LAYERS`].
+    /// If `layers` exceeds [`MAX_LAYERS`].
     pub fn all(layers: u16) -> LayerSet {
         (0..layers).map(LayerId).collect()
     }
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!((some.len(), some.is_empty(), set(&[]).is_empty()), (6, false, true));
         assert!(some.contains(LayerId(64)) && !some.contains(LayerId(65)));
         assert_eq!(LayerSet::all(80), (0..80).map(LayerId).collect());
-        assert_eq!(LayerSet::all(MOST_LAYERS).len(), u32::from(MOST_LAYERS));
+        assert_eq!(LayerSet::all(MAX_LAYERS).len(), u32::from(MAX_LAYERS));
     }
 
     #[test]

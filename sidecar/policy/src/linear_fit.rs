@@ -6,7 +6,7 @@ const WEIGHT: i128 = 64;
 /// Bits after the binary point.
 const FRACTION_BITS: u32 = 8;
 /// Inverse of the minimum spread of x, relative to its mean, from which the slope is defined.
-const LEAST_SPREAD: i128 = 16;
+const MIN_SPREAD: i128 = 16;
 
 /// Averages of x and y, and their covariance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,10 +40,10 @@ impl LinearFit {
     }
 
     fn observe_ratio(&mut self) {
-        let least = self.x / LEAST_SPREAD;
-        if self.x > 0 && self.xx > least * least {
-            let most = (self.y / self.x).max(0);
-            self.per_x = ((self.xy + self.xx / 2) / self.xx).clamp(0, most) as u64;
+        let min_spread = self.x / MIN_SPREAD;
+        if self.x > 0 && self.xx > min_spread * min_spread {
+            let max_slope = (self.y / self.x).max(0);
+            self.per_x = ((self.xy + self.xx / 2) / self.xx).clamp(0, max_slope) as u64;
         }
     }
 

@@ -212,9 +212,9 @@ impl Tuned {
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
         let found = TUNABLES.iter().position(|tunable| tunable.name == name);
         let index = found.ok_or_else(|| TunableError::Unknown { name: name.to_string() })?;
-        let Tunable { name, range: (least, most), .. } = TUNABLES[index];
-        if !(least..=most).contains(&value) {
-            return Err(TunableError::OutOfRange { name, value, least, most });
+        let Tunable { name, range: (min, max), .. } = TUNABLES[index];
+        if !(min..=max).contains(&value) {
+            return Err(TunableError::OutOfRange { name, value, min, max });
         }
         self.0.push((index, value));
         Ok(())
@@ -242,9 +242,9 @@ pub enum TunableError {
         /// The value.
         value: u64,
         /// The minimum.
-        least: u64,
+        min: u64,
         /// The maximum.
-        most: u64,
+        max: u64,
     },
 }
 
@@ -257,8 +257,8 @@ impl fmt::Display for TunableError {
                 names.try_for_each(|(at, name)| write!(f, "{}{name}", if at > 0 { ", " } else { "" }))?;
                 f.write_str(")")
             }
-            TunableError::OutOfRange { name, value, least, most } => {
-                write!(f, "{name} is {value}, and must be {least} to {most}")
+            TunableError::OutOfRange { name, value, min, max } => {
+                write!(f, "{name} is {value}, and must be {min} to {max}")
             }
         }
     }

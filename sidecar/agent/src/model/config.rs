@@ -6,13 +6,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
-use sluice_policy::layer_set::MOST_LAYERS;
+use sluice_policy::layer_set::MAX_LAYERS;
 
 use super::error::{ModelError, read_json};
 use super::weights::{TensorHeader, read_headers, stored_dtype};
 
 /// Allowed numbers of layers. Memory moves by layers, so a model needs at least two.
-const LAYER_RANGE: RangeInclusive<u16> = 2..=MOST_LAYERS;
+const LAYER_RANGE: RangeInclusive<u16> = 2..=MAX_LAYERS;
 
 /// Parser of a `config.json`.
 struct ConfigReader<'a> {
@@ -364,7 +364,7 @@ mod tests {
     fn a_model_has_from_2_to_256_layers() {
         let of = |layers: &str| spec_of(&LLAMA.replace("EXTRA", "").replace(":5,", &format!(":{layers},")));
         assert_eq!([of("2").unwrap().layers, of("256").unwrap().layers], [2, 256]);
-        assert_eq!(sluice_wire::geometry::MAX_LAYERS, u64::from(MOST_LAYERS), "the operator knows it too");
+        assert_eq!(sluice_wire::geometry::MAX_LAYERS, u64::from(MAX_LAYERS), "the operator knows it too");
         for layers in ["1", "257", "65537"] {
             let message = of(layers).unwrap_err().to_string();
             let expected =

@@ -83,7 +83,7 @@ impl ReclaimOption {
 }
 
 /// Returns the option with the lowest cost, the first of equals. Options that free nothing are ignored.
-pub fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimOption> {
+pub fn cheapest(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimOption> {
     let offers = offers.into_iter().filter(|offer| offer.cost.freed_bytes > 0);
     offers.min_by(ReclaimOption::before)
 }
@@ -245,25 +245,25 @@ mod tests {
         assert_eq!((PACED.dropped(2, 60), UNPACED.dropped(2, 60)), (6_000 + 12_000, 20_000 + 12_000));
     }
 
-    fn offer(remedy: ReclaimKind, late: u64, unmade: u64, freed_bytes: u64) -> ReclaimOption {
+    fn offer(kind: ReclaimKind, late: u64, unmade: u64, freed_bytes: u64) -> ReclaimOption {
         ReclaimOption {
-            kind: remedy,
+            kind,
             request: None,
             priority: 0,
             cost: ReclaimCost { loss: LateTokens { late, lost: unmade }, freed_bytes },
         }
     }
 
-    fn least(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimKind> {
-        super::least(offers).map(|offer| offer.kind)
+    fn cheapest(offers: impl IntoIterator<Item = ReclaimOption>) -> Option<ReclaimKind> {
+        super::cheapest(offers).map(|offer| offer.kind)
     }
 
     use ReclaimKind::{OwnWeights, Pause, Preempt};
 
     #[test]
-    fn least_loss_per_byte_is_chosen() {
+    fn option_with_lowest_loss_per_byte_is_chosen() {
         let of = |weights, pause, preempt| {
-            least([
+            cheapest([
                 offer(Preempt, 6, 0, preempt),
                 offer(Pause, 4, 0, pause),
                 offer(OwnWeights, 9, 0, weights),
@@ -273,32 +273,32 @@ mod tests {
         assert_eq!(of(100, 45, 60), Some(Pause), "4/45 is less than 9/100");
         assert_eq!(of(100, 45, 68), Some(Preempt), "6/68 is less than 4/45");
         assert_eq!(of(0, 0, 1), Some(Preempt), "what frees nothing is no remedy");
-        assert_eq!(least([]), None);
+        assert_eq!(cheapest([]), None);
     }
 
     #[test]
     fn large_figures_are_compared_exactly() {
         let bytes = u64::MAX / 3;
         let offers = |late| [offer(OwnWeights, u64::MAX, 0, bytes), offer(Pause, late, 0, bytes)];
-        assert_eq!(least(offers(u64::MAX - 1)), Some(Pause));
-        assert_eq!(least(offers(u64::MAX)), Some(OwnWeights));
+        assert_eq!(cheapest(offers(u64::MAX - 1)), Some(Pause));
+        assert_eq!(cheapest(offers(u64::MAX)), Some(OwnWeights));
     }
 
     #[test]
     fn equal_losses_prefer_most_tokens_then_order() {
-        assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 0, 2, 10)]), Some(Pause));
-        assert_eq!(least([offer(OwnWeights, 0, 3, 10), offer(Pause, 1, 0, 10)]), Some(OwnWeights));
+        assert_eq!(cheapest([offer(OwnWeights, 0, 3, 10), offer(Pause, 0, 2, 10)]), Some(Pause));
+        assert_eq!(cheapest([offer(OwnWeights, 0, 3, 10), offer(Pause, 1, 0, 10)]), Some(OwnWeights));
         let equal = [offer(Preempt, 4, 4, 20), offer(Pause, 2, 2, 10), offer(OwnWeights, 6, 6, 30)];
-        assert_eq!(least(equal), Some(OwnWeights));
-        assert_eq!(least([equal[0], equal[1]]), Some(Pause));
+        assert_eq!(cheapest(equal), Some(OwnWeights));
+        assert_eq!(cheapest([equal[0], equal[1]]), Some(Pause));
     }
 
     #[test]
     fn higher_priority_never_loses_for_lower() {
         let weights = ReclaimOption { priority: 5, ..offer(OwnWeights, 1, 0, 1000) };
         let preempt = offer(Preempt, 1000, 0, 1);
-        assert_eq!(least([weights, preempt]), Some(Preempt));
-        let nobodys = ReclaimOption { priority: 5, ..offer(OwnWeights, 0, 9, 1) };
-        assert_eq!(least([nobodys, preempt]), Some(OwnWeights), "no request loses anything");
+        assert_eq!(cheapest([weights, preempt]), Some(Preempt));
+        let unattributed = ReclaimOption { priority: 5, ..offer(OwnWeights, 0, 9, 1) };
+        assert_eq!(cheapest([unattributed, preempt]), Some(OwnWeights), "no request loses anything");
     }
 }

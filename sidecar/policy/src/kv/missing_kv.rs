@@ -35,17 +35,17 @@ impl Kv {
         }
     }
 
-    /// Removes and returns the first `most` KV blocks of those that are tracked and those of the admissions, each with
+    /// Removes and returns the first `max` KV blocks of those that are tracked and those of the admissions, each with
     /// the layers that it lacks.
     pub(super) fn take_missing(
         &mut self,
-        most: u32,
+        max: u32,
         effects: &mut AdmissionEffects,
     ) -> Vec<(KvBlockId, LayerSet)> {
         self.recount_missing();
         let tracked = self.missing_layer_blocks.kv_blocks().map(|id| (id, self.missing(id)));
         let wanted: BTreeMap<_, _> = effects.kv_blocks_to_load().chain(tracked).collect();
-        let taken: Vec<_> = wanted.into_iter().take(most as usize).collect();
+        let taken: Vec<_> = wanted.into_iter().take(max as usize).collect();
         for (id, _) in &taken {
             self.missing_layer_blocks.remove(*id);
             effects.on_load_planned(*id);

@@ -19,7 +19,7 @@ impl LoanNegotiator {
     ) {
         let expires = now.plus(ttl_ns.min(self.policy.ttl_ns));
         let chunks = match self.lends_to(now, peer, manager) {
-            Ok(most) => chunks.min(most),
+            Ok(max) => chunks.min(max),
             Err(why) => return self.refuse(Earmark { peer, nonce }, why, manager),
         };
         if self.book.lent(nonce, peer, chunks, expires).is_ok() {
@@ -31,13 +31,13 @@ impl LoanNegotiator {
 
     /// Returns the most chunks to lend to this peer now, by the borrower's rule and the local state.
     fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
-        let most = manager.loans().lendable()?;
+        let max = manager.loans().lendable()?;
         let above = self.policy.priority_of(peer).is_some_and(|priority| priority < self.policy.priority);
         if manager.loans().active() && above {
             return Err(LoanDenied::Active);
         }
         match self.residence_left_ns(now) {
-            0 => Ok(most),
+            0 => Ok(max),
             left_ns => Err(LoanDenied::MinResidence { left_ns }),
         }
     }

@@ -22,8 +22,8 @@ impl MemoryManager {
         if self.weights.has_global() {
             self.check_contents();
         }
-        let most = 3 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
-        assert!(self.pending.iter().count() <= most, "pending actions are bounded");
+        let max_pending = 3 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
+        assert!(self.pending.iter().count() <= max_pending, "pending actions are bounded");
     }
 
     /// Every part is within its bounds, once anything is mapped.
@@ -36,8 +36,8 @@ impl MemoryManager {
             return;
         }
         let activation = self.chunks.activation_chunks();
-        let (least, most) = (self.sizes.activation_least, self.sizes.activation_wake);
-        assert!((least..=most).contains(&activation), "activation space lies between its bounds");
+        let (min, max) = (self.sizes.activation_least, self.sizes.activation_wake);
+        assert!((min..=max).contains(&activation), "activation space lies between its bounds");
         assert!(
             self.loaded || self.excess_activations() == 0,
             "only a tenant that wakes has more than the usual"

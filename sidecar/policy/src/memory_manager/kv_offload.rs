@@ -139,8 +139,8 @@ impl MemoryManager {
         if !self.kv.is_writing_back() {
             self.offload.write_back.layer_block_ns()?;
             let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
-            let most = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
-            let swaps = self.kv.plan_paused_out(most, effects, &mut self.generations);
+            let max = missing.div_ceil(self.kv.layers()).min(self.swap_piece()).min(room);
+            let swaps = self.kv.plan_paused_out(max, effects, &mut self.generations);
             if swaps.is_empty() {
                 return None;
             }

@@ -51,8 +51,8 @@ impl MemoryManager {
     /// layers at most the cap.
     fn lendable_layers(&self) -> impl Iterator<Item = LayerId> + '_ {
         let idle = !self.loans.is_active() && self.loaded;
-        let most = self.sizes.movable_m.filter(|_| idle).unwrap_or(0);
-        let left = usize::from(most).saturating_sub(self.absent_lendable_layers());
+        let max_moving = self.sizes.movable_m.filter(|_| idle).unwrap_or(0);
+        let left = usize::from(max_moving).saturating_sub(self.absent_lendable_layers());
         let layers = (0..self.sizes.layers).rev().map(LayerId);
         layers.filter(|layer| !self.chunks.ownership().layers[layer.index()].is_empty()).take(left)
     }

@@ -103,8 +103,8 @@ impl MemoryManager {
         if fits(&resident) {
             return Some(resident);
         }
-        let most = self.sizes.movable_m.unwrap_or(0);
-        (1..most).map(|alpha| self.choose_layout(&resident, alpha, u64::MAX).layout).find(fits)
+        let max_moving = self.sizes.movable_m.unwrap_or(0);
+        (1..max_moving).map(|alpha| self.choose_layout(&resident, alpha, u64::MAX).layout).find(fits)
     }
 
     pub(super) fn initial_ownership(&self, layout: &Layout) -> Ownership {

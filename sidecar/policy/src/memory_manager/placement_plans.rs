@@ -115,11 +115,11 @@ impl MemoryManager {
         }
         // Without a solution one request is too many, which shows when a step does not fit. Until then as much is
         // offloaded as possible.
-        let most = self.offload.plans.options().len() as u16 - 1;
+        let last = self.offload.plans.options().len() as u16 - 1;
         let none = || PlanResult {
             paused: 0,
             admitted: 0,
-            chosen: alloc::vec![most; asked.running().len()],
+            chosen: alloc::vec![last; asked.running().len()],
             step_ns: 0,
             bound_ns: 0,
         };
@@ -180,8 +180,8 @@ impl MemoryManager {
             return Placement::default();
         }
         // Each set uses each buffer at least twice, so a staging slot never takes more blocks than it frees.
-        let least = chosen.iter().filter(|at| **at > 0).map(|at| options[usize::from(*at)].len()).min();
-        let Layout { beta, .. } = moving_layout(self.sizes.layers, least.map_or(0, |least| least as u16));
+        let min = chosen.iter().filter(|at| **at > 0).map(|at| options[usize::from(*at)].len()).min();
+        let Layout { beta, .. } = moving_layout(self.sizes.layers, min.map_or(0, |min| min as u16));
         let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
         let mut sets: Vec<Vec<LayerId>> = Vec::new();
         let runners: BTreeSet<_> = self.kv.running_requests().collect();

@@ -111,7 +111,7 @@ impl MemoryManager {
     fn plan_without_cost(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
         let demand = attempt.demand;
         let (free, held) = (self.kv.chunk_pool().free_layer_blocks(), self.chunks.activation_chunks());
-        if demand.activation > self.most_activations() {
+        if demand.activation > self.max_activations() {
             return MemoryStep::Answer(Prepared::Short { missing_kv_blocks: 0, activation: true });
         }
         if self.status().lacks_weights()
@@ -222,7 +222,7 @@ impl MemoryManager {
     }
 
     /// Activation chunks that a step may have at most.
-    fn most_activations(&self) -> u32 {
+    fn max_activations(&self) -> u32 {
         if self.timing().weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
     }
 
@@ -242,8 +242,9 @@ impl MemoryManager {
             return 0;
         }
         let (current, movable) = (self.weights.layout(), self.sizes.movable_m.unwrap_or(0));
-        let most = self.cost().choose_layout(current, u16::MAX, movable, self.cost().allowance_ns()).layout;
-        self.sizes.weights(current).saturating_sub(self.sizes.weights(&most))
+        let remapped =
+            self.cost().choose_layout(current, u16::MAX, movable, self.cost().allowance_ns()).layout;
+        self.sizes.weights(current).saturating_sub(self.sizes.weights(&remapped))
     }
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.

@@ -19,8 +19,8 @@ impl MemoryManager {
         let current = self.weights.layout();
         // A tenant that lent under another policy restores as one that lends.
         let lent = (self.loans.balance.lent() > 0).then_some(self.sizes.cap_m);
-        let most = lent.or(self.sizes.movable_m).unwrap_or(0);
-        let wanted = current.alpha() + 1..most;
+        let max_moving = lent.or(self.sizes.movable_m).unwrap_or(0);
+        let wanted = current.alpha() + 1..max_moving;
         wanted
             .map(move |alpha| self.choose_layout(current, alpha, u64::MAX))
             .filter(|choice| choice.declined.is_none())
@@ -45,9 +45,9 @@ impl MemoryManager {
     /// are in force.
     fn last_restore_layout(&self, own_chunks: u32) -> Option<TransitionTarget> {
         let room = own_chunks + self.kv_chunks_above_guarantee();
-        let idle = self.chunks.activation_chunks().saturating_sub(self.least_activations());
-        let most = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
-        let mut layouts = (2..=most).map(|moving| self.sizes.evenly(moving));
+        let idle = self.chunks.activation_chunks().saturating_sub(self.min_activations());
+        let max_moving = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
+        let mut layouts = (2..=max_moving).map(|moving| self.sizes.evenly(moving));
         let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
         let missing = self.sizes.weights(&layout).saturating_sub(room);
         Some(self.idle_activations(missing).unwrap_or(TransitionTarget::Layout(layout)))
@@ -57,17 +57,17 @@ impl MemoryManager {
     /// Layers that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else
     /// fits; `Unified` takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, own_chunks: u32) -> Option<Layout> {
-        let (idle, most) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
+        let (idle, kv_max) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
         let (outlook, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
             let kv_chunks = self.sizes.weights(&layout).saturating_sub(own_chunks);
-            if kv_chunks > most {
+            if kv_chunks > kv_max {
                 continue;
             }
             let dropped = self.dropping(&outlook, kv_chunks.saturating_sub(idle));
             let loss = policy.restore_rank(self.cost().stall_cost(&outlook, &layout), dropped);
-            if best.as_ref().is_none_or(|(least, _)| loss < *least) {
+            if best.as_ref().is_none_or(|(min_loss, _)| loss < *min_loss) {
                 best = Some((loss, layout));
             }
             if dropped == 0 {

@@ -107,8 +107,8 @@ impl MemoryManager {
         let copies_ns: u64 = self.step_stats.transfer_ns().iter().max().copied().unwrap_or(0);
         match copies_ns.checked_div(stall_ns / u64::from(self.weights.layout().alpha().max(1))) {
             Some(steps) if stall_ns > self.cost().allowance_ns() => {
-                let most = self.params.revert_patience_steps;
-                (steps.min(u64::from(most)) as u32).max(most / 8)
+                let max = self.params.revert_patience_steps;
+                (steps.min(u64::from(max)) as u32).max(max / 8)
             }
             _ => self.params.revert_patience_steps,
         }

@@ -115,34 +115,34 @@ impl MemoryManager {
         if let Some(target) = self.sizes.activation_kept.and_then(|_| self.idle_activations(missing)) {
             return Some(target);
         }
-        if let Some(layout) = self.narrower_by(missing, self.loans.forces_reclaim()) {
+        if let Some(layout) = self.smaller_layout_by(missing, self.loans.forces_reclaim()) {
             return Some(TransitionTarget::Layout(layout));
         }
         let kv_chunks = self.kv_chunks_above_guarantee().min(missing);
         if kv_chunks > 0 {
             return Some(TransitionTarget::Vacate { kv_chunks, layers: 0 });
         }
-        let layout = self.narrower_by(missing, true).or_else(|| self.min_layout());
+        let layout = self.smaller_layout_by(missing, true).or_else(|| self.min_layout());
         layout.map(TransitionTarget::Layout).or_else(|| self.idle_activations(missing))
     }
 
     /// Activation chunks that are kept in any case: those that the floor counts on. While chunks are lent, those of the
     /// smallest step: they may have been lent under a policy whose floor counts on these.
-    pub(super) fn least_activations(&self) -> u32 {
+    pub(super) fn min_activations(&self) -> u32 {
         if self.loans.balance.lent() > 0 { self.sizes.activation_least } else { self.sizes.activation_min }
     }
 
     /// Fewer activations, as many as are missing.
     pub(super) fn idle_activations(&self, missing: u32) -> Option<TransitionTarget> {
         let held = self.chunks.activation_chunks();
-        let least = self.least_activations().max(held.saturating_sub(missing));
+        let min = self.min_activations().max(held.saturating_sub(missing));
         // Chunks beyond the address range of KV become free.
-        (least < held).then_some(TransitionTarget::Activation(least))
+        (min < held).then_some(TransitionTarget::Activation(min))
     }
 
     /// A layout that takes fewer chunks than now: the first that frees `missing`, else the last that is allowed.
     /// Allowed are layouts that the share demands in any case, those within the policy's stall, and, at any cost, all.
-    fn narrower_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
+    fn smaller_layout_by(&self, missing: u32, at_any_cost: bool) -> Option<Layout> {
         let held = self.chunks.weights_held();
         let known = self.step_stats.compute_known();
         let allowance_ns = self.cost().allowance_ns();
@@ -163,8 +163,9 @@ impl MemoryManager {
 
     /// The layout that the floor counts on.
     pub(super) fn min_layout(&self) -> Option<Layout> {
-        let most = self.sizes.movable_m.filter(|most| *most >= 2)?;
-        Some(self.sizes.evenly(most)).filter(|layout| self.sizes.weights(layout) < self.chunks.weights_held())
+        let moving = self.sizes.movable_m.filter(|moving| *moving >= 2)?;
+        Some(self.sizes.evenly(moving))
+            .filter(|layout| self.sizes.weights(layout) < self.chunks.weights_held())
     }
 
     /// The chunks of a larger share are created as steps need them, like those of an exited borrower.
@@ -183,8 +184,8 @@ impl MemoryManager {
         if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.counters.boundaries()) {
             return None;
         }
-        let most = self.sizes.cap_m.saturating_sub(1);
-        let layout = self.choose_layout(&Layout::resident(), most, u64::MAX).layout;
+        let max_moving = self.sizes.cap_m.saturating_sub(1);
+        let layout = self.choose_layout(&Layout::resident(), max_moving, u64::MAX).layout;
         let room = self.chunks.weights_held() + self.chunks.free_count() + self.idle_kv_chunks();
         (self.sizes.weights(&layout) <= room).then_some(layout)
     }

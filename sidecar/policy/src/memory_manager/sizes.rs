@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use crate::config_error::ConfigError;
 use crate::geometry::{Geometry, StepShape};
 use crate::ids::SlotId;
-use crate::layer_set::MOST_LAYERS;
+use crate::layer_set::MAX_LAYERS;
 use crate::params::{ForcedRemap, Params};
 use crate::remap::uniform;
 use crate::step_model::Layout;
@@ -110,12 +110,12 @@ impl Sizes {
     /// Chunks that the tenant never lends.
     pub fn floor(&self, params: &Params) -> u32 {
         let resident = self.weights(&Layout::resident());
-        let least = match (params.forced, self.movable_m) {
+        let min_weights = match (params.forced, self.movable_m) {
             (Some(forced), _) => self.weights(&self.forced_layout(forced)),
-            (None, Some(most @ 2..)) => self.weights(&self.evenly(most)).min(resident),
+            (None, Some(moving @ 2..)) => self.weights(&self.evenly(moving)).min(resident),
             (None, _) => resident,
         };
-        self.global + least + self.activation_min + self.staging + self.kv_guaranteed
+        self.global + min_weights + self.activation_min + self.staging + self.kv_guaranteed
     }
 
     /// A layout with `layers` moving layers, evenly spaced, through one slot.
@@ -180,7 +180,7 @@ fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigE
         return Err(ConfigError::ZeroSize { what });
     }
     let layers = geometry.slab_bytes.len();
-    if layers > usize::from(MOST_LAYERS) {
+    if layers > usize::from(MAX_LAYERS) {
         return Err(ConfigError::TooManyLayers { layers });
     }
     let (layer_block_bytes, chunk_bytes) = (geometry.layer_block_bytes, geometry.chunk_bytes);

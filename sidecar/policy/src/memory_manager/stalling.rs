@@ -34,8 +34,8 @@ impl MemoryManager {
     /// layers do not become KV, or not now, or the policy allows no stall. An error if every such layout stalls for
     /// longer than the policy allows.
     pub fn stalling_remap(&self, missing_kv_blocks: u32) -> Option<Result<StallingRemap, StallsTooLong>> {
-        let most = self.params.most_stall_permille();
-        let remaps = most > 0 && self.forced.is_none() && self.step_stats.compute_known();
+        let max_permille = self.params.most_stall_permille();
+        let remaps = max_permille > 0 && self.forced.is_none() && self.step_stats.compute_known();
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
         let chunks = self
             .chunks_of_layers(missing_layer_blocks)
@@ -43,7 +43,7 @@ impl MemoryManager {
         if self.change.is_declined(RemapKind::Stalling, self.counters.steps(), chunks) {
             return None;
         }
-        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(most)) else {
+        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(max_permille)) else {
             return Some(Err(StallsTooLong { chunks }));
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));

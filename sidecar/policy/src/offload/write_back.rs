@@ -21,7 +21,7 @@ pub const MOST_WAIT_NS: u64 = 200_000_000;
 const PROBE_BOUNDARIES: u64 = 1024;
 
 /// Most failures in a row that lengthen the pause of writes, which doubles with each.
-const MOST_DOUBLINGS: u32 = 10;
+const MAX_DOUBLINGS: u32 = 10;
 
 /// The measured link to the host tier. Boundaries are the clock.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +53,7 @@ impl WriteBackLink {
     /// Records that a write failed: the next one waits, twice as long as after the failure before.
     pub fn on_failed(&mut self, boundary: u64) {
         self.failures += 1;
-        self.retry_at = boundary + (1 << self.failures.min(MOST_DOUBLINGS));
+        self.retry_at = boundary + (1 << self.failures.min(MAX_DOUBLINGS));
     }
 
     /// Whether writes may be tried: none failed a moment ago.
@@ -69,8 +69,8 @@ impl WriteBackLink {
 
     /// Returns the blocks of the next write.
     pub fn piece(&self, layer_block_bytes: u64) -> u32 {
-        let most = (MOST_PIECE_BYTES / layer_block_bytes).max(1);
-        let within = |layer_block_ns: u64| (WRITE_PIECE_NS / layer_block_ns.max(1)).clamp(1, most);
+        let max = (MOST_PIECE_BYTES / layer_block_bytes).max(1);
+        let within = |layer_block_ns: u64| (WRITE_PIECE_NS / layer_block_ns.max(1)).clamp(1, max);
         self.layer_block_ns().map_or(FIRST_PIECE_BLOCKS, |layer_block_ns| within(layer_block_ns) as u32)
     }
 
@@ -122,7 +122,7 @@ mod tests {
         link.on_failed(20);
         assert!(link.is_healthy(22), "the count begins again");
         (0..100).for_each(|_| link.on_failed(30));
-        assert!(link.is_healthy(30 + (1 << MOST_DOUBLINGS)), "a pause has a limit");
+        assert!(link.is_healthy(30 + (1 << MAX_DOUBLINGS)), "a pause has a limit");
     }
 
     #[test]

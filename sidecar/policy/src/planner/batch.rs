@@ -144,8 +144,8 @@ fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore,
     let objects: Vec<&Object> = outlook.other_requests.iter().chain(requests).collect();
     let added_ns = added_ns(outlook, batch.0, batch.1) * outlook.compute_ns.len() as u64;
     let compute_ns = outlook.compute_ns.iter().sum::<u64>() + added_ns;
-    let least = search::at_least(&objects, compute_ns, outlook.capacity_bytes)?;
-    Some((merit(outlook, batch, least), batch))
+    let min_cost = search::at_least(&objects, compute_ns, outlook.capacity_bytes)?;
+    Some((merit(outlook, batch, min_cost), batch))
 }
 
 /// Returns the contribution of these requests to the compute of each layer, nanoseconds.

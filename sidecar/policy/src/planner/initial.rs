@@ -17,18 +17,18 @@ pub fn first(order: &SearchOrder<'_>) -> Option<Vec<u16>> {
     if order.fits(&nothing) {
         return Some(nothing);
     }
-    let mut most = even(order, SHARES);
-    if !order.fits(&most) {
+    let mut largest = even(order, SHARES);
+    if !order.fits(&largest) {
         return descend(order, nothing);
     }
     let (mut too_little, mut enough) = (0, SHARES);
     while enough - too_little > 1 {
         let middle = u64::midpoint(too_little, enough);
         let chosen = even(order, middle);
-        if order.fits(&chosen) { (enough, most) = (middle, chosen) } else { too_little = middle }
+        if order.fits(&chosen) { (enough, largest) = (middle, chosen) } else { too_little = middle }
     }
-    let mut room = BytesUsed::new(order, &most);
-    (0..most.len()).for_each(|place| room.take_back(place));
+    let mut room = BytesUsed::new(order, &largest);
+    (0..largest.len()).for_each(|place| room.take_back(place));
     Some(room.into_chosen())
 }
 

@@ -92,18 +92,18 @@ pub fn plan(
 /// # Errors
 /// If none fits.
 pub(super) fn alike(problem: &Problem, time_ns: impl Fn(&Problem, &[u16]) -> u64) -> Result<Plan, NoPlan> {
-    let most = problem.objects.iter().map(|object| object.choices.len()).max().unwrap_or(1);
+    let choices = problem.objects.iter().map(|object| object.choices.len()).max().unwrap_or(1);
     let all = |choice: usize| {
         let last = problem.objects.iter().map(|object| object.choices.len() - 1);
         last.map(|last| choice.min(last) as u16).collect::<Vec<_>>()
     };
-    let fit = (0..most).map(all).filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
+    let fit = (0..choices).map(all).filter(|chosen| problem.bytes_of(chosen) <= problem.capacity_bytes);
     let priced = fit.map(|chosen| {
         let link_bytes = problem.choices_of(&chosen).map(|choice| choice.link_bytes).sum();
         (Cost { time_ns: time_ns(problem, &chosen), link_bytes }, chosen)
     });
     let (cost, chosen) = priced.min().ok_or(NoPlan::Proven)?;
-    Ok(Plan { chosen, cost, bound_ns: cost.time_ns, expansions: most as u32, optimal: true })
+    Ok(Plan { chosen, cost, bound_ns: cost.time_ns, expansions: choices as u32, optimal: true })
 }
 
 /// Returns a lower bound on the cost of placing these objects in `capacity_bytes`, with this compute; `None` if they

@@ -46,7 +46,7 @@ pub struct StepTime {
 struct Lane<'a> {
     fetches: &'a [Fetch],
     /// Maximum number of fetched and unused layers.
-    most: usize,
+    max: usize,
     /// Fetched and unused layers.
     held: usize,
     /// When the next layer to fetch is computed: its round of fetches, and its index.
@@ -64,9 +64,9 @@ struct Lane<'a> {
 impl<'a> Lane<'a> {
     fn new(stream: FetchStream<'a>) -> Self {
         assert!(stream.buffers > 0, "what is fetched lies in a buffer");
-        let (fetches, most) = (stream.fetches, usize::from(stream.buffers).min(stream.fetches.len()));
+        let (fetches, max) = (stream.fetches, usize::from(stream.buffers).min(stream.fetches.len()));
         let due = (0, fetches[0].layer);
-        Lane { fetches, most, held: 0, due, next: 0, used: 0, partial_ns: 0, arrived_ns: 0 }
+        Lane { fetches, max, held: 0, due, next: 0, used: 0, partial_ns: 0, arrived_ns: 0 }
     }
 
     /// Records the end of the transfer in progress.
@@ -190,7 +190,7 @@ impl<'a> Steps<'a> {
 
     /// Returns the object whose next transfer is computed soonest, if any may fetch.
     fn most_urgent(&self) -> Option<usize> {
-        let waiting = self.lanes.iter().enumerate().filter(|(_, lane)| lane.held < lane.most);
+        let waiting = self.lanes.iter().enumerate().filter(|(_, lane)| lane.held < lane.max);
         waiting.min_by_key(|(_, lane)| lane.due).map(|(index, _)| index)
     }
 }

@@ -9,7 +9,7 @@ use super::{
     pause_before_preempting,
 };
 use crate::cost::CostContext;
-use crate::cost::price::{ReclaimOption, least};
+use crate::cost::price::{ReclaimOption, cheapest};
 use crate::geometry::StepShape;
 use crate::peers::victim::NextUseEstimate;
 
@@ -61,7 +61,7 @@ impl ReclaimPolicy for Unified {
     /// The least loss per byte of all options.
     fn evict(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
         if settings.reclaim_by_cost {
-            least(options.iter().copied())
+            cheapest(options.iter().copied())
         } else {
             pause_before_preempting(options)
         }

@@ -23,9 +23,9 @@ proptest! {
         logit_rows in 0..9u32,
     ) {
         let of = |tokens| cost.bytes(StepShape { tokens, sequences, logit_rows });
-        let most = cost.most_tokens(bytes, StepShape { tokens: 77, sequences, logit_rows });
-        prop_assert!(of(most) <= bytes || most == 0);
-        prop_assert!(of(most + 1) > bytes);
+        let max = cost.max_tokens(bytes, StepShape { tokens: 77, sequences, logit_rows });
+        prop_assert!(of(max) <= bytes || max == 0);
+        prop_assert!(of(max + 1) > bytes);
     }
 
     #[test]
@@ -48,10 +48,6 @@ fn numbers_that_no_engine_means_do_not_overflow() {
     };
     let shape = StepShape { tokens: u32::MAX, sequences: u32::MAX, logit_rows: u32::MAX };
     assert_eq!(cost.bytes(shape), u64::MAX);
-    assert_eq!(cost.most_tokens(1 << 40, shape), 0);
-    assert_eq!(
-        ActivationCost::default().most_tokens(0, shape),
-        u32::MAX,
-        "an engine without any activations"
-    );
+    assert_eq!(cost.max_tokens(1 << 40, shape), 0);
+    assert_eq!(ActivationCost::default().max_tokens(0, shape), u32::MAX, "an engine without any activations");
 }

@@ -65,9 +65,9 @@ impl Kv {
             && !self.layer_offload.writing.contains(&id)
     }
 
-    /// Evicts KV blocks of paused requests that are complete in the host tier until at least `least` blocks are free,
+    /// Evicts KV blocks of paused requests that are complete in the host tier until at least `min` blocks are free,
     /// but none that the admissions use. Returns the number of freed blocks.
-    pub fn evict_paused(&mut self, least: u32, effects: &AdmissionEffects) -> u32 {
+    pub fn evict_paused(&mut self, min: u32, effects: &AdmissionEffects) -> u32 {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let kv_blocks =
             paused.flat_map(|sequence| sequence.kv_blocks[..sequence.full as usize].iter().copied());
@@ -79,7 +79,7 @@ impl Kv {
         let kv_blocks: Vec<_> = kv_blocks.filter(ready).collect();
         let mut freed = 0;
         for id in kv_blocks {
-            if freed >= least {
+            if freed >= min {
                 break;
             }
             let layer_blocks = self.kv_blocks.take_layer_blocks(id);
@@ -131,7 +131,7 @@ impl Kv {
     /// Plans like [`Kv::plan_swap_out`], for KV blocks that only paused requests use, and no admission.
     pub fn plan_paused_out(
         &mut self,
-        most: u32,
+        max: u32,
         effects: &AdmissionEffects,
         generations: &mut Generations,
     ) -> Vec<Swap> {
@@ -139,7 +139,7 @@ impl Kv {
         let kv_blocks = paused.flat_map(|sequence| sequence.kv_blocks.iter().copied());
         let kv_blocks: Vec<_> = kv_blocks
             .filter(|id| self.is_exclusive_kv_block(*id) && !effects.uses(*id))
-            .take(most as usize)
+            .take(max as usize)
             .collect();
         self.swap_out(kv_blocks, generations)
     }

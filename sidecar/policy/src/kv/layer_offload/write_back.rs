@@ -12,17 +12,17 @@ use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
-    /// Plans copies of up to `most` blocks that the host tier lacks: of paused requests if `paused`, except those that
+    /// Plans copies of up to `max` blocks that the host tier lacks: of paused requests if `paused`, except those that
     /// resume, then of full KV blocks that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
-        most: u32,
+        max: u32,
         (paused, placed): (bool, bool),
         effects: &AdmissionEffects,
         generations: &mut Generations,
     ) -> Vec<Swap> {
         let mut written = Vec::new();
-        let mut left = most;
+        let mut left = max;
         if paused {
             self.plan_paused(&mut left, effects, generations, &mut written);
         }
@@ -51,14 +51,14 @@ impl Kv {
         alone.map(|id| self.kv_blocks.get(*id).resident_layers().len()).sum()
     }
 
-    /// Plans copies of up to `most` blocks of a full KV block of a running request, to measure the link. `None` if
+    /// Plans copies of up to `max` blocks of a full KV block of a running request, to measure the link. `None` if
     /// there is no such KV block, or no host place.
-    pub fn plan_probe(&mut self, most: u32, generations: &mut Generations) -> Option<Swap> {
+    pub fn plan_probe(&mut self, max: u32, generations: &mut Generations) -> Option<Swap> {
         let running = self.sequences.values().filter(|sequence| !sequence.suspended);
         let mut full = running.flat_map(|sequence| &sequence.kv_blocks[..sequence.full as usize]).copied();
         let kv_block = full.find(|id| self.kv_blocks.is_whole(*id) && !self.is_copied(*id))?;
         let host_location = self.reserve_host_place(kv_block, generations)?;
-        let layers = (0..self.layers.min(most.max(1)) as u16).map(LayerId).collect();
+        let layers = (0..self.layers.min(max.max(1)) as u16).map(LayerId).collect();
         Some(self.begin_write(kv_block, host_location, layers))
     }
 

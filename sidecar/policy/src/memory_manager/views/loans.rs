@@ -90,7 +90,7 @@ impl LoanView<'_> {
     /// # Errors
     /// Why nothing can be lent now.
     pub fn lendable(&self) -> Result<u32, LoanDenied> {
-        let Some(most) = self.manager.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
+        let Some(max_moving) = self.manager.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
         let still = self.manager.sleep.is_settled();
         if !self.manager.status().is_loaded()
             || !still
@@ -111,7 +111,7 @@ impl LoanView<'_> {
         match idle.min(above).saturating_sub(promised) {
             0 if above <= promised => Err(LoanDenied::AtFloor),
             0 if self.manager.loans.is_active() => Err(LoanDenied::Active),
-            0 if self.manager.absent_lendable_layers() >= usize::from(most) => Err(LoanDenied::AtCap),
+            0 if self.manager.absent_lendable_layers() >= usize::from(max_moving) => Err(LoanDenied::AtCap),
             0 => Err(LoanDenied::Nothing),
             chunks => Ok(chunks),
         }
@@ -123,15 +123,15 @@ impl LoanView<'_> {
         self.manager.loans.demand.wanted()
     }
 
-    /// The useful size of a loan where at most `most` chunks can be had: enough for as many requests of the step as the
+    /// The useful size of a loan where at most `max` chunks can be had: enough for as many requests of the step as the
     /// loan and the tenant's own layers cover, less what whole own layers give in any case. 0 if it would not help.
-    pub fn useful_loan_size(&self, most: u32) -> u32 {
+    pub fn useful_loan_size(&self, max: u32) -> u32 {
         let own = self.manager.own_chunks();
-        let Some(step_chunks) = self.manager.loans.demand.largest_within(most.saturating_add(own)) else {
+        let Some(step_chunks) = self.manager.loans.demand.largest_within(max.saturating_add(own)) else {
             return 0;
         };
         let slab = self.manager.sizes.largest_slab();
-        let layers = step_chunks.saturating_sub(most).div_ceil(slab);
+        let layers = step_chunks.saturating_sub(max).div_ceil(slab);
         step_chunks.saturating_sub(own.min(layers.saturating_mul(slab)))
     }
 

@@ -34,7 +34,7 @@ impl<'a> TimingView<'a> {
         let layer_blocks = self.manager.layer_blocks_of(need);
         let chunks = self.manager.max_activation_chunks(layer_blocks).min(self.manager.sizes.activation_wake);
         let bytes = u64::from(chunks) * self.manager.geometry.chunk_bytes;
-        self.manager.geometry.activation.most_tokens(bytes, need.shape)
+        self.manager.geometry.activation.max_tokens(bytes, need.shape)
     }
 
     /// Every layer has memory and some weights are loading: a step that begins now waits for them.
