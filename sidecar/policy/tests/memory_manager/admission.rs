@@ -74,16 +74,16 @@ fn boundary(manager: &mut MemoryManager) {
     manager.boundary(now, &mut Vec::new());
 }
 
-fn answer(id: u64, (paused, admitted): (u16, u16), going: usize) -> PlanAnswer {
-    let found = PlanResult { paused, admitted, chosen: vec![0; going], step_ns: 1, bound_ns: 1 };
+fn answer(id: u64, (paused, admitted): (u16, u16), members: usize) -> PlanAnswer {
+    let found = PlanResult { paused, admitted, chosen: vec![0; members], step_ns: 1, bound_ns: 1 };
     PlanAnswer { id, result: Some(found) }
 }
 
 #[test]
 fn new_request_is_planned_with_its_future_kv() {
     let mut manager = manager(200);
-    let crowd = scheduler_view(&mut manager, &[5, 3], waiter(9, 4));
-    let asked = manager.ask_plan(&crowd);
+    let view = scheduler_view(&mut manager, &[5, 3], waiter(9, 4));
+    let asked = manager.ask_plan(&view);
     let kv_blocks = |one: &RequestState| one.full + one.tails;
     assert_eq!(asked.running.iter().map(kv_blocks).collect::<Vec<_>>(), [5 + GROWTH, 3 + GROWTH]);
     assert_eq!(asked.waiting.iter().map(kv_blocks).collect::<Vec<_>>(), [4 + GROWTH]);
@@ -92,8 +92,8 @@ fn new_request_is_planned_with_its_future_kv() {
 #[test]
 fn request_without_host_space_is_not_paused() {
     let mut manager = manager(8);
-    let crowd = scheduler_view(&mut manager, &[5, 5], waiter(9, 4));
-    let asked = manager.ask_plan(&crowd);
+    let view = scheduler_view(&mut manager, &[5, 5], waiter(9, 4));
+    let asked = manager.ask_plan(&view);
     let leaving: Vec<_> = asked.running.iter().map(|one| (one.full, one.tails, one.immune)).collect();
     assert_eq!(leaving, [(4 + GROWTH, 1, false), (8 - 4 - GROWTH, 3 + GROWTH, true)]);
 }
@@ -102,16 +102,16 @@ fn request_without_host_space_is_not_paused() {
 fn plan_decides_pauses_and_admissions() {
     let mut manager = manager(200);
     let most = manager.figures().kv_counts().total_layer_blocks / LAYERS;
-    let crowd = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
+    let view = scheduler_view(&mut manager, &[2, 2], waiter(9, 3));
     manager.note(&head(Some(RequestId(9))));
-    let id = manager.ask_plan(&crowd).id;
+    let id = manager.ask_plan(&view).id;
     manager.planned(answer(id, (1, 0), 1));
     boundary(&mut manager);
     assert_eq!((manager.take_pauses(), manager.take_pauses()), (vec![RequestId(1)], vec![]));
     // There is memory for it, but not in addition to the reserve.
     let large = most - 4;
     assert!(!can_admit(&manager, &waiter(9, large)), "it was not let in");
-    let id = manager.ask_plan(&crowd).id;
+    let id = manager.ask_plan(&view).id;
     manager.planned(answer(id, (0, 1), 3));
     boundary(&mut manager);
     assert!(manager.take_pauses().is_empty());
@@ -152,8 +152,8 @@ fn plan_is_requested_once_per_waiting_head() {
     manager.cancel(RequestId(9));
     assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "its client has gone");
     assert!(held(&mut manager, Some(9)));
-    let crowd = scheduler_view(&mut manager, &[2], waiter(9, 3));
-    let id = manager.ask_plan(&crowd).id;
+    let view = scheduler_view(&mut manager, &[2], waiter(9, 3));
+    let id = manager.ask_plan(&view).id;
     assert!(!held(&mut manager, Some(9)), "it is asked for");
     manager.planned(answer(id, (0, 0), 1));
     assert!(!held(&mut manager, Some(9)), "and adopted");

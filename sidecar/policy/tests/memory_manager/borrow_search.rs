@@ -36,7 +36,7 @@ fn asker(cap_permille: u32) -> World {
     let mut world = World::new(Params { share_chunks: share, ..params }, geometry, 3, Faults::default());
     world.manager.loans_mut().set_can_borrow(true);
     let book = LoanBook::new(peer(0), share, world.manager.loans().floor_chunks());
-    world.negotiator = Some(LoanNegotiator::new(book, terms()));
+    world.negotiator = Some(LoanNegotiator::new(book, negotiation_policy()));
     assert!(world.load());
     world.now = Nanos(1_000_000_000);
     world
@@ -53,7 +53,7 @@ fn submit(world: &mut World, requests: u64) {
 }
 
 /// Runs until it surveys its peers.
-fn seek(world: &mut World) {
+fn run_until_survey(world: &mut World) {
     for _ in 0..10_000 {
         world.tick();
         if std::mem::take(&mut world.commands).contains(&PeerCommand::Survey) {
@@ -64,19 +64,19 @@ fn seek(world: &mut World) {
 }
 
 /// Returns whom it asks, and for how much, given these peers.
-fn asks(world: &mut World, neighbours: Vec<PeerView>) -> Option<(u32, u32)> {
-    world.receive(PeerEvent::Survey(neighbours));
+fn asks(world: &mut World, peers: Vec<PeerView>) -> Option<(u32, u32)> {
+    world.receive(PeerEvent::Survey(peers));
     asked(world).map(|(peer, chunks, _)| (peer, chunks))
 }
 
 fn asked(world: &mut World) -> Option<(u32, u32, Nonce)> {
-    std::mem::take(&mut world.commands).into_iter().find_map(|letter| match letter {
+    std::mem::take(&mut world.commands).into_iter().find_map(|command| match command {
         PeerCommand::Ask { peer, chunks, nonce, .. } => Some((peer.index, chunks, nonce)),
         _ => None,
     })
 }
 
-fn terms() -> NegotiationPolicy {
+fn negotiation_policy() -> NegotiationPolicy {
     NegotiationPolicy { order: vec![peer(3)], ..NegotiationPolicy::default() }
 }
 
@@ -85,12 +85,12 @@ fn terms() -> NegotiationPolicy {
 fn short_of_memory() -> World {
     let mut world = asker(0);
     submit(&mut world, 4);
-    seek(&mut world);
+    run_until_survey(&mut world);
     assert_eq!(world.manager.loans().borrow_request(), Some(3));
     world
 }
 
-fn short(manager: &MemoryManager) -> u64 {
+fn shortfalls(manager: &MemoryManager) -> u64 {
     manager.figures().counted(Reason::PeersShort)
 }
 
@@ -98,7 +98,7 @@ fn short(manager: &MemoryManager) -> u64 {
 fn infeasible_demand_asks_no_peer() {
     let mut world = short_of_memory();
     assert_eq!(asks(&mut world, vec![inactive(1, 1)]), None);
-    assert_eq!(short(&world.manager), 1, "it says why");
+    assert_eq!(shortfalls(&world.manager), 1, "it says why");
     assert_eq!(world.manager.loans().borrow_request(), None, "the next remedy is taken");
     world.run();
 }
@@ -127,12 +127,12 @@ fn search_continues_with_unknown_peer_state() {
 fn what_whole_own_layers_have_to_give_all_the_same_is_not_asked_for() {
     let mut world = asker(900);
     submit(&mut world, 4);
-    seek(&mut world);
+    run_until_survey(&mut world);
     let useful = |most| world.manager.loans().useful_loan_size(most);
     assert_eq!([0, 1, 2, 3, 4].map(useful), [0, 0, 0, 3, 3]);
     world.receive(PeerEvent::Survey(vec![inactive(1, 2)]));
     assert_eq!(asked(&mut world), None);
-    assert_eq!(short(&world.manager), 1);
+    assert_eq!(shortfalls(&world.manager), 1);
 }
 
 /// The asked peer denies.
@@ -157,7 +157,7 @@ fn refusing_peer_is_skipped_and_next_is_asked() {
     assert_eq!((second, chunks), (2, 3));
     // The last peer alone has too little.
     assert_eq!(refuses(&mut world, 2, nonce, Some(LoanDenied::AtFloor)), None);
-    assert_eq!((short(&world.manager), world.manager.figures().counted(Reason::AskRefused)), (1, 2));
+    assert_eq!((shortfalls(&world.manager), world.manager.figures().counted(Reason::AskRefused)), (1, 2));
 }
 
 /// Returns whether it asks its only peer again in a search that begins `after_ms` after a denial.
@@ -169,7 +169,7 @@ fn asks_again(why: Option<LoanDenied>, after_ms: u64) -> bool {
     world.run();
     world.now = world.now.plus(after_ms * 1_000_000);
     submit(&mut world, 4);
-    seek(&mut world);
+    run_until_survey(&mut world);
     asks(&mut world, vec![inactive(1, 3)]).is_some()
 }
 

@@ -75,7 +75,7 @@ fn what_a_step_waits_for_has_a_deadline_and_a_write_back_has_none() {
     let host_kv_bytes = 200 * geometry.kv_block_bytes();
     let mut world = World::new(Params { host_kv_bytes, ..params }, geometry, 7, Faults::default());
     assert!(world.load());
-    world.spoil = Some(check);
+    world.corrupt_action = Some(check);
     (0..3).for_each(|id| world.submit(id, 0, vec![1, 2, 3], 60));
     world.run();
     assert!(world.manager.figures().fetched_bytes() > 0, "KV was away");

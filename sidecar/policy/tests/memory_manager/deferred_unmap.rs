@@ -54,7 +54,7 @@ fn grow(world: &mut World) {
 fn inflation_defers_unmap_until_idle() {
     for policy in [PolicyName::Ellm, PolicyName::Unified] {
         let mut world = world(policy, |_| ());
-        world.spoil = Some(|action| {
+        world.corrupt_action = Some(|action| {
             if let (Reason::Inflate, Work::Reback(transaction)) = (action.reason, &action.work) {
                 let kv = |op: &Reback| matches!(op, Reback::Map(Address::Kv(_), _));
                 assert!(transaction.ops.iter().all(kv), "{transaction:?}");
@@ -65,7 +65,7 @@ fn inflation_defers_unmap_until_idle() {
         assert_eq!(world.manager.figures().counted(Reason::UnmapLater), 0, "requests run");
         assert!(!world.manager.status().is_idle(), "something is left to do");
         world.run();
-        world.rest(1000);
+        world.run_idle(1000);
         assert_eq!(world.manager.figures().stale_addresses(), 0, "{policy:?}");
         let behind = world.device.memory.table.len() as u32;
         assert_eq!(
@@ -80,7 +80,7 @@ fn inflation_defers_unmap_until_idle() {
 fn deferred_unmap_runs_alone_when_idle() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
-    world.spoil = Some(|action| {
+    world.corrupt_action = Some(|action| {
         if let (Reason::UnmapLater, Work::Reback(transaction)) = (action.reason, &action.work) {
             let old = |op: &Reback| matches!(op, Reback::Unmap(Address::Activation(_), _));
             assert!(transaction.ops.iter().all(old), "{transaction:?}");
@@ -88,7 +88,7 @@ fn deferred_unmap_runs_alone_when_idle() {
         }
     });
     let before = world.manager.figures().counted(Reason::UnmapLater);
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(
         (world.manager.figures().stale_addresses(), world.manager.figures().counted(Reason::UnmapLater)),
         (0, before + 1)
@@ -104,7 +104,7 @@ fn without_leave_to_unmap_later_one_transaction_does_both() {
         assert_eq!(world.manager.figures().stale_addresses(), 0);
     }
     assert!(world.manager.figures().counted(Reason::Inflate) > 0);
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.figures().counted(Reason::UnmapLater), 0);
 }
 
@@ -115,7 +115,7 @@ fn deferred_unmap_precedes_chunk_release() {
     submit(&mut world);
     inflate(&mut world);
     world.start_sleep();
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(
         (world.manager.status().sleep_state(), world.device.memory.table.len()),
         (SleepState::Asleep, 0)
@@ -132,11 +132,11 @@ fn a_change_that_the_device_refuses_leaves_old_addresses_where_they_are() {
     grow(&mut world);
     let left = world.manager.figures().stale_addresses();
     world.device.refuse_rebacks = true;
-    world.rest(3);
+    world.run_idle(3);
     assert_eq!(world.manager.figures().stale_addresses(), left);
     assert_eq!(world.manager.figures().counted(Reason::BackendFailed), 1, "it is not tried again at once");
     world.device.refuse_rebacks = false;
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.figures().stale_addresses(), 0);
 }
 

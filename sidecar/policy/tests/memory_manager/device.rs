@@ -19,7 +19,7 @@ mod kv;
 
 /// Returns true with a probability of `permille` / 1000. Draws a number for a probability of 0 too, so that the
 /// numbers after it are the same.
-pub fn happens(rng: &mut Rng, permille: u32) -> bool {
+pub fn chance(rng: &mut Rng, permille: u32) -> bool {
     rng.below(1000) < u64::from(permille)
 }
 
@@ -161,10 +161,10 @@ impl Device {
         if !self.dropped.is_empty() || (self.dropping.is_some() && !running) {
             choices.push(Choice::Drop);
         }
-        let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.may_start(*at));
+        let fills = (0..self.fills.len()).filter(|at| self.fills[*at].running || self.can_start(*at));
         choices.extend(fills.map(Choice::Fill));
-        let slow = happens(&mut self.rng, self.slow_writes_permille) && !choices.is_empty();
-        let copies = (0..self.kv.len()).filter(|at| self.may_go_on(*at));
+        let slow = chance(&mut self.rng, self.slow_writes_permille) && !choices.is_empty();
+        let copies = (0..self.kv.len()).filter(|at| self.can_continue(*at));
         choices.extend(copies.filter(|at| !slow || self.kv[*at].is_of_buffer()).map(Choice::Kv));
         if choices.is_empty() {
             return None;
@@ -183,7 +183,7 @@ impl Device {
     }
 
     /// Whether the fill is the first in its slot and the previous reader has finished.
-    fn may_start(&self, at: usize) -> bool {
+    fn can_start(&self, at: usize) -> bool {
         let fill = &self.fills[at].fill;
         let first = !self.fills[..at].iter().any(|f| same_place(&f.fill, fill));
         first && fill.after.is_none_or(|(layer, generation)| self.done[layer.index()] >= generation)
@@ -232,7 +232,7 @@ impl Device {
     }
 
     fn fails(&mut self) -> bool {
-        let fails = self.faults.left > 0 && happens(&mut self.rng, self.faults.permille);
+        let fails = self.faults.left > 0 && chance(&mut self.rng, self.faults.permille);
         self.faults.left -= u32::from(fails);
         fails
     }

@@ -35,7 +35,7 @@ pub fn small_layer_blocks() -> World {
 pub fn with_holes(world: &mut World) -> Tables {
     world.manager.force_layout(Some(ForcedRemap { alpha: 3, beta: 1 })).expect("possible");
     assert!(world.load());
-    world.rest(100);
+    world.run_idle(100);
     (0..8).for_each(|id| {
         open(&mut world.manager, RequestId(id), 0, &[id as u32; 600]);
     });
@@ -80,7 +80,7 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
         world.manager.figures().kv_counts().fragmentation_permille > 500,
         "most free blocks are scattered"
     );
-    world.spoil = Some(|action| {
+    world.corrupt_action = Some(|action| {
         if let Work::MoveLayerBlocks(moves) = &action.work {
             assert!(moves.len() as u64 * SMALL_BLOCK <= 4 * BLOCK, "moves of one boundary");
         }
@@ -89,7 +89,7 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
     world.manager.force_layout(None).expect("possible");
     for _ in 0..100 {
         // Without a step between two boundaries the next moves would wait.
-        world.rest(1);
+        world.run_idle(1);
         if !world.manager.status().is_blocked() {
             let lease = world.send_event(|manager, out| manager.begin(Nanos(0), out));
             follow(lease.table_changes, &mut tables);
@@ -98,7 +98,7 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
             world.send_event(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
         }
     }
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.figures().layout().alpha(), 0);
     assert!(world.device.moves > 0, "blocks moved");
     assert!(world.manager.figures().counted(Reason::Compact) > 1, "over several boundaries");
@@ -124,7 +124,7 @@ fn when_load_ends_everything_is_resident_again() {
     (0..8).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
     world.run();
     assert!(world.most_alpha > 0, "layers were remapped");
-    world.rest(3000);
+    world.run_idle(3000);
     assert!(world.manager.status().is_idle());
     assert_eq!(world.manager.figures().layout().alpha(), 0);
     assert!(world.manager.figures().residency().iter().all(|layer| layer.present && layer.slot.is_none()));
@@ -140,7 +140,7 @@ fn a_tenant_that_is_not_short_changes_nothing() {
         let (rebacks, filled) = (world.device.rebacks, world.device.bytes_filled);
         (0..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 30));
         world.run();
-        world.rest(100);
+        world.run_idle(100);
         assert_eq!((world.device.rebacks, world.device.bytes_filled), (rebacks, filled), "{policy:?}");
         assert_eq!(world.device.moves, 0);
     }

@@ -42,7 +42,7 @@ fn oneiros_starts_remapped_when_the_device_holds_less_than_all_weights() {
     assert_eq!(world.manager.figures().layout().alpha(), 2, "two layers of four chunks for six missing ones");
     (0..4).for_each(|id| world.submit(id, id, vec![1, 2, 3], 40));
     world.run();
-    world.rest(2000);
+    world.run_idle(2000);
     assert!(world.manager.status().is_idle());
     assert_eq!(world.manager.figures().layout().alpha(), 2, "these never come back");
 }
@@ -165,7 +165,7 @@ fn requests_that_end_while_their_layer_blocks_move_and_moves_that_fail_leak_noth
         // The rest of its blocks would move only after the next step, which this test does not run.
         world.manager.close(RequestId(6));
         assert_eq!(world.manager.figures().kv_counts().used_layer_blocks, 0);
-        world.rest(2000);
+        world.run_idle(2000);
         assert_eq!(world.manager.figures().layout().alpha(), 0);
         assert_eq!(world.device.faults.left, 0);
     }

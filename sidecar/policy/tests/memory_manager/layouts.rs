@@ -64,7 +64,7 @@ fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
     world.manager.force_layout(to).expect("a possible layout");
     (1..4).for_each(|id| world.submit(id, 0, vec![1, 2, 3, id as u32], 16));
     world.run();
-    world.rest(500);
+    world.run_idle(500);
     assert!(world.manager.status().is_idle(), "{from:?} to {to:?} comes to an end");
     assert_eq!(world.manager.figures().layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
     assert_eq!(world.manager.figures().layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
@@ -85,9 +85,9 @@ fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
     let prepared = world.send_event(|manager, out| manager.prepare(now, &need, out));
     assert_eq!(prepared, Prepared::Ready);
     world.manager.force_layout(None).expect("no layout is always possible");
-    world.rest(100);
+    world.run_idle(100);
     assert_eq!(world.manager.figures().layout().alpha(), 3, "live requests are never evicted for it");
     world.manager.close(request);
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.figures().layout().alpha(), 0);
 }

@@ -24,13 +24,13 @@ fn peer(index: u32) -> Peer {
 }
 
 /// Peer 1 has a lower priority than the tenant, peer 2 has not, and other peers are unknown.
-fn terms() -> NegotiationPolicy {
+fn negotiation_policy() -> NegotiationPolicy {
     let priorities = vec![(peer(1), 3), (peer(2), 5)];
     NegotiationPolicy { priority: 5, priorities, min_residence_ns: 0, ..NegotiationPolicy::default() }
 }
 
 /// Returns a tenant of six layers of four chunks that has not loaded.
-fn fresh(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
+fn fresh(change: impl FnOnce(&mut Params), negotiation_policy: NegotiationPolicy) -> World {
     let slabs = [4; 6];
     let (params, _) = tenant(PolicyName::Oneiros, &slabs, 0, TOKENS);
     let (mut params, mut geometry) =
@@ -42,19 +42,19 @@ fn fresh(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
     let mut world = World::new(params, geometry, 3, Faults::default());
     world.manager.loans_mut().set_can_borrow(true);
     let book = LoanBook::new(peer(0), share, world.manager.loans().floor_chunks());
-    world.negotiator = Some(LoanNegotiator::new(book, terms));
+    world.negotiator = Some(LoanNegotiator::new(book, negotiation_policy));
     world
 }
 
-fn loaded(change: impl FnOnce(&mut Params), terms: NegotiationPolicy) -> World {
-    let mut world = fresh(change, terms);
+fn loaded(change: impl FnOnce(&mut Params), negotiation_policy: NegotiationPolicy) -> World {
+    let mut world = fresh(change, negotiation_policy);
     assert!(world.load());
-    take_turn(&mut world, false);
+    set_active(&mut world, false);
     world
 }
 
 /// Grants or takes the time slice.
-fn take_turn(world: &mut World, active: bool) {
+fn set_active(world: &mut World, active: bool) {
     world.active = active;
     while world.manager.loans().active() != active {
         world.tick();
@@ -62,7 +62,7 @@ fn take_turn(world: &mut World, active: bool) {
 }
 
 fn lender() -> World {
-    loaded(|_| (), terms())
+    loaded(|_| (), negotiation_policy())
 }
 
 /// Returns its immediate answer to this peer: chunks that it will lend are in its book.
@@ -70,7 +70,7 @@ fn ask_of(world: &mut World, from: u32, nonce: u64, chunks: u32) -> Result<u32, 
     let before = lent(world);
     world.receive(PeerEvent::Asked { peer: peer(from), nonce: Nonce(nonce), chunks, ttl_ns: TTL_NS });
     let late = world.negotiator.as_mut().map(LoanNegotiator::take_commands).into_iter().flatten();
-    let refused = world.commands.drain(..).chain(late).find_map(|letter| match letter {
+    let refused = world.commands.drain(..).chain(late).find_map(|command| match command {
         PeerCommand::Refuse { peer: to, nonce: of, why } => {
             assert_eq!((to, of), (peer(from), Nonce(nonce)), "the asker gets the answer");
             Some(why)
@@ -92,7 +92,7 @@ fn ask(world: &mut World, nonce: u64, chunks: u32) -> Result<u32, LoanDenied> {
 }
 
 fn lent(world: &World) -> u32 {
-    world.negotiator.as_ref().map_or(0, |trader| trader.book().lent_out())
+    world.negotiator.as_ref().map_or(0, |negotiator| negotiator.book().lent_out())
 }
 
 /// Transfers the lent chunks.
@@ -108,12 +108,12 @@ fn fill_kv(world: &mut World) {
     while world.running.len() < 3 || world.in_step() {
         world.tick();
     }
-    take_turn(world, false);
+    set_active(world, false);
 }
 
 #[test]
 fn a_tenant_that_loads_is_busy() {
-    let mut world = fresh(|_| (), terms());
+    let mut world = fresh(|_| (), negotiation_policy());
     world.begin();
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
 }
@@ -125,7 +125,7 @@ fn an_inactive_tenant_gives_no_more_than_it_was_asked_for() {
 
 #[test]
 fn recently_restored_layers_are_denied_with_remaining_time() {
-    let mut world = loaded(|_| (), NegotiationPolicy { min_residence_ns: 5 * MS, ..terms() });
+    let mut world = loaded(|_| (), NegotiationPolicy { min_residence_ns: 5 * MS, ..negotiation_policy() });
     world.now = Nanos(2 * MS);
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::MinResidence { left_ns: 3 * MS }));
     world.now = Nanos(5 * MS);
@@ -136,7 +136,7 @@ fn recently_restored_layers_are_denied_with_remaining_time() {
 fn active_tenant_lends_nothing_to_lower_priority() {
     let mut world = lender();
     for (active, from, lends) in [(true, 1, false), (true, 2, true), (true, 3, true), (false, 1, true)] {
-        take_turn(&mut world, active);
+        set_active(&mut world, active);
         let nonce = 10 * u64::from(from) + u64::from(!active);
         let expected = if lends { Ok(1) } else { Err(LoanDenied::Active) };
         assert_eq!(ask_of(&mut world, from, nonce, 1), expected, "active {active}, {from}");
@@ -154,7 +154,7 @@ fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
         world.tick();
     }
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Active));
-    take_turn(&mut world, false);
+    set_active(&mut world, false);
     assert_eq!(
         ask(&mut world, 2, 1),
         Ok(1),
@@ -164,7 +164,7 @@ fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
 
 #[test]
 fn a_tenant_whose_partition_is_fixed_trades_nothing() {
-    let mut world = loaded(|params| params.policy = PolicyName::Recompute, terms());
+    let mut world = loaded(|params| params.policy = PolicyName::Recompute, negotiation_policy());
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::NotTraded));
 }
 
@@ -196,7 +196,7 @@ fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
 #[test]
 fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within_a_step() {
     for (slab_ns, hidden) in [(15 * MS, false), (MS, true)] {
-        let mut world = fresh(|_| (), terms());
+        let mut world = fresh(|_| (), negotiation_policy());
         world.device.fill_ns_per_byte = slab_ns / 253;
         assert!(world.load());
         fill_kv(&mut world);
@@ -215,7 +215,7 @@ fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
     vacate(&mut world);
     assert!(world.manager.status().absent_layers() > 0);
     world.submit(10, 0, vec![1; 20], 4);
-    take_turn(&mut world, true);
+    set_active(&mut world, true);
     assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Busy));
 }
 

@@ -38,7 +38,7 @@ proptest! {
             world.kill_permille = kills;
             expected.push(load(world, &mut rng, 14));
         }
-        pair.turn(0);
+        pair.grant_slice(0);
         pair.run();
         pair.settle();
         for (world, expected) in pair.worlds.iter().zip(expected) {
@@ -56,13 +56,13 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     let mut pair = Pair::new(&[4; 8], 4, 7, 0);
     let mut rng = Rng::new(7);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
-    pair.turn(0);
+    pair.grant_slice(0);
     load(&mut pair.worlds[0], &mut rng, 10);
-    let most = pair.worlds[1].manager.loans().lendable_chunks();
+    let max = pair.worlds[1].manager.loans().lendable_chunks();
     let floor = pair.worlds[1].manager.loans().floor_chunks();
-    assert!(most > 8, "weights of an idle tenant can be lent");
+    assert!(max > 8, "weights of an idle tenant can be lent");
     let earmark = pair.earmark(0);
-    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, most, TransferKind::Lend);
+    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, max, TransferKind::Lend);
     (0..2_000).for_each(|_| pair.tick());
     assert!(pair.worlds[1].manager.status().lacks_weights(), "layers are away");
     let absent = pair.worlds[1].manager.status().absent_layers();
@@ -72,16 +72,16 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
     assert!(pair.worlds[1].manager.loans().budget_chunks() >= floor, "never below the floor");
     assert_eq!(
         pair.worlds[0].manager.loans().budget_chunks(),
-        pair.shares[0] + most,
+        pair.shares[0] + max,
         "the borrower has it all"
     );
-    pair.turn(1);
+    pair.grant_slice(1);
     (0..5_000).for_each(|_| pair.tick());
     assert_eq!(pair.worlds[1].manager.status().absent_layers(), 0);
     assert!(pair.worlds[1].manager.figures().layout().moving.is_empty(), "all layers resident again");
     let [borrower, lender] = [&pair.worlds[0].manager, &pair.worlds[1].manager];
     assert!(lender.figures().counted(Reason::Wake) > 0 && borrower.figures().counted(Reason::Repay) > 0);
-    let passed = u64::from(most) * CHUNK;
+    let passed = u64::from(max) * CHUNK;
     assert_eq!(
         lender.figures().moved_bytes(Reason::Lend),
         passed,
@@ -102,7 +102,7 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
 fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backend() {
     let mut pair = Pair::new(&[4; 8], 4, 7, 0);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
-    pair.turn(0);
+    pair.grant_slice(0);
     let lend = |pair: &mut Pair| {
         let earmark = pair.earmark(0);
         pair.worlds[1].manager.loans_mut().queue_transfer(earmark, 1, TransferKind::Lend);
@@ -133,10 +133,10 @@ fn served_without(
     let mut rng = Rng::new(9);
     before(&mut pair.worlds[1].manager);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
-    pair.turn(0);
-    let most = pair.worlds[1].manager.loans().lendable_chunks();
+    pair.grant_slice(0);
+    let max = pair.worlds[1].manager.loans().lendable_chunks();
     let earmark = pair.earmark(0);
-    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, most, TransferKind::Lend);
+    pair.worlds[1].manager.loans_mut().queue_transfer(earmark, max, TransferKind::Lend);
     (0..2_000).for_each(|_| pair.tick());
     let expected = load(&mut pair.worlds[1], &mut rng, 6);
     // The borrower does not answer: the time slice is granted, nothing is repaid, and the wait for loans ends.
@@ -151,18 +151,18 @@ fn served_without(
     assert!(lender.manager.figures().layout().alpha() > 0, "it serves in what its floor leaves");
     assert_eq!(
         lender.manager.loans().budget_chunks(),
-        pair.shares[1] - most,
+        pair.shares[1] - max,
         "and takes nothing that is not its own"
     );
     let [_, lender] = pair.worlds;
     lender.manager
 }
 
-fn has(policy: PolicyName) -> impl Fn(&mut MemoryManager) {
+fn with_policy(policy: PolicyName) -> impl Fn(&mut MemoryManager) {
     move |manager| manager.set_policy(policy).expect("it fits under either")
 }
 
-fn may_remap(remap_cap_permille: u32) -> impl Fn(&mut MemoryManager) {
+fn with_remap_cap(remap_cap_permille: u32) -> impl Fn(&mut MemoryManager) {
     move |manager| {
         let bounds = Bounds { remap_cap_permille, ..manager.loans().bounds() };
         manager.set_bounds(bounds).expect("it fits with either");
@@ -179,7 +179,7 @@ fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
 /// Its floor assumes the smallest activation space: the excess is used for layers.
 #[test]
 fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
-    let manager = served_without(&[4; 8], has(PolicyName::Unified), unchanged);
+    let manager = served_without(&[4; 8], with_policy(PolicyName::Unified), unchanged);
     assert!(
         manager.loans().budget_chunks() < manager.loans().floor_chunks() + 4,
         "less than a layer above its floor is left"
@@ -190,27 +190,31 @@ fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
 #[test]
 fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
     for policy in [PolicyName::Oneiros, PolicyName::Recompute, PolicyName::Ellm, PolicyName::Pie] {
-        served_without(&[4; 8], has(PolicyName::Unified), has(policy));
+        served_without(&[4; 8], with_policy(PolicyName::Unified), with_policy(policy));
     }
     for permille in [0, 300] {
-        served_without(&[4; 8], unchanged, may_remap(permille));
-        served_without(&[4; 8], has(PolicyName::Unified), may_remap(permille));
+        served_without(&[4; 8], unchanged, with_remap_cap(permille));
+        served_without(&[4; 8], with_policy(PolicyName::Unified), with_remap_cap(permille));
     }
 }
 
 /// The layouts whose copies hide best are not the smallest.
 #[test]
 fn a_lender_of_unequal_layers_comes_back_into_the_layout_that_its_floor_counts_on() {
-    served_without(&[4, 1, 4, 1, 4, 1, 4, 4], may_remap(500), unchanged);
+    served_without(&[4, 1, 4, 1, 4, 1, 4, 4], with_remap_cap(500), unchanged);
 }
 
 /// Returns how many layers a tenant frees, and how many requests lose their KV, when it lends all that it can while
 /// requests hold all KV, and is restored without the loans.
-fn back_without(policy: PolicyName, slab_ns: u64) -> (u16, u32) {
-    back_without_under(policy, slab_ns, |_| {})
+fn restored_without_loans(policy: PolicyName, slab_ns: u64) -> (u16, u32) {
+    restored_without_loans_under(policy, slab_ns, |_| {})
 }
 
-fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Params)) -> (u16, u32) {
+fn restored_without_loans_under(
+    policy: PolicyName,
+    slab_ns: u64,
+    change: impl Fn(&mut Params),
+) -> (u16, u32) {
     let mut pair = Pair::with(&[4; 8], 12, 9, 0, change);
     let world = &mut pair.worlds[1];
     world.manager.set_policy(policy).expect("it fits under either");
@@ -221,7 +225,7 @@ fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Par
     while world.running.len() < 4 || world.steps < 4 || world.in_step() {
         world.tick();
     }
-    pair.turn(0);
+    pair.grant_slice(0);
     // It could lend seven layers of four chunks, and idle KV.
     let two_layers = pair.worlds[1].manager.loans().lendable_chunks() - 20;
     let earmark = pair.earmark(0);
@@ -244,9 +248,9 @@ fn back_without_under(policy: PolicyName, slab_ns: u64, change: impl Fn(&mut Par
 
 #[test]
 fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
-    let (moved, lost) = back_without(PolicyName::Oneiros, 253);
+    let (moved, lost) = restored_without_loans(PolicyName::Oneiros, 253);
     assert!(moved > 0 && lost == 0, "copies that hide: {moved} layers, {lost} requests");
-    let (moved, lost) = back_without(PolicyName::Oneiros, 40_000_000);
+    let (moved, lost) = restored_without_loans(PolicyName::Oneiros, 40_000_000);
     assert!(lost > 0, "copies of five steps: {moved} layers, {lost} requests");
 }
 
@@ -254,7 +258,7 @@ fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
 /// batch.
 #[test]
 fn unified_takes_a_stall_where_requests_would_lose_more() {
-    let moved = |policy| back_without(policy, 2_500_000).0;
+    let moved = |policy| restored_without_loans(policy, 2_500_000).0;
     let (strict, weighed) = (moved(PolicyName::Oneiros), moved(PolicyName::Unified));
     assert!(weighed > strict, "{weighed} layers against {strict}");
 }
@@ -267,7 +271,7 @@ fn with_an_objective_a_request_that_waits_loses_what_its_client_reads_meanwhile(
         let change = |params: &mut Params| {
             (params.slo.tbt_ns, params.reclaim_by_cost) = (200_000_000, by_loss);
         };
-        back_without_under(policy, 2_500_000, change).0
+        restored_without_loans_under(policy, 2_500_000, change).0
     };
     let strict = moved(PolicyName::Oneiros, true);
     assert_eq!(moved(PolicyName::Unified, true), strict);

@@ -13,25 +13,16 @@ use self::harness::{BOUND_NS, Case, SimGpu};
 fn case() -> impl Strategy<Value = Case> {
     let slabs = prop_oneof![(3usize..8).prop_map(|n| vec![4; n]), proptest::collection::vec(1u64..6, 4..8)];
     let place = (2usize..=4, slabs, 0u32..8, any::<bool>(), any::<u64>());
-    let trouble = (0u32..150, 0u32..150, (0u32..40, 0u32..=3), 0u32..10, 0u32..=3);
+    let fault_rates = (0u32..150, 0u32..150, (0u32..40, 0u32..=3), 0u32..10, 0u32..=3);
     let sleep = (prop_oneof![Just(0), 5u32..80], 0u64..4096);
-    let deals = prop_oneof![Just(0), 1u32..40];
-    (place, trouble, sleep, deals).prop_map(
-        |((tenants, slabs, extra_kv, turns, seed), trouble, sleep, deals)| {
-            let (loss, doubles, (faults, unmade), kills, deaths) = trouble;
-            let (naps, host_kv_bytes) = sleep;
+    let share_changes = prop_oneof![Just(0), 1u32..40];
+    (place, fault_rates, sleep, share_changes).prop_map(
+        |((tenants, slabs, extra_kv, time_slices, seed), fault_rates, sleep, share_changes)| {
+            let (loss, duplicates, (faults, unmade), kills, exits) = fault_rates;
+            let (sleeps, host_kv_bytes) = sleep;
             let faults =
-                Case { loss, duplicates: doubles, faults, unmade, kills, deaths, ..quiet_case(turns) };
-            Case {
-                tenants,
-                slabs,
-                extra_kv,
-                seed,
-                sleeps: naps,
-                host_kv_bytes,
-                share_changes: deals,
-                ..faults
-            }
+                Case { loss, duplicates, faults, unmade, kills, exits, ..fault_free_case(time_slices) };
+            Case { tenants, slabs, extra_kv, seed, sleeps, host_kv_bytes, share_changes, ..faults }
         },
     )
 }
@@ -46,29 +37,29 @@ proptest! {
 
     #[test]
     fn lost_messages_lose_no_request_and_no_loan(case in case()) {
-        let mut town = SimGpu::new(&case);
-        town.run();
-        town.settle();
-        for seat in &town.slots {
-            prop_assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+        let mut gpu = SimGpu::new(&case);
+        gpu.run();
+        gpu.settle();
+        for slot in &gpu.slots {
+            prop_assert_eq!(slot.finished(), &slot.expected, "the tokens of the tenant alone");
         }
     }
 }
 
 /// Returns a case without failures other than those the test adds.
-fn quiet_case(turns: bool) -> Case {
+fn fault_free_case(time_slices: bool) -> Case {
     Case {
         tenants: 3,
         slabs: vec![4; 6],
         extra_kv: 4,
-        turns,
+        time_slices,
         seed: 13,
         loss: 0,
         duplicates: 0,
         faults: 0,
         unmade: 0,
         kills: 0,
-        deaths: 0,
+        exits: 0,
         sleeps: 0,
         host_kv_bytes: 0,
         untaken: 0,
@@ -84,24 +75,24 @@ fn quiet_case(turns: bool) -> Case {
 
 #[test]
 fn short_tenants_borrow() {
-    for turns in [false, true] {
-        let mut town = SimGpu::new(&quiet_case(turns));
-        town.run();
-        town.settle();
-        assert!(town.loans > 0, "what is tested happens");
+    for time_slices in [false, true] {
+        let mut gpu = SimGpu::new(&fault_free_case(time_slices));
+        gpu.run();
+        gpu.settle();
+        assert!(gpu.loans > 0, "what is tested happens");
     }
 }
 
 #[test]
 fn reassigned_shares_serve_every_tenant() {
-    for turns in [false, true] {
-        for deals in [5, 100] {
-            let mut town = SimGpu::new(&Case { share_changes: deals, ..quiet_case(turns) });
-            town.run();
-            town.settle();
-            assert!(town.released > 0, "what is tested happens");
-            for seat in &town.slots {
-                assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+    for time_slices in [false, true] {
+        for share_changes in [5, 100] {
+            let mut gpu = SimGpu::new(&Case { share_changes, ..fault_free_case(time_slices) });
+            gpu.run();
+            gpu.settle();
+            assert!(gpu.released > 0, "what is tested happens");
+            for slot in &gpu.slots {
+                assert_eq!(slot.finished(), &slot.expected, "the tokens of the tenant alone");
             }
         }
     }
@@ -109,132 +100,138 @@ fn reassigned_shares_serve_every_tenant() {
 
 #[test]
 fn unbacked_bytes_are_returned() {
-    for turns in [false, true] {
-        let mut town = SimGpu::new(&Case { unmade: 2, ..quiet_case(turns) });
-        town.run();
-        town.settle();
-        assert!(town.unbacked_chunks() < 3 * 2, "what is tested happens");
+    for time_slices in [false, true] {
+        let mut gpu = SimGpu::new(&Case { unmade: 2, ..fault_free_case(time_slices) });
+        gpu.run();
+        gpu.settle();
+        assert!(gpu.unbacked_chunks() < 3 * 2, "what is tested happens");
     }
 }
 
 /// Regression: a free chunk was returned for one that was never created, and the missing chunk was never created later.
 #[test]
 fn unbacked_bytes_return_before_chunks() {
-    let trouble =
-        Case { loss: 53, duplicates: 125, faults: 9, unmade: 1, kills: 4, deaths: 1, ..quiet_case(false) };
-    let mut town =
-        SimGpu::new(&Case { tenants: 4, extra_kv: 6, seed: 12_132_025_877_032_656_000, ..trouble });
-    town.run();
-    town.settle();
+    let fault_rates = Case {
+        loss: 53,
+        duplicates: 125,
+        faults: 9,
+        unmade: 1,
+        kills: 4,
+        exits: 1,
+        ..fault_free_case(false)
+    };
+    let mut gpu =
+        SimGpu::new(&Case { tenants: 4, extra_kv: 6, seed: 12_132_025_877_032_656_000, ..fault_rates });
+    gpu.run();
+    gpu.settle();
 }
 
 /// Regression: the lender's next instance had the bytes of a chunk that was never created, so there was nothing to
 /// return.
 #[test]
 fn unbacked_bytes_are_not_owed_to_exited_peers() {
-    let trouble = Case { loss: 6, faults: 25, unmade: 2, kills: 3, deaths: 3, ..quiet_case(true) };
+    let fault_rates = Case { loss: 6, faults: 25, unmade: 2, kills: 3, exits: 3, ..fault_free_case(true) };
     let slabs = vec![2, 1, 1, 2, 2, 2, 1];
-    let mut town =
-        SimGpu::new(&Case { tenants: 2, slabs, extra_kv: 2, seed: 3_796_915_990_984_269_167, ..trouble });
-    town.run();
-    town.settle();
+    let mut gpu =
+        SimGpu::new(&Case { tenants: 2, slabs, extra_kv: 2, seed: 3_796_915_990_984_269_167, ..fault_rates });
+    gpu.run();
+    gpu.settle();
 }
 
 /// Tenants that often sleep, and whose host tier is small, take long, but all of them make progress.
 #[test]
 fn frequent_sleep_delays_completion() {
-    let sleepy = Case { sleeps: 60, host_kv_bytes: 112, ..quiet_case(true) };
+    let sleepy = Case { sleeps: 60, host_kv_bytes: 112, ..fault_free_case(true) };
     let small = Case { tenants: 4, slabs: vec![3, 2, 3, 1, 1, 1, 1], extra_kv: 1, ..sleepy };
-    let mut town = SimGpu::new(&Case { seed: 85_855_058_534, ..small });
-    town.run();
-    town.settle();
+    let mut gpu = SimGpu::new(&Case { seed: 85_855_058_534, ..small });
+    gpu.run();
+    gpu.settle();
 }
 
 /// Raises the floor of a later instance to its share.
 const LATER_FLOOR: u32 = 20;
 
-fn lender(town: &SimGpu) -> Option<usize> {
-    (0..town.slots.len()).find(|at| town.manager(*at).is_some() && town.lent_by(*at) > 0)
+fn lender(gpu: &SimGpu) -> Option<usize> {
+    (0..gpu.slots.len()).find(|at| gpu.manager(*at).is_some() && gpu.lent_by(*at) > 0)
 }
 
 /// Stops a lender without notice to its peers. Runs until it is loaded again.
 fn lender_with_lent_floor(later_floor: u32) -> (SimGpu, usize) {
-    let mut town = SimGpu::new(&Case { blind: true, later_floor, ..quiet_case(true) });
-    town.until(|town| lender(town).is_some());
-    let at = lender(&town).expect("it was just there");
-    town.stop_instance(at);
-    town.until(|town| town.manager(at).is_some_and(|manager| manager.status().is_loaded()));
-    (town, at)
+    let mut gpu = SimGpu::new(&Case { blind: true, later_floor, ..fault_free_case(true) });
+    gpu.until(|gpu| lender(gpu).is_some());
+    let at = lender(&gpu).expect("it was just there");
+    gpu.stop_instance(at);
+    gpu.until(|gpu| gpu.manager(at).is_some_and(|manager| manager.status().is_loaded()));
+    (gpu, at)
 }
 
 #[test]
 fn restarted_tenant_waits_for_lent_floor_and_claims_it() {
-    let (mut town, at) = lender_with_lent_floor(LATER_FLOOR);
-    assert!(town.claims > 0, "no message reported its death, so its peers got claims");
-    town.run();
-    let manager = town.manager(at).expect("it lives");
+    let (mut gpu, at) = lender_with_lent_floor(LATER_FLOOR);
+    assert!(gpu.claims > 0, "no message reported its death, so its peers got claims");
+    gpu.run();
+    let manager = gpu.manager(at).expect("it lives");
     assert_eq!((manager.loans().expected_chunks(), manager.status().failed()), (0, None));
 }
 
 #[test]
 fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
-    let (mut town, at) = lender_with_lent_floor(0);
-    assert_eq!(town.claims, 0, "it has its floor");
-    let created = |town: &SimGpu| town.manager(at).map_or(0, |manager| manager.figures().ledger().created());
-    let (begun, share) =
-        (created(&town), town.manager(at).map_or(0, |manager| manager.loans().share_chunks()));
+    let (mut gpu, at) = lender_with_lent_floor(0);
+    assert_eq!(gpu.claims, 0, "it has its floor");
+    let created = |gpu: &SimGpu| gpu.manager(at).map_or(0, |manager| manager.figures().ledger().created());
+    let (begun, share) = (created(&gpu), gpu.manager(at).map_or(0, |manager| manager.loans().share_chunks()));
     assert!(begun < share, "the rest is lent: {begun} of {share}");
-    town.until(|town| created(town) >= share);
-    assert!(town.claims > 0);
+    gpu.until(|gpu| created(gpu) >= share);
+    assert!(gpu.claims > 0);
 }
 
 #[test]
 #[should_panic(expected = "not everything goes home")]
 fn an_earmark_that_the_ledger_loses_is_noticed() {
-    let mut town = SimGpu::new(&Case { loses_earmarks: 1, ..quiet_case(true) });
-    town.run();
-    town.settle();
+    let mut gpu = SimGpu::new(&Case { loses_earmarks: 1, ..fault_free_case(true) });
+    gpu.run();
+    gpu.settle();
 }
 
 /// Checks that every tenant has generated the same tokens as alone.
 fn served(case: &Case) -> SimGpu {
-    let mut town = SimGpu::new(case);
-    town.run();
-    for seat in &town.slots {
-        assert_eq!(seat.finished(), &seat.expected, "the tokens of the tenant alone");
+    let mut gpu = SimGpu::new(case);
+    gpu.run();
+    for slot in &gpu.slots {
+        assert_eq!(slot.finished(), &slot.expected, "the tokens of the tenant alone");
     }
-    town
+    gpu
 }
 
 #[test]
 fn tenants_serve_although_every_promise_is_lost() {
-    for turns in [false, true] {
-        let town = served(&Case { loses_earmarks: u32::MAX, ..quiet_case(turns) });
-        let lost = (0..3).any(|at| town.manager(at).is_some_and(|manager| manager.loans().lent_chunks() > 0));
+    for time_slices in [false, true] {
+        let gpu = served(&Case { loses_earmarks: u32::MAX, ..fault_free_case(time_slices) });
+        let lost = (0..3).any(|at| gpu.manager(at).is_some_and(|manager| manager.loans().lent_chunks() > 0));
         assert!(lost, "what is tested happens");
     }
 }
 
 #[test]
 fn tenants_serve_although_no_promise_can_be_taken() {
-    for turns in [false, true] {
-        let mut town = served(&Case { untaken: u32::MAX, ..quiet_case(turns) });
-        assert_eq!(town.loans, 0);
-        town.settle();
+    for time_slices in [false, true] {
+        let mut gpu = served(&Case { untaken: u32::MAX, ..fault_free_case(time_slices) });
+        assert_eq!(gpu.loans, 0);
+        gpu.settle();
     }
 }
 
 /// Loans are revoked while their borrower still uses them, and no loan expires.
 fn contested() -> Case {
-    Case { extra_kv: 0, ttl_ms: 60_000, ..quiet_case(true) }
+    Case { extra_kv: 0, ttl_ms: 60_000, ..fault_free_case(true) }
 }
 
 #[test]
 fn lost_revocation_is_resent() {
     let slowest_ns = |loses_revocations| {
-        let mut town = served(&Case { loses_revocations, ..contested() });
-        town.settle();
-        town.slowest_ns
+        let mut gpu = served(&Case { loses_revocations, ..contested() });
+        gpu.settle();
+        gpu.slowest_ns
     };
     let (kept_ns, lost_ns) = (slowest_ns(0), slowest_ns(1));
     assert!(kept_ns > 0, "what is tested happens");
@@ -243,7 +240,7 @@ fn lost_revocation_is_resent() {
 
 #[test]
 fn overdue_lender_asks_other_peers() {
-    let asked = |seed| served(&Case { ignores_messages: Some(0), seed, ..contested() }).asked_meanwhile;
+    let asked = |seed| served(&Case { ignores_messages: Some(0), seed, ..contested() }).asked_while_late;
     assert!((1..=3).map(asked).sum::<u32>() > 0);
 }
 

@@ -10,25 +10,25 @@ use super::cases::{guaranteed_chunks, tenant};
 use super::device::Faults;
 use super::world::World;
 
-/// Runs a load in which layers stream and the layout changes, with `spoil` applied to every action.
-fn serve(spoil: Option<fn(&mut Action)>, seed: u64) {
+/// Runs a load in which layers stream and the layout changes, with `corrupt` applied to every action.
+fn serve(corrupt: Option<fn(&mut Action)>, seed: u64) {
     let (params, _) = tenant(PolicyName::Oneiros, &[3; 6], 0, 96);
     let (mut params, geometry) = tenant(PolicyName::Oneiros, &[3; 6], guaranteed_chunks(&params) + 2, 96);
     params.forced = Some(ForcedRemap { alpha: 2, beta: 1 });
     let mut world = World::new(params, geometry, seed, Faults::default());
     assert!(world.load());
-    world.spoil = spoil;
+    world.corrupt_action = corrupt;
     (0..3).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
     world.run();
     world.manager.force_layout(None).expect("possible");
-    world.rest(1000);
+    world.run_idle(1000);
     (4..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 20));
     world.run();
     assert_eq!(world.finished.len(), 5);
 }
 
-fn caught(spoil: fn(&mut Action)) -> bool {
-    (0..8).any(|seed| catch_unwind(AssertUnwindSafe(|| serve(Some(spoil), seed))).is_err())
+fn is_detected(corrupt: fn(&mut Action)) -> bool {
+    (0..8).any(|seed| catch_unwind(AssertUnwindSafe(|| serve(Some(corrupt), seed))).is_err())
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn the_load_passes_when_nothing_is_spoiled() {
 
 #[test]
 fn a_copy_that_does_not_wait_for_the_reader_before_it_is_caught() {
-    assert!(caught(|action| {
+    assert!(is_detected(|action| {
         if let Work::Fill(fill) = &mut action.work {
             fill.after = None;
         }
@@ -63,7 +63,7 @@ fn a_copy_under_an_old_name_is_caught() {
 
 #[test]
 fn a_lost_unmap_is_caught() {
-    assert!(caught(|action| {
+    assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().position(|op| matches!(op, Reback::Unmap(..)))
         {
@@ -74,7 +74,7 @@ fn a_lost_unmap_is_caught() {
 
 #[test]
 fn a_lost_map_is_caught() {
-    assert!(caught(|action| {
+    assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, Reback::Map(..)))
         {
@@ -85,7 +85,7 @@ fn a_lost_map_is_caught() {
 
 #[test]
 fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
-    assert!(caught(|action| {
+    assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(Reback::Unmap(..)) = transaction.ops.last()
         {
@@ -96,7 +96,7 @@ fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
 
 #[test]
 fn a_chunk_mapped_for_two_owners_is_caught() {
-    assert!(caught(|action| {
+    assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work {
             let maps = transaction.ops.iter().position(|op| matches!(op, Reback::Map(..)));
             let Some(first) = maps else { return };

@@ -33,29 +33,29 @@ impl Ledger {
         Ledger { capacity, records: BTreeMap::new(), loses: 0 }
     }
 
-    pub fn join(&mut self, life: u64) {
-        assert!(self.records.insert(life, Record::default()).is_none(), "a life begins once");
+    pub fn join(&mut self, instance: u64) {
+        assert!(self.records.insert(instance, Record::default()).is_none(), "a life begins once");
     }
 
     /// Removes an exited instance; its held and earmarked chunks become free.
-    pub fn die(&mut self, life: u64) {
-        self.records.remove(&life).expect("who dies has lived");
+    pub fn exit(&mut self, instance: u64) {
+        self.records.remove(&instance).expect("who dies has lived");
     }
 
-    pub fn lives(&self, life: u64) -> bool {
-        self.records.contains_key(&life)
+    pub fn is_running(&self, instance: u64) -> bool {
+        self.records.contains_key(&instance)
     }
 
-    pub fn held(&self, life: u64) -> u32 {
-        self.record(life).held
+    pub fn held(&self, instance: u64) -> u32 {
+        self.record(instance).held
     }
 
-    fn record(&self, life: u64) -> &Record {
-        self.records.get(&life).expect("a living record")
+    fn record(&self, instance: u64) -> &Record {
+        self.records.get(&instance).expect("a living record")
     }
 
-    fn record_mut(&mut self, life: u64) -> &mut Record {
-        self.records.get_mut(&life).expect("a living record")
+    fn record_mut(&mut self, instance: u64) -> &mut Record {
+        self.records.get_mut(&instance).expect("a living record")
     }
 
     /// Returns lender, borrower, nonce and chunks of each unaccepted earmark for a running instance.
@@ -77,75 +77,77 @@ impl Ledger {
         self.records.values().map(|record| record.held).sum::<u32>() + self.promised()
     }
 
-    fn reserve(&mut self, life: u64, chunks: u32) -> bool {
+    fn reserve(&mut self, instance: u64, chunks: u32) -> bool {
         let fits = self.counted() + chunks <= self.capacity;
         if fits {
-            self.record_mut(life).held += chunks;
+            self.record_mut(instance).held += chunks;
         }
         fits
     }
 
-    fn release(&mut self, life: u64, chunks: u32) {
-        self.record_mut(life).held -= chunks;
+    fn release(&mut self, instance: u64, chunks: u32) {
+        self.record_mut(instance).held -= chunks;
     }
 
-    fn earmark(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
+    fn earmark(&mut self, instance: u64, Earmark { peer, nonce }: Earmark, chunks: u32, spare: u32) -> bool {
         let to = peer.instance;
-        if !self.lives(to) {
-            self.release(life, chunks);
+        if !self.is_running(to) {
+            self.release(instance, chunks);
             return true;
         }
-        if !self.reserve(life, spare) {
+        if !self.reserve(instance, spare) {
             return false;
         }
-        let used = self.record(life).earmarks.contains_key(&nonce.0)
-            || self.record(to).accepted.contains(&(life, nonce.0));
+        let used = self.record(instance).earmarks.contains_key(&nonce.0)
+            || self.record(to).accepted.contains(&(instance, nonce.0));
         if used {
-            self.release(life, spare);
+            self.release(instance, spare);
             return false;
         }
         if self.loses > 0 {
             self.loses -= 1;
         } else {
-            self.record_mut(life).earmarks.insert(nonce.0, (to, chunks + spare));
+            self.record_mut(instance).earmarks.insert(nonce.0, (to, chunks + spare));
         }
-        self.release(life, chunks + spare);
+        self.release(instance, chunks + spare);
         true
     }
 
-    fn accept(&mut self, life: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
-        let waits =
-            self.waiting().any(|w| w == (peer.instance, life, nonce, chunks)) && self.lives(peer.instance);
+    fn accept(&mut self, instance: u64, Earmark { peer, nonce }: Earmark, chunks: u32) -> bool {
+        let waits = self.waiting().any(|w| w == (peer.instance, instance, nonce, chunks))
+            && self.is_running(peer.instance);
         if waits {
-            let record = self.record_mut(life);
+            let record = self.record_mut(instance);
             record.held += chunks;
             record.accepted.insert((peer.instance, nonce.0));
         }
         waits
     }
 
-    /// Takes back an earmark of `life` unless it was accepted. Returns whether it was taken back.
-    pub fn take_back(&mut self, life: u64, nonce: Nonce) -> bool {
-        let Some((to, chunks)) = self.record(life).earmarks.get(&nonce.0).copied() else { return false };
+    /// Takes back an earmark of `instance` unless it was accepted. Returns whether it was taken back.
+    pub fn take_back(&mut self, instance: u64, nonce: Nonce) -> bool {
+        let Some((to, chunks)) = self.record(instance).earmarks.get(&nonce.0).copied() else { return false };
         let free = match self.records.get(&to) {
-            Some(borrower) => !borrower.accepted.contains(&(life, nonce.0)),
+            Some(borrower) => !borrower.accepted.contains(&(instance, nonce.0)),
             None => self.counted() + chunks <= self.capacity,
         };
         if free {
-            self.record_mut(life).earmarks.remove(&nonce.0);
+            self.record_mut(instance).earmarks.remove(&nonce.0);
         }
         free
     }
 
     /// Removes settled entries on both sides.
-    pub fn clear(&mut self, life: u64) {
+    pub fn clear(&mut self, instance: u64) {
         let waiting: BTreeSet<_> = self.waiting().map(|(lender, _, nonce, _)| (lender, nonce.0)).collect();
-        let living: BTreeSet<u64> = self.records.keys().copied().collect();
-        let record = self.record_mut(life);
-        record.earmarks.retain(|nonce, (to, _)| waiting.contains(&(life, *nonce)) || !living.contains(to));
+        let running: BTreeSet<u64> = self.records.keys().copied().collect();
+        let record = self.record_mut(instance);
+        record
+            .earmarks
+            .retain(|nonce, (to, _)| waiting.contains(&(instance, *nonce)) || !running.contains(to));
         let stands: BTreeSet<_> =
             self.records.iter().flat_map(|(l, r)| r.earmarks.keys().map(|n| (*l, *n))).collect();
-        self.record_mut(life).accepted.retain(|entry| stands.contains(entry));
+        self.record_mut(instance).accepted.retain(|entry| stands.contains(entry));
     }
 }
 
@@ -170,17 +172,17 @@ impl Quota {
     }
 
     fn allows(&self, work: &Work) -> bool {
-        let (mut ledger, life) = (self.ledger.borrow_mut(), self.me.instance);
+        let (mut ledger, instance) = (self.ledger.borrow_mut(), self.me.instance);
         match work {
-            Work::Create(chunks) => ledger.reserve(life, chunks.len() as u32),
+            Work::Create(chunks) => ledger.reserve(instance, chunks.len() as u32),
             Work::Release(chunks) => {
-                ledger.release(life, chunks.len() as u32);
+                ledger.release(instance, chunks.len() as u32);
                 true
             }
             Work::Lend { chunks, spare_chunks, earmark } => {
-                ledger.earmark(life, *earmark, chunks.len() as u32, *spare_chunks)
+                ledger.earmark(instance, *earmark, chunks.len() as u32, *spare_chunks)
             }
-            Work::Accept { chunks, earmark } => ledger.accept(life, *earmark, chunks.len() as u32),
+            Work::Accept { chunks, earmark } => ledger.accept(instance, *earmark, chunks.len() as u32),
             Work::Reback(_)
             | Work::MoveLayerBlocks(_)
             | Work::SwapOut(_)

@@ -94,7 +94,7 @@ proptest! {
         let expected = load(&mut world, &mut Rng::new(case.seed ^ 1), 8);
         world.run();
         prop_assert_eq!(&world.finished, &expected);
-        world.rest(3000);
+        world.run_idle(3000);
         prop_assert!(world.manager.status().is_idle(), "without load everything borrowed comes back");
         prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
         if case.forced.is_none() {

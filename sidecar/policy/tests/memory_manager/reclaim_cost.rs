@@ -77,10 +77,10 @@ fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() 
         (1, 1)
     );
     assert_eq!(ask(&mut world, 2), Prepared::Ready);
-    world.rest(100);
+    world.run_idle(100);
     assert_eq!(world.manager.figures().layout().alpha(), 1, "as long as it is needed");
     world.manager.close(RequestId(7));
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(
         (world.manager.figures().layout().alpha(), world.manager.figures().counted(Reason::RemapStalls)),
         (0, 1)
@@ -91,7 +91,7 @@ fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() 
 fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
     let mut world = world(3, 900);
     world.manager.force_layout(Some(ForcedRemap { alpha: 1, beta: 1 })).expect("possible");
-    world.rest(100);
+    world.run_idle(100);
     assert_eq!(world.manager.figures().layout().alpha(), 1);
     world.manager.force_layout(None).expect("possible");
     let stalling = world.manager.stalling_remap(1).and_then(Result::ok).expect("a third one moves");

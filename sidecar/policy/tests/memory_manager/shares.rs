@@ -86,7 +86,7 @@ fn work(world: &mut World) {
 }
 
 /// Returns the tokens of the load without any change.
-fn undisturbed(policy: PolicyName) -> World {
+fn baseline(policy: PolicyName) -> World {
     let mut world = loaded(policy);
     work(&mut world);
     run(&mut world);
@@ -140,7 +140,7 @@ fn share_loss_under_load_changes_no_token() {
         set_share(&mut world, floor).expect("it fits");
         assert_eq!(created(&world), floor, "{policy:?}");
         run(&mut world);
-        assert_eq!(world.finished, undisturbed(policy).finished, "{policy:?}");
+        assert_eq!(world.finished, baseline(policy).finished, "{policy:?}");
     }
 }
 
@@ -165,7 +165,7 @@ fn share_that_falls_and_rises_is_restored() {
     world.active = false;
     (0..4_000).for_each(|_| tick(&mut world));
     assert_eq!(created(&world), before);
-    assert_eq!(world.finished, undisturbed(PolicyName::Unified).finished);
+    assert_eq!(world.finished, baseline(PolicyName::Unified).finished);
 }
 
 /// Returns a tenant of which a peer borrowed all memory above the floor.
@@ -192,7 +192,7 @@ fn falling_share_revokes_only_excess_loans() {
         .expect("it fits");
     assert_eq!(world.manager.loans().lendable(), Err(LoanDenied::Busy), "nothing more is lent until then");
     (0..50).for_each(|_| tick(&mut world));
-    let revoked = world.commands.iter().find_map(|letter| match letter {
+    let revoked = world.commands.iter().find_map(|command| match command {
         PeerCommand::Revoke { chunks, .. } => Some(*chunks),
         _ => None,
     });
@@ -240,7 +240,7 @@ fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
     work(&mut world);
     run(&mut world);
     assert_eq!(created(&world), floor);
-    assert_eq!(world.finished, undisturbed(PolicyName::Oneiros).finished);
+    assert_eq!(world.finished, baseline(PolicyName::Oneiros).finished);
 }
 
 fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {

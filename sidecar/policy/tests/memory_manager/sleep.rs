@@ -30,7 +30,7 @@ fn world(policy: PolicyName, host_kv_blocks: u64, seed: u64) -> World {
 /// Sleeps until the tenant holds no memory.
 fn sleep(world: &mut World) {
     world.start_sleep();
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.status().sleep_state(), SleepState::Asleep);
     assert_eq!(
         (world.manager.figures().ledger().created(), world.device.memory.chunks.len()),
@@ -42,7 +42,7 @@ fn sleep(world: &mut World) {
 
 fn wake(world: &mut World) {
     world.manager.wake_up();
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.status().sleep_state(), SleepState::Awake);
 }
 
@@ -132,7 +132,7 @@ fn a_tenant_that_is_woken_while_it_falls_asleep_stays_awake() {
             world.tick();
         }
         world.start_sleep();
-        world.rest(boundaries);
+        world.run_idle(boundaries);
         wake(&mut world);
         world.run();
         assert_eq!((world.finished.len(), world.dropped), (1, 0), "after {boundaries} boundaries");
@@ -160,7 +160,7 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
     assert_eq!(world.dropped, 0, "chunks that can be made come before requests are sent back");
     world.active = false;
     world.set_demand();
-    world.rest(1000);
+    world.run_idle(1000);
     assert_eq!(world.manager.figures().ledger().created(), whole, "no request waits now");
 }
 

@@ -50,7 +50,7 @@ fn under_every_policy_prompts_take_what_is_free_and_it_goes_back() {
         world.submit(1, 0, (0..MODEL_TOKENS - 6).collect(), 4);
         world.run();
         assert_eq!(world.manager.figures().counted(Reason::WholePrompt), 2, "{policy:?}: there and back");
-        world.rest(1000);
+        world.run_idle(1000);
         assert_eq!(world.manager.figures().activation_chunks(), activation_max(&world), "{policy:?}");
         assert_eq!(
             world.manager.timing().whole_prompt_tokens(&need(0)),

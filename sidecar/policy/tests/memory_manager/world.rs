@@ -16,7 +16,7 @@ use sluice_policy::params::Params;
 use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
 
-use super::device::{Device, Faults, happens};
+use super::device::{Device, Faults, chance};
 
 mod admission;
 mod audit;
@@ -69,7 +69,7 @@ pub struct World {
     pub layer_ns: u64,
     pub most_alpha: u16,
     /// Modifies actions on their way to the device.
-    pub spoil: Option<fn(&mut Action)>,
+    pub corrupt_action: Option<fn(&mut Action)>,
     /// Whether steps may run: the tenant holds the time slice.
     pub active: bool,
     pub now: Nanos,
@@ -122,7 +122,7 @@ impl World {
             pauses: 0,
             layer_ns: 1_000_000,
             most_alpha: 0,
-            spoil: None,
+            corrupt_action: None,
             active: true,
             now: Nanos(0),
             negotiator: None,
@@ -176,7 +176,7 @@ impl World {
     }
 
     /// Runs boundaries without load until nothing changes or `limit` is reached.
-    pub fn rest(&mut self, limit: u32) {
+    pub fn run_idle(&mut self, limit: u32) {
         let now = self.now;
         for _ in 0..limit {
             self.drain();
@@ -198,13 +198,13 @@ impl World {
     /// Runs one random event.
     pub fn tick(&mut self) {
         if !self.manager.status().is_loaded() {
-            return self.load_on();
+            return self.continue_load();
         }
         let device_first = self.rng.chance(500);
         if device_first && self.poll() {
             return;
         }
-        if self.step.is_some() && happens(&mut self.rng, self.kill_permille) {
+        if self.step.is_some() && chance(&mut self.rng, self.kill_permille) {
             self.kill();
         } else if self.step.is_some() {
             self.run_layer();
@@ -301,7 +301,7 @@ impl World {
     }
 
     fn switch_policy(&mut self) {
-        if self.switch_permille > 0 && happens(&mut self.rng, self.switch_permille) {
+        if self.switch_permille > 0 && chance(&mut self.rng, self.switch_permille) {
             let policy = PolicyName::ALL[self.rng.below(PolicyName::ALL.len() as u64) as usize];
             self.switches += u32::from(self.manager.set_policy(policy).is_ok());
         }

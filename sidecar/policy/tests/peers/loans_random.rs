@@ -39,7 +39,7 @@ fn words(seed: u64) -> Vec<u64> {
 }
 
 /// Returns how many of 200 runs promise a byte twice.
-fn unsound(flaw: Flaw) -> usize {
+fn failing_runs(flaw: Flaw) -> usize {
     let run = |seed: &u64| {
         let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], flaw);
         world.run(&words(*seed)).and_then(|()| world.settle()).is_err()
@@ -49,13 +49,13 @@ fn unsound(flaw: Flaw) -> usize {
 
 #[test]
 fn without_a_flaw_no_run_is_unsound() {
-    assert_eq!(unsound(Flaw::None), 0);
+    assert_eq!(failing_runs(Flaw::None), 0);
 }
 
 #[test]
 fn each_flaw_of_the_protocol_is_seen() {
     for flaw in [Flaw::ExpiryTransfers, Flaw::TrustsTheAnswer, Flaw::ReturnedTwice, Flaw::RestartsAtOnce] {
-        assert!(unsound(flaw) > 0, "{flaw:?} goes unnoticed");
+        assert!(failing_runs(flaw) > 0, "{flaw:?} goes unnoticed");
     }
 }
 
@@ -66,7 +66,7 @@ fn random_runs_lend_return_renew_and_die() {
     for seed in 0..20 {
         let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], Flaw::None);
         for word in words(seed) {
-            world.turn(word);
+            world.apply(word);
             let borrowed: u32 = world.books().map(LoanBook::borrowed).sum();
             seen[0] += u32::from(borrowed > 0);
             seen[1] += u32::from(world.earmarks.iter().any(|e| e.returns));

@@ -12,71 +12,71 @@ fn waiter(index: u32, ticket: u64, priority: i32, asked: u64) -> Waiter {
 }
 
 /// Removes and returns the next waiter.
-fn next(line: &mut Vec<Waiter>, order: SliceOrder, turns: u64) -> Option<Waiter> {
-    sort_waiters(line, order, turns);
-    if line.is_empty() { None } else { Some(line.remove(0)) }
+fn next(queue: &mut Vec<Waiter>, order: SliceOrder, slices: u64) -> Option<Waiter> {
+    sort_waiters(queue, order, slices);
+    if queue.is_empty() { None } else { Some(queue.remove(0)) }
 }
 
-fn in_line(waiters: &[Waiter], order: SliceOrder, turns: u64) -> Vec<u32> {
-    let mut line = waiters.to_vec();
-    sort_waiters(&mut line, order, turns);
-    line.iter().map(|waiter| waiter.peer.index).collect()
+fn queue_order(waiters: &[Waiter], order: SliceOrder, slices: u64) -> Vec<u32> {
+    let mut queue = waiters.to_vec();
+    sort_waiters(&mut queue, order, slices);
+    queue.iter().map(|waiter| waiter.peer.index).collect()
 }
 
 const BY_PRIORITY: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
 
 #[test]
 fn the_oldest_ticket_is_next_whatever_its_priority() {
-    let line = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
-    assert_eq!(in_line(&line, SliceOrder::RoundRobin, 1000), [2, 3, 1]);
-    assert_eq!(in_line(&[], SliceOrder::RoundRobin, 10), [0; 0]);
+    let queue = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
+    assert_eq!(queue_order(&queue, SliceOrder::RoundRobin, 1000), [2, 3, 1]);
+    assert_eq!(queue_order(&[], SliceOrder::RoundRobin, 10), [0; 0]);
 }
 
 #[test]
 fn the_highest_priority_is_next_and_of_these_the_oldest_ticket() {
-    let line = [waiter(1, 10, i32::MIN, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0), waiter(4, 9, -1, 0)];
-    assert_eq!(in_line(&line, BY_PRIORITY, 10), [3, 2, 4, 1]);
+    let queue = [waiter(1, 10, i32::MIN, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0), waiter(4, 9, -1, 0)];
+    assert_eq!(queue_order(&queue, BY_PRIORITY, 10), [3, 2, 4, 1]);
 }
 
 #[test]
 fn aged_waiter_goes_first() {
-    let line = [waiter(1, 10, i32::MIN, 100), waiter(2, 12, i32::MAX, 120), waiter(3, 9, 0, 110)];
-    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 63), [2, 3, 1]);
-    assert_eq!(in_line(&line, BY_PRIORITY, 100 + 64), [1, 2, 3]);
-    assert_eq!(in_line(&line, BY_PRIORITY, 1000), [3, 1, 2], "all have: the oldest ticket");
+    let queue = [waiter(1, 10, i32::MIN, 100), waiter(2, 12, i32::MAX, 120), waiter(3, 9, 0, 110)];
+    assert_eq!(queue_order(&queue, BY_PRIORITY, 100 + 63), [2, 3, 1]);
+    assert_eq!(queue_order(&queue, BY_PRIORITY, 100 + 64), [1, 2, 3]);
+    assert_eq!(queue_order(&queue, BY_PRIORITY, 1000), [3, 1, 2], "all have: the oldest ticket");
 }
 
 const QUANTUM_MIN: u64 = 5;
 const QUANTUM_MAX: u64 = 50;
 
-fn decides(used: u64, others_wait: bool, has_work: bool, predicted_step_ns: u64) -> Decision {
+fn decision(used: u64, others_wait: bool, has_work: bool, predicted_step_ns: u64) -> Decision {
     let holder = Holder { started: Nanos(100), has_waiters: others_wait, has_work, predicted_step_ns };
     Quantum::new(QUANTUM_MIN, QUANTUM_MAX).should_keep_slice(Nanos(100 + used), &holder)
 }
 
 #[test]
 fn a_turn_ends_with_the_work() {
-    assert_eq!(decides(1, false, false, 0), Decision::Release);
-    assert_eq!(decides(1, true, false, 0), Decision::Release);
+    assert_eq!(decision(1, false, false, 0), Decision::Release);
+    assert_eq!(decision(1, true, false, 0), Decision::Release);
 }
 
 #[test]
 fn uncontended_slice_does_not_expire() {
-    assert_eq!(decides(100_000, false, true, 100_000), Decision::Keep);
+    assert_eq!(decision(100_000, false, true, 100_000), Decision::Keep);
 }
 
 #[test]
 fn a_turn_ends_at_the_last_boundary_before_the_largest_quantum() {
-    assert_eq!(decides(40, true, true, 10), Decision::Keep, "ends exactly with it");
-    assert_eq!(decides(41, true, true, 10), Decision::Release);
-    assert_eq!(decides(50, true, true, 1), Decision::Release);
+    assert_eq!(decision(40, true, true, 10), Decision::Keep, "ends exactly with it");
+    assert_eq!(decision(41, true, true, 10), Decision::Release);
+    assert_eq!(decision(50, true, true, 1), Decision::Release);
 }
 
 #[test]
 fn a_turn_does_not_end_before_the_least_quantum_nor_before_its_first_step() {
-    assert_eq!(decides(4, true, true, 47), Decision::Keep);
-    assert_eq!(decides(5, true, true, 47), Decision::Release);
-    assert_eq!(decides(0, true, true, 51), Decision::Keep);
+    assert_eq!(decision(4, true, true, 47), Decision::Keep);
+    assert_eq!(decision(5, true, true, 47), Decision::Release);
+    assert_eq!(decision(0, true, true, 51), Decision::Keep);
     let holder = Holder { started: Nanos(0), has_waiters: true, has_work: true, predicted_step_ns: 51 };
     assert_eq!(Quantum::new(0, 50).should_keep_slice(Nanos(0), &holder), Decision::Keep);
 }
@@ -106,23 +106,23 @@ struct Load {
 fn run(loads: &[Load], order: SliceOrder, quantum: Quantum, until: u64) -> u64 {
     let mut now = 0;
     let mut work: Vec<u64> = loads.iter().map(|load| load.burst_steps).collect();
-    let mut comes = vec![0_u64; loads.len()];
-    let mut line: Vec<Waiter> = Vec::new();
-    let (mut drawn, mut longest_wait) = (Drawn::default(), 0);
+    let mut arrives_at = vec![0_u64; loads.len()];
+    let mut queue: Vec<Waiter> = Vec::new();
+    let (mut issued, mut longest_wait) = (Issued::default(), 0);
     while now < until {
-        join(&mut line, loads, &comes, None, now, &mut drawn);
-        let Some(waiter) = next(&mut line, order, drawn.turns) else {
-            now = *comes.iter().min().expect("there are tenants");
+        join(&mut queue, loads, &arrives_at, None, now, &mut issued);
+        let Some(waiter) = next(&mut queue, order, issued.slices) else {
+            now = *arrives_at.iter().min().expect("there are tenants");
             continue;
         };
-        drawn.turns += 1;
+        issued.slices += 1;
         let (me, started) = (waiter.peer.index as usize, now);
-        longest_wait = longest_wait.max(now - comes[me]);
+        longest_wait = longest_wait.max(now - arrives_at[me]);
         loop {
-            join(&mut line, loads, &comes, Some(me), now, &mut drawn);
+            join(&mut queue, loads, &arrives_at, Some(me), now, &mut issued);
             let holder = Holder {
                 started: Nanos(started),
-                has_waiters: !line.is_empty(),
+                has_waiters: !queue.is_empty(),
                 has_work: work[me] > 0,
                 predicted_step_ns: loads[me].step_ns,
             };
@@ -132,9 +132,9 @@ fn run(loads: &[Load], order: SliceOrder, quantum: Quantum, until: u64) -> u64 {
             now += loads[me].step_ns;
             work[me] -= 1;
         }
-        comes[me] = now;
+        arrives_at[me] = now;
         if work[me] == 0 {
-            (work[me], comes[me]) = (loads[me].burst_steps, now + loads[me].pause_ns);
+            (work[me], arrives_at[me]) = (loads[me].burst_steps, now + loads[me].pause_ns);
         }
     }
     longest_wait
@@ -142,27 +142,28 @@ fn run(loads: &[Load], order: SliceOrder, quantum: Quantum, until: u64) -> u64 {
 
 /// Tickets and slices so far.
 #[derive(Clone, Copy, Debug, Default)]
-struct Drawn {
+struct Issued {
     tickets: u64,
-    turns: u64,
+    slices: u64,
 }
 
 /// Draws a ticket for every tenant with work that does not wait yet, in order of arrival.
 fn join(
-    line: &mut Vec<Waiter>,
+    queue: &mut Vec<Waiter>,
     loads: &[Load],
-    comes: &[u64],
+    arrives_at: &[u64],
     holder: Option<usize>,
     now: u64,
-    drawn: &mut Drawn,
+    issued: &mut Issued,
 ) {
-    let waits = |line: &[Waiter], at: usize| line.iter().any(|waiter| waiter.peer.index as usize == at);
-    let mut joining: Vec<usize> =
-        (0..loads.len()).filter(|at| comes[*at] <= now && Some(*at) != holder && !waits(line, *at)).collect();
-    joining.sort_by_key(|at| comes[*at]);
+    let waits = |queue: &[Waiter], at: usize| queue.iter().any(|waiter| waiter.peer.index as usize == at);
+    let mut joining: Vec<usize> = (0..loads.len())
+        .filter(|at| arrives_at[*at] <= now && Some(*at) != holder && !waits(queue, *at))
+        .collect();
+    joining.sort_by_key(|at| arrives_at[*at]);
     for at in joining {
-        drawn.tickets += 1;
-        line.push(waiter(at as u32, drawn.tickets, loads[at].priority, drawn.turns));
+        issued.tickets += 1;
+        queue.push(waiter(at as u32, issued.tickets, loads[at].priority, issued.slices));
     }
 }
 
@@ -209,12 +210,12 @@ proptest! {
 
 /// Returns the most slices of others, out of 100, that one of three always busy tenants waits for.
 fn longest_wait(aging_turns: u64) -> u64 {
-    let mut line: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
+    let mut queue: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
     let mut longest = 0;
-    for turn in 0..100_u64 {
-        longest = line.iter().map(|waiter| turn - waiter.asked_at).fold(longest, u64::max);
-        let first = next(&mut line, SliceOrder::Priority { aging_turns }, turn).expect("all wait");
-        line.push(Waiter { ticket: 3 + turn, asked_at: turn + 1, ..first });
+    for slice in 0..100_u64 {
+        longest = queue.iter().map(|waiter| slice - waiter.asked_at).fold(longest, u64::max);
+        let first = next(&mut queue, SliceOrder::Priority { aging_turns }, slice).expect("all wait");
+        queue.push(Waiter { ticket: 3 + slice, asked_at: slice + 1, ..first });
     }
     longest
 }

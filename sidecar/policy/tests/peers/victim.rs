@@ -29,8 +29,8 @@ fn borrower(need_chunks: u32) -> Borrower<'static> {
     Borrower { priority: 100, need_chunks, ..Borrower::default() }
 }
 
-fn peers(neighbours: &[PeerView], asker: &Borrower<'_>) -> Vec<u32> {
-    order(neighbours, asker, NOW).iter().map(|victim| victim.peer.index).collect()
+fn peers(views: &[PeerView], asker: &Borrower<'_>) -> Vec<u32> {
+    order(views, asker, NOW).iter().map(|victim| victim.peer.index).collect()
 }
 
 #[test]
@@ -141,65 +141,65 @@ fn without_live_state_the_directives_order_stands_in() {
 
 /// Round-robin time slices over models of which only some fit: each slice needs its own model and loads it, if
 /// necessary, into the memory of the victim that the rule chooses.
-struct Circle {
+struct RoundRobin {
     models: u32,
     fitting: usize,
-    turns: u64,
+    slices: u64,
 }
 
-impl Circle {
-    fn at(&self, turn: u64) -> Peer {
-        tenant((turn % u64::from(self.models)) as u32)
+impl RoundRobin {
+    fn at(&self, slice: u64) -> Peer {
+        tenant((slice % u64::from(self.models)) as u32)
     }
 
-    /// Returns the number of slices after `turn` until the peer's next one.
-    fn next_use(&self, turn: u64, peer: Peer) -> u64 {
-        (turn + 1..).find(|later| self.at(*later) == peer).expect("every model has its turn") - turn
+    /// Returns the number of slices after `slice` until the peer's next one.
+    fn next_use(&self, slice: u64, peer: Peer) -> u64 {
+        (slice + 1..).find(|later| self.at(*later) == peer).expect("every model has its turn") - slice
     }
 
     fn loads(&self, mut victim: impl FnMut(u64, &BTreeMap<Peer, u64>) -> Peer) -> u64 {
         let mut resident: BTreeMap<Peer, u64> = BTreeMap::new();
         let mut loads = 0;
-        for turn in 0..self.turns {
-            let needed = self.at(turn);
+        for slice in 0..self.slices {
+            let needed = self.at(slice);
             if !resident.contains_key(&needed) {
                 loads += 1;
                 if resident.len() == self.fitting {
-                    let gives = victim(turn, &resident);
-                    resident.remove(&gives).expect("the victim is resident");
+                    let evicted = victim(slice, &resident);
+                    resident.remove(&evicted).expect("the victim is resident");
                 }
             }
-            resident.insert(needed, turn);
+            resident.insert(needed, slice);
         }
         loads
     }
 
-    /// Returns the loads under the code under test. `in_line`: peers report their position in the wait queue.
-    fn loads_by(&self, rule: VictimOrder, in_line: bool) -> u64 {
-        self.loads(|turn, resident| {
-            let seen = |(peer, used): (&Peer, &u64)| {
-                let place = in_line.then(|| self.next_use(turn, *peer) as u32);
+    /// Returns the loads under the code under test. `queued`: peers report their position in the wait queue.
+    fn loads_by(&self, rule: VictimOrder, queued: bool) -> u64 {
+        self.loads(|slice, resident| {
+            let views = |(peer, used): (&Peer, &u64)| {
+                let place = queued.then(|| self.next_use(slice, *peer) as u32);
                 peer_view(peer.index, 0, PeerState { queue_position: place, ..live(*used, 1) })
             };
-            let seen: Vec<PeerView> = resident.iter().map(seen).collect();
-            order(&seen, &Borrower { rule, ..borrower(1) }, Nanos(turn))[0].peer
+            let views: Vec<PeerView> = resident.iter().map(views).collect();
+            order(&views, &Borrower { rule, ..borrower(1) }, Nanos(slice))[0].peer
         })
     }
 
     /// Returns the loads under Belady: the victim has the furthest next use.
     fn loads_by_belady(&self) -> u64 {
-        self.loads(|turn, resident| {
-            *resident.keys().max_by_key(|peer| self.next_use(turn, **peer)).expect("a tenant is resident")
+        self.loads(|slice, resident| {
+            *resident.keys().max_by_key(|peer| self.next_use(slice, **peer)).expect("a tenant is resident")
         })
     }
 
     /// Returns the fewest loads of any choice of victims, by trying all.
     fn fewest_loads(&self) -> u64 {
         let mut states = BTreeMap::from([(BTreeSet::new(), 0_u64)]);
-        for turn in 0..self.turns {
+        for slice in 0..self.slices {
             let mut next: BTreeMap<BTreeSet<Peer>, u64> = BTreeMap::new();
             for (resident, loads) in states {
-                for (after, cost) in self.choices(turn, &resident) {
+                for (after, cost) in self.choices(slice, &resident) {
                     let best = next.entry(after).or_insert(u64::MAX);
                     *best = (*best).min(loads + cost);
                 }
@@ -209,8 +209,8 @@ impl Circle {
         states.into_values().min().expect("there is always a choice")
     }
 
-    fn choices(&self, turn: u64, resident: &BTreeSet<Peer>) -> Vec<(BTreeSet<Peer>, u64)> {
-        let needed = self.at(turn);
+    fn choices(&self, slice: u64, resident: &BTreeSet<Peer>) -> Vec<(BTreeSet<Peer>, u64)> {
+        let needed = self.at(slice);
         let mut with = resident.clone();
         if !with.insert(needed) {
             return vec![(with, 0)];
@@ -218,26 +218,28 @@ impl Circle {
         if with.len() <= self.fitting {
             return vec![(with, 1)];
         }
-        let without = |gives: &Peer| with.iter().filter(|peer| *peer != gives).copied().collect();
-        resident.iter().map(|gives| (without(gives), 1)).collect()
+        let without = |evicted: &Peer| with.iter().filter(|peer| *peer != evicted).copied().collect();
+        resident.iter().map(|evicted| (without(evicted), 1)).collect()
     }
 }
 
-fn circles() -> impl Iterator<Item = Circle> {
-    (2..=7).flat_map(|models| (1..models as usize).map(move |fitting| Circle { models, fitting, turns: 60 }))
+fn round_robins() -> impl Iterator<Item = RoundRobin> {
+    (2..=7).flat_map(|models| {
+        (1..models as usize).map(move |fitting| RoundRobin { models, fitting, slices: 60 })
+    })
 }
 
 #[test]
 fn most_recently_used_loads_as_seldom_as_any_choice_can() {
-    for circle in circles() {
-        let fewest = circle.fewest_loads();
-        let edge = format!("{} models, {} fit", circle.models, circle.fitting);
-        assert_eq!(circle.loads_by_belady(), fewest, "{edge}");
-        for in_line in [false, true] {
+    for round_robin in round_robins() {
+        let fewest = round_robin.fewest_loads();
+        let edge = format!("{} models, {} fit", round_robin.models, round_robin.fitting);
+        assert_eq!(round_robin.loads_by_belady(), fewest, "{edge}");
+        for queued in [false, true] {
             assert_eq!(
-                circle.loads_by(VictimOrder::MostRecentlyUsed, in_line),
+                round_robin.loads_by(VictimOrder::MostRecentlyUsed, queued),
                 fewest,
-                "{edge}, line: {in_line}"
+                "{edge}, line: {queued}"
             );
         }
     }
@@ -245,17 +247,17 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
 
 #[test]
 fn least_recently_used_loads_at_every_turn() {
-    for circle in circles() {
-        assert_eq!(circle.loads_by(VictimOrder::LeastRecentlyUsed, true), circle.turns);
+    for round_robin in round_robins() {
+        assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, true), round_robin.slices);
     }
 }
 
 /// With K of N models fitting, a load occurs on (N - K) of N - 1 slices; under least recently used on every slice.
 #[test]
 fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
-    let circle = Circle { models: 5, fitting: 4, turns: 4 + 400 };
-    assert_eq!(circle.loads_by(VictimOrder::MostRecentlyUsed, false), 4 + 100);
-    assert_eq!(circle.loads_by(VictimOrder::LeastRecentlyUsed, false), 4 + 400);
+    let round_robin = RoundRobin { models: 5, fitting: 4, slices: 4 + 400 };
+    assert_eq!(round_robin.loads_by(VictimOrder::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, false), 4 + 400);
 }
 
 fn any_peer() -> impl Strategy<Value = PeerView> {
@@ -287,7 +289,7 @@ proptest! {
     fn peer_is_asked_once_and_within_its_supply(
         all in proptest::collection::vec(any_peer(), 0..8),
         need in 0_u32..20,
-        turn in 0_usize..8,
+        slice in 0_usize..8,
         arrivals in any::<bool>(),
     ) {
         let number = |(at, one)| PeerView { peer: tenant(at as u32), ..one };
@@ -308,7 +310,7 @@ proptest! {
         let more_unknown = whole.iter().any(|v| live(v).is_none());
         prop_assert_eq!(supply(&all, &asker, Nanos(1000)), Supply { chunks: can, more_unknown });
         let mut turned = all.clone();
-        turned.rotate_left(if all.is_empty() { 0 } else { turn % all.len() });
+        turned.rotate_left(if all.is_empty() { 0 } else { slice % all.len() });
         prop_assert_eq!(order(&turned, &asker, Nanos(1000)), victims);
     }
 }

@@ -63,8 +63,15 @@ impl LoanSimulation {
             Tenant { share: *share, floor: *floor, book, exit_notices: Vec::new() }
         };
         let tenants: Vec<Tenant> = shares.iter().enumerate().map(tenant).collect();
-        let lives = tenants.len() as u64;
-        LoanSimulation { flaw, now: 0, instances: lives, tenants, earmarks: Vec::new(), network: Vec::new() }
+        let instances = tenants.len() as u64;
+        LoanSimulation {
+            flaw,
+            now: 0,
+            instances: instances,
+            tenants,
+            earmarks: Vec::new(),
+            network: Vec::new(),
+        }
     }
 
     fn capacity(&self) -> u32 {
@@ -110,9 +117,9 @@ impl LoanSimulation {
         self.send(me, lender, nonce, MessageBody::Ask(chunks));
     }
 
-    fn give_up(&mut self, me: Peer, pick: usize) {
+    fn withdraw(&mut self, me: Peer, pick: usize) {
         let book = self.book(me).expect("it lives");
-        let Some(nonce) = pick_of(book.loans_in(), pick).map(|taken| taken.nonce) else { return };
+        let Some(nonce) = pick_from(book.loans_in(), pick).map(|taken| taken.nonce) else { return };
         if let Ok(lender) = attempt(book, |book| book.timed_out(nonce)) {
             self.send(me, lender, nonce, MessageBody::Cancel);
         }
@@ -120,21 +127,21 @@ impl LoanSimulation {
 
     fn revoke(&mut self, me: Peer, pick: usize, chunks: u32) {
         let book = self.book(me).expect("it lives");
-        let Some(nonce) = pick_of(book.loans_out(), pick).map(|given| given.nonce) else { return };
+        let Some(nonce) = pick_from(book.loans_out(), pick).map(|given| given.nonce) else { return };
         let recall = attempt(book, |book| book.revoke(nonce, chunks)).expect("it is in the book");
         self.send(me, recall.peer, nonce, MessageBody::Revoke(recall.chunks));
     }
 
     fn ask_to_renew(&mut self, me: Peer, pick: usize) {
         let book = self.book(me).expect("it lives");
-        let Some(taken) = pick_of(book.loans_in(), pick).copied() else { return };
+        let Some(taken) = pick_from(book.loans_in(), pick).copied() else { return };
         self.send(me, taken.peer, taken.nonce, MessageBody::Renew);
     }
 
     /// Returns chunks of a loan; the ledger has one earmark per nonce at a time.
     fn give_back(&mut self, me: Peer, pick: usize, chunks: u32) {
         let book = self.book(me).expect("it lives");
-        let Some(nonce) = pick_of(book.loans_in(), pick).map(|taken| taken.nonce) else { return };
+        let Some(nonce) = pick_from(book.loans_in(), pick).map(|taken| taken.nonce) else { return };
         self.give_back_of(me, nonce, chunks);
     }
 
@@ -234,7 +241,7 @@ impl LoanSimulation {
 
     // Runs.
 
-    pub fn turn(&mut self, word: u64) {
+    pub fn apply(&mut self, word: u64) {
         let (kind, index, pick) =
             (word % 16, (word >> 8) as usize % self.tenants.len(), (word >> 16) as usize);
         let chunks = 1 + (word >> 32) as u32 % 12;
@@ -244,7 +251,7 @@ impl LoanSimulation {
             (5, _) if word >> 48 & 7 == 0 => self.kill(index),
             (6, _) => self.restart(index),
             (7 | 8, Some(me)) => self.ask(me, pick % self.tenants.len(), chunks),
-            (9, Some(me)) => self.give_up(me, pick),
+            (9, Some(me)) => self.withdraw(me, pick),
             (10, Some(me)) => self.revoke(me, pick, chunks),
             (11, Some(me)) => self.ask_to_renew(me, pick),
             (12, Some(me)) => self.give_back(me, pick, chunks),
@@ -260,7 +267,7 @@ impl LoanSimulation {
 
     /// Checks that no byte is promised twice, that none is lost while all tenants run and know of all exits, and that
     /// no tenant is below its floor.
-    fn sound(&self) -> Result<(), String> {
+    fn check_invariants(&self) -> Result<(), String> {
         let (promised, capacity) = (self.promised(), self.capacity());
         let settled = self.tenants.iter().all(|t| t.book.is_some() && t.exit_notices.is_empty());
         if promised > capacity || (settled && promised < capacity) {
@@ -272,8 +279,8 @@ impl LoanSimulation {
 
     pub fn run(&mut self, words: &[u64]) -> Result<(), String> {
         for word in words {
-            self.turn(*word);
-            self.sound()?;
+            self.apply(*word);
+            self.check_invariants()?;
         }
         Ok(())
     }
@@ -288,7 +295,7 @@ impl LoanSimulation {
                 if let Some(me) = self.me(index) {
                     self.settle_one(me);
                 }
-                self.sound()?;
+                self.check_invariants()?;
             }
             self.network.clear();
         }
@@ -300,7 +307,7 @@ impl LoanSimulation {
             self.remove_exited(me, 0);
         }
         for pick in (0..self.book(me).expect("it lives").loans_in().len()).rev() {
-            self.give_up(me, pick);
+            self.withdraw(me, pick);
         }
         self.expire(me);
         let taken = self.book(me).expect("it lives").loans_in().iter();
@@ -326,6 +333,6 @@ fn attempt<T: Debug>(
     result
 }
 
-fn pick_of<T>(list: &[T], pick: usize) -> Option<&T> {
+fn pick_from<T>(list: &[T], pick: usize) -> Option<&T> {
     list.get(pick.checked_rem(list.len())?)
 }

@@ -10,47 +10,47 @@ const fn holder(id: u64, until: u64, kv_blocks: u32) -> Holder {
     Holder { id: RequestId(id), buffered_until: Nanos(until), priority: id as i32 % 2, kv_blocks }
 }
 
-fn going(kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
-    going_for(i32::MAX, kv_blocks, until, host_places)
+fn paused(kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
+    paused_for(i32::MAX, kv_blocks, until, host_places)
 }
 
-fn going_for(priority: i32, kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
+fn paused_for(priority: i32, kv_blocks: u32, until: u64, host_places: u32) -> Vec<u64> {
     let wanted = RoomRequest { kv_blocks, buffered_until: Nanos(until), priority, host_places };
     make_room(&wanted, &HOLDERS).unwrap_or_default().into_iter().map(|id| id.0).collect()
 }
 
 #[test]
 fn largest_buffer_is_paused_first() {
-    assert_eq!(going(5, 0, 100), [4], "of equals the youngest");
-    assert_eq!(going(6, 0, 100), [4, 2]);
-    assert_eq!(going(16, 0, 100), [4, 2, 3]);
-    assert_eq!(going(50, 0, 100), [4, 2, 3, 1]);
+    assert_eq!(paused(5, 0, 100), [4], "of equals the youngest");
+    assert_eq!(paused(6, 0, 100), [4, 2]);
+    assert_eq!(paused(16, 0, 100), [4, 2, 3]);
+    assert_eq!(paused(50, 0, 100), [4, 2, 3, 1]);
 }
 
 #[test]
 fn no_request_is_paused_in_vain() {
-    assert!(going(51, 0, 100).is_empty(), "all together hold 50");
-    assert!(going(41, 101, 100).is_empty(), "the first has too little in store, and the others hold 40");
-    assert_eq!(going(15, 400, 100), [4, 2], "as much as is asked for is enough");
-    assert!(going(0, 0, 100).is_empty(), "nothing is wanted");
+    assert!(paused(51, 0, 100).is_empty(), "all together hold 50");
+    assert!(paused(41, 101, 100).is_empty(), "the first has too little in store, and the others hold 40");
+    assert_eq!(paused(15, 400, 100), [4, 2], "as much as is asked for is enough");
+    assert!(paused(0, 0, 100).is_empty(), "nothing is wanted");
 }
 
 #[test]
 fn request_without_host_space_is_not_paused() {
-    assert_eq!(going(15, 0, 20), [4, 2]);
-    assert!(going(16, 0, 20).is_empty());
+    assert_eq!(paused(15, 0, 20), [4, 2]);
+    assert!(paused(16, 0, 20).is_empty());
     assert_eq!(
-        going(10, 0, 9),
+        paused(10, 0, 9),
         [] as [u64; 0],
         "the first leaves four places, and no other request holds so little"
     );
-    assert!(going(1, 0, 0).is_empty());
+    assert!(paused(1, 0, 0).is_empty());
 }
 
 #[test]
 fn no_pause_for_lower_priority_or_without_own_kv() {
-    assert_eq!(going_for(0, 15, 0, 100), [4, 2], "1 and 3 are of priority 1");
-    assert!(going_for(0, 16, 0, 100).is_empty());
+    assert_eq!(paused_for(0, 15, 0, 100), [4, 2], "1 and 3 are of priority 1");
+    assert!(paused_for(0, 16, 0, 100).is_empty());
     let wanted = RoomRequest { kv_blocks: 1, buffered_until: Nanos(0), priority: 0, host_places: 9 };
     assert_eq!(make_room(&wanted, &[holder(2, 100, 0)]), None, "all that it uses others use too");
 }

@@ -114,7 +114,7 @@ impl Device {
     }
 
     /// Whether it runs, or is the first of its lane and the previous reader has finished.
-    pub(super) fn may_go_on(&self, at: usize) -> bool {
+    pub(super) fn can_continue(&self, at: usize) -> bool {
         let copy = &self.kv[at];
         let after = match &copy.work {
             Work::Fetch(fetch) => fetch.after,
@@ -168,7 +168,7 @@ impl Device {
     fn start_kv(&mut self, at: usize, copy: &KvCopy) -> Option<Completion> {
         let copied = match &copy.work {
             Work::Fetch(fetch) => {
-                let Some(copied) = self.carried(&fetch.layer_blocks) else {
+                let Some(copied) = self.copied_contents(&fetch.layer_blocks) else {
                     self.kv.remove(at);
                     self.refused_fetches += 1;
                     return Some(failed(copy.id, Failure::Refused));
@@ -190,7 +190,7 @@ impl Device {
     }
 
     /// Returns the contents of the host blocks, shuffled if configured; `None` if one does not have its generation.
-    fn carried(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<LayerBlockTokens>> {
+    fn copied_contents(&self, swaps: &[LayerBlockSwap]) -> Option<Vec<LayerBlockTokens>> {
         let tokens = |swap: &LayerBlockSwap| {
             let layer_block = self.memory.host_block(swap.host);
             (layer_block.generation == Some(swap.generation)).then_some(layer_block.tokens)

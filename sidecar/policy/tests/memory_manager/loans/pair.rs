@@ -69,7 +69,7 @@ impl Pair {
     }
 
     /// Grants the time slice to one tenant; its loans are revoked before its layers are restored.
-    pub fn turn(&mut self, holder: usize) {
+    pub fn grant_slice(&mut self, holder: usize) {
         for (at, world) in self.worlds.iter_mut().enumerate() {
             world.active = at == holder;
             world.manager.set_demand(Demand { has_requests: false, is_active: world.active });
@@ -81,7 +81,7 @@ impl Pair {
         let own = self.loans.iter().filter(|(_, (by, _))| *by == lender);
         let due: Vec<_> = own.map(|(loan, (_, chunks))| (*loan, *chunks)).collect();
         for (loan, chunks) in due {
-            if !self.on_its_way(loan) {
+            if !self.is_in_transit(loan) {
                 let earmark = self.earmark(lender);
                 self.repaying.insert(earmark.nonce.0, loan);
                 self.worlds[1 - lender].manager.loans_mut().queue_transfer(
@@ -96,7 +96,7 @@ impl Pair {
     }
 
     /// Whether the loan is in transfer to or from its borrower.
-    fn on_its_way(&self, loan: u64) -> bool {
+    fn is_in_transit(&self, loan: u64) -> bool {
         let promised =
             self.earmarks.iter().any(|(_, nonce, _, repays)| *nonce == loan || *repays == Some(loan));
         promised || self.repaying.values().any(|l| *l == loan)
@@ -105,9 +105,9 @@ impl Pair {
     /// The holder of the time slice asks for more memory.
     pub fn ask(&mut self, borrower: usize) {
         let lender = 1 - borrower;
-        let most = self.worlds[lender].manager.loans().lendable_chunks();
-        if self.loans.len() < 3 && most > 0 && self.worlds[lender].manager.status().is_loaded() {
-            let chunks = 1 + self.rng.below(u64::from(most)) as u32;
+        let max = self.worlds[lender].manager.loans().lendable_chunks();
+        if self.loans.len() < 3 && max > 0 && self.worlds[lender].manager.status().is_loaded() {
+            let chunks = 1 + self.rng.below(u64::from(max)) as u32;
             let earmark = self.earmark(borrower);
             self.worlds[lender].manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Lend);
         }
@@ -175,8 +175,8 @@ impl Pair {
         let exists: usize = self.worlds.iter().map(|world| world.device.memory.chunks.len()).sum();
         let total: u32 = self.shares.iter().sum();
         assert!(exists <= total as usize, "never more chunks than the GPU has");
-        let quiet = self.worlds.iter().all(|world| !world.manager.status().is_blocked());
-        if quiet {
+        let unblocked = self.worlds.iter().all(|world| !world.manager.status().is_blocked());
+        if unblocked {
             assert!(exists + promised as usize <= total as usize, "no byte is promised twice");
             let budgets: u32 = self.worlds.iter().map(|world| world.manager.loans().budget_chunks()).sum();
             assert_eq!(budgets + promised, total, "budgets and promises sum to the capacity");
@@ -194,9 +194,9 @@ impl Pair {
                 return;
             }
             let holder = usize::from(self.worlds[1].active);
-            let turns = round % 400 == 0 || (!self.busy(holder) && round % 20 == 0);
-            if turns && !self.worlds[holder].in_step() {
-                self.turn(1 - holder);
+            let switches = round % 400 == 0 || (!self.busy(holder) && round % 20 == 0);
+            if switches && !self.worlds[holder].in_step() {
+                self.grant_slice(1 - holder);
             } else if self.rng.chance(20) && self.worlds[holder].active {
                 self.ask(holder);
             }
@@ -238,11 +238,12 @@ impl Pair {
     }
 
     fn settle_one(&mut self, at: usize) {
-        self.turn(at);
+        self.grant_slice(at);
         self.tick_until(|pair| {
             pair.revoke(at);
-            let home = pair.worlds[at].manager.status().absent_layers() == 0 && pair.worlds[at].device.idle();
-            home && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
+            let restored =
+                pair.worlds[at].manager.status().absent_layers() == 0 && pair.worlds[at].device.idle();
+            restored && pair.loans.values().all(|(by, _)| *by != at) && pair.earmarks.is_empty()
         });
     }
 

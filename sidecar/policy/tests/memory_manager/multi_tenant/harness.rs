@@ -27,7 +27,7 @@ pub const MS: u64 = 1_000_000;
 pub const BOUND_NS: u64 = 60 * MS;
 /// Ticks without a new token that count as a deadlock. Of 3000 simulated GPUs none paused for more than 14 412, while
 /// one that often sleeps, and loses its KV, takes more than 200 000 in total.
-const STILL_TICKS: u32 = 100_000;
+const STALL_TICKS: u32 = 100_000;
 /// Interval at which a tenant reads the ledger.
 const POLL_NS: u64 = 25 * MS;
 
@@ -37,7 +37,7 @@ pub struct Case {
     pub slabs: Vec<u64>,
     pub extra_kv: u32,
     /// Whether one tenant runs at a time; otherwise every tenant with work runs.
-    pub turns: bool,
+    pub time_slices: bool,
     pub seed: u64,
     /// Lost and duplicated messages, permille.
     pub loss: u32,
@@ -49,7 +49,7 @@ pub struct Case {
     /// Engine losses per 1000 layers.
     pub kills: u32,
     /// Number of tenants that exit.
-    pub deaths: u32,
+    pub exits: u32,
     /// Probability that a tenant falls asleep or wakes at a boundary, permille.
     pub sleeps: u32,
     pub host_kv_bytes: u64,
@@ -90,7 +90,7 @@ struct Tenant {
     world: World,
     /// The instances that ran at the last look.
     known: BTreeSet<Peer>,
-    looks_at: Nanos,
+    next_read_at: Nanos,
     /// Faults that start once it is loaded.
     faults: Option<Faults>,
 }
@@ -149,7 +149,7 @@ pub struct SimGpu {
     /// Longest time from the first revocation of a loan to its return.
     pub slowest_ns: u64,
     /// Peers asked while an earlier loan was overdue: its borrower had been notified more than the bound ago.
-    pub asked_meanwhile: u32,
+    pub asked_while_late: u32,
     /// Time at which the borrower of each loan was first notified.
     revoked: BTreeMap<Nonce, Nanos>,
     pub(super) case: Case,
@@ -161,7 +161,7 @@ pub struct SimGpu {
     now: Nanos,
     instances: u64,
     holder: usize,
-    deaths: u32,
+    exits: u32,
     pub(super) rng: Rng,
     /// The assigned share and cap of each slot.
     pub(super) assigned: Vec<Bounds>,
@@ -180,12 +180,12 @@ impl SimGpu {
         let params = Params { share_chunks: share, host_kv_bytes: case.host_kv_bytes, ..params };
         let ledger = Rc::new(RefCell::new(Ledger::new(geometry.capacity_chunks)));
         let bounds = Bounds { share_chunks: share, remap_cap_permille: params.remap_cap_permille };
-        let mut town = SimGpu {
+        let mut gpu = SimGpu {
             slots: Vec::new(),
             loans: 0,
             claims: 0,
             slowest_ns: 0,
-            asked_meanwhile: 0,
+            asked_while_late: 0,
             revoked: BTreeMap::new(),
             case: case.clone(),
             params,
@@ -196,25 +196,25 @@ impl SimGpu {
             now: Nanos(0),
             instances: 0,
             holder: 0,
-            deaths: case.deaths,
+            exits: case.exits,
             rng: Rng::new(case.seed ^ 0x7044),
             assigned: vec![bounds; case.tenants],
             released: 0,
         };
-        (0..case.tenants).for_each(|_| town.settling_tenant());
-        town.ledger.borrow_mut().loses = case.loses_earmarks;
-        town
+        (0..case.tenants).for_each(|_| gpu.settling_tenant());
+        gpu.ledger.borrow_mut().loses = case.loses_earmarks;
+        gpu
     }
 
     /// Adds a new tenant with work.
     fn settling_tenant(&mut self) {
-        let seat = TenantSlot {
+        let slot = TenantSlot {
             tenant: None,
             waiting: VecDeque::new(),
             finished: BTreeMap::new(),
             expected: BTreeMap::new(),
         };
-        self.slots.push(seat);
+        self.slots.push(slot);
         let at = self.slots.len() - 1;
         self.start_instance(at);
         // Some have little work, so that others can borrow.
@@ -243,17 +243,17 @@ impl SimGpu {
         world.manager.loans_mut().set_can_borrow(true);
         let book =
             LoanBook::new(me, world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
-        world.negotiator = Some(LoanNegotiator::new(book, self.terms(me)));
+        world.negotiator = Some(LoanNegotiator::new(book, self.negotiation_policy(me)));
         world.now = self.now;
         world.begin();
         let faults = Some(self.case.faults());
-        let seat = &mut self.slots[at];
-        world.waiting = std::mem::take(&mut seat.waiting);
-        world.finished = std::mem::take(&mut seat.finished);
-        seat.tenant = Some(Tenant { me, world, known: BTreeSet::new(), looks_at: self.now, faults });
+        let slot = &mut self.slots[at];
+        world.waiting = std::mem::take(&mut slot.waiting);
+        world.finished = std::mem::take(&mut slot.finished);
+        slot.tenant = Some(Tenant { me, world, known: BTreeSet::new(), next_read_at: self.now, faults });
     }
 
-    fn terms(&self, me: Peer) -> NegotiationPolicy {
+    fn negotiation_policy(&self, me: Peer) -> NegotiationPolicy {
         NegotiationPolicy {
             priority: me.index as i32 % 2,
             min_residence_ns: 5 * MS,
@@ -266,17 +266,17 @@ impl SimGpu {
     }
 
     fn running_tenants(&self) -> BTreeSet<Peer> {
-        self.slots.iter().filter_map(|seat| Some(seat.tenant.as_ref()?.me)).collect()
+        self.slots.iter().filter_map(|slot| Some(slot.tenant.as_ref()?.me)).collect()
     }
 
     fn at(&self, peer: Peer) -> Option<usize> {
-        self.slots.iter().position(|seat| seat.tenant.as_ref().is_some_and(|tenant| tenant.me == peer))
+        self.slots.iter().position(|slot| slot.tenant.as_ref().is_some_and(|tenant| tenant.me == peer))
     }
 
     /// Runs until all tenants have served all requests.
     pub fn run(&mut self) {
-        let (mut known, mut still) = (0, 0);
-        while still < STILL_TICKS {
+        let (mut known, mut stalled_ticks) = (0, 0);
+        while stalled_ticks < STALL_TICKS {
             if !self.slots.iter().any(TenantSlot::busy) {
                 return;
             }
@@ -285,9 +285,10 @@ impl SimGpu {
                 self.assign_shares();
             }
             let tokens = self.slots.iter().map(TenantSlot::tokens).sum();
-            still = if std::mem::replace(&mut known, tokens) < tokens { 0 } else { still + 1 };
-            if self.deaths > 0 && self.rng.chance(if self.trades() { 5 } else { 1 }) {
-                self.deaths -= 1;
+            stalled_ticks =
+                if std::mem::replace(&mut known, tokens) < tokens { 0 } else { stalled_ticks + 1 };
+            if self.exits > 0 && self.rng.chance(if self.trades() { 5 } else { 1 }) {
+                self.exits -= 1;
                 let at = self.rng.below(self.slots.len() as u64) as usize;
                 self.stop_instance(at);
             }
@@ -296,7 +297,7 @@ impl SimGpu {
     }
 
     fn trades(&self) -> bool {
-        self.slots.iter().flat_map(|seat| &seat.tenant).any(|t| t.negotiator().book().lent_out() > 0)
+        self.slots.iter().flat_map(|slot| &slot.tenant).any(|t| t.negotiator().book().lent_out() > 0)
     }
 
     /// Runs until the condition holds.
@@ -312,13 +313,13 @@ impl SimGpu {
 
     /// Returns the chunks of this tenant that its peers hold.
     pub fn lent_by(&self, at: usize) -> u32 {
-        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let tenants = self.slots.iter().filter_map(|slot| slot.tenant.as_ref());
         tenants.map(|tenant| tenant.negotiator().book().loans_in_from(at as u32)).sum()
     }
 
     /// Returns how often accepted bytes will still yield no chunk, over all instances.
     pub fn unbacked_chunks(&self) -> u32 {
-        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let tenants = self.slots.iter().filter_map(|slot| slot.tenant.as_ref());
         tenants.map(|tenant| tenant.world.device.faults.unmade).sum()
     }
 
@@ -329,13 +330,13 @@ impl SimGpu {
 
     /// Without work, all loans are returned.
     pub fn settle(&mut self) {
-        let home = Bounds { share_chunks: self.share, remap_cap_permille: self.params.remap_cap_permille };
-        self.assigned.fill(home);
+        let bounds = Bounds { share_chunks: self.share, remap_cap_permille: self.params.remap_cap_permille };
+        self.assigned.fill(bounds);
         for _ in 0..20_000 {
-            let home = |seat: &TenantSlot| {
-                seat.tenant.as_ref().is_some_and(|tenant| tenant.are_loans_returned(self.share))
+            let returned = |slot: &TenantSlot| {
+                slot.tenant.as_ref().is_some_and(|tenant| tenant.are_loans_returned(self.share))
             };
-            if self.slots.iter().all(home) && self.ledger.borrow().promised() == 0 {
+            if self.slots.iter().all(returned) && self.ledger.borrow().promised() == 0 {
                 return;
             }
             self.tick(8 * MS);
@@ -344,8 +345,8 @@ impl SimGpu {
     }
 
     fn state(&self) -> String {
-        let tenants = self.slots.iter().map(|seat| {
-            seat.tenant.as_ref().map(|Tenant { me, world, .. }| {
+        let tenants = self.slots.iter().map(|slot| {
+            slot.tenant.as_ref().map(|Tenant { me, world, .. }| {
                 let manager = &world.manager;
                 let flags = (
                     world.active,
@@ -376,23 +377,23 @@ impl SimGpu {
 
     fn tick(&mut self, most_ns: u64) {
         self.now = self.now.plus(self.rng.below(most_ns));
-        self.pass_turn();
+        self.pass_slice();
         let at = self.rng.below(self.slots.len() as u64) as usize;
         if self.slots[at].tenant.is_some() {
-            self.follow(at);
+            self.apply_assignment(at);
             self.with(at, World::tick);
-            self.look(at);
+            self.read_ledger(at);
         } else if self.rng.chance(100) && self.has_room(at) {
             self.start_instance(at);
         }
-        while let Some((to, post)) = self.network.next(self.now) {
-            self.deliver(to, post);
+        while let Some((to, message)) = self.network.next(self.now) {
+            self.deliver(to, message);
         }
         self.record_returned_loans();
     }
 
     /// Passes the time slice: with slices one tenant runs at a time, otherwise every tenant with work.
-    fn pass_turn(&mut self) {
+    fn pass_slice(&mut self) {
         let (running, busy) = {
             let holder = &self.slots[self.holder];
             (holder.tenant.as_ref().is_some_and(|tenant| tenant.world.in_step()), holder.busy())
@@ -403,36 +404,36 @@ impl SimGpu {
     }
 
     /// Runs an event at a tenant, sends its messages and checks everything.
-    pub(super) fn with<T>(&mut self, at: usize, happens: impl FnOnce(&mut World) -> T) -> T {
+    pub(super) fn with<T>(&mut self, at: usize, event: impl FnOnce(&mut World) -> T) -> T {
         let Tenant { me, world, faults, .. } = self.slots[at].tenant.as_mut().expect("it lives");
         world.now = self.now;
-        world.active = if self.case.turns { self.holder == at } else { world.busy() };
-        let happened = happens(world);
+        world.active = if self.case.time_slices { self.holder == at } else { world.busy() };
+        let result = event(world);
         if world.manager.status().is_loaded()
             && let Some(faults) = faults.take()
         {
             world.device.faults = faults;
         }
-        let (me, letters) = (*me, std::mem::take(&mut world.commands));
-        letters.into_iter().for_each(|letter| self.send(me, letter));
+        let (me, commands) = (*me, std::mem::take(&mut world.commands));
+        commands.into_iter().for_each(|command| self.send(me, command));
         self.audit(at);
-        happened
+        result
     }
 
-    fn send(&mut self, from: Peer, letter: PeerCommand) {
-        if let PeerCommand::Claim { chunks } = letter {
+    fn send(&mut self, from: Peer, command: PeerCommand) {
+        if let PeerCommand::Claim { chunks } = command {
             self.claims += 1;
             let others = self.running_tenants().into_iter().filter(|peer| *peer != from);
             return others.for_each(|to| self.network.claim(self.now, from, to, chunks));
         }
-        if !self.is_lost(from, &letter) {
-            self.network.send(self.now, from, letter);
+        if !self.is_lost(from, &command) {
+            self.network.send(self.now, from, command);
         }
     }
 
     /// Records revocations, and loses as many as the case requires.
-    fn is_lost(&mut self, from: Peer, letter: &PeerCommand) -> bool {
-        match letter {
+    fn is_lost(&mut self, from: Peer, command: &PeerCommand) -> bool {
+        match command {
             PeerCommand::Revoke { peer, nonce, .. } => {
                 self.revoked.entry(*nonce).or_insert(self.now);
                 let lost = self.case.loses_revocations > 0;
@@ -445,7 +446,7 @@ impl SimGpu {
                 let late = |nonce: &Nonce| {
                     self.revoked.get(nonce).is_some_and(|since| self.now.since(*since) >= BOUND_NS)
                 };
-                self.asked_meanwhile += u32::from(given.any(|given| late(&given.nonce)));
+                self.asked_while_late += u32::from(given.any(|given| late(&given.nonce)));
                 false
             }
             _ => false,
@@ -454,33 +455,33 @@ impl SimGpu {
 
     /// Records how long the returned loans took.
     fn record_returned_loans(&mut self) {
-        let tenants = self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let tenants = self.slots.iter().filter_map(|slot| slot.tenant.as_ref());
         let given = tenants.flat_map(|tenant| tenant.negotiator().book().loans_out());
         let out: BTreeSet<_> = given.map(|given| given.nonce).collect();
         let (now, slowest_ns) = (self.now, &mut self.slowest_ns);
         self.revoked.retain(|nonce, since| {
-            let home = !out.contains(nonce);
-            *slowest_ns = (*slowest_ns).max(if home { now.since(*since) } else { 0 });
-            !home
+            let returned = !out.contains(nonce);
+            *slowest_ns = (*slowest_ns).max(if returned { now.since(*since) } else { 0 });
+            !returned
         });
     }
 
-    fn deliver(&mut self, to: Peer, post: Message) {
+    fn deliver(&mut self, to: Peer, message: Message) {
         let Some(at) = self.at(to) else { return };
-        match post {
-            Message::Request { from, news } if self.at(from).is_some() => {
-                self.with(at, |world| world.receive(news))
+        match message {
+            Message::Request { from, event } if self.at(from).is_some() => {
+                self.with(at, |world| world.receive(event))
             }
             Message::Request { .. } => {}
-            Message::News(news) => self.with(at, |world| world.receive(news)),
+            Message::Event(event) => self.with(at, |world| world.receive(event)),
             Message::Survey => {
-                let neighbours = self.survey(at);
-                self.network.inside(self.now, to, Message::News(PeerEvent::Survey(neighbours)));
+                let peers = self.survey(at);
+                self.network.inside(self.now, to, Message::Event(PeerEvent::Survey(peers)));
             }
             Message::TakeBack(nonce) => {
                 let taken = self.ledger.borrow_mut().take_back(to.instance, nonce);
                 if taken {
-                    self.network.inside(self.now, to, Message::News(PeerEvent::TookBack { nonce }));
+                    self.network.inside(self.now, to, Message::Event(PeerEvent::TookBack { nonce }));
                 }
             }
         }
@@ -488,7 +489,7 @@ impl SimGpu {
 
     fn survey(&self, asker: usize) -> Vec<PeerView> {
         let others = self.slots.iter().enumerate().filter(|(at, _)| *at != asker);
-        others.filter_map(|(_, seat)| seat.tenant.as_ref()).map(|t| self.seen(t)).collect()
+        others.filter_map(|(_, slot)| slot.tenant.as_ref()).map(|t| self.seen(t)).collect()
     }
 
     fn seen(&self, Tenant { me, world, .. }: &Tenant) -> PeerView {
@@ -497,44 +498,50 @@ impl SimGpu {
             lendable_chunks: world.manager.loans().lendable_chunks(),
             ..PeerState::default()
         };
-        PeerView { peer: *me, priority: self.terms(*me).priority, reachable: true, live: Some(live) }
+        PeerView {
+            peer: *me,
+            priority: self.negotiation_policy(*me).priority,
+            reachable: true,
+            live: Some(live),
+        }
     }
 
     /// Reads the ledger at intervals: exited peers, and returns without a message.
-    fn look(&mut self, at: usize) {
-        let living = self.running_tenants();
-        let Tenant { me, known, looks_at, .. } = self.slots[at].tenant.as_mut().expect("it lives");
-        if self.now < *looks_at {
+    fn read_ledger(&mut self, at: usize) {
+        let running = self.running_tenants();
+        let Tenant { me, known, next_read_at, .. } = self.slots[at].tenant.as_mut().expect("it lives");
+        if self.now < *next_read_at {
             return;
         }
-        *looks_at = self.now.plus(POLL_NS);
+        *next_read_at = self.now.plus(POLL_NS);
         let me = *me;
-        let died: Vec<_> = std::mem::replace(known, living.clone()).difference(&living).copied().collect();
-        for dead in died.iter().filter(|_| !self.case.blind) {
-            self.network.inside(self.now, me, Message::News(PeerEvent::Died(*dead)));
+        let exited: Vec<_> =
+            std::mem::replace(known, running.clone()).difference(&running).copied().collect();
+        for peer in exited.iter().filter(|_| !self.case.blind) {
+            self.network.inside(self.now, me, Message::Event(PeerEvent::Died(*peer)));
         }
-        let name = |life: u64| living.iter().find(|peer| peer.instance == life).copied();
+        let name = |instance: u64| running.iter().find(|peer| peer.instance == instance).copied();
         let waiting: Vec<_> =
             self.ledger.borrow().waiting().filter(|(_, to, ..)| *to == me.instance).collect();
         for (lender, _, nonce, chunks) in waiting {
             let peer = name(lender).expect("who promises lives");
-            self.network.inside(self.now, me, Message::News(PeerEvent::Returned { peer, nonce, chunks }));
+            self.network.inside(self.now, me, Message::Event(PeerEvent::Returned { peer, nonce, chunks }));
         }
         self.ledger.borrow_mut().clear(me.instance);
     }
 
     pub fn stop_instance(&mut self, at: usize) {
         let Some(Tenant { me, world, .. }) = self.slots[at].tenant.take() else { return };
-        self.ledger.borrow_mut().die(me.instance);
-        let seat = &mut self.slots[at];
-        seat.finished = world.finished;
+        self.ledger.borrow_mut().exit(me.instance);
+        let slot = &mut self.slots[at];
+        slot.finished = world.finished;
         let open = world.running.into_iter().chain(world.waiting);
-        seat.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
+        slot.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
     }
 
     /// Checks the capacity against the devices, and the books against the memory managers.
     fn audit(&mut self, at: usize) {
-        let tenants = || self.slots.iter().filter_map(|seat| seat.tenant.as_ref());
+        let tenants = || self.slots.iter().filter_map(|slot| slot.tenant.as_ref());
         let exists: usize = tenants().map(|tenant| tenant.world.device.memory.chunks.len()).sum();
         let ledger = self.ledger.borrow();
         let total = self.share as usize * self.slots.len();

@@ -6,15 +6,15 @@ use sluice_policy::loan_negotiator::{PeerCommand, PeerEvent};
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::loans::Nonce;
 
-use super::super::device::happens;
+use super::super::device::chance;
 
 /// A delivered message.
 #[derive(Clone, Debug)]
 pub enum Message {
     /// A request of a peer; ignored if its sender has exited.
-    Request { from: Peer, news: PeerEvent },
+    Request { from: Peer, event: PeerEvent },
     /// An answer, or an observation of the tenant's own sidecar.
-    News(PeerEvent),
+    Event(PeerEvent),
     /// The peers' states are read now.
     Survey,
     /// The ledger is asked to return an earmark.
@@ -37,8 +37,8 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn new(seed: u64, loss: u32, doubles: u32) -> Network {
-        Network { items: Vec::new(), rng: Rng::new(seed), loss, duplicates: doubles }
+    pub fn new(seed: u64, loss: u32, duplicates: u32) -> Network {
+        Network { items: Vec::new(), rng: Rng::new(seed), loss, duplicates }
     }
 
     /// Returns the next message that has arrived, and its recipient.
@@ -51,29 +51,29 @@ impl Network {
     }
 
     /// Delivers within a tenant, without loss.
-    pub fn inside(&mut self, now: Nanos, to: Peer, post: Message) {
+    pub fn inside(&mut self, now: Nanos, to: Peer, message: Message) {
         let at = now.plus(self.delay());
-        self.items.push(Delivery { at, to, message: post });
+        self.items.push(Delivery { at, to, message });
     }
 
     fn delay(&mut self) -> u64 {
-        let most = if self.rng.chance(100) { 40_000_000 } else { 4_000_000 };
-        self.rng.below(most)
+        let max = if self.rng.chance(100) { 40_000_000 } else { 4_000_000 };
+        self.rng.below(max)
     }
 
-    fn outside(&mut self, now: Nanos, to: Peer, post: Message) {
-        if happens(&mut self.rng, self.loss) {
+    fn outside(&mut self, now: Nanos, to: Peer, message: Message) {
+        if chance(&mut self.rng, self.loss) {
             return;
         }
-        if happens(&mut self.rng, self.duplicates) {
-            self.inside(now, to, post.clone());
+        if chance(&mut self.rng, self.duplicates) {
+            self.inside(now, to, message.clone());
         }
-        self.inside(now, to, post);
+        self.inside(now, to, message);
     }
 
     /// Sends a message of `from`.
-    pub fn send(&mut self, now: Nanos, from: Peer, letter: PeerCommand) {
-        match letter {
+    pub fn send(&mut self, now: Nanos, from: Peer, command: PeerCommand) {
+        match command {
             PeerCommand::Survey => self.inside(now, from, Message::Survey),
             PeerCommand::TakeBack { nonce, .. } => self.inside(now, from, Message::TakeBack(nonce)),
             PeerCommand::Ask { peer, nonce, chunks, ttl_ns } => {
@@ -92,20 +92,20 @@ impl Network {
             PeerCommand::Prolong { ttl_ns: 0, .. } | PeerCommand::Owes { .. } => {}
             PeerCommand::Claim { .. } => unreachable!("sent to each peer"),
             PeerCommand::Prolong { peer, nonce, ttl_ns } => {
-                self.outside(now, peer, Message::News(PeerEvent::Renewed { peer: from, nonce, ttl_ns }));
+                self.outside(now, peer, Message::Event(PeerEvent::Renewed { peer: from, nonce, ttl_ns }));
             }
             PeerCommand::Refuse { peer, nonce, why } => {
                 self.outside(
                     now,
                     peer,
-                    Message::News(PeerEvent::Refused { peer: from, nonce, why: Some(why) }),
+                    Message::Event(PeerEvent::Refused { peer: from, nonce, why: Some(why) }),
                 );
             }
             PeerCommand::Answer { peer, nonce, chunks, ttl_ns } => {
                 self.outside(
                     now,
                     peer,
-                    Message::News(PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns }),
+                    Message::Event(PeerEvent::Granted { peer: from, nonce, chunks, ttl_ns }),
                 );
             }
             // A loan that the borrower does not know was never accepted.
@@ -113,7 +113,7 @@ impl Network {
                 self.outside(now, peer, Message::TakeBack(nonce))
             }
             PeerCommand::Return { peer, nonce, chunks } => {
-                self.outside(now, peer, Message::News(PeerEvent::Returned { peer: from, nonce, chunks }));
+                self.outside(now, peer, Message::Event(PeerEvent::Returned { peer: from, nonce, chunks }));
             }
         }
     }
@@ -123,15 +123,15 @@ impl Network {
         self.request(now, from, to, PeerEvent::Claimed { peer: from, nonce: Nonce(from.instance), chunks });
     }
 
-    fn request(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent) {
-        self.outside(now, to, Message::Request { from, news });
+    fn request(&mut self, now: Nanos, from: Peer, to: Peer, event: PeerEvent) {
+        self.outside(now, to, Message::Request { from, event });
     }
 
     /// Sends a request. It may arrive although its sender assumes that it was lost.
-    fn ask(&mut self, now: Nanos, from: Peer, to: Peer, news: PeerEvent, nonce: Nonce) {
-        self.request(now, from, to, news);
-        if happens(&mut self.rng, self.loss) {
-            self.inside(now, from, Message::News(PeerEvent::Refused { peer: to, nonce, why: None }));
+    fn ask(&mut self, now: Nanos, from: Peer, to: Peer, event: PeerEvent, nonce: Nonce) {
+        self.request(now, from, to, event);
+        if chance(&mut self.rng, self.loss) {
+            self.inside(now, from, Message::Event(PeerEvent::Refused { peer: to, nonce, why: None }));
             self.request(now, from, to, PeerEvent::Withdrawn { peer: from, nonce });
         }
     }

@@ -36,7 +36,7 @@ impl SimGpu {
     }
 
     /// Applies the tenant's latest assignment, as far as possible.
-    pub(super) fn follow(&mut self, at: usize) {
+    pub(super) fn apply_assignment(&mut self, at: usize) {
         let wanted = self.assigned[at];
         let manager = self.manager(at).expect("it lives");
         let larger = wanted.share_chunks > manager.loans().share_chunks();
@@ -45,7 +45,7 @@ impl SimGpu {
         }
         let held = manager.figures().ledger().created();
         // A rejected assignment changes nothing.
-        let followed = self.with(at, |world| world.manager.set_bounds(wanted).is_ok());
-        self.released += u32::from(followed && wanted.share_chunks < held);
+        let applied = self.with(at, |world| world.manager.set_bounds(wanted).is_ok());
+        self.released += u32::from(applied && wanted.share_chunks < held);
     }
 }

@@ -5,7 +5,7 @@ use sluice_policy::memory_manager::{
     Admission, AdmittedKv, MemoryNotes, PlannedAdmissions, PrefillOffload, SuspendReason,
 };
 
-use super::super::device::happens;
+use super::super::device::chance;
 use super::{Request, World};
 
 /// A request that the next step admits.
@@ -34,7 +34,7 @@ impl World {
     fn offloads_prefill(&mut self, request: &Request) -> bool {
         let kv_blocks = request.tokens.len().div_ceil(16) as u32;
         let planned = PlannedAdmissions::default();
-        let wanted = happens(&mut self.rng, self.prefill_offload_permille);
+        let wanted = chance(&mut self.rng, self.prefill_offload_permille);
         let answer = if wanted {
             self.manager.after(&planned).can_offload_prefill(kv_blocks, kv_blocks)
         } else {

@@ -3,7 +3,7 @@
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{MemoryManager, SleepState, SuspendReason};
 
-use super::super::device::happens;
+use super::super::device::chance;
 use super::World;
 
 impl World {
@@ -20,7 +20,7 @@ impl World {
 
     /// Puts the tenant to sleep, or wakes it, at random.
     pub(super) fn maybe_sleep(&mut self) {
-        if self.sleep_permille == 0 || !happens(&mut self.rng, self.sleep_permille) {
+        if self.sleep_permille == 0 || !chance(&mut self.rng, self.sleep_permille) {
             return;
         }
         if self.manager.status().sleep_state() == SleepState::Awake {
@@ -33,9 +33,10 @@ impl World {
     /// Requeues requests whose KV was lost in transfer for recomputation.
     pub(super) fn requeue_lost(&mut self) {
         let lost = self.manager.take_lost_requests();
-        let (gone, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| lost.contains(&r.id));
-        self.running = going;
-        for request in gone.into_iter().rev() {
+        let (lost_requests, still_running): (Vec<_>, Vec<_>) =
+            self.running.drain(..).partition(|r| lost.contains(&r.id));
+        self.running = still_running;
+        for request in lost_requests.into_iter().rev() {
             self.tables.remove(&request.id);
             self.waiting.push_front(request);
         }

@@ -86,8 +86,9 @@ impl World {
     }
 
     fn retire(&mut self) {
-        let (over, going): (Vec<_>, Vec<_>) = self.running.drain(..).partition(|r| r.committed == r.limit);
-        self.running = going;
+        let (over, still_running): (Vec<_>, Vec<_>) =
+            self.running.drain(..).partition(|r| r.committed == r.limit);
+        self.running = still_running;
         for request in over {
             self.manager.close(request.id);
             self.manager.check();

@@ -5,7 +5,7 @@ use sluice_policy::event::Completion;
 use sluice_policy::loan_negotiator::{LoanNegotiator, PeerEvent};
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 
-use super::super::device::happens;
+use super::super::device::chance;
 use super::{World, audit};
 
 impl World {
@@ -26,8 +26,8 @@ impl World {
         let mut out = Vec::new();
         let answer = call(&mut self.manager, self.negotiator.as_mut(), &mut out);
         for mut action in out {
-            if let Some(spoil) = self.spoil {
-                spoil(&mut action);
+            if let Some(corrupt) = self.corrupt_action {
+                corrupt(&mut action);
             }
             self.device.submit(action);
         }
@@ -41,7 +41,7 @@ impl World {
             return self.late.take();
         }
         let Some(done) = self.device.poll() else { return self.late.take() };
-        if self.device.traded && self.late_permille > 0 && happens(&mut self.rng, self.late_permille) {
+        if self.device.traded && self.late_permille > 0 && chance(&mut self.rng, self.late_permille) {
             self.late = Some(done);
             return None;
         }
@@ -55,19 +55,19 @@ impl World {
     }
 
     /// Continues to load, or claims the floor.
-    pub(super) fn load_on(&mut self) {
+    pub(super) fn continue_load(&mut self) {
         assert_eq!(self.manager.status().failed(), None, "a floor is waited for");
         if self.poll() {
             return;
         }
         let now = self.now;
-        let letters = self.drive(|manager, trader, out| {
-            let (chunks, trader) = (manager.loans().missing_floor_chunks()?, trader?);
-            trader.claim(now, chunks);
+        let commands = self.drive(|manager, negotiator, out| {
+            let (chunks, negotiator) = (manager.loans().missing_floor_chunks()?, negotiator?);
+            negotiator.claim(now, chunks);
             manager.loans_mut().claim_floor(out);
-            Some(trader.take_commands())
+            Some(negotiator.take_commands())
         });
-        self.commands.extend(letters.into_iter().flatten());
+        self.commands.extend(commands.into_iter().flatten());
     }
 
     /// Whether no action is in progress.
@@ -76,9 +76,11 @@ impl World {
     }
 
     /// Handles a message of a peer.
-    pub fn receive(&mut self, news: PeerEvent) {
+    pub fn receive(&mut self, event: PeerEvent) {
         let now = self.now;
-        self.drive(|manager, trader, _| trader.expect("a trader hears").on_event(now, news, manager));
+        self.drive(|manager, negotiator, _| {
+            negotiator.expect("a trader hears").on_event(now, event, manager)
+        });
         if self.step.is_none() {
             self.schedule();
         }
@@ -91,14 +93,14 @@ impl World {
     /// Exchanges messages with peers, like the scheduler.
     pub(super) fn negotiate(&mut self) {
         let now = self.now;
-        let letters = self.drive(|manager, trader, out| {
-            trader.map(|trader| {
-                trader.boundary(now, manager, out);
-                trader.take_commands()
+        let commands = self.drive(|manager, negotiator, out| {
+            negotiator.map(|negotiator| {
+                negotiator.boundary(now, manager, out);
+                negotiator.take_commands()
             })
         });
         self.sent_events = true;
-        self.commands.extend(letters.into_iter().flatten());
+        self.commands.extend(commands.into_iter().flatten());
         let alone = usize::from(self.negotiator.is_some());
         while self.manager.status().debt_is_blocked() && self.running.len() > alone {
             self.preempt();
