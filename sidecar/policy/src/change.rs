@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remap_that_was_declined_is_considered_again_after_some_steps_or_for_fewer_chunks() {
+    fn declined_remap_is_reconsidered_later_or_smaller() {
         let mut change = state();
         assert!(!change.is_declined(RemapKind::Hidden, 7, 3), "nothing was");
         change.decline(RemapKind::Hidden, 7, 3);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_that_happened_lets_declined_remaps_be_considered_again() {
+    fn change_clears_declined_remaps() {
         let mut change = state();
         change.decline(RemapKind::Stalling, 7, 3);
         change.applied(None, 7);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_without_room_waits_and_does_not_count_as_a_failure_of_the_backend() {
+    fn change_without_space_waits_without_failure() {
         let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
         change.give_up(100);
         assert_eq!(change.transition(), None);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transition_that_moved_layer_blocks_waits_for_the_next_step_while_requests_are_served() {
+    fn transition_after_moves_waits_for_step() {
         let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
         assert!(change.is_due(5, true), "nothing has moved");
         change.moves_layer_blocks(5);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_layout_that_takes_layers_counts_as_a_remap() {
+    fn only_layouts_taking_layers_count_as_remap() {
         let mut change = state();
         change.applied(Some(Reason::RemapOwn), 3);
         assert_eq!([3, 4].map(|step| change.is_remapped(step)), [true, false]);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_starts_the_count_of_calm_boundaries_anew() {
+    fn change_resets_steady_boundaries() {
         let mut change = state();
         let calm = |change: &mut ChangeState| {
             let found = (1..).find(|_| change.layers_to_revert(4, &ROOMY) > 0);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_in_the_way_only_where_weights_move() {
+    fn copies_delay_only_moving_weights() {
         let moving = [
             TransitionTarget::Layout(Layout::resident()),
             TransitionTarget::Vacate { kv_chunks: 0, layers: 1 },

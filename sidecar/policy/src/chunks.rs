@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_piece_is_halved_until_one_chunk_is_refused_for_the_third_time() {
+    fn refused_piece_is_halved_until_third_refusal_of_one_chunk() {
         let mut chunks = Chunks::new(&geometry(), 8);
         let mut sizes = Vec::new();
         while let Some(piece) = chunks.next_piece(6) {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_refusal_the_rest_comes_in_pieces_of_the_same_size() {
+    fn refusal_fixes_piece_size() {
         let mut chunks = Chunks::new(&geometry(), 8);
         chunks.end_piece(&ids(0..4), false);
         let mut pieces = Vec::new();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_was_created_makes_refusals_before_it_count_no_longer() {
+    fn created_chunk_resets_refusals() {
         let mut chunks = Chunks::new(&geometry(), 8);
         chunks.end_piece(&ids([0]), false);
         chunks.end_piece(&ids([0]), false);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earmarked_chunk_is_neither_free_nor_gone_until_it_is_released_or_taken_back() {
+    fn earmarked_chunk_is_held_until_released() {
         let peer = Peer { index: 1, instance: 1 };
         let mut chunks = created(3);
         assert_eq!(chunks.earmark(2, peer), ids([0, 1]));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_tells_the_chunks_that_moved_and_the_kv_chunks_that_gained_or_lost_one() {
+    fn change_reports_moved_and_resized_chunks() {
         let mut chunks = loaded();
         let mut next = chunks.ownership().clone();
         next.kv_chunks[0] = None;
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_chunk_that_drains_says_so_in_its_chunk_until_the_chunk_has_another_owner() {
+    fn draining_kv_chunk_is_marked_until_new_owner() {
         let mut chunks = loaded();
         chunks.set_draining(KvChunkId(1), true);
         assert_eq!(chunks.table().state(ChunkId(14)), State::Draining);
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_are_absent_before_the_first_mapping_and_after_their_chunks_have_gone() {
+    fn layers_are_absent_without_chunks() {
         assert_eq!(created(15).absent_layers(), 4);
         let mut chunks = loaded();
         assert_eq!(chunks.absent_layers(), 0);
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "backed as a whole")]
-    fn the_check_finds_a_layer_that_has_only_a_part_of_its_chunks() {
+    fn check_detects_incomplete_layer() {
         let mut chunks = loaded();
         let mut next = chunks.ownership().clone();
         next.layers[1].pop();
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "out of every step's reach")]
-    fn the_check_finds_a_stale_address_that_a_step_may_use() {
+    fn check_detects_usable_stale_address() {
         let mut chunks = loaded();
         let mut next = chunks.ownership().clone();
         next.stale.push((Address::Activation(2), ChunkId(13)));

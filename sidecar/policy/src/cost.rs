@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_become_too_late_are_all_lost_and_those_that_were_are_only_slower() {
+    fn newly_late_tokens_are_lost() {
         let paced = CostContext { tbt_ns: 120, ..BATCH };
         assert_eq!((paced.stalled(20), paced.stalled(25)), (6_666, 40_000));
         assert_eq!(CostContext { tbt_ns: 90, ..BATCH }.stalled(25), 8_000);
     }
 
     #[test]
-    fn a_pause_costs_what_the_deposit_does_not_bridge() {
+    fn pause_costs_tokens_beyond_deposit() {
         assert_eq!((BATCH.paused(1, 0), BATCH.paused(2, 4), BATCH.paused(1, 30)), (10_000, 12_000, 0));
     }
 

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_mappings_has_time_for_each_address() {
+    fn mapping_change_has_time_per_address() {
         let mut limits = HangLimits::new(FLOOR_NS);
         let limit = |limits: &HangLimits| limits.limit_ns(Work::Reback { addresses: 1000 });
         assert_eq!(limit(&limits), 2 * 1000 * ADDRESS_NS + FLOOR_NS);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_shorter_than_the_floor_that_is_set() {
+    fn limits_are_at_least_floor() {
         let mut limits = HangLimits::new(2 * UNKNOWN_NS);
         assert_eq!(of_step(&limits, 1), 2 * UNKNOWN_NS);
         limits.step_done(1, MS);

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn y_never_falls_and_never_grows_by_more_than_it_has() {
+    fn fit_is_monotonic_and_bounded() {
         let mut falling = LinearFit::default();
         (0..100).for_each(|step| falling.observe(100 + step % 50, 1000 - step % 50));
         assert_eq!(falling.per_x(), 0);

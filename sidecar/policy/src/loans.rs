@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn lender_that_becomes_active_waits_for_its_loans() {
+    fn active_lender_waits_for_its_loans() {
         let mut loans = Loans::new(40, Hysteresis::new(1, 0));
         loans.set_active(false);
         loans.balance.on_lent(3);

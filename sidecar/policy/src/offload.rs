@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_places_kv_is_in_force() {
+    fn only_kv_placing_policy_is_in_force() {
         let mut offload = Offload::new(&Params::default(), 4, 8);
         let in_force = |offload: &mut Offload| {
             let (prompts, plans) = (offload.prompts_in_force().is_some(), offload.plans_in_force().is_some());

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_takes_the_chunks_of_the_slot_that_contains_it_and_another_those_of_drained_kv_chunks() {
+    fn layer_takes_chunks_of_its_slot_or_drained_kv() {
         let contents = [Some((LayerId(3), Generation(7)))];
         let next = remapped().with_layout(&Layout::resident(), &contents, &[KvChunkId(2), KvChunkId(3)]);
         assert_eq!(next.layers, [ids([2, 3]), ids([8, 9]), ids([6, 7]), ids([4, 5])]);
@@ -250,12 +250,12 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "enough KV chunks were drained")]
-    fn a_layout_that_nobody_made_room_for_is_an_error() {
+    fn layout_without_space_is_error() {
         remapped().with_layout(&Layout::resident(), &[None], &[]);
     }
 
     #[test]
-    fn a_slot_is_as_large_as_the_largest_layer_that_uses_it() {
+    fn slot_has_size_of_largest_layer() {
         let geometry = Geometry { slab_bytes: vec![64, 192, 128], ..geometry() };
         let mut chunks = Chunks::new(&geometry, 8);
         chunks.create(&ids(0..6));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn activations_give_their_last_chunks_to_kv() {
+    fn last_activation_chunks_become_kv() {
         let next = loaded().with_activations(1, &[]);
         assert_eq!(next.activation, ids([10]));
         assert_eq!(kv_chunks(&next), [(0, 13), (1, 14), (2, 11), (3, 12)]);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kv_has_no_addresses_for_stays_free() {
+    fn chunks_without_kv_addresses_stay_free() {
         let mut chunks = created(12);
         let next = chunks.with_kv_chunks(10);
         assert_eq!(kv_chunks(&next), [0, 1, 2, 3, 4, 5, 6, 7].map(|f| (f, f)));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn drained_kv_chunks_and_the_layers_that_are_lent_have_no_chunks() {
+    fn drained_and_lent_owners_have_no_chunks() {
         let next = loaded().vacated(&[LayerId(3)], &[KvChunkId(0)]);
         assert_eq!(next.layers[3], ids([]));
         assert!(next.is_absent(LayerId(3)));
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inflation_that_defers_its_unmaps_leaves_old_addresses_and_every_other_change_takes_them() {
+    fn deferred_unmaps_are_taken_by_next_change() {
         let mut chunks = loaded();
         let next = chunks.with_stale(chunks.with_activations(2, &[]), true);
         assert_eq!(next.stale, [(Address::Activation(2), ChunkId(12))]);

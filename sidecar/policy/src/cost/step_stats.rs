@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_was_not_timed_counts_its_bytes_and_leaves_the_bandwidth_as_it_is() {
+    fn untimed_copy_counts_bytes_only() {
         let params = Params { link_bytes_per_second: 5 * MIB, ..Params::default() };
         let mut measures = StepStats::new(&params, &[1, 1]);
         measures.copied(MIB, 0);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_cut_to_the_time_that_is_left_and_always_goes_on() {
+    fn prompt_is_cut_to_remaining_time() {
         let mut measures = StepStats::new(&Params::default(), &[1, 1]);
         assert_eq!(measures.prefill_tokens_within(9, 0), u32::MAX, "nothing was measured");
         let decode = StepTimes {
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefill_that_costs_no_more_than_a_decode_is_a_measurement_too() {
+    fn cheap_prefill_is_measured() {
         let mut measures = StepStats::new(&Params::default(), &[1, 1]);
         measures.on_step(&StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() });
         measures.on_step(&prefill(8, 50_000));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn before_a_decode_was_measured_it_takes_as_long_as_a_token_of_a_prompt() {
+    fn unmeasured_decode_takes_prompt_token_time() {
         let mut measures = StepStats::new(&Params::default(), &[1, 1]);
         measures.on_step(&prefill(10, 50_000));
         assert_eq!((measures.step_ns(3, 0), measures.step_ns(3, 4)), (30_000, 70_000));

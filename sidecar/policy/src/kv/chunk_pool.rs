@@ -331,7 +331,7 @@ mod tests {
 
     /// Tests KV chunks of one word, of a part of a second word, and of a part of a third word.
     #[test]
-    fn layer_blocks_are_taken_and_given_in_kv_chunks_of_any_number_of_words() {
+    fn layer_blocks_are_taken_and_given_for_any_chunk_size() {
         for per in [3, 64, 70, 130] {
             let (mut kv_chunks, mut layer_blocks) = (arena(per), Vec::new());
             kv_chunks.take(2 * per + 1, KvBlockId(7), &mut layer_blocks);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kv_chunk_whose_chunk_has_left_comes_back_empty() {
+    fn unbacked_kv_chunk_is_empty_when_backed() {
         for per in [3, 70, 130] {
             let (mut kv_chunks, mut layer_blocks) = (arena(per), Vec::new());
             kv_chunks.take(3 * per, KvBlockId(0), &mut layer_blocks);

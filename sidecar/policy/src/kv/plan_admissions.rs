@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_that_admissions_use_is_not_evictable_and_the_rest_is() {
+    fn cache_in_use_is_not_evictable() {
         let mut kv = kv();
         (1..=2).for_each(|id| compute(&mut kv, id, id));
         (1..=2).for_each(|id| kv.close(RequestId(id)));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn new_request_waits_for_a_prefix_that_is_loading() {
+    fn new_request_waits_for_loading_prefix() {
         let mut kv = kv();
         compute(&mut kv, 1, 1);
         kv.close(RequestId(1));

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_is_found_again_under_the_same_salt_only() {
+    fn prefix_is_found_with_same_salt() {
         let mut kv = kv(None);
         assert_eq!(run(&mut kv, 1, 7, &prompt(0)), 0);
         assert_eq!(run(&mut kv, 2, 7, &prompt(0)), 32, "while the first request lives");
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn eviction_gives_up_children_before_parents_and_the_least_recent_first() {
+    fn eviction_takes_children_and_least_recent_first() {
         let mut kv = kv(None);
         run(&mut kv, 1, 0, &prompt(0));
         run(&mut kv, 2, 0, &prompt(100));

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn release_that_ends_after_the_share_rose_is_created_again() {
+    fn released_chunks_are_recreated_after_share_rise() {
         let mut balance = Balance::new(40);
         balance.on_released(4, 40);
         assert_eq!((balance.share(), balance.is_growing()), (40, true));

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_are_given_up_once_and_then_the_tenant_fails() {
+    fn repeated_copy_failures_fail_tenant() {
         let seen = after(&mut FetchFailures::default(), true);
         let at = |what| seen.iter().position(|one| *one == what);
         assert_eq!(at(AfterFailure::GiveUp), Some(FETCH_RETRIES as usize));

@@ -101,7 +101,7 @@ fn names_are_those_of_configurations_in_the_order_of_journals() {
 }
 
 #[test]
-fn unified_takes_the_least_loss_and_the_others_pause_before_they_preempt() {
+fn unified_takes_smallest_loss_and_others_pause_before_preempting() {
     let option = |kind, late| ReclaimOption {
         kind,
         request: Some(RequestId(late)),

@@ -86,7 +86,7 @@ fn failed_copy_keeps_its_generation_only_within_a_step() {
 }
 
 #[test]
-fn too_many_failures_in_a_row_end_retries_and_a_success_resets_them() {
+fn failure_limit_ends_retries_until_success() {
     let mut generations = Generations::default();
     let mut weights = resident(&mut generations);
     assert!((0..FILL_RETRIES).all(|_| weights.can_retry()));

@@ -110,7 +110,7 @@ fn background_copy_is_not_starved() {
 }
 
 #[test]
-fn a_step_comes_to_a_layer_when_those_before_it_are_computed_and_the_next_step_when_all_is() {
+fn layer_starts_after_earlier_layers() {
     let timetable = CopyDeadlines::new(Nanos(100), &[5, 7, 11], 2);
     let at = |layer, next| timetable.layer(LayerId(layer), next).0;
     assert_eq!([0, 1, 2].map(|layer| at(layer, false)), [100, 105, 112]);

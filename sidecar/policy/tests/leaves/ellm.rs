@@ -5,7 +5,7 @@ use sluice_policy::ellm::{
 };
 
 #[test]
-fn a_prompt_goes_to_the_buffer_if_theta_stays_free_and_its_kv_fits_into_the_buffer() {
+fn prompt_is_offloaded_if_theta_and_buffer_allow() {
     let supply = Supply { free: 40, threshold: 10, buffer: 50 };
     assert!(supply.fits_by_offload(Need { kv: 50, activation: 30 }));
     assert!(!supply.fits_by_offload(Need { kv: 51, activation: 30 }), "the buffer is too small");
@@ -14,7 +14,7 @@ fn a_prompt_goes_to_the_buffer_if_theta_stays_free_and_its_kv_fits_into_the_buff
 }
 
 #[test]
-fn a_pool_that_is_short_takes_from_the_other() {
+fn short_pool_takes_from_other_pool() {
     assert_eq!(balloon(10, 20, 15, 5), Balloon::Inflate(5));
     assert_eq!(balloon(20, 10, 5, 15), Balloon::Deflate(5));
     assert_eq!(balloon(10, 10, 10, 10), Balloon::Level);
@@ -26,7 +26,7 @@ fn both_pools_short_moves_nothing() {
 }
 
 #[test]
-fn a_surplus_smaller_than_the_need_moves_nothing() {
+fn surplus_below_need_moves_nothing() {
     assert_eq!(balloon(10, 12, 15, 10), Balloon::Short { missing: 3 });
     assert_eq!(balloon(12, 10, 10, 15), Balloon::Short { missing: 3 });
     assert_eq!(balloon(10, 15, 15, 10), Balloon::Inflate(5), "exactly enough");
@@ -63,7 +63,7 @@ fn violations_of_different_kinds_do_not_add_up() {
 }
 
 #[test]
-fn an_event_is_spent_once() {
+fn event_is_counted_once() {
     assert_eq!(run(&mut BufferController::new(64), &[TTFT; 7]), [1, 1, 2, 2, 2, 4, 4]);
 }
 
@@ -75,7 +75,7 @@ fn tpot_goes_before_ttft() {
 }
 
 #[test]
-fn the_buffer_never_falls_below_1_nor_rises_above_the_physical_one() {
+fn buffer_stays_between_one_and_physical() {
     let mut controller = BufferController::new(5);
     assert_eq!(run(&mut controller, &[TPOT; 3]).last(), Some(&1));
     assert_eq!(run(&mut controller, &[TTFT; 12]).last(), Some(&5));

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use sluice_policy::ewma::Ewma;
 
 #[test]
-fn it_is_empty_before_the_first_sample_and_equals_the_first() {
+fn ewma_starts_with_first_sample() {
     let mut average = Ewma::default();
     assert_eq!(average.value(), None);
     average.observe(1_234_567);
@@ -52,7 +52,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_stays_within_one_of_the_same_average_in_floating_point(samples in prop::collection::vec(0..1_u64 << 40, 1..200), weight in 1..=1000_u32) {
+    fn ewma_is_within_one_of_floating_point(samples in prop::collection::vec(0..1_u64 << 40, 1..200), weight in 1..=1000_u32) {
         let (mut average, share) = (Ewma::new(weight), f64::from(weight) / 1000.0);
         let mut float = samples[0] as f64;
         for sample in &samples {

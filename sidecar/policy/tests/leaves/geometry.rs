@@ -16,7 +16,7 @@ fn cost() -> impl Strategy<Value = ActivationCost> {
 
 proptest! {
     #[test]
-    fn the_most_tokens_fit_and_one_more_does_not(
+    fn max_tokens_fit_exactly(
         cost in cost(),
         bytes in 0..2_000_000u64,
         sequences in 0..9u32,
@@ -37,7 +37,7 @@ proptest! {
 }
 
 #[test]
-fn numbers_that_no_engine_means_do_not_overflow() {
+fn extreme_numbers_do_not_overflow() {
     let cost = ActivationCost {
         fixed_bytes: u64::MAX,
         stream_per_token_bytes: u64::MAX,

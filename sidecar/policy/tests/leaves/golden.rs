@@ -155,7 +155,7 @@ fn at_40_layers_and_r_7_5_three_layers_are_free_and_the_fourth_costs_six_percent
 }
 
 #[test]
-fn the_link_condition_alone_accepts_five_moving_layers_that_stall_with_one_slot() {
+fn link_condition_alone_accepts_stalling_layers() {
     let model = alike(40, 75);
     assert!(oneiros::link_keeps_up(model, 5));
     assert_eq!(model.one_slot_ns(4), 25);

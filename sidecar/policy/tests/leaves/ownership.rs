@@ -93,7 +93,7 @@ fn is_map(op: &Reback) -> bool {
 
 /// eLLM 5.1: map at the new address first, unmap the old one later.
 #[test]
-fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
+fn chunk_is_remapped_before_old_unmap() {
     let (one, _) = tenant();
     let two = inflated(&one, 2);
     let four = inflated(&two, 2);
@@ -107,7 +107,7 @@ fn a_chunk_that_changes_its_owner_is_mapped_anew_before_its_old_address_goes() {
 
 /// Exchanges the chunks of two KV chunks: no address is ever backed by two chunks.
 #[test]
-fn an_address_that_gets_another_chunk_loses_its_own_first() {
+fn address_is_unmapped_before_remap() {
     let two = inflated(&tenant().0, 2);
     let mut swapped = two.clone();
     swapped.kv_chunks.swap(0, 1);
@@ -118,7 +118,7 @@ fn an_address_that_gets_another_chunk_loses_its_own_first() {
 
 /// eLLM 5.1, asynchronous unmapping.
 #[test]
-fn what_an_inflation_leaves_behind_goes_before_anything_else_changes() {
+fn deferred_unmap_precedes_other_changes() {
     let (one, mut ledger) = tenant();
     let inflate = |from: &Ownership, count: usize| {
         let mut next = inflated(from, count);

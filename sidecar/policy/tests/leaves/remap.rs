@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn a_choice_is_honest_allowed_and_never_worse_than_either_fixed_number_of_slots(case in cases()) {
+    fn choice_is_valid_and_not_worse_than_fixed_slots(case in cases()) {
         let times = Times { compute_ns: &case.compute, transfer_ns: &case.transfer };
         let question = case.question(&times);
         let choice = choose_layout(&question);
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn no_alpha_nearer_to_the_wanted_one_is_allowed_with_a_uniform_set(case in cases()) {
+    fn uniform_set_has_nearest_allowed_alpha(case in cases()) {
         let times = Times { compute_ns: &case.compute, transfer_ns: &case.transfer };
         let chosen = choose_layout(&case.question(&times)).layout.alpha();
         let nearer = if chosen >= case.wanted { case.wanted..chosen } else { chosen + 1..case.layers() };
@@ -228,7 +228,7 @@ fn at_r_70_an_active_model_is_not_remapped_below_142_layers() {
 }
 
 #[test]
-fn with_too_much_wanted_the_most_that_is_free_is_given_and_the_rest_declined() {
+fn excess_demand_gets_free_memory_only() {
     let choice = plain(40, 75, 12);
     assert_eq!(
         (choice.layout.alpha(), choice.stall_ns, choice.declined),
@@ -237,7 +237,7 @@ fn with_too_much_wanted_the_most_that_is_free_is_given_and_the_rest_declined() {
 }
 
 #[test]
-fn an_allowance_of_a_tenth_of_a_token_buys_the_fourth_layer_at_r_7_5() {
+fn tenth_of_token_allows_fourth_layer_at_r_7_5() {
     let choice = with_allowance(40, 75, 4, 40);
     assert_eq!(
         (choice.layout.alpha(), choice.layout.beta, choice.stall_ns, choice.declined),
@@ -291,7 +291,7 @@ fn a_whole_model_never_moves() {
 }
 
 #[test]
-fn nothing_wanted_is_all_resident_and_names_what_comes_back() {
+fn no_demand_is_all_resident() {
     let (compute, transfer) = ([10; 8], [20; 8]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     let current = Layout { moving: ids(&[0, 4]), beta: 1 };
@@ -308,7 +308,7 @@ fn nothing_wanted_is_all_resident_and_names_what_comes_back() {
 }
 
 #[test]
-fn growth_keeps_the_moving_layers_unless_a_fresh_set_pays_for_its_loads() {
+fn growth_keeps_moving_layers_unless_new_set_is_cheaper() {
     // From 3 of 12 (0 4 8) to 4: the nested set 0 2 4 8 stalls in its short gaps; the uniform set 0 3 6 9 loads 4 and 8
     // once.
     let (compute, transfer) = ([10; 12], [20; 12]);

@@ -10,19 +10,19 @@ fn run(hysteresis: &mut Hysteresis, boundaries: &[Pressure]) -> Vec<u16> {
 }
 
 #[test]
-fn layers_come_back_after_the_last_of_the_calm_boundaries() {
+fn layers_are_restored_after_steady_boundaries() {
     assert_eq!(run(&mut Hysteresis::new(4, 125), &[ROOMY; 9]), [0, 0, 0, 3, 0, 0, 0, 3, 0]);
 }
 
 #[test]
-fn one_tight_boundary_starts_the_count_anew() {
+fn tight_boundary_resets_count() {
     let tight = Pressure { spare_bytes: 199, ..ROOMY };
     let just = Pressure { spare_bytes: 200, ..ROOMY };
     assert_eq!(run(&mut Hysteresis::new(2, 125), &[ROOMY, tight, ROOMY, just]), [0, 0, 0, 1]);
 }
 
 #[test]
-fn as_many_come_back_as_fitted_at_every_calm_boundary() {
+fn restored_layers_fitted_at_every_steady_boundary() {
     let two = Pressure { spare_bytes: 300, ..ROOMY };
     assert_eq!(
         run(&mut Hysteresis::new(3, 125), &[ROOMY, two, ROOMY, ROOMY, ROOMY, ROOMY]),
@@ -31,7 +31,7 @@ fn as_many_come_back_as_fitted_at_every_calm_boundary() {
 }
 
 #[test]
-fn never_more_come_back_than_are_away() {
+fn restored_layers_do_not_exceed_absent() {
     assert_eq!(
         run(&mut Hysteresis::new(1, 0), &[Pressure { alpha: 2, ..ROOMY }, Pressure { alpha: 0, ..ROOMY }]),
         [2, 0]
@@ -46,7 +46,7 @@ fn the_reserve_is_rounded_up() {
 }
 
 #[test]
-fn a_load_that_swings_faster_than_the_patience_reverts_nothing() {
+fn fast_load_changes_revert_nothing() {
     let tight = Pressure { spare_bytes: 0, ..ROOMY };
     let mut hysteresis = Hysteresis::new(64, 125);
     let swings = (0..10_000).map(|step| if step % 64 == 63 { tight } else { ROOMY });
@@ -54,7 +54,7 @@ fn a_load_that_swings_faster_than_the_patience_reverts_nothing() {
 }
 
 #[test]
-fn a_shorter_patience_counts_the_boundaries_that_were() {
+fn shorter_patience_counts_past_boundaries() {
     let mut hysteresis = Hysteresis::new(64, 125);
     assert_eq!(run(&mut hysteresis, &[ROOMY; 3]), [0; 3]);
     assert_eq!(hysteresis.observe_within(4, &ROOMY), 3);
@@ -62,7 +62,7 @@ fn a_shorter_patience_counts_the_boundaries_that_were() {
 }
 
 #[test]
-fn a_reset_forgets_the_calm_boundaries() {
+fn reset_clears_steady_boundaries() {
     let mut hysteresis = Hysteresis::new(3, 125);
     assert_eq!(run(&mut hysteresis, &[ROOMY; 2]), [0, 0]);
     hysteresis.reset();

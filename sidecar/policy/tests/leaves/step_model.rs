@@ -180,7 +180,7 @@ fn a_link_slower_by_one_nanosecond_than_compute_is_exact_at_once() {
 }
 
 #[test]
-fn absurd_measurements_are_bounded_and_do_not_overflow() {
+fn extreme_measurements_are_bounded() {
     let (compute, transfer) = (vec![u64::MAX; 65_535], vec![u64::MAX; 65_535]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     let layout = Layout { moving: uniform(65_535, 65_535), beta: 2 };
@@ -188,7 +188,7 @@ fn absurd_measurements_are_bounded_and_do_not_overflow() {
 }
 
 #[test]
-fn a_layout_knows_its_alpha_and_the_constant_slot_of_each_layer() {
+fn layout_has_alpha_and_constant_slots() {
     let layout = Layout { moving: ids(&[0, 3, 5, 9]), beta: 2 };
     assert_eq!(layout.alpha(), 2);
     let slots: Vec<_> = [0, 3, 5, 9, 4].iter().map(|l| layout.slot_of(LayerId(*l))).collect();
@@ -198,14 +198,14 @@ fn a_layout_knows_its_alpha_and_the_constant_slot_of_each_layer() {
 
 #[test]
 #[should_panic(expected = "moving layers are ascending")]
-fn a_layout_out_of_order_is_a_broken_invariant() {
+fn unordered_layout_panics() {
     let times = Times { compute_ns: &[1; 4], transfer_ns: &[1; 4] };
     stall_per_token_ns(&times, &Layout { moving: ids(&[2, 1]), beta: 1 });
 }
 
 #[test]
 #[should_panic(expected = "share fewer slots than they are")]
-fn a_layout_that_frees_nothing_is_a_broken_invariant() {
+fn layout_freeing_nothing_panics() {
     let times = Times { compute_ns: &[1; 4], transfer_ns: &[1; 4] };
     stall_per_token_ns(&times, &Layout { moving: ids(&[2]), beta: 1 });
 }

@@ -93,7 +93,7 @@ proptest! {
     }
 
     #[test]
-    fn none_is_lost_order_is_kept_and_at_most_one_goes_per_interval_however_late_the_timer((batches, finish) in history(), late in 0..25_u64) {
+    fn tokens_keep_order_at_most_one_per_interval((batches, finish) in history(), late in 0..25_u64) {
         let writes = drive(paced(), &batches, finish, late);
         let made: u32 = batches.iter().map(|batch| batch.1).sum();
         prop_assert_eq!(numbers(&writes), (0..made).collect::<Vec<_>>());
@@ -111,13 +111,13 @@ proptest! {
 }
 
 #[test]
-fn a_non_empty_deposit_writes_exactly_one_token_per_interval() {
+fn deposit_writes_one_token_per_interval() {
     let writes = drive(paced(), &[(5, 4)], 1000, 0);
     assert_eq!(writes, [(5, vec![0]), (15, vec![1]), (25, vec![2]), (35, vec![3])]);
 }
 
 #[test]
-fn a_token_after_a_quiet_interval_is_written_when_produced() {
+fn token_after_empty_interval_is_written_at_once() {
     assert_eq!(
         drive(paced(), &[(0, 1), (10, 1), (33, 1)], 50, 0),
         [(0, vec![0]), (10, vec![1]), (33, vec![2])]
@@ -125,7 +125,7 @@ fn a_token_after_a_quiet_interval_is_written_when_produced() {
 }
 
 #[test]
-fn a_token_within_the_interval_waits_although_the_deposit_is_empty() {
+fn token_within_interval_waits() {
     assert_eq!(drive(paced(), &[(0, 1), (9, 1)], 50, 0), [(0, vec![0]), (10, vec![1])]);
 }
 
@@ -148,7 +148,7 @@ fn a_late_write_moves_the_next_interval() {
 
 #[test]
 #[should_panic(expected = "a finished request produces no tokens")]
-fn a_token_after_the_end_is_a_broken_invariant() {
+fn token_after_end_panics() {
     let mut deposit = paced();
     deposit.finish(Nanos(0));
     deposit.on_token(1);

@@ -4,7 +4,7 @@ use sluice_policy::params::Params;
 use sluice_policy::tunables::{TUNABLES, TunableError, Tuned};
 
 #[test]
-fn each_changes_its_own_number_within_its_range_and_no_other() {
+fn each_tunable_changes_only_its_value() {
     let usual = Params::default();
     for tunable in &TUNABLES {
         let (least, most) = tunable.range;
@@ -32,7 +32,7 @@ fn each_changes_its_own_number_within_its_range_and_no_other() {
 }
 
 #[test]
-fn names_are_words_of_their_own_and_another_one_is_refused_with_all_of_them() {
+fn names_are_unique_and_unknown_name_lists_all() {
     let mut names: Vec<_> = TUNABLES.iter().map(|tunable| tunable.name).collect();
     names.sort_unstable();
     names.dedup();
@@ -45,7 +45,7 @@ fn names_are_words_of_their_own_and_another_one_is_refused_with_all_of_them() {
 }
 
 #[test]
-fn the_guide_lists_each_with_its_default() {
+fn guide_lists_each_default() {
     let guide = include_str!("../../../../docs/policies.md");
     let section = guide.split("## Tunables").nth(1).unwrap().split("Other mechanisms have").next().unwrap();
     let rows: Vec<_> = section.lines().filter(|line| line.starts_with("| `")).collect();

@@ -104,7 +104,7 @@ fn infeasible_demand_asks_no_peer() {
 }
 
 #[test]
-fn a_part_that_lets_one_request_more_begin_is_asked_for_and_no_more() {
+fn loan_size_covers_one_more_request() {
     assert_eq!(asks(&mut short_of_memory(), vec![inactive(1, 2)]), Some((1, 2)));
     assert_eq!(asks(&mut short_of_memory(), vec![inactive(1, 1), inactive(2, 1)]), Some((1, 1)));
     assert_eq!(asks(&mut short_of_memory(), vec![inactive(1, 9)]), Some((1, 3)));
@@ -124,7 +124,7 @@ fn search_continues_with_unknown_peer_state() {
 
 /// One of its own layers covers the whole need, so a smaller loan would save none.
 #[test]
-fn what_whole_own_layers_have_to_give_all_the_same_is_not_asked_for() {
+fn own_whole_layers_reduce_request() {
     let mut world = asker(900);
     submit(&mut world, 4);
     run_until_survey(&mut world);

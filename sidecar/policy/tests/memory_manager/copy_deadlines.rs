@@ -35,7 +35,7 @@ fn step(now: Nanos, by_deadline: bool) -> (Vec<LayerId>, Vec<Action>) {
 }
 
 #[test]
-fn a_slab_is_needed_when_its_step_comes_to_the_layer_and_an_early_one_a_step_later() {
+fn slab_deadline_is_start_of_its_layer() {
     let now = Nanos(7 * MS);
     let (moving, out) = step(now, true);
     let dues: Vec<_> = out.iter().map(|action| (target(action), action.due)).collect();
@@ -56,7 +56,7 @@ fn target(action: &Action) -> LayerId {
 }
 
 #[test]
-fn without_the_arbiter_nothing_has_a_deadline() {
+fn copies_have_no_deadline_without_arbiter() {
     let (_, out) = step(Nanos(7 * MS), false);
     assert!(out.len() == 3 && out.iter().all(|action| action.due.is_none()), "{out:?}");
 }
@@ -68,7 +68,7 @@ fn check(action: &mut Action) {
 }
 
 #[test]
-fn what_a_step_waits_for_has_a_deadline_and_a_write_back_has_none() {
+fn step_copies_have_deadlines_and_write_backs_none() {
     let (params, _) = tenant(PolicyName::FlexGen, &[4; 8], 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + 4;
     let (params, geometry) = tenant(PolicyName::FlexGen, &[4; 8], kv, MODEL_TOKENS);

@@ -96,7 +96,7 @@ fn deferred_unmap_runs_alone_when_idle() {
 }
 
 #[test]
-fn without_leave_to_unmap_later_one_transaction_does_both() {
+fn unmap_is_immediate_without_deferral() {
     let mut world = world(PolicyName::Ellm, |params| params.defers_unmap = false);
     submit(&mut world);
     while world.finished.len() < 8 {
@@ -127,7 +127,7 @@ fn deferred_unmap_precedes_chunk_release() {
 }
 
 #[test]
-fn a_change_that_the_device_refuses_leaves_old_addresses_where_they_are() {
+fn refused_change_keeps_old_addresses() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
     let left = world.manager.figures().stale_addresses();
@@ -153,7 +153,7 @@ fn served(premap_bytes: u64) -> (u64, u32, u32) {
 }
 
 #[test]
-fn memory_for_the_next_tokens_comes_with_that_for_this_step() {
+fn next_tokens_are_mapped_with_step() {
     let (without, preempted, _) = served(0);
     let (with, preempted_with, least) = served(50_000_000);
     assert!(with < without, "{with} inflations, not {without}");
@@ -164,7 +164,7 @@ fn memory_for_the_next_tokens_comes_with_that_for_this_step() {
 }
 
 #[test]
-fn what_is_taken_ahead_stays_below_its_limit() {
+fn premapped_chunks_stay_below_limit() {
     let (inflations, preemptions, least) = served(0);
     assert_eq!(served(CHUNK), (inflations, preemptions, least), "less than a chunk is none");
     assert_eq!(

@@ -73,7 +73,7 @@ fn tag(key: (RequestId, u32), layer_block: LayerBlockId, layer_blocks: &[LayerBl
 }
 
 #[test]
-fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
+fn reversion_moves_layer_blocks_within_budget() {
     let mut world = small_layer_blocks();
     let mut tables = with_holes(&mut world);
     assert!(
@@ -116,7 +116,7 @@ fn a_reversion_moves_live_layer_blocks_within_the_budget_and_drops_none() {
 }
 
 #[test]
-fn when_load_ends_everything_is_resident_again() {
+fn all_is_resident_after_load() {
     let mut world = world(PolicyName::Oneiros, 2);
     assert!(world.load());
     let filled = world.device.bytes_filled;
@@ -133,7 +133,7 @@ fn when_load_ends_everything_is_resident_again() {
 }
 
 #[test]
-fn a_tenant_that_is_not_short_changes_nothing() {
+fn tenant_without_shortage_changes_nothing() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
         let mut world = world(policy, 60);
         assert!(world.load());
@@ -147,7 +147,7 @@ fn a_tenant_that_is_not_short_changes_nothing() {
 }
 
 #[test]
-fn cached_kv_blocks_go_before_anything_else_is_done() {
+fn cached_kv_is_evicted_first() {
     let mut world = world(PolicyName::Oneiros, 2);
     assert!(world.load());
     // One after the other, so that evicting the cache always covers the need.
@@ -161,7 +161,7 @@ fn cached_kv_blocks_go_before_anything_else_is_done() {
 }
 
 #[test]
-fn a_shared_prefix_is_computed_once_and_survives_its_first_user() {
+fn shared_prefix_is_computed_once_and_kept() {
     let mut world = world(PolicyName::Recompute, 40);
     assert!(world.load());
     world.submit(0, 0, (0..40).collect(), 4);
@@ -175,7 +175,7 @@ fn a_shared_prefix_is_computed_once_and_survives_its_first_user() {
 }
 
 #[test]
-fn activations_swell_and_shrink_with_the_step() {
+fn activations_follow_step_size() {
     let mut world = world(PolicyName::Ellm, 2);
     assert!(world.load());
     let full = world.manager.figures().activation_chunks();
@@ -195,7 +195,7 @@ fn activations_swell_and_shrink_with_the_step() {
 }
 
 #[test]
-fn an_inflation_is_a_change_of_labels_and_copies_not_a_byte() {
+fn inflation_relabels_chunks_without_copies() {
     let mut world = world(PolicyName::Ellm, 2);
     assert!(world.load());
     let holders = |world: &World| {

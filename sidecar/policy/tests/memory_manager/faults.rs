@@ -21,7 +21,7 @@ fn world(policy: PolicyName, extra_kv: u32, faults: Faults) -> World {
 }
 
 #[test]
-fn a_device_with_less_memory_than_promised_shrinks_the_kv() {
+fn smaller_device_shrinks_kv() {
     for missing_chunks in 1..20 {
         let mut world = world(PolicyName::Recompute, 20, Faults { missing_chunks, ..Faults::default() });
         assert!(world.load());
@@ -36,7 +36,7 @@ fn a_device_with_less_memory_than_promised_shrinks_the_kv() {
 }
 
 #[test]
-fn oneiros_starts_remapped_when_the_device_holds_less_than_all_weights() {
+fn oneiros_starts_remapped_below_full_weights() {
     let mut world = world(PolicyName::Oneiros, 0, Faults { missing_chunks: 6, ..Faults::default() });
     assert!(world.load());
     assert_eq!(world.manager.figures().layout().alpha(), 2, "two layers of four chunks for six missing ones");
@@ -48,7 +48,7 @@ fn oneiros_starts_remapped_when_the_device_holds_less_than_all_weights() {
 }
 
 #[test]
-fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
+fn device_below_floor_is_reported_and_chunks_are_returned() {
     let mut world = world(PolicyName::Recompute, 2, Faults { missing_chunks: 3, ..Faults::default() });
     assert!(!world.load());
     let floor_bytes = u64::from(world.device.geometry.capacity_chunks - 2) * CHUNK;
@@ -61,7 +61,7 @@ fn a_device_that_cannot_hold_the_floor_is_reported_and_gets_everything_back() {
 }
 
 #[test]
-fn copies_that_always_fail_end_in_a_typed_failure() {
+fn failing_copies_end_in_typed_failure() {
     let mut world = world(PolicyName::Recompute, 2, Faults::default());
     world.device.faults = Faults { permille: 0, left: u32::MAX, ..Faults::default() };
     world.send_event(|manager, out| manager.start(Default::default(), out));
@@ -82,7 +82,7 @@ fn copies_that_always_fail_end_in_a_typed_failure() {
 }
 
 #[test]
-fn changes_that_always_fail_leave_the_other_remedies_and_leak_nothing() {
+fn failing_changes_leave_other_reclaims_and_leak_nothing() {
     for policy in [PolicyName::Oneiros, PolicyName::Ellm] {
         let mut world = world(policy, 2, Faults::default());
         assert!(world.load());
@@ -99,7 +99,7 @@ fn changes_that_always_fail_leave_the_other_remedies_and_leak_nothing() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_its_numbers() {
+fn impossible_config_is_refused_with_numbers() {
     let good = || tenant(PolicyName::Recompute, &[4; 6], 40, 96);
     let refused = |change: &dyn Fn(&mut Params, &mut sluice_policy::geometry::Geometry)| {
         let (mut params, mut geometry) = good();
@@ -142,7 +142,7 @@ fn what_cannot_be_served_is_refused_with_its_numbers() {
 }
 
 #[test]
-fn requests_that_end_while_their_layer_blocks_move_and_moves_that_fail_leak_nothing() {
+fn ended_requests_and_failed_moves_leak_nothing() {
     for fails in [false, true] {
         let mut world = small_layer_blocks();
         with_holes(&mut world);

@@ -56,7 +56,7 @@ fn run(device: &mut Device) -> Vec<(u64, Outcome)> {
 }
 
 #[test]
-fn a_fetch_waits_for_the_reader_of_its_buffer_and_brings_what_was_written() {
+fn fetch_waits_for_buffer_reader_and_loads_written_data() {
     for seed in 0..20 {
         let mut device = device(seed);
         order(&mut device, 4, fetch(0, None, swap(6, 0, 1)));
@@ -71,7 +71,7 @@ fn a_fetch_waits_for_the_reader_of_its_buffer_and_brings_what_was_written() {
 }
 
 #[test]
-fn what_host_blocks_carry_no_more_is_refused_and_drops_leave_write_backs_alone() {
+fn reused_host_blocks_are_refused() {
     for seed in 0..20 {
         let mut device = device(seed);
         let never = Some((LayerId(1), Generation(9)));

@@ -121,7 +121,7 @@ proptest! {
     }
 
     #[test]
-    fn a_policy_may_change_under_load(case in case()) {
+    fn policy_can_change_under_load(case in case()) {
         let mut world = world(&case);
         let faults = std::mem::take(&mut world.device.faults);
         prop_assert!(world.load());
@@ -165,7 +165,7 @@ fn each_policy_reads_kv_from_the_host_tier() {
 
 /// Four of eight layers of all full KV blocks are offloaded; the last KV block is on the device.
 #[test]
-fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
+fn partly_offloaded_request_frees_resident_kv() {
     let mut world = world(&fault_free(PolicyName::FlexGen));
     assert!(world.load());
     world.submit(1, 1, (0..90).collect(), 30);
@@ -182,7 +182,7 @@ fn a_request_whose_kv_is_partly_away_frees_only_the_rest() {
 }
 
 #[test]
-fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
+fn device_only_policy_fetches_no_kv() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
         let (world, expected) = served(&fault_free(policy), 8);
         assert_eq!(world.finished, expected);
@@ -193,7 +193,7 @@ fn a_policy_that_keeps_kv_on_the_device_fetches_none() {
 
 /// Prefills run in buffers and are restored, despite failures and engine losses.
 #[test]
-fn prompts_that_go_to_the_host_tier_while_they_are_computed_come_back_as_they_were() {
+fn offloaded_prefill_is_restored_unchanged() {
     let (mut sent_out, mut spilt, mut lost) = (0, 0, 0);
     // A copy of seed 415 fails for good after its step. In seed 649 a request ends that shares KV with a suspended one.
     for seed in (0..60).chain([415, 649]) {
@@ -241,7 +241,7 @@ fn oldest_request_waits_for_loads_that_free_their_blocks() {
 }
 
 #[test]
-fn a_plan_that_was_not_found_is_asked_for_again_while_the_batch_stays() {
+fn missing_plan_is_requested_again() {
     let mut world = world(&Case { window: 4, ..fault_free(PolicyName::OrbitFlow) });
     world.no_plans = true;
     assert!(world.load());
@@ -274,7 +274,7 @@ fn with_lost_fetches(fetches: u32) -> (World, BTreeMap<RequestId, Vec<u32>>) {
 }
 
 #[test]
-fn kv_that_cannot_be_fetched_is_computed_again() {
+fn unfetchable_kv_is_recomputed() {
     for (fetches, given_up) in [(8, false), (9, true)] {
         let (mut world, expected) = with_lost_fetches(fetches);
         world.run();
@@ -286,7 +286,7 @@ fn kv_that_cannot_be_fetched_is_computed_again() {
 
 /// An offloaded prefill has nothing to fetch at first; such an empty fetch may fail too.
 #[test]
-fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
+fn occasional_empty_fetch_failures_lose_no_kv() {
     let mut world = world(&fault_free(PolicyName::Ellm));
     assert!(world.load());
     world.prefill_offload_permille = 1000;
@@ -306,7 +306,7 @@ fn fetches_of_nothing_that_fail_now_and_then_lose_no_kv() {
 }
 
 #[test]
-fn fetches_of_nothing_that_never_come_fail_the_tenant() {
+fn lasting_empty_fetch_failures_fail_tenant() {
     let mut world = world(&fault_free(PolicyName::Ellm));
     assert!(world.load());
     world.prefill_offload_permille = 1000;
@@ -321,7 +321,7 @@ fn fetches_of_nothing_that_never_come_fail_the_tenant() {
 }
 
 #[test]
-fn a_link_that_fetches_nothing_any_more_fails_the_tenant() {
+fn failing_fetches_fail_tenant() {
     let (mut world, _) = with_lost_fetches(u32::MAX);
     let ended = (0..1_000_000).any(|_| {
         world.tick();

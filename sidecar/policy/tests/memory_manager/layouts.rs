@@ -44,7 +44,7 @@ fn every_layout_loads_and_serves() {
 }
 
 #[test]
-fn every_change_of_layout_is_feasible_without_a_spare_chunk_between_any_two_steps() {
+fn layout_changes_need_no_spare_chunk() {
     for slabs in [vec![3u64; 3], vec![2; 5], vec![1, 3, 2, 4, 2], vec![4, 1, 1, 3]] {
         let all = layouts(slabs.len() as u16);
         for from in &all {
@@ -74,7 +74,7 @@ fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
 }
 
 #[test]
-fn a_layout_that_does_not_fit_now_waits_for_the_requests_in_its_way() {
+fn layout_without_space_waits_for_requests() {
     let mut world = tight(&[3; 5], Some(ForcedRemap { alpha: 3, beta: 1 }));
     let now = Nanos(0);
     let request = RequestId(7);

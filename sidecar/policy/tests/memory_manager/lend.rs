@@ -112,14 +112,14 @@ fn fill_kv(world: &mut World) {
 }
 
 #[test]
-fn a_tenant_that_loads_is_busy() {
+fn loading_tenant_is_busy() {
     let mut world = fresh(|_| (), negotiation_policy());
     world.begin();
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
 }
 
 #[test]
-fn an_inactive_tenant_gives_no_more_than_it_was_asked_for() {
+fn inactive_tenant_lends_at_most_request() {
     assert_eq!(ask(&mut lender(), 1, 2), Ok(2));
 }
 
@@ -145,7 +145,7 @@ fn active_tenant_lends_nothing_to_lower_priority() {
 }
 
 #[test]
-fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
+fn active_tenant_with_shortage_lends_nothing() {
     let mut world = lender();
     world.active = true;
     (0..40).for_each(|id| world.submit(10 + id, id, vec![id as u32; 20], 12));
@@ -163,13 +163,13 @@ fn an_active_tenant_whose_own_step_lacks_memory_gives_nothing() {
 }
 
 #[test]
-fn a_tenant_whose_partition_is_fixed_trades_nothing() {
+fn fixed_partition_does_not_trade() {
     let mut world = loaded(|params| params.policy = PolicyName::Recompute, negotiation_policy());
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::NotTraded));
 }
 
 #[test]
-fn a_tenant_that_has_lent_all_above_its_floor_is_at_its_floor() {
+fn tenant_at_floor_refuses_loan() {
     let mut world = lender();
     let above = world.manager.loans().share_chunks() - world.manager.loans().floor_chunks();
     assert_eq!(ask(&mut world, 1, u32::MAX), Ok(above));
@@ -179,7 +179,7 @@ fn a_tenant_that_has_lent_all_above_its_floor_is_at_its_floor() {
 }
 
 #[test]
-fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
+fn tenant_without_lendable_layers_is_at_cap() {
     let mut world = lender();
     fill_kv(&mut world);
     let layers = world.manager.loans().lendable_chunks();
@@ -194,7 +194,7 @@ fn a_tenant_whose_layers_may_not_go_any_more_is_at_its_cap() {
 /// Slabs of 253 bytes take 2.5 steps of six milliseconds: lending them for one time slice costs the next slice one
 /// more.
 #[test]
-fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within_a_step() {
+fn queued_tenant_lends_only_quickly_restored_layers() {
     for (slab_ns, hidden) in [(15 * MS, false), (MS, true)] {
         let mut world = fresh(|_| (), negotiation_policy());
         world.device.fill_ns_per_byte = slab_ns / 253;
@@ -209,7 +209,7 @@ fn a_tenant_that_waits_for_its_turn_lends_no_layers_that_do_not_come_back_within
 }
 
 #[test]
-fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
+fn waking_tenant_is_busy_until_layers_are_resident() {
     let mut world = lender();
     assert!(ask(&mut world, 1, 10).is_ok());
     vacate(&mut world);
@@ -220,7 +220,7 @@ fn a_tenant_that_wakes_is_busy_until_its_layers_are_back() {
 }
 
 #[test]
-fn a_name_that_was_answered_is_refused() {
+fn answered_nonce_is_refused() {
     let mut world = lender();
     assert_eq!(ask(&mut world, 2, 1), Ok(1));
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Nothing));

@@ -99,7 +99,7 @@ fn an_idle_tenant_lends_its_last_layers_and_wakes_with_all_of_them() {
 }
 
 #[test]
-fn a_full_ledger_refuses_a_loan_and_delays_a_debt_and_is_no_failure_of_the_backend() {
+fn full_ledger_refuses_loan_and_delays_debt() {
     let mut pair = Pair::new(&[4; 8], 4, 7, 0);
     pair.worlds.iter_mut().for_each(|world| assert!(world.load()));
     pair.grant_slice(0);
@@ -172,13 +172,13 @@ fn with_remap_cap(remap_cap_permille: u32) -> impl Fn(&mut MemoryManager) {
 fn unchanged(_: &mut MemoryManager) {}
 
 #[test]
-fn a_lender_whose_loans_do_not_come_back_serves_with_moving_layers() {
+fn lender_without_repayment_serves_with_moving_layers() {
     served_without(&[4; 8], unchanged, unchanged);
 }
 
 /// Its floor assumes the smallest activation space: the excess is used for layers.
 #[test]
-fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
+fn lender_restores_layers_into_idle_activations() {
     let manager = served_without(&[4; 8], with_policy(PolicyName::Unified), unchanged);
     assert!(
         manager.loans().budget_chunks() < manager.loans().floor_chunks() + 4,
@@ -188,7 +188,7 @@ fn a_lender_whose_activations_are_idle_comes_back_into_their_space() {
 
 /// The loan was made under another floor than the one in force at the restore.
 #[test]
-fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
+fn lender_restores_without_loans_after_policy_change() {
     for policy in [PolicyName::Oneiros, PolicyName::Recompute, PolicyName::Ellm, PolicyName::Pie] {
         served_without(&[4; 8], with_policy(PolicyName::Unified), with_policy(policy));
     }
@@ -200,7 +200,7 @@ fn a_lender_whose_policy_or_cap_has_changed_comes_back_without_what_it_lent() {
 
 /// The layouts whose copies hide best are not the smallest.
 #[test]
-fn a_lender_of_unequal_layers_comes_back_into_the_layout_that_its_floor_counts_on() {
+fn lender_with_unequal_layers_restores_floor_layout() {
     served_without(&[4, 1, 4, 1, 4, 1, 4, 4], with_remap_cap(500), unchanged);
 }
 
@@ -247,7 +247,7 @@ fn restored_without_loans_under(
 }
 
 #[test]
-fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
+fn hidden_layers_move_before_requests_lose_memory() {
     let (moved, lost) = restored_without_loans(PolicyName::Oneiros, 253);
     assert!(moved > 0 && lost == 0, "copies that hide: {moved} layers, {lost} requests");
     let (moved, lost) = restored_without_loans(PolicyName::Oneiros, 40_000_000);
@@ -257,7 +257,7 @@ fn layers_that_hide_move_before_requests_lose_their_memory_and_others_do_not() {
 /// Copies of two and a half layers' compute stall four of eight layers by a fifth, and a request is a quarter of the
 /// batch.
 #[test]
-fn unified_takes_a_stall_where_requests_would_lose_more() {
+fn unified_stalls_if_requests_would_lose_more() {
     let moved = |policy| restored_without_loans(policy, 2_500_000).0;
     let (strict, weighed) = (moved(PolicyName::Oneiros), moved(PolicyName::Unified));
     assert!(weighed > strict, "{weighed} layers against {strict}");
@@ -266,7 +266,7 @@ fn unified_takes_a_stall_where_requests_would_lose_more() {
 /// A client that reads a token in twenty-five steps misses three in the window of 64, which is less than a fifth of
 /// what four requests generate in it.
 #[test]
-fn with_an_objective_a_request_that_waits_loses_what_its_client_reads_meanwhile() {
+fn waiting_request_loses_tokens_its_client_reads() {
     let moved = |policy, by_loss| {
         let change = |params: &mut Params| {
             (params.slo.tbt_ns, params.reclaim_by_cost) = (200_000_000, by_loss);
@@ -296,7 +296,7 @@ fn borrower() -> World {
 
 /// Regression: a tenant without an engine returned its loan at once and borrowed it again, repeatedly.
 #[test]
-fn a_loan_is_spare_when_no_request_waits_for_a_while_and_not_before() {
+fn loan_is_spare_after_steps_without_waiters() {
     let mut manager = borrower().manager;
     let mut spare = |busy| {
         manager.set_demand(Demand { has_requests: busy, is_active: true });

@@ -175,7 +175,7 @@ fn restarted_tenant_waits_for_lent_floor_and_claims_it() {
 }
 
 #[test]
-fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
+fn tenant_with_free_floor_starts_and_grows_to_share() {
     let (mut gpu, at) = lender_with_lent_floor(0);
     assert_eq!(gpu.claims, 0, "it has its floor");
     let created = |gpu: &SimGpu| gpu.manager(at).map_or(0, |manager| manager.figures().ledger().created());
@@ -187,7 +187,7 @@ fn a_tenant_whose_floor_is_free_starts_at_once_and_grows_to_its_share() {
 
 #[test]
 #[should_panic(expected = "not everything goes home")]
-fn an_earmark_that_the_ledger_loses_is_noticed() {
+fn lost_earmark_is_detected() {
     let mut gpu = SimGpu::new(&Case { loses_earmarks: 1, ..fault_free_case(true) });
     gpu.run();
     gpu.settle();
@@ -204,7 +204,7 @@ fn served(case: &Case) -> SimGpu {
 }
 
 #[test]
-fn tenants_serve_although_every_promise_is_lost() {
+fn tenants_serve_with_all_earmarks_lost() {
     for time_slices in [false, true] {
         let gpu = served(&Case { loses_earmarks: u32::MAX, ..fault_free_case(time_slices) });
         let lost = (0..3).any(|at| gpu.manager(at).is_some_and(|manager| manager.loans().lent_chunks() > 0));
@@ -213,7 +213,7 @@ fn tenants_serve_although_every_promise_is_lost() {
 }
 
 #[test]
-fn tenants_serve_although_no_promise_can_be_taken() {
+fn tenants_serve_with_unacceptable_earmarks() {
     for time_slices in [false, true] {
         let mut gpu = served(&Case { untaken: u32::MAX, ..fault_free_case(time_slices) });
         assert_eq!(gpu.loans, 0);

@@ -32,12 +32,12 @@ fn is_detected(corrupt: fn(&mut Action)) -> bool {
 }
 
 #[test]
-fn the_load_passes_when_nothing_is_spoiled() {
+fn uncorrupted_load_passes() {
     (0..8).for_each(|seed| serve(None, seed));
 }
 
 #[test]
-fn a_copy_that_does_not_wait_for_the_reader_before_it_is_caught() {
+fn copy_before_reader_end_is_detected() {
     assert!(is_detected(|action| {
         if let Work::Fill(fill) = &mut action.work {
             fill.after = None;
@@ -46,7 +46,7 @@ fn a_copy_that_does_not_wait_for_the_reader_before_it_is_caught() {
 }
 
 #[test]
-fn a_copy_under_an_old_name_is_caught() {
+fn copy_with_stale_generation_is_detected() {
     // The engine would wait forever, so the load does not end.
     let result = catch_unwind(AssertUnwindSafe(|| {
         serve(
@@ -62,7 +62,7 @@ fn a_copy_under_an_old_name_is_caught() {
 }
 
 #[test]
-fn a_lost_unmap_is_caught() {
+fn lost_unmap_is_detected() {
     assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().position(|op| matches!(op, Reback::Unmap(..)))
@@ -73,7 +73,7 @@ fn a_lost_unmap_is_caught() {
 }
 
 #[test]
-fn a_lost_map_is_caught() {
+fn lost_map_is_detected() {
     assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, Reback::Map(..)))
@@ -84,7 +84,7 @@ fn a_lost_map_is_caught() {
 }
 
 #[test]
-fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
+fn kept_old_address_is_detected() {
     assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work
             && let Some(Reback::Unmap(..)) = transaction.ops.last()
@@ -95,7 +95,7 @@ fn a_chunk_that_keeps_its_old_owner_s_address_is_caught() {
 }
 
 #[test]
-fn a_chunk_mapped_for_two_owners_is_caught() {
+fn chunk_mapped_for_two_owners_is_detected() {
     assert!(is_detected(|action| {
         if let Work::Reback(transaction) = &mut action.work {
             let maps = transaction.ops.iter().position(|op| matches!(op, Reback::Map(..)));
@@ -111,7 +111,7 @@ fn a_chunk_mapped_for_two_owners_is_caught() {
 }
 
 #[test]
-fn an_owner_that_does_not_hold_the_chunk_cannot_hand_it_over() {
+fn only_owner_hands_over_chunk() {
     use sluice_policy::chunk_table::{ChunkTable, Owner};
     use sluice_policy::ids::ChunkId;
     let mut ledger = ChunkTable::new(4, 64);

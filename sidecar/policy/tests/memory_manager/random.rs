@@ -87,7 +87,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 160, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_request_ends_with_its_own_tokens_whatever_memory_does(case in case()) {
+    fn random_memory_events_change_no_token(case in case()) {
         let mut world = world(&case);
         prop_assert!(world.load(), "a few failures do not keep a tenant from loading");
         world.kill_permille = case.kill_permille;
@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn a_short_cache_makes_each_policy_use_its_own_remedy() {
+fn each_policy_reclaims_by_its_own_method() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
         let (params, _) = tenant(policy, &[4; 8], 0, MODEL_TOKENS);
         let (_, geometry) = tenant(policy, &[4; 8], guaranteed_chunks(&params) + 2, MODEL_TOKENS);

@@ -48,7 +48,7 @@ fn refused(ratio: u64, cap_permille: u32) -> (World, Option<StallingRemap>) {
 }
 
 #[test]
-fn an_offer_says_what_tokens_wait_and_what_that_frees() {
+fn offer_reports_late_tokens_and_freed_bytes() {
     let (world, stalling) = refused(4, 900);
     let stalling = stalling.expect("two layers that share a slot give one layer's chunks");
     let clients = Clients { buffered_tokens: &[0], waiting: true };
@@ -60,14 +60,14 @@ fn an_offer_says_what_tokens_wait_and_what_that_frees() {
 }
 
 #[test]
-fn none_is_offered_that_makes_steps_more_than_twice_as_long_or_that_the_cap_forbids() {
+fn offers_respect_step_limit_and_cap() {
     assert_eq!(refused(6, 900).1, None, "14 ms instead of 6");
     assert_eq!(refused(4, 300).1, None, "one moving layer frees nothing");
     assert_eq!(refused(70, 900).1, None);
 }
 
 #[test]
-fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() {
+fn taken_layers_serve_kv_and_are_restored() {
     let (mut world, stalling) = refused(4, 900);
     let stalling = stalling.expect("an offer");
     assert!(world.send_event(|manager, out| manager.apply_stalling_remap(stalling, out)));
@@ -88,7 +88,7 @@ fn layers_that_were_taken_give_kv_what_it_lacks_and_come_back_when_it_is_calm() 
 }
 
 #[test]
-fn an_offer_costs_what_it_adds_to_the_layers_that_move_already() {
+fn offer_costs_added_moving_layers() {
     let mut world = world(3, 900);
     world.manager.force_layout(Some(ForcedRemap { alpha: 1, beta: 1 })).expect("possible");
     world.run_idle(100);

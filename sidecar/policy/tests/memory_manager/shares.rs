@@ -94,7 +94,7 @@ fn baseline(policy: PolicyName) -> World {
 }
 
 #[test]
-fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
+fn reduced_share_is_released_down_to_floor() {
     let mut world = loaded(PolicyName::Oneiros);
     let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     for share in [before - 5, floor + 3, floor] {
@@ -113,7 +113,7 @@ fn a_share_that_falls_goes_back_to_the_device_and_never_below_the_floor() {
 }
 
 #[test]
-fn a_share_that_rises_counts_at_once() {
+fn raised_share_applies_at_once() {
     let mut world = loaded(PolicyName::Oneiros);
     let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
     set_share(&mut world, floor).expect("it fits");
@@ -145,7 +145,7 @@ fn share_loss_under_load_changes_no_token() {
 }
 
 #[test]
-fn share_that_falls_and_rises_is_restored() {
+fn reduced_share_is_restored_when_raised() {
     let mut world = loaded(PolicyName::Unified);
     work(&mut world);
     let (before, floor) = (world.manager.loans().share_chunks(), world.manager.loans().floor_chunks());
@@ -208,7 +208,7 @@ fn falling_share_revokes_only_excess_loans() {
 }
 
 #[test]
-fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
+fn borrower_exit_repays_released_share() {
     let mut world = lender();
     let floor = world.manager.loans().floor_chunks();
     world
@@ -226,7 +226,7 @@ fn a_borrower_that_dies_pays_what_a_share_that_fell_still_owes() {
 }
 
 #[test]
-fn a_tenant_that_sleeps_gives_its_share_up_at_once_and_wakes_in_what_is_left() {
+fn sleeping_tenant_releases_share_and_wakes_in_rest() {
     let mut world = loaded(PolicyName::Oneiros);
     world.active = false;
     world.manager.sleep(true);
@@ -249,7 +249,7 @@ fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {
 }
 
 #[test]
-fn a_lower_cap_brings_layers_back_as_memory_allows_and_lends_less() {
+fn lower_cap_restores_layers_and_lends_less() {
     let mut world = loaded(PolicyName::Oneiros);
     work(&mut world);
     until(&mut world, |world| world.manager.figures().layout().moving.len() > 2);
@@ -266,7 +266,7 @@ fn a_lower_cap_brings_layers_back_as_memory_allows_and_lends_less() {
 }
 
 #[test]
-fn a_cap_that_makes_the_floor_larger_than_the_share_is_refused() {
+fn cap_with_floor_above_share_is_refused() {
     let mut world = loaded(PolicyName::Oneiros);
     let floor = world.manager.loans().floor_chunks();
     set_share(&mut world, floor).expect("it fits");
@@ -275,7 +275,7 @@ fn a_cap_that_makes_the_floor_larger_than_the_share_is_refused() {
 }
 
 #[test]
-fn chunks_that_cannot_be_released_are_tried_again() {
+fn failed_release_is_retried() {
     let mut world = loaded(PolicyName::Oneiros);
     world.device.faults = Faults { permille: 400, left: 12, ..Faults::default() };
     let floor = world.manager.loans().floor_chunks();

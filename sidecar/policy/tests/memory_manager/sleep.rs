@@ -47,7 +47,7 @@ fn wake(world: &mut World) {
 }
 
 #[test]
-fn loading_sleeping_and_waking_count_all_memory_that_changes_its_owner() {
+fn load_sleep_and_wake_count_moved_memory() {
     let mut world = world(PolicyName::Recompute, 64, 1);
     let held_bytes = |world: &World| {
         let ledger = world.manager.figures().ledger();
@@ -67,7 +67,7 @@ fn loading_sleeping_and_waking_count_all_memory_that_changes_its_owner() {
 }
 
 #[test]
-fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
+fn conversation_continues_after_sleep_without_recompute() {
     let mut world = world(PolicyName::Oneiros, 64, 1);
     world.submit(1, 7, (0..40).collect(), 20);
     world.run();
@@ -87,7 +87,7 @@ fn a_conversation_goes_on_after_hibernation_without_computing_it_again() {
 }
 
 #[test]
-fn requests_that_were_running_go_on_where_they_were() {
+fn running_requests_resume_at_position() {
     let mut world = world(PolicyName::Recompute, 64, 2);
     (0..3).for_each(|id| world.submit(id, id, (0..30).collect(), 40));
     while world.steps < 12 || world.in_step() {
@@ -104,7 +104,7 @@ fn requests_that_were_running_go_on_where_they_were() {
 }
 
 #[test]
-fn what_has_no_room_in_the_host_tier_is_computed_again() {
+fn kv_without_host_space_is_recomputed() {
     for host_kv_blocks in [0, 5] {
         let mut world = world(PolicyName::Oneiros, host_kv_blocks, 3);
         (0..3).for_each(|id| world.submit(id, id, (0..30).collect(), 40));
@@ -124,7 +124,7 @@ fn what_has_no_room_in_the_host_tier_is_computed_again() {
 }
 
 #[test]
-fn a_tenant_that_is_woken_while_it_falls_asleep_stays_awake() {
+fn wake_during_suspend_cancels_sleep() {
     for boundaries in 0..12 {
         let mut world = world(PolicyName::Oneiros, 64, 4);
         world.submit(1, 1, (0..40).collect(), 30);
@@ -165,7 +165,7 @@ fn waking_tenant_maps_initial_chunks_and_creates_rest_later() {
 }
 
 #[test]
-fn kv_that_was_lost_on_its_way_back_is_computed_again() {
+fn kv_lost_in_swap_in_is_recomputed() {
     let mut world = world(PolicyName::Oneiros, 64, 5);
     (0..2).for_each(|id| world.submit(id, id, (0..40).collect(), 30));
     while world.steps < 12 || world.in_step() {

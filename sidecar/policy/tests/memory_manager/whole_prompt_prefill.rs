@@ -42,7 +42,7 @@ fn activation_max(world: &World) -> u32 {
 }
 
 #[test]
-fn under_every_policy_prompts_take_what_is_free_and_it_goes_back() {
+fn prompts_take_free_memory_and_return_it() {
     for policy in POLICIES {
         let mut world = arriving(policy, 20);
         let tokens = world.manager.timing().whole_prompt_tokens(&need(0));
@@ -61,7 +61,7 @@ fn under_every_policy_prompts_take_what_is_free_and_it_goes_back() {
 }
 
 #[test]
-fn nothing_is_taken_from_the_guarantee_and_a_usual_step_goes_on() {
+fn guarantee_is_kept_and_usual_step_runs() {
     for policy in POLICIES {
         // The two layers that are restored take all that the guarantee leaves.
         let mut world = arriving(policy, 0);
@@ -78,7 +78,7 @@ fn nothing_is_taken_from_the_guarantee_and_a_usual_step_goes_on() {
 }
 
 #[test]
-fn a_step_longer_than_usual_is_refused_while_nothing_arrives() {
+fn longer_step_is_refused_without_arrivals() {
     let (params, _) = tenant(PolicyName::Oneiros, &[4; 8], 0, MODEL_TOKENS);
     let kv = guaranteed_chunks(&params) + 20;
     let (params, geometry) = tenant(PolicyName::Oneiros, &[4; 8], kv, MODEL_TOKENS);

@@ -32,7 +32,7 @@ fn refuses<T: std::fmt::Debug>(
 }
 
 #[test]
-fn bytes_leave_the_lender_before_they_reach_the_borrower() {
+fn lender_releases_before_borrower_creates() {
     let (mut a, mut b) = (LoanBook::new(A, 50, 20), LoanBook::new(B, 30, 10));
     let nonce = b.ask(A, 10);
     assert_eq!((a.budget(), b.budget()), (50, 30));
@@ -51,7 +51,7 @@ fn bytes_leave_the_lender_before_they_reach_the_borrower() {
 }
 
 #[test]
-fn less_may_be_granted_than_was_asked_for() {
+fn grant_can_be_smaller_than_request() {
     let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
     b.granted(nonce, A, 3, TTL).expect("3 of 10");
@@ -59,7 +59,7 @@ fn less_may_be_granted_than_was_asked_for() {
 }
 
 #[test]
-fn a_floor_is_never_lent() {
+fn floor_is_not_lent() {
     let mut a = LoanBook::new(A, 50, 20);
     assert_eq!(a.chunks_above_floor(), 30);
     refuses(&mut a, LoanError::BelowFloor { asked: 31, lendable: 30 }, |a| a.lent(Nonce(1), B, 31, TTL));
@@ -68,13 +68,13 @@ fn a_floor_is_never_lent() {
 }
 
 #[test]
-fn what_is_borrowed_is_not_lent_on() {
+fn borrowed_chunks_are_not_lent() {
     let (_, b, _) = lent();
     assert_eq!((b.budget(), b.chunks_above_floor()), (40, 20), "share 30 less floor 10");
 }
 
 #[test]
-fn a_hibernated_tenant_lends_its_floor_and_nothing_while_it_misses_it() {
+fn sleeping_tenant_lends_floor_unless_missing() {
     let mut a = LoanBook::new(A, 50, 20);
     a.set_floor(0);
     a.lent(Nonce(1), B, 45, TTL).expect("it needs nothing");
@@ -97,7 +97,7 @@ fn nonces_are_unique_across_instances() {
 }
 
 #[test]
-fn an_ask_that_arrives_twice_is_answered_once() {
+fn duplicate_ask_is_answered_once() {
     let (mut a, mut b, nonce) = lent();
     refuses(&mut a, LoanError::Replayed { nonce, answered: nonce }, |a| a.lent(nonce, B, 10, TTL));
     b.on_gave_back(nonce, 10).expect("all");
@@ -119,7 +119,7 @@ fn unexpected_answer_is_refused_and_bytes_return() {
 }
 
 #[test]
-fn a_revocation_that_overtakes_the_answer_gives_the_grant_up() {
+fn revocation_before_answer_cancels_grant() {
     let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
     assert_eq!(b.revoked(nonce, A, 10), Ok(ReturnOrder { nonce, peer: A, chunks: 0 }));
@@ -127,7 +127,7 @@ fn a_revocation_that_overtakes_the_answer_gives_the_grant_up() {
 }
 
 #[test]
-fn a_refusal_ends_an_ask_and_not_a_grant() {
+fn refusal_ends_ask_but_not_grant() {
     let mut b = LoanBook::new(B, 30, 10);
     let nonce = b.ask(A, 10);
     let other = Peer { instance: 9, ..A };
@@ -140,7 +140,7 @@ fn a_refusal_ends_an_ask_and_not_a_grant() {
 }
 
 #[test]
-fn messages_that_do_not_fit_change_nothing() {
+fn unexpected_messages_change_nothing() {
     let (mut a, mut b, nonce) = lent();
     let (none, other) = (Nonce(3), Peer { instance: 99, ..B });
     let wrong = LoanError::WrongPeer { nonce, expected: B, got: other };
@@ -164,14 +164,14 @@ fn messages_that_do_not_fit_change_nothing() {
 }
 
 #[test]
-fn an_accepted_earmark_is_not_taken_back_once_some_of_it_returned() {
+fn partly_returned_earmark_is_not_taken_back() {
     let (mut a, _, nonce) = lent();
     a.returned(nonce, B, 1).expect("1 of 10");
     refuses(&mut a, LoanError::Accepted { nonce }, |a| a.on_taken_back(nonce));
 }
 
 #[test]
-fn revoking_twice_is_revoking_once_and_counts_what_came_back() {
+fn revocation_is_idempotent() {
     let (mut a, mut b, nonce) = lent();
     assert_eq!(a.revoke(nonce, 6), Ok(Recall { nonce, peer: B, chunks: 6 }));
     assert_eq!(a.revoke(nonce, 6), Ok(Recall { nonce, peer: B, chunks: 6 }));
@@ -186,7 +186,7 @@ fn revoking_twice_is_revoking_once_and_counts_what_came_back() {
 }
 
 #[test]
-fn expiry_makes_the_borrower_vacate_and_gives_the_lender_nothing() {
+fn expiry_makes_borrower_vacate_without_transfer() {
     let (a, mut b, nonce) = lent();
     assert_eq!(b.expired(Nanos(999)), []);
     assert_eq!(a.overdue(Nanos(999)).count(), 0);
@@ -198,7 +198,7 @@ fn expiry_makes_the_borrower_vacate_and_gives_the_lender_nothing() {
 }
 
 #[test]
-fn a_renewal_lengthens_and_never_shortens() {
+fn renewal_only_lengthens() {
     let (mut a, mut b, nonce) = lent();
     assert_eq!(a.renew(nonce, B, Nanos(3000)), Ok(Nanos(3000)));
     assert_eq!(a.renew(nonce, B, Nanos(2000)), Ok(Nanos(3000)));
@@ -212,7 +212,7 @@ fn a_renewal_lengthens_and_never_shortens() {
 }
 
 #[test]
-fn the_death_of_a_borrower_frees_what_it_held_and_that_of_its_former_life_does_not() {
+fn borrower_exit_frees_only_its_instance() {
     let (mut a, _, nonce) = lent();
     let former = Peer { instance: 3, ..B };
     assert_eq!(a.on_peer_exit(former), DeadPeerLoans::default());

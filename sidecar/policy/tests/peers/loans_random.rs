@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_byte_is_lent_twice_and_all_return(
+    fn bytes_are_lent_once_and_returned(
         shares in shares(),
         words in proptest::collection::vec(any::<u64>(), 0..600),
     ) {
@@ -48,12 +48,12 @@ fn failing_runs(flaw: Flaw) -> usize {
 }
 
 #[test]
-fn without_a_flaw_no_run_is_unsound() {
+fn flawless_protocol_passes_all_runs() {
     assert_eq!(failing_runs(Flaw::None), 0);
 }
 
 #[test]
-fn each_flaw_of_the_protocol_is_seen() {
+fn each_protocol_flaw_is_detected() {
     for flaw in [Flaw::ExpiryTransfers, Flaw::TrustsTheAnswer, Flaw::ReturnedTwice, Flaw::RestartsAtOnce] {
         assert!(failing_runs(flaw) > 0, "{flaw:?} goes unnoticed");
     }
@@ -61,7 +61,7 @@ fn each_flaw_of_the_protocol_is_seen() {
 
 /// Checks that the random runs reach every relevant event.
 #[test]
-fn random_runs_lend_return_renew_and_die() {
+fn random_runs_lend_return_renew_and_exit() {
     let mut seen = [0; 4];
     for seed in 0..20 {
         let mut world = LoanSimulation::new(&[(30, 5), (25, 0), (20, 10)], Flaw::None);

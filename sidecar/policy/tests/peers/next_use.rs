@@ -34,13 +34,13 @@ fn no_estimate_with_too_few_requests() {
 }
 
 #[test]
-fn the_time_before_the_first_request_is_no_idle_period() {
+fn time_before_first_request_is_not_idle() {
     let (use_of, idle) = used(&[100, 100, 100]);
     assert_eq!(use_of.expected_ns(idle), Some(100), "and not the 5,000,000 since the start");
 }
 
 #[test]
-fn what_was_left_of_periods_that_lasted_as_long_is_expected_and_else_as_long_again() {
+fn expected_idle_time_follows_past_periods() {
     let (use_of, idle) = used(&[100, 900, 100, 1000]);
     let expected = |idle_ns| use_of.expected_ns(Nanos(idle.0 + idle_ns));
     assert_eq!(expected(0), Some(900), "the median of all, the upper one of two");
@@ -52,7 +52,7 @@ fn what_was_left_of_periods_that_lasted_as_long_is_expected_and_else_as_long_aga
 }
 
 #[test]
-fn one_long_night_is_one_of_many_and_old_periods_are_forgotten() {
+fn long_idle_period_is_forgotten() {
     let (use_of, idle) = used(&[100, 100, 1_000_000, 100]);
     assert_eq!(use_of.expected_ns(idle), Some(100));
     let (use_of, idle) = used(&[[5_000; PERIODS_KEPT], [100; PERIODS_KEPT]].concat());
@@ -167,7 +167,7 @@ fn estimate_beats_last_use_for_skewed_usage() {
 
 /// Predictions for equal tenants differ by chance. Only powers of two count, so the choice is nearly the same.
 #[test]
-fn where_all_are_used_alike_the_estimate_loads_about_as_much() {
+fn estimate_equals_last_use_for_uniform_usage() {
     let of = |by| loads(&[1_000_000; 5], 3, by);
     let (estimate, last_use) = (of(By::Estimate), of(By::LastUse));
     let alike = 10 * estimate < 11 * last_use && 10 * last_use < 11 * estimate;

@@ -26,14 +26,14 @@ fn queue_order(waiters: &[Waiter], order: SliceOrder, slices: u64) -> Vec<u32> {
 const BY_PRIORITY: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
 
 #[test]
-fn the_oldest_ticket_is_next_whatever_its_priority() {
+fn round_robin_ignores_priority() {
     let queue = [waiter(1, 12, 900, 0), waiter(2, 10, 1, 9), waiter(3, 11, 500, 0)];
     assert_eq!(queue_order(&queue, SliceOrder::RoundRobin, 1000), [2, 3, 1]);
     assert_eq!(queue_order(&[], SliceOrder::RoundRobin, 10), [0; 0]);
 }
 
 #[test]
-fn the_highest_priority_is_next_and_of_these_the_oldest_ticket() {
+fn highest_priority_is_next_then_oldest_ticket() {
     let queue = [waiter(1, 10, i32::MIN, 0), waiter(2, 12, 7, 0), waiter(3, 11, 7, 0), waiter(4, 9, -1, 0)];
     assert_eq!(queue_order(&queue, BY_PRIORITY, 10), [3, 2, 4, 1]);
 }
@@ -55,7 +55,7 @@ fn decision(used: u64, others_wait: bool, has_work: bool, predicted_step_ns: u64
 }
 
 #[test]
-fn a_turn_ends_with_the_work() {
+fn slice_ends_without_work() {
     assert_eq!(decision(1, false, false, 0), Decision::Release);
     assert_eq!(decision(1, true, false, 0), Decision::Release);
 }
@@ -66,14 +66,14 @@ fn uncontended_slice_does_not_expire() {
 }
 
 #[test]
-fn a_turn_ends_at_the_last_boundary_before_the_largest_quantum() {
+fn slice_ends_at_last_boundary_before_max_quantum() {
     assert_eq!(decision(40, true, true, 10), Decision::Keep, "ends exactly with it");
     assert_eq!(decision(41, true, true, 10), Decision::Release);
     assert_eq!(decision(50, true, true, 1), Decision::Release);
 }
 
 #[test]
-fn a_turn_does_not_end_before_the_least_quantum_nor_before_its_first_step() {
+fn slice_lasts_min_quantum_and_one_step() {
     assert_eq!(decision(4, true, true, 47), Decision::Keep);
     assert_eq!(decision(5, true, true, 47), Decision::Release);
     assert_eq!(decision(0, true, true, 51), Decision::Keep);
@@ -82,7 +82,7 @@ fn a_turn_does_not_end_before_the_least_quantum_nor_before_its_first_step() {
 }
 
 #[test]
-fn the_largest_prefill_fits_the_largest_quantum_and_has_a_token() {
+fn largest_prefill_fits_max_quantum() {
     assert_eq!(largest_prefill_tokens(7, 50), 7);
     assert_eq!(largest_prefill_tokens(51, 50), 1);
     assert_eq!(largest_prefill_tokens(10, 0), 1);
@@ -199,7 +199,7 @@ proptest! {
     }
 
     #[test]
-    fn steps_that_fit_keep_a_turn_within_the_largest_quantum(used in 0_u64..60, step in 1_u64..60) {
+    fn fitting_steps_end_within_max_quantum(used in 0_u64..60, step in 1_u64..60) {
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
         let step = step.min(quantum.left_ns(Nanos(used), Nanos(0)));
         let holder = Holder { started: Nanos(0), has_waiters: true, has_work: true, predicted_step_ns: step };
@@ -221,7 +221,7 @@ fn longest_wait(aging_turns: u64) -> u64 {
 }
 
 #[test]
-fn ageing_is_what_keeps_the_lowest_priority_from_starving() {
+fn aging_prevents_starvation() {
     assert!(longest_wait(3) <= 2 * 3);
     assert_eq!(longest_wait(u64::MAX), 99, "the control");
 }

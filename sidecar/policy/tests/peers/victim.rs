@@ -34,7 +34,7 @@ fn peers(views: &[PeerView], asker: &Borrower<'_>) -> Vec<u32> {
 }
 
 #[test]
-fn inactive_comes_before_active_then_the_lowest_priority_then_the_last_used() {
+fn inactive_then_lowest_priority_then_last_used() {
     let active = PeerState { active: true, ..live(999, 5) };
     let all = [
         peer_view(1, 0, active),
@@ -96,7 +96,7 @@ fn furthest_next_use_lends_first() {
 }
 
 #[test]
-fn each_is_asked_for_what_the_others_leave_open() {
+fn each_peer_is_asked_for_remainder() {
     let all = [peer_view(1, 0, live(30, 5)), peer_view(2, 0, live(20, 5)), peer_view(3, 0, live(10, 5))];
     let expected = [Victim { peer: tenant(1), chunks: 5 }, Victim { peer: tenant(2), chunks: 2 }];
     assert_eq!(order(&all, &borrower(7), NOW), expected);
@@ -117,14 +117,14 @@ fn unavailable_peers_are_not_asked() {
 }
 
 #[test]
-fn a_higher_priority_is_asked_while_inactive_and_never_while_active() {
+fn higher_priority_is_asked_only_while_inactive() {
     let active = PeerState { active: true, ..live(40, 5) };
     let all = [peer_view(1, 101, active), peer_view(2, 100, active), peer_view(3, 101, live(1, 5))];
     assert_eq!(peers(&all, &borrower(1000)), [3, 2]);
 }
 
 #[test]
-fn without_live_state_the_directives_order_stands_in() {
+fn directive_order_replaces_missing_state() {
     let silent = |peer| PeerView { peer: tenant(peer), priority: 0, reachable: true, live: None };
     let all = [
         silent(1),
@@ -230,7 +230,7 @@ fn round_robins() -> impl Iterator<Item = RoundRobin> {
 }
 
 #[test]
-fn most_recently_used_loads_as_seldom_as_any_choice_can() {
+fn most_recently_used_needs_fewest_loads() {
     for round_robin in round_robins() {
         let fewest = round_robin.fewest_loads();
         let edge = format!("{} models, {} fit", round_robin.models, round_robin.fitting);
@@ -246,7 +246,7 @@ fn most_recently_used_loads_as_seldom_as_any_choice_can() {
 }
 
 #[test]
-fn least_recently_used_loads_at_every_turn() {
+fn least_recently_used_loads_every_slice() {
     for round_robin in round_robins() {
         assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, true), round_robin.slices);
     }
@@ -254,7 +254,7 @@ fn least_recently_used_loads_at_every_turn() {
 
 /// With K of N models fitting, a load occurs on (N - K) of N - 1 slices; under least recently used on every slice.
 #[test]
-fn with_five_models_of_which_four_fit_one_turn_in_four_loads() {
+fn most_recently_used_loads_one_slice_in_four() {
     let round_robin = RoundRobin { models: 5, fitting: 4, slices: 4 + 400 };
     assert_eq!(round_robin.loads_by(VictimOrder::MostRecentlyUsed, false), 4 + 100);
     assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, false), 4 + 400);

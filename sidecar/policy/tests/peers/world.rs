@@ -64,14 +64,7 @@ impl LoanSimulation {
         };
         let tenants: Vec<Tenant> = shares.iter().enumerate().map(tenant).collect();
         let instances = tenants.len() as u64;
-        LoanSimulation {
-            flaw,
-            now: 0,
-            instances: instances,
-            tenants,
-            earmarks: Vec::new(),
-            network: Vec::new(),
-        }
+        LoanSimulation { flaw, now: 0, instances, tenants, earmarks: Vec::new(), network: Vec::new() }
     }
 
     fn capacity(&self) -> u32 {

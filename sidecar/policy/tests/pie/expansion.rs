@@ -39,7 +39,7 @@ fn run(expansion: &mut Expansion, machine: &Machine, trials: u32) -> Vec<Change>
 }
 
 #[test]
-fn it_grows_from_nothing_to_the_longest_queue_that_hides() {
+fn expansion_grows_to_longest_hidden_queue() {
     let longest = LONGEST_AT_R_2;
     let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     let machine = Machine { longest, wanted: 1_000 };
@@ -49,7 +49,7 @@ fn it_grows_from_nothing_to_the_longest_queue_that_hides() {
 }
 
 #[test]
-fn it_shrinks_while_compute_waits() {
+fn expansion_shrinks_while_compute_waits() {
     let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     run(&mut expansion, &Machine { longest: 19, wanted: 1_000 }, 100);
     let before = expansion.queue();
@@ -59,7 +59,7 @@ fn it_shrinks_while_compute_waits() {
 }
 
 #[test]
-fn a_load_that_needs_no_room_is_not_given_any_for_long() {
+fn expansion_beyond_need_is_reverted() {
     let mut expansion = Expansion::new(ExpansionTunables::default(), LAYERS, LAYERS - 1);
     run(&mut expansion, &Machine { longest: 19, wanted: 4 }, 200);
     assert!(expansion.queue() <= 4, "{}: more than two layers away gain nothing here", expansion.queue());
@@ -80,7 +80,7 @@ fn short_interference_is_tolerated() {
 }
 
 #[test]
-fn it_never_leaves_its_bounds() {
+fn expansion_stays_within_bounds() {
     let mut expansion = Expansion::new(
         ExpansionTunables { probe_after_trials: 1, ..ExpansionTunables::default() },
         LAYERS,

@@ -44,7 +44,7 @@ fn found(running: &[RequestState], waiting: usize, capacity_bytes: u64, tbt_ns: 
 }
 
 #[test]
-fn what_fits_stays_and_takes_its_compute() {
+fn fitting_layers_stay_resident() {
     let found = found(&[request_state(0, false); 2], 0, 16_000, STEP_NS);
     assert_eq!(
         found,
@@ -53,7 +53,7 @@ fn what_fits_stays_and_takes_its_compute() {
 }
 
 #[test]
-fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
+fn request_is_paused_to_keep_others_on_time() {
     let two = [request_state(0, false); 2];
     let away = found(&two, 0, 12_000, 0);
     assert_eq!(
@@ -80,7 +80,7 @@ fn one_too_many_is_paused_where_that_brings_the_others_in_time() {
 }
 
 #[test]
-fn a_deposit_lets_a_slower_step_run() {
+fn deposit_allows_slower_step() {
     let late_ns = found(&[request_state(0, false); 2], 0, 12_000, 0).step_ns - STEP_NS;
     // This deposit lasts for the window of 32 steps that are late_ns late each.
     let enough = (33 * late_ns).div_ceil(STEP_NS) as u32;
@@ -130,7 +130,7 @@ fn token_time_includes_step_overhead() {
 
 /// The fetches of all requests pass through the same buffers.
 #[test]
-fn alike_requests_take_as_long_as_one_that_is_as_large_as_all() {
+fn equal_requests_take_as_long_as_their_sum() {
     let link = Link::fluid(1_000_000_000);
     let object = |full| shared_buffers::object(&link, LAYERS, 100, (full, 0), &options(LAYERS));
     let problem = |objects: Vec<Object>| Problem {
@@ -223,7 +223,7 @@ fn placements(problem: &Problem) -> Vec<Vec<u16>> {
 }
 
 #[test]
-fn no_batch_is_better_than_the_one_that_is_found() {
+fn found_batch_is_optimal() {
     let mut rng = Rng::new(7);
     let mut draw = |below| rng.below(below);
     let (mut pauses, mut admissions) = (0, 0);

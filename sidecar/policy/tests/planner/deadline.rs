@@ -28,7 +28,7 @@ fn largest_buffer_is_paused_first() {
 }
 
 #[test]
-fn no_request_is_paused_in_vain() {
+fn no_request_is_paused_without_benefit() {
     assert!(paused(51, 0, 100).is_empty(), "all together hold 50");
     assert!(paused(41, 101, 100).is_empty(), "the first has too little in store, and the others hold 40");
     assert_eq!(paused(15, 400, 100), [4, 2], "as much as is asked for is enough");
@@ -56,7 +56,7 @@ fn no_pause_for_lower_priority_or_without_own_kv() {
 }
 
 #[test]
-fn what_is_in_store_when_a_pause_begins_is_no_part_of_it() {
+fn buffered_tokens_do_not_count_as_pause() {
     let mut pauses = Pauses::new(100);
     let id = RequestId(1);
     pauses.pause(id, Nanos(5_000));

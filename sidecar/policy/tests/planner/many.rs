@@ -36,7 +36,7 @@ fn found(problem: &Problem, budget: u32) -> Plan {
 }
 
 #[test]
-fn with_more_requests_than_expansions_the_answer_is_better_than_equal_shares() {
+fn limited_search_beats_equal_shares() {
     for requests in [17, 24, 40, 64] {
         let problem = one_long(requests);
         let (equal, traded) = (found(&problem, 0), found(&problem, DEFAULT_EXPANSIONS));
@@ -51,7 +51,7 @@ fn with_more_requests_than_expansions_the_answer_is_better_than_equal_shares() {
 }
 
 #[test]
-fn a_larger_budget_never_finds_a_worse_plan() {
+fn larger_budget_finds_no_worse_plan() {
     let problem = one_long(24);
     let costs: Vec<_> = [0, 1, 2, 4, 8, 16, 64, 256].map(|budget| found(&problem, budget).cost).into();
     assert!(costs.is_sorted_by(|less, more| less >= more), "{costs:?}");
@@ -86,7 +86,7 @@ fn batch_of(requests: u64) -> BatchContext {
 }
 
 #[test]
-fn with_more_batches_than_expansions_the_most_promising_one_is_searched() {
+fn limited_search_takes_most_promising_batch() {
     for requests in [17, 24, 40] {
         let outlook = batch_of(requests);
         let of = |budget| batch::plan(&outlook, budget, step_ns).expect("one fits");
@@ -99,7 +99,7 @@ fn with_more_batches_than_expansions_the_most_promising_one_is_searched() {
 }
 
 #[test]
-fn where_everything_fits_nothing_is_tried() {
+fn full_fit_needs_no_search() {
     let problem = Problem { capacity_bytes: u64::MAX, ..one_long(64) };
     let found = found(&problem, DEFAULT_EXPANSIONS);
     assert_eq!((found.expansions, found.optimal), (0, true));

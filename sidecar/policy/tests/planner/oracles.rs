@@ -132,7 +132,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn a_search_with_budget_enough_finds_the_best_of_all_placements(problem in problems()) {
+    fn search_with_sufficient_budget_is_optimal(problem in problems()) {
         let found = plan(&problem, &mut { NO_LIMIT }, step_ns);
         let Some(best) = exhaustive(&problem) else {
             prop_assert_eq!(found, Err(NoPlan::Proven));
@@ -146,7 +146,7 @@ proptest! {
     }
 
     #[test]
-    fn a_search_with_any_budget_proves_no_more_than_is_true(problem in problems(), budget in 0..12_u32) {
+    fn search_bound_is_valid_for_any_budget(problem in problems(), budget in 0..12_u32) {
         let best = exhaustive(&problem);
         match plan(&problem, &mut { budget }, step_ns) {
             Err(NoPlan::Proven) => prop_assert_eq!(best, None),
@@ -181,7 +181,7 @@ proptest! {
 }
 
 #[test]
-fn of_objects_that_are_alike_one_order_is_searched() {
+fn one_order_of_equal_objects_is_searched() {
     let link = Link::fluid(1_000_000);
     let alike = || Object::kv(&link, 8, 20, &sets(8));
     let problem = Problem {

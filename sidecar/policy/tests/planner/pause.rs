@@ -17,7 +17,7 @@ fn ids(ids: &[u64]) -> Vec<RequestId> {
 }
 
 #[test]
-fn the_victim_has_most_layer_blocks_and_deposit_and_the_oldest_never_is_one() {
+fn victim_has_most_layer_blocks_and_is_not_oldest() {
     let pauses = Pauses::new(BOUND_NS);
     let running = [candidate(1, 900, 0), candidate(2, 100, 10), candidate(3, 120, 0), candidate(4, 140, 0)];
     // 100 bytes and ten tokens of four bytes are 140 too; of equals the youngest is first.
@@ -25,7 +25,7 @@ fn the_victim_has_most_layer_blocks_and_deposit_and_the_oldest_never_is_one() {
 }
 
 #[test]
-fn the_oldest_is_the_oldest_of_all_also_of_the_paused() {
+fn oldest_request_includes_paused() {
     let mut pauses = Pauses::new(BOUND_NS);
     pauses.pause(RequestId(1), NOW);
     let running = [candidate(2, 10, 0), candidate(3, 20, 0)];
@@ -97,7 +97,7 @@ fn cancelled_waiter_ends_no_pause() {
 }
 
 #[test]
-fn no_pause_goes_on_in_the_tenants_sleep() {
+fn sleep_ends_pauses() {
     let mut pauses = Pauses::new(BOUND_NS);
     let (before, within) = (RequestId(2), RequestId(3));
     pauses.pause(before, NOW);
@@ -127,14 +127,14 @@ fn a_plan_holds_for_its_window() {
 }
 
 #[test]
-fn a_plan_that_was_not_found_is_looked_for_again_after_its_window() {
+fn missing_plan_is_retried_after_window() {
     let mut watch = ReplanWatch::in_vain(ReplanTunables { window: 4, ..ReplanTunables::default() });
     let triggers: Vec<_> = [1, 1_000, 1, 9_000].map(|ns| watch.step(step(ns))).into();
     assert_eq!(triggers, [None, None, None, Some(ReplanTrigger::WindowOver)]);
 }
 
 #[test]
-fn steps_that_differ_in_a_row_are_a_mismatch_and_single_ones_are_not() {
+fn consecutive_differing_steps_are_mismatch() {
     let mut watch = ReplanWatch::new(ReplanTunables::default(), 1_000);
     for total_ns in [1_300, 700, 1_100, 1_201, 799] {
         assert_eq!(watch.step(step(total_ns)), None, "{total_ns}");

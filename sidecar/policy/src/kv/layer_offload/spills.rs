@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn kv_blocks_are_free_when_the_step_and_all_its_copies_have_ended() {
+    fn kv_blocks_are_freed_after_step_and_copies() {
         let mut spills = Spills::default();
         spills.add_kv_block(KvBlockId(7), 3);
         spills.add_kv_block(KvBlockId(8), 4);
