@@ -34,12 +34,14 @@ fn measure(flags: &[&str]) -> Option<(bool, Vec<(String, bool)>)> {
 }
 
 #[test]
+#[ignore = "cargo xtask nightly: a measurement"]
 fn an_operator_of_few_tenants_keeps_every_budget() {
     let Some((passed, verdicts)) = measure(&[]) else { return };
     assert!(passed && verdicts.len() == 6 && verdicts.iter().all(|(_, passed)| *passed), "{verdicts:?}");
 }
 
 #[test]
+#[ignore = "cargo xtask nightly: a measurement"]
 fn an_operator_that_reads_no_sidecar_does_not() {
     let Some((passed, verdicts)) = measure(&["--no-polling"]) else { return };
     let failed: Vec<_> =

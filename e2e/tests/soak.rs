@@ -108,6 +108,7 @@ fn missing_events_are_reported() {
 
 /// The load of the negative controls: without a fault it shows none.
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "cargo xtask nightly: it checks the soak itself"]
 async fn fault_free_soak_is_clean_and_trades_memory() {
     let report = run(&Plan::quiet(1), Conditions { fault: None, home_seconds: HOME }).await;
     assert_eq!(report.findings, []);
@@ -115,6 +116,7 @@ async fn fault_free_soak_is_clean_and_trades_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "cargo xtask nightly: it checks the soak itself"]
 async fn a_lost_earmark_is_noticed() {
     let report = run(&Plan::quiet(1), Conditions { fault: Some("lost-earmark"), home_seconds: 10 }).await;
     // Uncounted bytes are missing at the end. Until then every tenant serves with its own memory.
@@ -126,6 +128,7 @@ async fn a_lost_earmark_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[ignore = "cargo xtask nightly: it checks the soak itself"]
 async fn a_grant_before_the_second_unmap_is_noticed() {
     let report = run(&Plan::quiet(1), Conditions { fault: Some("early-earmark"), home_seconds: HOME }).await;
     let above = |finding: &Finding| matches!(finding, Finding::AboveCapacity(_));

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use crate::soak::{self, SoakArgs};
 use crate::workspace::Workspace;
-use crate::{deny, fuzz, process};
+use crate::{deny, fuzz, process, test_runner};
 
 /// A part of the nightly run, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -26,6 +26,8 @@ enum Part {
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
     Soak,
+    /// The end-to-end tests that are too long for every change: those marked `#[ignore]`.
+    EndToEnd,
     /// The product's budgets; measure on a quiet machine.
     Budgets,
 }
@@ -83,6 +85,7 @@ impl Part {
             }
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
+            Part::EndToEnd => test_runner::run_ignored(workspace),
             Part::Budgets => process::passes(process::cargo(root, &BUDGETS)),
         }
     }

@@ -33,6 +33,15 @@ const QUICK_BINARIES: [&str; 15] = [
     "--bin", "sluice-model-gen", "--bin", "sluice-operator", "--bin", "sluice-devices",
 ];
 
+/// Builds what the end-to-end tests start.
+const END_TO_END_BINARIES: [&str; 5] = ["build", "--locked", "--workspace", "--bins", "--examples"];
+
+/// The end-to-end tests that are too long for every change.
+#[rustfmt::skip]
+const IGNORED: [&str; 11] = [
+    "-p", "sluice-e2e", "--no-fail-fast", "--test", "node", "--test", "processes", "--test", "scale", "--", "--ignored",
+];
+
 /// Runs check, build and tests until one fails; `true` if all passed.
 pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
     let root = &workspace.root;
@@ -81,6 +90,21 @@ pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
         );
     }
     Ok(passed)
+}
+
+/// Builds and runs the end-to-end tests that are marked `#[ignore]`; `true` if all passed.
+pub fn run_ignored(workspace: &Workspace) -> Result<bool> {
+    let root = &workspace.root;
+    if !process::passes(process::cargo(root, &END_TO_END_BINARIES))? {
+        return Ok(false);
+    }
+    let cross = std::env::var("CARGO_BUILD_TARGET").ok();
+    let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
+    let (kubernetes, images) =
+        (kube::stage(root, false)?, image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+    let given =
+        TestInputs { shared: shared.as_deref(), kubernetes: kubernetes.as_deref(), images: Some(&images) };
+    process::passes(tests(workspace, &given, &IGNORED))
 }
 
 /// Whether tests have a browser. In CI (`CI=true`) it is installed where that can be done.

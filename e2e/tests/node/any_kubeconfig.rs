@@ -41,24 +41,25 @@ fn passes_whole(name: &'static str) {
 }
 
 #[test]
+#[ignore = "cargo xtask nightly: repeats the test of shares"]
 fn a_tenant_that_comes_is_tested_on_any_kubeconfig() {
     passes_whole("shares::a_tenant_comes_to_a_gpu_that_is_dealt_out_and_a_cap_changes_and_every_pod_stays");
 }
 
 #[test]
-#[ignore = "lasts as long as the product's own test; cargo test -p sluice-e2e --test node any_kubeconfig -- --ignored"]
+#[ignore = "cargo xtask nightly: lasts as long as the product's own test"]
 fn the_product_is_tested_on_any_kubeconfig() {
     passes_whole("product::from_helm_install_to_answers_lent_memory_scaling_and_the_end");
 }
 
 #[test]
-#[ignore = "lasts as long as the proxied engine's own test"]
+#[ignore = "cargo xtask nightly: lasts as long as the proxied engine's own test"]
 fn a_proxied_engine_is_tested_on_any_kubeconfig() {
     passes_whole("proxied::a_server_of_openais_api_is_a_tenant_beside_others");
 }
 
 #[test]
-#[ignore = "lasts as long as the failures' own test"]
+#[ignore = "cargo xtask nightly: lasts as long as the failures' own test"]
 fn failures_are_tested_on_any_kubeconfig() {
     on_node_exclusive(async |node| {
         let Some(said) = again(node, "failures::what_fails_on_a_node_costs_no_token") else { return };
