@@ -20,7 +20,9 @@ use crate::process;
 const END_TO_END: &str = "sluice-e2e";
 /// Its tests on a node.
 const NODE: &str = "node";
-/// Packages whose tests check times.
+/// Its tests on an API server, which check no times.
+const CLUSTER: &str = "cluster";
+/// Packages whose other tests check times.
 const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
 /// Options with which a test program prints the time of each test.
 const TIMED: [&str; 3] = ["-Z", "unstable-options", "--report-time"];
@@ -55,7 +57,8 @@ impl Program {
     }
 
     fn looks_at_the_clock(&self) -> bool {
-        BY_THE_CLOCK.contains(&self.package.as_str())
+        let on_api_server = self.package == END_TO_END && self.target == CLUSTER;
+        BY_THE_CLOCK.contains(&self.package.as_str()) && !on_api_server
     }
 
     /// The command that runs it, as `cargo test` would.
@@ -283,6 +286,7 @@ mod tests {
         assert!(program(END_TO_END, NODE, "").is_of_node());
         assert!(program(END_TO_END, "processes", "").looks_at_the_clock());
         assert!(program("sluice-memory", "main", "").looks_at_the_clock());
+        assert!(!program(END_TO_END, "cluster", "").looks_at_the_clock());
         assert!(!program("sluice-plan", "main", "").looks_at_the_clock());
     }
 }
