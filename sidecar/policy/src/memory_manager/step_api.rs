@@ -31,7 +31,7 @@ pub struct MemoryNotes {
     /// `None`: as before.
     pub blocked_head: Option<Option<RequestId>>,
     /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
-    /// before.
+    /// before, and no if a blocked head is given.
     pub skips_early_fetches: Option<bool>,
     /// Whether the link to the host is to be measured, again from time to time.
     pub probes_link: bool,

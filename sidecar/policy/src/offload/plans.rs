@@ -236,10 +236,11 @@ impl PlacementPlans {
         self.blocked_head
     }
 
-    /// Records the queue head that admission skipped; `None` = the queue is empty.
+    /// Records the queue head that admission skipped; `None` = it skipped none. Steps fetch early again, until
+    /// [`PlacementPlans::set_skips_early_fetches`].
     pub fn set_blocked_head(&mut self, request: Option<RequestId>) {
         self.blocked_head = request;
-        self.skips_early_fetches &= request.is_some();
+        self.skips_early_fetches = false;
     }
 
     /// Whether an admitted request waits only for the end of fetches: the next step fetches nothing early.
@@ -329,5 +330,14 @@ mod tests {
         plans.drop_waiter(RequestId(9));
         assert_eq!((plans.blocked_head(), plans.admitted_layers(RequestId(9))), (None, None));
         assert_eq!(plans.remove_admitted(ids(&[9]).into_iter()), 0);
+    }
+
+    #[test]
+    fn each_plan_of_the_scheduler_says_again_whether_fetches_are_skipped() {
+        let mut plans = in_force();
+        plans.set_blocked_head(Some(RequestId(9)));
+        plans.set_skips_early_fetches(true);
+        plans.set_blocked_head(Some(RequestId(9)));
+        assert!(!plans.skips_early_fetches(), "the same head no longer waits for fetches");
     }
 }
