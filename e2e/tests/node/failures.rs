@@ -312,7 +312,21 @@ fn hung_process_on_node_is_replaced_and_peers_continue() {
     on_node_exclusive(async |node| {
         let Some(product) = Product::install_for_users(node).await else { return };
         with_rows(&product, async |rows, _| {
-            rows.hung_process_in_pod_is_replaced_and_peers_continue().await;
+            rows.hung_process_in_pod_is_replaced_and_peers_continue(&hangs::ROWS).await;
+            rows.stuck_slice_is_reported().await;
+        })
+        .await;
+        product.end();
+    });
+}
+
+#[test]
+#[ignore = "cargo xtask nightly: ten minutes"]
+fn process_that_hangs_in_any_other_state_is_replaced() {
+    on_node_exclusive(async |node| {
+        let Some(product) = Product::install_for_users(node).await else { return };
+        with_rows(&product, async |rows, _| {
+            rows.hung_process_in_pod_is_replaced_and_peers_continue(&hangs::NIGHTLY_ROWS).await;
         })
         .await;
         product.end();
