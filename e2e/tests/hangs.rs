@@ -127,9 +127,8 @@ impl Case<'_, '_> {
     /// continue.
     async fn run(&mut self, stopped: Stopped, when: When) {
         let what = format!("{stopped:?} stopped while {when:?}");
-        let loads = self.trio.tenants.each_ref().map(three_tenants::begin);
         let met = |state: &State| state.engine.pid.is_some() && when.is_met(state);
-        let (victim, state) = self.trio.find_tenant(&what, met).await;
+        let (loads, victim, state) = self.trio.find_loaded_tenant(&what, met).await;
         let pid = process(&self.trio.tenants[victim], &state, stopped);
         processes::signal(pid, Signal::STOP);
         let bound = HangLimit::start(&state, HANG_TIMEOUT);
@@ -189,19 +188,31 @@ async fn cases(cases: &[(Stopped, When)]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_worker_is_replaced_and_peers_continue() {
-    let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
-    cases(&all.map(|when| (Stopped::Worker, when))).await;
+    cases(&[When::Computing, When::Borrowing].map(|when| (Stopped::Worker, when))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_sidecar_is_replaced_and_peers_continue() {
-    let all = [When::Computing, When::Lending, When::Borrowing, When::Rebacking];
-    cases(&all.map(|when| (Stopped::Sidecar, when))).await;
+    cases(&[When::Lending, When::Rebacking].map(|when| (Stopped::Sidecar, when))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
-    cases(&[When::Computing, When::Lending, When::Rebacking].map(|when| (Stopped::Supervisor, when))).await;
+    cases(&[(Stopped::Supervisor, When::Rebacking)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "cargo xtask nightly: the states that the three tests above leave out"]
+async fn process_that_stops_in_any_other_state_is_replaced() {
+    cases(&[
+        (Stopped::Worker, When::Lending),
+        (Stopped::Worker, When::Rebacking),
+        (Stopped::Sidecar, When::Computing),
+        (Stopped::Sidecar, When::Borrowing),
+        (Stopped::Supervisor, When::Computing),
+        (Stopped::Supervisor, When::Lending),
+    ])
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -35,6 +35,9 @@ pub struct ThreeTenants<'a> {
     pub tenants: [Tenant; 3],
 }
 
+/// Requests of a load that may be open.
+pub type OpenLoad = Vec<JoinHandle<Result<Answer, RequestError>>>;
+
 /// Results of the requests of a load, in order.
 pub type Answers = Vec<Result<Answer, RequestError>>;
 
@@ -111,6 +114,24 @@ impl<'a> ThreeTenants<'a> {
         .await
     }
 
+    /// Loads all tenants until one is in a state. Returns the loads, that tenant and its state. Loads that end before
+    /// are sent again: on a busy machine a state may be over between two looks.
+    pub async fn find_loaded_tenant(
+        &self,
+        what: &str,
+        wanted: impl Fn(&State) -> bool,
+    ) -> ([OpenLoad; 3], usize, State) {
+        let mut loads = self.tenants.each_ref().map(begin);
+        let (tenant, state) = eventually(what, async || {
+            if loads.iter().flatten().all(JoinHandle::is_finished) {
+                loads = self.tenants.each_ref().map(begin);
+            }
+            self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
+        })
+        .await;
+        (loads, tenant, state)
+    }
+
     /// Returns the peers of a tenant.
     pub fn others(&self, tenant: usize) -> Vec<&Tenant> {
         let others = self.tenants.iter().enumerate().filter(|(index, _)| *index != tenant);
@@ -153,7 +174,7 @@ impl<'a> ThreeTenants<'a> {
 }
 
 /// Sends all requests of the load.
-pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, RequestError>>> {
+pub fn begin(tenant: &Tenant) -> OpenLoad {
     let request = |seed| {
         let tenant = tenant.clone();
         tokio::spawn(async move { tenant.complete(&greedy(&prompt(seed, PROMPT), TOKENS)).await })
@@ -162,7 +183,7 @@ pub fn begin(tenant: &Tenant) -> Vec<JoinHandle<Result<Answer, RequestError>>> {
 }
 
 /// Waits for the end of all.
-pub async fn ended(load: Vec<JoinHandle<Result<Answer, RequestError>>>) -> Answers {
+pub async fn ended(load: OpenLoad) -> Answers {
     let mut answers = Vec::new();
     for request in load {
         answers.push(request.await.unwrap());
