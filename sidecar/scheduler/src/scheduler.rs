@@ -6,6 +6,7 @@
 mod admit;
 mod edf;
 mod event_check;
+mod kept_plan;
 mod limits;
 mod pause;
 mod peer_waits;
@@ -42,6 +43,7 @@ use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutpu
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
+use kept_plan::KeptPlan;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use slice_state::SliceState;
@@ -83,6 +85,8 @@ pub struct Scheduler {
     burst_backoff_until: u64,
     /// Consecutive boundaries at which the oldest request alone did not fit.
     head_starved: u32,
+    /// The plan that waits for memory.
+    kept: Option<KeptPlan>,
     /// The order to sleep in force until an explicit wake-up.
     sleep_requested: Option<Sleep>,
     counters: Counters,
@@ -128,6 +132,7 @@ impl Scheduler {
             admission_backoff_until: 0,
             burst_backoff_until: 0,
             head_starved: 0,
+            kept: None,
             sleep_requested: None,
             counters: Counters::default(),
             turn: SliceState::default(),
@@ -150,6 +155,9 @@ impl Scheduler {
 
     /// Handles one event. `now` never decreases.
     pub fn handle(&mut self, now: Nanos, event: Event) {
+        if matches!(event, Event::Sleep(_) | Event::Policy(_) | Event::Bounds(_) | Event::Plan(_)) {
+            self.kept = None;
+        }
         match event {
             Event::Submit(request) => self.submit(now, request),
             Event::Cancel(request) => self.cancel(request),
@@ -281,6 +289,7 @@ impl Scheduler {
                 | self.queue.iter().filter(|s| s.kv_suspended).count() as u64,
         );
         words.push(self.pauses.digest_word());
+        words.extend(self.kept.as_ref().map(KeptPlan::digest_word));
         let sequences = || self.running.values().chain(self.queue.iter());
         if self.objectives().is_some() {
             let deadline = |one: &Sequence| [one.deferred_ns, one.read_until.map_or(0, |until| until.0)];

@@ -71,6 +71,8 @@ pub struct StepPlan {
     pub limits: PlanLimits,
     /// What planning found.
     pub notes: PlanNotes,
+    /// Running requests lacked KV when the admissions were planned. The loads take memory that planning does not count.
+    pub lacked_kv: bool,
     /// Number of changes of the prefix cache when its prefixes were found.
     pub cache_epoch: u64,
 }

@@ -78,7 +78,7 @@ fn prefill_offload_and_admission_with_offloaded_kv_change_no_token() {
 #[test]
 fn host_tier_smaller_than_admitted_kv_changes_no_token() {
     let mut out = 0;
-    for (seed, kv_blocks) in (0..12).zip([8, 10, 14, 20].into_iter().cycle()) {
+    for (seed, kv_blocks) in (0..12).zip([8, 14, 24, 20].into_iter().cycle()) {
         let mut setup = short();
         setup.params.host_kv_bytes = kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
         let world = serve(setup, seed, |world, _| world.driver.scheduler().check());
@@ -86,7 +86,7 @@ fn host_tier_smaller_than_admitted_kv_changes_no_token() {
         assert!(world.outcomes.values().all(ended), "seed {seed}, {kv_blocks} places: {:?}", world.outcomes);
         out += prompts_offloaded(&world);
     }
-    assert!(out > 0, "what is tested happens");
+    assert!(out > 3, "{out} prompts went out");
 }
 
 #[test]

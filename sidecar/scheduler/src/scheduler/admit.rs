@@ -58,6 +58,7 @@ impl Scheduler {
         }
         let mut plan = StepPlan { admit: admissions.list, notes: admissions.notes, ..StepPlan::default() };
         plan.limits.sure = admissions.sure;
+        plan.lacked_kv = self.manager.status().lacks_kv();
         plan.cache_epoch = self.manager.status().cache_epoch();
         plan
     }

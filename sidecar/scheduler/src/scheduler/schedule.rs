@@ -52,18 +52,21 @@ impl Scheduler {
         self.apply_plan_pauses(now);
         self.suspend_offloaded();
         self.order_waiting(now);
-        let mut plan = self.plan_step(now);
+        let kept = self.take_kept_plan();
+        let mut plan = self.plan_step(now, kept);
         self.record_notes(core::mem::take(&mut plan.notes));
         self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
         self.ask_plan(now, &plan);
         if let Some(plan) = self.find_memory(now, plan) {
+            self.kept = None;
             self.commit_plan(now, plan);
         }
     }
 
-    /// Plans the next step: the requests that it admits and its batch. Changes nothing.
-    fn plan_step(&self, now: Nanos) -> StepPlan {
-        let mut plan = self.plan_admissions(now);
+    /// Plans the next step: the requests that it admits, as far as they are not `kept`, and how much it computes. Changes
+    /// nothing.
+    fn plan_step(&self, now: Nanos, kept: Option<StepPlan>) -> StepPlan {
+        let mut plan = kept.unwrap_or_else(|| self.plan_admissions(now));
         let requests = self.step_requests(&plan);
         let fitting = self.fitting_tokens(now, &requests);
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes(&requests));
@@ -115,6 +118,7 @@ impl Scheduler {
                 }
                 Prepared::Wait => {
                     if !self.borrow_denied(now) {
+                        self.keep_plan(&plan);
                         let rest =
                             rest.filter(|rest| rest.cache_epoch == self.manager.status().cache_epoch())?;
                         let ready = self.ask_memory(now, &rest) == Prepared::Ready;
@@ -144,7 +148,7 @@ impl Scheduler {
 
     /// Drops admissions of requests that no longer wait as planned, and finds cached prefixes again if the cache has
     /// changed.
-    fn refresh(&self, plan: &mut StepPlan) {
+    pub(super) fn refresh(&self, plan: &mut StepPlan) {
         let suspended = |id| self.queue.get(id).map(|one| one.kv_suspended);
         plan.admit.retain(|one| suspended(one.id) == Some(one.prefix.is_none()));
         let epoch = self.manager.status().cache_epoch();

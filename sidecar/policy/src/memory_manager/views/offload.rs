@@ -1,5 +1,6 @@
 //! Which KV may leave the device now.
 
+use crate::ids::{LayerId, RequestId};
 use crate::memory_manager::MemoryManager;
 use crate::reclaim::ReclaimStep;
 
@@ -9,12 +10,17 @@ pub struct OffloadView<'a> {
     pub(in crate::memory_manager) manager: &'a MemoryManager,
 }
 
-impl OffloadView<'_> {
+impl<'a> OffloadView<'a> {
     /// While KV is short, admission follows the plan, because a new request can delay every running one.
     pub fn plans_batches(&self) -> bool {
         self.manager.offload.plans_in_force().is_some()
             && self.manager.params.deadlines().is_none()
             && self.manager.params.slo.tbt_ns > 0
+    }
+
+    /// The offloaded layers of a waiting request that the placement plan admits. `None`: it admits no such request.
+    pub fn admitted_layers(&self, request: RequestId) -> Option<&'a [LayerId]> {
+        self.manager.offload.plans.admitted_layers(request)
     }
 
     /// Prompts without space may be offloaded.

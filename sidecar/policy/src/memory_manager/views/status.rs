@@ -69,6 +69,11 @@ impl StatusView<'_> {
         self.manager.failure
     }
 
+    /// Running requests lack KV that the next step loads, as after a change of placement.
+    pub fn lacks_kv(&self) -> bool {
+        self.manager.kv.missing_layer_block_count() > 0
+    }
+
     /// Counts changes of the prefix cache: while it stays, the prefixes that were found are valid.
     pub fn cache_epoch(&self) -> u64 {
         self.manager.kv.cache_epoch()

@@ -1,0 +1,166 @@
+//! Keeps the admissions of a plan while their memory moves.
+//!
+//! Memory often moves for one plan over several boundaries. If the plan were made again with the memory that has come so
+//! far, it could admit other requests, whose memory would have to move as well. A plan is kept until:
+//!
+//! - a step runs,
+//! - a request comes, ends or changes places,
+//! - a placement plan no longer admits its requests as it did,
+//! - the tenant returns or lends memory,
+//! - the policy, the bounds or the order to sleep change.
+
+use sluice_common::hash::fnv1a;
+
+use super::Scheduler;
+use crate::sequence::Sequence;
+use crate::step_plan::{PlannedAdmission, StepPlan};
+
+/// The admissions of a plan that waits for memory.
+#[derive(Debug)]
+pub(super) struct KeptPlan {
+    admit: Vec<PlannedAdmission>,
+    sure: usize,
+    cache_epoch: u64,
+    /// What the plan depends on besides memory.
+    stamp: u64,
+    /// Chunks of the tenant when the plan was made: memory may come for it, but must not go.
+    budget_chunks: u32,
+}
+
+impl KeptPlan {
+    /// Returns a fingerprint of the plan.
+    pub fn digest_word(&self) -> u64 {
+        self.stamp ^ self.admit.len() as u64
+    }
+}
+
+impl Scheduler {
+    /// Keeps the admissions of a plan that waits for memory. One that offloads a prefill is not kept: it depends on
+    /// copies that may begin in the meantime. Nor is one that was made while running requests lacked KV: it may admit
+    /// too much.
+    pub(super) fn keep_plan(&mut self, plan: &StepPlan) {
+        let offloads = plan.admit.iter().any(|one| one.prefill_offloaded);
+        self.kept = (!plan.admit.is_empty() && !offloads && !plan.lacked_kv).then(|| KeptPlan {
+            admit: plan.admit.clone(),
+            sure: plan.limits.sure,
+            cache_epoch: plan.cache_epoch,
+            stamp: self.plan_stamp(&plan.admit),
+            budget_chunks: self.manager.loans().budget_chunks(),
+        });
+    }
+
+    /// Takes the kept admissions if they are still right. The blocked queue head stays as it was noted.
+    pub(super) fn take_kept_plan(&mut self) -> Option<StepPlan> {
+        let kept = self.kept.take()?;
+        let fewer_chunks = self.manager.loans().budget_chunks() < kept.budget_chunks;
+        if fewer_chunks || kept.stamp != self.plan_stamp(&kept.admit) {
+            return None;
+        }
+        let mut plan = StepPlan { admit: kept.admit, cache_epoch: kept.cache_epoch, ..StepPlan::default() };
+        plan.limits.sure = kept.sure;
+        self.refresh(&mut plan);
+        Some(plan)
+    }
+
+    /// Returns a fingerprint of the requests, and of what placement plans say of those to admit.
+    fn plan_stamp(&self, admit: &[PlannedAdmission]) -> u64 {
+        let waiting = |one: &Sequence| one.id().0 << 2 | u64::from(one.kv_suspended) << 1;
+        let running = |one: &Sequence| one.id().0 << 2 | 1;
+        let requests = self.queue.iter().map(waiting).chain(self.running.values().map(running));
+        let offload = self.manager.offload_view();
+        let placed = |one: &PlannedAdmission| {
+            let layers = offload.admitted_layers(one.id);
+            layers.map_or(0, |layers| fnv1a(layers.iter().map(|layer| u64::from(layer.0))))
+        };
+        fnv1a([self.next_step].into_iter().chain(requests).chain(admit.iter().map(placed)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::event::{Event, Request};
+    use sluice_policy::geometry::{ActivationCost, Geometry};
+    use sluice_policy::ids::{Nanos, RequestId};
+    use sluice_policy::memory_manager::MemoryManager;
+    use sluice_policy::params::Params;
+    use sluice_policy::reclaim::PolicyName;
+
+    fn scheduler() -> Scheduler {
+        let geometry = Geometry {
+            chunk_bytes: 64 << 10,
+            capacity_chunks: 64,
+            global_bytes: 64 << 10,
+            slab_bytes: vec![256 << 10; 4],
+            layer_block_bytes: 8 << 10,
+            activation: ActivationCost::default(),
+            staging_chunks: 1,
+        };
+        let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..Params::default() };
+        let manager = MemoryManager::new(params, geometry).expect("a tenant that fits");
+        Scheduler::new(Config { max_model_tokens: 128, ..Config::default() }, manager)
+    }
+
+    fn submit(scheduler: &mut Scheduler, id: u64) {
+        let (id, prompt, sampling) = (RequestId(id), vec![1; 20], std::sync::Arc::default());
+        let request = Request { id, prompt, max_tokens: 4, sampling, priority: 0, salt: 0, paced: true };
+        scheduler.handle(Nanos(0), Event::Submit(request));
+    }
+
+    /// Returns a scheduler with one waiting request, and a plan that admits it.
+    fn waiting() -> (Scheduler, StepPlan) {
+        let mut scheduler = scheduler();
+        submit(&mut scheduler, 1);
+        let plan = scheduler.plan_admissions(Nanos(0));
+        assert!(plan.admits(RequestId(1)));
+        (scheduler, plan)
+    }
+
+    #[test]
+    fn plan_is_kept_until_a_request_comes_or_ends() {
+        let (mut scheduler, plan) = waiting();
+        scheduler.keep_plan(&plan);
+        assert!(scheduler.take_kept_plan().is_some_and(|kept| kept.admits(RequestId(1))));
+        assert!(scheduler.take_kept_plan().is_none(), "it is taken once");
+        scheduler.keep_plan(&plan);
+        submit(&mut scheduler, 2);
+        assert!(scheduler.take_kept_plan().is_none(), "another request has come");
+        scheduler.keep_plan(&plan);
+        scheduler.handle(Nanos(0), Event::Cancel(RequestId(1)));
+        assert!(scheduler.take_kept_plan().is_none(), "its request has ended");
+    }
+
+    #[test]
+    fn plan_is_dropped_by_a_directive() {
+        let (mut scheduler, plan) = waiting();
+        scheduler.keep_plan(&plan);
+        scheduler.handle(Nanos(0), Event::Policy(PolicyName::Recompute));
+        assert!(scheduler.take_kept_plan().is_none());
+    }
+
+    #[test]
+    fn plan_that_offloads_a_prefill_is_not_kept() {
+        let (mut scheduler, mut plan) = waiting();
+        plan.admit[0].prefill_offloaded = true;
+        scheduler.keep_plan(&plan);
+        assert!(scheduler.take_kept_plan().is_none());
+    }
+
+    #[test]
+    fn plan_made_while_running_requests_lacked_kv_is_not_kept() {
+        let (mut scheduler, mut plan) = waiting();
+        plan.lacked_kv = true;
+        scheduler.keep_plan(&plan);
+        assert!(scheduler.take_kept_plan().is_none());
+    }
+
+    #[test]
+    fn plan_is_dropped_when_the_tenant_has_fewer_chunks() {
+        let (mut scheduler, plan) = waiting();
+        scheduler.keep_plan(&plan);
+        let kept = scheduler.kept.as_mut().expect("a kept plan");
+        kept.budget_chunks += 1;
+        assert!(scheduler.take_kept_plan().is_none());
+    }
+}
