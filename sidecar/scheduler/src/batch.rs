@@ -72,9 +72,9 @@ impl Batch {
         StepNeed { admit, kv_blocks: kv_blocks.collect(), shape: self.shape(), without_offloaded_prefills }
     }
 
-    /// Returns the batch without the `left_out` requests.
-    pub fn without(&self, left_out: impl Fn(RequestId) -> bool) -> Batch {
-        Batch { scheduled: self.scheduled.iter().filter(|part| !left_out(part.request)).copied().collect() }
+    /// Returns the batch without the `excluded` requests.
+    pub fn without(&self, excluded: impl Fn(RequestId) -> bool) -> Batch {
+        Batch { scheduled: self.scheduled.iter().filter(|part| !excluded(part.request)).copied().collect() }
     }
 
     /// Returns the entry of `request`.

@@ -135,7 +135,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
             match command {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
-                Command::Peer(letter) => self.ports.peers.send(now, letter),
+                Command::Peer(command) => self.ports.peers.send(now, command),
                 Command::Turn(call) => self.ports.peers.send_slice_command(now, call),
                 Command::Plan(request) => self.ports.planner.submit(now, request),
             }

@@ -141,7 +141,7 @@ pub enum UnavailableReason {
         held_seconds: u64,
     },
     /// The tenant sleeps and did not wake in time.
-    #[error("{} within {held_seconds} s", not_woken(.by_hand))]
+    #[error("{} within {held_seconds} s", wake_hint(.by_hand))]
     Asleep {
         /// Time that the request waited for the wake-up, seconds.
         held_seconds: u64,
@@ -153,7 +153,7 @@ pub enum UnavailableReason {
     Device(String),
 }
 
-const fn not_woken(by_hand: &bool) -> &'static str {
+const fn wake_hint(by_hand: &bool) -> &'static str {
     if *by_hand {
         "the tenant was put to sleep by hand and was not woken"
     } else {

@@ -90,7 +90,7 @@ pub struct Scheduler {
     /// The order to sleep in force until an explicit wake-up.
     sleep_requested: Option<Sleep>,
     counters: Counters,
-    turn: SliceState,
+    slice: SliceState,
     waits: PeerWaits,
     next_use: NextUse,
     /// The paused requests (OrbitFlow).
@@ -110,11 +110,14 @@ impl Scheduler {
         let queue = Queue::new(config.order);
         let mut manager = manager;
         let pauses = Pauses::new(manager.params().pause_bound_ns);
-        let trader = config.membership.clone().map(|place| {
+        let negotiator = config.membership.clone().map(|membership| {
             manager.loans_mut().set_can_borrow(true);
-            let book =
-                LoanBook::new(place.own_peer, manager.loans().share_chunks(), manager.loans().floor_chunks());
-            LoanNegotiator::new(book, place.terms)
+            let book = LoanBook::new(
+                membership.own_peer,
+                manager.loans().share_chunks(),
+                manager.loans().floor_chunks(),
+            );
+            LoanNegotiator::new(book, membership.terms)
         });
         Scheduler {
             config,
@@ -135,12 +138,12 @@ impl Scheduler {
             kept: None,
             sleep_requested: None,
             counters: Counters::default(),
-            turn: SliceState::default(),
+            slice: SliceState::default(),
             waits: PeerWaits::default(),
             next_use: NextUse::default(),
             pauses,
             quantum_expired: false,
-            negotiator: trader,
+            negotiator,
             commands: Vec::new(),
             outputs: Vec::new(),
             actions: Vec::new(),
@@ -174,7 +177,7 @@ impl Scheduler {
         if self.in_flight.is_none() {
             self.requeue_lost();
         }
-        self.leave_idle_turn(now);
+        self.release_idle_slice(now);
         match &self.in_flight {
             None => self.schedule(now),
             Some(step) if step.lost => self.resume(now),
@@ -379,7 +382,7 @@ impl Scheduler {
             ComputeEvent::Lost => self.on_engine_lost(now),
             ComputeEvent::Done(done) => self.retire(now, done),
             ComputeEvent::Refused { id, attempt, message } => self.refused(now, id, attempt, &message),
-            ComputeEvent::StaleEpoch { id, attempt } => self.turn_passed(now, id, attempt),
+            ComputeEvent::StaleEpoch { id, attempt } => self.on_stale_epoch(now, id, attempt),
         }
     }
 

@@ -32,11 +32,11 @@ pub struct Counters {
     /// Steps that the engine refused.
     pub refused_steps: u64,
     /// Time slices granted.
-    pub turns: u64,
+    pub slices: u64,
     /// Time that time slices were held, nanoseconds.
-    pub turn_held_ns: u64,
+    pub slice_held_ns: u64,
     /// Time from requesting time slices to their grant, nanoseconds.
-    pub turn_wait_ns: u64,
+    pub slice_wait_ns: u64,
     /// Time the engine waited for remapped layers, nanoseconds.
     pub stall_ns: u64,
     /// Time the engine waited for loading weights, such as after a wake-up, nanoseconds.

@@ -191,7 +191,7 @@ fn slice_without_engine_is_released_at_once_and_requested_again() {
     assert_eq!(calls.take(), [SliceCommand::Request], "its successor has come");
     grant_slice(&mut world, 2);
     advance_ms(&mut world, 1);
-    assert!(world.driver.scheduler().holds_turn());
+    assert!(world.driver.scheduler().holds_slice());
 }
 
 #[test]

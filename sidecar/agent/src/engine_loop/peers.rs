@@ -229,11 +229,11 @@ impl PeerStateView<'_> {
         let overdue = holder.as_ref().map_or(Duration::ZERO, |holder| holder.overdue);
         self.metrics.set_slice_holder_overdue(overdue.as_secs_f64());
         place.takeovers.fill(TimeSliceState {
-            holds: self.core.holds_turn(),
+            holds: self.core.holds_slice(),
             epoch: line.held().map_or(0, |epoch| epoch.0),
             waiting: line.waiters().map_or(0, |waiters| u32::try_from(waiters).unwrap_or(u32::MAX)),
-            held_ns_total: counters.turn_held_ns,
-            slices_total: counters.turns,
+            held_ns_total: counters.slice_held_ns,
+            slices_total: counters.slices,
             handover: self.metrics.handover_percentiles(),
             wait: self.metrics.wait_percentiles(WaitKind::Turn),
             holder: holder.map(|holder| holder.name),

@@ -113,7 +113,7 @@ impl StateRecorder {
 
     fn observe_activity(&mut self, core: &Scheduler, snapshot: &Snapshot) {
         let now = SystemTime::now();
-        let active = core.holds_turn() && snapshot.running + snapshot.waiting > 0;
+        let active = core.holds_slice() && snapshot.running + snapshot.waiting > 0;
         self.inactive_since = if active { None } else { self.inactive_since.or(Some(now)) };
         if snapshot.counters.steps != self.steps {
             (self.steps, self.last_used) = (snapshot.counters.steps, Some(now));

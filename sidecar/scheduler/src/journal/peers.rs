@@ -34,16 +34,16 @@ pub fn put(words: &mut Encoder, event: &PeerPortEvent) -> &'static str {
             words.put(*epoch);
             "slice_taken_over"
         }
-        PeerPortEvent::Peer(PeerEvent::Survey(neighbours)) => {
-            words.put_list(neighbours, put_peer_view);
+        PeerPortEvent::Peer(PeerEvent::Survey(peers)) => {
+            words.put_list(peers, put_peer_view);
             "survey"
         }
         PeerPortEvent::Peer(PeerEvent::Terms(terms)) => {
             put_terms(words, terms);
             "terms"
         }
-        PeerPortEvent::Peer(news) => {
-            put_peer_event(words, news);
+        PeerPortEvent::Peer(event) => {
+            put_peer_event(words, event);
             "peer"
         }
     }
@@ -69,8 +69,8 @@ fn peer(r: &mut Reader<'_>) -> Result<Peer, String> {
     Ok(Peer { index: r.int()?, instance: r.u64()? })
 }
 
-fn put_peer_view(words: &mut Encoder, neighbour: &PeerView) {
-    let PeerView { peer, priority, reachable, live } = neighbour;
+fn put_peer_view(words: &mut Encoder, view: &PeerView) {
+    let PeerView { peer, priority, reachable, live } = view;
     put_peer(words, peer);
     words.put(priority.cast_unsigned()).put(*reachable).put(live.is_some());
     if let Some(PeerState {
@@ -78,12 +78,12 @@ fn put_peer_view(words: &mut Encoder, neighbour: &PeerView) {
         last_used,
         resident_since,
         lendable_chunks,
-        queue_position: queue_place,
+        queue_position,
         next_use_ns,
     }) = live
     {
         words.put(*active).put(last_used.0).put(resident_since.0).put(*lendable_chunks);
-        words.put_option(queue_place.map(u64::from)).put_option(*next_use_ns);
+        words.put_option(queue_position.map(u64::from)).put_option(*next_use_ns);
     }
 }
 
@@ -96,22 +96,15 @@ fn peer_view(r: &mut Reader<'_>) -> Result<PeerView, String> {
 fn live(r: &mut Reader<'_>) -> Result<PeerState, String> {
     let (active, last_used, resident_since) = (r.bool()?, Nanos(r.u64()?), Nanos(r.u64()?));
     let lendable_chunks = r.int()?;
-    let queue_place = r.option()?.map(u32::try_from).transpose().map_err(|_| "a place is too large")?;
+    let queue_position = r.option()?.map(u32::try_from).transpose().map_err(|_| "a place is too large")?;
     let next_use_ns = r.option()?;
-    Ok(PeerState {
-        active,
-        last_used,
-        resident_since,
-        lendable_chunks,
-        queue_position: queue_place,
-        next_use_ns,
-    })
+    Ok(PeerState { active, last_used, resident_since, lendable_chunks, queue_position, next_use_ns })
 }
 
 /// Writes a code, the peer, the nonce and up to two numbers.
-fn put_peer_event(words: &mut Encoder, news: &PeerEvent) {
-    let nobody = Peer::default();
-    let (code, who, nonce, chunks, ttl_ns) = match *news {
+fn put_peer_event(words: &mut Encoder, event: &PeerEvent) {
+    let none = Peer::default();
+    let (code, who, nonce, chunks, ttl_ns) = match *event {
         PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => (0, peer, nonce, chunks, ttl_ns),
         PeerEvent::Withdrawn { peer, nonce } => (1, peer, nonce, 0, 0),
         PeerEvent::Revoked { peer, nonce, chunks } => (2, peer, nonce, chunks, 0),
@@ -122,7 +115,7 @@ fn put_peer_event(words: &mut Encoder, news: &PeerEvent) {
         }
         PeerEvent::Renewed { peer, nonce, ttl_ns } => (5, peer, nonce, 0, ttl_ns),
         PeerEvent::Returned { peer, nonce, chunks } => (6, peer, nonce, chunks, 0),
-        PeerEvent::TookBack { nonce } => (7, nobody, nonce, 0, 0),
+        PeerEvent::TookBack { nonce } => (7, none, nonce, 0, 0),
         PeerEvent::Died(peer) => (8, peer, Nonce(0), 0, 0),
         PeerEvent::Prolonged { peer, nonce, ttl_ns } => (9, peer, nonce, 0, ttl_ns),
         PeerEvent::Claimed { peer, nonce, chunks } => (10, peer, nonce, chunks, 0),
@@ -204,8 +197,8 @@ pub fn membership(r: &mut Reader<'_>) -> Result<(TimeSharing, Option<Membership>
         2 => return Err(format!("a quantum of {min_ns} to {max_ns} ns is not valid")),
         other => return Err(format!("{other} is not a sharing mode")),
     };
-    let neighbours = if r.bool()? { Some(Membership { own_peer: peer(r)?, terms: terms(r)? }) } else { None };
-    Ok((sharing, neighbours))
+    let membership = if r.bool()? { Some(Membership { own_peer: peer(r)?, terms: terms(r)? }) } else { None };
+    Ok((sharing, membership))
 }
 
 fn put_terms(words: &mut Encoder, terms: &NegotiationPolicy) {

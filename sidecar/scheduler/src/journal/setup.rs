@@ -32,8 +32,8 @@ pub fn config(r: &mut Reader<'_>) -> Result<Config, String> {
         order: by_code(&ORDERS, r)?,
         ..Config::default()
     };
-    let (sharing, neighbours) = peers::membership(r)?;
-    Ok(Config { sharing, membership: neighbours, ..limits })
+    let (sharing, membership) = peers::membership(r)?;
+    Ok(Config { sharing, membership, ..limits })
 }
 
 fn put_shape(words: &mut Encoder, shape: &StepShape) {

@@ -170,12 +170,12 @@ fn peer_events() -> Vec<PeerPortEvent> {
     let peer = Peer { index: 3, instance: 7 };
     let live =
         PeerState { active: true, queue_position: Some(2), lendable_chunks: 5, ..PeerState::default() };
-    let neighbour = PeerView { peer, priority: -1, reachable: true, live: Some(live) };
+    let view = PeerView { peer, priority: -1, reachable: true, live: Some(live) };
     vec![
         PeerPortEvent::SliceGranted { epoch: 9 },
         PeerPortEvent::SliceRequested { epoch: 9 },
         PeerPortEvent::SliceTakenOver { epoch: 9 },
-        PeerPortEvent::Peer(PeerEvent::Survey(vec![neighbour])),
+        PeerPortEvent::Peer(PeerEvent::Survey(vec![view])),
         PeerPortEvent::Peer(PeerEvent::Terms(NegotiationPolicy {
             priorities: vec![(peer, -2)],
             ..NegotiationPolicy::default()

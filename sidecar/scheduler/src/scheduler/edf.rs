@@ -48,18 +48,18 @@ impl Scheduler {
     /// Whether the first waiting request waits: it does not fit, and either it is paused with enough buffered tokens or
     /// memory refused an admission a short time ago.
     pub(super) fn can_defer(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
-        let in_store = front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
+        let is_buffered = front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
         let alone = self.running.is_empty() && admissions.list.is_empty();
-        let on_hold = self.next_step < self.admission_backoff_until;
-        (in_store || on_hold) && !alone && !self.fits(now, front, admissions)
+        let in_backoff = self.next_step < self.admission_backoff_until;
+        (is_buffered || in_backoff) && !alone && !self.fits(now, front, admissions)
     }
 
     /// Plans pauses of the requests with the most buffered tokens for the last request that the plan admits. None if no
     /// request can be paused.
     pub(super) fn plan_room(&self, now: Nanos, kv_blocks: u32, plan: &StepPlan) -> Vec<Eviction> {
-        let coming = plan.admit.last().and_then(|last| self.queue.get(last.id));
-        let Some((slo, coming)) = self.objectives().zip(coming) else { return Vec::new() };
-        self.plan_pauses(now, kv_blocks, (coming.deadline(&slo), coming.request.priority), plan)
+        let admitted = plan.admit.last().and_then(|last| self.queue.get(last.id));
+        let Some((slo, admitted)) = self.objectives().zip(admitted) else { return Vec::new() };
+        self.plan_pauses(now, kv_blocks, (admitted.deadline(&slo), admitted.request.priority), plan)
     }
 
     /// Pauses a request for the queue head if all rows are taken.
@@ -68,8 +68,8 @@ impl Scheduler {
             && self.free_rows.is_empty()
             && !self.admission_on_hold()
         {
-            let who = (front.deadline(&slo), front.request.priority);
-            let pauses = self.plan_pauses(now, 1, who, &StepPlan::default());
+            let urgency = (front.deadline(&slo), front.request.priority);
+            let pauses = self.plan_pauses(now, 1, urgency, &StepPlan::default());
             pauses.into_iter().for_each(|eviction| self.evict(now, eviction));
         }
     }
@@ -92,8 +92,8 @@ impl Scheduler {
             priority,
             host_places: self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks(),
         };
-        let going = deadline::make_room(&wanted, &self.holders(now, &self.step_requests(plan)));
-        going.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
+        let pauses = deadline::make_room(&wanted, &self.holders(now, &self.step_requests(plan)));
+        pauses.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
     }
 
     /// Returns the running request with the most buffered tokens among those that may be paused and fit into the host

@@ -48,8 +48,8 @@ impl Scheduler {
     /// If a placement plan is due, requests one for the requests of the step and the first waiting ones.
     pub(super) fn ask_plan(&mut self, now: Nanos, plan: &StepPlan) {
         if self.manager.after(&plan.planned(&self.manager)).wants_plan() {
-            let crowd = self.scheduler_view(now, plan);
-            self.commands.push(Command::Plan(self.manager.ask_plan(&crowd)));
+            let view = self.scheduler_view(now, plan);
+            self.commands.push(Command::Plan(self.manager.ask_plan(&view)));
         }
     }
 
@@ -76,22 +76,22 @@ impl Scheduler {
         if !self.manager.offload_view().plans_batches() || self.admission_on_hold() {
             return Vec::new();
         }
-        let may_come = |sequence: &&Sequence| {
+        let can_plan = |sequence: &&Sequence| {
             let id = sequence.id();
             !self.pauses.is_paused(id) || self.pauses.can_resume(id, now, true, false).is_ok()
         };
         let rows = self.free_rows.len() - plan.admit.len();
         let others = self.queue.iter().filter(|one| !plan.admits(one.id()));
-        let first = others.take(MOST_WAITING.min(rows)).take_while(may_come);
+        let first = others.take(MOST_WAITING.min(rows)).take_while(can_plan);
         let planned = plan.planned(&self.manager);
         let memory = self.manager.after(&planned);
-        let mut coming_layer_blocks = 0;
-        let may_be_let_in = |one: &WaitingRequest| {
-            let may = memory.may_plan_admission(one, coming_layer_blocks);
-            coming_layer_blocks += memory.layer_blocks_needed(one);
-            may
+        let mut planned_layer_blocks = 0;
+        let can_admit = |one: &WaitingRequest| {
+            let allowed = memory.may_plan_admission(one, planned_layer_blocks);
+            planned_layer_blocks += memory.layer_blocks_needed(one);
+            allowed
         };
-        first.map(|one| self.waiter(one, now, tbt_ns)).take_while(may_be_let_in).collect()
+        first.map(|one| self.waiter(one, now, tbt_ns)).take_while(can_admit).collect()
     }
 
     /// Pauses the requests that the adopted plan pauses, if they may still be paused.
@@ -147,12 +147,12 @@ impl Scheduler {
         let sequence = self.running_request(id);
         let from =
             sequence.filter(|_| self.objectives().is_some()).map_or(now, |one| one.buffered_until(now));
-        let parked = self.suspend_with_kv(id, SuspendReason::Pause);
-        if parked {
+        let suspended = self.suspend_with_kv(id, SuspendReason::Pause);
+        if suspended {
             self.pauses.pause(id, from);
             self.counters.pauses += 1;
         }
-        parked
+        suspended
     }
 
     /// Moves a running request to the wait queue with its KV.

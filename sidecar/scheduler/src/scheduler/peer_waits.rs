@@ -28,13 +28,13 @@ impl PeerWaits {
         &mut self,
         now: Nanos,
         manager: &MemoryManager,
-        trader: &LoanNegotiator,
+        negotiator: &LoanNegotiator,
         steps: u64,
     ) -> impl Iterator<Item = WaitSpan> {
         let ended = [
-            (WaitKind::Revoke, self.revoked(now, trader)),
+            (WaitKind::Revoke, self.revoked(now, negotiator)),
             (WaitKind::Wake, self.woken(now, manager)),
-            (WaitKind::Grant, self.loan_arrived(now, manager, trader.loans_accepted(), steps)),
+            (WaitKind::Grant, self.loan_arrived(now, manager, negotiator.loans_accepted(), steps)),
         ];
         let span = move |(awaited, since): (WaitKind, Option<Nanos>)| {
             since.map(|since| WaitSpan { kind: awaited, since, until: now })
@@ -42,8 +42,8 @@ impl PeerWaits {
         ended.into_iter().filter_map(span)
     }
 
-    fn revoked(&mut self, now: Nanos, trader: &LoanNegotiator) -> Option<Nanos> {
-        if trader.revoking() {
+    fn revoked(&mut self, now: Nanos, negotiator: &LoanNegotiator) -> Option<Nanos> {
+        if negotiator.revoking() {
             self.revoking.get_or_insert(now);
             return None;
         }
@@ -63,10 +63,13 @@ impl PeerWaits {
     }
 
     fn loan_arrived(&mut self, now: Nanos, manager: &MemoryManager, loans: u64, steps: u64) -> Option<Nanos> {
-        let fed = self.shortfall.take_if(|hunger| steps > hunger.steps).filter(|hunger| loans > hunger.loans);
+        let met = self
+            .shortfall
+            .take_if(|shortfall| steps > shortfall.steps)
+            .filter(|shortfall| loans > shortfall.loans);
         if manager.loans().borrow_request().is_some() {
             self.shortfall.get_or_insert(Shortfall { since: now, loans, steps });
         }
-        fed.map(|hunger| hunger.since)
+        met.map(|shortfall| shortfall.since)
     }
 }

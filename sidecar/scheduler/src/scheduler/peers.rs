@@ -19,34 +19,34 @@ const LOOK_EVERY: u64 = 8;
 impl Scheduler {
     /// Handles a message from a peer, or a change of the time slice.
     pub(super) fn on_peer_event(&mut self, now: Nanos, event: PeerPortEvent) {
-        match (event, self.turn) {
-            (PeerPortEvent::Peer(news), _) => {
-                if let Some(trader) = &mut self.negotiator {
-                    trader.on_event(now, news, &mut self.manager);
+        match (event, self.slice) {
+            (PeerPortEvent::Peer(event), _) => {
+                if let Some(negotiator) = &mut self.negotiator {
+                    negotiator.on_event(now, event, &mut self.manager);
                 }
             }
             (PeerPortEvent::SliceGranted { epoch }, SliceState::Queued { since }) => {
-                self.counters.turns += 1;
-                self.counters.turn_wait_ns += now.since(since);
+                self.counters.slices += 1;
+                self.counters.slice_wait_ns += now.since(since);
                 self.outputs.push(SchedulerOutput::Waited(WaitSpan {
                     kind: WaitKind::Turn,
                     since,
                     until: now,
                 }));
-                self.turn = SliceState::Held { epoch, since: now, has_run: false, requested_at: false };
+                self.slice = SliceState::Held { epoch, since: now, has_run: false, has_waiters: false };
             }
             (PeerPortEvent::SliceGranted { .. }, SliceState::NotQueued | SliceState::Held { .. }) => {}
             (PeerPortEvent::SliceTakenOver { epoch: lost }, SliceState::Held { epoch, since, .. })
                 if lost == epoch =>
             {
-                self.counters.turn_held_ns += now.since(since);
-                (self.turn, self.quantum_expired) = (SliceState::NotQueued, false);
+                self.counters.slice_held_ns += now.since(since);
+                (self.slice, self.quantum_expired) = (SliceState::NotQueued, false);
             }
             (PeerPortEvent::SliceTakenOver { .. }, _) => {}
             (PeerPortEvent::SliceRequested { epoch: wanted }, _) => {
-                if let SliceState::Held { epoch, requested_at: sought, .. } = &mut self.turn {
+                if let SliceState::Held { epoch, has_waiters, .. } = &mut self.slice {
                     // A request for an earlier epoch does not apply to this time slice.
-                    *sought |= *epoch == wanted;
+                    *has_waiters |= *epoch == wanted;
                 }
             }
         }
@@ -59,44 +59,47 @@ impl Scheduler {
         let is_active = match self.config.sharing {
             TimeSharing::Exclusive => true,
             TimeSharing::Spatial => busy,
-            TimeSharing::Temporal(quantum) => self.should_keep_turn(now, quantum, busy),
+            TimeSharing::Temporal(quantum) => self.should_keep_slice(now, quantum, busy),
         };
         self.manager.set_demand(Demand { has_requests, is_active });
         is_active
     }
 
     /// Whether time sharing lets the tenant run steps: it holds the time slice, or sharing is not temporal.
-    pub fn holds_turn(&self) -> bool {
+    pub fn holds_slice(&self) -> bool {
         !matches!(self.config.sharing, TimeSharing::Temporal(_))
-            || matches!(self.turn, SliceState::Held { .. })
+            || matches!(self.slice, SliceState::Held { .. })
     }
 
     /// Returns the epoch of the held time slice.
     pub fn held_epoch(&self) -> Option<u64> {
-        match self.turn {
+        match self.slice {
             SliceState::Held { epoch, .. } => Some(epoch),
             SliceState::NotQueued | SliceState::Queued { .. } => None,
         }
     }
 
-    fn should_keep_turn(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
-        if let SliceState::Held { since, has_run: ran, requested_at: sought, .. } = self.turn {
+    fn should_keep_slice(&mut self, now: Nanos, quantum: Quantum, busy: bool) -> bool {
+        if let SliceState::Held { since, has_run, has_waiters, .. } = self.slice {
             let predicted_step_ns = self.predicted_step_ns(quantum);
-            let holder = Holder { started: since, has_waiters: sought, has_work: busy, predicted_step_ns };
+            let holder = Holder { started: since, has_waiters, has_work: busy, predicted_step_ns };
             match quantum.should_keep_slice(now, &holder) {
                 Decision::Keep => return true,
                 // Each time slice runs at least one step, even if preparation used up the quantum.
                 Decision::Release
-                    if busy && !ran && !self.manager.status().lacks_weights() && self.head_starved == 0 =>
+                    if busy
+                        && !has_run
+                        && !self.manager.status().lacks_weights()
+                        && self.head_starved == 0 =>
                 {
                     self.quantum_expired = true;
                     return true;
                 }
-                Decision::Release => self.release_turn(now),
+                Decision::Release => self.release_slice(now),
             }
         }
-        if busy && self.turn == SliceState::NotQueued && self.engine.is_some() {
-            self.turn = SliceState::Queued { since: now };
+        if busy && self.slice == SliceState::NotQueued && self.engine.is_some() {
+            self.slice = SliceState::Queued { since: now };
             self.commands.push(Command::Turn(SliceCommand::Request));
         }
         false
@@ -109,23 +112,21 @@ impl Scheduler {
         let pending = running.chain(self.queue.iter().map(Sequence::len)).fold(0, u32::saturating_add);
         let measures = self.manager.timing().step_stats();
         let decodes = decodes(self.running.values().map(StepRequest::running));
-        let most = measures.prefill_tokens_within(decodes, quantum.max_ns());
-        measures.step_ns(decodes, pending.min(most).min(self.config.max_step_tokens))
+        let max_tokens = measures.prefill_tokens_within(decodes, quantum.max_ns());
+        measures.step_ns(decodes, pending.min(max_tokens).min(self.config.max_step_tokens))
     }
 
     /// Returns the tokens of a step that ends within the time slice by measured speed: one per decode, and prompt
     /// tokens as far as they fit, at least one. Unbounded unless a time slice is held.
     pub(super) fn fitting_tokens(&self, now: Nanos, requests: &[StepRequest<'_>]) -> u32 {
-        let (
-            TimeSharing::Temporal(quantum),
-            SliceState::Held { since, has_run: ran, requested_at: sought, .. },
-        ) = (self.config.sharing, self.turn)
+        let (TimeSharing::Temporal(quantum), SliceState::Held { since, has_run, has_waiters, .. }) =
+            (self.config.sharing, self.slice)
         else {
             return u32::MAX;
         };
         // The first step gets a full quantum even if preparation used part of it. While no peer waits, a step may take
         // a full quantum too: a peer that arrives then waits for at most one step of that length.
-        let left_ns = if ran && sought { quantum.left_ns(now, since) } else { quantum.max_ns() };
+        let left_ns = if has_run && has_waiters { quantum.left_ns(now, since) } else { quantum.max_ns() };
         // A step that waits for remapped layers does not become shorter with a shorter prompt chunk.
         let within_ns = left_ns.max(self.manager.timing().streaming_ns());
         match decodes(requests.iter().copied()) {
@@ -151,36 +152,36 @@ impl Scheduler {
     }
 
     /// Releases the time slice if it is held.
-    pub(super) fn release_turn(&mut self, now: Nanos) {
-        if let SliceState::Held { since, .. } = self.turn {
-            self.counters.turn_held_ns += now.since(since);
-            (self.turn, self.quantum_expired) = (SliceState::NotQueued, false);
+    pub(super) fn release_slice(&mut self, now: Nanos) {
+        if let SliceState::Held { since, .. } = self.slice {
+            self.counters.slice_held_ns += now.since(since);
+            (self.slice, self.quantum_expired) = (SliceState::NotQueued, false);
             self.commands.push(Command::Turn(SliceCommand::Release));
         }
     }
 
     /// Releases the time slice while the tenant has no engine or is not loaded, because it cannot run a step. It
     /// requests the slice again when it can.
-    pub(super) fn leave_idle_turn(&mut self, now: Nanos) {
+    pub(super) fn release_idle_slice(&mut self, now: Nanos) {
         let computes = self.in_flight.as_ref().is_some_and(|step| !step.lost);
         if !self.serving() && !computes {
-            self.release_turn(now);
+            self.release_slice(now);
         }
     }
 
     /// Returns the epoch that a step carries.
     pub(super) fn epoch(&self) -> u64 {
-        match self.turn {
+        match self.slice {
             SliceState::Held { epoch, .. } => epoch,
             SliceState::NotQueued | SliceState::Queued { .. } => 0,
         }
     }
 
     /// Records that a step of this time slice begins.
-    pub(super) fn record_turn_use(&mut self) {
+    pub(super) fn record_slice_use(&mut self) {
         self.quantum_expired = false;
-        if let SliceState::Held { has_run: ran, .. } = &mut self.turn {
-            *ran = true;
+        if let SliceState::Held { has_run, .. } = &mut self.slice {
+            *has_run = true;
         }
     }
 
@@ -207,32 +208,32 @@ impl Scheduler {
     }
 
     fn continue_negotiation(&mut self, now: Nanos) {
-        let Some(trader) = &mut self.negotiator else { return };
+        let Some(negotiator) = &mut self.negotiator else { return };
         let waited = self.manager.loans().awaits_loans();
-        trader.boundary(now, &mut self.manager, &mut self.actions);
+        negotiator.boundary(now, &mut self.manager, &mut self.actions);
         if waited && !self.manager.loans().awaits_loans() && !self.manager.status().is_blocked() {
             // The loans that absent layers waited for are settled: restore the layers now instead of at the next event.
             self.manager.boundary(now, &mut self.actions);
         }
-        self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
+        self.commands.extend(negotiator.take_commands().into_iter().map(Command::Peer));
     }
 
     /// Claims the missing floor of a new instance from the peers that hold it, and retries.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(trader)) =
+        let (Some(chunks), Some(negotiator)) =
             (self.manager.loans().missing_floor_chunks(), &mut self.negotiator)
         else {
             return;
         };
-        trader.claim(now, chunks);
-        self.commands.extend(trader.take_commands().into_iter().map(Command::Peer));
+        negotiator.claim(now, chunks);
+        self.commands.extend(negotiator.take_commands().into_iter().map(Command::Peer));
         self.manager.loans_mut().claim_floor(&mut self.actions);
     }
 
     /// Reports the waits for peers that ended.
     pub(super) fn record_waits(&mut self, now: Nanos) {
-        let Some(trader) = &self.negotiator else { return };
-        let ended = self.waits.sample(now, &self.manager, trader, self.next_step);
+        let Some(negotiator) = &self.negotiator else { return };
+        let ended = self.waits.sample(now, &self.manager, negotiator, self.next_step);
         self.outputs.extend(ended.map(SchedulerOutput::Waited));
     }
 

@@ -57,8 +57,9 @@ impl Scheduler {
         notes: &mut PlanNotes,
     ) -> bool {
         let step = kv_blocks.min(self.step_kv_blocks());
-        let may = || self.manager.after(planned).can_offload_prefill(kv_blocks, step);
-        let answer = if self.config.max_step_tokens >= BLOCK_TOKENS { may() } else { PrefillOffload::NotNow };
+        let decide = || self.manager.after(planned).can_offload_prefill(kv_blocks, step);
+        let answer =
+            if self.config.max_step_tokens >= BLOCK_TOKENS { decide() } else { PrefillOffload::NotNow };
         notes.memory.probes_link |= answer == PrefillOffload::LinkTooSlow;
         answer == PrefillOffload::Fits
     }
@@ -75,13 +76,13 @@ impl Scheduler {
         admissions: &Admissions,
     ) -> bool {
         let step = self.step_kv_blocks();
-        let leaves = || {
+        let leaves_buffer = || {
             let memory = self.manager.after(&admissions.planned);
             let layer_blocks = memory.layer_blocks_needed(&self.waiter(front, now, 0));
             let tokens = admissions.pending_tokens.saturating_add(front.pending());
             memory.leaves_prefill_buffer(layer_blocks, tokens, step)
         };
-        !self.manager.offload_view().reserves_prefill_buffer(step) || leaves()
+        !self.manager.offload_view().reserves_prefill_buffer(step) || leaves_buffer()
     }
 
     /// Plans requests with offloaded prefills while the first waiting request waits, or waits for capacity after its own

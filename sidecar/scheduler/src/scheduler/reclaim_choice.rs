@@ -134,9 +134,9 @@ impl Scheduler {
     }
 
     /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.
-    fn clients<'a>(&self, in_store: &'a [u32], plan: &StepPlan) -> Clients<'a> {
+    fn clients<'a>(&self, buffered_tokens: &'a [u32], plan: &StepPlan) -> Clients<'a> {
         let shared = self.config.sharing != TimeSharing::Exclusive;
-        Clients { buffered_tokens: in_store, waiting: shared || self.queue.len() > plan.admit.len() }
+        Clients { buffered_tokens, waiting: shared || self.queue.len() > plan.admit.len() }
     }
 
     fn buffered_tokens(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Vec<u32> {

@@ -44,8 +44,9 @@ impl Scheduler {
         self.counters.add_step(&notice);
         self.outputs.push(SchedulerOutput::Step(notice));
         // A refused sequence did not run, so it must not affect the measurements.
-        let ran = in_flight.batch.without(|request| is_refused(&failed, request));
-        let (shape, decode_only) = (ran.shape(), notice.prefill_tokens == 0 && !ran.scheduled.is_empty());
+        let computed = in_flight.batch.without(|request| is_refused(&failed, request));
+        let (shape, decode_only) =
+            (computed.shape(), notice.prefill_tokens == 0 && !computed.scheduled.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
         self.manager.finish(now, &times, &mut self.actions);
@@ -70,7 +71,7 @@ impl Scheduler {
 
     /// Handles a step that the engine skipped because its time slice ended: its requests keep their memory for a step
     /// of the next slice.
-    pub(super) fn turn_passed(&mut self, now: Nanos, id: StepId, attempt: u32) {
+    pub(super) fn on_stale_epoch(&mut self, now: Nanos, id: StepId, attempt: u32) {
         let current = |f: &&mut InFlight| !f.lost && f.step.id == id && f.step.attempt == attempt;
         let Some(in_flight) = self.in_flight.as_mut().filter(current) else { return };
         in_flight.lost = true;

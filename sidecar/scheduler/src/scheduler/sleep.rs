@@ -45,12 +45,12 @@ impl Scheduler {
 
     /// Requeues suspended requests whose KV does not fit into the host tier for recomputation.
     pub(super) fn make_host_room(&mut self, now: Nanos) {
-        let in_the_way = |manager: &MemoryManager| {
+        let must_wait = |manager: &MemoryManager| {
             manager.status().sleep_state() == SleepState::Suspending
                 && manager.status().debt_is_blocked()
                 && !manager.status().is_blocked()
         };
-        while in_the_way(&self.manager) && self.drop_suspended_kv(|_, _| true) {
+        while must_wait(&self.manager) && self.drop_suspended_kv(|_, _| true) {
             self.manager.boundary(now, &mut self.actions);
         }
     }

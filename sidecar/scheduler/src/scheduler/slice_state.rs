@@ -22,6 +22,6 @@ pub(super) enum SliceState {
         /// Whether a step of this time slice has begun.
         has_run: bool,
         /// Whether a peer waits for it.
-        requested_at: bool,
+        has_waiters: bool,
     },
 }

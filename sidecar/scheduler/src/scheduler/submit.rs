@@ -61,7 +61,7 @@ impl Scheduler {
 
     fn submit_step(&mut self, now: Nanos, batch: Batch) {
         let lease = self.manager.begin(now, &mut self.actions);
-        self.record_turn_use();
+        self.record_slice_use();
         self.flush();
         let step = self.build(&batch, lease);
         self.commands.push(Command::Compute(step.clone()));
@@ -165,7 +165,7 @@ impl Scheduler {
         }
         let epoch = self.epoch();
         let lease = self.manager.begin(now, &mut self.actions);
-        self.record_turn_use();
+        self.record_slice_use();
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };
         in_flight.lost = false;
