@@ -43,7 +43,7 @@ use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutpu
 use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
-use kept_plan::KeptPlan;
+use crate::step_plan::KeptPlan;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use slice_state::SliceState;

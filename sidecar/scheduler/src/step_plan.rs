@@ -97,6 +97,28 @@ pub struct PlanLimits {
     pub keeps_layers: bool,
 }
 
+/// The admissions of a plan that waits for memory.
+#[derive(Debug)]
+pub struct KeptPlan {
+    /// The requests to admit.
+    pub admit: Vec<PlannedAdmission>,
+    /// As [`PlanLimits::sure`].
+    pub sure: usize,
+    /// As [`StepPlan::cache_epoch`].
+    pub cache_epoch: u64,
+    /// What the plan depends on besides memory.
+    pub stamp: u64,
+    /// Chunks of the tenant when the plan was made: memory may come for it, but must not go.
+    pub budget_chunks: u32,
+}
+
+impl KeptPlan {
+    /// Returns a fingerprint of the plan.
+    pub fn digest_word(&self) -> u64 {
+        self.stamp ^ self.admit.len() as u64
+    }
+}
+
 impl StepPlan {
     /// Returns the admissions as the memory manager sees them.
     pub fn admissions(&self) -> Vec<Admission> {

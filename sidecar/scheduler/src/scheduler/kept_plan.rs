@@ -13,26 +13,7 @@ use sluice_common::hash::fnv1a;
 
 use super::Scheduler;
 use crate::sequence::Sequence;
-use crate::step_plan::{PlannedAdmission, StepPlan};
-
-/// The admissions of a plan that waits for memory.
-#[derive(Debug)]
-pub(super) struct KeptPlan {
-    admit: Vec<PlannedAdmission>,
-    sure: usize,
-    cache_epoch: u64,
-    /// What the plan depends on besides memory.
-    stamp: u64,
-    /// Chunks of the tenant when the plan was made: memory may come for it, but must not go.
-    budget_chunks: u32,
-}
-
-impl KeptPlan {
-    /// Returns a fingerprint of the plan.
-    pub fn digest_word(&self) -> u64 {
-        self.stamp ^ self.admit.len() as u64
-    }
-}
+use crate::step_plan::{KeptPlan, PlannedAdmission, StepPlan};
 
 impl Scheduler {
     /// Keeps the admissions of a plan that waits for memory. One that offloads a prefill is not kept: it depends on
