@@ -19,7 +19,7 @@ use crate::tenant::BenchEnv;
 
 /// Fewest repetitions that have a median and a range.
 const FEWEST: u32 = 3;
-/// A link on which remapping must win, and one on which it must decline (DESIGN 12).
+/// A link on which remapping must win, and one on which it must decline.
 const RATIOS: [f64; 2] = [7.5, 70.0];
 
 /// Options of `cargo run -p sluice-benches -- policies`.

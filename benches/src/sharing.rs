@@ -24,7 +24,7 @@ use crate::tenant::BenchEnv;
 const FEWEST: u32 = 3;
 /// Times that a tenant sleeps, for each link.
 const NAPS: u32 = 7;
-/// Of a GH200, about (DESIGN 12).
+/// Of a GH200, about.
 const RATIO: f64 = 7.5;
 /// The load of a run.
 const SIZE: Size = Size::FULL;

@@ -1,5 +1,5 @@
 //! `cargo run -p sluice-benches -- wake`: the first token of a tenant that had given up all its memory, against what copying its
-//! weights behind one prompt allows (DESIGN 6, Waking), and against the bare copy of the same bytes.
+//! weights behind one prompt allows, and against the bare copy of the same bytes.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::tenant::{BenchEnv, Tenant, TenantDevice, TenantOptions, post};
 
 /// Copy of a layer against the prompt's time in it: compute hides the copies, both are equal, copies hide compute.
 const RATIOS: [f64; 3] = [0.5, 1.0, 2.0];
-/// Maximum ratio of the first token's time to the bound (DESIGN 6).
+/// Maximum ratio of the first token's time to the bound.
 const LIMIT: f64 = 1.15;
 const MIB: u64 = 1 << 20;
 /// Memory of the GPU for the generated model: three times the weights, so that all layers stay resident.

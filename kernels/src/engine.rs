@@ -1,7 +1,7 @@
 //! The engine process: a worker that computes steps for one sidecar, under a supervisor that restarts it.
 //!
 //! The worker owns nothing and keeps no state between steps. It maps the chunks that the sidecar names and runs steps
-//! over them. It exits within 100 ms of its sidecar's exit, even inside a step (DESIGN 4, 5).
+//! over them. It exits within 100 ms of its sidecar's exit, even inside a step.
 
 mod exit_code;
 mod inputs;

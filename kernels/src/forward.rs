@@ -6,7 +6,7 @@
 //! reside in a flat arena of layer blocks. Intermediate values reside in the activation arena, whose size is a monotone
 //! function of the step's shape ([`Model::activation_cost`]).
 //!
-//! **Batch invariance** (DESIGN 7). The bits of a sequence's logits and KV depend on its tokens and the weights alone,
+//! **Batch invariance**. The bits of a sequence's logits and KV depend on its tokens and the weights alone,
 //! never on the other sequences, the chunking, the block ids or the number of threads.
 
 mod batch;

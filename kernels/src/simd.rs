@@ -14,7 +14,7 @@
 //!
 //! **Order of summation.** Each output element of a matrix product has one 16-lane accumulator that runs over `k` in
 //! order. Missing lanes of the tail are zero. The lanes are folded 8 + 8, 4 + 4, 2 + 2, 1 + 1. The order does not
-//! depend on the batch, the tile, the thread or the chunk (DESIGN 7).
+//! depend on the batch, the tile, the thread or the chunk.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Load, burst};
 use crate::tenant::{BenchEnv, Tenant, TenantDevice};
 
-/// Tokens of a KV block (DESIGN 4).
+/// Tokens of a KV block.
 const BLOCK_TOKENS: u64 = 16;
 const MIB: u64 = 1 << 20;
 

@@ -259,7 +259,7 @@ pub struct Isolated {
     pub profile: String,
 }
 
-/// Named policies (DESIGN 6): the planner with some of its freedoms switched off.
+/// Named policies: the planner with some of its freedoms switched off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Policy {
     /// Least predicted goodput loss per byte freed, over all remedies.

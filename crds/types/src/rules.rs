@@ -45,7 +45,7 @@ pub const HOST_DEVICE: CelRule = CelRule {
     cel: "(self.deviceClassName == 'host.sluice.dev') == (has(self.device) && has(self.device.host))",
     message: "device.host must be set when deviceClassName is host.sluice.dev, and only then",
 };
-/// On `device.host`: sizes in which chunks can be traded (DESIGN 1).
+/// On `device.host`: sizes in which chunks can be traded.
 pub const HOST_CHUNK: CelRule = CelRule {
     cel: "quantity(string(self.chunkBytes)).asInteger() in [65536, 131072, 262144, 524288, 1048576, 2097152]",
     message: "chunkBytes must be 64Ki, 128Ki, 256Ki, 512Ki, 1Mi or 2Mi",

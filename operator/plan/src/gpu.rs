@@ -8,8 +8,7 @@ use crate::gpu_settings::GpuSettings;
 
 /// Maximum slots on a time-sliced GPU: each has one record in the GPU ledger.
 const MAX_TEMPORAL_SLOTS: usize = 64;
-/// Maximum slots on a GPU under MPS: the daemon limits clients, and each slot has two processes (DESIGN-kubernetes
-/// 2).
+/// Maximum slots on a GPU under MPS: the daemon limits clients, and each slot has two processes.
 const MAX_SPATIAL_SLOTS: usize = 20;
 
 /// A GPU of a pool; in an `Isolated` group, one hardware instance.

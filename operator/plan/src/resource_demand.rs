@@ -10,9 +10,9 @@ use crate::geometry::declared_bytes;
 use crate::model_source::fetches;
 use crate::sizes::{SMALL_PROCESS_BYTES, block_bytes, block_chunks, sequence_blocks};
 
-/// Host memory of a sidecar in addition to weights and KV, bytes (DESIGN 12).
+/// Host memory of a sidecar in addition to weights and KV, bytes.
 const SIDECAR_BYTES: u64 = 64 << 20;
-/// Host memory of one open stream, bytes (DESIGN 12).
+/// Host memory of one open stream, bytes.
 const STREAM_BYTES: u64 = 32 << 10;
 
 /// Host memory of a sidecar for request bodies and early tokens that it buffers for a proxied engine, bytes.
@@ -112,7 +112,7 @@ pub(crate) fn container_bytes(written: Option<&Resources>, computed: u64) -> u64
     declared_bytes(written).unwrap_or(computed)
 }
 
-/// DESIGN 1, "floor": WeightsGlobal, the layers that the cap keeps resident and one slot for all others, KV,
+/// The floor of a tenant: WeightsGlobal, the layers that the cap keeps resident and one slot for all others, KV,
 /// activations, staging and contexts, each in whole chunks. The sidecar declares the same value. A layout's second
 /// slot counts as memory above the floor, also in the sidecar.
 fn floor_bytes(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandParams) -> u64 {

@@ -1,4 +1,4 @@
-//! Applied objects, compared with DESIGN-kubernetes 2 to 4.
+//! Applied objects, compared with what the pages of the operator promise.
 
 use serde_json::{Value, json};
 use sluice_plan::objects::inspect::job;

@@ -1,4 +1,4 @@
-//! Demand of a slot. Expected values are derived from DESIGN 1 and DESIGN-kubernetes 2.
+//! Demand of a slot. Expected values are computed by hand from the parts of a floor.
 
 use sluice_plan::resource_demand::{Demand, DemandError, DemandParams, check_kv_fits, demand};
 use sluice_types::pool::Policy;

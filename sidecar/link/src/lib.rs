@@ -2,7 +2,7 @@
 //!
 //! A Unix seqpacket socket carries commands and file descriptors ([`frame`], [`message`], [`socket`]). A shared
 //! [`control`] page carries signals that are too frequent for messages. Sealed shared memory carries block tables and
-//! token histories ([`tables`]) (DESIGN 5). [`server`] is the sidecar's end, [`client`] the engine's. [`log_prefix`]
+//! token histories ([`tables`]). [`server`] is the sidecar's end, [`client`] the engine's. [`log_prefix`]
 //! gives the log lines of both one format. [`hang`] and [`watch`] detect a hung process at the other end.
 //!
 //! # Example

@@ -1,5 +1,5 @@
-//! Measures the speed of fills per size class against the machine's memcpy in the same run (DESIGN 12: at
-//! least 90 % of the link's measured peak). Prints one line per class: `value`, `limit`, `pass` or `fail`;
+//! Measures the speed of fills per size class against the machine's memcpy in the same run: at
+//! least 90 % of the link's measured peak. Prints one line per class: `value`, `limit`, `pass` or `fail`;
 //! exits with 1 if a class fails. With `-- --json` each class is one JSON object.
 //!
 //! `cargo run --release -p sluice-memory --example copy_speed`

@@ -1,5 +1,5 @@
 //! Host memory that stands in for device memory. Chunks are ranges of one sealed memfd, mapped at constant
-//! addresses, limited as on a GPU, and filled by transfer threads from the host weights (DESIGN 4).
+//! addresses, limited as on a GPU, and filled by transfer threads from the host weights.
 //!
 //! The engine uses only [`mapping`] and [`SliceFence`]; the sidecar uses the rest.
 //!

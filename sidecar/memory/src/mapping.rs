@@ -1,4 +1,4 @@
-//! Constant virtual addresses whose backing chunks change (DESIGN 4, "Constant addresses").
+//! Constant virtual addresses whose backing chunks change.
 //!
 //! One reservation contains all ranges, each followed by a guard chunk that is never mapped. Addresses
 //! without a chunk are `PROT_NONE`: an access faults and never reaches the memory of another allocation.
@@ -57,7 +57,7 @@ impl Mapping {
     /// that contradicts the table fails and changes nothing.
     ///
     /// Nothing in this process may use the address during the call: it must run between steps, or while the
-    /// engine is idle (DESIGN 4, rule b).
+    /// engine is idle.
     pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &Reback) -> Result<(), MappingError> {
         match *op {
             Reback::Map(address, chunk) => self.map(pool, &[(address, chunk)]),

@@ -1,5 +1,4 @@
-//! Copy threads: slabs from the host weights to chunks, and KV between the host tier and the device (DESIGN
-//! 4: host to device copy).
+//! Copy threads: slabs from the host weights to chunks, and KV between the host tier and the device.
 //!
 //! Each slot has a lane, a thread that runs its fills in submission order and waits for the reader that each
 //! fill names. Fills of other chunks share lanes. An option limits how many slabs are copied at once. Each KV

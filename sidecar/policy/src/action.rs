@@ -53,7 +53,7 @@ pub enum Reback {
     Map(Address, ChunkId),
 }
 
-/// Changes that are applied together, in order, at a step boundary or while the engine is idle (DESIGN 4, rule b).
+/// Changes that are applied together, in order, at a step boundary or while the engine is idle.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
     /// The changes.

@@ -5,7 +5,7 @@
 //! manager sets the deadlines ([`CopyDeadlines`]); a backend serves the least [`CopyPriority`]. The planner's step
 //! model has the same rule ([`crate::planner::steps`]), with layers instead of times.
 //!
-//! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all copies is ours (DESIGN 6).
+//! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all copies is ours.
 
 use alloc::vec::Vec;
 

@@ -2,7 +2,7 @@
 //!
 //! Options have different effects: a stall delays every token of the batch, a pause stops one request, and a preemption
 //! stops one and recomputes its tokens. Over a given window all three are tokens that would have been generated and are
-//! not, so they can be compared (DESIGN 6: the least predicted goodput loss).
+//! not, so they can be compared: the least predicted goodput loss decides.
 //!
 //! Tokens too late for the objective count as not generated, unless they were too late already.
 

@@ -1,4 +1,4 @@
-//! An exponentially weighted moving average in integers, the same on every machine (DESIGN 3; OrbitFlow 3.4
+//! An exponentially weighted moving average in integers, the same on every machine (OrbitFlow 3.4
 //! recalibrates its profile with one, without a weight in the text).
 
 /// Bits after the binary point.

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!((limits.slice_limit_ns(work), limits.limit_ns(work)), (FLOOR_NS, 600_000 * MS));
         limits.overtaken();
         limits.overtaken();
-        assert_eq!(limits.slice_limit_ns(work), 4 * FLOOR_NS, "a long first step ends after some turns");
+        assert_eq!(limits.slice_limit_ns(work), 4 * FLOOR_NS, "a long first step ends after some slices");
         limits.step_done(4, 9_000 * MS);
         assert_eq!(limits.slice_limit_ns(work), 18_000 * MS + FLOOR_NS);
     }

@@ -8,8 +8,7 @@
 //!
 //! # Interface
 //!
-//! A scheduler needs these calls. Ours makes no other ones but those of the two sections below; the example
-//! `external_scheduler` of this crate serves requests with them alone.
+//! A scheduler needs these calls. The example `external_scheduler` of this crate serves requests with them.
 //!
 //! | when | calls |
 //! |---|---|

@@ -80,8 +80,7 @@ pub struct Params {
     /// Default no.
     pub plan_alike: bool,
     /// Whether plans admit requests first come, first served wherever all fit, as OrbitFlow is published; requests that
-    /// delay others are paused afterwards. Default no: no request is admitted to be late, or to delay others (DESIGN 6,
-    /// first objective).
+    /// delay others are paused afterwards. Default no: no request is admitted to be late, or to delay others.
     pub plan_first_come: bool,
     /// Maximum total pause time of one request, nanoseconds; 0 = no request is paused. Under deadline scheduling a
     /// pause counts from the time when the client has read all tokens, and a request that is too late for its first

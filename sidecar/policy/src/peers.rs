@@ -1,4 +1,4 @@
-//! Decisions between the tenants of one GPU: victims, loans and time slices (DESIGN 6 and 8; the protocol is in
+//! Decisions between the tenants of one GPU: victims, loans and time slices (the protocol is in
 //! `docs/peers.md`).
 //!
 //! This module is pure: it neither reads the ledger file nor sends messages. The caller does both and reports the

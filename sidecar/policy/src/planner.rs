@@ -1,6 +1,6 @@
 //! The planner: chooses where the layers of every object reside, so that the batch meets its objectives.
 //!
-//! Everything that can leave the device is an object of L layers (DESIGN 6): a model's weights are an object that every
+//! Everything that can leave the device is an object of L layers: a model's weights are an object that every
 //! step reads; a request's KV is an object that grows. For each object a [`problem::Choice`] lists the offloaded
 //! layers. The [`steps`] model predicts the time of a step for all choices on one link. [`search`] finds the choices
 //! with the least time, then the fewest link bytes, by branch and bound over the [`relax`]ed problem. [`batch`]

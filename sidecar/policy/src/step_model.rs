@@ -1,7 +1,7 @@
 //! Computes the cost of a layout of moving layers: the steady-state stall per token, exact in integers.
 //!
 //! A token runs the layers in order. The layers of a [`Layout`] share slots: moving layer `i` (counted from the front)
-//! always uses slot `i % beta` (constant addresses, DESIGN 4). One link carries the fills, in the order of use. A fill
+//! always uses slot `i % beta` (constant addresses). One link carries the fills, in the order of use. A fill
 //! starts when the link is free and the previous reader of its slot has finished; a moving layer starts when the
 //! previous layer has finished and its fill has arrived. Fills may run any distance ahead, so progress carries over
 //! from token to token. Every moving layer is filled once per token, even one that is alone in its slot.

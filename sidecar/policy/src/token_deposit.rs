@@ -1,5 +1,5 @@
 //! Token-Deposit: holds tokens generated early and writes one per interval, so that the lead becomes slack (OrbitFlow
-//! 3.2; the exact rule is in DESIGN 7). A deposit counts tokens; the caller keeps the tokens themselves in a FIFO
+//! 3.2). A deposit counts tokens; the caller keeps the tokens themselves in a FIFO
 //! queue.
 //!
 //! The first token is written at once. A later token is written when it is generated if the deposit is empty and at

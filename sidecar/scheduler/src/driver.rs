@@ -136,7 +136,7 @@ impl<M: Memory, C: Compute> Driver<M, C> {
                 Command::Memory(action) => self.memory.submit(now, action),
                 Command::Compute(step) => self.compute.submit(now, step),
                 Command::Peer(command) => self.ports.peers.send(now, command),
-                Command::Turn(call) => self.ports.peers.send_slice_command(now, call),
+                Command::Slice(call) => self.ports.peers.send_slice_command(now, call),
                 Command::Plan(request) => self.ports.planner.submit(now, request),
             }
         }

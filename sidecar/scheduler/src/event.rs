@@ -80,7 +80,7 @@ pub enum Command {
     /// To a peer.
     Peer(PeerCommand),
     /// Requests or releases the time slice.
-    Turn(SliceCommand),
+    Slice(SliceCommand),
     /// To the planner.
     Plan(PlanRequest),
 }

@@ -186,7 +186,7 @@ impl Scheduler {
         self.flush();
         self.pauses.on_sleep(self.manager.status().sleep_state() != SleepState::Awake, now);
         self.record_waits(now);
-        self.next_use.observe(now, self.set_busy());
+        self.next_use.observe(now, self.has_requests());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
@@ -245,7 +245,7 @@ impl Scheduler {
 
     /// Whether the tenant is awake and serving, without requests.
     pub fn is_idle(&self) -> bool {
-        self.serving() && self.manager.status().sleep_state() == SleepState::Awake && !self.set_busy()
+        self.serving() && self.manager.status().sleep_state() == SleepState::Awake && !self.has_requests()
     }
 
     /// Returns the totals since the start.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Device memory. The capacity equation (DESIGN 1): `capacity_bytes` = `overhead_bytes` + the sum over owners.
+/// Device memory. The capacity equation: `capacity_bytes` = `overhead_bytes` + the sum over owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MemoryState {

@@ -25,7 +25,7 @@ impl PolicyCluster {
             ("devices", NAMESPACE, of("DaemonSet/sluice-devices")),
             ("hook", NAMESPACE, named(&objects, "Pod/sluice-test")["metadata"]["labels"].clone()),
             ("neighbour", NAMESPACE, json!({"app": "another"})),
-            // Labels that the operator gives a slot (DESIGN-kubernetes 4), and a pod that is not a slot.
+            // Labels that the operator gives a slot, and a pod that is not a slot.
             (
                 "slot",
                 "team",

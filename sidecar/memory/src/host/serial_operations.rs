@@ -97,7 +97,7 @@ impl HostMemory {
     }
 
     /// Checks the whole transaction, then prepares the chunks, then sends it: a refused transaction changes
-    /// no byte. The engine is at a step boundary or idle (DESIGN 4, rule b), so poisoned chunks are not being
+    /// no byte. The engine is at a step boundary or idle, so poisoned chunks are not being
     /// read. Copies of KV need the KV chunks of their chunks, so these cannot be unmapped; other addresses of
     /// such a chunk can.
     fn start_reback(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {

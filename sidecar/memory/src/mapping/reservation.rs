@@ -79,7 +79,7 @@ impl Reservation {
         let at = self.checked_ptr(offset, bytes);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: `checked_ptr` keeps the range inside the reservation; the caller's rule of re-backing
-        // (DESIGN 4, rule b) ensures that these addresses are not in use while they change.
+        // ensures that these addresses are not in use while they change.
         unsafe { mm::mmap_anonymous(at, bytes, ProtFlags::empty(), flags) }
             .map_err(|source| MappingError::Kernel { call: "mmap", source })?;
         Ok(())

@@ -1,5 +1,5 @@
 //! The host link of a copy: not limited, or paced to a bandwidth, so that a laptop can emulate NVLink-C2C or
-//! PCIe (DESIGN 4).
+//! PCIe.
 
 use std::collections::BTreeSet;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Compares reclaim options by their loss per freed byte (DESIGN 6: the least predicted goodput loss per byte freed).
+//! Compares reclaim options by their loss per freed byte (the least predicted goodput loss per byte freed).
 //!
 //! A delayed token is lost only if it becomes late. With an objective, a client reads one token per interval, from its
 //! buffer as long as that lasts: while no request waits, a longer step costs nothing as long as it is within the
@@ -48,7 +48,7 @@ impl ReclaimCost {
     }
 }
 
-/// Reclaim options that use the link or time, in the order that breaks ties (DESIGN 6). KV of paused requests is
+/// Reclaim options that use the link or time, in the order that breaks ties. KV of paused requests is
 /// reclaimed before them, because its loss has already occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReclaimKind {
@@ -102,17 +102,17 @@ impl CostContext {
         LateTokens { late, lost: unmade }
     }
 
-    /// Returns the loss if a request with `in_store` buffered tokens pauses for the window, and the whole batch stops
+    /// Returns the loss if a request with `buffered_tokens` buffered tokens pauses for the window, and the whole batch stops
     /// for `leaving_ns` while its KV is copied.
-    pub fn pause(&self, in_store: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
+    pub fn pause(&self, buffered_tokens: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
         let halt = self.halt_cost(leaving_ns, clients);
-        let late = u64::from(self.read_in_window().saturating_sub(in_store)) * MILLI as u64;
+        let late = u64::from(self.read_in_window().saturating_sub(buffered_tokens)) * MILLI as u64;
         LateTokens { late: late.saturating_add(halt.late), lost: self.paused(1, 0).saturating_add(halt.lost) }
     }
 
     /// Returns the loss of a pause after which `tokens` tokens are recomputed, which delays the others.
-    pub fn preemption(&self, in_store: u32, tokens: u64, clients: &Clients<'_>) -> LateTokens {
-        self.pause(in_store, self.prefill_token_ns.saturating_mul(tokens), clients)
+    pub fn preemption(&self, buffered_tokens: u32, tokens: u64, clients: &Clients<'_>) -> LateTokens {
+        self.pause(buffered_tokens, self.prefill_token_ns.saturating_mul(tokens), clients)
     }
 
     /// Returns the loss if `requests` requests with unknown buffers pause for the window and `tokens` of their tokens
@@ -154,12 +154,12 @@ impl CostContext {
     }
 
     /// Returns the late tokens of one request in a window of steps of `step_ns`: those after its buffer is empty.
-    fn late_under(&self, step_ns: u64, in_store: u32) -> u64 {
+    fn late_under(&self, step_ns: u64, buffered_tokens: u32) -> u64 {
         let Some(behind_ns) = step_ns.checked_sub(self.tbt_ns).filter(|ns| *ns > 0 && self.was_on_time())
         else {
             return 0;
         };
-        let bridged = u128::from(self.tbt_ns) * u128::from(in_store) / u128::from(behind_ns);
+        let bridged = u128::from(self.tbt_ns) * u128::from(buffered_tokens) / u128::from(behind_ns);
         (u128::from(self.window_steps).saturating_sub(bridged) * MILLI) as u64
     }
 }
@@ -173,12 +173,12 @@ mod tests {
         CostContext { window_steps: 10, step_ns: 100, requests: 4, tbt_ns: 400, prefill_token_ns: 5 };
     const UNPACED: CostContext = CostContext { tbt_ns: 0, ..PACED };
 
-    const fn alone(in_store: &[u32]) -> Clients<'_> {
-        Clients { buffered_tokens: in_store, waiting: false }
+    const fn alone(buffered_tokens: &[u32]) -> Clients<'_> {
+        Clients { buffered_tokens, waiting: false }
     }
 
-    const fn crowded(in_store: &[u32]) -> Clients<'_> {
-        Clients { buffered_tokens: in_store, waiting: true }
+    const fn crowded(buffered_tokens: &[u32]) -> Clients<'_> {
+        Clients { buffered_tokens, waiting: true }
     }
 
     fn loss(late: u64, unmade: u64) -> LateTokens {
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn stall_within_slo_is_free_without_waiting_clients() {
-        let of = |outlook: CostContext, clients| outlook.stall(300, &clients);
+        let of = |context: CostContext, clients| context.stall(300, &clients);
         assert_eq!(of(PACED, alone(&[0; 4])), loss(0, 30_000), "400 ns instead of 100: three quarters of 40");
         assert_eq!(of(PACED, crowded(&[9; 4])), loss(30_000, 30_000));
         assert_eq!(of(UNPACED, alone(&[0; 4])), loss(30_000, 30_000), "whatever is late");
@@ -203,9 +203,9 @@ mod tests {
     /// wait.
     #[test]
     fn stall_without_clients_counts_unbuffered_requests() {
-        for outlook in [PACED, UNPACED, CostContext { tbt_ns: 50, ..PACED }] {
+        for context in [PACED, UNPACED, CostContext { tbt_ns: 50, ..PACED }] {
             for added_ns in [0, 1, 300, 301, 5000] {
-                assert_eq!(outlook.stalled(added_ns), outlook.stall(added_ns, &crowded(&[0; 4])).late);
+                assert_eq!(context.stalled(added_ns), context.stall(added_ns, &crowded(&[0; 4])).late);
             }
         }
     }
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn pause_loses_tokens_beyond_buffer() {
-        let of = |outlook: CostContext, in_store| outlook.pause(in_store, 0, &alone(&[0; 4]));
+        let of = |context: CostContext, buffered_tokens| context.pause(buffered_tokens, 0, &alone(&[0; 4]));
         assert_eq!([0, 1, 3, 9].map(|store| of(PACED, store).late), [3_000, 2_000, 0, 0]);
         assert_eq!(of(PACED, 9).lost, 10_000);
         assert_eq!(of(UNPACED, 0), loss(10_000, 10_000));

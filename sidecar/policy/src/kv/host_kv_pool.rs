@@ -113,6 +113,9 @@ impl HostKvPool {
             );
         }
         let used = kv_blocks.iter().filter(|(_, kv_block)| kv_block.host_location.is_some()).count() as u32;
-        assert!(self.used() >= used && self.used() <= self.kv_blocks, "every stowed KV block has a place");
+        assert!(
+            self.used() >= used && self.used() <= self.kv_blocks,
+            "every KV block of the host tier has a place"
+        );
     }
 }

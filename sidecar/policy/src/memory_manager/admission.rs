@@ -88,8 +88,7 @@ impl MemoryManager {
             tails: 1,
             deposit: waiter.deposit,
             immune: false,
-            placed: !prompt
-                || self.after(&PlannedAdmissions::default()).can_offload_prefills(waiter.kv_blocks),
+            placed: !prompt || self.after(&PlannedAdmissions::default()).fits_host_tier(waiter.kv_blocks),
             must_admit: self.must_admit(waiter),
         }
     }

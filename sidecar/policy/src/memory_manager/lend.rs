@@ -59,7 +59,7 @@ impl MemoryManager {
             return self.release_share(out);
         }
         let vacant = self.free_after_eviction();
-        if self.wake_layout() {
+        if self.should_restore_layers() {
             self.refuse_loans_beyond(vacant);
         }
         let Some(transfer) = self.loans.outgoing.first() else {
@@ -184,7 +184,7 @@ impl MemoryManager {
     }
 
     /// A change does not fit: a request makes space if the change must happen; a loan is refused.
-    pub(super) fn has_no_room(&mut self, reason: Reason) {
+    pub(super) fn on_no_room(&mut self, reason: Reason) {
         self.loans.set_blocked(self.loans.is_blocked() || reason.must_happen());
         if reason == Reason::Lend {
             self.refuse_loan();
@@ -196,6 +196,6 @@ impl MemoryManager {
         !self.loans.outgoing.is_empty()
             || self.share_to_release() > 0
             || self.recreates_at_once()
-            || self.wake_layout()
+            || self.should_restore_layers()
     }
 }

@@ -46,7 +46,7 @@ impl MemoryManager {
     /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
     ///
     /// # Panics
-    /// If a copy into a buffer is under way: the caller asks [`super::AdmissionView::can_offload_prefill`] or
+    /// If a copy into a buffer is under way: the caller asks [`super::AdmissionView::prefill_offload`] or
     /// [`super::AdmissionView::admits_by_prefill_offload`] before.
     pub(super) fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
         if !self.kv.places_prefills() {

@@ -41,7 +41,8 @@ impl MemoryManager {
         }
     }
 
-    fn attempt(&self, need: &StepNeed) -> Attempt {
+    /// Begins an attempt: what the step needs, and what its admissions will change.
+    pub(super) fn attempt(&self, need: &StepNeed) -> Attempt {
         let effects = self.admission_effects(need);
         let lacking = self.kv.missing_layer_block_count();
         let to_load = lacking + effects.layer_blocks_to_load();

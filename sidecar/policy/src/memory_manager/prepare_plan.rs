@@ -320,3 +320,6 @@ impl MemoryManager {
         self.cost().choose_layout(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,7 +29,7 @@ impl MemoryManager {
 
     /// The tenant has work and absent layers: restores all if they fit, else lets them move through slots.
     pub(super) fn restore(&mut self) {
-        if !self.wake_layout() || self.loans.awaits_loans() {
+        if !self.should_restore_layers() || self.loans.awaits_loans() {
             return;
         }
         let own_chunks = self.chunks.weights_held() + self.chunks.free_count();
@@ -58,15 +58,15 @@ impl MemoryManager {
     /// fits; `Unified` takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, own_chunks: u32) -> Option<Layout> {
         let (idle, kv_max) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
-        let (outlook, policy) = (self.cost_context(), self.params.policy());
+        let (context, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
             let kv_chunks = self.sizes.weights(&layout).saturating_sub(own_chunks);
             if kv_chunks > kv_max {
                 continue;
             }
-            let dropped = self.dropping(&outlook, kv_chunks.saturating_sub(idle));
-            let loss = policy.restore_rank(self.cost().stall_cost(&outlook, &layout), dropped);
+            let dropped = self.dropping(&context, kv_chunks.saturating_sub(idle));
+            let loss = policy.restore_rank(self.cost().stall_cost(&context, &layout), dropped);
             if best.as_ref().is_none_or(|(min_loss, _)| loss < *min_loss) {
                 best = Some((loss, layout));
             }
@@ -78,7 +78,7 @@ impl MemoryManager {
     }
 
     /// Layers are absent, and the tenant has work or no peer has their memory any more.
-    pub(super) fn wake_layout(&self) -> bool {
+    pub(super) fn should_restore_layers(&self) -> bool {
         match self.sleep.state() {
             SleepState::Suspending | SleepState::Asleep => return false,
             SleepState::Waking => return true,

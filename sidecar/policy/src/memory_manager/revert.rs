@@ -21,7 +21,7 @@ impl MemoryManager {
         self.grow();
         self.place_kv(out);
         let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
-        if can_wait && (self.loans().has_debt() || self.wake_layout()) {
+        if can_wait && (self.loans().has_debt() || self.should_restore_layers()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }

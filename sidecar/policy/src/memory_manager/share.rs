@@ -10,7 +10,7 @@
 //! | unused cache | later requests that would have hit it |
 //! | idle activation space (eLLM) | none |
 //! | own layers: those that the smaller share takes in any case, and more while their copies hide | the allowed stall |
-//! | KV in use | the youngest requests are recomputed, or the cheapest ones paused |
+//! | KV in use | requests are recomputed or paused, in the order of the policy |
 //! | own layers, whatever their stall | a longer step |
 
 use alloc::vec::Vec;

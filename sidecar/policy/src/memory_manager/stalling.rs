@@ -64,7 +64,7 @@ impl MemoryManager {
     }
 
     /// The cost if requests lose these chunks of KV.
-    pub(super) fn dropping(&self, outlook: &CostContext, chunks: u32) -> u64 {
+    pub(super) fn dropping(&self, context: &CostContext, chunks: u32) -> u64 {
         let layer_blocks = u64::from(chunks) * u64::from(self.sizes.layer_blocks_per_chunk);
         if layer_blocks == 0 {
             return 0;
@@ -73,9 +73,9 @@ impl MemoryManager {
             self.kv.chunk_pool().used_layer_blocks().saturating_sub(self.kv.evictable_layer_blocks()),
         );
         let layer_blocks = layer_blocks.min(used);
-        let requests = (u64::from(outlook.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
+        let requests = (u64::from(context.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
         let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
         let settings = self.params.policy_settings();
-        self.params.policy().displaced_kv_loss(&settings, outlook, (requests, tokens))
+        self.params.policy().displaced_kv_loss(&settings, context, (requests, tokens))
     }
 }

@@ -44,7 +44,7 @@ impl MemoryManager {
             Some(false) => {
                 // A fetch into the buffers ends by itself; for lack of space a request must go.
                 if self.kv.fetches() == 0 {
-                    self.has_no_room(goal.reason);
+                    self.on_no_room(goal.reason);
                 }
                 return self.abort_transition();
             }
@@ -57,7 +57,7 @@ impl MemoryManager {
                 Some(0) => return self.abort_transition(),
                 Some(_) => return self.advance_transition(out),
                 None => {
-                    self.has_no_room(goal.reason);
+                    self.on_no_room(goal.reason);
                     return self.abort_transition();
                 }
             },
@@ -202,7 +202,8 @@ impl MemoryManager {
         self.drain(0);
     }
 
-    /// Puts a layout in force: layers and slots that lost their contents are loaded.
+    /// Puts a layout in force: layers and slots that lost their contents are loaded. A slot made of its first layer's
+    /// chunks has contents, so the copies of the others are ordered when a step begins.
     fn place_weights(&mut self, layout: Layout, preserved: Vec<(LayerId, Generation)>, reason: Reason) {
         let placement = Placement {
             layout,

@@ -1,4 +1,4 @@
-//! Time slices (`Temporal`): orders the waiters, and decides when the holder releases its slice (DESIGN 8).
+//! Time slices (`Temporal`): orders the waiters, and decides when the holder releases its slice.
 //!
 //! No tenant starves: with n tenants and slices of at most Q, round robin bounds the wait by n Q, and priorities that
 //! age after a slices bound it by (n + a) Q.
@@ -88,7 +88,7 @@ impl Quantum {
     /// If `min_ns` is above `max_ns`, or `max_ns` is 0.
     pub fn new(min_ns: u64, max_ns: u64) -> Quantum {
         assert!(min_ns <= max_ns, "a least quantum of {min_ns} ns is within the largest of {max_ns} ns");
-        assert!(max_ns > 0, "a turn lasts");
+        assert!(max_ns > 0, "a time slice has a length");
         Quantum { min_ns, max_ns }
     }
 

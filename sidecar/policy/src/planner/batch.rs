@@ -2,7 +2,7 @@
 //!
 //! Batches differ in two numbers: the paused running requests, in victim order, and the admitted waiting requests, in
 //! queue order. A batch is better if it leaves out fewer requests that must be admitted, then if it has a smaller share
-//! of late tokens above the allowance, then more tokens per second, then fewer link bytes (DESIGN 6).
+//! of late tokens above the allowance, then more tokens per second, then fewer link bytes.
 //!
 //! Sources: OrbitFlow 4.2 (violation cap, Pause-Resume with the victim by blocks and deposit), 4.4 (Token-Deposit).
 
@@ -106,12 +106,12 @@ pub fn late_tokens(step_ns: u64, tbt_ns: u64, deposit: u32, window: u16) -> u64 
 /// # Errors
 /// If no batch fits, not even the immune requests alone: [`NoPlan::Proven`] if that is certain.
 pub fn plan(
-    outlook: &BatchContext,
+    context: &BatchContext,
     budget: u32,
     time_ns: impl Fn(&Problem, &[u16]) -> u64 + Copy,
 ) -> Result<BatchPlan, NoPlan> {
     let mut left = budget;
-    let mut open: Vec<_> = batches(outlook).into_iter().filter_map(|batch| promise(outlook, batch)).collect();
+    let mut open: Vec<_> = batches(context).into_iter().filter_map(|batch| promise(context, batch)).collect();
     open.sort_unstable();
     let mut best: Option<BatchPlan> = None;
     let mut misfit = NoPlan::Proven;
@@ -119,14 +119,14 @@ pub fn plan(
         if best.as_ref().is_some_and(|best| best.merit <= promised) {
             break;
         }
-        let problem = problem(outlook, paused, admitted);
-        let found = match outlook.alike {
+        let problem = problem(context, paused, admitted);
+        let found = match context.alike {
             true => search::alike(&problem, time_ns),
             false => search::plan(&problem, &mut left, time_ns),
         };
         match found {
             Ok(placement) => {
-                let merit = merit(outlook, (paused, admitted), placement.cost);
+                let merit = merit(context, (paused, admitted), placement.cost);
                 if best.as_ref().is_none_or(|best| merit < best.merit) {
                     best = Some(BatchPlan { paused, admitted, placement, merit });
                 }
@@ -139,69 +139,69 @@ pub fn plan(
 }
 
 /// Returns the best possible score of a batch; `None` if it cannot fit.
-fn promise(outlook: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore, (usize, usize))> {
-    let requests = members(outlook, batch.0, batch.1).map(|member| &member.kv);
-    let objects: Vec<&Object> = outlook.other_requests.iter().chain(requests).collect();
-    let added_ns = added_ns(outlook, batch.0, batch.1) * outlook.compute_ns.len() as u64;
-    let compute_ns = outlook.compute_ns.iter().sum::<u64>() + added_ns;
-    let min_cost = search::at_least(&objects, compute_ns, outlook.capacity_bytes)?;
-    Some((merit(outlook, batch, min_cost), batch))
+fn promise(context: &BatchContext, batch: (usize, usize)) -> Option<(BatchScore, (usize, usize))> {
+    let requests = members(context, batch.0, batch.1).map(|member| &member.kv);
+    let objects: Vec<&Object> = context.other_requests.iter().chain(requests).collect();
+    let added_ns = added_ns(context, batch.0, batch.1) * context.compute_ns.len() as u64;
+    let compute_ns = context.compute_ns.iter().sum::<u64>() + added_ns;
+    let min_cost = search::at_least(&objects, compute_ns, context.capacity_bytes)?;
+    Some((merit(context, batch, min_cost), batch))
 }
 
 /// Returns the contribution of these requests to the compute of each layer, nanoseconds.
-fn added_ns(outlook: &BatchContext, paused: usize, admitted: usize) -> u64 {
-    members(outlook, paused, admitted).map(|member| member.compute_ns).sum()
+fn added_ns(context: &BatchContext, paused: usize, admitted: usize) -> u64 {
+    members(context, paused, admitted).map(|member| member.compute_ns).sum()
 }
 
 /// Returns all batches: every number of admissions without a pause, and every number of pauses without an admission.
-fn batches(outlook: &BatchContext) -> Vec<(usize, usize)> {
-    let pausable = outlook.running.iter().take_while(|member| !member.immune).count();
-    let admissions = (0..=outlook.waiting.len()).map(|admitted| (0, admitted));
+fn batches(context: &BatchContext) -> Vec<(usize, usize)> {
+    let pausable = context.running.iter().take_while(|member| !member.immune).count();
+    let admissions = (0..=context.waiting.len()).map(|admitted| (0, admitted));
     let pauses = (1..=pausable).map(|paused| (paused, 0));
     admissions.chain(pauses).collect()
 }
 
-fn members(outlook: &BatchContext, paused: usize, admitted: usize) -> impl Iterator<Item = &BatchCandidate> {
-    outlook.running.iter().skip(paused).chain(outlook.waiting.iter().take(admitted))
+fn members(context: &BatchContext, paused: usize, admitted: usize) -> impl Iterator<Item = &BatchCandidate> {
+    context.running.iter().skip(paused).chain(context.waiting.iter().take(admitted))
 }
 
 /// Returns the placement problem of one batch.
-pub fn problem(outlook: &BatchContext, paused: usize, admitted: usize) -> Problem {
-    let added_ns = added_ns(outlook, paused, admitted);
-    let requests = members(outlook, paused, admitted).map(|member| member.kv.clone());
+pub fn problem(context: &BatchContext, paused: usize, admitted: usize) -> Problem {
+    let added_ns = added_ns(context, paused, admitted);
+    let requests = members(context, paused, admitted).map(|member| member.kv.clone());
     Problem {
-        capacity_bytes: outlook.capacity_bytes,
-        compute_ns: outlook.compute_ns.iter().map(|ns| ns + added_ns).collect(),
-        link: outlook.link,
-        write_bytes: outlook.write_bytes,
-        objects: outlook.other_requests.iter().cloned().chain(requests).collect(),
+        capacity_bytes: context.capacity_bytes,
+        compute_ns: context.compute_ns.iter().map(|ns| ns + added_ns).collect(),
+        link: context.link,
+        write_bytes: context.write_bytes,
+        objects: context.other_requests.iter().cloned().chain(requests).collect(),
     }
 }
 
-fn merit(outlook: &BatchContext, (paused, admitted): (usize, usize), cost: Cost) -> BatchScore {
-    let step_ns = (cost.time_ns + outlook.overhead_ns).max(1);
-    let window = u64::from(outlook.window);
-    let late = |member: &BatchCandidate| late_tokens(step_ns, member.tbt_ns, member.deposit, outlook.window);
-    let of_batch: u64 = members(outlook, paused, admitted).map(late).sum();
-    let gaps: u64 = outlook.running.iter().take(paused).map(|member| gap(member, outlook, step_ns)).sum();
-    let members = members(outlook, paused, admitted).count() as u64;
+fn merit(context: &BatchContext, (paused, admitted): (usize, usize), cost: Cost) -> BatchScore {
+    let step_ns = (cost.time_ns + context.overhead_ns).max(1);
+    let window = u64::from(context.window);
+    let late = |member: &BatchCandidate| late_tokens(step_ns, member.tbt_ns, member.deposit, context.window);
+    let of_batch: u64 = members(context, paused, admitted).map(late).sum();
+    let gaps: u64 = context.running.iter().take(paused).map(|member| gap(member, context, step_ns)).sum();
+    let members = members(context, paused, admitted).count() as u64;
     // A pause is one gap between two tokens, so its next token may be late. Admitted requests add no tokens to the
     // denominator: if all tokens are late already, their late tokens would not show, although they lengthen every step.
     let tokens = ((members - admitted as u64) * window + paused as u64).max(1);
     let late_permille = ((of_batch + gaps) * 1000).div_ceil(tokens);
     let per_s_milli = u128::from(members) * 1_000_000_000_000 / u128::from(step_ns);
-    let must_admit = outlook.waiting[admitted..].iter().filter(|member| member.must_admit);
+    let must_admit = context.waiting[admitted..].iter().filter(|member| member.must_admit);
     BatchScore {
         unadmitted: must_admit.count(),
-        late_permille: late_permille.saturating_sub(u64::from(outlook.allowed_permille)),
+        late_permille: late_permille.saturating_sub(u64::from(context.allowed_permille)),
         tokens_per_s_milli: Reverse(u64::try_from(per_s_milli).unwrap_or(u64::MAX)),
         link_bytes: cost.link_bytes,
     }
 }
 
 /// Returns the late tokens of a pause: one, unless the deposit lasts for the window or the request has no SLO.
-fn gap(member: &BatchCandidate, outlook: &BatchContext, step_ns: u64) -> u64 {
-    let window_ns = u128::from(step_ns) * u128::from(outlook.window);
+fn gap(member: &BatchCandidate, context: &BatchContext, step_ns: u64) -> u64 {
+    let window_ns = u128::from(step_ns) * u128::from(context.window);
     let lasting_ns = u128::from(member.deposit) * u128::from(member.tbt_ns);
     u64::from(member.tbt_ns > 0 && lasting_ns < window_ns)
 }

@@ -3,7 +3,7 @@
 //! Under `OrbitFlow` the victim has the most bytes, KV and deposited tokens together, because its client reads the
 //! deposit during the pause. A pause ends only after a running request completed and a plan with the paused request is
 //! feasible. `Unified` has its own rules for both ([`super::deadline`]). The oldest admitted request is never a victim,
-//! so that a request always completes (DESIGN 7). The total pause time of a request is bounded. At the bound the
+//! so that a request always completes. The total pause time of a request is bounded. At the bound the
 //! request is immune and overdue: it resumes before all others, which are paused for it, except the oldest. While the
 //! tenant sleeps no request is paused for another, and no time counts.
 //!

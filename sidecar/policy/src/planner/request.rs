@@ -96,7 +96,7 @@ impl PlanResult {
 impl PlanRequest {
     /// Returns the best plan that the budget finds.
     pub fn solve(&self) -> PlanAnswer {
-        let found = batch::plan(&self.outlook(), self.expansions, shared_buffers::mean_ns).ok();
+        let found = batch::plan(&self.batch_context(), self.expansions, shared_buffers::mean_ns).ok();
         let found = found.map(|best| PlanResult {
             paused: best.paused as u16,
             admitted: best.admitted as u16,
@@ -107,7 +107,7 @@ impl PlanRequest {
         PlanAnswer { id: self.id, result: found }
     }
 
-    fn outlook(&self) -> BatchContext {
+    fn batch_context(&self) -> BatchContext {
         let options = options(self.layers);
         let member = |one: &RequestState, sets: &[Vec<u16>]| BatchCandidate {
             kv: shared_buffers::object(

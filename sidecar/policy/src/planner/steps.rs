@@ -7,7 +7,7 @@
 //! carries over.
 //!
 //! Source: OrbitFlow Fig. 3 and Algorithm 1 in the reading that reproduces the figure's numbers; setup, quantum and
-//! coupling of directions are ours (DESIGN 6).
+//! coupling of directions are ours.
 
 use alloc::vec::Vec;
 

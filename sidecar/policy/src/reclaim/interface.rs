@@ -79,7 +79,7 @@ pub enum ReclaimStep {
 pub struct PreemptionCandidate {
     /// Its place in the order of admissions; later admissions have higher numbers.
     pub admission: u64,
-    /// KV blocks of 16 tokens that it holds.
+    /// KV blocks of 16 tokens that it holds, with those that it shares with others.
     pub kv_blocks: u32,
 }
 
@@ -91,7 +91,7 @@ pub fn pause_before_preempting(options: &[ReclaimOption]) -> Option<ReclaimOptio
 
 /// Decides what one tenant reclaims for its own requests.
 pub trait ReclaimPolicy: Debug + Sync {
-    /// The next step towards a shortfall. The memory manager asks again while steps free nothing.
+    /// The next step towards a shortfall. The memory manager asks again while steps free nothing (`plan_reclaim`).
     fn next(&self, view: &ReclaimView) -> ReclaimStep;
 
     /// Own weight layers that may become KV or a peer's memory, of the `cap` that the tenant's bounds allow. `None`: own
@@ -106,7 +106,7 @@ pub trait ReclaimPolicy: Debug + Sync {
         None
     }
 
-    /// Where the KV of running requests resides.
+    /// Where the KV of running requests resides. Asked when the policy comes into force.
     fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
         KvPlacementMode::Device
     }
@@ -117,14 +117,15 @@ pub trait ReclaimPolicy: Debug + Sync {
         None
     }
 
-    /// The order in which requests are admitted and paused.
+    /// The order in which requests are admitted and paused, by the scheduler.
     fn service_order(&self, _settings: &PolicySettings) -> ServiceOrder {
         ServiceOrder::Arrival
     }
 
     /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
     /// preempted, or that own layers move although tokens wait for them. `None` = none of them. Default: pauses a
-    /// request before it preempts one, and moves no layer.
+    /// request before it preempts one, and moves no layer. The scheduler asks after the memory manager answered
+    /// [`Prepared::Short`](crate::memory_manager::Prepared::Short).
     fn evict(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
         pause_before_preempting(options)
     }
@@ -162,8 +163,8 @@ pub trait ReclaimPolicy: Debug + Sync {
         NextUseEstimate::LastUse
     }
 
-    /// Ranks a running request among those of the same priority: the highest rank is preempted first. Default: the
-    /// latest admission, as vLLM does.
+    /// Ranks a running request among those of the same priority: the highest rank is preempted first, of equal ranks the
+    /// earliest admission. Default: the latest admission, as vLLM does. The scheduler asks when it preempts.
     fn preemption_rank(&self, request: &PreemptionCandidate) -> u64 {
         request.admission
     }

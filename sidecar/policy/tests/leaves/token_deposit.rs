@@ -46,7 +46,7 @@ fn drive(mut deposit: TokenDeposit, batches: &[(u64, u32)], finish: u64, late: u
     writes
 }
 
-/// Applies DESIGN 7's rule, nanosecond by nanosecond.
+/// Applies the rule nanosecond by nanosecond.
 fn naive(batches: &[(u64, u32)], finish: u64) -> Vec<Write> {
     let (mut held, mut writes, mut made): (Vec<u32>, Vec<Write>, u32) = (Vec::new(), Vec::new(), 0);
     for now in 0..=finish {

@@ -31,7 +31,7 @@ pub const CHECK: Check = Check {
     ask,
 };
 
-/// Time budget for growing, in microseconds (DESIGN 12).
+/// Time budget for growing, in microseconds.
 const BUDGET_US: f64 = 10_000.0;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {

@@ -48,7 +48,7 @@ impl Scheduler {
     /// Whether the first waiting request waits: it does not fit, and either it is paused with enough buffered tokens or
     /// memory refused an admission a short time ago.
     pub(super) fn can_defer(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
-        let is_buffered = front.kv_suspended && front.buffered_until(now) > self.is_well_after(now);
+        let is_buffered = front.kv_suspended && front.buffered_until(now) > self.margin_after(now);
         let alone = self.running.is_empty() && admissions.list.is_empty();
         let in_backoff = self.next_step < self.admission_backoff_until;
         (is_buffered || in_backoff) && !alone && !self.fits(now, front, admissions)
@@ -81,14 +81,14 @@ impl Scheduler {
         (deadline, priority): (Nanos, i32),
         plan: &StepPlan,
     ) -> Vec<Eviction> {
-        if !self.manager.offload_view().layer_blocks_freed_by_pause(kv_blocks)
+        if !self.manager.offload_view().can_free_by_pause(kv_blocks)
             || self.manager.timing().cost_window_ns() == 0
         {
             return Vec::new();
         }
         let wanted = RoomRequest {
             kv_blocks,
-            buffered_until: self.is_well_after(deadline.max(now)),
+            buffered_until: self.margin_after(deadline.max(now)),
             priority,
             host_places: self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks(),
         };
@@ -123,7 +123,7 @@ impl Scheduler {
     }
 
     /// Returns the time from which a difference of deadlines justifies a pause.
-    fn is_well_after(&self, at: Nanos) -> Nanos {
+    fn margin_after(&self, at: Nanos) -> Nanos {
         at.plus(self.manager.timing().cost_window_ns())
     }
 }

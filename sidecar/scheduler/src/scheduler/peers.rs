@@ -54,14 +54,14 @@ impl Scheduler {
 
     /// Whether a step may begin now. Under temporal sharing this requests the time slice and releases it.
     pub(super) fn can_run(&mut self, now: Nanos) -> bool {
-        let busy = self.set_busy() && self.manager.status().sleep_state() == SleepState::Awake;
-        let has_requests = busy && self.engine.is_some();
+        let busy = self.has_requests() && self.manager.status().sleep_state() == SleepState::Awake;
+        let is_served = busy && self.engine.is_some();
         let is_active = match self.config.sharing {
             TimeSharing::Exclusive => true,
             TimeSharing::Spatial => busy,
             TimeSharing::Temporal(quantum) => self.should_keep_slice(now, quantum, busy),
         };
-        self.manager.set_demand(Demand { has_requests, is_active });
+        self.manager.set_demand(Demand { has_requests: is_served, is_active });
         is_active
     }
 
@@ -100,7 +100,7 @@ impl Scheduler {
         }
         if busy && self.slice == SliceState::NotQueued && self.engine.is_some() {
             self.slice = SliceState::Queued { since: now };
-            self.commands.push(Command::Turn(SliceCommand::Request));
+            self.commands.push(Command::Slice(SliceCommand::Request));
         }
         false
     }
@@ -156,7 +156,7 @@ impl Scheduler {
         if let SliceState::Held { since, .. } = self.slice {
             self.counters.slice_held_ns += now.since(since);
             (self.slice, self.quantum_expired) = (SliceState::NotQueued, false);
-            self.commands.push(Command::Turn(SliceCommand::Release));
+            self.commands.push(Command::Slice(SliceCommand::Release));
         }
     }
 

@@ -10,7 +10,7 @@ use sluice_ports::compute::Sampled;
 use super::Scheduler;
 use super::admit::Admissions;
 use crate::sequence::Sequence;
-use crate::step_plan::{PlanNotes, StepPlan};
+use crate::step_plan::StepPlan;
 
 /// Waiting requests that a step checks for lateness.
 const MOST_LOOKED_AT: usize = 64;
@@ -29,13 +29,15 @@ impl Scheduler {
         }
     }
 
-    /// Whether the prompt of a planned admission may be offloaded because it does not fit.
-    pub(super) fn may_offload_admitted(&self, plan: &mut StepPlan, at: usize) -> bool {
+    /// Returns whether the prompt of a planned admission may be offloaded because it does not fit.
+    pub(super) fn offload_of_admitted(&self, plan: &StepPlan, at: usize) -> PrefillOffload {
         let planned = plan.planned(&self.manager);
         let one = &plan.admit[at];
-        let (Some(prefix), Some(sequence)) = (&one.prefix, self.queue.get(one.id)) else { return false };
+        let (Some(prefix), Some(sequence)) = (&one.prefix, self.queue.get(one.id)) else {
+            return PrefillOffload::NotNow;
+        };
         let fresh = !one.prefill_offloaded && sequence.len() - prefix.tokens() > 1;
-        fresh && self.can_offload_prefill(one.prompt_kv_blocks, &planned, &mut plan.notes)
+        if fresh { self.prefill_offload(one.prompt_kv_blocks, &planned) } else { PrefillOffload::NotNow }
     }
 
     /// Whether a plan admits the request with offloaded KV although its prompt does not fit on the device.
@@ -50,18 +52,12 @@ impl Scheduler {
         prompt && self.manager.after(planned).admits_by_prefill_offload(&self.waiter(sequence, now, 0))
     }
 
-    fn can_offload_prefill(
-        &self,
-        kv_blocks: u32,
-        planned: &PlannedAdmissions,
-        notes: &mut PlanNotes,
-    ) -> bool {
-        let step = kv_blocks.min(self.step_kv_blocks());
-        let decide = || self.manager.after(planned).can_offload_prefill(kv_blocks, step);
-        let answer =
-            if self.config.max_step_tokens >= BLOCK_TOKENS { decide() } else { PrefillOffload::NotNow };
-        notes.memory.probes_link |= answer == PrefillOffload::LinkTooSlow;
-        answer == PrefillOffload::Fits
+    /// Returns whether a prompt of this size may be offloaded after the planned admissions.
+    fn prefill_offload(&self, kv_blocks: u32, planned: &PlannedAdmissions) -> PrefillOffload {
+        if self.config.max_step_tokens < BLOCK_TOKENS {
+            return PrefillOffload::NotNow;
+        }
+        self.manager.after(planned).prefill_offload(kv_blocks, kv_blocks.min(self.step_kv_blocks()))
     }
 
     fn step_kv_blocks(&self) -> u32 {
@@ -95,10 +91,12 @@ impl Scheduler {
             let is_planned = |id| admissions.list.iter().any(|one| one.id == id);
             let mut new = self.queue.iter().filter(|one| !one.kv_suspended && !is_planned(one.id()));
             let Some(new) = new.next() else { return };
-            let kv_blocks = Geometry::kv_blocks_for(new.len());
-            if new.len() <= 1
-                || !self.can_offload_prefill(kv_blocks, &admissions.planned, &mut admissions.notes)
-            {
+            if new.len() <= 1 {
+                return;
+            }
+            let offload = self.prefill_offload(Geometry::kv_blocks_for(new.len()), &admissions.planned);
+            admissions.notes.memory.probes_link |= offload == PrefillOffload::LinkTooSlow;
+            if offload != PrefillOffload::Fits {
                 return;
             }
             self.plan_admission(new, 0, true, admissions);

@@ -121,16 +121,11 @@ impl Scheduler {
     fn reclaim_option(
         &self,
         id: RequestId,
-        remedy: ReclaimKind,
+        kind: ReclaimKind,
         price: impl Fn(&Sequence) -> ReclaimCost,
     ) -> Option<ReclaimOption> {
         let one = self.running_request(id)?;
-        Some(ReclaimOption {
-            kind: remedy,
-            request: Some(id),
-            priority: one.request.priority,
-            cost: price(one),
-        })
+        Some(ReclaimOption { kind, request: Some(id), priority: one.request.priority, cost: price(one) })
     }
 
     /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.

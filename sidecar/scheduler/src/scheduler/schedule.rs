@@ -4,7 +4,7 @@
 //! evicts something first. Only a plan that memory accepts opens KV.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::Prepared;
+use sluice_policy::memory_manager::{PrefillOffload, Prepared};
 use sluice_policy::reclaim::PreemptionCandidate;
 
 use super::Scheduler;
@@ -264,17 +264,23 @@ impl Scheduler {
         let requests = self.step_requests(plan);
         if requests.len() <= 1 {
             // An offloaded prompt can also lack only space in the host tier.
-            let goes_out = requests.iter().any(|one| one.prefill_offloaded);
-            let dropped = self
-                .last_suspended(|id| !plan.admits(id) && (goes_out || self.manager.kv_of(id).on_device()));
+            let prompt_offloaded = requests.iter().any(|one| one.prefill_offloaded);
+            let dropped = self.last_suspended(|id| {
+                !plan.admits(id) && (prompt_offloaded || self.manager.kv_of(id).on_device())
+            });
             plan.evict.extend(dropped.map(Eviction::DropSuspended));
             return dropped.is_some();
         }
         match plan.admit.iter().rposition(|one| !self.is_overdue(now, one.id)) {
-            Some(at) if self.may_offload_admitted(plan, at) => plan.admit[at].prefill_offloaded = true,
             Some(at) => {
-                plan.admit.remove(at);
-                plan.notes.refused_admission = true;
+                let offload = self.offload_of_admitted(plan, at);
+                plan.notes.memory.probes_link |= offload == PrefillOffload::LinkTooSlow;
+                if offload == PrefillOffload::Fits {
+                    plan.admit[at].prefill_offloaded = true;
+                } else {
+                    plan.admit.remove(at);
+                    plan.notes.refused_admission = true;
+                }
             }
             None if !self.all_immune(now, &requests) => plan.evict.extend(self.choose_victim(now, plan)),
             None => {
@@ -348,3 +354,6 @@ fn can_defer_prefills(plan: &StepPlan, requests: &[StepRequest<'_>]) -> bool {
         && plan.batch.scheduled.iter().any(|part| is_offloaded(part.request))
         && plan.batch.scheduled.iter().any(|part| !is_offloaded(part.request))
 }
+
+#[cfg(test)]
+mod tests;

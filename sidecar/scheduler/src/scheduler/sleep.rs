@@ -11,7 +11,7 @@ impl Scheduler {
     /// Handles an order to sleep or to wake.
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
-            Sleep::Idle if self.set_busy() => {}
+            Sleep::Idle if self.has_requests() => {}
             Sleep::Idle => self.manager.sleep(true),
             // Takes effect at the next boundary: a step may be running or waiting for its replay.
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
@@ -23,7 +23,7 @@ impl Scheduler {
     }
 
     /// Whether a request waits or runs.
-    pub(super) fn set_busy(&self) -> bool {
+    pub(super) fn has_requests(&self) -> bool {
         !self.queue.is_empty() || !self.running.is_empty()
     }
 
@@ -32,7 +32,7 @@ impl Scheduler {
     pub(super) fn sleep_or_wake(&mut self) {
         if let Some(order) = self.sleep_requested {
             self.manager.sleep(order == Sleep::Ordered);
-        } else if self.set_busy() {
+        } else if self.has_requests() {
             self.manager.wake_up();
         }
         if self.manager.status().sleep_state() == SleepState::Suspending {

@@ -22,7 +22,7 @@ use scenarios::{Scenario, Sources};
 /// Name on the command line.
 pub const NAME: &str = "unified";
 
-/// Smallest number of seeds: with fewer, an interval proves nothing (DESIGN 12).
+/// Smallest number of seeds: with fewer, an interval proves nothing.
 pub const MIN_SEEDS: u64 = 20;
 
 /// Smallest start of the interval of the goodput ratio to the best single policy.

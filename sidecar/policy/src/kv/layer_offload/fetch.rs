@@ -109,8 +109,11 @@ impl Kv {
             return;
         }
         let range = |staged: StagingSlot| {
-            let host_location =
-                self.kv_blocks.get(staged.kv_block).host_location.expect("a seated KV block has a place");
+            let host_location = self
+                .kv_blocks
+                .get(staged.kv_block)
+                .host_location
+                .expect("a staged KV block has a host location");
             let host = HostBlockId(host_location.place * self.layers);
             StagedRange { set: staged.set, host, generation: host_location.generation }
         };

@@ -85,10 +85,13 @@ impl Kv {
             assert_eq!(
                 self.kv_blocks.get(staged.kv_block).staging_slot(),
                 Some(at as u32),
-                "a KV block knows its seat"
+                "a KV block names its staging slot"
             );
             for layer in stream.set(staged.set) {
-                assert!(stream.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a seat moves");
+                assert!(
+                    stream.placement.layout.slot_of(*layer).is_some(),
+                    "{layer:?} of a staging slot moves"
+                );
                 let hosted = self.kv_blocks.get(staged.kv_block).hosted_layers.contains(*layer);
                 assert!(hosted || self.is_spilling(staged.kv_block), "what may leave has a copy");
             }
@@ -96,7 +99,10 @@ impl Kv {
         let holes = stream.staging_slots.iter().filter(|staged| staged.is_none()).count() as u32;
         assert_eq!(holes, stream.free_slots, "free staging slots");
         for buffer in &stream.buffers {
-            assert!(buffer.len() >= stream.staging_slots.len(), "each buffer has room for each seat");
+            assert!(
+                buffer.len() >= stream.staging_slots.len(),
+                "each buffer has space for each staging slot"
+            );
             assert!(
                 buffer.iter().all(|layer_block| self.chunk_pool.is_buffer(*layer_block)),
                 "buffers hold their blocks"

@@ -147,14 +147,14 @@ impl AdmissionView<'_> {
     }
 
     /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
-    /// with its KV in the host tier (`prefill_offload`), and loaded from there as self.planned.
+    /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
         let admitted = !self.manager.planned_layers(waiter.request).is_empty()
             && self.manager.kv.kv_blocks(waiter.request) == 0;
         admitted
             && self.manager.are_buffers_idle()
             && !self.fits_with_running(waiter.kv_blocks * self.manager.kv.layers())
-            && self.can_offload_prefills(waiter.kv_blocks)
+            && self.fits_host_tier(waiter.kv_blocks)
     }
 
     /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
@@ -195,7 +195,7 @@ impl AdmissionView<'_> {
     /// Whether the KV of a prompt with this size may go to the host tier (Algorithm 1): the buffer has space, and its
     /// steps leave space on the device for the next token of every request. Not while the link to the host is unknown
     /// or so slow that a step of `step_kv_blocks` would wait for long.
-    pub fn can_offload_prefill(&self, kv_blocks: u32, step_kv_blocks: u32) -> PrefillOffload {
+    pub fn prefill_offload(&self, kv_blocks: u32, step_kv_blocks: u32) -> PrefillOffload {
         let ready = self.manager.offload_view().offloads_prefills()
             && self.manager.are_buffers_idle()
             && !self.manager.in_backoff()
@@ -247,7 +247,7 @@ impl AdmissionView<'_> {
 
     /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
     /// and the link is known to carry a step's part soon.
-    pub(in crate::memory_manager) fn can_offload_prefills(&self, kv_blocks: u32) -> bool {
+    pub(in crate::memory_manager) fn fits_host_tier(&self, kv_blocks: u32) -> bool {
         let step = kv_blocks.min(Geometry::kv_blocks_for(self.manager.params.max_step.tokens));
         self.manager.can_spill_in_time(step)
             && self.manager.write_back_is_healthy()

@@ -85,7 +85,7 @@ impl LoanView<'_> {
     }
 
     /// As [`LoanView::lendable_chunks`], at least one. This is the rule that keeps a tenant at its floor; the loan
-    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]), which no message reaches.
+    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]); this rule refuses first.
     ///
     /// # Errors
     /// Why nothing can be lent now.
@@ -94,7 +94,7 @@ impl LoanView<'_> {
         let still = self.manager.sleep.is_settled();
         if !self.manager.status().is_loaded()
             || !still
-            || self.manager.wake_layout()
+            || self.manager.should_restore_layers()
             || self.releasing_chunks() > 0
         {
             return Err(LoanDenied::Busy);
@@ -137,7 +137,7 @@ impl LoanView<'_> {
 
     /// The tenant has work and lent layers are absent.
     pub fn wants_layers(&self) -> bool {
-        self.manager.status().is_loaded() && self.manager.wake_layout()
+        self.manager.status().is_loaded() && self.manager.should_restore_layers()
     }
 
     /// Chunks of this return that are queued or under way.

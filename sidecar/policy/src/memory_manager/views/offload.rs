@@ -48,7 +48,7 @@ impl<'a> OffloadView<'a> {
     }
 
     /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.
-    pub fn layer_blocks_freed_by_pause(&self, kv_blocks: u32) -> bool {
+    pub fn can_free_by_pause(&self, kv_blocks: u32) -> bool {
         let layer_blocks = kv_blocks.saturating_mul(self.manager.kv.layers());
         self.can_pause_help()
             && !self.manager.in_backoff()

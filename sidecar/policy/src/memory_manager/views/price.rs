@@ -16,31 +16,31 @@ pub struct PriceView<'a> {
 impl PriceView<'_> {
     /// The cost of these layers beyond those that move now.
     pub fn layers(&self, stalling: &StallingRemap) -> ReclaimCost {
-        let outlook = self.context();
+        let context = self.context();
         let [now, then] = stalling.stall_ns.map(|ns| {
             let hides = ns <= self.manager.cost().allowance_ns();
-            if hides { LateTokens::default() } else { outlook.stall(ns, self.clients) }
+            if hides { LateTokens::default() } else { context.stall(ns, self.clients) }
         });
         let loss =
             LateTokens { late: then.late.saturating_sub(now.late), lost: then.lost.saturating_sub(now.lost) };
         ReclaimCost { loss, freed_bytes: stalling.freed_bytes }
     }
 
-    /// The cost of pausing this request, whose client has `in_store` tokens buffered.
-    pub fn pause(&self, request: RequestId, in_store: u32) -> ReclaimCost {
+    /// The cost of pausing this request, whose client has `buffered_tokens` tokens buffered.
+    pub fn pause(&self, request: RequestId, buffered_tokens: u32) -> ReclaimCost {
         let unwritten = u64::from(self.manager.kv.exclusive_unwritten_layer_blocks(request));
         let leaving_ns =
             unwritten.saturating_mul(self.manager.offload.write_back.layer_block_ns().unwrap_or(0));
         ReclaimCost {
-            loss: self.context().pause(in_store, leaving_ns, self.clients),
+            loss: self.context().pause(buffered_tokens, leaving_ns, self.clients),
             freed_bytes: self.own_bytes(request),
         }
     }
 
     /// The cost of computing `tokens` of this request again.
-    pub fn preemption(&self, request: RequestId, in_store: u32, tokens: u32) -> ReclaimCost {
+    pub fn preemption(&self, request: RequestId, buffered_tokens: u32, tokens: u32) -> ReclaimCost {
         ReclaimCost {
-            loss: self.context().preemption(in_store, tokens.into(), self.clients),
+            loss: self.context().preemption(buffered_tokens, tokens.into(), self.clients),
             freed_bytes: self.own_bytes(request),
         }
     }

@@ -36,7 +36,7 @@ impl World {
         let planned = PlannedAdmissions::default();
         let wanted = chance(&mut self.rng, self.prefill_offload_permille);
         let answer = if wanted {
-            self.manager.after(&planned).can_offload_prefill(kv_blocks, kv_blocks)
+            self.manager.after(&planned).prefill_offload(kv_blocks, kv_blocks)
         } else {
             PrefillOffload::NotNow
         };
