@@ -30,5 +30,6 @@ pub mod model;
 pub mod peers;
 pub mod probes;
 pub mod proxied_engine;
+mod root_cause;
 pub mod run;
 pub mod scheduler_handle;

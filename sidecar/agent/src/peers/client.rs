@@ -19,6 +19,7 @@ use sluice_wire::message::ReadError;
 use self::call_limiter::CallLimiter;
 use self::static_resolver::StaticResolver;
 use crate::admin::tls::{Tls, TlsConfigs, client_without_roots};
+use crate::root_cause::root_cause;
 
 /// Maximum size of a state in bytes.
 const MAX_STATE_BYTES: usize = 4 << 20;
@@ -290,15 +291,6 @@ async fn read_bounded(mut response: Response, limit_bytes: usize) -> reqwest::Re
         text.extend_from_slice(&piece);
     }
     Ok(Some(text))
-}
-
-/// Returns the innermost cause. The outer ones add no detail.
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }
 
 fn check_tenant(peer: &PeerInfo, namespace: &str, name: &str) -> Result<(), CallError> {

@@ -9,6 +9,7 @@ use reqwest::Response;
 use serde::Deserialize;
 
 use crate::admin::tls::client_without_roots;
+use crate::root_cause::root_cause;
 
 /// Longest wait for a connection; the engine is on this host.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -55,15 +56,6 @@ impl From<reqwest::Error> for EngineError {
             EngineError::Broken(root_cause(&error))
         }
     }
-}
-
-/// Returns the innermost cause, because the outer ones only name the request.
-fn root_cause(error: &reqwest::Error) -> String {
-    let mut cause: &dyn std::error::Error = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
 }
 
 /// Client of the engine. Cheap to clone.

@@ -164,9 +164,10 @@ fn empty_screen_shows_source_text() {
 }
 
 #[test]
-fn any_width_is_printed() {
+fn every_width_has_all_tenants() {
     for width in [0, 1, 2, 20, 79, 80, 250] {
-        rows(&[answered("story"), silent("gone"), answered("b")], width);
+        let shown = rows(&[answered("story"), silent("gone"), answered("b")], width);
+        assert_eq!(shown[0], "sluice top   3 tenants, 1 without an answer", "{width} columns");
     }
 }
 
