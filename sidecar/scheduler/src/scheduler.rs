@@ -19,6 +19,8 @@ mod sleep;
 mod slice_state;
 mod step_pacing;
 mod submit;
+#[cfg(test)]
+mod test_tenant;
 
 use std::collections::BTreeMap;
 use std::hash::Hash;

@@ -175,7 +175,7 @@ fn ends(sharing: GpuSharing, count: u32) -> u64 {
 #[test]
 fn tenants_that_compute_at_once_share_the_processors() {
     let (unshared, isolated) = (ends(GpuSharing::Isolated, 1), ends(GpuSharing::Isolated, 2));
-    assert_eq!(unshared, isolated, "who has a part of its own is not slowed");
+    assert_eq!(unshared, isolated, "a tenant with its own part of the GPU is not slowed");
     let together = ends(GpuSharing::Spatial, 2) as f64 / unshared as f64;
     assert!((1.95..2.05).contains(&together), "{together}");
 }

@@ -12,8 +12,7 @@
 
 use alloc::vec::Vec;
 
-use super::PlannedAdmissions;
-use super::{MemoryManager, StepTimes};
+use super::{MemoryManager, PlannedAdmissions, StepTimes};
 use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
 use crate::offload::MIN_MOVING_LAYERS;

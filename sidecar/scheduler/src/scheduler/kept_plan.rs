@@ -59,89 +59,65 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_tenant::{NOW, Tenant};
     use super::*;
-    use crate::config::Config;
-    use crate::event::{Event, Request};
-    use sluice_policy::geometry::{ActivationCost, Geometry};
-    use sluice_policy::ids::{Nanos, RequestId};
-    use sluice_policy::memory_manager::MemoryManager;
-    use sluice_policy::params::Params;
+    use crate::event::Event;
+    use sluice_policy::ids::RequestId;
     use sluice_policy::reclaim::PolicyName;
 
-    fn scheduler() -> Scheduler {
-        let geometry = Geometry {
-            chunk_bytes: 64 << 10,
-            capacity_chunks: 64,
-            global_bytes: 64 << 10,
-            slab_bytes: vec![256 << 10; 4],
-            layer_block_bytes: 8 << 10,
-            activation: ActivationCost::default(),
-            staging_chunks: 1,
-        };
-        let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..Params::default() };
-        let manager = MemoryManager::new(params, geometry).expect("a tenant that fits");
-        Scheduler::new(Config { max_model_tokens: 128, ..Config::default() }, manager)
-    }
-
-    fn submit(scheduler: &mut Scheduler, id: u64) {
-        let (id, prompt, sampling) = (RequestId(id), vec![1; 20], std::sync::Arc::default());
-        let request = Request { id, prompt, max_tokens: 4, sampling, priority: 0, salt: 0, paced: true };
-        scheduler.handle(Nanos(0), Event::Submit(request));
-    }
-
-    /// Returns a scheduler with one waiting request, and a plan that admits it.
-    fn waiting() -> (Scheduler, StepPlan) {
-        let mut scheduler = scheduler();
-        submit(&mut scheduler, 1);
-        let plan = scheduler.plan_admissions(Nanos(0));
-        assert!(plan.admits(RequestId(1)));
-        (scheduler, plan)
+    /// Returns a tenant with a step in flight and a waiting request, and a plan that admits it.
+    fn waiting() -> (Tenant, StepPlan) {
+        let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
+        tenant.submit(2, 20);
+        let plan = tenant.scheduler.plan_admissions(NOW);
+        assert!(plan.admits(RequestId(2)));
+        (tenant, plan)
     }
 
     #[test]
     fn plan_is_kept_until_a_request_comes_or_ends() {
-        let (mut scheduler, plan) = waiting();
-        scheduler.keep_plan(&plan);
-        assert!(scheduler.take_kept_plan().is_some_and(|kept| kept.admits(RequestId(1))));
-        assert!(scheduler.take_kept_plan().is_none(), "it is taken once");
-        scheduler.keep_plan(&plan);
-        submit(&mut scheduler, 2);
-        assert!(scheduler.take_kept_plan().is_none(), "another request has come");
-        scheduler.keep_plan(&plan);
-        scheduler.handle(Nanos(0), Event::Cancel(RequestId(1)));
-        assert!(scheduler.take_kept_plan().is_none(), "its request has ended");
+        let (mut tenant, plan) = waiting();
+        tenant.scheduler.keep_plan(&plan);
+        assert!(tenant.scheduler.take_kept_plan().is_some_and(|kept| kept.admits(RequestId(2))));
+        assert!(tenant.scheduler.take_kept_plan().is_none(), "it is taken once");
+        tenant.scheduler.keep_plan(&plan);
+        tenant.submit(3, 20);
+        assert!(tenant.scheduler.take_kept_plan().is_none(), "another request has come");
+        tenant.scheduler.keep_plan(&plan);
+        tenant.handle(Event::Cancel(RequestId(2)));
+        assert!(tenant.scheduler.take_kept_plan().is_none(), "its request has ended");
     }
 
     #[test]
     fn plan_is_dropped_by_a_directive() {
-        let (mut scheduler, plan) = waiting();
-        scheduler.keep_plan(&plan);
-        scheduler.handle(Nanos(0), Event::Policy(PolicyName::Recompute));
-        assert!(scheduler.take_kept_plan().is_none());
+        let (mut tenant, plan) = waiting();
+        tenant.scheduler.keep_plan(&plan);
+        tenant.handle(Event::Policy(PolicyName::Oneiros));
+        assert!(tenant.scheduler.take_kept_plan().is_none());
     }
 
     #[test]
     fn plan_that_offloads_a_prefill_is_not_kept() {
-        let (mut scheduler, mut plan) = waiting();
+        let (mut tenant, mut plan) = waiting();
         plan.admit[0].prefill_offloaded = true;
-        scheduler.keep_plan(&plan);
-        assert!(scheduler.take_kept_plan().is_none());
+        tenant.scheduler.keep_plan(&plan);
+        assert!(tenant.scheduler.take_kept_plan().is_none());
     }
 
     #[test]
     fn plan_made_while_running_requests_lacked_kv_is_not_kept() {
-        let (mut scheduler, mut plan) = waiting();
+        let (mut tenant, mut plan) = waiting();
         plan.lacked_kv = true;
-        scheduler.keep_plan(&plan);
-        assert!(scheduler.take_kept_plan().is_none());
+        tenant.scheduler.keep_plan(&plan);
+        assert!(tenant.scheduler.take_kept_plan().is_none());
     }
 
     #[test]
     fn plan_is_dropped_when_the_tenant_has_fewer_chunks() {
-        let (mut scheduler, plan) = waiting();
-        scheduler.keep_plan(&plan);
-        let kept = scheduler.kept.as_mut().expect("a kept plan");
+        let (mut tenant, plan) = waiting();
+        tenant.scheduler.keep_plan(&plan);
+        let kept = tenant.scheduler.kept.as_mut().expect("a kept plan");
         kept.budget_chunks += 1;
-        assert!(scheduler.take_kept_plan().is_none());
+        assert!(tenant.scheduler.take_kept_plan().is_none());
     }
 }
