@@ -7,7 +7,7 @@ mod balance;
 mod demand;
 mod outgoing;
 mod recreation;
-mod transfer;
+pub(crate) mod transfer;
 
 pub(crate) use balance::Balance;
 pub(crate) use demand::{BorrowDemand, IDLE_BOUNDARIES};

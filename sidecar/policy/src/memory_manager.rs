@@ -39,8 +39,6 @@ use alloc::vec::Vec;
 mod admission;
 mod borrow;
 mod constants;
-mod copy_deadlines;
-mod counters;
 mod deferred_unmap;
 mod invariants;
 mod kv_offload;
@@ -63,7 +61,6 @@ mod sizes;
 mod sleep;
 mod stalling;
 mod step_api;
-mod step_state;
 mod transition;
 mod views;
 mod weight_loads;
@@ -89,7 +86,7 @@ pub use views::{
     PriceView, RequestKv, Residency, StatusView, TimingView,
 };
 
-use crate::action::{Action, Work};
+use crate::action::Action;
 use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
@@ -99,8 +96,9 @@ use crate::ids::{Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
 use crate::offload::Offload;
+use crate::orders::Orders;
+use crate::orders::pending::Pending;
 use crate::params::{Bounds, ForcedRemap, Params};
-use crate::pending::{Pending, PendingActions};
 use crate::planner::request::PlanAnswer;
 use crate::reason::Reason;
 use crate::reclaim::PolicyName;
@@ -110,9 +108,7 @@ use crate::slots::Generations;
 use crate::step_model::Layout;
 use crate::weights::Weights;
 
-use counters::Counters;
 use sizes::Sizes;
-use step_state::StepState;
 
 /// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
@@ -126,7 +122,8 @@ pub struct MemoryManager {
     kv: Kv,
     weights: Weights,
     generations: Generations,
-    pending: PendingActions,
+    /// What is ordered, counted and under way.
+    orders: Orders,
     step_stats: StepStats,
     change: ChangeState,
     loans: Loans,
@@ -140,9 +137,7 @@ pub struct MemoryManager {
     /// The layout without load: all layers resident, or as many as fit.
     base: Layout,
     loaded: bool,
-    step: StepState,
     failure: Option<Failed>,
-    counters: Counters,
 }
 
 impl MemoryManager {
@@ -161,7 +156,7 @@ impl MemoryManager {
             ),
             weights: Weights::new(sizes.layers),
             generations: Generations::default(),
-            pending: PendingActions::default(),
+            orders: Orders::new(params.link_by_deadline),
             step_stats: StepStats::new(&params, &geometry.slab_bytes),
             change: ChangeState::new(Hysteresis::new(
                 params.revert_patience_steps,
@@ -177,9 +172,7 @@ impl MemoryManager {
             had_running: false,
             base: Layout::resident(),
             loaded: false,
-            step: StepState::default(),
             failure: None,
-            counters: Counters::new(),
             params,
             geometry,
             sizes,
@@ -188,15 +181,15 @@ impl MemoryManager {
 
     /// Orders everything that serving needs: chunks, mappings, copies of weights.
     pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.step.set_now(now);
-        assert_eq!(self.pending.ordered(), 0, "a tenant starts once");
+        self.orders.step.set_now(now);
+        assert_eq!(self.orders.pending.ordered(), 0, "a tenant starts once");
         self.create_next(out);
     }
 
     /// Handles the end of an ordered action.
     pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
-        self.step.set_now(now);
-        match self.pending.take(done.id) {
+        self.orders.step.set_now(now);
+        match self.orders.pending.take(done.id) {
             Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.released(&chunks, done.outcome),
             Pending::Recreate(chunks) => self.on_recreated(&chunks, done.outcome),
@@ -223,7 +216,7 @@ impl MemoryManager {
     /// again.
     fn dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
-        if waiting && !self.step.holds_lease() && !self.pending.blocking() {
+        if waiting && !self.orders.step.holds_lease() && !self.orders.pending.blocking() {
             self.advance_transition(out);
         }
         self.order_fills(out);
@@ -244,7 +237,7 @@ impl MemoryManager {
     pub fn suspend(&mut self, request: RequestId, reason: SuspendReason) {
         self.kv.suspend(request);
         if reason == SuspendReason::Pause {
-            self.count(Reason::Pause);
+            self.orders.count(Reason::Pause);
         }
     }
 
@@ -266,8 +259,8 @@ impl MemoryManager {
 
     /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        self.step.set_now(now);
-        if self.step.is_running() || self.pending.blocking() || !self.status().is_loaded() {
+        self.orders.step.set_now(now);
+        if self.orders.step.is_running() || self.orders.pending.blocking() || !self.status().is_loaded() {
             return Prepared::Wait;
         }
         self.prepare_step(need, out)
@@ -279,16 +272,16 @@ impl MemoryManager {
     /// # Panics
     /// If the memory manager is blocked or not loaded.
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
-        self.step.set_now(now);
+        self.orders.step.set_now(now);
         assert!(!self.status().lacks_weights(), "a step begins when every layer has memory");
         assert_eq!(self.kv.missing_layer_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
-            self.status().is_loaded() && (self.step.is_running() || !self.pending.blocking()),
+            self.status().is_loaded() && (self.orders.step.is_running() || !self.orders.pending.blocking()),
             "a step begins when nothing is pending"
         );
-        let begins_again = self.step.holds_lease();
-        if !self.step.is_running() {
-            self.step.begin(!self.weights.is_settled());
+        let begins_again = self.orders.step.holds_lease();
+        if !self.orders.step.is_running() {
+            self.orders.step.begin(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
             self.order_slot_fills(out);
             self.begin_fetches(out);
@@ -306,21 +299,21 @@ impl MemoryManager {
 
     /// The step has finished.
     pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
-        self.step.finish();
-        self.counters.on_step_finished();
+        self.orders.step.finish();
+        self.orders.counters.on_step_finished();
         if self.weights.finish_step() {
             self.record_slots();
         }
         self.observe_step(times);
         self.kv.end_fetches();
-        if !self.step.waited_for_weights() {
+        if !self.orders.step.waited_for_weights() {
             self.step_stats.on_step(times);
         }
     }
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.
     pub fn abandon_step(&mut self) {
-        if !self.step.is_running() && self.kv.writes_to_buffers() {
+        if !self.orders.step.is_running() && self.kv.writes_to_buffers() {
             let lost = self.kv.abandon_spills();
             self.drop_kv(lost);
         }
@@ -337,13 +330,13 @@ impl MemoryManager {
 
     /// Handles a step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.step.set_now(now);
-        self.counters.on_boundary();
+        self.orders.step.set_now(now);
+        self.orders.counters.on_boundary();
         self.had_running = self.kv.running_requests().next().is_some();
-        self.step.on_boundary();
+        self.orders.step.on_boundary();
         self.abandon_step();
         self.loans.demand.on_boundary();
-        if !self.step.is_running() && !self.pending.blocking() && self.status().is_loaded() {
+        if !self.orders.step.is_running() && !self.orders.pending.blocking() && self.status().is_loaded() {
             self.at_boundary(out);
         }
     }
@@ -357,7 +350,7 @@ impl MemoryManager {
             self.offload.plans.set_skips_early_fetches(skips);
         }
         if notes.probes_link {
-            self.offload.write_back.request_probe(self.counters.boundaries());
+            self.offload.write_back.request_probe(self.orders.boundaries());
         }
         if let Some(declined) = notes.stalls_too_long {
             self.decline_stalling_remap(declined);
@@ -380,13 +373,13 @@ impl MemoryManager {
     /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
     /// step is void, and [`MemoryManager::begin`] is called again.
     pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.step.set_now(now);
-        self.step.on_engine_lost();
-        self.count(Reason::Rebuild);
+        self.orders.step.set_now(now);
+        self.orders.step.on_engine_lost();
+        self.orders.count(Reason::Rebuild);
         self.weights.on_engine_lost();
         self.record_slots();
         self.kv.forget_fetches();
-        if self.pending.fills() > 0 || self.pending.fetches() {
+        if self.orders.pending.fills() > 0 || self.orders.pending.fetches() {
             self.drop_fills(Reason::Rebuild, out);
         } else {
             self.order_fills(out);
@@ -411,7 +404,7 @@ impl MemoryManager {
     pub fn wake_up(&mut self) {
         if self.sleep.state() != SleepState::Awake {
             // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
-            self.sleep.wake(!self.chunks.is_unmapped() && !self.pending.blocking());
+            self.sleep.wake(!self.chunks.is_unmapped() && !self.orders.pending.blocking());
             // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }
@@ -461,7 +454,7 @@ impl MemoryManager {
             sizes::refuse_forced(forced, self.sizes.layers)?;
         }
         self.forced = forced;
-        self.change.retry_now(self.counters.boundaries());
+        self.change.retry_now(self.orders.boundaries());
         Ok(())
     }
 
@@ -472,24 +465,8 @@ impl MemoryManager {
     fn set_params(&mut self, params: Params) -> Result<(), ConfigError> {
         self.sizes = Sizes::new(&params, &self.geometry)?;
         self.offload.set_policy(&params, self.sizes.layers, self.sizes.host_kv_blocks);
+        self.orders.set_by_deadline(params.link_by_deadline);
         self.params = params;
         Ok(())
-    }
-
-    /// Orders an action that a step, or a change between two steps, waits for.
-    fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
-        self.submit_with_deadline(Some(self.step.now()), work, reason, effect, out);
-    }
-
-    fn count(&mut self, reason: Reason) {
-        self.count_many(reason, 1);
-    }
-
-    fn count_many(&mut self, reason: Reason, times: u32) {
-        self.counters.add(reason, times);
-    }
-
-    fn count_moved(&mut self, reason: Reason, chunks: u32) {
-        self.counters.add_moved(reason, chunks);
     }
 }

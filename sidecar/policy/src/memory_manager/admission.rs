@@ -100,7 +100,7 @@ impl MemoryManager {
         }
         let kv_blocks = self.kv.running_requests().map(|request| u64::from(self.kv.kv_blocks(request))).sum();
         self.step_stats.read(kv_blocks);
-        if self.counters.steps().is_multiple_of(LOOK_EVERY) {
+        if self.orders.steps().is_multiple_of(LOOK_EVERY) {
             self.step_stats.observe_kv_read(kv_blocks, times);
         }
     }

@@ -7,7 +7,7 @@ use super::prepare_plan::StepDemand;
 use super::{MemoryManager, StepNeed};
 use crate::action::Action;
 use crate::ellm::premap_chunks;
-use crate::pending::Change;
+use crate::orders::pending::Change;
 use crate::reason::Reason;
 
 impl MemoryManager {

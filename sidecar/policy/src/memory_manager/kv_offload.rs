@@ -9,7 +9,7 @@ use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Swap;
 use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
-use crate::pending::Pending;
+use crate::orders::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
@@ -39,7 +39,7 @@ impl MemoryManager {
             return;
         }
         if let Some(placement) = self.offload.due.take() {
-            self.count(Reason::Place);
+            self.orders.count(Reason::Place);
             self.kv.place(placement);
         }
     }
@@ -82,7 +82,7 @@ impl MemoryManager {
             if !self.kv.evict() {
                 return Some(false);
             }
-            self.count(Reason::PrefixEvicted);
+            self.orders.count(Reason::PrefixEvicted);
         }
         None
     }
@@ -102,7 +102,7 @@ impl MemoryManager {
             return;
         }
         let layer_blocks = self.swapped_layer_blocks(&written);
-        self.submit_with_deadline(
+        self.orders.order_by(
             due,
             Work::WriteBack(layer_blocks),
             Reason::WriteBack,
@@ -113,7 +113,7 @@ impl MemoryManager {
 
     /// No write-back failed a moment ago.
     pub(super) fn write_back_is_healthy(&self) -> bool {
-        self.offload.write_back.is_healthy(self.counters.boundaries())
+        self.offload.write_back.is_healthy(self.orders.boundaries())
     }
 
     /// Evicts KV of paused requests: blocks that the host tier has at once, others when they are written back. `None` =
@@ -135,7 +135,7 @@ impl MemoryManager {
         if !self.offload.write_back.is_fast_enough(missing) {
             return None;
         }
-        self.write_back(Some(self.step.now()), effects, out);
+        self.write_back(Some(self.orders.now()), effects, out);
         if !self.kv.is_writing_back() {
             self.offload.write_back.layer_block_ns()?;
             let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
@@ -164,7 +164,7 @@ impl MemoryManager {
         if shed > 0 {
             return Some(shed);
         }
-        self.write_back(Some(self.step.now()), &effects, out);
+        self.write_back(Some(self.orders.now()), &effects, out);
         self.kv.is_writing_back().then_some(0)
     }
 
@@ -175,14 +175,14 @@ impl MemoryManager {
             let layer_blocks = written.iter().map(|one| one.layers.len() as u64).sum::<u64>();
             self.offload.write_back.on_written(layer_blocks, duration_ns);
         } else {
-            self.count(Reason::BackendFailed);
-            self.offload.write_back.on_failed(self.counters.boundaries());
+            self.orders.count(Reason::BackendFailed);
+            self.offload.write_back.on_failed(self.orders.boundaries());
         }
     }
 
     /// Handles the end of a spill.
     pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
-        let repeated = self.step.holds_lease();
+        let repeated = self.orders.step.holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 let layer_blocks = bytes / self.geometry.layer_block_bytes.max(1);
@@ -193,10 +193,10 @@ impl MemoryManager {
         };
         let lost = self.kv.spilled(name, end, repeated);
         if end.is_err_and(|dropped| !dropped) {
-            self.count(Reason::BackendFailed);
+            self.orders.count(Reason::BackendFailed);
             // Once for all layers of a step.
             if self.write_back_is_healthy() {
-                self.offload.write_back.on_failed(self.counters.boundaries());
+                self.offload.write_back.on_failed(self.orders.boundaries());
             }
         }
         self.drop_kv(lost);
@@ -206,7 +206,7 @@ impl MemoryManager {
     pub(super) fn drop_kv(&mut self, requests: Vec<RequestId>) {
         for request in requests {
             if !self.lost_requests.contains(&request) {
-                self.count(Reason::SwapLost);
+                self.orders.count(Reason::SwapLost);
                 self.lost_requests.push(request);
             }
         }

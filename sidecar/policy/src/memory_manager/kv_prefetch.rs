@@ -8,7 +8,7 @@ use crate::copy_priority::CopyDeadlines;
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, LayerId, SlotId};
 use crate::offload::fetch_failures::AfterFailure;
-use crate::pending::Pending;
+use crate::orders::pending::Pending;
 use crate::reason::Reason;
 use crate::slots::DueCopy;
 use crate::step_model::Layout;
@@ -26,7 +26,7 @@ impl MemoryManager {
 
     /// Orders fetches again that were dropped or failed.
     pub(super) fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
-        if !self.pending.dropping() && self.failure.is_none() {
+        if !self.orders.pending.dropping() && self.failure.is_none() {
             let due = self.kv.due_fetches();
             self.order_fetches(due, out);
         }
@@ -40,7 +40,7 @@ impl MemoryManager {
         if due.is_empty() && spills.len() == 0 {
             return;
         }
-        let timetable = self.timetable();
+        let timetable = self.orders.timetable(&self.step_stats);
         out.reserve(due.len() + spills.len());
         for due in due {
             let layer = due.instance.layer;
@@ -63,7 +63,7 @@ impl MemoryManager {
         let this = moving.binary_search(&spill.layer).unwrap_or_else(|at| at);
         let next = moving.get(this + usize::from(*beta)).copied().unwrap_or(LayerId(u16::MAX));
         let due = Some(timetable.layer(next, false));
-        self.submit_with_deadline(due, Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
+        self.orders.order_by(due, Work::Spill(spill), Reason::WriteBack, Pending::Spill(name), out);
     }
 
     fn order_fetch(&mut self, due: DueCopy, timetable: &CopyDeadlines, out: &mut Vec<Action>) {
@@ -76,7 +76,7 @@ impl MemoryManager {
         let fetch = Fetch { layer, buffer: instance.slot.0, generation, after, layer_blocks };
         let effect = Pending::Fetch { layer, buffer: instance.slot, generation, copies };
         let needed = Some(timetable.layer(layer, early));
-        self.submit_with_deadline(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
+        self.orders.order_by(needed, Work::Fetch(fetch), Reason::Fetch, effect, out);
     }
 
     /// Handles the end of a fetch.
@@ -96,12 +96,12 @@ impl MemoryManager {
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
         };
-        self.kv.fetched(place, generation, end, self.step.is_running(), &mut self.generations);
+        self.kv.fetched(place, generation, end, self.orders.step.is_running(), &mut self.generations);
         let Err(clean) = end else { return };
-        if self.pending.dropping() && clean {
+        if self.orders.pending.dropping() && clean {
             return;
         }
-        self.count(Reason::BackendFailed);
+        self.orders.count(Reason::BackendFailed);
         let after = self.offload.fetch_failures.on_failed(copies);
         if after == AfterFailure::GiveUp {
             self.abort_fetches();
@@ -119,7 +119,7 @@ impl MemoryManager {
     /// offloaded afterwards.
     fn abort_fetches(&mut self) {
         let lost = self.kv.abort_fetches();
-        self.count_many(Reason::SwapLost, lost.len() as u32);
+        self.orders.count_many(Reason::SwapLost, lost.len() as u32);
         self.lost_requests.extend(lost);
         self.offload.forget_plan();
     }

@@ -13,7 +13,7 @@ use crate::change::Transition;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
 use crate::loans::{OutgoingTransfer, TransferKind, TransferResult};
-use crate::pending::Pending;
+use crate::orders::pending::Pending;
 use crate::reason::Reason;
 
 impl MemoryManager {
@@ -34,13 +34,13 @@ impl MemoryManager {
             }
             _ => 0,
         };
-        self.pending.iter().map(|(_, effect)| chunks(effect)).sum()
+        self.orders.pending.iter().map(|(_, effect)| chunks(effect)).sum()
     }
 
     /// Chunks that neither exist nor are being created.
     pub(super) fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
         let taken: BTreeSet<_> =
-            self.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
+            self.orders.pending.iter().flat_map(|(_, effect)| effect.arriving()).copied().collect();
         let fresh = self.chunks.table().uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
     }
@@ -94,7 +94,7 @@ impl MemoryManager {
         let spare_chunks = self.spare_chunks().min(chunks);
         let earmarked = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
         let work = Work::Lend { chunks: earmarked.clone(), spare_chunks, earmark };
-        self.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
+        self.orders.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
     }
 
     pub(super) fn lent(
@@ -111,7 +111,7 @@ impl MemoryManager {
                 TransferKind::Lend => self.loans.balance.on_lent(chunks),
                 TransferKind::Return => self.loans.balance.on_repaid(chunks),
             }
-            self.count_moved(claim.reason(), chunks);
+            self.orders.count_moved(claim.reason(), chunks);
             self.change.succeeded();
             self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
             return;
@@ -146,7 +146,7 @@ impl MemoryManager {
             }
             Outcome::Failed(failure) => {
                 if failure != Failure::Busy {
-                    self.count(Reason::BackendFailed);
+                    self.orders.count(Reason::BackendFailed);
                 }
                 match (failure, claim) {
                     (Failure::OutOfMemory, TransferKind::Lend) => self.borrowed(chunks),
@@ -163,17 +163,17 @@ impl MemoryManager {
 
     fn borrowed(&mut self, chunks: u32) {
         self.loans.balance.on_borrowed(chunks);
-        self.count_moved(Reason::Borrow, chunks);
+        self.orders.count_moved(Reason::Borrow, chunks);
     }
 
     pub(super) fn on_transfer_failed(&mut self) {
-        self.count(Reason::BackendFailed);
+        self.orders.count(Reason::BackendFailed);
         self.retry_later();
     }
 
     /// No change is tried for some boundaries.
     fn retry_later(&mut self) {
-        self.change.failed(self.counters.boundaries());
+        self.change.failed(self.orders.boundaries());
     }
 
     /// The first transfer does not fit. A loan is refused; for a return, a request must go.

@@ -8,7 +8,7 @@ use crate::chunk_table::Ownership;
 use crate::chunks::FixedParts;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
-use crate::pending::{Change, Pending};
+use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -25,7 +25,7 @@ impl MemoryManager {
     }
 
     pub(super) fn create(&mut self, chunks: Vec<ChunkId>, out: &mut Vec<Action>) {
-        self.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
+        self.orders.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
 
     pub(super) fn created(&mut self, chunks: &[ChunkId], outcome: Outcome, out: &mut Vec<Action>) {
@@ -34,7 +34,7 @@ impl MemoryManager {
             // The ledger refuses: peers still hold them.
             Outcome::Failed(Failure::OutOfMemory) if self.loans.awaits_floor() => return,
             Outcome::Failed(_) => {
-                self.count(Reason::BackendFailed);
+                self.orders.count(Reason::BackendFailed);
                 self.chunks.end_piece(chunks, false);
             }
         }
@@ -81,7 +81,7 @@ impl MemoryManager {
     /// Releases all free chunks to the device.
     pub(super) fn order_release(&mut self, reason: Reason, out: &mut Vec<Action>) {
         let chunks: Vec<_> = self.chunks.table().free().collect();
-        self.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
+        self.orders.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
     }
 
     pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {

@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use super::{MemoryManager, SleepState, TransferKind, TransferResult};
 use crate::action::{Action, Earmark, Work};
 use crate::loans::OutgoingTransfer;
+use crate::orders::pending::Pending;
 use crate::peers::Peer;
-use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::revert::Pressure;
 
@@ -36,7 +36,7 @@ impl LoanControl<'_> {
 
     /// Counts a decision about a peer.
     pub(crate) fn record_shortfall(&mut self, reason: Reason) {
-        self.manager.count(reason);
+        self.manager.orders.count(reason);
     }
 
     /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
@@ -146,7 +146,7 @@ impl LoanControl<'_> {
         let chunks = self.manager.fresh_chunks(chunks);
         let work = Work::Accept { chunks: chunks.clone(), earmark };
         let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
-        self.manager.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
+        self.manager.orders.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
     }
 
     /// A borrower exited, and its chunks are the device's: they may be created again.
@@ -160,7 +160,7 @@ impl LoanControl<'_> {
 
     /// Asks the device for the floor once more.
     pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
-        if self.manager.loans.awaits_floor() && !self.manager.pending.blocking() {
+        if self.manager.loans.awaits_floor() && !self.manager.orders.pending.blocking() {
             let missing = self.manager.missing_floor() as usize;
             let chunks = self.manager.chunks.table().uncreated().take(missing).collect();
             self.manager.create(chunks, out);

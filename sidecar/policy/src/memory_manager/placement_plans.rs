@@ -29,7 +29,7 @@ impl MemoryManager {
         let request = self.plan_request(view);
         // A plan costs a change of placement, so not at every boundary. Steps count, not boundaries: KV is loaded in
         // pieces, and a new plan would offload it again before any step ran.
-        let next_plan_step = self.counters.steps() + u64::from(self.params.replan.least_steps);
+        let next_plan_step = self.orders.steps() + u64::from(self.params.replan.least_steps);
         self.offload.plans.on_requested(view.runners(), view.waiters(), next_plan_step);
         request
     }
@@ -72,8 +72,8 @@ impl MemoryManager {
             self.offload.due = Some(self.kv.placement_without_prefills(&coming));
         }
         let joined = self.offload.plans.remove_admitted(self.kv.running_requests());
-        self.count_many(Reason::Join, joined);
-        self.offload.plans.decide_due(self.counters.steps(), self.kv.running_requests());
+        self.orders.count_many(Reason::Join, joined);
+        self.offload.plans.decide_due(self.orders.steps(), self.kv.running_requests());
     }
 
     fn plan_request(&self, view: &SchedulerView) -> PlanRequest {
@@ -128,7 +128,7 @@ impl MemoryManager {
         let replan = self.params.replan;
         let watch = answer.result.as_ref().map(|found| ReplanWatch::new(replan, found.step_ns));
         self.offload.watch = Some(watch.unwrap_or(ReplanWatch::in_vain(replan)));
-        self.count(reason);
+        self.orders.count(reason);
         let placement = self.placement_of(&asked.placed_requests(&found), &found.chosen);
         self.offload.plans.adopt(&asked, &found);
         self.offload.due = (!placement.is_equivalent(self.kv.placement())).then_some(placement);
@@ -150,7 +150,7 @@ impl MemoryManager {
 
     /// Requests with later deadlines make space at no cost, so a placement with a cost is not taken.
     fn place_nothing(&mut self, asked: &PlanInFlight) {
-        self.count(Reason::DeclinedStall);
+        self.orders.count(Reason::DeclinedStall);
         self.offload.watch = Some(ReplanWatch::in_vain(self.params.replan));
         self.offload.plans.decline(asked);
         let placed = !self.kv.placement().layout.moving.is_empty();

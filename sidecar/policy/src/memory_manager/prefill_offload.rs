@@ -35,7 +35,7 @@ impl MemoryManager {
             if !self.kv.evict_from_host_for(effects) {
                 return false;
             }
-            self.count(Reason::PrefixEvicted);
+            self.orders.count(Reason::PrefixEvicted);
             if self.kv.host_room() == room {
                 return false;
             }

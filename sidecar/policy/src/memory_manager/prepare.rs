@@ -145,9 +145,9 @@ impl MemoryManager {
                 waits => Progress::Answered(waits),
             }),
             ReclaimAction::Decline { reason, remember } => {
-                self.count(reason);
+                self.orders.count(reason);
                 if let Some(chunks) = remember {
-                    self.change.decline(RemapKind::Hidden, self.counters.steps(), chunks);
+                    self.change.decline(RemapKind::Hidden, self.orders.steps(), chunks);
                 }
                 None
             }
@@ -190,7 +190,7 @@ impl MemoryManager {
 
     fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) {
         let evicted = self.kv.evict_until(layer_blocks, effects);
-        self.count_many(Reason::PrefixEvicted, evicted);
+        self.orders.count_many(Reason::PrefixEvicted, evicted);
     }
 
     /// Decides a change and orders its first action. Returns false if it was given up.

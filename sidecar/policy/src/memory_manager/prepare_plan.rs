@@ -273,7 +273,7 @@ impl MemoryManager {
     /// Oneiros: remaps as many layers as cover what is missing, if their copies hide.
     fn remap_own(&self, missing: u32) -> Option<ReclaimAction> {
         let chunks = self.chunks_of_layers(missing)?;
-        if self.change.is_declined(RemapKind::Hidden, self.counters.steps(), chunks) {
+        if self.change.is_declined(RemapKind::Hidden, self.orders.steps(), chunks) {
             return None;
         }
         if !self.step_stats.compute_known() {

@@ -7,7 +7,7 @@ use super::MemoryManager;
 use crate::action::{Action, Work};
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
-use crate::pending::Pending;
+use crate::orders::pending::Pending;
 use crate::reason::Reason;
 
 /// Bytes that are created at least when a step needs some.
@@ -16,7 +16,7 @@ pub(super) const REGROW_PIECE_BYTES: u64 = 16 << 20;
 impl MemoryManager {
     /// Chunks are to be created, and may be now.
     pub(super) fn is_recreating(&self) -> bool {
-        self.loans.recreation.is_due(self.counters.boundaries())
+        self.loans.recreation.is_due(self.orders.boundaries())
     }
 
     /// They are created now, not when a step needs them.
@@ -29,7 +29,7 @@ impl MemoryManager {
     /// Creates at most `most` of them, as many as the ledger is likely to grant.
     pub(super) fn order_recreation(&mut self, most: u32, out: &mut Vec<Action>) {
         let chunks = self.fresh_chunks(self.loans.recreation.next_piece(most));
-        self.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
+        self.orders.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
     }
 
     /// Chunks to create for the layer blocks that a step lacks; none if none can be created.
@@ -48,7 +48,7 @@ impl MemoryManager {
             self.change.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
             // Peers still hold the chunks.
-            self.loans.recreation.on_refused(chunks.len() as u32, self.counters.boundaries());
+            self.loans.recreation.on_refused(chunks.len() as u32, self.orders.boundaries());
         } else {
             self.on_transfer_failed();
         }

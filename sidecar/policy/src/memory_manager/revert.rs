@@ -31,14 +31,14 @@ impl MemoryManager {
         if self.change.transition().is_none() {
             self.settle_trade(out);
         }
-        if self.pending.blocking() {
+        if self.orders.pending.blocking() {
             return;
         }
         if self.change.transition().is_none() && !self.trading() {
             let next = self.next_transition();
             self.change.decide(next);
         }
-        if self.change.is_due(self.counters.steps(), self.kv.open_requests() > 0) {
+        if self.change.is_due(self.orders.steps(), self.kv.open_requests() > 0) {
             self.advance_transition(out);
         }
         self.unmap_deferred(out);
@@ -47,8 +47,7 @@ impl MemoryManager {
     fn next_transition(&mut self) -> Option<Transition> {
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
-            let differs =
-                layout != *self.weights.layout() && self.change.may_retry(self.counters.boundaries());
+            let differs = layout != *self.weights.layout() && self.change.may_retry(self.orders.boundaries());
             return differs
                 .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
         }
@@ -64,7 +63,7 @@ impl MemoryManager {
     /// Activations that eLLM converted to KV are restored under another policy.
     fn activations_to_return(&self) -> Option<Transition> {
         let few = self.chunks.activation_chunks() < self.sizes.activation_min;
-        let due = few && self.loaded && self.change.may_retry(self.counters.boundaries());
+        let due = few && self.loaded && self.change.may_retry(self.orders.boundaries());
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
             reason: Reason::Deflate,
@@ -77,7 +76,7 @@ impl MemoryManager {
         let alpha = current.alpha();
         if alpha <= self.base.alpha()
             || !self.weights.is_settled()
-            || !self.change.may_retry(self.counters.boundaries())
+            || !self.change.may_retry(self.orders.boundaries())
         {
             return None;
         }
@@ -117,7 +116,7 @@ impl MemoryManager {
     /// Memory that was taken for a step is not reverted before a step has run: until its blocks are allocated it looks
     /// spare, and with a short patience reversion and remapping would alternate at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
-        self.change.is_remapped(self.counters.steps()) && self.kv.open_requests() > 0
+        self.change.is_remapped(self.orders.steps()) && self.kv.open_requests() > 0
     }
 
     /// `alpha` layers move beyond those of the base layout.
@@ -139,7 +138,7 @@ impl MemoryManager {
 
     /// The backend failed a change a moment ago: no other change is tried now; steps without a change continue.
     pub(super) fn in_backoff(&self) -> bool {
-        self.change.in_backoff(self.counters.boundaries())
+        self.change.in_backoff(self.orders.boundaries())
     }
 
     /// Without new requests the coming boundaries change nothing.
@@ -163,6 +162,6 @@ impl MemoryManager {
             && self.change.transition().is_none()
             && !self.trading()
             && self.is_offload_idle()
-            && !self.pending.blocking()
+            && !self.orders.pending.blocking()
     }
 }

@@ -24,8 +24,8 @@ use crate::event::Outcome;
 use crate::geometry::Geometry;
 use crate::ids::ChunkId;
 use crate::loans::TransferKind;
+use crate::orders::pending::Pending;
 use crate::params::Params;
-use crate::pending::Pending;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -84,7 +84,7 @@ impl MemoryManager {
         let free = self.chunks.free_count().min(self.share_to_release());
         if free > 0 {
             let chunks: Vec<_> = self.chunks.table().free().take(free as usize).collect();
-            return self.order(
+            return self.orders.order(
                 Work::Release(chunks.clone()),
                 Reason::ReleaseShare,
                 Pending::ReleaseShare(chunks),
@@ -98,7 +98,7 @@ impl MemoryManager {
     pub(super) fn on_share_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(chunks);
-            self.count_moved(Reason::ReleaseShare, chunks.len() as u32);
+            self.orders.count_moved(Reason::ReleaseShare, chunks.len() as u32);
             self.loans.balance.on_released(chunks.len() as u32, self.sizes.share);
             self.change.succeeded();
         } else {
@@ -181,7 +181,7 @@ impl MemoryManager {
     /// If more layers move than the cap allows: the layout within the cap, if it fits without cost to a request.
     pub(super) fn layout_below_cap(&self) -> Option<Layout> {
         let moving = self.weights.layout().moving.len();
-        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.counters.boundaries()) {
+        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.orders.boundaries()) {
             return None;
         }
         let max_moving = self.sizes.cap_m.saturating_sub(1);

@@ -16,7 +16,7 @@ use crate::event::Outcome;
 use crate::ids::{LayerBlockId, Nanos};
 use crate::kv::Swap;
 use crate::kv::admissions::AdmissionEffects;
-use crate::pending::{Change, Pending};
+use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::sleep::SleepState;
 use crate::step_model::Layout;
@@ -27,7 +27,7 @@ pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 impl MemoryManager {
     pub(super) fn give_up_cache(&mut self) {
         let given_up = self.kv.evict_cache();
-        self.count_many(Reason::PrefixEvicted, given_up);
+        self.orders.count_many(Reason::PrefixEvicted, given_up);
     }
 
     /// Takes suspending one action further.
@@ -42,13 +42,13 @@ impl MemoryManager {
         if self.kv.has_pending_spills() || self.kv.has_loading_swaps() {
             return;
         }
-        if self.pending.fetches() {
+        if self.orders.pending.fetches() {
             return self.drop_fills(Reason::Hibernate, out);
         }
         self.restore_all();
         if self.kv.has_device_only_layer_blocks() {
             self.order_swap_out(out);
-        } else if self.pending.fills() > 0 {
+        } else if self.orders.pending.fills() > 0 {
             self.drop_fills(Reason::Hibernate, out);
         } else if !self.chunks.is_unmapped() {
             let change = Change {
@@ -83,7 +83,7 @@ impl MemoryManager {
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
-        self.count_many(Reason::PrefixEvicted, evicted);
+        self.orders.count_many(Reason::PrefixEvicted, evicted);
         self.loans.set_blocked(too_many > 0);
         if too_many > 0 || !self.kv.has_device_only_layer_blocks() {
             return;
@@ -96,7 +96,7 @@ impl MemoryManager {
 
     pub(super) fn order_swaps_out(&mut self, swaps: Vec<Swap>, out: &mut Vec<Action>) {
         let layer_blocks = self.swapped_layer_blocks(&swaps);
-        self.order(Work::SwapOut(layer_blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
+        self.orders.order(Work::SwapOut(layer_blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
     }
 
     pub(super) fn swapped_layer_blocks(&self, swaps: &[Swap]) -> Vec<LayerBlockSwap> {
@@ -133,7 +133,7 @@ impl MemoryManager {
     ) -> Prepared {
         if self.kv.missing_layer_block_count() > 0 || effects.loads_for_new() {
             let swaps = self.kv.plan_swap_in(self.swap_piece(), effects);
-            self.order_swaps_in(Some(self.step.now()), swaps, Pending::SwapIn, out);
+            self.order_swaps_in(Some(self.orders.now()), swaps, Pending::SwapIn, out);
             return Prepared::Wait;
         }
         while effects.layer_blocks_to_load() > 0 {
@@ -151,15 +151,15 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) {
         let layer_blocks = self.swapped_layer_blocks(&swaps);
-        self.submit_with_deadline(due, Work::SwapIn(layer_blocks), Reason::SwapIn, effect(swaps), out);
+        self.orders.order_by(due, Work::SwapIn(layer_blocks), Reason::SwapIn, effect(swaps), out);
     }
 
     pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             return self.kv.finish_swap_in(swaps);
         }
-        self.count(Reason::BackendFailed);
-        self.count_many(Reason::SwapLost, swaps.len() as u32);
+        self.orders.count(Reason::BackendFailed);
+        self.orders.count_many(Reason::SwapLost, swaps.len() as u32);
         self.lost_requests.extend(self.kv.on_swap_in_failed(swaps));
     }
 

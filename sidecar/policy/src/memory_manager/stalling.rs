@@ -40,7 +40,7 @@ impl MemoryManager {
         let chunks = self
             .chunks_of_layers(missing_layer_blocks)
             .filter(|_| remaps && self.change.transition().is_none())?;
-        if self.change.is_declined(RemapKind::Stalling, self.counters.steps(), chunks) {
+        if self.change.is_declined(RemapKind::Stalling, self.orders.steps(), chunks) {
             return None;
         }
         let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(max_permille)) else {
@@ -54,7 +54,7 @@ impl MemoryManager {
 
     /// Does not look for such a layout again for a while.
     pub(super) fn decline_stalling_remap(&mut self, declined: StallsTooLong) {
-        self.change.decline(RemapKind::Stalling, self.counters.steps(), declined.chunks);
+        self.change.decline(RemapKind::Stalling, self.orders.steps(), declined.chunks);
     }
 
     /// Lets these layers move: their chunks become KV. `false` = they do not.

@@ -16,7 +16,7 @@ use crate::chunks::Applied;
 use crate::event::Outcome;
 use crate::ids::{ChunkId, Generation, LayerId, SlotId};
 use crate::kv::compact::Drain;
-use crate::pending::{Change, Pending};
+use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
 use crate::step_model::{Layout, MAX_BETA};
 use crate::weights::Placement;
@@ -51,7 +51,7 @@ impl MemoryManager {
             None => {}
         }
         let (drain, evicted) = self.kv.make_room();
-        self.count_many(Reason::PrefixEvicted, evicted);
+        self.orders.count_many(Reason::PrefixEvicted, evicted);
         match drain {
             Drain::NoRoom => match self.evict_paused_for(goal.reason, out) {
                 Some(0) => return self.abort_transition(),
@@ -62,7 +62,7 @@ impl MemoryManager {
                 }
             },
             Drain::Movable => return self.order_moves(out),
-            Drain::Empty if goal.target.moves_weights() && self.pending.fills() > 0 => {
+            Drain::Empty if goal.target.moves_weights() && self.orders.pending.fills() > 0 => {
                 self.drop_fills(goal.reason, out);
             }
             Drain::Empty => self.order_goal(&goal, out),
@@ -83,7 +83,7 @@ impl MemoryManager {
 
     /// Gives the change up; every KV chunk takes blocks again.
     pub(super) fn abort_transition(&mut self) -> TransitionProgress {
-        self.change.give_up(self.counters.boundaries());
+        self.change.give_up(self.orders.boundaries());
         self.drain(0);
         TransitionProgress::Aborted
     }
@@ -109,8 +109,8 @@ impl MemoryManager {
             .into_iter()
             .map(|(from, to)| LayerBlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
             .collect();
-        self.change.moves_layer_blocks(self.counters.steps());
-        self.order(Work::MoveLayerBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
+        self.change.moves_layer_blocks(self.orders.steps());
+        self.orders.order(Work::MoveLayerBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
         TransitionProgress::Ordered
     }
 
@@ -118,8 +118,8 @@ impl MemoryManager {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
-            self.count(Reason::BackendFailed);
-            self.change.failed(self.counters.boundaries());
+            self.orders.count(Reason::BackendFailed);
+            self.change.failed(self.orders.boundaries());
             self.abort_transition();
         }
     }
@@ -148,7 +148,7 @@ impl MemoryManager {
         let defers_unmap = reason == Reason::Inflate && self.params.defers_unmap;
         change.next = self.chunks.with_stale(change.next, defers_unmap);
         let transaction = self.chunks.ownership().transaction(&change.next, kept);
-        self.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);
+        self.orders.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);
     }
 
     /// Layers whose contents stay readable at their addresses across the change.
@@ -169,12 +169,12 @@ impl MemoryManager {
         if matches!(outcome, Outcome::Done { .. }) {
             self.apply(change);
         } else {
-            self.count(Reason::BackendFailed);
+            self.orders.count(Reason::BackendFailed);
             if self.chunks.is_unmapped() && !self.loaded {
                 self.first_mapping_failed(out);
                 return;
             }
-            self.change.failed(self.counters.boundaries());
+            self.change.failed(self.orders.boundaries());
             self.abort_transition();
         }
         self.order_fills(out);
@@ -185,7 +185,7 @@ impl MemoryManager {
         let preserved = self.preserved_layers(&next);
         let Applied { moved_chunks, kv_chunks } = self.chunks.apply(next);
         if !reason.is_trade() {
-            self.count_moved(reason, moved_chunks);
+            self.orders.count_moved(reason, moved_chunks);
         }
         for (kv_chunk, backed) in kv_chunks {
             if backed {
@@ -194,7 +194,7 @@ impl MemoryManager {
                 self.kv.chunk_pool_mut().unback(kv_chunk)
             }
         }
-        self.change.applied(layout.is_some().then_some(reason), self.counters.steps());
+        self.change.applied(layout.is_some().then_some(reason), self.orders.steps());
         if let Some(layout) = layout {
             self.place_weights(layout, preserved, reason);
         }

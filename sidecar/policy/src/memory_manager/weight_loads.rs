@@ -7,7 +7,7 @@ use crate::action::{Action, Fill, FillTarget, Work};
 use crate::chunk_table::Owner;
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, LayerId, Nanos};
-use crate::pending::Pending;
+use crate::orders::pending::Pending;
 use crate::reason::Reason;
 use crate::slots::DueCopy;
 
@@ -23,13 +23,13 @@ pub(super) fn owner_of(target: FillTarget) -> Owner {
 impl MemoryManager {
     /// Orders every due copy: own chunks first, front layers first.
     pub(super) fn order_fills(&mut self, out: &mut Vec<Action>) {
-        if self.pending.fills_blocked() || self.failure.is_some() {
+        if self.orders.pending.fills_blocked() || self.failure.is_some() {
             return;
         }
         let reason = if self.loaded { self.weights.load_reason() } else { Reason::Load };
         let due = self.weights.due();
         if !due.is_empty() {
-            let timetable = self.timetable();
+            let timetable = self.orders.timetable(&self.step_stats);
             for (target, generation) in due {
                 // A step reads embeddings before all layers.
                 let layer = target.layer().unwrap_or(LayerId(0));
@@ -46,7 +46,7 @@ impl MemoryManager {
         if due.is_empty() {
             return;
         }
-        let timetable = self.timetable();
+        let timetable = self.orders.timetable(&self.step_stats);
         for DueCopy { instance, after, early } in due {
             let target = FillTarget::Slot(instance.slot, instance.layer);
             let needed = timetable.layer(instance.layer, early);
@@ -70,7 +70,7 @@ impl MemoryManager {
         };
         self.weights.on_ordered(target);
         let work = Work::Fill(Fill { target, generation, after, chunks });
-        self.submit_with_deadline(Some(needed), work, reason, Pending::Fill { target, generation }, out);
+        self.orders.order_by(Some(needed), work, reason, Pending::Fill { target, generation }, out);
         self.record_contents(target);
     }
 
@@ -111,15 +111,15 @@ impl MemoryManager {
         self.weights.on_incomplete(
             target,
             generation,
-            (clean, self.step.is_running()),
+            (clean, self.orders.step.is_running()),
             &mut self.generations,
         );
         self.record_contents(target);
-        if self.pending.dropping() && clean {
+        if self.orders.pending.dropping() && clean {
             // The memory manager dropped it: what is due is ordered again when the drop has ended.
             return;
         }
-        self.count(Reason::BackendFailed);
+        self.orders.count(Reason::BackendFailed);
         if !self.weights.can_retry() {
             self.failure = Some(Failed::Fill { target });
         } else if self.weights.has_copies_behind(target, generation) {
@@ -130,8 +130,8 @@ impl MemoryManager {
     }
 
     pub(super) fn drop_fills(&mut self, reason: Reason, out: &mut Vec<Action>) {
-        if !self.pending.dropping() {
-            self.order(Work::DropFills, reason, Pending::Drop, out);
+        if !self.orders.pending.dropping() {
+            self.orders.order(Work::DropFills, reason, Pending::Drop, out);
         }
     }
 }

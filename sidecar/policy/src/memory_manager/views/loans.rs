@@ -2,10 +2,10 @@
 
 use crate::action::Earmark;
 use crate::memory_manager::{MemoryManager, SleepState, TransferKind};
+use crate::orders::pending::Pending;
 use crate::params::{Bounds, Params};
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
-use crate::pending::Pending;
 
 /// Share, loans and debts of a tenant, in chunks.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +38,8 @@ impl LoanView<'_> {
     /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
     pub fn moving_chunks(&self) -> u32 {
         let arriving =
-            self.manager.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
-        let released = self.manager.pending.iter().map(|(_, effect)| match effect {
+            self.manager.orders.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
+        let released = self.manager.orders.pending.iter().map(|(_, effect)| match effect {
             Pending::Release(chunks) | Pending::ReleaseShare(chunks) => chunks.len() as u32,
             _ => 0,
         });

@@ -18,7 +18,7 @@ impl StatusView<'_> {
 
     /// An action is pending that no step may run with: any but a copy of weights.
     pub fn is_blocked(&self) -> bool {
-        self.manager.pending.blocking()
+        self.manager.orders.pending.blocking()
     }
 
     /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
@@ -81,7 +81,7 @@ impl StatusView<'_> {
 
     /// The action was ordered and has not ended: only its completion may be passed on.
     pub fn awaits(&self, action: ActionId) -> bool {
-        self.manager.pending.contains(action)
+        self.manager.orders.pending.contains(action)
     }
 
     /// Whether this answers the requested plan.

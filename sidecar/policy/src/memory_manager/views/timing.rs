@@ -47,6 +47,6 @@ impl<'a> TimingView<'a> {
     /// The step under way, or the last one, began while weights were loading: its waits are no stalls, and its times
     /// are no samples.
     pub fn step_waited_for_weights(&self) -> bool {
-        self.manager.step.waited_for_weights()
+        self.manager.orders.step.waited_for_weights()
     }
 }

@@ -4,7 +4,7 @@ use crate::ids::Nanos;
 
 /// Where the tenant is between two step boundaries.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StepState {
+pub struct StepState {
     /// Time of the event that is being handled.
     now: Nanos,
     /// Begin of the step under way, or of the last one.

@@ -4,7 +4,7 @@ use crate::reason::Reason;
 
 /// Counters that only grow.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Counters {
+pub struct Counters {
     boundaries: u64,
     steps: u64,
     /// Decisions, by reason.

@@ -8,7 +8,7 @@ use crate::action::{Action, Earmark, FillTarget, LayerBlockMove, Work};
 use crate::chunk_table::Ownership;
 use crate::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, SlotId};
 use crate::kv::Swap;
-use crate::memory_manager::TransferKind;
+use crate::loans::transfer::TransferKind;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 

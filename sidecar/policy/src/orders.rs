@@ -1,0 +1,126 @@
+//! What the memory manager orders, counts and waits for. Each part that orders actions takes it as an argument.
+//!
+//! | copy | deadline |
+//! |---|---|
+//! | weights of a layer, fetched KV | when its step reaches the layer; an early copy for the next step, a step later |
+//! | KV that is spilled from a buffer | when the step reaches the next layer of the buffer |
+//! | write-back, KV loaded during steps | none, unless steps wait for it |
+//! | everything between two steps | at once |
+
+use alloc::vec::Vec;
+
+mod counters;
+pub mod pending;
+mod step_state;
+
+pub use counters::Counters;
+pub use step_state::StepState;
+
+use crate::action::{Action, Work};
+use crate::copy_priority::CopyDeadlines;
+use crate::cost::StepStats;
+use crate::ids::Nanos;
+use crate::reason::Reason;
+use pending::{Pending, PendingActions};
+
+/// Ordered actions, the step under way, and counters of what was decided.
+#[derive(Clone, Debug)]
+pub struct Orders {
+    /// Actions that have not ended.
+    pub pending: PendingActions,
+    /// The step under way.
+    pub step: StepState,
+    /// Boundaries, steps and decisions so far.
+    pub counters: Counters,
+    /// Copies use the link by their deadlines, else in the order of their submission.
+    by_deadline: bool,
+}
+
+impl Orders {
+    /// Nothing is ordered yet.
+    pub fn new(by_deadline: bool) -> Orders {
+        Orders {
+            pending: PendingActions::default(),
+            step: StepState::default(),
+            counters: Counters::new(),
+            by_deadline,
+        }
+    }
+
+    /// Sets whether copies have deadlines.
+    pub fn set_by_deadline(&mut self, by_deadline: bool) {
+        self.by_deadline = by_deadline;
+    }
+
+    /// Time of the event that is being handled.
+    pub fn now(&self) -> Nanos {
+        self.step.now()
+    }
+
+    /// Step boundaries so far, idle ones included.
+    pub fn boundaries(&self) -> u64 {
+        self.counters.boundaries()
+    }
+
+    /// Steps that have finished.
+    pub fn steps(&self) -> u64 {
+        self.counters.steps()
+    }
+
+    /// Orders an action that a step, or a change between two steps, waits for.
+    pub fn order(&mut self, work: Work, reason: Reason, effect: Pending, out: &mut Vec<Action>) {
+        self.order_by(Some(self.now()), work, reason, effect, out);
+    }
+
+    /// Orders an action that is needed at `due`; `None` = no step waits for it.
+    pub fn order_by(
+        &mut self,
+        due: Option<Nanos>,
+        work: Work,
+        reason: Reason,
+        effect: Pending,
+        out: &mut Vec<Action>,
+    ) {
+        self.count(reason);
+        let due = due.filter(|_| self.by_deadline);
+        self.pending.order(work, (reason, due), effect, out);
+    }
+
+    /// When the step under way reaches each layer; between two steps, when the next one does if it begins now.
+    pub fn timetable(&self, step_stats: &StepStats) -> CopyDeadlines {
+        CopyDeadlines::new(self.step.timed_from(), &step_stats.compute_ns(), step_stats.overhead_ns())
+    }
+
+    /// Counts a decision.
+    pub fn count(&mut self, reason: Reason) {
+        self.count_many(reason, 1);
+    }
+
+    /// Counts `times` decisions.
+    pub fn count_many(&mut self, reason: Reason, times: u32) {
+        self.counters.add(reason, times);
+    }
+
+    /// Counts chunks that changed their owner.
+    pub fn count_moved(&mut self, reason: Reason, chunks: u32) {
+        self.counters.add_moved(reason, chunks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_without_deadlines_counts_and_has_none() {
+        let mut out = Vec::new();
+        for (by_deadline, due) in [(true, Some(Nanos(7))), (false, None)] {
+            let mut orders = Orders::new(by_deadline);
+            orders.step.set_now(Nanos(7));
+            orders.order(Work::DropFills, Reason::Rebuild, Pending::Drop, &mut out);
+            assert_eq!(out.pop().map(|action| action.due), Some(due));
+            assert_eq!(orders.counters.decisions()[Reason::Rebuild as usize], 1);
+            assert!(orders.pending.dropping());
+        }
+    }
+}
