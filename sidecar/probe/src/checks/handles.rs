@@ -23,7 +23,7 @@ use chunks::{CHUNK, CHUNKS, chunk_offsets, handles, remap_all, unmap_all};
 pub const CHECK: Check = Check {
     id: 3,
     name: "handles",
-    text: "Does growing by 100 x 2 MiB from a pool of handles stay within 10 ms? What do handles, a neighbour's memory and \
+    text: "Does growing by 100 x 2 MiB from a pool of handles stay within 10 ms? What do handles, a peer's memory and \
            contexts cost?",
     mib: 704,
     quick_mib: 448,

@@ -12,7 +12,7 @@ use crate::child_process::ParentPipe;
 use crate::cuda::{Handle, Range};
 
 /// The role's name and function.
-pub const ROLE: (&str, Role) = ("neighbour", run);
+pub const ROLE: (&str, Role) = ("peer", run);
 
 /// Commands of the parent. The process replies to each when it is done.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
