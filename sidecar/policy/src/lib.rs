@@ -70,6 +70,7 @@ pub mod reason;
 pub mod reclaim;
 pub mod remap;
 pub mod revert;
+mod sizes;
 mod sleep;
 pub mod slots;
 pub mod step_model;

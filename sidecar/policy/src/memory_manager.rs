@@ -57,7 +57,6 @@ mod restore_layers;
 mod revert;
 mod scheduler_view;
 mod share;
-mod sizes;
 mod sleep;
 mod stalling;
 mod step_api;
@@ -103,12 +102,11 @@ use crate::planner::request::PlanAnswer;
 use crate::reason::Reason;
 use crate::reclaim::PolicyName;
 use crate::revert::Hysteresis;
+use crate::sizes::Sizes;
 use crate::sleep::Sleep;
 use crate::slots::Generations;
 use crate::step_model::Layout;
 use crate::weights::Weights;
-
-use sizes::Sizes;
 
 /// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
@@ -451,7 +449,7 @@ impl MemoryManager {
     #[cfg(feature = "testing")]
     pub fn force_layout(&mut self, forced: Option<ForcedRemap>) -> Result<(), ConfigError> {
         if let Some(forced) = forced {
-            sizes::refuse_forced(forced, self.sizes.layers)?;
+            crate::sizes::refuse_forced(forced, self.sizes.layers)?;
         }
         self.forced = forced;
         self.change.retry_now(self.orders.boundaries());

@@ -15,7 +15,6 @@
 
 use alloc::vec::Vec;
 
-use super::sizes::Sizes;
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Work};
 use crate::change::{Transition, TransitionTarget};
@@ -27,6 +26,7 @@ use crate::loans::TransferKind;
 use crate::orders::pending::Pending;
 use crate::params::Params;
 use crate::reason::Reason;
+use crate::sizes::Sizes;
 use crate::step_model::Layout;
 
 /// Whether a tenant with these parameters can be served.

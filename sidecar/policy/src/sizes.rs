@@ -12,7 +12,7 @@ use crate::step_model::Layout;
 
 /// The sizes of one tenant, in chunks.
 #[derive(Clone, Debug)]
-pub(super) struct Sizes {
+pub struct Sizes {
     pub layers: u16,
     /// Chunks that the tenant may hold without a loan.
     pub share: u32,
@@ -197,7 +197,7 @@ fn refuse_impossible(params: &Params, geometry: &Geometry) -> Result<(), ConfigE
 }
 
 /// A forced layout frees at least one layer, has one or two slots and leaves at least one layer resident.
-pub(super) fn refuse_forced(forced: ForcedRemap, layers: u16) -> Result<(), ConfigError> {
+pub fn refuse_forced(forced: ForcedRemap, layers: u16) -> Result<(), ConfigError> {
     let ForcedRemap { alpha, beta } = forced;
     let moving = u32::from(alpha) + u32::from(beta);
     let possible = alpha >= 1 && (1..=2).contains(&beta) && moving < u32::from(layers);
