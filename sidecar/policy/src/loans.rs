@@ -35,8 +35,8 @@ pub(crate) struct Loans {
     awaits_loans: bool,
     /// Not even the floor is free at first: peers hold it.
     awaits_floor: bool,
-    /// A return found no space: a request must be paused or preempted.
-    blocked: bool,
+    /// A return, or another change that must happen, found no room: a request must be paused or preempted.
+    lacks_room: bool,
     /// It found no space and no request is left to preempt: layers go for it, whatever their restoration costs.
     forces_reclaim: bool,
 }
@@ -53,7 +53,7 @@ impl Loans {
             busy: false,
             awaits_loans: false,
             awaits_floor: false,
-            blocked: false,
+            lacks_room: false,
             forces_reclaim: false,
         }
     }
@@ -97,12 +97,12 @@ impl Loans {
         self.awaits_floor
     }
 
-    pub fn set_blocked(&mut self, blocked: bool) {
-        self.blocked = blocked;
+    pub fn set_lacks_room(&mut self, lacks: bool) {
+        self.lacks_room = lacks;
     }
 
-    pub fn is_blocked(&self) -> bool {
-        self.blocked
+    pub fn lacks_room(&self) -> bool {
+        self.lacks_room
     }
 
     pub fn set_forces_reclaim(&mut self, forces: bool) {
@@ -120,7 +120,7 @@ impl Loans {
             | u64::from(self.awaits_floor) << 3
             | u64::from(self.active) << 2
             | u64::from(self.awaits_loans) << 1
-            | u64::from(self.blocked);
+            | u64::from(self.lacks_room);
         let words = [
             self.balance.share(),
             self.balance.borrowed(),
@@ -148,7 +148,7 @@ mod tests {
         loans.set_forces_reclaim(true);
         loans.set_awaits_floor(true);
         loans.await_loans();
-        loans.set_blocked(true);
+        loans.set_lacks_room(true);
         for nonce in [1, 1] {
             let peer = crate::peers::Peer { index: 1, instance: 1 };
             let earmark = crate::action::Earmark { peer, nonce: crate::peers::loans::Nonce(nonce) };

@@ -70,12 +70,12 @@ pub use crate::kv::admissions::{Admission, AdmittedKv};
 pub use crate::kv::cached_prefix::CachedPrefix;
 pub use crate::kv::table_change::TableChange;
 pub use crate::loans::{TransferKind, TransferResult};
+pub use crate::sizes::{fits, floor};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
 pub use constants::CONSTANTS;
 pub use loan_control::LoanControl;
 pub use scheduler_view::{RunningRequest, SchedulerView, WaitingRequest};
-pub use share::{fits, floor};
 pub use stalling::StallingRemap;
 pub use step_api::{
     Demand, Failed, MemoryNotes, Prepared, StallsTooLong, StepLease, StepNeed, SuspendReason,
@@ -188,31 +188,33 @@ impl MemoryManager {
     pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
         self.orders.step.set_now(now);
         match self.orders.pending.take(done.id) {
-            Pending::Create(chunks) => self.created(&chunks, done.outcome, out),
-            Pending::Release(chunks) => self.released(&chunks, done.outcome),
+            Pending::Create(chunks) => self.on_created(&chunks, done.outcome, out),
+            Pending::Release(chunks) => self.on_released(&chunks, done.outcome),
             Pending::Recreate(chunks) => self.on_recreated(&chunks, done.outcome),
-            Pending::Accept(chunks, earmark, claim) => self.accepted(&chunks, earmark, claim, done.outcome),
+            Pending::Accept(chunks, earmark, claim) => {
+                self.on_accepted(&chunks, earmark, claim, done.outcome)
+            }
             Pending::Lend(chunks, spare, earmark, claim) => {
-                self.lent(&chunks, spare, (earmark, claim), done.outcome)
+                self.on_lent(&chunks, spare, (earmark, claim), done.outcome)
             }
             Pending::Reback(change) => self.on_remapped(*change, done.outcome, out),
-            Pending::Fill { target, generation } => self.filled(target, generation, done.outcome, out),
-            Pending::Move(moves) => self.moved(&moves, done.outcome),
-            Pending::SwapOut(swaps) => self.swapped_out(&swaps, done.outcome),
-            Pending::SwapIn(swaps) | Pending::AsyncSwapIn(swaps) => self.swapped_in(&swaps, done.outcome),
+            Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
+            Pending::Move(moves) => self.on_moved(&moves, done.outcome),
+            Pending::SwapOut(swaps) => self.on_swapped_out(&swaps, done.outcome),
+            Pending::SwapIn(swaps) | Pending::AsyncSwapIn(swaps) => self.on_swapped_in(&swaps, done.outcome),
             Pending::Fetch { layer, buffer, generation, copies } => {
-                self.fetched((layer, buffer), (generation, copies), done.outcome, out);
+                self.on_fetched((layer, buffer), (generation, copies), done.outcome, out);
             }
-            Pending::WriteBack(written) => self.written_back(&written, done.outcome),
-            Pending::Spill(name) => self.spilled(name, done.outcome),
+            Pending::WriteBack(written) => self.on_written_back(&written, done.outcome),
+            Pending::Spill(name) => self.on_spilled(name, done.outcome),
             Pending::ReleaseShare(chunks) => self.on_share_released(&chunks, done.outcome),
-            Pending::Drop => self.dropped(out),
+            Pending::Drop => self.on_dropped(out),
         }
     }
 
     /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
     /// again.
-    fn dropped(&mut self, out: &mut Vec<Action>) {
+    fn on_dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
         if waiting && !self.orders.step.holds_lease() && !self.orders.pending.blocking() {
             self.advance_transition(out);
@@ -390,7 +392,7 @@ impl MemoryManager {
     pub fn sleep(&mut self, keep_kv: bool) {
         self.sleep.set_keeps_kv(keep_kv);
         if self.status().is_loaded() && self.sleep.suspend() {
-            self.loans.set_blocked(false);
+            self.loans.set_lacks_room(false);
             self.loans.demand.clear();
         }
         if self.sleep.discards_kv() && self.sleep.state() == SleepState::Asleep {

@@ -162,6 +162,23 @@ impl Sizes {
     }
 }
 
+/// Whether a tenant with these parameters can be served.
+///
+/// # Errors
+/// The parameter that does not fit.
+pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
+    Sizes::new(params, geometry).map(drop)
+}
+
+/// Chunks that a tenant with these parameters never lends, whatever its share.
+///
+/// # Errors
+/// The parameter that does not fit even the whole GPU.
+pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
+    let params = Params { share_chunks: u32::MAX, ..params.clone() };
+    Ok(Sizes::new(&params, geometry)?.floor(&params))
+}
+
 /// Whole KV blocks only, as many as their layer blocks can be numbered.
 fn host_kv_blocks(params: &Params, geometry: &Geometry) -> u32 {
     let kv_blocks = params.host_kv_bytes / geometry.kv_block_bytes();

@@ -168,7 +168,7 @@ impl MemoryManager {
         self.kv.is_writing_back().then_some(0)
     }
 
-    pub(super) fn written_back(&mut self, written: &[Swap], outcome: Outcome) {
+    pub(super) fn on_written_back(&mut self, written: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_write_back(written, done);
         if let Outcome::Done { duration_ns, .. } = outcome {
@@ -181,7 +181,7 @@ impl MemoryManager {
     }
 
     /// Handles the end of a spill.
-    pub(super) fn spilled(&mut self, name: Generation, outcome: Outcome) {
+    pub(super) fn on_spilled(&mut self, name: Generation, outcome: Outcome) {
         let repeated = self.orders.step.holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {

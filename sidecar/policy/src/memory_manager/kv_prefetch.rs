@@ -80,7 +80,7 @@ impl MemoryManager {
     }
 
     /// Handles the end of a fetch.
-    pub(super) fn fetched(
+    pub(super) fn on_fetched(
         &mut self,
         place: (LayerId, SlotId),
         (generation, copies): (Generation, bool),

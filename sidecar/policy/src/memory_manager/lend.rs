@@ -47,7 +47,7 @@ impl MemoryManager {
 
     /// Takes transfers, releases of share and restorations one action further.
     pub(super) fn settle_trade(&mut self, out: &mut Vec<Action>) {
-        self.loans.set_blocked(false);
+        self.loans.set_lacks_room(false);
         if self.in_backoff() {
             return;
         }
@@ -97,7 +97,7 @@ impl MemoryManager {
         self.orders.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
     }
 
-    pub(super) fn lent(
+    pub(super) fn on_lent(
         &mut self,
         earmarked: &[ChunkId],
         spare: u32,
@@ -126,7 +126,7 @@ impl MemoryManager {
         self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, claim });
     }
 
-    pub(super) fn accepted(
+    pub(super) fn on_accepted(
         &mut self,
         arrived: &[ChunkId],
         earmark: Earmark,
@@ -179,13 +179,13 @@ impl MemoryManager {
     /// The first transfer does not fit. A loan is refused; for a return, a request must go.
     pub(super) fn refuse_loan(&mut self) {
         if !self.loans.outgoing.refuse_first_loan() && !self.loans.outgoing.is_empty() {
-            self.loans.set_blocked(true);
+            self.loans.set_lacks_room(true);
         }
     }
 
     /// A change does not fit: a request makes space if the change must happen; a loan is refused.
     pub(super) fn on_no_room(&mut self, reason: Reason) {
-        self.loans.set_blocked(self.loans.is_blocked() || reason.must_happen());
+        self.loans.set_lacks_room(self.loans.lacks_room() || reason.must_happen());
         if reason == Reason::Lend {
             self.refuse_loan();
         }

@@ -28,7 +28,7 @@ impl MemoryManager {
         self.orders.order(Work::Create(chunks.clone()), Reason::Load, Pending::Create(chunks), out);
     }
 
-    pub(super) fn created(&mut self, chunks: &[ChunkId], outcome: Outcome, out: &mut Vec<Action>) {
+    pub(super) fn on_created(&mut self, chunks: &[ChunkId], outcome: Outcome, out: &mut Vec<Action>) {
         match outcome {
             Outcome::Done { .. } => self.chunks.end_piece(chunks, true),
             // The ledger refuses: peers still hold them.
@@ -84,7 +84,7 @@ impl MemoryManager {
         self.orders.order(Work::Release(chunks.clone()), reason, Pending::Release(chunks), out);
     }
 
-    pub(super) fn released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
+    pub(super) fn on_released(&mut self, chunks: &[ChunkId], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(chunks);
         } else if self.loaded {

@@ -36,7 +36,7 @@ impl MemoryManager {
         let cheapest = self.cheapest_restore_layout(own_chunks).map(TransitionTarget::Layout);
         match cheapest.or_else(|| self.last_restore_layout(own_chunks)) {
             Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),
-            None => self.loans.set_blocked(true),
+            None => self.loans.set_lacks_room(true),
         }
     }
 

@@ -18,33 +18,12 @@ use alloc::vec::Vec;
 use super::{MemoryManager, SleepState};
 use crate::action::{Action, Work};
 use crate::change::{Transition, TransitionTarget};
-use crate::config_error::ConfigError;
 use crate::event::Outcome;
-use crate::geometry::Geometry;
 use crate::ids::ChunkId;
 use crate::loans::TransferKind;
 use crate::orders::pending::Pending;
-use crate::params::Params;
 use crate::reason::Reason;
-use crate::sizes::Sizes;
 use crate::step_model::Layout;
-
-/// Whether a tenant with these parameters can be served.
-///
-/// # Errors
-/// The parameter that does not fit.
-pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
-    Sizes::new(params, geometry).map(drop)
-}
-
-/// Chunks that a tenant with these parameters never lends, whatever its share.
-///
-/// # Errors
-/// The parameter that does not fit even the whole GPU.
-pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
-    let params = Params { share_chunks: u32::MAX, ..params.clone() };
-    Ok(Sizes::new(&params, geometry)?.floor(&params))
-}
 
 impl MemoryManager {
     pub(super) fn over_lent(&self) -> u32 {

@@ -32,7 +32,7 @@ impl MemoryManager {
 
     /// Takes suspending one action further.
     pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
-        self.loans.set_blocked(false);
+        self.loans.set_lacks_room(false);
         if self.in_backoff() {
             return;
         }
@@ -79,12 +79,12 @@ impl MemoryManager {
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
         if self.sleep.drops_kv() {
             self.give_up_cache();
-            self.loans.set_blocked(self.kv.has_device_only_layer_blocks());
+            self.loans.set_lacks_room(self.kv.has_device_only_layer_blocks());
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.orders.count_many(Reason::PrefixEvicted, evicted);
-        self.loans.set_blocked(too_many > 0);
+        self.loans.set_lacks_room(too_many > 0);
         if too_many > 0 || !self.kv.has_device_only_layer_blocks() {
             return;
         }
@@ -116,7 +116,7 @@ impl MemoryManager {
         (SWAP_PIECE_BYTES / self.geometry.kv_block_bytes()).clamp(1, u64::from(u32::MAX)) as u32
     }
 
-    pub(super) fn swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
+    pub(super) fn on_swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_swap_out(swaps, done);
         self.sleep.on_swapped_out(done);
@@ -154,7 +154,7 @@ impl MemoryManager {
         self.orders.order_by(due, Work::SwapIn(layer_blocks), Reason::SwapIn, effect(swaps), out);
     }
 
-    pub(super) fn swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
+    pub(super) fn on_swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
         if let Outcome::Done { .. } = outcome {
             return self.kv.finish_swap_in(swaps);
         }
@@ -169,7 +169,7 @@ impl MemoryManager {
 
     /// Takes waking one action further.
     pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
-        self.loans.set_blocked(false);
+        self.loans.set_lacks_room(false);
         if !self.chunks.is_unmapped() {
             // It was not asleep yet.
             self.sleep.on_awake();

@@ -114,7 +114,7 @@ impl MemoryManager {
         TransitionProgress::Ordered
     }
 
-    pub(super) fn moved(&mut self, moves: &[LayerBlockMove], outcome: Outcome) {
+    pub(super) fn on_moved(&mut self, moves: &[LayerBlockMove], outcome: Outcome) {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {

@@ -80,7 +80,7 @@ impl MemoryManager {
     }
 
     /// Handles the end of a copy.
-    pub(super) fn filled(
+    pub(super) fn on_filled(
         &mut self,
         target: FillTarget,
         generation: Generation,

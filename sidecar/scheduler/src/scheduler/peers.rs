@@ -189,17 +189,17 @@ impl Scheduler {
     /// policy chooses.
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
-        while self.manager.status().debt_is_blocked() && self.running.len() > 1 {
+        while self.manager.status().debt_lacks_room() && self.running.len() > 1 {
             self.evict_for_debt(now);
             self.manager.boundary(now, &mut self.actions);
         }
-        if self.manager.status().debt_is_blocked() {
+        if self.manager.status().debt_lacks_room() {
             // The remaining KV belongs to the oldest request or to suspended requests.
             self.manager.loans_mut().force_reclaim();
             self.manager.boundary(now, &mut self.actions);
         }
         // While the tenant falls asleep, `make_host_room` drops suspended KV instead.
-        while self.manager.status().debt_is_blocked()
+        while self.manager.status().debt_lacks_room()
             && self.manager.status().sleep_state() == SleepState::Awake
             && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device())
         {

@@ -47,7 +47,7 @@ impl Scheduler {
     pub(super) fn make_host_room(&mut self, now: Nanos) {
         let must_wait = |manager: &MemoryManager| {
             manager.status().sleep_state() == SleepState::Suspending
-                && manager.status().debt_is_blocked()
+                && manager.status().debt_lacks_room()
                 && !manager.status().is_blocked()
         };
         while must_wait(&self.manager) && self.drop_suspended_kv(|_, _| true) {

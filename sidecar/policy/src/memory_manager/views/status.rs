@@ -59,9 +59,9 @@ impl StatusView<'_> {
         self.manager.sleep.state()
     }
 
-    /// A return does not fit at a boundary: the scheduler pauses or preempts a request and calls the boundary again.
-    pub fn debt_is_blocked(&self) -> bool {
-        self.manager.loans.is_blocked()
+    /// A change that must happen, such as a return, found no room at a boundary: the scheduler pauses or preempts a request and calls the boundary again.
+    pub fn debt_lacks_room(&self) -> bool {
+        self.manager.loans.lacks_room()
     }
 
     /// Why the tenant cannot be served, when the backend has failed for good.

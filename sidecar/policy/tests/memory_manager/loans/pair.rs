@@ -208,7 +208,7 @@ impl Pair {
                 w.active,
                 b.status().is_blocked(),
                 b.loans().has_debt(),
-                b.status().debt_is_blocked(),
+                b.status().debt_lacks_room(),
                 b.status().lacks_weights(),
                 w.in_step(),
             );

@@ -352,7 +352,7 @@ impl SimGpu {
                     world.active,
                     manager.status().is_blocked(),
                     manager.loans().has_debt(),
-                    manager.status().debt_is_blocked(),
+                    manager.status().debt_lacks_room(),
                     manager.status().lacks_weights(),
                 );
                 let work = (
