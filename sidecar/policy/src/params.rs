@@ -152,9 +152,9 @@ impl Params {
         }
     }
 
-    /// [`ReclaimPolicy::evict`] under these tunables.
-    pub fn evict(&self, options: &[ReclaimOption]) -> Option<ReclaimOption> {
-        self.policy().evict(&self.policy_settings(), options)
+    /// [`ReclaimPolicy::choose_victim`] under these tunables.
+    pub fn choose_victim(&self, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+        self.policy().choose_victim(&self.policy_settings(), options)
     }
 
     /// [`ReclaimPolicy::most_stall_permille`] under these tunables.

@@ -89,8 +89,7 @@ impl Queue {
         self.waiting.values().next()
     }
 
-    /// Removes and returns the next request.
-    pub fn pop(&mut self) -> Option<Sequence> {
+    fn pop(&mut self) -> Option<Sequence> {
         self.waiting.pop_first().map(|(_, sequence)| sequence)
     }
 
@@ -105,6 +104,16 @@ impl Queue {
         if let Some(mut sequence) = self.remove(id) {
             sequence.is_overdue = true;
             self.push(sequence);
+        }
+    }
+
+    /// Extends the deadlines of the first requests by `by_ns` and orders them again, one after the other, until the first
+    /// one is not late. `is_late` must not hold for a request that was deferred.
+    pub fn defer_front_while(&mut self, by_ns: u64, is_late: impl Fn(&Sequence) -> bool) {
+        while self.front().is_some_and(&is_late) {
+            let Some(mut late) = self.pop() else { return };
+            late.deferred_ns = by_ns;
+            self.push(late);
         }
     }
 

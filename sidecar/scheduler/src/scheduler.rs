@@ -3,7 +3,9 @@
 //! At a *step boundary*, between two steps, the scheduler retires the finished step, asks memory for the next batch and
 //! starts the next step. At most one step is in flight, and no step is in flight while an address is remapped.
 
+mod admission_hold;
 mod admit;
+mod commit;
 mod edf;
 mod event_check;
 mod kept_plan;
@@ -11,6 +13,7 @@ mod limits;
 mod pause;
 mod peer_waits;
 mod peers;
+mod plan_step;
 mod prefill_offload;
 mod reclaim_choice;
 mod retire;
@@ -46,6 +49,7 @@ use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use crate::step_plan::KeptPlan;
+use admission_hold::AdmissionHold;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use slice_state::SliceState;
@@ -80,11 +84,7 @@ pub struct Scheduler {
     unsent_table_updates: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
-    /// First step that may admit requests again after memory refused an admission; 0 after a request ends. Under
-    /// deadline scheduling the limit applies only to requests that do not fit as they are.
-    admission_backoff_until: u64,
-    /// First step that may again admit more than one request that does not fit at one boundary.
-    burst_backoff_until: u64,
+    hold: AdmissionHold,
     /// Consecutive boundaries at which the oldest request alone did not fit.
     head_starved: u32,
     /// The plan that waits for memory.
@@ -134,8 +134,7 @@ impl Scheduler {
             unsent_table_updates: Vec::new(),
             engine: None,
             next_step: 0,
-            admission_backoff_until: 0,
-            burst_backoff_until: 0,
+            hold: AdmissionHold::default(),
             head_starved: 0,
             kept: None,
             sleep_requested: None,
@@ -401,7 +400,7 @@ impl Scheduler {
     /// Removes a running request, frees its memory and row, and reports how it ended.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
-        (self.admission_backoff_until, self.burst_backoff_until) = (0, 0);
+        self.hold.lift();
         self.pauses.on_finish(id);
         self.outputs.push(SchedulerOutput::Finished { request: id, finish });
     }

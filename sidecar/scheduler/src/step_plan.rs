@@ -1,9 +1,10 @@
-//! The plan of the next step: what it admits, what leaves for it and what it computes. Planning changes nothing;
-//! [`crate::Scheduler`] carries a plan out when memory has space for it.
+//! The plan of the next step: what it admits, what leaves for it and what it computes. Planning changes nothing, and
+//! one function carries a plan out (`Scheduler::commit`). If memory refuses it, the next plan follows from the answer.
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{
-    Admission, AdmittedKv, CachedPrefix, MemoryManager, MemoryNotes, PlannedAdmissions, StallingRemap,
+    Admission, AdmittedKv, CachedPrefix, MemoryManager, MemoryNotes, PlannedAdmissions, SchedulerView,
+    StallingRemap,
 };
 
 use crate::batch::Batch;
@@ -43,8 +44,13 @@ pub enum Eviction {
     Preempt(RequestId),
     /// A waiting request loses its KV and is recomputed.
     DropSuspended(RequestId),
-    /// Own layers give their memory to KV, and steps stall.
-    Remap(StallingRemap),
+    /// Own layers give their memory to KV, and steps stall. The step waits for it.
+    Remap {
+        /// The layers that move.
+        stalling: StallingRemap,
+        /// KV blocks that the step lacks.
+        missing_kv_blocks: u32,
+    },
 }
 
 /// Facts that planning finds and that outlive the plan.
@@ -55,7 +61,7 @@ pub struct PlanNotes {
     /// Memory refused an admission.
     pub refused_admission: bool,
     /// Memory refused admissions beyond those that fit.
-    pub refused_burst: bool,
+    pub refused_extra: bool,
 }
 
 /// The plan of a step.
@@ -65,10 +71,18 @@ pub struct StepPlan {
     pub admit: Vec<PlannedAdmission>,
     /// What leaves before the step.
     pub evict: Vec<Eviction>,
-    /// What the step computes.
+    /// What the step computes, after the evictions. It stays as it was if own layers move first.
     pub batch: Batch,
+    /// The smaller step that runs while memory moves for this one. Its memory is there.
+    pub fallback: Option<Box<StepPlan>>,
+    /// The requests of a placement plan that is due.
+    pub placement: Option<SchedulerView>,
+    /// Nothing is left to try for the oldest request.
+    pub is_starved: bool,
     /// Limits of this plan and of those that replace it.
     pub limits: PlanLimits,
+    /// The sum of the admissions, as the memory manager sees it.
+    pub planned: PlannedAdmissions,
     /// What planning found.
     pub notes: PlanNotes,
     /// Running requests lacked KV when the admissions were planned. The loads take memory that planning does not count.
@@ -125,15 +139,16 @@ impl StepPlan {
         self.admit.iter().map(PlannedAdmission::admission).collect()
     }
 
-    /// Takes the remap out of the evictions.
-    pub fn take_remap(&mut self) -> Option<StallingRemap> {
-        match self.evict.pop()? {
-            Eviction::Remap(stalling) => Some(stalling),
-            other => {
-                self.evict.push(other);
-                None
-            }
-        }
+    /// Whether own layers move before the step.
+    pub fn moves_layers(&self) -> bool {
+        self.evict.iter().any(|eviction| matches!(eviction, Eviction::Remap { .. }))
+    }
+
+    /// Whether the request leaves the running ones for the step.
+    pub fn evicts(&self, id: RequestId) -> bool {
+        self.evict
+            .iter()
+            .any(|eviction| matches!(eviction, Eviction::Pause(one) | Eviction::Preempt(one) if *one == id))
     }
 
     /// Whether the step admits the request.
@@ -147,10 +162,11 @@ impl StepPlan {
         one.prefix.as_ref().map(CachedPrefix::kv_block_count)
     }
 
-    /// Returns the sum of the admissions.
-    pub fn planned(&self, manager: &MemoryManager) -> PlannedAdmissions {
-        let mut planned = PlannedAdmissions::default();
-        self.admit.iter().for_each(|one| planned.add(&one.admission(), one.layer_blocks, manager));
-        planned
+    /// Adds the admissions up again, after they or the memory have changed.
+    pub fn add_up(&mut self, manager: &MemoryManager) {
+        self.planned = PlannedAdmissions::default();
+        for one in &self.admit {
+            self.planned.add(&one.admission(), one.layer_blocks, manager);
+        }
     }
 }

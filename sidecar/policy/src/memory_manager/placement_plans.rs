@@ -10,7 +10,7 @@ use alloc::vec::Vec;
 
 use super::PlannedAdmissions;
 use super::kv_placement::moving_layout;
-use super::{MemoryManager, RunningRequest, SchedulerView};
+use super::{MemoryManager, SchedulerView};
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::{LayerId, RequestId};
 use crate::kv::layer_offload::Placement;
@@ -34,14 +34,17 @@ impl MemoryManager {
         request
     }
 
-    /// The same for running requests alone, none of which may be paused, if a plan is due.
+    /// The same for running requests alone, none of which may be paused, if a plan is due. For tests only.
+    #[cfg(feature = "testing")]
     pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
+        use super::{MemoryNotes, RunningRequest};
         let kv_blocks = |request| self.kv.kv_blocks(request);
         let runner =
             |request| RunningRequest { request, kv_blocks: kv_blocks(request), deposit: 0, immune: true };
         let view =
             SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() };
-        self.after(&PlannedAdmissions::default()).wants_plan().then(|| self.ask_plan(&view))
+        let is_due = self.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default());
+        is_due.then(|| self.ask_plan(&view))
     }
 
     /// A plan is due if KV is short or a request waits for one, and the plan in force no longer holds; or if everything

@@ -226,6 +226,11 @@ impl PlacementPlans {
         self.joined_requests.remove(&request);
     }
 
+    /// Returns the requests that the plan pauses.
+    pub fn pauses(&self) -> &[RequestId] {
+        &self.pauses
+    }
+
     /// Takes the requests that the plan pauses.
     pub fn take_pauses(&mut self) -> Vec<RequestId> {
         core::mem::take(&mut self.pauses)

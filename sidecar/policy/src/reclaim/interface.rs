@@ -126,11 +126,11 @@ pub trait ReclaimPolicy: Debug + Sync {
     /// preempted, or that own layers move although tokens wait for them. `None` = none of them. Default: pauses a
     /// request before it preempts one, and moves no layer. The scheduler asks after the memory manager answered
     /// [`Prepared::Short`](crate::memory_manager::Prepared::Short).
-    fn evict(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+    fn choose_victim(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
         pause_before_preempting(options)
     }
 
-    /// The longest stall that moving layers may cause when [`ReclaimPolicy::evict`] chooses them, permille of a token's
+    /// The longest stall that moving layers may cause when [`ReclaimPolicy::choose_victim`] chooses them, permille of a token's
     /// compute. 0: layers are not offered to it.
     fn most_stall_permille(&self, _settings: &PolicySettings) -> u64 {
         0

@@ -113,10 +113,10 @@ fn unified_takes_smallest_loss_and_others_pause_before_preempting() {
     let by_cost = PolicySettings { reclaim_by_cost: true, ..VIEW.settings };
     for policy in PolicyName::ALL {
         let expected = if policy == PolicyName::Unified { options[2] } else { options[0] };
-        assert_eq!(policy.policy().evict(&by_cost, &options), Some(expected), "{policy:?}");
+        assert_eq!(policy.policy().choose_victim(&by_cost, &options), Some(expected), "{policy:?}");
         let fixed = PolicySettings { reclaim_by_cost: false, ..by_cost };
-        assert_eq!(policy.policy().evict(&fixed, &options), Some(options[0]), "{policy:?}");
-        assert_eq!(policy.policy().evict(&by_cost, &options[2..]), Some(options[2]), "{policy:?}");
-        assert_eq!(policy.policy().evict(&by_cost, &[]), None, "{policy:?}");
+        assert_eq!(policy.policy().choose_victim(&fixed, &options), Some(options[0]), "{policy:?}");
+        assert_eq!(policy.policy().choose_victim(&by_cost, &options[2..]), Some(options[2]), "{policy:?}");
+        assert_eq!(policy.policy().choose_victim(&by_cost, &[]), None, "{policy:?}");
     }
 }

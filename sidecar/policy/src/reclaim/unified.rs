@@ -59,7 +59,7 @@ impl ReclaimPolicy for Unified {
     }
 
     /// The least loss per byte of all options.
-    fn evict(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
+    fn choose_victim(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
         if settings.reclaim_by_cost {
             cheapest(options.iter().copied())
         } else {

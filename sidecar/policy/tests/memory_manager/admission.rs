@@ -107,6 +107,7 @@ fn plan_decides_pauses_and_admissions() {
     let id = manager.ask_plan(&view).id;
     manager.planned(answer(id, (1, 0), 1));
     boundary(&mut manager);
+    assert_eq!(manager.offload_view().pauses(), [RequestId(1)], "a scheduler sees them before it takes them");
     assert_eq!((manager.take_pauses(), manager.take_pauses()), (vec![RequestId(1)], vec![]));
     // There is memory for it, but not in addition to the reserve.
     let large = most - 4;
@@ -135,22 +136,28 @@ fn plan_is_requested_once_per_waiting_head() {
     let mut manager = manager(200);
     boundary(&mut manager);
     assert!(
-        !manager.after(&PlannedAdmissions::default()).wants_plan(),
+        !manager.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default()),
         "everything fits, and no request waits"
     );
     let held = |manager: &mut MemoryManager, request: Option<u64>| {
         manager.note(&head(request.map(RequestId)));
         boundary(manager);
-        manager.after(&PlannedAdmissions::default()).wants_plan()
+        manager.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default())
     };
     assert!(held(&mut manager, Some(9)));
     manager.note(&head(None));
-    assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "it has come");
+    assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default()), "it has come");
     assert!(held(&mut manager, Some(9)));
     manager.cancel(RequestId(8));
-    assert!(manager.after(&PlannedAdmissions::default()).wants_plan(), "another request gave up");
+    assert!(
+        manager.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default()),
+        "another request gave up"
+    );
     manager.cancel(RequestId(9));
-    assert!(!manager.after(&PlannedAdmissions::default()).wants_plan(), "its client has gone");
+    assert!(
+        !manager.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default()),
+        "its client has gone"
+    );
     assert!(held(&mut manager, Some(9)));
     let view = scheduler_view(&mut manager, &[2], waiter(9, 3));
     let id = manager.ask_plan(&view).id;

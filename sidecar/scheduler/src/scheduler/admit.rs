@@ -23,21 +23,6 @@ pub(super) struct Admissions {
 }
 
 impl Scheduler {
-    /// Brings the waiting requests into the order of admission, and frees a row for the first if it must run.
-    pub(super) fn order_waiting(&mut self, now: Nanos) {
-        let by_deadline = self.order_queue();
-        if self.admission_on_hold() && !by_deadline {
-            return;
-        }
-        if !self.admission_on_hold() {
-            self.promote_overdue(now);
-        }
-        self.demote_late(now);
-        if self.admission_budget() > 0 {
-            self.make_row(now);
-        }
-    }
-
     /// Plans the admissions of the next step, up to one step's worth of tokens.
     pub(super) fn plan_admissions(&self, now: Nanos) -> StepPlan {
         let by_deadline = self.objectives().is_some();
@@ -56,7 +41,8 @@ impl Scheduler {
             self.plan_first(now, by_deadline, &mut admissions);
             self.plan_offloaded_prefills(&mut admissions);
         }
-        let mut plan = StepPlan { admit: admissions.list, notes: admissions.notes, ..StepPlan::default() };
+        let Admissions { list: admit, notes, planned, .. } = admissions;
+        let mut plan = StepPlan { admit, notes, planned, ..StepPlan::default() };
         plan.limits.sure = admissions.sure;
         plan.lacked_kv = self.manager.status().lacks_kv();
         plan.cache_epoch = self.manager.status().cache_epoch();
@@ -111,7 +97,7 @@ impl Scheduler {
     }
 
     /// Returns the tokens of requests that the next step may admit.
-    fn admission_budget(&self) -> u32 {
+    pub(super) fn admission_budget(&self) -> u32 {
         let step_tokens = if self.manager.timing().weights_loading() {
             self.config.max_model_tokens
         } else {
@@ -123,7 +109,7 @@ impl Scheduler {
     /// Whether this request may be tried after a request that did not fit. Not a suspended request: admitting one needs
     /// all its KV at once, and a failure would swap it straight back out.
     fn may_admit_extra(&self, front: &Sequence) -> bool {
-        self.next_step >= self.burst_backoff_until && !front.kv_suspended
+        !self.hold.holds_extra(self.next_step) && !front.kv_suspended
     }
 
     /// Returns the pending tokens of the running requests.
@@ -131,10 +117,9 @@ impl Scheduler {
         self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
     }
 
-    /// Whether memory refused an admission a short time ago. Never while no request runs: no request could end then, so
-    /// requests that were refused while memory was moving are retried.
+    /// Whether memory refused an admission a short time ago ([`AdmissionHold::holds`](super::AdmissionHold::holds)).
     pub(super) fn admission_on_hold(&self) -> bool {
-        self.next_step < self.admission_backoff_until && !self.running.is_empty()
+        self.hold.holds(self.next_step, self.running.is_empty())
     }
 
     /// Whether the first waiting request waits: its KV is loading, it may not resume yet, or no plan admits it. No

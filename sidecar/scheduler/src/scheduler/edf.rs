@@ -16,25 +16,12 @@ impl Scheduler {
         self.manager.params().deadlines()
     }
 
-    /// Orders the wait queue by the policy in force. Returns whether that is by deadline.
-    pub(super) fn order_queue(&mut self) -> bool {
-        let objectives = self.objectives();
-        self.queue.set_objectives(objectives);
-        objectives.is_some()
-    }
-
     /// Moves requests whose first token cannot be on time behind the others. Each is deferred once, by the pause limit.
-    pub(super) fn demote_late(&mut self, now: Nanos) {
+    pub(super) fn defer_late(&mut self, now: Nanos) {
         let (Some(slo), by_ns) = (self.objectives(), self.manager.params().pause_bound_ns) else { return };
         let token_ns = self.manager.timing().step_stats().prefill_token_ns();
-        let is_late = |one: &&Sequence| {
-            let ready = now.plus(token_ns.saturating_mul(u64::from(one.pending())));
-            one.first_token.is_none() && one.deferred_ns == 0 && ready > one.deadline(&slo)
-        };
-        while by_ns > 0 && self.queue.front().filter(is_late).is_some() {
-            let Some(mut late) = self.queue.pop() else { return };
-            late.deferred_ns = by_ns;
-            self.queue.push(late);
+        if by_ns > 0 {
+            self.queue.defer_front_while(by_ns, |one| is_late(one, now, token_ns, &slo));
         }
     }
 
@@ -50,8 +37,8 @@ impl Scheduler {
     pub(super) fn can_defer(&self, now: Nanos, front: &Sequence, admissions: &Admissions) -> bool {
         let is_buffered = front.kv_suspended && front.buffered_until(now) > self.margin_after(now);
         let alone = self.running.is_empty() && admissions.list.is_empty();
-        let in_backoff = self.next_step < self.admission_backoff_until;
-        (is_buffered || in_backoff) && !alone && !self.fits(now, front, admissions)
+        let on_hold = self.hold.holds(self.next_step, alone);
+        (is_buffered && !alone || on_hold) && !self.fits(now, front, admissions)
     }
 
     /// Plans pauses of the requests with the most buffered tokens for the last request that the plan admits. None if no
@@ -59,22 +46,19 @@ impl Scheduler {
     pub(super) fn plan_room(&self, now: Nanos, kv_blocks: u32, plan: &StepPlan) -> Vec<Eviction> {
         let admitted = plan.admit.last().and_then(|last| self.queue.get(last.id));
         let Some((slo, admitted)) = self.objectives().zip(admitted) else { return Vec::new() };
-        self.plan_pauses(now, kv_blocks, (admitted.deadline(&slo), admitted.request.priority), plan)
+        self.pauses_for(now, kv_blocks, (admitted.deadline(&slo), admitted.request.priority), plan)
     }
 
-    /// Pauses a request for the queue head if all rows are taken.
-    pub(super) fn make_row(&mut self, now: Nanos) {
-        if let Some((slo, front)) = self.objectives().zip(self.queue.front())
-            && self.free_rows.is_empty()
-            && !self.admission_on_hold()
-        {
-            let urgency = (front.deadline(&slo), front.request.priority);
-            let pauses = self.plan_pauses(now, 1, urgency, &StepPlan::default());
-            pauses.into_iter().for_each(|eviction| self.evict(now, eviction));
+    /// Plans a pause for the queue head if all rows are taken.
+    pub(super) fn plan_row(&self, now: Nanos) -> Vec<Eviction> {
+        let Some((slo, front)) = self.objectives().zip(self.queue.front()) else { return Vec::new() };
+        if !self.free_rows.is_empty() || self.admission_budget() == 0 {
+            return Vec::new();
         }
+        self.pauses_for(now, 1, (front.deadline(&slo), front.request.priority), &StepPlan::default())
     }
 
-    fn plan_pauses(
+    fn pauses_for(
         &self,
         now: Nanos,
         kv_blocks: u32,
@@ -90,7 +74,7 @@ impl Scheduler {
             kv_blocks,
             buffered_until: self.margin_after(deadline.max(now)),
             priority,
-            host_places: self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks(),
+            host_places: self.manager.after(&plan.planned).host_capacity_blocks(),
         };
         let pauses = deadline::make_room(&wanted, &self.holders(now, &self.step_requests(plan)));
         pauses.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
@@ -126,4 +110,11 @@ impl Scheduler {
     fn margin_after(&self, at: Nanos) -> Nanos {
         at.plus(self.manager.timing().cost_window_ns())
     }
+}
+
+/// Whether the first token of a waiting request comes after its deadline, if its prompt were computed now. A request
+/// that was deferred already is not late.
+fn is_late(one: &Sequence, now: Nanos, prefill_token_ns: u64, slo: &Slo) -> bool {
+    let ready = now.plus(prefill_token_ns.saturating_mul(u64::from(one.pending())));
+    one.first_token.is_none() && one.deferred_ns == 0 && ready > one.deadline(slo)
 }

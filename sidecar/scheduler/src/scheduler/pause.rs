@@ -1,18 +1,26 @@
 //! Implements Pause-Resume (OrbitFlow 4.2): excess requests wait with their KV instead of being recomputed. It also
-//! builds the planner's view of the requests and applies the plan's pauses.
+//! builds the planner's view of the requests and plans the pauses of an adopted plan.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{RunningRequest, SchedulerView, SuspendReason, WaitingRequest};
 use sluice_policy::planner::pause::Candidate;
 
 use super::Scheduler;
-use crate::event::Command;
 use crate::sequence::Sequence;
-use crate::step_plan::StepPlan;
+use crate::step_plan::{Eviction, PlannedAdmission, StepPlan};
 use crate::step_request::StepRequest;
 
 /// Waiting requests that a plan considers: it is rare that more are admitted at once.
-const MOST_WAITING: usize = 4;
+const MAX_WAITING: usize = 4;
+
+/// What is done for a request that reached the pause limit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Overdue {
+    /// The request, if it is not the first one that waits.
+    pub first: Option<RequestId>,
+    /// What makes space for it.
+    pub evict: Option<Eviction>,
+}
 
 impl Scheduler {
     /// Returns the request to pause first: the one with the most KV, or under deadline scheduling the one with the most
@@ -45,12 +53,10 @@ impl Scheduler {
         victims.into_iter().filter(|id| Some(*id) != oldest).collect()
     }
 
-    /// If a placement plan is due, requests one for the requests of the step and the first waiting ones.
-    pub(super) fn ask_plan(&mut self, now: Nanos, plan: &StepPlan) {
-        if self.manager.after(&plan.planned(&self.manager)).wants_plan() {
-            let view = self.scheduler_view(now, plan);
-            self.commands.push(Command::Plan(self.manager.ask_plan(&view)));
-        }
+    /// Returns the requests of the step and the first waiting ones if a placement plan for them is due.
+    pub(super) fn plan_placement(&self, now: Nanos, plan: &StepPlan) -> Option<SchedulerView> {
+        let is_due = self.manager.after(&plan.planned).wants_plan(&plan.notes.memory);
+        is_due.then(|| self.scheduler_view(now, plan))
     }
 
     fn scheduler_view(&self, now: Nanos, plan: &StepPlan) -> SchedulerView {
@@ -82,9 +88,8 @@ impl Scheduler {
         };
         let rows = self.free_rows.len() - plan.admit.len();
         let others = self.queue.iter().filter(|one| !plan.admits(one.id()));
-        let first = others.take(MOST_WAITING.min(rows)).take_while(can_plan);
-        let planned = plan.planned(&self.manager);
-        let memory = self.manager.after(&planned);
+        let first = others.take(MAX_WAITING.min(rows)).take_while(can_plan);
+        let memory = self.manager.after(&plan.planned);
         let mut planned_layer_blocks = 0;
         let can_admit = |one: &WaitingRequest| {
             let allowed = memory.may_plan_admission(one, planned_layer_blocks);
@@ -94,16 +99,14 @@ impl Scheduler {
         first.map(|one| self.waiter(one, now, tbt_ns)).take_while(can_admit).collect()
     }
 
-    /// Pauses the requests that the adopted plan pauses, if they may still be paused.
-    pub(super) fn apply_plan_pauses(&mut self, now: Nanos) {
-        let planned = self.manager.take_pauses();
+    /// Plans the pauses of the adopted placement plan, of requests that may still be paused.
+    pub(super) fn plan_pauses(&self, now: Nanos) -> Vec<Eviction> {
+        let planned = self.manager.offload_view().pauses();
         if planned.is_empty() {
-            return;
+            return Vec::new();
         }
         let victims = self.victims(now, &self.step_requests(&StepPlan::default()));
-        for id in planned.into_iter().filter(|id| victims.contains(id)) {
-            self.pause(now, id);
-        }
+        planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::Pause).collect()
     }
 
     /// Whether, under a policy that pauses, the request has reached the pause limit.
@@ -117,24 +120,15 @@ impl Scheduler {
         self.pauses.is_paused(id) && self.is_immune(now, id)
     }
 
-    /// Moves a request that reached the pause limit to the queue front, and frees a row for it if none is free.
-    pub(super) fn promote_overdue(&mut self, now: Nanos) {
-        let Some(id) = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id)) else { return };
-        if self.queue.front().is_some_and(|front| front.id() != id && !front.is_overdue) {
-            self.queue.move_to_front(id);
-        }
-        if self.free_rows.is_empty() {
-            self.pause_or_preempt(now);
-        }
-    }
-
-    /// Pauses or preempts one running request. The oldest request and requests at the pause limit are exempt.
-    fn pause_or_preempt(&mut self, now: Nanos) {
+    /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no row
+    /// is free. The oldest request and requests at the pause limit are exempt.
+    pub(super) fn plan_overdue(&self, now: Nanos) -> Option<Overdue> {
+        let id = self.pauses.overdue(now).filter(|id| self.is_immune(now, *id))?;
+        let front = self.queue.front().filter(|front| front.id() != id && !front.is_overdue);
         let plan = StepPlan::default();
-        let victim = self.choose_victim(now, &plan);
-        if let Some(victim) = victim.filter(|_| !self.all_immune(now, &self.step_requests(&plan))) {
-            self.evict(now, victim);
-        }
+        let must_evict = self.free_rows.is_empty() && !self.all_immune(now, &self.step_requests(&plan));
+        let evict = must_evict.then(|| self.choose_victim(now, &plan)).flatten();
+        Some(Overdue { first: front.map(|_| id), evict })
     }
 
     /// Whether every request but the oldest is at the pause limit.
@@ -165,8 +159,9 @@ impl Scheduler {
     }
 
     /// Ends the pauses of the admitted requests.
-    pub(super) fn record_resumed(&mut self, now: Nanos, admitted: &[RequestId]) {
-        for id in admitted.iter().filter(|id| self.pauses.is_paused(**id)).copied().collect::<Vec<_>>() {
+    pub(super) fn record_resumed(&mut self, now: Nanos, admitted: &[PlannedAdmission]) {
+        let ids = admitted.iter().map(|one| one.id);
+        for id in ids.filter(|id| self.pauses.is_paused(*id)).collect::<Vec<_>>() {
             self.pauses.resume(id, now);
             if let Some(sequence) = self.running_request_mut(id) {
                 sequence.is_overdue = false;

@@ -190,7 +190,9 @@ impl Scheduler {
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
         while self.manager.status().debt_lacks_room() && self.running.len() > 1 {
-            self.evict_for_debt(now);
+            if let Some(eviction) = self.plan_debt_eviction(now) {
+                self.evict(now, &eviction);
+            }
             self.manager.boundary(now, &mut self.actions);
         }
         if self.manager.status().debt_lacks_room() {

@@ -13,7 +13,7 @@ use crate::sequence::Sequence;
 use crate::step_plan::StepPlan;
 
 /// Waiting requests that a step checks for lateness.
-const MOST_LOOKED_AT: usize = 64;
+const MAX_CHECKED: usize = 64;
 
 impl Scheduler {
     /// Suspends requests whose offloaded prompt has its first token; they wait until their KV fits on the device.
@@ -31,13 +31,12 @@ impl Scheduler {
 
     /// Returns whether the prompt of a planned admission may be offloaded because it does not fit.
     pub(super) fn offload_of_admitted(&self, plan: &StepPlan, at: usize) -> PrefillOffload {
-        let planned = plan.planned(&self.manager);
         let one = &plan.admit[at];
         let (Some(prefix), Some(sequence)) = (&one.prefix, self.queue.get(one.id)) else {
             return PrefillOffload::NotNow;
         };
         let fresh = !one.prefill_offloaded && sequence.len() - prefix.tokens() > 1;
-        if fresh { self.prefill_offload(one.prompt_kv_blocks, &planned) } else { PrefillOffload::NotNow }
+        if fresh { self.prefill_offload(one.prompt_kv_blocks, &plan.planned) } else { PrefillOffload::NotNow }
     }
 
     /// Whether a plan admits the request with offloaded KV although its prompt does not fit on the device.
@@ -116,7 +115,7 @@ impl Scheduler {
         let tpot =
             |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
         let made: Vec<_> = sampled.iter().filter_map(|token| self.request_in_row(token.row)).collect();
-        let waiting = || self.queue.iter().take(MOST_LOOKED_AT);
+        let waiting = || self.queue.iter().take(MAX_CHECKED);
         let out = || waiting().filter(|one| one.waiting_offloaded);
         let slo_violations = Some(Violations {
             ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),

@@ -1,12 +1,13 @@
-//! Names the options that cost requests tokens, with their prices, and carries out the one that the policy chooses.
+//! Names the options that cost requests tokens, with their prices, and plans the one that the policy chooses.
 //!
 //! The memory manager knows what remapping own layers frees. The cost of a pause or a preemption depends on the tokens
 //! that the client has buffered, which the scheduler knows. The choice is
-//! [`sluice_policy::reclaim::ReclaimPolicy::evict`].
+//! [`sluice_policy::reclaim::ReclaimPolicy::choose_victim`].
 
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::StallingRemap;
+use sluice_policy::reclaim::PreemptionCandidate;
 
 use super::Scheduler;
 use crate::config::TimeSharing;
@@ -45,7 +46,7 @@ impl Scheduler {
         let cost = self.manager.prices(&clients).layers(&stalling);
         let priority = requests.iter().map(|one| one.request.priority).max().unwrap_or(0);
         options.push(ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost });
-        let chosen = self.manager.params().evict(&options);
+        let chosen = self.manager.params().choose_victim(&options);
         chosen.is_some_and(|option| option.kind == ReclaimKind::OwnWeights).then_some(stalling)
     }
 
@@ -54,31 +55,18 @@ impl Scheduler {
         self.choose(now, plan, self.manager.offload_view().can_pause_help())
     }
 
-    /// Pauses or preempts the request that the policy chooses, for memory that is owed. A pause helps only if the KV of
-    /// the paused request can leave the device.
-    pub(super) fn evict_for_debt(&mut self, now: Nanos) {
-        let may_pause =
-            self.manager.offload_view().can_pause_help() && self.manager.offload_view().can_evict_paused();
-        if let Some(eviction) = self.choose(now, &StepPlan::default(), may_pause) {
-            self.evict(now, eviction);
-        }
-    }
-
-    /// Carries out an eviction.
-    pub(super) fn evict(&mut self, now: Nanos, eviction: Eviction) {
-        match eviction {
-            Eviction::Pause(id) => drop(self.pause(now, id)),
-            Eviction::Preempt(id) => self.preempt(id),
-            Eviction::DropSuspended(id) => drop(self.drop_kv_of(id)),
-            Eviction::Remap(stalling) => drop(self.manager.apply_stalling_remap(stalling, &mut self.actions)),
-        }
+    /// Plans a pause or a preemption of the request that the policy chooses, for memory that is owed. A pause helps only
+    /// if the KV of the paused request can leave the device.
+    pub(super) fn plan_debt_eviction(&self, now: Nanos) -> Option<Eviction> {
+        let offload = self.manager.offload_view();
+        self.choose(now, &StepPlan::default(), offload.can_pause_help() && offload.can_evict_paused())
     }
 
     fn choose(&self, now: Nanos, plan: &StepPlan, may_pause: bool) -> Option<Eviction> {
         let requests = self.step_requests(plan);
         let buffered = self.buffered_tokens(now, &requests);
         let options = self.victim_options(now, plan, &self.clients(&buffered, plan), may_pause);
-        match self.manager.params().evict(&options) {
+        match self.manager.params().choose_victim(&options) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. }) => {
                 Some(Eviction::Pause(id))
             }
@@ -95,7 +83,7 @@ impl Scheduler {
         may_pause: bool,
     ) -> Vec<ReclaimOption> {
         let requests = self.step_requests(plan);
-        let host_places = self.manager.after(&plan.planned(&self.manager)).host_capacity_blocks();
+        let host_places = self.manager.after(&plan.planned).host_capacity_blocks();
         let victim = self.preemption_victim(now, &requests);
         let pausable = |id: &RequestId| {
             may_pause
@@ -116,6 +104,20 @@ impl Scheduler {
             .filter_map(|id| self.reclaim_option(id, ReclaimKind::Pause, pause));
         let all = pauses.chain(victim.and_then(|id| self.reclaim_option(id, ReclaimKind::Preempt, again)));
         all.filter(|option| option.cost.freed_bytes > 0).collect()
+    }
+
+    /// Returns the request to preempt: the lowest priority, then the highest rank of the policy. Requests at the pause
+    /// limit are last, and the oldest request of the step is none.
+    pub(super) fn preemption_victim(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Option<RequestId> {
+        let policy = self.manager.params().policy();
+        let key = |one: &&StepRequest<'_>| {
+            let admission = one.admission.unwrap_or(u64::MAX);
+            let candidate =
+                PreemptionCandidate { admission, kv_blocks: self.manager.kv_of(one.id()).kv_blocks() };
+            let rank = policy.preemption_rank(&candidate);
+            (self.is_immune(now, one.id()), one.request.priority, core::cmp::Reverse(rank))
+        };
+        requests.iter().skip(1).filter(|one| !one.is_admitted).min_by_key(key).map(|one| one.id())
     }
 
     fn reclaim_option(

@@ -38,7 +38,7 @@ impl Scheduler {
         for part in &in_flight.batch.scheduled {
             // The KV of a row with invalid logits is also invalid and must not enter the prefix cache.
             if !failed.iter().any(|(request, _)| *request == part.request) {
-                self.commit(part, &mut notice);
+                self.commit_tokens(part, &mut notice);
             }
         }
         self.counters.add_step(&notice);
@@ -95,7 +95,7 @@ impl Scheduler {
         Some(answered)
     }
 
-    fn commit(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
+    fn commit_tokens(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
         let Some(sequence) = self.admission_order.get(&part.request).and_then(|p| self.running.get_mut(p))
         else {
             return;

@@ -1,28 +1,20 @@
-//! Commits a plan that memory has space for, and submits its step; replays or undoes a step that lost its engine.
+//! Submits the step of a plan that memory has space for; replays or undoes a step that lost its engine.
 
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::{StepLease, TableChange};
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
 use super::{InFlight, Scheduler};
 use crate::batch::{Batch, ScheduledTokens};
 use crate::event::{Command, Finish, SchedulerOutput};
-use crate::step_plan::{PlannedAdmission, StepPlan};
+use crate::step_plan::PlannedAdmission;
 
 /// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
 const REPLAYS_MAX: u32 = 16;
 
 impl Scheduler {
-    /// Runs the requests that the plan admits, whose KV is open now, and submits the step.
-    pub(super) fn commit_plan(&mut self, now: Nanos, plan: StepPlan) {
-        let ids: Vec<_> = plan.admit.iter().map(|one| one.id).collect();
-        plan.admit.iter().for_each(|one| self.run(one));
-        self.commit_admissions(now, &ids);
-        self.submit_step(now, plan.batch);
-    }
-
     /// Moves a waiting request into a free row.
-    fn run(&mut self, planned: &PlannedAdmission) {
+    pub(super) fn run(&mut self, planned: &PlannedAdmission) {
         let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(planned.id)) else {
             return;
         };
@@ -36,9 +28,9 @@ impl Scheduler {
         self.running.insert(place, sequence);
     }
 
-    fn commit_admissions(&mut self, now: Nanos, admitted: &[RequestId]) {
+    pub(super) fn commit_admissions(&mut self, now: Nanos, admitted: &[PlannedAdmission]) {
         self.record_resumed(now, admitted);
-        for id in admitted {
+        for PlannedAdmission { id, .. } in admitted {
             let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
             else {
                 continue;
@@ -59,7 +51,7 @@ impl Scheduler {
         }
     }
 
-    fn submit_step(&mut self, now: Nanos, batch: Batch) {
+    pub(super) fn submit_step(&mut self, now: Nanos, batch: Batch) {
         let lease = self.manager.begin(now, &mut self.actions);
         self.record_slice_use();
         self.flush();

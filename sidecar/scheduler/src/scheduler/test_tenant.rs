@@ -26,6 +26,11 @@ pub struct Tenant {
 
 impl Tenant {
     pub fn new(policy: PolicyName) -> Tenant {
+        Tenant::with(Params { policy, ..Params::default() })
+    }
+
+    /// A tenant with these tunables.
+    pub fn with(params: Params) -> Tenant {
         let geometry = Geometry {
             chunk_bytes: 64 << 10,
             capacity_chunks: 64,
@@ -35,8 +40,7 @@ impl Tenant {
             activation: ActivationCost::default(),
             staging_chunks: 1,
         };
-        let params =
-            Params { policy, max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..Params::default() };
+        let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..params };
         let manager = MemoryManager::new(params, geometry).expect("a tenant that fits");
         let config = Config {
             max_model_tokens: 128,
@@ -53,7 +57,12 @@ impl Tenant {
 
     /// A tenant whose requests of these lengths run, and whose step has finished.
     pub fn running(policy: PolicyName, prompts: &[usize]) -> Tenant {
-        let mut tenant = Tenant::new(policy);
+        Tenant::new(policy).run(prompts)
+    }
+
+    /// Runs requests of these lengths, with ids from 1, until their last step has finished.
+    pub fn run(self, prompts: &[usize]) -> Tenant {
+        let mut tenant = self;
         for (id, tokens) in (1..).zip(prompts) {
             tenant.submit(id, *tokens);
             while tenant.scheduler.running_request(RequestId(id)).is_none() {
@@ -103,10 +112,22 @@ impl Tenant {
         self.handle(Event::Submit(request));
     }
 
+    /// Ends the step in flight; the next one begins.
     pub fn finish_step(&mut self) {
+        let done = self.done();
+        self.handle(Event::Compute(ComputeEvent::Done(done)));
+    }
+
+    /// Ends the step in flight; no other one begins.
+    pub fn retire_step(&mut self) {
+        let done = self.done();
+        self.scheduler.retire(NOW, done);
+    }
+
+    fn done(&mut self) -> StepDone {
         let step = self.step.take().expect("a step in flight");
         let sampled = step.sequences.iter().filter(|one| one.sample.is_some());
-        let done = StepDone {
+        StepDone {
             id: step.id,
             attempt: step.attempt,
             sampled: sampled.map(|one| Sampled { row: one.row, token: 5, logprobs: None }).collect(),
@@ -115,7 +136,6 @@ impl Tenant {
             kv_stall_ns: vec![0; LAYERS],
             total_ns: 4000,
             ..StepDone::default()
-        };
-        self.handle(Event::Compute(ComputeEvent::Done(done)));
+        }
     }
 }

@@ -8,8 +8,8 @@ use crate::ellm::{Need, Supply};
 use crate::geometry::Geometry;
 use crate::ids::{KvBlockId, RequestId};
 use crate::kv::admissions::{Admission, AdmittedKv};
-use crate::memory_manager::MemoryManager;
 use crate::memory_manager::scheduler_view::WaitingRequest;
+use crate::memory_manager::{MemoryManager, MemoryNotes};
 
 /// The requests that a plan admits so far, as its next decisions see them.
 #[derive(Clone, Debug, Default)]
@@ -261,12 +261,12 @@ impl AdmissionView<'_> {
         self.host_capacity_blocks().saturating_sub(reserved)
     }
 
-    /// A plan is due: the driver asks for it. Not if everything fits and the waiting request was admitted without one.
-    pub fn wants_plan(&self) -> bool {
-        let (placed, next) = (
-            !self.manager.kv.placement().layout.moving.is_empty(),
-            self.manager.offload.plans.blocked_head(),
-        );
-        self.manager.offload.plans.is_due() && (placed || next.is_some() || self.kv_is_short())
+    /// A placement plan is due, with what the plan of the step found: the driver asks for it. Not if everything fits and
+    /// the waiting request was admitted without one.
+    pub fn wants_plan(&self, notes: &MemoryNotes) -> bool {
+        let plans = &self.manager.offload.plans;
+        let placed = !self.manager.kv.placement().layout.moving.is_empty();
+        let next = notes.blocked_head.unwrap_or_else(|| plans.blocked_head());
+        plans.is_due() && (placed || next.is_some() || self.kv_is_short())
     }
 }

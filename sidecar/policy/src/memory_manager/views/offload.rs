@@ -23,6 +23,11 @@ impl<'a> OffloadView<'a> {
         self.manager.offload.plans.admitted_layers(request)
     }
 
+    /// The requests that the plan adopted last pauses, until [`MemoryManager::take_pauses`].
+    pub fn pauses(&self) -> &'a [RequestId] {
+        self.manager.offload.plans.pauses()
+    }
+
     /// Prompts without space may be offloaded.
     pub fn offloads_prefills(&self) -> bool {
         self.manager.offload.prompts_in_force().is_some()

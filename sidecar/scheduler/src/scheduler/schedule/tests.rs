@@ -1,21 +1,26 @@
 //! Plans of steps, compared as values.
 
-use sluice_policy::ids::RequestId;
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::params::Params;
 use sluice_policy::reclaim::PolicyName;
 
+use super::super::commit::{Committed, Refusal};
+use super::super::pause::Overdue;
 use super::super::test_tenant::{NOW, STEP_TOKENS, Tenant};
-use super::{Eviction, StepPlan};
+use crate::step_plan::{Eviction, StepPlan};
+
+/// Memory lacks a KV block.
+const SHORT_KV: Refusal = Refusal::Short { missing_kv_blocks: 1, activation: false };
+/// Memory lacks activation space.
+const SHORT_ACTIVATIONS: Refusal = Refusal::Short { missing_kv_blocks: 1, activation: true };
 
 impl Tenant {
-    /// The plan of the next step, with its batch.
     fn plan(&self) -> StepPlan {
-        let mut plan = self.scheduler.plan_step(NOW, None);
-        plan.batch = self.scheduler.plan_batch(&plan);
-        plan
+        self.scheduler.plan_step(NOW, None)
     }
 
-    fn smaller(&self, plan: &mut StepPlan, activation: bool) -> bool {
-        self.scheduler.plan_smaller(NOW, plan, 1, activation)
+    fn plan_again(&self, plan: StepPlan, refusal: Refusal) -> StepPlan {
+        self.scheduler.plan_again(NOW, plan, refusal)
     }
 }
 
@@ -60,10 +65,10 @@ fn batch_has_each_decode_and_prompt_tokens_up_to_the_limit() {
 fn short_activations_halve_the_tokens_of_the_step_and_evict_nothing() {
     let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
     tenant.submit(2, 60);
-    let mut plan = tenant.plan();
-    let tokens = plan.limits.max_tokens;
-    assert!(tokens > 1 && tenant.smaller(&mut plan, true));
-    assert_eq!(plan.limits.max_tokens, tokens / 2);
+    let plan = tenant.plan();
+    assert_eq!(batch(&plan), [(1, 10), (2, STEP_TOKENS - 10)]);
+    let plan = tenant.plan_again(plan, SHORT_ACTIVATIONS);
+    assert_eq!(batch(&plan), [(1, 10), (2, STEP_TOKENS / 2 - 10)]);
     assert_eq!((admitted(&plan), plan.evict.len()), (vec![2], 0));
 }
 
@@ -73,31 +78,87 @@ fn short_activations_first_give_up_whole_prompts() {
     tenant.submit(2, 60);
     let mut plan = tenant.plan();
     (plan.limits.usual_tokens, plan.limits.max_tokens) = (32, 100);
-    assert!(tenant.smaller(&mut plan, true));
-    assert_eq!(plan.limits.max_tokens, 32);
+    assert_eq!(tenant.plan_again(plan, SHORT_ACTIVATIONS).limits.max_tokens, 32);
 }
 
 #[test]
 fn short_kv_refuses_the_newest_admission_before_it_evicts() {
     let mut tenant = Tenant::running(PolicyName::Recompute, &[10, 10]);
     [3, 4].into_iter().for_each(|id| tenant.submit(id, 10));
+    let before = tenant.scheduler.digest();
     let mut plan = tenant.plan();
     assert_eq!(admitted(&plan), [3, 4]);
     for left in [vec![3], vec![]] {
-        assert!(tenant.smaller(&mut plan, false));
+        plan = tenant.plan_again(plan, SHORT_KV);
         assert_eq!((admitted(&plan), plan.evict.len()), (left, 0));
         assert!(plan.notes.refused_admission);
     }
-    assert!(tenant.smaller(&mut plan, false));
+    plan = tenant.plan_again(plan, SHORT_KV);
     assert_eq!(plan.evict, [Eviction::Preempt(RequestId(2))], "the latest admission");
+    assert_eq!(batch(&plan).len(), 1, "the batch is what the eviction leaves");
+    assert_eq!(tenant.scheduler.digest(), before, "planning changes nothing");
+}
+
+#[test]
+fn policy_with_host_memory_pauses_the_request_with_the_most_kv() {
+    let params = Params { policy: PolicyName::OrbitFlow, host_kv_bytes: 1 << 20, ..Params::default() };
+    let tenant = Tenant::with(params).run(&[10, 60, 10]);
+    let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
+    assert_eq!(plan.evict, [Eviction::Pause(RequestId(2))]);
+    assert!(batch(&plan).iter().all(|(id, _)| *id != 2));
 }
 
 #[test]
 fn oldest_request_is_never_evicted() {
     let tenant = Tenant::running(PolicyName::Recompute, &[10]);
+    let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
+    assert!(plan.is_starved && plan.evict.is_empty(), "nothing is left to try");
+}
+
+#[test]
+fn request_at_the_pause_limit_goes_first_and_gets_a_row() {
+    let params = Params {
+        policy: PolicyName::OrbitFlow,
+        host_kv_bytes: 1 << 20,
+        pause_bound_ns: 100,
+        ..Params::default()
+    };
+    let mut tenant = Tenant::with(params).run(&[10, 10, 60, 10]);
+    tenant.scheduler.evict(NOW, &Eviction::Preempt(RequestId(2)));
+    tenant.scheduler.evict(NOW, &Eviction::Pause(RequestId(4)));
+    let overdue = |tenant: &Tenant, at| tenant.scheduler.plan_overdue(Nanos(at));
+    assert_eq!(overdue(&tenant, 99), None, "its pause may go on");
+    let expected = Overdue { first: Some(RequestId(4)), evict: None };
+    assert_eq!(overdue(&tenant, 100), Some(expected), "2 waits before it, and rows are free");
+    tenant.scheduler.free_rows.clear();
+    let evict = Some(Eviction::Pause(RequestId(3)));
+    assert_eq!(overdue(&tenant, 100), Some(Overdue { first: Some(RequestId(4)), evict }));
+}
+
+#[test]
+fn commit_evicts_then_runs_what_is_left() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[10, 10]);
+    tenant.retire_step();
+    let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
+    assert_eq!(tenant.scheduler.commit(NOW, &plan), Committed::Done);
+    assert!(!tenant.scheduler.is_running(RequestId(2)));
+    let step = tenant.scheduler.in_flight.as_ref().expect("a step");
+    assert_eq!(step.batch, plan.batch);
+}
+
+#[test]
+fn plan_for_another_cache_is_refused_and_admits_nothing() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
+    tenant.submit(2, 20);
     let mut plan = tenant.plan();
-    assert!(!tenant.smaller(&mut plan, false), "nothing is left to try");
-    assert!(plan.evict.is_empty());
+    plan.cache_epoch += 1;
+    assert_eq!(tenant.scheduler.commit(NOW, &plan), Committed::Refused(Refusal::Changed));
+    assert!(!tenant.scheduler.is_running(RequestId(2)));
+    let plan = tenant.plan_again(plan, Refusal::Changed);
+    assert_eq!(
+        (admitted(&plan), plan.cache_epoch),
+        (vec![2], tenant.scheduler.manager.status().cache_epoch())
+    );
 }
 
 #[test]

@@ -1,0 +1,167 @@
+//! Carries out a plan of a step. Nothing else evicts, asks memory or starts a step for a plan.
+
+use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::memory_manager::Prepared;
+
+use super::Scheduler;
+use super::limits::STARVED_BOUNDARIES_MAX;
+use crate::event::{Command, Finish, SchedulerOutput};
+use crate::sequence::Sequence;
+use crate::step_plan::{Eviction, PlanNotes, StepPlan};
+
+/// What a plan led to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Committed {
+    /// The step runs, or waits for memory, or no request can run.
+    Done,
+    /// Memory refused the plan: another one is due.
+    Refused(Refusal),
+}
+
+/// Why a plan was not carried out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// Evictions changed the cache, or peers denied a loan: the plan no longer fits what is there.
+    Changed,
+    /// As [`Prepared::Loading`].
+    Loading,
+    /// As [`Prepared::Short`].
+    Short {
+        /// KV blocks that are missing.
+        missing_kv_blocks: u32,
+        /// The activation space is what is missing.
+        activation: bool,
+    },
+    /// Own layers could not be remapped.
+    LayersStay {
+        /// KV blocks that are missing.
+        missing_kv_blocks: u32,
+    },
+}
+
+impl Scheduler {
+    /// Carries out a plan: notes what planning found, evicts, asks for memory, and starts the step if memory is there.
+    pub(super) fn commit(&mut self, now: Nanos, plan: &StepPlan) -> Committed {
+        self.record_notes(&plan.notes);
+        self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
+        if let Some(view) = &plan.placement {
+            self.commands.push(Command::Plan(self.manager.ask_plan(view)));
+        }
+        if plan.is_starved {
+            self.fail_if_starved();
+            return Committed::Done;
+        }
+        for eviction in &plan.evict {
+            match (eviction, self.evict(now, eviction)) {
+                (Eviction::Remap { .. }, true) => return Committed::Done,
+                (Eviction::Remap { missing_kv_blocks, .. }, false) => {
+                    let missing_kv_blocks = *missing_kv_blocks;
+                    return Committed::Refused(Refusal::LayersStay { missing_kv_blocks });
+                }
+                _ => {}
+            }
+        }
+        if plan.cache_epoch != self.manager.status().cache_epoch() {
+            return Committed::Refused(Refusal::Changed);
+        }
+        self.commit_step(now, plan)
+    }
+
+    /// Asks for the memory of the step, and starts it if the memory is there. While memory moves, the plan is kept, and
+    /// the smaller step runs.
+    fn commit_step(&mut self, now: Nanos, plan: &StepPlan) -> Committed {
+        if plan.batch.scheduled.is_empty() {
+            return Committed::Done;
+        }
+        match self.ask_memory(now, plan) {
+            Prepared::Ready => self.start_step(now, plan),
+            Prepared::Wait if self.borrow_denied(now) => return Committed::Refused(Refusal::Changed),
+            Prepared::Wait => {
+                self.keep_plan(plan);
+                let epoch = self.manager.status().cache_epoch();
+                if let Some(smaller) = plan.fallback.as_deref().filter(|one| one.cache_epoch == epoch)
+                    && self.ask_memory(now, smaller) == Prepared::Ready
+                {
+                    self.start_step(now, smaller);
+                }
+            }
+            Prepared::Loading => return Committed::Refused(Refusal::Loading),
+            Prepared::Short { missing_kv_blocks, activation } => {
+                return Committed::Refused(Refusal::Short { missing_kv_blocks, activation });
+            }
+        }
+        Committed::Done
+    }
+
+    /// Asks for the memory of a plan.
+    fn ask_memory(&mut self, now: Nanos, plan: &StepPlan) -> Prepared {
+        let need = plan.batch.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
+        self.manager.prepare(now, &need, &mut self.actions)
+    }
+
+    /// Runs the requests that the plan admits, whose KV is open now, and submits the step.
+    fn start_step(&mut self, now: Nanos, plan: &StepPlan) {
+        (self.head_starved, self.kept) = (0, None);
+        plan.admit.iter().for_each(|one| self.run(one));
+        self.commit_admissions(now, &plan.admit);
+        self.submit_step(now, plan.batch.clone());
+    }
+
+    /// Records what planning found.
+    fn record_notes(&mut self, notes: &PlanNotes) {
+        self.manager.note(&notes.memory);
+        if notes.refused_admission {
+            self.hold.refuse(self.next_step);
+        }
+        if notes.refused_extra {
+            self.hold.refuse_extra(self.next_step);
+        }
+    }
+
+    /// Carries out evictions.
+    pub(super) fn evict_all(&mut self, now: Nanos, evictions: &[Eviction]) {
+        for eviction in evictions {
+            self.evict(now, eviction);
+        }
+    }
+
+    /// Carries out an eviction. Returns whether it began.
+    pub(super) fn evict(&mut self, now: Nanos, eviction: &Eviction) -> bool {
+        match eviction {
+            Eviction::Pause(id) => self.pause(now, *id),
+            Eviction::Preempt(id) => self.preempt(*id),
+            Eviction::DropSuspended(id) => self.drop_kv_of(*id),
+            Eviction::Remap { stalling, .. } => {
+                self.manager.apply_stalling_remap(stalling.clone(), &mut self.actions)
+            }
+        }
+    }
+
+    /// Preempts a running request: it waits and is recomputed from the same tokens.
+    fn preempt(&mut self, id: RequestId) -> bool {
+        let Some(sequence) = self.remove_running(id) else { return false };
+        self.requeue_for_recompute(sequence);
+        true
+    }
+
+    /// Queues a request whose memory was freed for recomputation.
+    pub(super) fn requeue_for_recompute(&mut self, mut sequence: Sequence) {
+        let dropped_tokens = sequence.preempt();
+        self.counters.preemptions += 1;
+        self.outputs.push(SchedulerOutput::Preempted { request: sequence.id(), dropped_tokens });
+        self.queue.push(sequence);
+    }
+
+    /// Counts a boundary at which the oldest request alone does not fit. Its memory is guaranteed, so only a failing
+    /// backend causes this; after [`STARVED_BOUNDARIES_MAX`] boundaries the request fails.
+    fn fail_if_starved(&mut self) {
+        self.head_starved += 1;
+        if self.head_starved < STARVED_BOUNDARIES_MAX {
+            return;
+        }
+        self.head_starved = 0;
+        if let Some(id) = self.running.values().next().map(Sequence::id) {
+            self.end(id, Finish::Failed("the device did not provide the guaranteed memory".into()));
+        }
+    }
+}
