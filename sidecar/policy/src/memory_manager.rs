@@ -62,7 +62,6 @@ mod stalling;
 mod step_api;
 mod transition;
 mod views;
-mod weight_loads;
 mod whole_prompt_prefill;
 
 pub use crate::cost::{StepStats, StepTimes};
@@ -85,13 +84,13 @@ pub use views::{
     PriceView, RequestKv, Residency, StatusView, TimingView,
 };
 
-use crate::action::Action;
+use crate::action::{Action, FillTarget};
 use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
-use crate::event::Completion;
+use crate::event::{Completion, Outcome};
 use crate::geometry::Geometry;
-use crate::ids::{Nanos, RequestId};
+use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
 use crate::offload::Offload;
@@ -106,7 +105,7 @@ use crate::sizes::Sizes;
 use crate::sleep::Sleep;
 use crate::slots::Generations;
 use crate::step_model::Layout;
-use crate::weights::Weights;
+use crate::weights::{FillFailed, WeightCopies, Weights};
 
 /// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
@@ -212,6 +211,36 @@ impl MemoryManager {
         }
     }
 
+    /// A copy of weights has ended.
+    fn on_filled(
+        &mut self,
+        target: FillTarget,
+        generation: Generation,
+        outcome: Outcome,
+        out: &mut Vec<Action>,
+    ) {
+        let end = self.weight_copies().on_filled(target, generation, outcome, out);
+        if let Err(FillFailed(target)) = end {
+            self.failure = Some(Failed::Fill { target });
+        }
+        if !self.loaded && self.failure.is_none() {
+            self.loaded = self.weights.all_loaded();
+        }
+    }
+
+    /// The parts that copies of weights concern.
+    fn weight_copies(&mut self) -> WeightCopies<'_> {
+        WeightCopies {
+            weights: &mut self.weights,
+            generations: &mut self.generations,
+            chunks: &mut self.chunks,
+            orders: &mut self.orders,
+            step_stats: &mut self.step_stats,
+            loaded: self.loaded,
+            failed: self.failure.is_some(),
+        }
+    }
+
     /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
     /// again.
     fn on_dropped(&mut self, out: &mut Vec<Action>) {
@@ -219,7 +248,7 @@ impl MemoryManager {
         if waiting && !self.orders.step.holds_lease() && !self.orders.pending.blocking() {
             self.advance_transition(out);
         }
-        self.order_fills(out);
+        self.weight_copies().order_due(out);
         self.reorder_fetches(out);
     }
 
@@ -283,7 +312,7 @@ impl MemoryManager {
         if !self.orders.step.is_running() {
             self.orders.step.begin(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
-            self.order_slot_fills(out);
+            self.weight_copies().order_due_slots(out);
             self.begin_fetches(out);
         }
         let generations = self.weights.lease();
@@ -302,7 +331,7 @@ impl MemoryManager {
         self.orders.step.finish();
         self.orders.counters.on_step_finished();
         if self.weights.finish_step() {
-            self.record_slots();
+            self.weight_copies().record_slots();
         }
         self.observe_step(times);
         self.kv.end_fetches();
@@ -377,12 +406,12 @@ impl MemoryManager {
         self.orders.step.on_engine_lost();
         self.orders.count(Reason::Rebuild);
         self.weights.on_engine_lost();
-        self.record_slots();
+        self.weight_copies().record_slots();
         self.kv.forget_fetches();
         if self.orders.pending.fills() > 0 || self.orders.pending.fetches() {
-            self.drop_fills(Reason::Rebuild, out);
+            self.orders.drop_copies(Reason::Rebuild, out);
         } else {
-            self.order_fills(out);
+            self.weight_copies().order_due(out);
         }
     }
 

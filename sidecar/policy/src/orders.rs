@@ -86,6 +86,13 @@ impl Orders {
         self.pending.order(work, (reason, due), effect, out);
     }
 
+    /// Drops the copies of weights and KV that are queued, unless they are being dropped.
+    pub fn drop_copies(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        if !self.pending.dropping() {
+            self.order(Work::DropFills, reason, Pending::Drop, out);
+        }
+    }
+
     /// When the step under way reaches each layer; between two steps, when the next one does if it begins now.
     pub fn timetable(&self, step_stats: &StepStats) -> CopyDeadlines {
         CopyDeadlines::new(self.step.timed_from(), &step_stats.compute_ns(), step_stats.overhead_ns())

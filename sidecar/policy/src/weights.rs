@@ -14,8 +14,11 @@ use crate::reason::Reason;
 use crate::slots::{CopyProgress, DueCopy, Generations, Slots};
 use crate::step_model::Layout;
 
+mod copies;
 #[cfg(test)]
 mod tests;
+
+pub use copies::{FillFailed, WeightCopies, owner_of};
 
 /// Copies in a row that may fail before the tenant counts as failed.
 pub const FILL_RETRIES: u32 = 8;

@@ -109,7 +109,7 @@ impl MemoryManager {
         if after == AfterFailure::Fail {
             self.failure = Some(Failed::Fetch { layer: place.0 });
         } else if self.kv.fetches_behind(place.1, generation) {
-            self.drop_fills(Reason::BackendFailed, out);
+            self.orders.drop_copies(Reason::BackendFailed, out);
         } else {
             self.reorder_fetches(out);
         }

@@ -43,13 +43,13 @@ impl MemoryManager {
             return;
         }
         if self.orders.pending.fetches() {
-            return self.drop_fills(Reason::Hibernate, out);
+            return self.orders.drop_copies(Reason::Hibernate, out);
         }
         self.restore_all();
         if self.kv.has_device_only_layer_blocks() {
             self.order_swap_out(out);
         } else if self.orders.pending.fills() > 0 {
-            self.drop_fills(Reason::Hibernate, out);
+            self.orders.drop_copies(Reason::Hibernate, out);
         } else if !self.chunks.is_unmapped() {
             let change = Change {
                 next: self.chunks.ownership().unmapped(),

@@ -9,17 +9,15 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::MemoryManager;
-use crate::action::{Action, FillTarget, LayerBlockMove, Work};
+use crate::action::{Action, LayerBlockMove, Work};
 use crate::change::{Transition, TransitionTarget};
-use crate::chunk_table::{Owner, Ownership, State};
+use crate::chunk_table::Ownership;
 use crate::chunks::Applied;
 use crate::event::Outcome;
-use crate::ids::{ChunkId, Generation, LayerId, SlotId};
+use crate::ids::{ChunkId, Generation, LayerId};
 use crate::kv::compact::Drain;
 use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
-use crate::step_model::{Layout, MAX_BETA};
-use crate::weights::Placement;
 
 /// The outcome of one attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +61,7 @@ impl MemoryManager {
             },
             Drain::Movable => return self.order_moves(out),
             Drain::Empty if goal.target.moves_weights() && self.orders.pending.fills() > 0 => {
-                self.drop_fills(goal.reason, out);
+                self.orders.drop_copies(goal.reason, out);
             }
             Drain::Empty => self.order_goal(&goal, out),
         }
@@ -177,7 +175,7 @@ impl MemoryManager {
             self.change.failed(self.orders.boundaries());
             self.abort_transition();
         }
-        self.order_fills(out);
+        self.weight_copies().order_due(out);
     }
 
     fn apply(&mut self, change: Change) {
@@ -196,42 +194,9 @@ impl MemoryManager {
         }
         self.change.applied(layout.is_some().then_some(reason), self.orders.steps());
         if let Some(layout) = layout {
-            self.place_weights(layout, preserved, reason);
+            self.weight_copies().place(layout, preserved, reason);
         }
         self.on_awake();
         self.drain(0);
-    }
-
-    /// Puts a layout in force: layers and slots that lost their contents are loaded. A slot made of its first layer's
-    /// chunks has contents, so the copies of the others are ordered when a step begins.
-    fn place_weights(&mut self, layout: Layout, preserved: Vec<(LayerId, Generation)>, reason: Reason) {
-        let placement = Placement {
-            layout,
-            has_global: !self.chunks.ownership().global.is_empty(),
-            locations: (0..self.sizes.layers).map(|l| self.chunks.ownership().location(LayerId(l))).collect(),
-            preserved,
-            reason,
-        };
-        self.weights.place(placement, &mut self.generations);
-        self.record_all_contents();
-    }
-
-    fn record_all_contents(&mut self) {
-        self.record_contents(FillTarget::Global);
-        for l in 0..self.sizes.layers {
-            self.record_contents(FillTarget::Resident(LayerId(l)));
-        }
-        self.record_slots();
-    }
-
-    /// Records in the chunk table what the slots contain.
-    pub(super) fn record_slots(&mut self) {
-        for slot in (0..MAX_BETA).map(SlotId) {
-            if slot.0 < self.weights.layout().beta {
-                self.record_contents(FillTarget::Slot(slot, LayerId(0)));
-            } else {
-                self.chunks.set_contents(Owner::Slot(slot), State::Idle);
-            }
-        }
     }
 }
