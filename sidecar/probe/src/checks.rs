@@ -5,6 +5,7 @@ mod check;
 mod handles;
 mod limits;
 pub mod link;
+mod mps;
 mod remap;
 mod role;
 mod share;
@@ -32,7 +33,7 @@ pub const ROLES: &[(&str, Role)] =
 
 /// Ends processes and removes files that the exited check process `asking` may have left on this machine.
 pub fn clean_up(asking: u32) {
-    sharing::clean_up(asking);
+    mps::clean_up(asking);
 }
 
 /// Returns the check with this number.

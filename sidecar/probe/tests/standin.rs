@@ -6,6 +6,7 @@ mod full_report;
 mod handles;
 mod limits;
 mod link;
+mod mps;
 mod remap;
 mod run;
 mod share;

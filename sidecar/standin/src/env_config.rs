@@ -1,7 +1,7 @@
 //! Configuration of the stand-in by environment variables, for tests.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// The configuration, read once.
@@ -36,11 +36,15 @@ pub static ENV_CONFIG: LazyLock<EnvConfig> =
 impl EnvConfig {
     fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let pairs = |name: &str| pairs(&variable(name).unwrap_or_default());
+        let folder = variable("CUDA_MPS_PIPE_DIRECTORY");
+        let in_mps = folder.is_some_and(|folder| Path::new(&folder).join("control").exists());
+        let mps_faults = if in_mps { pairs("SLUICE_STANDIN_MPS_FAULTS") } else { Vec::new() };
         Self {
             pool: variable("SLUICE_STANDIN_POOL").map(PathBuf::from),
             bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(4 << 30),
             faults: pairs("SLUICE_STANDIN_FAULTS")
                 .into_iter()
+                .chain(mps_faults)
                 .map(|(call, what)| (call, fault(&what)))
                 .collect(),
             attributes: pairs("SLUICE_STANDIN_ATTRIBUTES")
@@ -84,5 +88,24 @@ mod tests {
         assert_eq!(switches.faults["cuStreamWriteValue64_v2"], Fault::Drop);
         assert_eq!(switches.attributes[&102], 0);
         assert_eq!((switches.pool, switches.bytes), (None, 4 << 30));
+    }
+
+    #[test]
+    fn faults_of_mps_are_those_of_a_process_with_a_daemon() {
+        let folder = std::env::temp_dir().join(format!("sluice-standin-mps-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("the folder is ours");
+        let read = || {
+            EnvConfig::read(|name| match name {
+                "SLUICE_STANDIN_MPS_FAULTS" => Some("cuMemCreate=801".into()),
+                "CUDA_MPS_PIPE_DIRECTORY" => Some(folder.display().to_string()),
+                _ => None,
+            })
+        };
+        let without = read().faults;
+        std::fs::write(folder.join("control"), "").expect("the folder is ours");
+        let with = read().faults;
+        std::fs::remove_dir_all(&folder).expect("the folder is ours");
+        assert!(without.is_empty(), "{without:?}");
+        assert_eq!(with["cuMemCreate"], Fault::Code(801));
     }
 }

@@ -13,6 +13,7 @@
 //! | `SLUICE_STANDIN_POOL` | the folder of the device's memory, shared by processes; if unset, there is no device |
 //! | `SLUICE_STANDIN_BYTES` | device memory in bytes (4 GiB) |
 //! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: the call fails with it; `CALL=drop`: it does nothing |
+//! | `SLUICE_STANDIN_MPS_FAULTS` | more faults, in processes whose `CUDA_MPS_PIPE_DIRECTORY` has a daemon's `control` |
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ from the defaults |
 //! | `CUDA_MODULE_LOADING` | as for the driver: unless `EAGER`, a kernel's first launch waits for all streams |
 //! | `SLUICE_STANDIN_REPORT` | a file: each process appends one line of JSON with the resources that it holds at exit |

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::check::Check;
+use super::mps;
 use super::role::Role;
 use crate::Error;
 use crate::bench::Bench;
@@ -14,16 +15,12 @@ use crate::statistics::{Figure, median_of};
 pub mod busy;
 mod clock;
 mod faults;
-mod mps;
 mod signalled;
 mod spread;
 mod work;
 mod worker;
 
-pub use mps::clean_up;
-
 use clock::now_ns;
-use mps::Mps;
 use work::{Load, Track};
 use worker::{LEAD, WORKER, WorkerCommand, WorkerReply, run_worker};
 
@@ -134,19 +131,17 @@ impl Study<'_, '_> {
 
     /// Runs the same loads with MPS, if it can be started.
     fn with_mps(&mut self) -> Result<(), Error> {
-        let mps = Mps::start()?;
-        self.bench.progress("MPS was started");
-        let inside = mps.environment();
-        let inside: Vec<_> = inside.iter().map(|(name, value)| (*name, value.as_str())).collect();
-        for (name, copier) in [("both in MPS", inside.as_slice()), ("copy outside MPS", &[])] {
-            let (mut copier, mut computer) =
-                (self.copier(name, &[], copier)?, self.worker(COMPUTES, &inside)?);
-            self.run_pair(name, &mut copier, &mut computer)?;
-            copier.peer.stop()?;
-            computer.stop()?;
-        }
-        self.faults("in MPS", &inside)?;
-        mps.stop()
+        mps::with_daemon(|inside| {
+            self.bench.progress("MPS was started");
+            for (name, copier) in [("both in MPS", inside), ("copy outside MPS", &[])] {
+                let (mut copier, mut computer) =
+                    (self.copier(name, &[], copier)?, self.worker(COMPUTES, inside)?);
+                self.run_pair(name, &mut copier, &mut computer)?;
+                copier.peer.stop()?;
+                computer.stop()?;
+            }
+            self.faults("in MPS", inside)
+        })
     }
 
     /// Tests which processes continue after one of two engines exits, with a sidecar that owns the memory and never

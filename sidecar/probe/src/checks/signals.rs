@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use super::check::Check;
+use super::mps;
 use super::role::Role;
-use super::sharing::busy::Busy;
+use super::sharing::busy::{Busy, BusyWork};
 use crate::Error;
 use crate::bench::Bench;
+use crate::child_process::Environment;
 use crate::cuda::{CudaStream, GraphBuilder, Kernels};
 use crate::report::Answer;
 use crate::results::Findings;
@@ -31,26 +33,40 @@ pub const CHECK: Check = Check {
            that waits for a dead process usable again?",
     mib: 640,
     quick_mib: 160,
-    limit: Duration::from_secs(75),
+    limit: Duration::from_secs(110),
     ask,
 };
+
+/// Where the waiting process and the third process run. This process is always outside MPS.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    /// Start of the names of figures.
+    name: &'a str,
+    /// Environment variables of the processes.
+    environment: Environment<'a>,
+}
+
+/// Without MPS.
+const OUTSIDE: Place<'static> = Place { name: "", environment: &[] };
 
 /// The child process: it acts as the engine, this process as its sidecar.
 pub const ROLE: (&str, Role) = (WAIT_PROCESS, wait_process::run_wait_process);
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     findings.figures.push(launches(bench)?);
-    let mut held = vec![("a stream", signals(bench, SignalPath::Stream, None, findings))];
+    let mut held = vec![("a stream", signals(bench, SignalPath::Stream, OUTSIDE, None, findings))];
     for way in SignalPath::GRAPHS {
-        let result = signals(bench, way, None, findings).and_then(|()| costs(bench, way, findings));
+        let result = signals(bench, way, OUTSIDE, None, findings).and_then(|()| costs(bench, way, findings));
         held.push((way.name(), result));
     }
     let waits = |name: &str| held.iter().any(|(known, held)| *known == name && held.is_ok());
     let ways = [("a stream", SignalPath::Stream), (SignalPath::Counter.name(), SignalPath::Counter)];
     let ways: Vec<SignalPath> =
         ways.into_iter().filter(|(name, _)| waits(name)).map(|(_, way)| way).collect();
-    if let Err(error) = signals_under_load(bench, &ways, findings) {
-        findings.notes.push(format!("next to a process that computes: {error}"));
+    for work in [BusyWork::Computes, BusyWork::Copies] {
+        if let Err(error) = signals_next_to(bench, work, OUTSIDE, &ways, findings) {
+            findings.notes.push(format!("next to a process that {}: {error}", work.name()));
+        }
     }
     let captured = captured(bench);
     findings.notes.push(match captured {
@@ -58,6 +74,13 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
         Err(error) => format!("a stream's wait for a word cannot be captured into a graph: {error}"),
     });
     held.push(("the death of the other process", process_exit::study(bench, findings)));
+    let in_mps = mps::with_daemon(|environment| {
+        let place = Place { name: "in MPS, ", environment };
+        signals_next_to(bench, BusyWork::Computes, place, &ways, findings)
+    });
+    if let Err(error) = in_mps {
+        findings.notes.push(format!("MPS: {error}"));
+    }
     Ok(conclude(&held, &mut findings.notes))
 }
 
@@ -85,16 +108,18 @@ fn conclude(held: &[(&str, Result<(), Error>)], notes: &mut impl Extend<String>)
 }
 
 /// Measures the latency from the write here to the first write of the waiting kernel, for writes by the CPU and by a
-/// stream, optionally during a third process's computation.
+/// stream, optionally next to a third process that works.
 fn signals(
     bench: &Bench,
     way: SignalPath,
-    busy: Option<&Busy>,
+    place: Place<'_>,
+    busy: Option<&mut Busy>,
     findings: &mut Findings<'_>,
 ) -> Result<(), Error> {
-    let load = busy.map_or("", |_| ", next to a process that computes");
-    bench.progress(&format!("signals by {}{load}", way.name()));
-    let mut pair = Pair::start(bench)?;
+    let load = busy.as_ref().map(|busy| format!(", next to a process that {}", busy.work().name()));
+    let name = format!("{}{}{}", place.name, way.name(), load.unwrap_or_default());
+    bench.progress(&format!("signals: {name}"));
+    let mut pair = Pair::start(bench, place.environment)?;
     let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
     let stream = CudaStream::new(&bench.context)?;
     let stream_limit = samples + 1;
@@ -103,11 +128,11 @@ fn signals(
         let by_stream = value >= stream_limit;
         let time = signal(&mut pair, way, value, by_stream.then_some(&stream))?;
         times[usize::from(by_stream)].push(time);
-        busy.map_or(Ok(()), Busy::computes)?;
     }
+    busy.map_or(Ok(()), Busy::check)?;
     for (writer, times) in ["the CPU", "a stream"].iter().zip(&times) {
         // The first sample is dropped: it finds cold caches and unloaded code.
-        let name = format!("{}{load}: write by {writer} to kernel", way.name());
+        let name = format!("{name}: write by {writer} to kernel");
         findings.figures.push(Figure::of(name, "us", &times[1..]));
     }
     pair.end()
@@ -131,14 +156,21 @@ fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&CudaStre
 }
 
 /// Measures the latency again, of the working kinds of wait, while a third process keeps the device busy.
-fn signals_under_load(bench: &Bench, ways: &[SignalPath], findings: &mut Findings<'_>) -> Result<(), Error> {
-    let busy = Busy::start(bench)?;
-    ways.iter().try_for_each(|way| signals(bench, *way, Some(&busy), findings))
+fn signals_next_to(
+    bench: &Bench,
+    work: BusyWork,
+    place: Place<'_>,
+    ways: &[SignalPath],
+    findings: &mut Findings<'_>,
+) -> Result<(), Error> {
+    let mut busy = Busy::start(bench, work, place.environment)?;
+    ways.iter().try_for_each(|way| signals(bench, *way, place, Some(&mut busy), findings))?;
+    busy.stop()
 }
 
 /// Measures the cost of waits in a graph of [`LAYERS`] layers when all words are already written.
 fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<(), Error> {
-    let mut pair = Pair::start(bench)?;
+    let mut pair = Pair::start(bench, &[])?;
     let reply = pair.request(&WaitCommand::Cost { way, steps: bench.setup.pick(5, 100) })?;
     let WaitReply::Costs(Costs { host_us, device_us, bare_us }) = reply else {
         return Err(Error::Peer { role: WAIT_PROCESS.into(), what: "answered another command".into() });

@@ -1,7 +1,6 @@
 //! Tests of check 5.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -10,48 +9,14 @@ use rustix::process::{Signal, kill_process};
 use sluice_probe::report::{Answer, CheckResult};
 
 use super::TestEnv;
+use super::mps::{DAEMON, log, with_daemon};
 use super::run::check_pid;
-
-/// A fake of the daemon and of its control program, as far as the probe uses them.
-const DAEMON: &str = r#"#!/bin/sh
-pipe="$CUDA_MPS_PIPE_DIRECTORY/control"
-if [ "$1" = -f ]; then
-    echo "$$" >> "$DAEMON_LOG"
-    mkfifo "$pipe"
-    while :; do
-        read -r line < "$pipe" || continue
-        echo "$line" >> "$DAEMON_LOG"
-        [ "$line" = quit ] && exit 0
-    done
-fi
-[ -p "$pipe" ] || exit 1
-cat > "$pipe"
-"#;
 
 /// A fake daemon that starts and never replies.
 const UNRESPONSIVE_DAEMON: &str = r#"#!/bin/sh
 echo "$$" >> "$DAEMON_LOG"
 exec sleep 300
 "#;
-
-/// Returns a machine whose MPS daemon is this script.
-fn with_daemon(script: &str) -> TestEnv {
-    let world = TestEnv::new();
-    let (program, temporary) = (world.path("bin/nvidia-cuda-mps-control"), world.path("tmp"));
-    fs::create_dir(world.path("bin")).expect("the folder is ours");
-    fs::create_dir(&temporary).expect("the folder is ours");
-    fs::write(&program, script).expect("the folder is ours");
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("the file is ours");
-    let path = format!("{}:{}", world.path("bin").display(), std::env::var("PATH").unwrap_or_default());
-    let (log, temporary) = (world.path("daemon").display().to_string(), temporary.display().to_string());
-    world.with("PATH", &path).with("DAEMON_LOG", &log).with("TMPDIR", &temporary)
-}
-
-/// Returns the daemon's log: its process id, then the received commands.
-fn log(world: &TestEnv) -> Vec<String> {
-    let text = fs::read_to_string(world.path("daemon")).expect("the daemon was started");
-    text.lines().map(str::to_owned).collect()
-}
 
 /// Checks that the answer is yes or no. Which one depends on the load of this machine.
 fn answered(row: &CheckResult) {

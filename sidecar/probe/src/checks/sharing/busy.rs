@@ -1,4 +1,4 @@
-//! A process that computes during a measurement.
+//! A process that works during a measurement.
 
 use std::time::Duration;
 
@@ -7,36 +7,72 @@ use super::work::Load;
 use super::worker::{self, LEAD, WORKER, WorkerCommand};
 use crate::Error;
 use crate::bench::Bench;
-use crate::child_process::ChildProcess;
+use crate::child_process::{ChildProcess, Environment};
 
-/// Compute time, longer than any measurement with it; the process is killed when it is dropped.
+/// Maximum time of the work, longer than any measurement next to it.
 const WINDOW: Duration = Duration::from_secs(30);
+
+/// What the process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BusyWork {
+    /// It reads device memory.
+    Computes,
+    /// It copies to the device, back to back.
+    Copies,
+}
+
+impl BusyWork {
+    /// Returns the name in reports, a verb.
+    pub fn name(self) -> &'static str {
+        match self {
+            BusyWork::Computes => "computes",
+            BusyWork::Copies => "copies",
+        }
+    }
+
+    fn load(self) -> Load {
+        match self {
+            BusyWork::Computes => Load::Read,
+            BusyWork::Copies => Load::Copy,
+        }
+    }
+}
 
 /// The process; killed on drop.
 #[derive(Debug)]
 pub struct Busy {
-    _peer: ChildProcess,
-    end_ns: u64,
+    peer: ChildProcess,
+    work: BusyWork,
 }
 
 impl Busy {
-    /// Starts the process. It computes when this function returns.
-    pub fn start(bench: &Bench) -> Result<Busy, Error> {
-        let mut peer = ChildProcess::start(bench.setup, WORKER)?;
-        worker::request(&mut peer, &WorkerCommand::Prepare(vec![Load::Read]), &[])?;
+    /// Starts the process with these environment variables. It works when this function returns.
+    pub fn start(bench: &Bench, work: BusyWork, environment: Environment<'_>) -> Result<Busy, Error> {
+        let mut peer = ChildProcess::start_with(bench.setup, WORKER, environment)?;
+        let loads = vec![work.load()];
+        worker::request(&mut peer, &WorkerCommand::Prepare(loads.clone()), &[])?;
         let start_ns = now_ns() + LEAD.as_nanos() as u64;
         let window_ns = WINDOW.as_nanos() as u64;
-        peer.send(&WorkerCommand::Run { loads: vec![Load::Read], start_ns, window_ns }, &[])?;
+        worker::request(&mut peer, &WorkerCommand::Start { loads, start_ns, window_ns }, &[])?;
         // Its first work is on the device shortly after the start.
         while now_ns() < start_ns + LEAD.as_nanos() as u64 {
             std::hint::spin_loop();
         }
-        Ok(Busy { _peer: peer, end_ns: start_ns + window_ns })
+        Ok(Busy { peer, work })
     }
 
-    /// Fails if the process may have finished.
-    pub fn computes(&self) -> Result<(), Error> {
-        let late = || Error::Timeout { what: "measured next to it".into(), limit: WINDOW };
-        (now_ns() < self.end_ns).then_some(()).ok_or_else(late)
+    /// Returns what the process does.
+    pub fn work(&self) -> BusyWork {
+        self.work
+    }
+
+    /// Fails if the process has not worked since its start.
+    pub fn check(&mut self) -> Result<(), Error> {
+        worker::request(&mut self.peer, &WorkerCommand::StillRuns, &[]).map(drop)
+    }
+
+    /// Ends the work, then the process. In MPS, a process that is killed during its work ends other processes too.
+    pub fn stop(self) -> Result<(), Error> {
+        self.peer.stop()
     }
 }

@@ -1,6 +1,7 @@
 //! Work that keeps a part of the device busy, and its rate.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -124,22 +125,24 @@ impl RunningLoad {
         Ok(work)
     }
 
-    /// Runs from `start_ns` (monotonic clock) on, first for the warm-up time, then for `window_ns`.
-    pub fn run(&self, start_ns: u64, window_ns: u64) -> Result<Track, Error> {
+    /// Runs from `start_ns` (monotonic clock) on, first for the warm-up time, then for `window_ns`, or until `ends` is
+    /// set.
+    pub fn run(&self, (start_ns, window_ns): (u64, u64), ends: &AtomicBool) -> Result<Track, Error> {
         while now_ns() < start_ns {
             std::hint::spin_loop();
         }
         let warm_ns = start_ns + self.warm_up_ns;
+        let goes_on = || now_ns() < warm_ns + window_ns && !ends.load(Ordering::Relaxed);
         match self.load {
-            Load::Signalled => self.one_by_one(warm_ns, window_ns),
-            Load::Copy | Load::Read | Load::Product => self.back_to_back(warm_ns, window_ns),
+            Load::Signalled => self.one_by_one(warm_ns, goes_on),
+            Load::Copy | Load::Read | Load::Product => self.back_to_back(warm_ns, goes_on),
         }
     }
 
     /// Times each piece.
-    fn one_by_one(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
+    fn one_by_one(&self, warm_ns: u64, goes_on: impl Fn() -> bool) -> Result<Track, Error> {
         let mut times = Vec::new();
-        while now_ns() < warm_ns + window_ns || times.len() < MIN_SAMPLES {
+        while goes_on() || times.len() < MIN_SAMPLES {
             let time = self.signalled().once()?;
             if now_ns() >= warm_ns {
                 times.push(time);
@@ -150,9 +153,9 @@ impl RunningLoad {
     }
 
     /// Runs pieces without a pause.
-    fn back_to_back(&self, warm_ns: u64, window_ns: u64) -> Result<Track, Error> {
+    fn back_to_back(&self, warm_ns: u64, goes_on: impl Fn() -> bool) -> Result<Track, Error> {
         let (mut flying, mut ends) = (VecDeque::new(), Vec::new());
-        while now_ns() < warm_ns + window_ns || ends.len() < MIN_SAMPLES {
+        while goes_on() || ends.len() < MIN_SAMPLES {
             while flying.len() < DEPTH {
                 self.submit_one()?;
                 flying.push_back(CudaEvent::after(&self.stream)?);

@@ -1,7 +1,9 @@
 //! The child process of check 5: works concurrently with others and maps memory that others export.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -25,6 +27,10 @@ pub enum WorkerCommand {
     Prepare(Vec<Load>),
     /// Run these loads at the same time.
     Run { loads: Vec<Load>, start_ns: u64, window_ns: u64 },
+    /// Start these loads at the same time, and reply at once. They end with the window, or with the process.
+    Start { loads: Vec<Load>, start_ns: u64, window_ns: u64 },
+    /// Reply with an error if a started load has ended.
+    StillRuns,
     /// Map the memory whose descriptor is sent with this command.
     Import { bytes: u64 },
     /// Compare that memory with the owner's pattern.
@@ -111,6 +117,10 @@ impl Worker {
             WorkerCommand::Run { loads, start_ns, window_ns } => {
                 return self.run(&loads, (start_ns, window_ns)).map(WorkerReply::Ran);
             }
+            WorkerCommand::Start { loads, start_ns, window_ns } => {
+                self.start_loads(&loads, (start_ns, window_ns))?;
+            }
+            WorkerCommand::StillRuns => self.threads.iter().try_for_each(LoadThread::check_running)?,
             WorkerCommand::Import { bytes } => {
                 let fd = fds.into_iter().next().ok_or_else(|| unexpected_reply("received no memory"))?;
                 self.import = Some(Import::new(&self.bench.context, fd, bytes)?);
@@ -135,11 +145,18 @@ impl Worker {
 
     /// Runs the threads of these loads at the same time.
     fn run(&self, loads: &[Load], shift: (u64, u64)) -> Result<Vec<Track>, Error> {
-        let hands = || self.threads.iter().filter(|hand| loads.contains(&hand.load));
-        for hand in hands() {
-            hand.orders.send(shift).map_err(|_| unexpected_reply("lost a thread"))?;
-        }
-        hands().map(|hand| hand.results.recv().map_err(|_| unexpected_reply("lost a thread"))?).collect()
+        self.start_loads(loads, shift)?;
+        let results = self.hands(loads).map(|hand| hand.results.recv());
+        results.map(|result| result.map_err(|_| unexpected_reply("lost a thread"))?).collect()
+    }
+
+    fn start_loads(&self, loads: &[Load], shift: (u64, u64)) -> Result<(), Error> {
+        let mut sent = self.hands(loads).map(|hand| hand.orders.send(shift));
+        sent.try_for_each(|sent| sent.map_err(|_| unexpected_reply("lost a thread")))
+    }
+
+    fn hands(&self, loads: &[Load]) -> impl Iterator<Item = &LoadThread> {
+        self.threads.iter().filter(|hand| loads.contains(&hand.load))
     }
 }
 
@@ -192,11 +209,13 @@ impl Spin {
     }
 }
 
-/// A thread with one kind of load; joined on drop.
+/// A thread with one kind of load; its work is ended and it is joined on drop.
 struct LoadThread {
     load: Load,
     orders: Sender<(u64, u64)>,
     results: Receiver<Result<Track, Error>>,
+    /// Set to end the work before its window has passed.
+    ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -206,6 +225,8 @@ impl LoadThread {
         let (outbox, results) = channel();
         let (ready, prepared) = channel();
         let (setup, context) = (bench.setup, bench.context.clone());
+        let ends = Arc::new(AtomicBool::new(false));
+        let thread_ends = Arc::clone(&ends);
         let thread = thread::spawn(move || {
             let work = context.enter().and_then(|()| RunningLoad::new(setup, &context, load));
             let (work, answer) = match work {
@@ -216,17 +237,27 @@ impl LoadThread {
             let _ = ready.send(answer);
             let Some(work) = work else { return };
             for (start_ns, window_ns) in inbox {
-                let _ = outbox.send(work.run(start_ns, window_ns));
+                let _ = outbox.send(work.run((start_ns, window_ns), &thread_ends));
             }
         });
-        let hand = LoadThread { load, orders, results, thread: Some(thread) };
+        let hand = LoadThread { load, orders, results, ends, thread: Some(thread) };
         prepared.recv().map_err(|_| unexpected_reply("lost a thread"))??;
         Ok(hand)
+    }
+
+    /// Fails if the started work has ended.
+    fn check_running(&self) -> Result<(), Error> {
+        match self.results.try_recv() {
+            Err(TryRecvError::Empty) => Ok(()),
+            Err(TryRecvError::Disconnected) => Err(unexpected_reply("lost a thread")),
+            Ok(result) => result.and(Err(unexpected_reply("ended its work too early"))),
+        }
     }
 }
 
 impl Drop for LoadThread {
     fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
         // The thread ends when its channel has no sender.
         self.orders = channel().0;
         if let Some(thread) = self.thread.take() {

@@ -6,7 +6,7 @@ use super::page::SignalPage;
 use super::wait_process::{WAIT_PROCESS, WaitCommand, WaitReply, recv_reply};
 use crate::Error;
 use crate::bench::Bench;
-use crate::child_process::ChildProcess;
+use crate::child_process::{ChildProcess, Environment};
 
 /// Time limit for a word.
 pub(super) const LIMIT: Duration = Duration::from_secs(2);
@@ -18,8 +18,9 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn start(bench: &Bench) -> Result<Pair, Error> {
-        let mut peer = ChildProcess::start(bench.setup, WAIT_PROCESS)?;
+    /// Starts the other process with these environment variables.
+    pub(super) fn start(bench: &Bench, environment: Environment<'_>) -> Result<Pair, Error> {
+        let mut peer = ChildProcess::start_with(bench.setup, WAIT_PROCESS, environment)?;
         let page = SignalPage::new(&bench.context)?;
         peer.send(&(), &[page.file()])?;
         recv_reply(&mut peer)?;

@@ -42,7 +42,7 @@ pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
 }
 
 fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
-    let mut pair = Pair::start(bench)?;
+    let mut pair = Pair::start(bench, &[])?;
     let (stream, other) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     let held = stages(&mut pair, (&stream, &other), memory, times);
     // In every case, end all waits, so that the memory is unused when it is freed.

@@ -12,6 +12,7 @@ use rustix::process::{
 };
 
 use crate::Error;
+use crate::child_process::Environment;
 
 const PROGRAM: &str = "nvidia-cuda-mps-control";
 /// Time limit for each of start, reply and exit.
@@ -42,9 +43,20 @@ fn folder_of(asking: u32) -> PathBuf {
     std::env::temp_dir().join(format!("sluice-gpu-probe-mps-{asking}"))
 }
 
+/// Runs `work` while a daemon runs. `work` gets the environment variables of the daemon's clients.
+///
+/// # Errors
+/// The daemon does not start, `work` fails, or the daemon has to be killed.
+pub fn with_daemon(work: impl FnOnce(Environment<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    let mut mps = Mps::start()?;
+    let inside = variables(&mps.folder);
+    work(&inside.each_ref().map(|(name, value)| (*name, value.as_str())))?;
+    mps.quit()
+}
+
 /// The daemon; stopped on drop.
 #[derive(Debug)]
-pub struct Mps {
+struct Mps {
     daemon: Child,
     folder: PathBuf,
 }
@@ -58,7 +70,7 @@ pub fn running_daemon() -> Option<String> {
 
 impl Mps {
     /// Starts the daemon and waits until it replies.
-    pub fn start() -> Result<Mps, Error> {
+    fn start() -> Result<Mps, Error> {
         let folder = folder_of(std::process::id());
         for name in ["pipe", "log"] {
             fs::create_dir_all(folder.join(name))
@@ -86,19 +98,6 @@ impl Mps {
             .map_err(|error| mps_error(format!("has no folder: {error}")))?;
         mps.wait_for_start()?;
         Ok(mps)
-    }
-
-    /// Returns the environment variables of its clients.
-    pub fn environment(&self) -> [(&'static str, String); 2] {
-        variables(&self.folder)
-    }
-
-    /// Stops the daemon.
-    ///
-    /// # Errors
-    /// The daemon had to be killed.
-    pub fn stop(mut self) -> Result<(), Error> {
-        self.quit()
     }
 
     fn wait_for_start(&mut self) -> Result<(), Error> {
@@ -136,7 +135,7 @@ impl Mps {
         }
     }
 
-    /// Stops the daemon and its server, first with `quit`.
+    /// Stops the daemon and its server, first with `quit`. Fails if the daemon had to be killed.
     fn quit(&mut self) -> Result<(), Error> {
         if matches!(self.daemon.try_wait(), Ok(Some(_))) {
             return Ok(());
@@ -166,6 +165,7 @@ fn is_numeric_list(devices: &str) -> bool {
     devices.split(',').all(|device| device.trim().parse::<u32>().is_ok())
 }
 
+/// Returns the environment variables of the daemon and of its clients.
 fn variables(folder: &Path) -> [(&'static str, String); 2] {
     let path = |name| folder.join(name).display().to_string();
     [("CUDA_MPS_PIPE_DIRECTORY", path("pipe")), ("CUDA_MPS_LOG_DIRECTORY", path("log"))]
