@@ -21,9 +21,11 @@ use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::{Figure, median_of};
 
+mod copy_loop;
 mod decode;
+mod stretched;
 
-use decode::Decode;
+use decode::{Decode, WhileCopying};
 
 /// Check 7.
 pub const CHECK: Check = Check {
@@ -112,6 +114,7 @@ impl Study<'_, '_> {
         let r = transfer / layer.compute;
         bench.progress(&format!("{}, r = {r:.1}", model.name));
         self.figure(model, &format!("r {r:.1}, all resident: token"), &microseconds(&resident));
+        let factor = self.while_copying(model, decode, &format!("r {r:.1}"), (reads, &resident))?;
         let (compute_ns, transfer_ns) = (whole(layer.compute), whole(layer.transfer));
         let alike = Alike { layers: model.layers, compute_ns, transfer_ns };
         let of_slots = |beta| alphas(bench, alike, beta).into_iter().map(move |alpha| (alpha, beta));
@@ -127,11 +130,33 @@ impl Study<'_, '_> {
             let expected = expected as f64;
             let tokens = decode.run(&layout, reads, mean(&resident) + expected)?;
             self.compare_tokens(model, &name, &tokens, (mean(&resident), expected));
+            let stretched = stretched::stall_ns(alike, &layout, factor) / 1000.0;
+            self.figure(model, &format!("{name}: expected, with compute as while copying"), &[stretched]);
             let (form, stall) = closed_form(alike, alpha, beta);
             self.figure(model, &format!("{name}: {form}"), &[stall / 1000.0]);
             self.verified(model, &name, decode.verify(&layout)?);
         }
         Ok(r)
+    }
+
+    /// Measures tokens with all layers resident next to unrelated copies to the device. Returns by which factor they
+    /// take longer than without copies (`resident`).
+    fn while_copying(
+        &mut self,
+        model: &ModelShape,
+        decode: &mut Decode,
+        name: &str,
+        (reads, resident): (u32, &[f64]),
+    ) -> Result<f64, Error> {
+        let WhileCopying { tokens, copies, wrong } = decode.run_while_copying(reads, mean(resident))?;
+        let name = format!("{name}, all resident, while copying");
+        self.figure(model, &format!("{name}: token"), &microseconds(&tokens));
+        if !copies.is_empty() {
+            self.figure(model, &format!("{name}: T_T"), &microseconds(&copies));
+        }
+        self.verified(model, &name, wrong);
+        // No time is zero on a device, but a clock may be coarse.
+        Ok(mean(&tokens).max(1.0) / mean(resident).max(1.0))
     }
 
     /// Compares measured tokens with the model: `base` is the time with all layers resident, in nanoseconds.

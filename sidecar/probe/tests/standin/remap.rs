@@ -17,7 +17,13 @@ fn stalls_are_reported_with_step_model_expectation() {
         let expected = names.iter().filter(|name| name.ends_with(&format!("{slots}: expected"))).count();
         let closed = names.iter().filter(|name| name.contains(&format!("{slots}: closed form"))).count();
         assert!(measured > 0 && measured == expected && measured == closed, "{names:?}");
+        let stretched = format!("{slots}: expected, with compute as while copying");
+        let stretched = names.iter().filter(|name| name.ends_with(&stretched)).count();
+        assert_eq!(stretched, measured, "{names:?}");
     }
+    let regimes = names.iter().filter(|name| name.ends_with(", all resident: token")).count();
+    let copying = names.iter().filter(|name| name.ends_with(", all resident, while copying: token")).count();
+    assert!(regimes > 0 && copying == regimes, "{names:?}");
     assert!(
         row.notes.iter().any(|note| note.starts_with("Llama-3-8B: layers of 2 MiB in place of ")),
         "{row:?}"
@@ -34,5 +40,10 @@ fn a_fill_that_is_lost_is_found() {
         .with("SLUICE_STANDIN_FAULTS", "cuMemcpyHtoDAsync_v2=drop");
     let (row, _) = world.ask("remap");
     let Answer::No { reason } = &row.answer else { panic!("{row:?}") };
-    assert!(reason.contains("tags did not match the layer"), "{reason}");
+    for name in ["slots 1", "all resident, while copying"] {
+        let is_found = |deviation: &str| {
+            deviation.contains(&format!("{name}: ")) && deviation.ends_with(" tags did not match the layer")
+        };
+        assert!(reason.split("; ").any(is_found), "{name}: {reason}");
+    }
 }

@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use sluice_policy::ids::LayerId;
 use sluice_policy::step_model::Layout;
 
+use super::copy_loop::CopyLoop;
 use crate::Error;
 use crate::bench::Bench;
 use crate::cuda::memory::granularity;
+use crate::cuda::stream::{WAIT_LIMIT, poll_until};
 use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
 
 /// A model's layers, represented by their bytes.
@@ -47,6 +49,18 @@ const PAGE: u64 = 4096;
 const WARMUP_TOKENS: usize = 3;
 /// Maximum time for one layout in nanoseconds, unless three tokens take longer.
 const TIMED_NS: f64 = 1e9;
+/// The layer whose bytes are copied when no layer moves.
+const COPIED: LayerId = LayerId(1);
+
+/// Times with all layers resident, next to other copies, in nanoseconds.
+pub struct WhileCopying {
+    /// Each token.
+    pub tokens: Vec<f64>,
+    /// Each copy of a layer.
+    pub copies: Vec<f64>,
+    /// Number of wrong tags of the copied bytes.
+    pub wrong: u64,
+}
 
 impl Decode {
     /// Allocates memory for three layers on the device and a little more than one layer on the host. `bytes` must be
@@ -98,17 +112,53 @@ impl Decode {
     /// Decodes some tokens, fewer if one takes long (`about` nanoseconds), with every layer read `reads` times. Returns
     /// the nanoseconds of each token in the steady state.
     pub fn run(&mut self, layout: &Layout, reads: u32, about: f64) -> Result<Vec<f64>, Error> {
-        let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
         self.mapped(layout, |decode| {
-            let mut ends = Vec::with_capacity(WARMUP_TOKENS + tokens);
-            for _ in 0..WARMUP_TOKENS + tokens {
-                decode.token(layout, &|at, _| decode.read(at, reads))?;
-                ends.push(CudaEvent::after(&decode.compute)?);
-            }
+            let ends = decode.queue_tokens(layout, about, &|at, _| decode.read(at, reads))?;
             decode.finish()?;
-            let timed = &ends[WARMUP_TOKENS - 1..];
-            timed.windows(2).map(|pair| pair[1].since_ns(&pair[0])).collect()
+            token_times(&ends)
         })
+    }
+
+    /// Like [`Decode::run`] with all layers resident, while copies of a layer to the device run back to back. They go to
+    /// memory that the tokens do not use.
+    pub fn run_while_copying(&mut self, reads: u32, about: f64) -> Result<WhileCopying, Error> {
+        self.addresses.remap(0, &self.slots[0].memory)?;
+        let at = self.addresses.at(0);
+        self.compute.fill(self.wrong.at(0), 0, 8)?;
+        // No tag is there unless a copy brings it.
+        self.compute.fill(at, 0, self.bytes)?;
+        self.compute.finish()?;
+        let copies = CopyLoop::start(|| {
+            self.copies.upload(at, &self.master, u64::from(COPIED.0) * PAGE, self.bytes)?;
+            CudaEvent::after(&self.copies)
+        })?;
+        let read = |from, _| copies.top_up().and_then(|()| self.read(from, reads));
+        let ends = self.queue_tokens(&Layout::resident(), about, &read)?;
+        poll_until(WAIT_LIMIT, "tokens next to copies", || {
+            copies.top_up()?;
+            ends.last().map_or(Ok(true), CudaEvent::is_reached)
+        })?;
+        let copies = copies.into_times_ns();
+        self.finish()?;
+        self.compare(at, Some(COPIED))?;
+        let wrong = self.count()?;
+        self.addresses.unmap(0)?;
+        Ok(WhileCopying { tokens: token_times(&ends)?, copies, wrong })
+    }
+
+    /// Queues some tokens, fewer if one takes long (`about` nanoseconds). Returns the end of each one.
+    fn queue_tokens(
+        &self,
+        layout: &Layout,
+        about: f64,
+        read: &dyn Fn(Address, Option<LayerId>) -> Result<(), Error>,
+    ) -> Result<Vec<CudaEvent>, Error> {
+        let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
+        let one = |_| {
+            self.token(layout, read)?;
+            CudaEvent::after(&self.compute)
+        };
+        (0..WARMUP_TOKENS + tokens).map(one).collect()
     }
 
     /// Decodes some tokens and compares, before and after each read of a moving layer, the content at its address with
@@ -196,6 +246,11 @@ impl Decode {
         self.compute.finish()?;
         Ok(self.master.word(0).swap(TAG, Ordering::AcqRel))
     }
+}
+
+/// Returns the nanoseconds of each token in the steady state, from the ends of all tokens.
+fn token_times(ends: &[CudaEvent]) -> Result<Vec<f64>, Error> {
+    ends[WARMUP_TOKENS - 1..].windows(2).map(|pair| pair[1].since_ns(&pair[0])).collect()
 }
 
 /// Returns the host's bytes, with a tag at the start of every page.
