@@ -1,8 +1,8 @@
 //! Test programs: built, then run, one of them in parallel with others.
 //!
 //! `cargo test` runs one program after another. The one of the node spends most of its time waiting for kubelets
-//! and probes, so it runs while the others are built, and in parallel with those that only compute. Programs that
-//! check times run alone after it.
+//! and probes, so it runs while the others are built, and in parallel with tests that check no times. Tests that check
+//! times run alone after it.
 
 use std::io::BufReader;
 use std::process::{Child, Command, Stdio};
@@ -22,8 +22,17 @@ const END_TO_END: &str = "sluice-e2e";
 const NODE: &str = "node";
 /// Its tests on an API server, which check no times.
 const CLUSTER: &str = "cluster";
-/// Packages whose other tests check times.
+/// Packages whose other tests check times, if [`TIMED_MODULES`] does not name their modules.
 const BY_THE_CLOCK: [&str; 3] = [END_TO_END, "sluice-agent", "sluice-memory"];
+/// Programs of which the tests of these modules alone check times. Their other tests check none.
+const TIMED_MODULES: [(&str, &str, &[&str]); 2] = [
+    (
+        END_TO_END,
+        "processes",
+        &["drain::", "engine_faults::", "hangs::", "peers::", "sidecar_faults::", "soak::"],
+    ),
+    ("sluice-agent", "system", &["huge_prompts::", "kills::", "slow_link::"]),
+];
 /// Options with which a test program prints the time of each test.
 const TIMED: [&str; 3] = ["-Z", "unstable-options", "--report-time"];
 /// Time after the end of a program in which its output must end: a process that it left behind would keep it open.
@@ -42,6 +51,8 @@ pub struct Program {
     pub target: String,
     /// Where it is.
     pub path: Utf8PathBuf,
+    /// Modules of the tests that run, or that do not; empty = all run.
+    pub filter: Vec<String>,
 }
 
 impl Program {
@@ -49,7 +60,7 @@ impl Program {
         let path = artifact.executable.filter(|_| artifact.profile.test)?;
         let folder = artifact.manifest_path.parent()?.to_owned();
         let package = package(&artifact.package_id.repr).to_owned();
-        Some(Program { package, folder, target: artifact.target.name, path })
+        Some(Program { package, folder, target: artifact.target.name, path, filter: Vec::new() })
     }
 
     fn is_of_node(&self) -> bool {
@@ -59,6 +70,20 @@ impl Program {
     fn looks_at_the_clock(&self) -> bool {
         let on_api_server = self.package == END_TO_END && self.target == CLUSTER;
         BY_THE_CLOCK.contains(&self.package.as_str()) && !on_api_server
+    }
+
+    /// The parts to run alone and in parallel with the node's tests.
+    fn parts(self) -> [Option<Program>; 2] {
+        if !self.looks_at_the_clock() {
+            return [None, Some(self)];
+        }
+        let named = |(package, target, _): &&(&str, &str, _)| {
+            (self.package.as_str(), self.target.as_str()) == (*package, *target)
+        };
+        let Some((_, _, modules)) = TIMED_MODULES.iter().find(named) else { return [Some(self), None] };
+        let timed = modules.iter().map(|module| (*module).to_owned()).collect();
+        let others = modules.iter().flat_map(|module| ["--skip".to_owned(), (*module).to_owned()]).collect();
+        [timed, others].map(|filter| Some(Program { filter, ..self.clone() }))
     }
 
     /// The command that runs it, as `cargo test` would.
@@ -72,13 +97,17 @@ impl Program {
         }
         command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
         // Each test prints how long it took. The option is unstable, and stable test programs take it with this variable.
-        command.args(TIMED).env("RUSTC_BOOTSTRAP", "1");
+        command.args(TIMED).args(&self.filter).env("RUSTC_BOOTSTRAP", "1");
         command.current_dir(&self.folder).stdin(Stdio::null());
         command
     }
 
-    fn title(&self) -> String {
+    fn name(&self) -> String {
         format!("{} {}", self.package, self.target)
+    }
+
+    fn title(&self) -> String {
+        [&[self.name()], &self.filter[..]].concat().join(" ")
     }
 }
 
@@ -148,17 +177,21 @@ fn report(failed: &[String], times: &Times) {
 /// Titles of programs that failed, times of tests, and the programs that are to run alone.
 type Run = (Vec<String>, Times, Vec<Program>);
 
-/// Builds the other programs and runs those that only compute, while the node's tests run.
+/// Builds the other programs and runs what checks no times, while the node's tests run.
 fn run_with_node_tests(tests: &(impl Fn() -> Command + Sync)) -> Result<Option<Run>> {
     let work = || {
         // The nice value of this thread, which its child processes inherit.
         rustix::process::nice(NICE).context("nice")?;
         let Some(programs) = built(tests())? else { return Ok(None) };
         let others = programs.into_iter().filter(|program| !program.is_of_node());
-        let (exclusive, own): (Vec<_>, Vec<_>) = others.partition(Program::looks_at_the_clock);
-        anyhow::ensure!(!own.is_empty() && !exclusive.is_empty(), "no crate has tests");
+        let (mut exclusive, mut parallel) = (Vec::new(), Vec::new());
+        for [alone, other] in others.map(Program::parts) {
+            exclusive.extend(alone);
+            parallel.extend(other);
+        }
+        anyhow::ensure!(!parallel.is_empty() && !exclusive.is_empty(), "no crate has tests");
         let mut times = Times::default();
-        let failed = failing(&own, &tests(), &mut times)?;
+        let failed = failing(&parallel, &tests(), &mut times)?;
         Ok(Some((failed, times, exclusive)))
     };
     std::thread::scope(|scope| {
@@ -177,10 +210,10 @@ fn failing(programs: &[Program], environment: &Command, times: &mut Times) -> Re
             .spawn()
             .with_context(|| program.path.clone())?;
         let printed = child.stdout.take().context("the program has no output")?;
-        let (title, (sender, copied)) = (program.title(), std::sync::mpsc::channel());
+        let (name, (sender, copied)) = (program.name(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
             let mut times = Times::default();
-            let copied = times.copy(&title, BufReader::new(printed)).map(|()| times);
+            let copied = times.copy(&name, BufReader::new(printed)).map(|()| times);
             // Nothing reads the result once the time below is over.
             let _ = sender.send(copied);
         });
@@ -251,7 +284,13 @@ mod tests {
 
     fn program(package: &str, target: &str, path: &str) -> Program {
         let folder = Utf8PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-        Program { package: package.into(), folder, target: target.into(), path: path.into() }
+        Program {
+            package: package.into(),
+            folder,
+            target: target.into(),
+            path: path.into(),
+            filter: Vec::new(),
+        }
     }
 
     #[test]
@@ -288,5 +327,29 @@ mod tests {
         assert!(program("sluice-memory", "main", "").looks_at_the_clock());
         assert!(!program(END_TO_END, "cluster", "").looks_at_the_clock());
         assert!(!program("sluice-plan", "main", "").looks_at_the_clock());
+    }
+
+    #[test]
+    fn each_test_of_a_program_runs_alone_or_in_parallel() {
+        let filters =
+            |package, target| program(package, target, "").parts().map(|part| part.map(|part| part.filter));
+        assert_eq!(filters("sluice-plan", "main"), [None, Some(vec![])]);
+        assert_eq!(filters("sluice-memory", "main"), [Some(vec![]), None]);
+        let [Some(timed), Some(others)] = filters(END_TO_END, "processes") else { panic!("it has both") };
+        assert!(timed.contains(&"hangs::".to_owned()) && !timed.contains(&"--skip".to_owned()));
+        let skipped: Vec<_> = others.chunks(2).map(|pair| (pair[0].as_str(), pair[1].clone())).collect();
+        assert_eq!(skipped, timed.iter().map(|module| ("--skip", module.clone())).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn modules_that_check_times_exist() {
+        let root = Utf8PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+        for (package, target, modules) in TIMED_MODULES {
+            let folder = if package == END_TO_END { "e2e/tests" } else { "sidecar/agent/tests/system" };
+            for module in modules {
+                let file = root.join(folder).join(module.trim_end_matches(':')).with_extension("rs");
+                assert!(file.is_file(), "{package} {target}: {file}");
+            }
+        }
     }
 }
