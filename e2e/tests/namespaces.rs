@@ -10,7 +10,9 @@ use std::process::{Command, Stdio};
 use rustix::process::Signal;
 use sluice_wire::State;
 
-use crate::support::three_tenants::{self, Answers, RETURN_AFTER_CRASHES, ThreeTenants, same, tenant_index};
+use crate::support::three_tenants::{
+    self, Answers, RETURN_AFTER_CRASHES, ThreeTenants, is_loaded, same, tenant_index,
+};
 use crate::support::{Answer, TestEnv, eventually, model, processes};
 
 /// Runs a program as the first process of a namespace that ends with it.
@@ -57,10 +59,11 @@ async fn kill_one_matching(
     lives: &mut [usize; 3],
     baseline: &[Vec<Answer>],
 ) {
-    let loads = trio.tenants.each_ref().map(three_tenants::begin);
-    let (victim, state) = trio.find_tenant(what, wanted).await;
-    let name = trio.tenants[victim].record.name.clone();
-    let pair = pairs(world, &name).pop().expect("it runs");
+    // Known before the search: the load of the victim may end soon after it.
+    let all = trio.tenants.each_ref().map(|tenant| pairs(world, &tenant.record.name).pop().expect("it runs"));
+    let (loads, victim, state) =
+        trio.find_loaded_tenant(what, |state| is_loaded(state) && wanted(state)).await;
+    let (name, pair) = (trio.tenants[victim].record.name.clone(), &all[victim]);
     assert!(!pair.engine.is_empty(), "{pair:?}");
     processes::signal(pair.sidecar, Signal::KILL);
     let (lent, borrowed) = (tenant_index(&state).lent_bytes, tenant_index(&state).borrowed_bytes);

@@ -11,7 +11,7 @@ use sluice_wire::state::{GpuState, TenantReport};
 use crate::support::http::CLIENT;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::three_tenants::{
-    self, RETURN_AFTER_CRASHES, ThreeTenants, events, reported_events, same, tenant_index,
+    self, RETURN_AFTER_CRASHES, ThreeTenants, events, is_loaded, reported_events, same, tenant_index,
 };
 use crate::support::{Tenant, TestEnv, processes};
 
@@ -94,14 +94,17 @@ async fn an_engine_and_a_sidecar_killed_while_memory_is_lent() {
     let world = TestEnv::new();
     let mut trio = ThreeTenants::start(&world, "Oneiros").await;
     let baseline = trio.baseline().await;
-    let loads = trio.tenants.each_ref().map(three_tenants::begin);
-    let (lender, state) = trio.find_tenant("lends", |state| tenant_index(state).lent_bytes > 0).await;
+    let (mut loads, lender, state) =
+        trio.find_loaded_tenant("lends", |state| tenant_index(state).lent_bytes > 0).await;
     processes::signal(state.engine.pid.unwrap(), Signal::KILL);
     let lost = |state: &State| state.engine.restarts > 0 && state.engine.pid.is_some();
     trio.tenants[lender].until("its engine is replaced", lost).await;
-    let victim = (lender + 1) % 3;
-    let lends = |state: &State| tenant_index(state).lent_bytes + tenant_index(state).borrowed_bytes > 0;
-    trio.tenants[victim].until("the next has a grant", lends).await;
+    let is_peer_with_grant = |index: usize, state: &State| {
+        index != lender
+            && is_loaded(state)
+            && tenant_index(state).lent_bytes + tenant_index(state).borrowed_bytes > 0
+    };
+    let (victim, _) = trio.find_in_loads(&mut loads, "a peer has a grant", is_peer_with_grant).await;
     processes::signal(trio.tenants[victim].record.pid, Signal::KILL);
 
     for (index, load) in loads.into_iter().enumerate() {

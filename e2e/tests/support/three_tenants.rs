@@ -106,30 +106,33 @@ impl<'a> ThreeTenants<'a> {
         tokio::join!(load, Observed::watch(&self.tenants, &on))
     }
 
-    /// Returns the first matching tenant, with its state.
-    pub async fn find_tenant(&self, what: &str, wanted: impl Fn(&State) -> bool) -> (usize, State) {
-        eventually(what, async || {
-            self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
-        })
-        .await
-    }
-
-    /// Loads all tenants until one is in a state. Returns the loads, that tenant and its state. Loads that end before
-    /// are sent again: on a busy machine a state may be over between two looks.
+    /// Loads all tenants until one is in a state. Returns the loads, that tenant and its state.
     pub async fn find_loaded_tenant(
         &self,
         what: &str,
         wanted: impl Fn(&State) -> bool,
     ) -> ([OpenLoad; 3], usize, State) {
         let mut loads = self.tenants.each_ref().map(begin);
-        let (tenant, state) = eventually(what, async || {
-            if loads.iter().flatten().all(JoinHandle::is_finished) {
-                loads = self.tenants.each_ref().map(begin);
-            }
-            self.states().await.into_iter().enumerate().find(|(_, state)| wanted(state))
-        })
-        .await;
+        let (tenant, state) = self.find_in_loads(&mut loads, what, |_, state| wanted(state)).await;
         (loads, tenant, state)
+    }
+
+    /// Returns the first matching tenant, with its state. Loads that have all ended are sent
+    /// again: on a busy machine a state may be over between two looks.
+    pub async fn find_in_loads(
+        &self,
+        loads: &mut [OpenLoad; 3],
+        what: &str,
+        wanted: impl Fn(usize, &State) -> bool,
+    ) -> (usize, State) {
+        eventually(what, async || {
+            if loads.iter().flatten().all(JoinHandle::is_finished) {
+                *loads = self.tenants.each_ref().map(begin);
+            }
+            let mut states = self.states().await.into_iter().enumerate();
+            states.find(|(index, state)| wanted(*index, state))
+        })
+        .await
     }
 
     /// Returns the peers of a tenant.
@@ -180,6 +183,11 @@ pub fn begin(tenant: &Tenant) -> OpenLoad {
         tokio::spawn(async move { tenant.complete(&greedy(&prompt(seed, PROMPT), TOKENS)).await })
     };
     (0..LOAD).map(request).collect()
+}
+
+/// Whether requests of the tenant run or wait.
+pub fn is_loaded(state: &State) -> bool {
+    state.queue.running + state.queue.waiting > 0
 }
 
 /// Waits for the end of all.
