@@ -140,6 +140,16 @@ impl<'a> Product<'a> {
         self.helm(&[&release[..], &wait, create, more].concat());
     }
 
+    /// Replaces the operator by one that reads sidecars every two seconds instead of every 30, for tests that wait for
+    /// figures and states in a status.
+    pub fn read_often(&self) {
+        let operator = json!({"name": "operator", "args": ["--poll-seconds=2"]});
+        let patch = json!({"spec": {"template": {"spec": {"containers": [operator]}}}}).to_string();
+        let name = "deployment/sluice-operator";
+        self.kubectl(&["-n", SYSTEM, "patch", name, "-p", &patch]);
+        self.kubectl(&["-n", SYSTEM, "rollout", "status", name, "--timeout=2m"]);
+    }
+
     /// Runs `helm uninstall` with its hooks.
     pub fn uninstall(&self) {
         self.helm(&["uninstall", "sluice", "--namespace", SYSTEM, "--wait", "--timeout", "2m"]);

@@ -104,6 +104,7 @@ impl Product<'_> {
 fn from_helm_install_to_answers_lent_memory_scaling_and_the_end() {
     on_node_exclusive(async |node| {
         let Some(product) = Product::install_for_users(node).await else { return };
+        product.read_often();
         let (folder, golden) = model();
         let hub = product.hub(&folder).await;
         product.serves(&hub, golden.as_deref()).await;

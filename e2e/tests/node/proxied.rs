@@ -134,6 +134,7 @@ impl Product<'_> {
 fn a_server_of_openais_api_is_a_tenant_beside_others() {
     on_node_exclusive(async |node| {
         let Some(product) = Product::install(node).await else { return };
+        product.read_often();
         let archive = tempfile::tempdir().unwrap();
         engine(&archive.path().join("engine.tar"));
         let Some(()) = node.import(&archive.path().join("engine.tar")) else { return product.end() };

@@ -16,9 +16,9 @@ use self::hang_state::{HangState, Loads, Views};
 use self::reports::Observers;
 use super::ledger::Ledger;
 use super::{CHAT, CODE, MINUTE, Rows, SUMMARY};
+use crate::installed::TENANTS;
 use crate::installed::pod::uid;
 use crate::installed::processes::{Container, Stopped, container, lives};
-use crate::installed::{SYSTEM, TENANTS};
 
 /// Limit for the kubelet to kill a process that answers no probe, six probes every 10 s with a timeout of 5 s, and
 /// for the process to exit.
@@ -206,22 +206,12 @@ async fn dead(what: &str, processes: &[Pid]) {
 impl Rows<'_> {
     /// Other tests stop engines to hold them, so only this test has a short deadline.
     pub async fn hung_process_in_pod_is_replaced_and_peers_continue(&self, rows: &[Row]) {
-        self.read_often();
+        self.product.read_often();
         self.spec_of_all(&json!({"engine": {"hangTimeoutSeconds": HANG_TIMEOUT.as_secs()}})).await;
         let ledger = Ledger::of(self.product);
         for row in rows {
             self.hangs(row, &ledger).await;
         }
-    }
-
-    /// Replaces the operator by one that reads sidecars every two seconds instead of every 30: each row waits for its
-    /// reports.
-    fn read_often(&self) {
-        let operator = json!({"name": "operator", "args": ["--poll-seconds=2"]});
-        let patch = json!({"spec": {"template": {"spec": {"containers": [operator]}}}}).to_string();
-        let name = "deployment/sluice-operator";
-        self.product.kubectl(&["-n", SYSTEM, "patch", name, "-p", &patch]);
-        self.product.kubectl(&["-n", SYSTEM, "rollout", "status", name, "--timeout=2m"]);
     }
 
     /// Changes a field that replaces the pods of all tenants.
