@@ -8,6 +8,7 @@
 mod check;
 mod faults;
 mod options;
+mod policies;
 mod stats;
 
 use std::cell::Cell;
@@ -105,10 +106,7 @@ impl Soak {
         at: Rc<Cell<Nanos>>,
     ) -> Result<Soak, String> {
         let mut rng = Rng::new(seed);
-        let mut options = Options::draw(&mut rng);
-        options.add_share_changes(seed);
-        options.add_objectives(seed);
-        options.add_bursts(seed);
+        let mut options = Options::of_seed(seed, &mut rng);
         options.recorded |= recorded;
         let loads = options.loads(&mut rng);
         let gpu = options.gpu(rng.next_u64()).map_err(|(name, why)| format!("{name} is refused: {why}"))?;

@@ -7,6 +7,7 @@ use sluice_policy::params::{Bounds, Params};
 use sluice_policy::reclaim::PolicyName;
 use sluice_scheduler::{Event, Sleep};
 
+use super::policies;
 use crate::device::SimFaults;
 use crate::gpu::Gpu;
 use crate::gpu::network::LinkDelays;
@@ -95,7 +96,7 @@ fn draw_one(rng: &mut Rng, tenants: usize) -> Fault {
         6 => Fault::ClockJump(rng.between(1, 15_000) * MS),
         7 => Fault::LinkBandwidth(rng.between(20, 1500)),
         8 | 9 => Fault::Cancel(at, RequestId(rng.between(1, 12))),
-        10 | 11 => Fault::Policy(at, PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize]),
+        10 | 11 => Fault::Policy(at, policies::draw(rng)),
         12 => Fault::SlowHostLink,
         _ => {
             let orders = [Sleep::Idle, Sleep::Ordered, Sleep::Discard, Sleep::WakeUp];

@@ -15,6 +15,7 @@ use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 
 use super::faults::{self, Fault};
+use super::policies;
 use crate::device::{Detail, Profile, SimFaults};
 use crate::gpu::network::LinkDelays;
 use crate::gpu::tenant::TenantSetup;
@@ -119,8 +120,16 @@ fn zero_or_up_to(rng: &mut Rng, most: u64) -> u64 {
 }
 
 impl Options {
-    /// Draws the options of a seed.
-    pub fn draw(rng: &mut Rng) -> Options {
+    /// Draws the options of a seed. What is added has its own random streams.
+    pub fn of_seed(seed: u64, rng: &mut Rng) -> Options {
+        let mut options = Options::draw(rng);
+        options.add_share_changes(seed);
+        options.add_objectives(seed);
+        options.add_bursts(seed);
+        options
+    }
+
+    fn draw(rng: &mut Rng) -> Options {
         let tenants = rng.between(1, 4) as usize;
         let layers = rng.between(3, 8) as u16;
         let span_ns = rng.between(200, 1_500) * MS;
@@ -129,7 +138,7 @@ impl Options {
             tenants,
             layers,
             kv_blocks: rng.between(8, 24) as u32,
-            policy: PolicyName::ALL[rng.below(PolicyName::ALL.len() as u64) as usize],
+            policy: policies::draw(rng),
             slo: Slo::default(),
             pause_bound_ns: DEFAULT_BOUND_NS,
             remap_cap_permille: Params::default().remap_cap_permille,
@@ -165,13 +174,13 @@ impl Options {
     }
 
     /// Adds changes of shares. A separate random stream keeps the seed's other options unchanged.
-    pub(super) fn add_share_changes(&mut self, seed: u64) {
+    fn add_share_changes(&mut self, seed: u64) {
         self.fault_schedule.extend(faults::draw_share_changes(seed ^ 0xdea1, self.span_ns));
         self.fault_schedule.sort_by_key(|(at, _)| *at);
     }
 
     /// Adds objectives to half of the seeds, from a separate random stream.
-    pub(super) fn add_objectives(&mut self, seed: u64) {
+    fn add_objectives(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0x510);
         if rng.chance(500) {
             let (ttft_ns, tbt_ns) = (rng.between(1, 200) * MS, rng.between(1, 40) * MS);
@@ -186,7 +195,7 @@ impl Options {
 
     /// In a quarter of the seeds, adds a burst of requests for little memory, with a host tier for all of them; some of
     /// these have long requests. Uses a separate random stream.
-    pub(super) fn add_bursts(&mut self, seed: u64) {
+    fn add_bursts(&mut self, seed: u64) {
         let mut rng = Rng::new(seed ^ 0xc60d);
         if rng.chance(250) {
             self.is_burst = true;
