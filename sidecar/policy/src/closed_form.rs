@@ -1,6 +1,8 @@
-//! Closed forms of remapping for identical layers: n layers, T_c compute and T_T copy of one layer, alpha freed layers,
-//! m = alpha + beta moving ones. The step model ([`crate::step_model`]) makes the decisions; a test of a device
-//! (`sluice-gpu-probe`) compares its measurements with these formulas too.
+//! Closed forms of remapping, in this crate because tests of the step model and `sluice-gpu-probe` both compare with them;
+//! decisions use the step model ([`crate::step_model`]) alone.
+//!
+//! A model has n identical layers, T_c compute and T_T copy of one layer, alpha freed layers, m = alpha + beta moving
+//! ones.
 //!
 //! "Alternating" means that the k-th fill since the start uses slot `k mod 2`. Under constant addresses that is the
 //! same for even m; for odd m the layers on both sides of the token's end share a slot, which can cost more.
