@@ -134,7 +134,10 @@ fn unified_takes_least_loss_for_a_byte_and_others_pause_before_preempting() {
     ];
     let evicted = |name: PolicyName, reclaim_by_cost, options: &[ReclaimOption]| {
         let settings = PolicySettings { reclaim_by_cost, ..VIEW.settings };
-        name.policy().choose_victim(&settings, options).and_then(|option| option.request).map(|request| request.0)
+        name.policy()
+            .choose_victim(&settings, options)
+            .and_then(|option| option.request)
+            .map(|request| request.0)
     };
     assert_eq!(evicted(PolicyName::Unified, true, &options), Some(3));
     assert_eq!(evicted(PolicyName::Unified, true, &options[..2]), Some(1));
