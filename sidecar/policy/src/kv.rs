@@ -22,6 +22,7 @@ mod missing_kv;
 mod missing_layer_blocks;
 mod plan_admissions;
 mod prefix;
+pub mod request_kv;
 mod swap;
 pub mod table_change;
 
@@ -103,6 +104,8 @@ pub struct Kv {
     sequences: BTreeMap<RequestId, Sequence>,
     /// KV blocks whose current blocks the engine does not know.
     dirty: BTreeSet<(RequestId, u32)>,
+    /// Requests whose KV was lost in a failed copy, until the scheduler takes them.
+    lost_requests: Vec<RequestId>,
     next_name: u64,
     next_stamp: u64,
     /// Number of KV blocks that left the prefix index.
@@ -135,6 +138,7 @@ impl Kv {
             layer_offload: LayerOffload::default(),
             sequences: BTreeMap::new(),
             dirty: BTreeSet::new(),
+            lost_requests: Vec::new(),
             next_name: 1,
             next_stamp: 0,
             cache_epoch: 0,
@@ -331,6 +335,28 @@ impl Kv {
             self.layer_offload.fill_table_layer_blocks(slot, &mut layer_blocks);
         }
         layer_blocks
+    }
+
+    /// Takes the requests whose KV was lost in a failed copy.
+    pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
+        core::mem::take(&mut self.lost_requests)
+    }
+
+    /// Whether the KV of the request was lost, and it was not taken yet.
+    pub fn is_lost(&self, request: RequestId) -> bool {
+        self.lost_requests.contains(&request)
+    }
+
+    /// Records that the KV of these requests is lost, once for each however many copies failed. Returns the number of
+    /// those that were not lost before.
+    fn lose(&mut self, requests: Vec<RequestId>) -> u32 {
+        let before = self.lost_requests.len();
+        for request in requests {
+            if !self.is_lost(request) {
+                self.lost_requests.push(request);
+            }
+        }
+        (self.lost_requests.len() - before) as u32
     }
 
     /// Returns the statistics.

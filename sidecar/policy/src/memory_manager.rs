@@ -36,26 +36,19 @@
 
 use alloc::vec::Vec;
 
-mod admission;
 mod borrow;
 mod constants;
 mod deferred_unmap;
 mod invariants;
-mod kv_offload;
-mod kv_placement;
-mod kv_prefetch;
 mod lend;
 mod lendable;
 mod load;
 mod loan_control;
-mod placement_plans;
-mod prefill_offload;
 mod prepare;
 mod prepare_plan;
 mod recreate_chunks;
 mod restore_layers;
 mod revert;
-mod scheduler_view;
 mod share;
 mod sleep;
 mod stalling;
@@ -67,22 +60,22 @@ mod whole_prompt_prefill;
 pub use crate::cost::{StepStats, StepTimes};
 pub use crate::kv::admissions::{Admission, AdmittedKv};
 pub use crate::kv::cached_prefix::CachedPrefix;
+pub use crate::kv::request_kv::RequestKv;
 pub use crate::kv::table_change::TableChange;
 pub use crate::loans::{TransferKind, TransferResult};
+pub use crate::offload::OffloadView;
+pub use crate::offload::admission::{AdmissionView, PlanAdmission, PlannedAdmissions, PrefillOffload};
+pub use crate::offload::scheduler_view::{RunningRequest, SchedulerView, WaitingRequest};
 pub use crate::sizes::{fits, floor};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
 pub use constants::CONSTANTS;
 pub use loan_control::LoanControl;
-pub use scheduler_view::{RunningRequest, SchedulerView, WaitingRequest};
 pub use stalling::StallingRemap;
 pub use step_api::{
     Demand, Failed, MemoryNotes, Prepared, StallsTooLong, StepLease, StepNeed, SuspendReason,
 };
-pub use views::{
-    AdmissionView, Figures, LoanView, OffloadView, PlanAdmission, PlannedAdmissions, PrefillOffload,
-    PriceView, RequestKv, Residency, StatusView, TimingView,
-};
+pub use views::{Figures, LoanView, PriceView, Residency, StatusView, TimingView};
 
 use crate::action::{Action, FillTarget};
 use crate::change::ChangeState;
@@ -93,11 +86,11 @@ use crate::geometry::Geometry;
 use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
-use crate::offload::Offload;
+use crate::offload::{FetchesFailed, Offload, Offloading};
 use crate::orders::Orders;
 use crate::orders::pending::Pending;
 use crate::params::{Bounds, ForcedRemap, Params};
-use crate::planner::request::PlanAnswer;
+use crate::planner::request::{PlanAnswer, PlanRequest};
 use crate::reason::Reason;
 use crate::reclaim::PolicyName;
 use crate::revert::Hysteresis;
@@ -127,10 +120,6 @@ pub struct MemoryManager {
     sleep: Sleep,
     /// KV that is offloaded while its requests run.
     offload: Offload,
-    /// Requests whose KV was lost in a failed copy.
-    lost_requests: Vec<RequestId>,
-    /// Requests ran when this boundary began.
-    had_running: bool,
     /// The layout without load: all layers resident, or as many as fit.
     base: Layout,
     loaded: bool,
@@ -165,8 +154,6 @@ impl MemoryManager {
             ),
             sleep: Sleep::default(),
             offload: Offload::new(&params, sizes.layers, sizes.host_kv_blocks),
-            lost_requests: Vec::new(),
-            had_running: false,
             base: Layout::resident(),
             loaded: false,
             failure: None,
@@ -200,12 +187,18 @@ impl MemoryManager {
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.on_moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.on_swapped_out(&swaps, done.outcome),
-            Pending::SwapIn(swaps) | Pending::AsyncSwapIn(swaps) => self.on_swapped_in(&swaps, done.outcome),
-            Pending::Fetch { layer, buffer, generation, copies } => {
-                self.on_fetched((layer, buffer), (generation, copies), done.outcome, out);
+            Pending::SwapIn(swaps) | Pending::AsyncSwapIn(swaps) => {
+                self.offloading().on_swapped_in(&swaps, done.outcome)
             }
-            Pending::WriteBack(written) => self.on_written_back(&written, done.outcome),
-            Pending::Spill(name) => self.on_spilled(name, done.outcome),
+            Pending::Fetch { layer, buffer, generation, copies } => {
+                let content = (generation, copies);
+                let end = self.offloading().on_fetched((layer, buffer), content, done.outcome, out);
+                if let Err(FetchesFailed { layer }) = end {
+                    self.failure = Some(Failed::Fetch { layer });
+                }
+            }
+            Pending::WriteBack(written) => self.offloading().on_written_back(&written, done.outcome),
+            Pending::Spill(name) => self.offloading().on_spilled(name, done.outcome),
             Pending::ReleaseShare(chunks) => self.on_share_released(&chunks, done.outcome),
             Pending::Drop => self.on_dropped(out),
         }
@@ -249,7 +242,24 @@ impl MemoryManager {
             self.advance_transition(out);
         }
         self.weight_copies().order_due(out);
-        self.reorder_fetches(out);
+        self.offloading().reorder_fetches(out);
+    }
+
+    /// The parts that carry out what is decided about offloaded KV.
+    fn offloading(&mut self) -> Offloading<'_> {
+        Offloading {
+            in_backoff: self.in_backoff(),
+            has_failed: self.failure.is_some(),
+            kv: &mut self.kv,
+            offload: &mut self.offload,
+            orders: &mut self.orders,
+            generations: &mut self.generations,
+            step_stats: &mut self.step_stats,
+            chunks: &self.chunks,
+            params: &self.params,
+            sizes: &self.sizes,
+            geometry: &self.geometry,
+        }
     }
 
     /// Finds the cached full blocks of a new request's first tokens. They stay valid until the next change of memory.
@@ -277,13 +287,13 @@ impl MemoryManager {
 
     /// Ends a waiting request: [`MemoryManager::close`], and no plan admits it any more.
     pub fn cancel(&mut self, request: RequestId) {
-        self.offload.plans.drop_waiter(request);
+        self.offload.drop_waiter(request);
         self.kv.close(request);
     }
 
     /// Takes the requests whose KV was lost in a failed copy: they must be closed and recomputed.
     pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.lost_requests)
+        self.kv.take_lost_requests()
     }
 
     /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
@@ -313,7 +323,7 @@ impl MemoryManager {
             self.orders.step.begin(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
             self.weight_copies().order_due_slots(out);
-            self.begin_fetches(out);
+            self.offloading().begin_fetches(out);
         }
         let generations = self.weights.lease();
         // Stale addresses are behind the limit: the engine does not access what its lease does not reach.
@@ -333,7 +343,7 @@ impl MemoryManager {
         if self.weights.finish_step() {
             self.weight_copies().record_slots();
         }
-        self.observe_step(times);
+        self.offloading().observe_step(times);
         self.kv.end_fetches();
         if !self.orders.step.waited_for_weights() {
             self.step_stats.on_step(times);
@@ -342,10 +352,7 @@ impl MemoryManager {
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.
     pub fn abandon_step(&mut self) {
-        if !self.orders.step.is_running() && self.kv.writes_to_buffers() {
-            let lost = self.kv.abandon_spills();
-            self.drop_kv(lost);
-        }
+        self.offloading().abandon_step();
     }
 
     /// Sets what the tenant has to do. Until the first call it is active, without requests.
@@ -361,7 +368,7 @@ impl MemoryManager {
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.orders.step.set_now(now);
         self.orders.counters.on_boundary();
-        self.had_running = self.kv.running_requests().next().is_some();
+        self.offload.on_boundary(self.kv.running_requests().next().is_some());
         self.orders.step.on_boundary();
         self.abandon_step();
         self.loans.demand.on_boundary();
@@ -372,31 +379,40 @@ impl MemoryManager {
 
     /// Remembers what planning found.
     pub fn note(&mut self, notes: &MemoryNotes) {
-        if let Some(head) = notes.blocked_head {
-            self.offload.plans.set_blocked_head(head);
-        }
-        if let Some(skips) = notes.skips_early_fetches {
-            self.offload.plans.set_skips_early_fetches(skips);
-        }
+        self.offload.note_admission(notes.blocked_head, notes.skips_early_fetches);
         if notes.probes_link {
-            self.offload.write_back.request_probe(self.orders.boundaries());
+            self.offload.request_probe(self.orders.boundaries());
         }
         if let Some(declined) = notes.stalls_too_long {
             self.decline_stalling_remap(declined);
         }
         if let Some(violations) = notes.slo_violations {
-            self.offload.prompts.iteration(violations);
+            self.offload.on_iteration(violations);
         }
+    }
+
+    /// The request for a plan of these requests. The driver answers with [`MemoryManager::planned`], however long it
+    /// takes.
+    pub fn ask_plan(&mut self, view: &SchedulerView) -> PlanRequest {
+        self.offloading().ask_plan(view)
+    }
+
+    /// The same for running requests alone, none of which may be paused, if a plan is due. For tests only.
+    #[cfg(feature = "testing")]
+    pub fn take_plan_request(&mut self) -> Option<PlanRequest> {
+        let view = self.offload_view().running_alone();
+        let is_due = self.after(&PlannedAdmissions::default()).wants_plan(&MemoryNotes::default());
+        is_due.then(|| self.ask_plan(&view))
     }
 
     /// Handles a placement plan. The next boundary carries it out, unless something else is due by then.
     pub fn planned(&mut self, answer: PlanAnswer) {
-        self.offload.plans.on_answer(answer);
+        self.offload.on_planned(answer);
     }
 
     /// Takes the requests that the plan adopted last pauses.
     pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        self.offload.plans.take_pauses()
+        self.offload.take_pauses()
     }
 
     /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
@@ -449,7 +465,7 @@ impl MemoryManager {
         if self.offload.prompts_in_force().is_none() {
             self.kv.disable_prefill_spill();
         }
-        self.offload.plans.forget();
+        self.offload.forget_plans();
         Ok(())
     }
 

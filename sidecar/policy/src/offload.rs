@@ -1,15 +1,47 @@
-//! KV that leaves the device while its requests run: the placement that is due, the plan that it follows, and what is
-//! known of the link to the host tier. `kv::layer_offload` holds the placement in force.
+//! KV that leaves the device while its requests run.
+//!
+//! [`Offload`] is the state: the placement that is due, the plan that it follows, and what is known of the link to the
+//! host tier. [`Kv`](crate::kv::Kv) holds the placement in force. [`OffloadView`] decides and changes nothing;
+//! [`Offloading`] carries decisions out, and its fields are all that it can change.
+//!
+//! | file | question |
+//! |---|---|
+//! | `placement` | which layers of which requests are offloaded; one file for each policy |
+//! | `admission` | whether a plan admits one more request, and where its KV goes |
+//! | `plan_request` | what a placement plan is asked |
+//! | `fetches` | which KV a step fetches into buffers |
+//! | `host_copies` | which whole KV blocks are copied |
+//! | `paused` | how KV of paused requests makes space |
 
+pub mod admission;
 pub mod fetch_failures;
-pub mod plans;
+mod fetches;
+pub mod host_copies;
+mod layouts;
+mod offloading;
+mod paused;
+mod placement;
+mod plan_request;
+mod plans;
+pub mod scheduler_view;
+pub mod view;
 pub mod write_back;
 
-use crate::ellm::BufferController;
+pub use fetches::FetchesFailed;
+pub use offloading::Offloading;
+pub use paused::EvictedPaused;
+pub use placement::DrainedBuffers;
+pub use view::OffloadView;
+
+use alloc::vec::Vec;
+
+use crate::ellm::{BufferController, Violations};
+use crate::ids::RequestId;
 use crate::kv::layer_offload::Placement;
 use crate::params::Params;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::ReplanWatch;
+use crate::planner::request::PlanAnswer;
 use crate::reclaim::KvPlacementMode;
 use fetch_failures::FetchFailures;
 use plans::PlacementPlans;
@@ -22,22 +54,26 @@ pub const MIN_MOVING_LAYERS: u16 = 2;
 #[derive(Clone, Debug)]
 pub struct Offload {
     /// Another placement waits until no fetch is under way: the next step orders no early fetches.
-    pub due: Option<Placement>,
+    due: Option<Placement>,
     /// Layers that may be offloaded (`Pie`).
-    pub expansion: Expansion,
+    expansion: Expansion,
     /// The replan triggers of the plan in force (`OrbitFlow`).
-    pub watch: Option<ReplanWatch>,
+    watch: Option<ReplanWatch>,
     /// The plan in force, and the requested one.
-    pub plans: PlacementPlans,
+    plans: PlacementPlans,
     /// Sizes the part of the host tier for prompts (eLLM).
-    pub prompts: BufferController,
+    prompts: BufferController,
     /// The link to the host tier.
-    pub write_back: WriteBackLink,
+    write_back: WriteBackLink,
     /// Fetches that failed in a row.
-    pub fetch_failures: FetchFailures,
+    fetch_failures: FetchFailures,
+    /// Layers can be offloaded: there is a host tier, and two layers can share a buffer while another stays.
+    can_move_layers: bool,
     /// What places KV.
     placer: KvPlacementMode,
     longest_pause_ns: Option<u64>,
+    /// Requests ran when this boundary began.
+    had_running: bool,
     fetched_bytes: u64,
     fetched_ns: u64,
 }
@@ -54,8 +90,10 @@ impl Offload {
             prompts: BufferController::new(host_kv_blocks.into()),
             write_back: WriteBackLink::default(),
             fetch_failures: FetchFailures::default(),
+            can_move_layers: false,
             placer: KvPlacementMode::Device,
             longest_pause_ns: None,
+            had_running: false,
             fetched_bytes: 0,
             fetched_ns: 0,
         };
@@ -66,16 +104,25 @@ impl Offload {
     /// Puts in force how the policy pauses requests, and what it places KV by as far as the model and the host tier
     /// allow it. The state of what is not in force stays.
     pub fn set_policy(&mut self, params: &Params, layers: u16, host_kv_blocks: u32) {
-        let wanted = params.kv_placement();
-        let impossible =
-            host_kv_blocks == 0 || (wanted == KvPlacementMode::Prompts && layers <= MIN_MOVING_LAYERS);
-        self.placer = if impossible { KvPlacementMode::Device } else { wanted };
+        self.can_move_layers = host_kv_blocks > 0 && layers > MIN_MOVING_LAYERS;
+        self.placer = match params.kv_placement() {
+            _ if host_kv_blocks == 0 => KvPlacementMode::Device,
+            KvPlacementMode::Prompts if !self.can_move_layers => KvPlacementMode::Device,
+            // The mode of a policy also says how it admits and pauses requests ([`OffloadView::plans_batches`]), which
+            // needs a host tier but no moving layer.
+            mode => mode,
+        };
         self.longest_pause_ns = params.longest_pause_ns();
     }
 
     /// The longest total pause of a request, nanoseconds. `None`: no request is paused.
     pub fn longest_pause_ns(&self) -> Option<u64> {
         self.longest_pause_ns
+    }
+
+    /// Whether layers can be offloaded at all.
+    pub fn can_move_layers(&self) -> bool {
+        self.can_move_layers
     }
 
     /// What places KV.
@@ -96,6 +143,79 @@ impl Offload {
     /// The plans, if they place KV.
     pub fn plans_in_force(&self) -> Option<&PlacementPlans> {
         (self.placer == KvPlacementMode::PerRequest).then_some(&self.plans)
+    }
+
+    /// Begins a boundary; `has_running`: requests run.
+    pub fn on_boundary(&mut self, has_running: bool) {
+        self.had_running = has_running;
+    }
+
+    /// Records the queue head that admission skipped, and whether the next step orders no fetches early; `None` = as
+    /// before, and no if a head is given.
+    pub fn note_admission(&mut self, head: Option<Option<RequestId>>, skips_early_fetches: Option<bool>) {
+        if let Some(head) = head {
+            self.plans.set_blocked_head(head);
+        }
+        if let Some(skips) = skips_early_fetches {
+            self.plans.set_skips_early_fetches(skips);
+        }
+    }
+
+    /// Requests a measurement of the link.
+    pub fn request_probe(&mut self, boundary: u64) {
+        self.write_back.request_probe(boundary);
+    }
+
+    /// Records the objectives that an iteration of the scheduler missed.
+    pub fn on_iteration(&mut self, violations: Violations) {
+        self.prompts.iteration(violations);
+    }
+
+    /// Whether this answers a plan that was requested.
+    pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
+        self.plans.expects(answer)
+    }
+
+    /// Handles the answer to a requested plan.
+    pub fn on_planned(&mut self, answer: PlanAnswer) {
+        self.plans.on_answer(answer);
+    }
+
+    /// Takes the requests that the plan in force pauses.
+    pub fn take_pauses(&mut self) -> Vec<RequestId> {
+        self.plans.take_pauses()
+    }
+
+    /// Removes a request that waits no longer from the plan.
+    pub fn drop_waiter(&mut self, request: RequestId) {
+        self.plans.drop_waiter(request);
+    }
+
+    /// Forgets the plan, which another policy made.
+    pub fn forget_plans(&mut self) {
+        self.plans.forget();
+    }
+
+    /// The measured time that one layer block takes to the host tier, nanoseconds.
+    pub fn layer_block_ns(&self) -> Option<u64> {
+        self.write_back.layer_block_ns()
+    }
+
+    /// Blocks of the host tier that prompts may use by the controller, whether it is in force or not.
+    pub fn prompt_kv_blocks(&self) -> u64 {
+        self.prompts.logical()
+    }
+
+    /// A number that changes with the plans.
+    pub fn plans_digest(&self) -> u64 {
+        self.plans.digest_word()
+    }
+
+    /// A number that changes with the buffer for prompts and with the link.
+    pub fn prompts_digest(&self) -> u64 {
+        self.prompts.word()
+            ^ self.write_back.digest_word().rotate_left(7)
+            ^ self.write_back.layer_block_ns().unwrap_or(0) << 20
     }
 
     /// Forgets the plan and the placement that is due.
@@ -147,6 +267,14 @@ mod tests {
         assert_eq!(placer(PolicyName::OrbitFlow, 4, 0), KvPlacementMode::Device);
         assert_eq!(placer(PolicyName::Ellm, 3, 8), KvPlacementMode::Prompts);
         assert_eq!(placer(PolicyName::Ellm, 2, 8), KvPlacementMode::Device, "two layers share one buffer");
+    }
+
+    #[test]
+    fn layers_can_move_only_if_one_stays_and_there_is_a_host_tier() {
+        let can = |layers, host_kv_blocks| {
+            Offload::new(&params(PolicyName::Pie), layers, host_kv_blocks).can_move_layers()
+        };
+        assert_eq!([can(3, 8), can(2, 8), can(3, 0)], [true, false, false]);
     }
 
     #[test]

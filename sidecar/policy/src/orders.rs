@@ -130,4 +130,14 @@ mod tests {
             assert!(orders.pending.dropping());
         }
     }
+
+    #[test]
+    fn copies_are_dropped_once_at_a_time() {
+        let (mut orders, mut out) = (Orders::new(true), Vec::new());
+        (0..2).for_each(|_| orders.drop_copies(Reason::Hibernate, &mut out));
+        assert_eq!(out.len(), 1);
+        orders.pending.take(out[0].id);
+        orders.drop_copies(Reason::Hibernate, &mut out);
+        assert_eq!(out.len(), 2);
+    }
 }

@@ -164,9 +164,10 @@ impl StepPlan {
 
     /// Adds the admissions up again, after they or the memory have changed.
     pub fn add_up(&mut self, manager: &MemoryManager) {
+        let memory = manager.offload_view();
         self.planned = PlannedAdmissions::default();
         for one in &self.admit {
-            self.planned.add(&one.admission(), one.layer_blocks, manager);
+            self.planned.add(&one.admission(), one.layer_blocks, &memory);
         }
     }
 }

@@ -261,19 +261,21 @@ impl Kv {
     }
 
     /// Handles failed loads: the contents of the host tier are unknown, so these KV blocks and their successors are
-    /// lost. Returns the requests that need them, which must be recomputed.
-    pub fn on_swap_in_failed(&mut self, swaps: &[Swap]) -> Vec<RequestId> {
+    /// lost, and the requests that need them must be recomputed.
+    pub fn on_swap_in_failed(&mut self, swaps: &[Swap]) {
         self.arrive(swaps);
         let requests = self.invalidate(&swaps.iter().map(|swap| swap.kv_block).collect());
         swaps.iter().for_each(|swap| self.release_reference(swap.kv_block));
-        requests
+        self.lost_requests.extend(requests);
     }
 
-    /// Disables fetching under this placement after a fetch failed. Returns the requests that need the staged KV
-    /// blocks, which must be recomputed.
-    pub fn abort_fetches(&mut self) -> Vec<RequestId> {
+    /// Disables fetching under this placement after a fetch failed. The requests that need the staged KV blocks must be
+    /// recomputed. Returns their number.
+    pub fn abort_fetches(&mut self) -> u32 {
         let staged = self.layer_offload.disable_fetching();
-        self.invalidate(&staged)
+        let lost = self.invalidate(&staged);
+        self.lost_requests.extend(&lost);
+        lost.len() as u32
     }
 
     /// Removes KV blocks of unknown content, and their successors, from the prefix index. Returns the requests that use

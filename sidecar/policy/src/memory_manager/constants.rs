@@ -15,6 +15,6 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
     ("waited_permille", crate::cost::WAITED_PERMILLE),
     ("least_moving", crate::offload::MIN_MOVING_LAYERS as u64),
-    ("swap_piece_bytes", super::sleep::SWAP_PIECE_BYTES),
+    ("swap_piece_bytes", crate::offload::host_copies::SWAP_PIECE_BYTES),
     ("patience_ns", crate::copy_priority::BACKGROUND_DEADLINE_NS),
 ];

@@ -118,7 +118,7 @@ impl MemoryManager {
             failures,
             self.sleep.digest_word(),
             self.loans.digest_word(),
-            self.offload.plans.digest_word(),
+            self.offload.plans_digest(),
             moved_at_step,
             remapped_at_step,
         ] {

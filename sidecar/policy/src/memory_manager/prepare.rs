@@ -9,6 +9,7 @@ use crate::action::Action;
 use crate::change::{RemapKind, Transition};
 use crate::ids::RequestId;
 use crate::kv::admissions::{Admission, AdmissionEffects, AdmittedKv};
+use crate::offload::EvictedPaused;
 use crate::reason::Reason;
 
 /// What a step towards memory has led to.
@@ -56,7 +57,8 @@ impl MemoryManager {
     }
 
     fn admission_effects(&self, need: &StepNeed) -> AdmissionEffects {
-        self.kv.admission_effects(&need.admit, |request| self.joining_layers(request).unwrap_or_default())
+        let memory = self.offload_view();
+        self.kv.admission_effects(&need.admit, |request| memory.joining_layers(request).unwrap_or_default())
     }
 
     /// Layer blocks that the step adds, and those that are loaded for it.
@@ -80,7 +82,7 @@ impl MemoryManager {
     pub(super) fn kv_block_layer_blocks(&self, need: &StepNeed, request: RequestId) -> u32 {
         let spills = |admission: &Admission| admission.request == request && admission.spills_prefill();
         if need.admit.iter().any(spills) {
-            self.spilled_kv_block_layer_blocks()
+            self.offload_view().spilled_kv_block_layer_blocks()
         } else {
             self.kv.kv_block_layer_blocks(request)
         }
@@ -104,7 +106,7 @@ impl MemoryManager {
                 Progress::Changed
             }
             MemoryStep::CompactStaging => {
-                self.compact_staging();
+                self.offloading().compact_staging();
                 Progress::Changed
             }
             MemoryStep::Start { transition, or } => {
@@ -140,10 +142,12 @@ impl MemoryManager {
             ReclaimAction::Start(transition) => {
                 self.start_transition(transition, out).then_some(Progress::Answered(Prepared::Wait))
             }
-            ReclaimAction::EvictPaused => Some(match self.evict_paused(missing, effects, out)? {
-                Prepared::Ready => Progress::Changed,
-                waits => Progress::Answered(waits),
-            }),
+            ReclaimAction::EvictPaused => {
+                Some(match self.offloading().evict_paused(missing, effects, out)? {
+                    EvictedPaused::Freed => Progress::Changed,
+                    EvictedPaused::UnderWay => Progress::Answered(Prepared::Wait),
+                })
+            }
             ReclaimAction::Decline { reason, remember } => {
                 self.orders.count(reason);
                 if let Some(chunks) = remember {
@@ -157,12 +161,14 @@ impl MemoryManager {
     /// There are enough free blocks: loads KV from the host tier first.
     fn allocate(&mut self, need: &StepNeed, attempt: &mut Attempt, out: &mut Vec<Action>) -> Prepared {
         if attempt.demand.to_load > 0 {
-            return self.swap_in_missing(&mut attempt.effects, out);
+            let steps_wait = self.offloading().load_missing(&mut attempt.effects, out);
+            return if steps_wait { Prepared::Wait } else { Prepared::Loading };
         }
         let admitted = |request| need.admit.iter().any(|one| one.request == request && one.spills_prefill());
         let spills = |request| self.kv.is_spilling_prefill(request) || admitted(request);
-        let out = need.kv_blocks.iter().filter(|(request, _)| spills(*request));
-        if !self.reserve_host_places(out.map(|(_, count)| *count).sum(), &attempt.effects) {
+        let spilled = need.kv_blocks.iter().filter(|(request, _)| spills(*request));
+        let spilled_kv_blocks = spilled.map(|(_, count)| *count).sum();
+        if !self.offloading().reserve_host_places(spilled_kv_blocks, &attempt.effects) {
             // A host block that a fetch may still read is free when the fetch has ended.
             return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
         }
@@ -177,11 +183,11 @@ impl MemoryManager {
                 AdmittedKv::New { prefix, .. } => self.kv.open(admission.request, prefix),
                 AdmittedKv::Suspended => self.kv.resume(admission.request),
             }
-            self.join_plan(admission.request);
+            self.offloading().join_plan(admission.request);
         }
         for admission in &need.admit {
             if let AdmittedKv::New { spilled_kv_blocks: Some(kv_blocks), .. } = admission.kv {
-                self.start_prefill_offload(admission.request, kv_blocks);
+                self.offloading().start_prefill_offload(admission.request, kv_blocks);
             }
         }
         self.kv.allocate(&need.kv_blocks, &mut self.generations);

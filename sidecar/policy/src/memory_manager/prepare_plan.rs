@@ -129,7 +129,7 @@ impl MemoryManager {
             return MemoryStep::AbortTransition;
         }
         if demand.layer_blocks > free && self.kv.slot_counts().1 > 0 {
-            let can_compact = self.kv.fetches() == 0;
+            let can_compact = self.offload_view().can_compact_staging();
             return if can_compact { MemoryStep::CompactStaging } else { MemoryStep::Answer(Prepared::Wait) };
         }
         let missing = demand.layer_blocks.saturating_sub(free + demand.evictable);
@@ -200,7 +200,7 @@ impl MemoryManager {
     /// The answer when the policy reclaims nothing. Unused KV is free once it is written back or loaded; the first
     /// write-back shows how long one takes.
     fn refusal(&self, missing: u32) -> Prepared {
-        let is_measured = self.offload.write_back.layer_block_ns().is_some();
+        let is_measured = self.offload.layer_block_ns().is_some();
         let written_back = if is_measured { self.kv.layer_blocks_freed_by_write_back() } else { 0 };
         let coming = written_back + self.kv.layer_blocks_freed_by_loads();
         if coming >= missing { Prepared::Wait } else { self.shortfall(missing) }
@@ -228,7 +228,7 @@ impl MemoryManager {
 
     /// Free chunks that KV may take.
     pub(super) fn free_kv_chunks(&self) -> u32 {
-        self.chunks.free_count().min(self.kv_chunk_room())
+        self.offload_view().free_kv_chunks()
     }
 
     /// KV chunks without a chunk.

@@ -19,7 +19,7 @@ impl MemoryManager {
             SleepState::Awake => {}
         }
         self.grow();
-        self.place_kv(out);
+        self.offloading().place_kv(out);
         let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
         if can_wait && (self.loans().has_debt() || self.should_restore_layers()) {
             // It may wait for the next step, which waits for what must happen first.
@@ -161,7 +161,7 @@ impl MemoryManager {
             && !self.loans.balance.is_growing()
             && self.change.transition().is_none()
             && !self.trading()
-            && self.is_offload_idle()
+            && self.offload_view().is_offload_idle()
             && !self.orders.pending.blocking()
     }
 }

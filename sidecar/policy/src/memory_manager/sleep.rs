@@ -10,19 +10,14 @@
 
 use alloc::vec::Vec;
 
-use super::{MemoryManager, Prepared, TransferKind};
-use crate::action::{Action, LayerBlockSwap, Work};
+use super::{MemoryManager, TransferKind};
+use crate::action::Action;
 use crate::event::Outcome;
-use crate::ids::{LayerBlockId, Nanos};
 use crate::kv::Swap;
-use crate::kv::admissions::AdmissionEffects;
-use crate::orders::pending::{Change, Pending};
+use crate::orders::pending::Change;
 use crate::reason::Reason;
 use crate::sleep::SleepState;
 use crate::step_model::Layout;
-
-/// Bytes of KV that one order copies to or from the host tier.
-pub(super) const SWAP_PIECE_BYTES: u64 = 32 << 20;
 
 impl MemoryManager {
     pub(super) fn give_up_cache(&mut self) {
@@ -45,7 +40,7 @@ impl MemoryManager {
         if self.orders.pending.fetches() {
             return self.orders.drop_copies(Reason::Hibernate, out);
         }
-        self.restore_all();
+        self.offloading().restore_all();
         if self.kv.has_device_only_layer_blocks() {
             self.order_swap_out(out);
         } else if self.orders.pending.fills() > 0 {
@@ -88,32 +83,7 @@ impl MemoryManager {
         if too_many > 0 || !self.kv.has_device_only_layer_blocks() {
             return;
         }
-        let swaps = self.kv.plan_swap_out(self.swap_piece(), &mut self.generations);
-        if !swaps.is_empty() {
-            self.order_swaps_out(swaps, out);
-        }
-    }
-
-    pub(super) fn order_swaps_out(&mut self, swaps: Vec<Swap>, out: &mut Vec<Action>) {
-        let layer_blocks = self.swapped_layer_blocks(&swaps);
-        self.orders.order(Work::SwapOut(layer_blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
-    }
-
-    pub(super) fn swapped_layer_blocks(&self, swaps: &[Swap]) -> Vec<LayerBlockSwap> {
-        let mut layer_blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
-        for Swap { kv_block, host_location, layers } in swaps {
-            layer_blocks.extend(self.kv.layer_block_swaps(
-                (*kv_block, *host_location),
-                layers,
-                |layer_block| self.chunk_of(layer_block),
-            ));
-        }
-        layer_blocks
-    }
-
-    /// KV blocks that one order copies: a request that arrives waits no longer than for these.
-    pub(super) fn swap_piece(&self) -> u32 {
-        (SWAP_PIECE_BYTES / self.geometry.kv_block_bytes()).clamp(1, u64::from(u32::MAX)) as u32
+        self.offloading().swap_out_next(out);
     }
 
     pub(super) fn on_swapped_out(&mut self, swaps: &[Swap], outcome: Outcome) {
@@ -123,48 +93,6 @@ impl MemoryManager {
         if !done {
             self.on_transfer_failed();
         }
-    }
-
-    /// Loads missing KV: during steps if no running request needs it, else between two steps.
-    pub(super) fn swap_in_missing(
-        &mut self,
-        effects: &mut AdmissionEffects,
-        out: &mut Vec<Action>,
-    ) -> Prepared {
-        if self.kv.missing_layer_block_count() > 0 || effects.loads_for_new() {
-            let swaps = self.kv.plan_swap_in(self.swap_piece(), effects);
-            self.order_swaps_in(Some(self.orders.now()), swaps, Pending::SwapIn, out);
-            return Prepared::Wait;
-        }
-        while effects.layer_blocks_to_load() > 0 {
-            let swaps = self.kv.plan_async_swap_in(self.swap_piece(), effects);
-            self.order_swaps_in(None, swaps, Pending::AsyncSwapIn, out);
-        }
-        Prepared::Loading
-    }
-
-    fn order_swaps_in(
-        &mut self,
-        due: Option<Nanos>,
-        swaps: Vec<Swap>,
-        effect: fn(Vec<Swap>) -> Pending,
-        out: &mut Vec<Action>,
-    ) {
-        let layer_blocks = self.swapped_layer_blocks(&swaps);
-        self.orders.order_by(due, Work::SwapIn(layer_blocks), Reason::SwapIn, effect(swaps), out);
-    }
-
-    pub(super) fn on_swapped_in(&mut self, swaps: &[Swap], outcome: Outcome) {
-        if let Outcome::Done { .. } = outcome {
-            return self.kv.finish_swap_in(swaps);
-        }
-        self.orders.count(Reason::BackendFailed);
-        self.orders.count_many(Reason::SwapLost, swaps.len() as u32);
-        self.lost_requests.extend(self.kv.on_swap_in_failed(swaps));
-    }
-
-    pub(super) fn chunk_of(&self, layer_block: LayerBlockId) -> crate::ids::ChunkId {
-        self.chunks.ownership().chunk_of(layer_block, self.sizes.layer_blocks_per_chunk)
     }
 
     /// Takes waking one action further.

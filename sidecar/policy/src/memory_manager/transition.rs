@@ -16,6 +16,7 @@ use crate::chunks::Applied;
 use crate::event::Outcome;
 use crate::ids::{ChunkId, Generation, LayerId};
 use crate::kv::compact::Drain;
+use crate::offload::{DrainedBuffers, EvictedPaused};
 use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
 
@@ -37,28 +38,29 @@ impl MemoryManager {
             return self.abort_transition();
         }
         self.drain(from_kv);
-        match self.free_buffers() {
-            Some(true) => return TransitionProgress::Ordered,
-            Some(false) => {
-                // A fetch into the buffers ends by itself; for lack of space a request must go.
-                if self.kv.fetches() == 0 {
-                    self.on_no_room(goal.reason);
-                }
+        match self.offloading().drain_buffers() {
+            DrainedBuffers::Out => {}
+            // It ends by itself.
+            DrainedBuffers::Fetching => return self.abort_transition(),
+            DrainedBuffers::NoRoom => {
+                self.on_no_room(goal.reason);
                 return self.abort_transition();
             }
-            None => {}
         }
         let (drain, evicted) = self.kv.make_room();
         self.orders.count_many(Reason::PrefixEvicted, evicted);
         match drain {
-            Drain::NoRoom => match self.evict_paused_for(goal.reason, out) {
-                Some(0) => return self.abort_transition(),
-                Some(_) => return self.advance_transition(out),
-                None => {
-                    self.on_no_room(goal.reason);
-                    return self.abort_transition();
+            Drain::NoRoom => {
+                let must_happen = goal.reason.must_happen();
+                match must_happen.then(|| self.offloading().evict_paused_for_change(out)).flatten() {
+                    Some(EvictedPaused::UnderWay) => return self.abort_transition(),
+                    Some(EvictedPaused::Freed) => return self.advance_transition(out),
+                    None => {
+                        self.on_no_room(goal.reason);
+                        return self.abort_transition();
+                    }
                 }
-            },
+            }
             Drain::Movable => return self.order_moves(out),
             Drain::Empty if goal.target.moves_weights() && self.orders.pending.fills() > 0 => {
                 self.orders.drop_copies(goal.reason, out);
@@ -102,7 +104,8 @@ impl MemoryManager {
         if planned.is_empty() {
             return self.abort_transition();
         }
-        let chunk_of = |layer_block| self.chunk_of(layer_block);
+        let chunk_of =
+            |layer_block| self.chunks.ownership().chunk_of(layer_block, self.sizes.layer_blocks_per_chunk);
         let moves: Vec<_> = planned
             .into_iter()
             .map(|(from, to)| LayerBlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })

@@ -1,27 +1,21 @@
 //! Read-only views of the memory manager, one for each reader's question. They change nothing.
 
-mod admission;
 mod figures;
 mod loans;
-mod offload;
 mod price;
-mod request;
 mod status;
 mod timing;
 
-pub use admission::{AdmissionView, PlanAdmission, PlannedAdmissions, PrefillOffload};
 pub use figures::{Figures, Residency};
 pub use loans::LoanView;
-pub use offload::OffloadView;
 pub use price::PriceView;
-pub use request::RequestKv;
 pub use status::StatusView;
 pub use timing::TimingView;
 
 use crate::cost::price::Clients;
 use crate::geometry::Geometry;
 use crate::ids::RequestId;
-use crate::memory_manager::MemoryManager;
+use crate::memory_manager::{AdmissionView, MemoryManager, OffloadView, PlannedAdmissions, RequestKv};
 use crate::params::Params;
 
 impl MemoryManager {
@@ -42,17 +36,27 @@ impl MemoryManager {
 
     /// Returns the KV of one request.
     pub fn kv_of(&self, request: RequestId) -> RequestKv<'_> {
-        RequestKv { manager: self, request }
+        RequestKv::new(&self.kv, request)
     }
 
     /// Returns memory as it is after the planned admissions.
     pub fn after<'a>(&'a self, planned: &'a PlannedAdmissions) -> AdmissionView<'a> {
-        AdmissionView { manager: self, planned }
+        AdmissionView { memory: self.offload_view(), planned }
     }
 
     /// Returns which KV may leave the device now.
     pub fn offload_view(&self) -> OffloadView<'_> {
-        OffloadView { manager: self }
+        OffloadView {
+            kv: &self.kv,
+            offload: &self.offload,
+            chunks: &self.chunks,
+            step_stats: &self.step_stats,
+            params: &self.params,
+            sizes: &self.sizes,
+            geometry: &self.geometry,
+            boundary: self.orders.boundaries(),
+            in_backoff: self.in_backoff(),
+        }
     }
 
     /// Returns what reclaim options would cost these clients, one for each request of the next step.

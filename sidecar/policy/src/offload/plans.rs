@@ -131,6 +131,11 @@ impl PlacementPlans {
         }
     }
 
+    /// Whether the requested plan was answered.
+    pub fn is_answered(&self) -> bool {
+        self.answer.is_some()
+    }
+
     /// Takes the answer to carry it out.
     pub fn take_answer(&mut self) -> Option<PlanAnswer> {
         self.answer.take()

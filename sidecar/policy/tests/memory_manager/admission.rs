@@ -120,7 +120,7 @@ fn plan_decides_pauses_and_admissions() {
     assert!(!can_admit(&manager, &waiter(9, most)), "its KV would not fit");
     let mut other = PlannedAdmissions::default();
     let prefix = manager.cached_prefix(0, &[1]);
-    other.add(&Admission::new(RequestId(8), prefix), 4 * LAYERS, &manager);
+    other.add(&Admission::new(RequestId(8), prefix), 4 * LAYERS, &manager.offload_view());
     assert_eq!(
         manager.after(&other).plan_admission(&waiter(9, large)),
         Some(PlanAdmission::NotYet),

@@ -87,7 +87,7 @@ impl Scheduler {
         };
         admissions.budget = admissions.budget.saturating_sub(sequence.len() - committed);
         admissions.pending_tokens = admissions.pending_tokens.saturating_add(sequence.len() - committed);
-        admissions.planned.add(&one.admission(), layer_blocks, &self.manager);
+        admissions.planned.add(&one.admission(), layer_blocks, &self.manager.offload_view());
         admissions.list.push(one);
     }
 

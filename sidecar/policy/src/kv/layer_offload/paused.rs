@@ -65,9 +65,9 @@ impl Kv {
             && !self.layer_offload.writing.contains(&id)
     }
 
-    /// Evicts KV blocks of paused requests that are complete in the host tier until at least `min` blocks are free,
-    /// but none that the admissions use. Returns the number of freed blocks.
-    pub fn evict_paused(&mut self, min: u32, effects: &AdmissionEffects) -> u32 {
+    /// Returns KV blocks of paused requests that are complete in the host tier and free at least `min` layer blocks
+    /// together, as far as there are any, but none that the admissions use.
+    pub fn paused_on_host(&self, min: u32, effects: &AdmissionEffects) -> Vec<KvBlockId> {
         let paused = self.sequences.values().filter(|sequence| sequence.suspended);
         let kv_blocks =
             paused.flat_map(|sequence| sequence.kv_blocks[..sequence.full as usize].iter().copied());
@@ -76,19 +76,21 @@ impl Kv {
                 && !effects.uses(*id)
                 && self.kv_blocks.get(*id).layers_not_on_host().is_empty()
         };
-        let kv_blocks: Vec<_> = kv_blocks.filter(ready).collect();
-        let mut freed = 0;
+        let within = |freed: &mut u32, id: KvBlockId| {
+            let needed = *freed < min;
+            *freed += self.kv_blocks.get(id).resident_layers().len();
+            needed.then_some(id)
+        };
+        kv_blocks.filter(ready).scan(0, within).collect()
+    }
+
+    /// Evicts KV blocks that the host tier has completely.
+    pub fn evict_hosted(&mut self, kv_blocks: &[KvBlockId]) {
         for id in kv_blocks {
-            if freed >= min {
-                break;
-            }
-            let layer_blocks = self.kv_blocks.take_layer_blocks(id);
-            freed += layer_blocks.len() as u32;
-            self.chunk_pool.give(&layer_blocks);
-            self.missing_layer_blocks.recheck(id);
+            self.chunk_pool.give(&self.kv_blocks.take_layer_blocks(*id));
+            self.missing_layer_blocks.recheck(*id);
             self.history.word(!u64::from(id.0));
         }
-        freed
     }
 
     /// Returns the number of KV blocks that only this request uses: those evicted with it.

@@ -157,8 +157,8 @@ impl Kv {
     }
 
     /// Handles the end of a spill. A dropped one (`Err(true)`) is due again if its step will be repeated. Returns the
-    /// requests that lose KV with it.
-    pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> Vec<RequestId> {
+    /// number of requests that lose KV with it.
+    pub fn spilled(&mut self, name: Generation, end: Result<(), bool>, repeated: bool) -> u32 {
         self.layer_offload.fetching.retain(|known| *known != name);
         let (mut lost, again) = (Vec::new(), repeated && end == Err(true));
         if let Some(layer) = self.layer_offload.prefill_spills.on_ended(name, again) {
@@ -173,7 +173,7 @@ impl Kv {
         }
         self.end_spills();
         self.release_pinned_places();
-        lost
+        self.lose(lost)
     }
 
     fn arrived(&mut self, layer: LayerId) {
@@ -194,14 +194,15 @@ impl Kv {
         }
     }
 
-    /// Abandons a step that will not be repeated. Returns the requests whose KV blocks it should have written.
-    pub fn abandon_spills(&mut self) -> Vec<RequestId> {
+    /// Abandons a step that will not be repeated: the KV blocks that it should have written are lost. Returns the number
+    /// of requests that lose KV.
+    pub fn abandon_spills(&mut self) -> u32 {
         if self.layer_offload.prefill_spills.first_slot().is_none() {
-            return Vec::new();
+            return 0;
         }
         let lost = self.invalidate_spills();
         self.close_spills();
-        lost
+        self.lose(lost)
     }
 
     fn invalidate_spills(&mut self) -> Vec<RequestId> {

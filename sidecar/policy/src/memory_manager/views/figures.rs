@@ -103,7 +103,7 @@ impl<'a> Figures<'a> {
 
     /// Blocks of the host tier that prompts may use now.
     pub fn prefill_buffer_kv_blocks(&self) -> u64 {
-        self.manager.offload.prompts.logical()
+        self.manager.offload.prompt_kv_blocks()
     }
 
     /// The same in bytes; 0 under a policy that offloads no prompts.
@@ -114,9 +114,7 @@ impl<'a> Figures<'a> {
 
     /// The state of offloaded prompts, for the digest.
     pub fn prefill_digest(&self) -> u64 {
-        self.manager.offload.prompts.word()
-            ^ self.manager.offload.write_back.digest_word().rotate_left(7)
-            ^ self.manager.offload.write_back.layer_block_ns().unwrap_or(0) << 20
+        self.manager.offload.prompts_digest()
     }
 
     fn residency_of(&self, layer: LayerId) -> Residency {

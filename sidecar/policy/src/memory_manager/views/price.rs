@@ -29,8 +29,7 @@ impl PriceView<'_> {
     /// The cost of pausing this request, whose client has `buffered_tokens` tokens buffered.
     pub fn pause(&self, request: RequestId, buffered_tokens: u32) -> ReclaimCost {
         let unwritten = u64::from(self.manager.kv.exclusive_unwritten_layer_blocks(request));
-        let leaving_ns =
-            unwritten.saturating_mul(self.manager.offload.write_back.layer_block_ns().unwrap_or(0));
+        let leaving_ns = unwritten.saturating_mul(self.manager.offload.layer_block_ns().unwrap_or(0));
         ReclaimCost {
             loss: self.context().pause(buffered_tokens, leaving_ns, self.clients),
             freed_bytes: self.own_bytes(request),

@@ -86,6 +86,6 @@ impl StatusView<'_> {
 
     /// Whether this answers the requested plan.
     pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
-        self.manager.offload.plans.expects(answer)
+        self.manager.offload.expects_plan(answer)
     }
 }

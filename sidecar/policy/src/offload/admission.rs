@@ -4,12 +4,13 @@
 
 use alloc::collections::BTreeSet;
 
+use super::scheduler_view::WaitingRequest;
+use super::view::OffloadView;
 use crate::ellm::{Need, Supply};
 use crate::geometry::Geometry;
 use crate::ids::{KvBlockId, RequestId};
 use crate::kv::admissions::{Admission, AdmittedKv};
-use crate::memory_manager::scheduler_view::WaitingRequest;
-use crate::memory_manager::{MemoryManager, MemoryNotes};
+use crate::memory_manager::MemoryNotes;
 
 /// The requests that a plan admits so far, as its next decisions see them.
 #[derive(Clone, Debug, Default)]
@@ -27,13 +28,13 @@ pub struct PlannedAdmissions {
 
 impl PlannedAdmissions {
     /// Adds a request that takes `layer_blocks` layer blocks on the device.
-    pub fn add(&mut self, admission: &Admission, layer_blocks: u32, manager: &MemoryManager) {
+    pub fn add(&mut self, admission: &Admission, layer_blocks: u32, memory: &OffloadView<'_>) {
         self.requests += 1;
         self.layer_blocks += layer_blocks;
         match &admission.kv {
             AdmittedKv::New { prefix, spilled_kv_blocks } => {
                 self.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
-                self.reused.extend(manager.kv.unused_kv_blocks(prefix));
+                self.reused.extend(memory.kv.unused_kv_blocks(prefix));
             }
             AdmittedKv::Suspended => drop(self.resumed.insert(admission.request)),
         }
@@ -88,25 +89,24 @@ pub enum PrefillOffload {
 /// The memory of a tenant as the next decision of a plan sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct AdmissionView<'a> {
-    pub(in crate::memory_manager) manager: &'a MemoryManager,
-    pub(in crate::memory_manager) planned: &'a PlannedAdmissions,
+    pub(crate) memory: OffloadView<'a>,
+    pub(crate) planned: &'a PlannedAdmissions,
 }
 
 impl AdmissionView<'_> {
     /// Whether a waiting request may be admitted, after the others of the plan. `None` = no placement plan names it,
     /// and [`AdmissionView::has_room`] decides.
     pub fn plan_admission(&self, waiter: &WaitingRequest) -> Option<PlanAdmission> {
-        if self.manager.offload.due.is_some() {
+        if self.memory.offload.due.is_some() {
             return Some(PlanAdmission::AfterPlacement);
         }
-        let set = self.manager.offload.plans.admitted_layers(waiter.request)?;
-        let needed =
-            self.layer_blocks_needed(waiter) + self.planned.layer_blocks() + self.manager.kv.layers();
-        let next = self.target_spare_layer_blocks() - self.manager.reserve_layer_blocks();
+        let set = self.memory.offload.plans.admitted_layers(waiter.request)?;
+        let needed = self.layer_blocks_needed(waiter) + self.planned.layer_blocks() + self.memory.kv.layers();
+        let next = self.target_spare_layer_blocks() - self.memory.reserve_layer_blocks();
         let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
         let stays = |request| request == waiter.request || self.planned.resumes(request);
-        let fits = lacking == 0 || lacking <= self.manager.kv.evictable_paused_layer_blocks(stays);
-        let buffers_rest = set.is_empty() || self.manager.kv.fetches() == 0;
+        let fits = lacking == 0 || lacking <= self.memory.kv.evictable_paused_layer_blocks(stays);
+        let buffers_rest = set.is_empty() || self.memory.kv.fetches() == 0;
         Some(match (fits, buffers_rest) {
             (true, true) => PlanAdmission::Now,
             (true, false) => PlanAdmission::AfterFetches,
@@ -117,49 +117,52 @@ impl AdmissionView<'_> {
     /// Whether a plan may admit a request, after the others of the step. Without pauses an admission cannot be undone,
     /// however long all requests grow, so no running request's KV is offloaded for it.
     pub fn may_plan_admission(&self, waiter: &WaitingRequest, coming: u32) -> bool {
-        let may_be_paused =
-            self.manager.params.pause_bound_ns > 0 && self.manager.offload_view().can_pause_help();
-        may_be_paused || self.manager.must_admit(waiter) || self.fits_with_target(waiter, coming)
+        let may_be_paused = self.memory.params.pause_bound_ns > 0 && self.memory.can_pause_help();
+        may_be_paused || self.must_admit(waiter) || self.fits_with_target(waiter, coming)
+    }
+
+    /// Whether plans admit it even if it makes others late.
+    pub(crate) fn must_admit(&self, waiter: &WaitingRequest) -> bool {
+        self.memory.params.plan_first_come && waiter.fresh
     }
 
     /// Whether nothing is offloaded, and all of the KV of a waiting request and the next tokens of all requests fit.
     pub fn has_room(&self, waiter: &WaitingRequest) -> bool {
-        let offloads =
-            !self.manager.kv.placement().layout.moving.is_empty() || self.planned.spilled_kv_blocks() > 0;
+        let offloads = self.memory.is_placed() || self.planned.spilled_kv_blocks() > 0;
         !offloads && self.fits_with_target(waiter, self.planned.layer_blocks())
     }
 
     fn fits_with_target(&self, waiter: &WaitingRequest, coming: u32) -> bool {
-        let needed = self.layer_blocks_needed(waiter) + coming + self.manager.kv.layers();
+        let needed = self.layer_blocks_needed(waiter) + coming + self.memory.kv.layers();
         needed + self.target_spare_layer_blocks() <= self.spare_layer_blocks()
     }
 
     /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
     pub fn layer_blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
-        let set = self.manager.planned_layers(waiter.request);
-        match self.manager.kv.kv_blocks(waiter.request) {
+        let set = self.memory.planned_layers(waiter.request);
+        match self.memory.kv.kv_blocks(waiter.request) {
             0 if self.admits_by_prefill_offload(waiter) => {
-                waiter.kv_blocks * self.manager.staging_slot_layer_blocks()
+                waiter.kv_blocks * self.memory.staging_slot_layer_blocks()
             }
-            0 => waiter.kv_blocks * self.manager.kv.layers(),
-            _ => self.manager.kv.layer_blocks_to_join(waiter.request, set),
+            0 => waiter.kv_blocks * self.memory.kv.layers(),
+            _ => self.memory.kv.layer_blocks_to_join(waiter.request, set),
         }
     }
 
     /// The plan admits the request with some of its KV offloaded, and all of it does not fit: its prompt is computed
     /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
-        let admitted = !self.manager.planned_layers(waiter.request).is_empty()
-            && self.manager.kv.kv_blocks(waiter.request) == 0;
+        let admitted = !self.memory.planned_layers(waiter.request).is_empty()
+            && self.memory.kv.kv_blocks(waiter.request) == 0;
         admitted
-            && self.manager.are_buffers_idle()
-            && !self.fits_with_running(waiter.kv_blocks * self.manager.kv.layers())
+            && self.memory.are_buffers_idle()
+            && !self.fits_with_running(waiter.kv_blocks * self.memory.kv.layers())
             && self.fits_host_tier(waiter.kv_blocks)
     }
 
     /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
     pub fn resume_fits(&self, request: RequestId) -> bool {
-        self.fits_with_running(self.manager.kv.absent_layer_blocks(request))
+        self.fits_with_running(self.memory.kv.absent_layer_blocks(request))
     }
 
     /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
@@ -169,26 +172,22 @@ impl AdmissionView<'_> {
 
     /// Host blocks for requests that are paused next.
     pub fn host_capacity_blocks(&self) -> u32 {
-        let unplaced = self.manager.kv.unplaced_paused(|request| self.planned.resumes(request));
-        self.manager.kv.host_places().saturating_sub(unplaced)
+        let unplaced = self.memory.kv.unplaced_paused(|request| self.planned.resumes(request));
+        self.memory.kv.host_places().saturating_sub(unplaced)
     }
 
     /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
-    pub(in crate::memory_manager) fn spare_layer_blocks(&self) -> u32 {
-        let kv_chunks = self.manager.kv.chunk_pool();
-        kv_chunks.free_layer_blocks() + self.manager.kv.evictable_layer_blocks()
-            - self.planned.reused_kv_blocks() * self.manager.kv.layers()
-            + self.manager.free_kv_chunks() * self.manager.sizes.layer_blocks_per_chunk
+    pub(crate) fn spare_layer_blocks(&self) -> u32 {
+        self.memory.spare_layer_blocks() - self.planned.reused_kv_blocks() * self.memory.kv.layers()
     }
 
     /// Blocks that should be free: the next tokens of the running requests and of the planned admissions, and the
     /// reserve.
-    pub(in crate::memory_manager) fn target_spare_layer_blocks(&self) -> u32 {
-        let requests = self.manager.kv.running_requests().count() as u32 + self.planned.requests();
-        requests * self.manager.kv.layers() + self.manager.reserve_layer_blocks()
+    pub(crate) fn target_spare_layer_blocks(&self) -> u32 {
+        self.memory.target_spare_layer_blocks(self.planned.requests())
     }
 
-    pub(in crate::memory_manager) fn kv_is_short(&self) -> bool {
+    pub(crate) fn kv_is_short(&self) -> bool {
         self.spare_layer_blocks() < self.target_spare_layer_blocks()
     }
 
@@ -196,23 +195,23 @@ impl AdmissionView<'_> {
     /// steps leave space on the device for the next token of every request. Not while the link to the host is unknown
     /// or so slow that a step of `step_kv_blocks` would wait for long.
     pub fn prefill_offload(&self, kv_blocks: u32, step_kv_blocks: u32) -> PrefillOffload {
-        let ready = self.manager.offload_view().offloads_prefills()
-            && self.manager.are_buffers_idle()
-            && !self.manager.in_backoff()
-            && self.manager.write_back_is_healthy();
+        let ready = self.memory.offloads_prefills()
+            && self.memory.are_buffers_idle()
+            && !self.memory.in_backoff
+            && self.memory.write_back_is_healthy();
         match ready {
-            true if !self.manager.can_spill_in_time(step_kv_blocks) => PrefillOffload::LinkTooSlow,
+            true if !self.memory.can_spill_in_time(step_kv_blocks) => PrefillOffload::LinkTooSlow,
             true if self.fits_buffer(kv_blocks) => PrefillOffload::Fits,
             _ => PrefillOffload::NotNow,
         }
     }
 
     fn fits_buffer(&self, kv_blocks: u32) -> bool {
-        let to_spill = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
-        let slot_layer_blocks = self.manager.staging_slot_layer_blocks();
-        let used = self.manager.kv.host_used() + to_spill;
-        let places = self.manager.kv.host_places().saturating_sub(to_spill);
-        let logical = self.manager.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
+        let to_spill = self.memory.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let slot_layer_blocks = self.memory.staging_slot_layer_blocks();
+        let used = self.memory.kv.host_used() + to_spill;
+        let places = self.memory.kv.host_places().saturating_sub(to_spill);
+        let logical = self.memory.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
             free: self.spare_layer_blocks(),
             threshold: self.next_layer_blocks() + to_spill * slot_layer_blocks,
@@ -222,51 +221,49 @@ impl AdmissionView<'_> {
     }
 
     /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
-    pub(in crate::memory_manager) fn next_layer_blocks(&self) -> u32 {
-        (self.manager.kv.running_requests().count() as u32 + self.planned.requests() + 1)
-            * self.manager.kv.layers()
+    pub(crate) fn next_layer_blocks(&self) -> u32 {
+        (self.memory.running() + self.planned.requests() + 1) * self.memory.kv.layers()
     }
 
     /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
     /// free. Staging slots count up to an eighth of KV in theta.
     pub fn leaves_prefill_buffer(&self, layer_blocks: u32, tokens: u32, step_kv_blocks: u32) -> bool {
-        let staged = step_kv_blocks * self.manager.staging_slot_layer_blocks();
+        let staged = step_kv_blocks * self.memory.staging_slot_layer_blocks();
         let theta =
-            self.next_layer_blocks() + staged.min(self.manager.kv.chunk_pool().total_layer_blocks() / 8);
+            self.next_layer_blocks() + staged.min(self.memory.kv.chunk_pool().total_layer_blocks() / 8);
         let needed = layer_blocks + self.planned.layer_blocks() + theta;
-        needed <= self.spare_layer_blocks() + self.manager.inflatable_layer_blocks(tokens)
+        needed <= self.spare_layer_blocks() + self.memory.inflatable_layer_blocks(tokens)
     }
 
     /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and the
     /// next tokens of all requests fit the device.
     pub fn can_onload(&self, request: RequestId, tokens: u32) -> bool {
-        let layer_blocks = self.manager.kv.absent_layer_blocks(request) + self.planned.layer_blocks();
+        let layer_blocks = self.memory.kv.absent_layer_blocks(request) + self.planned.layer_blocks();
         layer_blocks + self.next_layer_blocks()
-            <= self.spare_layer_blocks() + self.manager.inflatable_layer_blocks(tokens.saturating_add(1))
+            <= self.spare_layer_blocks() + self.memory.inflatable_layer_blocks(tokens.saturating_add(1))
     }
 
     /// A prompt that a plan admits may be computed with its KV in the host tier: the tier has a block for all of it,
     /// and the link is known to carry a step's part soon.
-    pub(in crate::memory_manager) fn fits_host_tier(&self, kv_blocks: u32) -> bool {
-        let step = kv_blocks.min(Geometry::kv_blocks_for(self.manager.params.max_step.tokens));
-        self.manager.can_spill_in_time(step)
-            && self.manager.write_back_is_healthy()
-            && !self.manager.in_backoff()
+    pub(crate) fn fits_host_tier(&self, kv_blocks: u32) -> bool {
+        let step = kv_blocks.min(Geometry::kv_blocks_for(self.memory.params.max_step.tokens));
+        self.memory.can_spill_in_time(step)
+            && self.memory.write_back_is_healthy()
+            && !self.memory.in_backoff
             && self.unreserved_host_places() >= kv_blocks
     }
 
     /// Host blocks that neither offloaded prompts nor paused requests will take.
     fn unreserved_host_places(&self) -> u32 {
-        let reserved = self.manager.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let reserved = self.memory.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
         self.host_capacity_blocks().saturating_sub(reserved)
     }
 
     /// A placement plan is due, with what the plan of the step found: the driver asks for it. Not if everything fits and
     /// the waiting request was admitted without one.
     pub fn wants_plan(&self, notes: &MemoryNotes) -> bool {
-        let plans = &self.manager.offload.plans;
-        let placed = !self.manager.kv.placement().layout.moving.is_empty();
+        let plans = &self.memory.offload.plans;
         let next = notes.blocked_head.unwrap_or_else(|| plans.blocked_head());
-        plans.is_due() && (placed || next.is_some() || self.kv_is_short())
+        plans.is_due() && (self.memory.is_placed() || next.is_some() || self.kv_is_short())
     }
 }

@@ -40,11 +40,11 @@ pub struct SchedulerView {
 }
 
 impl SchedulerView {
-    pub(super) fn runners(&self) -> Vec<RequestId> {
+    pub(crate) fn runners(&self) -> Vec<RequestId> {
         self.running.iter().map(|runner| runner.request).collect()
     }
 
-    pub(super) fn waiters(&self) -> Vec<RequestId> {
+    pub(crate) fn waiters(&self) -> Vec<RequestId> {
         self.waiting.iter().map(|waiter| waiter.request).collect()
     }
 }

@@ -2,31 +2,38 @@
 
 use alloc::vec::Vec;
 
-use super::{Failed, MemoryManager};
+use super::fetch_failures::AfterFailure;
+use super::offloading::Offloading;
 use crate::action::{Action, Fetch, Spill, Work};
 use crate::copy_priority::CopyDeadlines;
 use crate::event::{Failure, Outcome};
 use crate::ids::{Generation, LayerId, SlotId};
-use crate::offload::fetch_failures::AfterFailure;
 use crate::orders::pending::Pending;
 use crate::reason::Reason;
 use crate::slots::DueCopy;
 use crate::step_model::Layout;
 
-impl MemoryManager {
+/// Fetches into a layer's buffer failed every time: the tenant cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchesFailed {
+    /// Layer of the last one.
+    pub layer: LayerId,
+}
+
+impl Offloading<'_> {
     /// A step begins: orders its fetches.
-    pub(super) fn begin_fetches(&mut self, out: &mut Vec<Action>) {
+    pub fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // The last step of a prompt would fetch early for no reader.
         let prompts = self.offload.prompts_in_force().is_some() || self.kv.places_prefills();
         let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches();
         let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
-        let due = self.kv.begin_fetches(early, &mut self.generations);
+        let due = self.kv.begin_fetches(early, self.generations);
         self.order_fetches(due, out);
     }
 
     /// Orders fetches again that were dropped or failed.
-    pub(super) fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
-        if !self.orders.pending.dropping() && self.failure.is_none() {
+    pub fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
+        if !self.orders.pending.dropping() && !self.has_failed {
             let due = self.kv.due_fetches();
             self.order_fetches(due, out);
         }
@@ -40,7 +47,7 @@ impl MemoryManager {
         if due.is_empty() && spills.len() == 0 {
             return;
         }
-        let timetable = self.orders.timetable(&self.step_stats);
+        let timetable = self.orders.timetable(self.step_stats);
         out.reserve(due.len() + spills.len());
         for due in due {
             let layer = due.instance.layer;
@@ -80,13 +87,16 @@ impl MemoryManager {
     }
 
     /// Handles the end of a fetch.
-    pub(super) fn on_fetched(
+    ///
+    /// # Errors
+    /// If fetches failed every time.
+    pub fn on_fetched(
         &mut self,
         place: (LayerId, SlotId),
         (generation, copies): (Generation, bool),
         outcome: Outcome,
         out: &mut Vec<Action>,
-    ) {
+    ) -> Result<(), FetchesFailed> {
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 self.step_stats.timed(bytes, duration_ns);
@@ -96,10 +106,10 @@ impl MemoryManager {
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
         };
-        self.kv.fetched(place, generation, end, self.orders.step.is_running(), &mut self.generations);
-        let Err(clean) = end else { return };
+        self.kv.fetched(place, generation, end, self.orders.step.is_running(), self.generations);
+        let Err(clean) = end else { return Ok(()) };
         if self.orders.pending.dropping() && clean {
-            return;
+            return Ok(());
         }
         self.orders.count(Reason::BackendFailed);
         let after = self.offload.fetch_failures.on_failed(copies);
@@ -107,20 +117,21 @@ impl MemoryManager {
             self.abort_fetches();
         }
         if after == AfterFailure::Fail {
-            self.failure = Some(Failed::Fetch { layer: place.0 });
-        } else if self.kv.fetches_behind(place.1, generation) {
+            return Err(FetchesFailed { layer: place.0 });
+        }
+        if self.kv.fetches_behind(place.1, generation) {
             self.orders.drop_copies(Reason::BackendFailed, out);
         } else {
             self.reorder_fetches(out);
         }
+        Ok(())
     }
 
     /// The step under way continues without the KV that cannot be fetched; its requests are lost, and nothing is
     /// offloaded afterwards.
     fn abort_fetches(&mut self) {
         let lost = self.kv.abort_fetches();
-        self.orders.count_many(Reason::SwapLost, lost.len() as u32);
-        self.lost_requests.extend(lost);
+        self.orders.count_many(Reason::SwapLost, lost);
         self.offload.forget_plan();
     }
 }

@@ -1,0 +1,180 @@
+//! Decides which layers of which requests' KV are offloaded while they run, and carries it out at step boundaries.
+//!
+//! | policy | offloaded | when |
+//! |---|---|---|
+//! | `Ellm` | all layers, of prompts admitted without space ([`ellm`]) | during their prefill |
+//! | `FlexGen` | a fixed share of the layers, of every request ([`flexgen`]) | always |
+//! | `Pie` | the same layers of every request, as many as hide and help ([`pie`]) | KV is short |
+//! | `OrbitFlow`, `Unified` if own layers may not move | planned layers of each request ([`orbitflow`]) | KV is short |
+//!
+//! Positions are fixed while a placement holds, as those of moving weight layers are: F layers that pass through two
+//! buffers free F - 2 (Pie). Full blocks never change, so a swap writes nothing that was written before.
+
+use alloc::vec::Vec;
+
+mod ellm;
+mod flexgen;
+mod orbitflow;
+mod pie;
+
+use super::offloading::Offloading;
+use super::view::OffloadView;
+use crate::action::Action;
+use crate::cost::StepTimes;
+use crate::ids::RequestId;
+use crate::kv::admissions::AdmissionEffects;
+use crate::kv::layer_offload::Placement;
+use crate::planner::steps::StepTime;
+use crate::reason::Reason;
+use crate::reclaim::KvPlacementMode;
+use crate::step_model::Layout;
+use orbitflow::PlanDecision;
+
+/// What is decided about the placement at a boundary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PlacementDecision {
+    /// No KV can be offloaded.
+    Keep,
+    /// This placement is due; `None`: the one in force stays.
+    Due(Option<Placement>),
+    /// The placement in force stays, and these requests take part in it.
+    Extend(Vec<RequestId>),
+    /// A plan decides.
+    Plan(PlanDecision),
+}
+
+/// Where the buffers of offloaded layers are while chunks of KV drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainedBuffers {
+    /// Outside these chunks.
+    Out,
+    /// A fetch into them is under way.
+    Fetching,
+    /// There is no space for them elsewhere.
+    NoRoom,
+}
+
+impl OffloadView<'_> {
+    /// Decides the placement at this boundary.
+    fn choose_placement(&self) -> PlacementDecision {
+        if !self.offload.can_move_layers() {
+            return PlacementDecision::Keep;
+        }
+        match self.offload.placer() {
+            KvPlacementMode::Device => self.same_of_all(Layout::resident()),
+            KvPlacementMode::Fixed => self.same_of_all(flexgen::layout(self)),
+            KvPlacementMode::Uniform => self.same_of_all(pie::layout(self)),
+            KvPlacementMode::Prompts => PlacementDecision::Due(ellm::due_placement(self)),
+            KvPlacementMode::PerRequest => PlacementDecision::Plan(orbitflow::decide(self)),
+        }
+    }
+
+    /// All requests offload the layers of `layout`.
+    fn same_of_all(&self, layout: Layout) -> PlacementDecision {
+        let now = self.kv.placement();
+        if now.layout != layout {
+            let some = !layout.moving.is_empty();
+            let placement = some.then(|| Placement::uniform(layout, self.kv.running_requests()));
+            return PlacementDecision::Due(Some(placement.unwrap_or_default()));
+        }
+        if layout.moving.is_empty() {
+            return PlacementDecision::Due(None);
+        }
+        let new = self.kv.running_requests().filter(|request| !now.of.contains_key(request));
+        PlacementDecision::Extend(new.collect())
+    }
+}
+
+impl Offloading<'_> {
+    /// Takes the placement one boundary further.
+    pub fn place_kv(&mut self, out: &mut Vec<Action>) {
+        if self.kv.is_fetching_disabled() {
+            if self.kv.fetches() == 0 {
+                self.kv.place(Placement::default());
+            }
+            return;
+        }
+        self.note_placement();
+        self.take_placement();
+        if self.view().is_placed() {
+            let (staged, holes) = self.kv.slot_counts();
+            if staged == 0 && holes > 0 && self.view().can_compact_staging() {
+                self.compact_staging();
+            }
+            self.kv.evict_staged();
+        }
+        self.write_back(None, &AdmissionEffects::default(), out);
+    }
+
+    /// Notes what is decided about the placement.
+    fn note_placement(&mut self) {
+        match self.view().choose_placement() {
+            PlacementDecision::Keep => {}
+            PlacementDecision::Due(placement) => self.offload.due = placement,
+            PlacementDecision::Extend(requests) => {
+                self.offload.due = None;
+                requests.into_iter().for_each(|request| self.kv.register(request, 0));
+            }
+            PlacementDecision::Plan(decision) => self.follow_plan(decision),
+        }
+    }
+
+    /// Puts the due placement in force, if no copy into a buffer is under way.
+    fn take_placement(&mut self) {
+        if self.kv.fetches() > 0 {
+            return;
+        }
+        if let Some(placement) = self.offload.due.take() {
+            self.orders.count(Reason::Place);
+            self.kv.place(placement);
+        }
+    }
+
+    /// Feeds the duration of a step to what places KV.
+    pub fn observe_step(&mut self, times: &StepTimes) {
+        let busy_ns = self.offload.take_fetched_ns().min(times.total_ns);
+        if !times.decode_only {
+            return;
+        }
+        let stall_ns = times.kv_stall_ns.iter().fold(0, |all: u64, one| all.saturating_add(*one));
+        self.record_kv_read(times);
+        self.check_plan(StepTime { total_ns: times.total_ns, stall_ns });
+        self.observe_expansion(times, stall_ns, busy_ns);
+    }
+
+    /// Nothing is offloaded any more: KV that the device lacks is loaded, or stays in the host tier as a whole.
+    pub fn restore_all(&mut self) {
+        self.offload.forget_plan();
+        if self.view().is_placed() {
+            self.kv.place(Placement::default());
+        }
+        self.kv.drop_host_copies();
+    }
+
+    /// Compacts the staging slots: buffers keep blocks for slots without a request, and freeing them costs the early
+    /// fetches.
+    ///
+    /// # Panics
+    /// If a fetch is under way: ask [`OffloadView::can_compact_staging`] before.
+    pub fn compact_staging(&mut self) {
+        let placement = self.kv.placement().clone();
+        self.kv.place(placement);
+    }
+
+    /// Moves buffers out of draining chunks.
+    pub fn drain_buffers(&mut self) -> DrainedBuffers {
+        if !self.kv.drains_buffers() {
+            return DrainedBuffers::Out;
+        }
+        if self.kv.fetches() > 0 {
+            return DrainedBuffers::Fetching;
+        }
+        while !self.kv.move_buffers() {
+            if !self.kv.evict() {
+                return DrainedBuffers::NoRoom;
+            }
+            self.orders.count(Reason::PrefixEvicted);
+        }
+        DrainedBuffers::Out
+    }
+}

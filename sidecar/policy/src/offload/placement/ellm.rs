@@ -1,0 +1,34 @@
+//! Computes prompts without space for their KV: it goes to the host tier layer by layer, and returns when the request
+//! continues (eLLM 4.4.2). Algorithm 2 sizes the part of the tier that prompts may use.
+
+use crate::ids::{LayerId, RequestId};
+use crate::kv::layer_offload::Placement;
+use crate::offload::layouts::buffers;
+use crate::offload::offloading::Offloading;
+use crate::offload::view::OffloadView;
+use crate::step_model::Layout;
+
+/// The placement that is due: nothing is placed while no prompt is offloaded.
+pub fn due_placement(view: &OffloadView<'_>) -> Option<Placement> {
+    let idle = view.kv.spilling_requests().next().is_none() || !view.kv.places_prefills();
+    (idle && view.is_placed()).then(Placement::default)
+}
+
+/// All layers, in as many buffers as allowed: no KV of a prompt stays.
+fn prefill_layout(layers: u16) -> Layout {
+    Layout { moving: (0..layers).map(LayerId).collect(), beta: buffers(usize::from(layers)) }
+}
+
+impl Offloading<'_> {
+    /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
+    ///
+    /// # Panics
+    /// If a copy into a buffer is under way: the caller asks [`crate::memory_manager::AdmissionView::prefill_offload`]
+    /// or [`crate::memory_manager::AdmissionView::admits_by_prefill_offload`] before.
+    pub fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
+        if !self.kv.places_prefills() {
+            self.kv.place(self.kv.placement_with_prefills(prefill_layout(self.sizes.layers)));
+        }
+        self.kv.start_prefill_spill(request, kv_blocks);
+    }
+}
