@@ -128,7 +128,7 @@ pub struct Device {
     )]
     pub host: Option<HostDevice>,
     /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity. `sluice gpu-probe`
-    /// measures it (question `handles`, contexts). Refused with `host`: a host-backed GPU has no contexts. Default 1Gi.
+    /// measures it (question `handles`, contexts). Refused with `host`: a host-backed GPU has no contexts. Default 1280Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_reserve: Option<Quantity>,
 }
