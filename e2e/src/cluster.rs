@@ -38,7 +38,7 @@ pub use self::exit_hooks::check_at_exit;
 pub use self::external_cluster::mark;
 pub use self::node::{ClusterNode, SecondNode, on_node, on_node_exclusive, on_two_nodes};
 pub use self::process_spawner::ProcessSpawner;
-pub use self::wait::{WAIT_LIMIT, eventually, within};
+pub use self::wait::{WAIT_LIMIT, eventually, polled, within};
 
 /// An API server with the CRDs of this tree established.
 pub struct Api {

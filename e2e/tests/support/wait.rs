@@ -1,10 +1,11 @@
 //! Waiting for a condition, with a limit.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Upper limit for any wait on a busy machine with debug builds.
-pub const WAIT_LIMIT: Duration = Duration::from_secs(120);
+pub use sluice_e2e::cluster::WAIT_LIMIT;
+use sluice_e2e::cluster::polled;
 
+/// Shorter than between requests to an API server: a state of a tenant may last a few milliseconds.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Waits until `get` returns a value.
@@ -13,13 +14,6 @@ pub async fn eventually<T>(what: &str, get: impl AsyncFnMut() -> Option<T>) -> T
 }
 
 /// Waits until `get` returns a value, at most `limit`.
-pub async fn within<T>(limit: Duration, what: &str, mut get: impl AsyncFnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(value) = get().await {
-            return value;
-        }
-        assert!(begun.elapsed() < limit, "waited {limit:?} in vain: {what}");
-        tokio::time::sleep(PAUSE).await;
-    }
+pub async fn within<T>(limit: Duration, what: &str, get: impl AsyncFnMut() -> Option<T>) -> T {
+    polled(limit, PAUSE, what, get).await
 }
