@@ -193,6 +193,7 @@ pub struct Sharing {
     pub isolated: Option<Isolated>,
 }
 
+// `Sharing`, `SliceOrder` and `VictimRule` of sluice-wire are what sidecars read: `sluice_plan::spec_convert` converts.
 /// Discriminator of [`Sharing`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum SharingMode {

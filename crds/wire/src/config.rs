@@ -289,7 +289,7 @@ pub struct EngineConfig {
     pub hang_timeout_seconds: Option<u32>,
 }
 
-/// Kind of engine.
+/// Kind of engine. The CRDs have their own type, with a schema.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EngineKind {
     /// `sluice-engine`, driven over the link; the sidecar owns its device memory.

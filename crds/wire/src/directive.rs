@@ -96,7 +96,8 @@ pub struct TenantRule {
     pub idle_after_seconds: u32,
 }
 
-/// How a GPU is shared.
+/// How a GPU is shared. The CRDs have a type with a schema (`sluice_plan::spec_convert`). The scheduler has
+/// `TimeSharing`, with times in nanoseconds and without the order, which the GPU ledger has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Sharing {
     /// One tenant at a time runs steps.
@@ -114,7 +115,7 @@ pub enum Sharing {
     Isolated,
 }
 
-/// Order of the wait queue for time slices.
+/// Order of the wait queue for time slices. The policy's `SliceOrder` adds after how many slices a priority ages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SliceOrder {
     /// The tenant that has waited longest.
@@ -123,7 +124,7 @@ pub enum SliceOrder {
     Priority,
 }
 
-/// Order in which peers are asked for memory.
+/// Order in which peers are asked for memory. The policy has the same rule without serde: it depends on no crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VictimRule {
     /// The tenant that ran last: with time slices it runs again last.

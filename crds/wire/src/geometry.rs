@@ -22,7 +22,8 @@ pub const MAX_TOKEN_BYTES: u64 = 1 << 30;
 /// Most of anything else, bytes: 16 TiB.
 pub const MAX_SIZE_BYTES: u64 = 1 << 44;
 
-/// Sizes of a model once it is in memory, in the number format asked for. Bytes.
+/// Sizes of a model once it is in memory, in the number format asked for. Bytes. The sizes of a tenant on one GPU are
+/// the policy's `Geometry`, in chunks of that GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Geometry {
     /// Weights that belong to no layer: embeddings, head, norms.

@@ -8,14 +8,13 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use sluice_types::pool::VictimRule as Written;
 use sluice_types::tenant::EngineKind;
 use sluice_types::{GpuPool, ModelTenant};
 use sluice_wire::directive::{self, Directive, MAX_PEERS, PeerInfo, Sharing, TenantRule, VictimRule};
 use sluice_wire::state::Activity;
 
 use crate::objects::name;
-use crate::spec_convert::to_u32;
+use crate::spec_convert::{to_u32, victim_rule};
 
 /// Minimum time between two changes of the order alone, seconds.
 pub const MIN_REORDER_SECONDS: i64 = 30;
@@ -131,15 +130,6 @@ fn tenant_rule(tenant: &ModelTenant, share_bytes: Option<u64>) -> TenantRule {
         share_bytes,
         hibernate_after_seconds: Some(to_u32(spec.idle.hibernate_after_seconds)),
         idle_after_seconds: to_u32(spec.idle.after_seconds),
-    }
-}
-
-/// Converts a pool's victim rule to the rule in directives.
-pub(crate) fn victim_rule(written: Written) -> VictimRule {
-    match written {
-        Written::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
-        Written::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
-        Written::FixedOrder => VictimRule::FixedOrder,
     }
 }
 

@@ -1,9 +1,15 @@
-//! Converts spec fields to the sidecar's configuration, for pods and for local processes.
+//! Converts spec fields to the sidecar's configuration and directives, for pods and for local processes.
+//!
+//! Enums of the CRDs and of the wire have the same names and values, and are two types each: those of the CRDs have a
+//! schema and keep to Kubernetes' conventions, those of the wire are read by sidecars, which know no Kubernetes. No
+//! crate of the two depends on the other, so the conversions are here.
 
-use sluice_types::pool::{Sharing as Written, SharingMode, SliceOrder as WrittenOrder};
+use sluice_types::pool::{
+    Sharing as Written, SharingMode, SliceOrder as WrittenOrder, VictimRule as WrittenVictimRule,
+};
 use sluice_types::{ModelTenantSpec, Quantity};
 use sluice_wire::config::{LimitsConfig, MemoryConfig, SloConfig};
-use sluice_wire::directive::{Sharing, SliceOrder};
+use sluice_wire::directive::{Sharing, SliceOrder, VictimRule};
 
 /// Converts the sharing settings.
 pub fn sharing(written: &Written) -> Sharing {
@@ -19,6 +25,15 @@ pub fn sharing(written: &Written) -> Sharing {
             min_quantum_ms: to_u32(temporal.min_quantum_milliseconds),
             max_quantum_ms: to_u32(temporal.max_quantum_milliseconds),
         },
+    }
+}
+
+/// Converts a pool's victim rule to the rule in directives.
+pub(crate) fn victim_rule(written: WrittenVictimRule) -> VictimRule {
+    match written {
+        WrittenVictimRule::MostRecentlyUsed => VictimRule::MostRecentlyUsed,
+        WrittenVictimRule::LeastRecentlyUsed => VictimRule::LeastRecentlyUsed,
+        WrittenVictimRule::FixedOrder => VictimRule::FixedOrder,
     }
 }
 

@@ -68,7 +68,7 @@ fn a_directive_names_the_others_with_their_addresses_and_is_what_a_sidecar_reads
 
 /// Returns these peers, by name, activity and priority, in the order in which a sidecar that knows their states asks
 /// them.
-fn asked_by_a_sidecar(peers: &[(String, Activity, i32)], rule: victim::VictimOrder) -> Vec<String> {
+fn asked_by_a_sidecar(peers: &[(String, Activity, i32)], rule: victim::VictimRule) -> Vec<String> {
     let nanos = |unix_ms: Option<u64>| Nanos(unix_ms.unwrap_or(0) * 1_000_000);
     let view = |(index, (_, activity, priority)): (u32, &(String, Activity, i32))| victim::PeerView {
         peer: Peer { index, instance: 1 },
@@ -105,8 +105,8 @@ fn order_without_live_state_is_that_of_a_sidecar_with_live_state() {
     let tenants: Vec<_> =
         peers.iter().map(|(name, _, priority)| tenant(name, json!({"priority": priority}))).collect();
     for (written, rule) in [
-        ("MostRecentlyUsed", victim::VictimOrder::MostRecentlyUsed),
-        ("LeastRecentlyUsed", victim::VictimOrder::LeastRecentlyUsed),
+        ("MostRecentlyUsed", victim::VictimRule::MostRecentlyUsed),
+        ("LeastRecentlyUsed", victim::VictimRule::LeastRecentlyUsed),
     ] {
         let directive = directive_for(written, |members| {
             members.truncate(1);

@@ -1,5 +1,5 @@
-//! Closed forms of remapping, in this crate because tests of the step model and `sluice-gpu-probe` both compare with them;
-//! decisions use the step model ([`crate::step_model`]) alone.
+//! Closed forms of remapping: the reference of tests of the step model and of `sluice-gpu-probe`, so it stays in this
+//! crate. Decisions use the step model ([`crate::step_model`]) alone.
 //!
 //! A model has n identical layers, T_c compute and T_T copy of one layer, alpha freed layers, m = alpha + beta moving
 //! ones.

@@ -68,7 +68,8 @@ impl ActivationCost {
     }
 }
 
-/// Sizes of one tenant on one GPU.
+/// Sizes of one tenant on one GPU. The sizes of a model, which plans read before there is a GPU, are those of
+/// `sluice-wire`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of a chunk: a property of the GPU.

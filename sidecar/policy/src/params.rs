@@ -13,7 +13,8 @@ pub struct ForcedRemap {
     pub beta: u8,
 }
 
-/// A tenant's objectives. None by default.
+/// A tenant's objectives, in the policy's units. None by default. Those of the CRD and of the sidecar's file are in
+/// milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slo {
     /// Maximum time to the first token, nanoseconds; 0 = none.

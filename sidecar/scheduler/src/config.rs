@@ -14,7 +14,7 @@ pub enum QueueOrder {
     ShortestRemaining,
 }
 
-/// How the tenants of a GPU share its time.
+/// How the tenants of a GPU share its time: what the scheduler needs of the directive's `Sharing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TimeSharing {
     /// This tenant owns the GPU or a fixed partition of it.

@@ -7,6 +7,7 @@ use crate::quantity::Quantity;
 use crate::rules;
 use crate::shared::{EnvVar, LabelSelector, Resources, SecretKeyRef};
 
+// `SloConfig` of sluice-wire is what sidecars read: `sluice_plan::spec_convert` converts.
 /// Service level objectives of delivered tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -50,6 +51,7 @@ pub struct Scheduling {
     pub order: QueueOrder,
 }
 
+// The sidecar's file has the name of the value, which sluice-agent reads as the scheduler's `QueueOrder`.
 /// Order of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum QueueOrder {
@@ -131,6 +133,7 @@ pub struct Engine {
     pub hang_timeout_seconds: Option<i32>,
 }
 
+// That of sluice-wire is what sidecars read; `sluice_plan::objects::config` converts.
 /// Kind of engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum EngineKind {

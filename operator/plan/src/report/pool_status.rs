@@ -9,13 +9,14 @@ use sluice_types::{GpuPool, ModelTenant, Quantity};
 
 use super::{StatusChange, has_same_conditions, time};
 use crate::conditions::{ConditionResult, ConditionResults, ConditionStatus, conditions};
-use crate::directives::{Lender, sort_victims, victim_rule};
+use crate::directives::{Lender, sort_victims};
 use crate::epoch::Epoch;
 use crate::objects::{claim_name, name};
 use crate::observed::SidecarReport;
 use crate::placement::UnplacedReason;
 use crate::plan_context::PlanContext;
 use crate::pool_plan::PoolPlan;
+use crate::spec_convert::victim_rule;
 use crate::zone_disruption::ZoneDisruption;
 
 /// Returns the status of the plan's pool.

@@ -122,9 +122,9 @@ pub fn loan_terms(
         priority: directive.tenant.priority,
         priorities,
         rule: match directive.victim {
-            VictimRule::MostRecentlyUsed => victim::VictimOrder::MostRecentlyUsed,
-            VictimRule::LeastRecentlyUsed => victim::VictimOrder::LeastRecentlyUsed,
-            VictimRule::FixedOrder => victim::VictimOrder::FixedOrder,
+            VictimRule::MostRecentlyUsed => victim::VictimRule::MostRecentlyUsed,
+            VictimRule::LeastRecentlyUsed => victim::VictimRule::LeastRecentlyUsed,
+            VictimRule::FixedOrder => victim::VictimRule::FixedOrder,
         },
         order,
         min_residence_ns: ns(directive.min_residence_ms),

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::peers::Peer;
-use crate::peers::victim::VictimOrder;
+use crate::peers::victim::VictimRule;
 
 /// The directive's terms of trade.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,8 +13,8 @@ pub struct NegotiationPolicy {
     /// Priorities of peers. While the tenant is active, it lends nothing to a peer of lower priority.
     pub priorities: Vec<(Peer, i32)>,
     /// Order in which peers are asked.
-    pub rule: VictimOrder,
-    /// Order of [`VictimOrder::FixedOrder`], and of peers without state.
+    pub rule: VictimRule,
+    /// Order of [`VictimRule::FixedOrder`], and of peers without state.
     pub order: Vec<Peer>,
     /// Time after a restore of its layers during which a tenant lends nothing, nanoseconds.
     pub min_residence_ns: u64,
@@ -33,7 +33,7 @@ impl Default for NegotiationPolicy {
         NegotiationPolicy {
             priority: 0,
             priorities: Vec::new(),
-            rule: VictimOrder::default(),
+            rule: VictimRule::default(),
             order: Vec::new(),
             min_residence_ns: 500_000_000,
             revoke_bound_ns: 200_000_000,

@@ -6,7 +6,7 @@
 use super::Peer;
 use crate::ids::Nanos;
 
-/// Order of the waiters. All tenants of a GPU use the same.
+/// Order of the waiters. All tenants of a GPU use the same. Directives name it, and sluice-agent adds the ageing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SliceOrder {
     /// The oldest ticket first.

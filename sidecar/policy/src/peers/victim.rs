@@ -11,9 +11,9 @@ use core::cmp::Reverse;
 use super::Peer;
 use crate::ids::Nanos;
 
-/// Order among peers of equal activity and priority.
+/// Order among peers of equal activity and priority. Directives have the same rule in the form of the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VictimOrder {
+pub enum VictimRule {
     /// Furthest next use first. A peer that does not wait for a slice precedes waiters, and the end of the wait queue
     /// precedes its front. Peers outside the queue are ordered by predicted next use
     /// ([`NextUseEstimate::Arrivals`]). Equal peers are ordered by last use, latest first.
@@ -74,12 +74,12 @@ pub struct Borrower<'a> {
     /// Chunks needed.
     pub need_chunks: u32,
     /// The directive's rule.
-    pub rule: VictimOrder,
-    /// The directive's list: the order of [`VictimOrder::FixedOrder`], and of peers without state.
+    pub rule: VictimRule,
+    /// The directive's list: the order of [`VictimRule::FixedOrder`], and of peers without state.
     pub order: &'a [Peer],
     /// Time after a restore of its weights during which a peer lends nothing, nanoseconds.
     pub min_residence_ns: u64,
-    /// What [`VictimOrder::MostRecentlyUsed`] predicts by.
+    /// What [`VictimRule::MostRecentlyUsed`] predicts by.
     pub next_use: NextUseEstimate,
 }
 
@@ -149,15 +149,15 @@ type Rank = (bool, i32, Reverse<[u64; 3]>, Peer);
 fn rank(view: &PeerView, live: &PeerState, borrower: &Borrower<'_>, now: Nanos) -> Rank {
     let used = live.last_used.0;
     let furthest = match borrower.rule {
-        VictimOrder::MostRecentlyUsed => {
+        VictimRule::MostRecentlyUsed => {
             let expected = match borrower.next_use {
                 NextUseEstimate::LastUse => 0,
                 NextUseEstimate::Arrivals => expected(live, now),
             };
             [live.queue_position.map_or(u64::MAX, u64::from), expected, used]
         }
-        VictimOrder::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
-        VictimOrder::FixedOrder => [u64::MAX - listed(borrower.order, view.peer), 0, 0],
+        VictimRule::LeastRecentlyUsed => [u64::MAX - used, 0, 0],
+        VictimRule::FixedOrder => [u64::MAX - listed(borrower.order, view.peer), 0, 0],
     };
     (live.active, view.priority, Reverse(furthest), view.peer)
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use sluice_policy::ids::Nanos;
 use sluice_policy::peers::Peer;
 use sluice_policy::peers::victim::{
-    Borrower, NextUseEstimate, PeerState, PeerView, Supply, Victim, VictimOrder, order, supply,
+    Borrower, NextUseEstimate, PeerState, PeerView, Supply, Victim, VictimRule, order, supply,
 };
 
 use NextUseEstimate::{Arrivals, LastUse};
@@ -50,9 +50,9 @@ fn inactive_then_lowest_priority_then_last_used() {
 fn the_rule_decides_among_equals() {
     let all = [peer_view(1, 0, live(30, 5)), peer_view(2, 0, live(10, 5)), peer_view(3, 0, live(20, 5))];
     let by = |rule| peers(&all, &Borrower { rule, order: &[tenant(3), tenant(1)], ..borrower(1000) });
-    assert_eq!(by(VictimOrder::MostRecentlyUsed), [1, 3, 2]);
-    assert_eq!(by(VictimOrder::LeastRecentlyUsed), [2, 3, 1]);
-    assert_eq!(by(VictimOrder::FixedOrder), [3, 1, 2], "a peer that is not on the list comes last");
+    assert_eq!(by(VictimRule::MostRecentlyUsed), [1, 3, 2]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed), [2, 3, 1]);
+    assert_eq!(by(VictimRule::FixedOrder), [3, 1, 2], "a peer that is not on the list comes last");
 }
 
 #[test]
@@ -81,9 +81,9 @@ fn furthest_next_use_lends_first() {
     ];
     let by = |rule, next_use| peers(&all, &Borrower { rule, next_use, ..borrower(1000) });
     // For a peer without data the predicted next use is as far away as the last use, nearly a million here.
-    assert_eq!(by(VictimOrder::MostRecentlyUsed, Arrivals), [6, 5, 4, 1, 2, 3]);
-    assert_eq!(by(VictimOrder::MostRecentlyUsed, LastUse), [6, 2, 5, 4, 1, 3]);
-    assert_eq!(by(VictimOrder::LeastRecentlyUsed, Arrivals), by(VictimOrder::LeastRecentlyUsed, LastUse));
+    assert_eq!(by(VictimRule::MostRecentlyUsed, Arrivals), [6, 5, 4, 1, 2, 3]);
+    assert_eq!(by(VictimRule::MostRecentlyUsed, LastUse), [6, 2, 5, 4, 1, 3]);
+    assert_eq!(by(VictimRule::LeastRecentlyUsed, Arrivals), by(VictimRule::LeastRecentlyUsed, LastUse));
     let alike = [peer_view(1, 0, expected(10, 1023)), peer_view(2, 0, expected(20, 512))];
     let expecting = Borrower { next_use: Arrivals, ..borrower(1000) };
     assert_eq!(peers(&alike, &expecting), [2, 1], "within a power of two");
@@ -175,7 +175,7 @@ impl RoundRobin {
     }
 
     /// Returns the loads under the code under test. `queued`: peers report their position in the wait queue.
-    fn loads_by(&self, rule: VictimOrder, queued: bool) -> u64 {
+    fn loads_by(&self, rule: VictimRule, queued: bool) -> u64 {
         self.loads(|slice, resident| {
             let views = |(peer, used): (&Peer, &u64)| {
                 let place = queued.then(|| self.next_use(slice, *peer) as u32);
@@ -237,7 +237,7 @@ fn most_recently_used_needs_fewest_loads() {
         assert_eq!(round_robin.loads_by_belady(), fewest, "{edge}");
         for queued in [false, true] {
             assert_eq!(
-                round_robin.loads_by(VictimOrder::MostRecentlyUsed, queued),
+                round_robin.loads_by(VictimRule::MostRecentlyUsed, queued),
                 fewest,
                 "{edge}, line: {queued}"
             );
@@ -248,7 +248,7 @@ fn most_recently_used_needs_fewest_loads() {
 #[test]
 fn least_recently_used_loads_every_slice() {
     for round_robin in round_robins() {
-        assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, true), round_robin.slices);
+        assert_eq!(round_robin.loads_by(VictimRule::LeastRecentlyUsed, true), round_robin.slices);
     }
 }
 
@@ -256,8 +256,8 @@ fn least_recently_used_loads_every_slice() {
 #[test]
 fn most_recently_used_loads_one_slice_in_four() {
     let round_robin = RoundRobin { models: 5, fitting: 4, slices: 4 + 400 };
-    assert_eq!(round_robin.loads_by(VictimOrder::MostRecentlyUsed, false), 4 + 100);
-    assert_eq!(round_robin.loads_by(VictimOrder::LeastRecentlyUsed, false), 4 + 400);
+    assert_eq!(round_robin.loads_by(VictimRule::MostRecentlyUsed, false), 4 + 100);
+    assert_eq!(round_robin.loads_by(VictimRule::LeastRecentlyUsed, false), 4 + 400);
 }
 
 fn any_peer() -> impl Strategy<Value = PeerView> {

@@ -6,14 +6,14 @@ use sluice_policy::peers::Peer;
 use sluice_policy::peers::loan_denied::LoanDenied;
 use sluice_policy::peers::loans::Nonce;
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_policy::peers::victim::{PeerState, PeerView, VictimOrder};
+use sluice_policy::peers::victim::{PeerState, PeerView, VictimRule};
 use sluice_ports::peers::PeerPortEvent;
 
 use super::text_codec::{Encoder, Reader, by_code, code_of};
 use crate::config::{Config, Membership, TimeSharing};
 
-const RULES: [VictimOrder; 3] =
-    [VictimOrder::MostRecentlyUsed, VictimOrder::LeastRecentlyUsed, VictimOrder::FixedOrder];
+const RULES: [VictimRule; 3] =
+    [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed, VictimRule::FixedOrder];
 
 /// Names of peer events.
 pub const NAMES: [&str; 6] =

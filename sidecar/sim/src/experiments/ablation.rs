@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use sluice_policy::peers::victim::VictimOrder;
+use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 
@@ -155,7 +155,7 @@ fn case(step: &AblationStep, scale: f64, seed: u64) -> ServeConfig {
         chunk_bytes: 2 << 20,
         max_sequences: BATCH,
         prefix_caching: false,
-        rule: VictimOrder::default(),
+        rule: VictimRule::default(),
         slo: RequestSlo { ttft_ns: u64::MAX, tbt_ns: (base_ns * scale) as u64 },
         options: ServeOptions {
             kv_bytes: Some(u64::from(KV_TOKENS) * model.kv_token_bytes()),

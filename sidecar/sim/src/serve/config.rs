@@ -51,7 +51,7 @@ pub struct ServeConfig {
     /// Whether prompts with a common prefix share KV.
     pub prefix_caching: bool,
     /// Order in which peers are asked for memory.
-    pub rule: sluice_policy::peers::victim::VictimOrder,
+    pub rule: sluice_policy::peers::victim::VictimRule,
     /// Objectives for a request.
     pub slo: RequestSlo,
     /// Further options.
@@ -80,7 +80,7 @@ impl ServeConfig {
             chunk_bytes: 16 << 20,
             max_sequences: 64,
             prefix_caching: false,
-            rule: sluice_policy::peers::victim::VictimOrder::default(),
+            rule: sluice_policy::peers::victim::VictimRule::default(),
             slo: RequestSlo::default(),
             options: ServeOptions::default(),
             tunables: Tuned::default(),

@@ -8,7 +8,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{Params, Slo};
 use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
-use sluice_policy::peers::victim::VictimOrder;
+use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
@@ -367,7 +367,7 @@ fn draw_sharing(rng: &mut Rng) -> GpuSharing {
 }
 
 fn draw_terms(rng: &mut Rng) -> NegotiationPolicy {
-    let rules = [VictimOrder::MostRecentlyUsed, VictimOrder::LeastRecentlyUsed];
+    let rules = [VictimRule::MostRecentlyUsed, VictimRule::LeastRecentlyUsed];
     NegotiationPolicy {
         rule: rules[rng.below(2) as usize],
         min_residence_ns: zero_or_up_to(rng, 20) * MS,

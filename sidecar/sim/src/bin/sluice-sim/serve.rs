@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use sluice_policy::peers::time_slice::Quantum;
-use sluice_policy::peers::victim::VictimOrder;
+use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Series};
@@ -98,7 +98,7 @@ fn case(args: &ServeArgs) -> Result<ServeConfig> {
         chunk_bytes: args.chunk_mib << 20,
         max_sequences: args.max_sequences,
         prefix_caching: false,
-        rule: VictimOrder::default(),
+        rule: VictimRule::default(),
         slo: RequestSlo { ttft_ns: args.ttft_ms * MS, tbt_ns: args.tbt_ms * MS },
         options: ServeOptions {
             kv_bytes: args.kv_gib.map(|gib| gib << 30),
