@@ -30,12 +30,14 @@ pub struct Queue {
     /// Objectives that give requests deadlines. `None`: requests have no deadlines.
     objectives: Option<Slo>,
     waiting: BTreeMap<Key, Sequence>,
+    /// Requests that were admitted, or planned to be, at least once.
+    admissions: u64,
 }
 
 impl Queue {
     /// Returns an empty queue.
     pub fn new(order: QueueOrder) -> Self {
-        Queue { order, objectives: None, waiting: BTreeMap::new() }
+        Queue { order, objectives: None, waiting: BTreeMap::new(), admissions: 0 }
     }
 
     fn key(&self, sequence: &Sequence) -> Key {
@@ -67,14 +69,18 @@ impl Queue {
         self.waiting.values().find(|sequence| sequence.id() == id)
     }
 
-    /// Gives these requests their places in the order of first admissions, unless they have one. `last` is the last place
-    /// given.
-    pub fn number(&mut self, ids: impl Iterator<Item = RequestId>, last: &mut u64) {
+    /// Returns the number of places that were given in the order of first admissions.
+    pub fn admissions(&self) -> u64 {
+        self.admissions
+    }
+
+    /// Gives these requests their places in the order of first admissions, unless they have one.
+    pub fn number(&mut self, ids: impl Iterator<Item = RequestId>) {
         for id in ids {
             let waiting = self.waiting.values_mut().find(|sequence| sequence.id() == id);
             if let Some(sequence) = waiting.filter(|sequence| sequence.admission.is_none()) {
-                *last += 1;
-                sequence.admission = Some(*last);
+                self.admissions += 1;
+                sequence.admission = Some(self.admissions);
             }
         }
     }

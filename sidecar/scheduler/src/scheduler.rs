@@ -4,34 +4,30 @@
 //! starts the next step. At most one step is in flight, and no step is in flight while an address is remapped.
 
 mod admission_hold;
-mod admit;
 mod commit;
-mod edf;
 mod event_check;
+mod evict;
 mod kept_plan;
 mod limits;
-mod pause;
 mod peer_waits;
 mod peers;
-mod plan_step;
-mod prefill_offload;
-mod reclaim_choice;
+mod plan;
+mod requests;
 mod retire;
+mod running;
 mod schedule;
 mod sleep;
-mod slice_state;
-mod step_pacing;
 mod submit;
 #[cfg(test)]
 mod test_tenant;
+mod time_slice;
 
-use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use sluice_common::hash::fnv1a;
 use sluice_policy::action::Action;
 use sluice_policy::digest::Digest;
-use sluice_policy::ids::{Nanos, RequestId, RowId};
+use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::LoanNegotiator;
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::Bounds;
@@ -45,14 +41,13 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 use crate::batch::Batch;
 use crate::config::Config;
 use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutput, Sleep};
-use crate::queue::Queue;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use crate::step_plan::KeptPlan;
-use admission_hold::AdmissionHold;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
-use slice_state::SliceState;
+use requests::Requests;
+use time_slice::TimeSlice;
 
 /// A submitted step without an answer.
 #[derive(Debug)]
@@ -70,13 +65,7 @@ struct InFlight {
 pub struct Scheduler {
     config: Config,
     manager: MemoryManager,
-    queue: Queue,
-    /// Admitted sequences by admission order; the first is never a victim.
-    running: BTreeMap<u64, Sequence>,
-    admissions: u64,
-    /// Key in `running` of each request.
-    admission_order: BTreeMap<RequestId, u64>,
-    free_rows: Vec<RowId>,
+    requests: Requests,
     in_flight: Option<InFlight>,
     /// Consecutive engine losses during a step.
     engine_crashes: u32,
@@ -84,7 +73,6 @@ pub struct Scheduler {
     unsent_table_updates: Vec<TableUpdate>,
     engine: Option<EngineHello>,
     next_step: u64,
-    hold: AdmissionHold,
     /// Consecutive boundaries at which the oldest request alone did not fit.
     head_starved: u32,
     /// The plan that waits for memory.
@@ -92,13 +80,9 @@ pub struct Scheduler {
     /// The order to sleep in force until an explicit wake-up.
     sleep_requested: Option<Sleep>,
     counters: Counters,
-    slice: SliceState,
+    slice: TimeSlice,
     waits: PeerWaits,
     next_use: NextUse,
-    /// The paused requests (OrbitFlow).
-    pauses: Pauses,
-    /// The quantum expired before the first step: the step no longer waits for peers.
-    quantum_expired: bool,
     negotiator: Option<LoanNegotiator>,
     commands: Vec<Command>,
     outputs: Vec<SchedulerOutput>,
@@ -108,10 +92,9 @@ pub struct Scheduler {
 impl Scheduler {
     /// Returns a scheduler without work. [`Scheduler::start`] loads the tenant.
     pub fn new(config: Config, manager: MemoryManager) -> Self {
-        let free_rows = (0..config.max_sequences).rev().map(RowId).collect();
-        let queue = Queue::new(config.order);
+        let requests = Requests::new(&config, manager.params().pause_bound_ns);
+        let slice = TimeSlice::new(config.sharing);
         let mut manager = manager;
-        let pauses = Pauses::new(manager.params().pause_bound_ns);
         let negotiator = config.membership.clone().map(|membership| {
             manager.loans_mut().set_can_borrow(true);
             let book = LoanBook::new(
@@ -124,26 +107,19 @@ impl Scheduler {
         Scheduler {
             config,
             manager,
-            queue,
-            running: BTreeMap::new(),
-            admissions: 0,
-            admission_order: BTreeMap::new(),
-            free_rows,
+            requests,
             in_flight: None,
             engine_crashes: 0,
             unsent_table_updates: Vec::new(),
             engine: None,
             next_step: 0,
-            hold: AdmissionHold::default(),
             head_starved: 0,
             kept: None,
             sleep_requested: None,
             counters: Counters::default(),
-            slice: SliceState::default(),
+            slice,
             waits: PeerWaits::default(),
             next_use: NextUse::default(),
-            pauses,
-            quantum_expired: false,
             negotiator,
             commands: Vec::new(),
             outputs: Vec::new(),
@@ -185,9 +161,9 @@ impl Scheduler {
             Some(_) => {}
         }
         self.flush();
-        self.pauses.on_sleep(self.manager.status().sleep_state() != SleepState::Awake, now);
+        self.requests.pauses.on_sleep(self.manager.status().sleep_state() != SleepState::Awake, now);
         self.record_waits(now);
-        self.next_use.observe(now, self.has_requests());
+        self.next_use.observe(now, self.requests.any());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
@@ -218,7 +194,7 @@ impl Scheduler {
 
     /// Returns the pause state.
     pub fn pauses(&self) -> &Pauses {
-        &self.pauses
+        &self.requests.pauses
     }
 
     /// Returns the loan negotiator; `None` without peers.
@@ -246,7 +222,7 @@ impl Scheduler {
 
     /// Whether the tenant is awake and serving, without requests.
     pub fn is_idle(&self) -> bool {
-        self.serving() && self.manager.status().sleep_state() == SleepState::Awake && !self.has_requests()
+        self.serving() && self.manager.status().sleep_state() == SleepState::Awake && !self.requests.any()
     }
 
     /// Returns the totals since the start.
@@ -257,9 +233,9 @@ impl Scheduler {
     /// Returns the current state for operators and metrics.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            waiting: self.queue.len() as u32,
-            preempted: self.queue.iter().filter(|s| s.started).count() as u32,
-            running: self.running.len() as u32,
+            waiting: self.requests.queue.len() as u32,
+            preempted: self.requests.queue.iter().filter(|s| s.started).count() as u32,
+            running: self.requests.running.len() as u32,
             engine_attached: self.engine.is_some(),
             engine_pid: self.engine.map(|e| e.pid),
             serving: self.serving(),
@@ -272,17 +248,14 @@ impl Scheduler {
     /// Checks every invariant; panics with a message if one is broken.
     pub fn check(&self) {
         self.manager.check();
-        assert_eq!(self.admission_order.len(), self.running.len(), "every running sequence has one place");
-        let rows = self.running.values().filter(|s| s.row.is_some()).count();
-        assert_eq!(rows, self.running.len(), "every running sequence has a row");
-        let known = rows + self.free_rows.len();
-        assert_eq!(known, self.config.max_sequences as usize, "rows are running or free");
+        self.requests.running.check();
     }
 
     /// Returns a fingerprint of the state that affects decisions: equal runs have equal digests.
     pub fn digest(&self) -> u64 {
-        let mut words = vec![self.manager.digest(), self.next_step, self.admissions, self.queue.len() as u64];
-        for sequence in self.running.values().chain(self.queue.iter()) {
+        let queue = &self.requests.queue;
+        let mut words = vec![self.manager.digest(), self.next_step, queue.admissions(), queue.len() as u64];
+        for sequence in self.requests.iter() {
             words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
             words.push(sequence.last_step);
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
@@ -290,12 +263,12 @@ impl Scheduler {
         words.push(self.epoch());
         words.push(
             u64::from(self.sleep_requested.is_some()) << 32
-                | self.queue.iter().filter(|s| s.kv_suspended).count() as u64,
+                | self.requests.queue.iter().filter(|s| s.kv_suspended).count() as u64,
         );
-        words.push(self.pauses.digest_word());
+        words.push(self.requests.pauses.digest_word());
         words.extend(self.kept.as_ref().map(KeptPlan::digest_word));
-        let sequences = || self.running.values().chain(self.queue.iter());
-        if self.objectives().is_some() {
+        let sequences = || self.requests.iter();
+        if self.manager.params().deadlines().is_some() {
             let deadline = |one: &Sequence| [one.deferred_ns, one.read_until.map_or(0, |until| until.0)];
             words.extend(sequences().flat_map(deadline));
         }
@@ -329,7 +302,7 @@ impl Scheduler {
         let id = request.id;
         match self.refusal(&request) {
             Some(refusal) => self.outputs.push(SchedulerOutput::Refused { request: id, refusal }),
-            None => self.queue.push(Sequence::new(request, now)),
+            None => self.requests.queue.push(Sequence::new(request, now)),
         }
     }
 
@@ -354,26 +327,23 @@ impl Scheduler {
         if prompt_tokens.saturating_add(max_tokens) > limit_tokens {
             return Some(RejectReason::ContextLengthExceeded { prompt_tokens, max_tokens, limit_tokens });
         }
-        let queued = self.queue.len() as u32;
+        let queued = self.requests.queue.len() as u32;
         (queued >= self.config.max_queued).then_some(RejectReason::QueueFull { queued })
     }
 
     /// Ends a cancelled request: at once, or at the next boundary if the step in flight uses its memory.
     fn cancel(&mut self, id: RequestId) {
-        if self.queue.remove(id).is_some() {
+        if self.requests.queue.remove(id).is_some() {
             self.manager.cancel(id);
-            self.pauses.on_cancel(id);
+            self.requests.pauses.on_cancel(id);
             self.outputs.push(SchedulerOutput::Finished { request: id, finish: Finish::Cancelled });
             return;
         }
-        let Some(place) = self.admission_order.get(&id).copied() else { return };
         let in_step = self.in_flight.as_ref().is_some_and(|f| f.batch.scheduled_tokens(id).is_some());
-        if in_step {
-            if let Some(sequence) = self.running.get_mut(&place) {
-                sequence.cancelled = true;
-            }
-        } else {
-            self.end(id, Finish::Cancelled);
+        match self.requests.running.get_mut(id) {
+            Some(sequence) if in_step => sequence.cancelled = true,
+            Some(_) => self.end(id, Finish::Cancelled),
+            None => {}
         }
     }
 
@@ -400,34 +370,14 @@ impl Scheduler {
     /// Removes a running request, frees its memory and row, and reports how it ended.
     fn end(&mut self, id: RequestId, finish: Finish) {
         self.remove_running(id);
-        self.hold.lift();
-        self.pauses.on_finish(id);
+        self.requests.hold.lift();
+        self.requests.pauses.on_finish(id);
         self.outputs.push(SchedulerOutput::Finished { request: id, finish });
     }
 
-    /// Returns a running request.
-    fn running_request(&self, id: RequestId) -> Option<&Sequence> {
-        self.running.get(self.admission_order.get(&id)?)
-    }
-
-    fn is_running(&self, id: RequestId) -> bool {
-        self.admission_order.contains_key(&id)
-    }
-
-    fn running_request_mut(&mut self, id: RequestId) -> Option<&mut Sequence> {
-        self.running.get_mut(self.admission_order.get(&id)?)
-    }
-
     fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
-        let sequence = self.take_running(id)?;
+        let sequence = self.requests.running.take(id)?;
         self.manager.close(id);
-        Some(sequence)
-    }
-
-    /// Removes `id` from the running requests; its KV stays.
-    fn take_running(&mut self, id: RequestId) -> Option<Sequence> {
-        let mut sequence = self.running.remove(&self.admission_order.remove(&id)?)?;
-        self.free_rows.extend(sequence.row.take());
         Some(sequence)
     }
 

@@ -125,6 +125,13 @@ impl Sequence {
         self.read_until.unwrap_or(first)
     }
 
+    /// Whether its first token comes after its deadline, if its prompt were computed now. A request that was deferred
+    /// already is not late.
+    pub fn is_late(&self, now: Nanos, prefill_token_ns: u64, slo: &Slo) -> bool {
+        let ready = now.plus(prefill_token_ns.saturating_mul(u64::from(self.pending())));
+        self.first_token.is_none() && self.deferred_ns == 0 && ready > self.deadline(slo)
+    }
+
     /// Returns until when its client has tokens to read, at least `now`.
     pub fn buffered_until(&self, now: Nanos) -> Nanos {
         self.read_until.map_or(now, |until| until.max(now))

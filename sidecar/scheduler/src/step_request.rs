@@ -85,3 +85,8 @@ impl Deref for StepRequest<'_> {
         self.sequence
     }
 }
+
+/// Returns the number of requests that decode.
+pub fn decodes(requests: &[StepRequest<'_>]) -> u32 {
+    requests.iter().filter(|one| one.pending() == 1).count() as u32
+}

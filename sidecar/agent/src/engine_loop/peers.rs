@@ -235,7 +235,7 @@ impl PeerStateView<'_> {
             held_ns_total: counters.slice_held_ns,
             slices_total: counters.slices,
             handover: self.metrics.handover_percentiles(),
-            wait: self.metrics.wait_percentiles(WaitKind::Turn),
+            wait: self.metrics.wait_percentiles(WaitKind::TimeSlice),
             holder: holder.map(|holder| holder.name),
             holder_overdue_ms: whole_ms(overdue),
             lost_total: line.takeovers_total(),

@@ -347,7 +347,7 @@ impl OwnMetrics {
         names.add(
             "sluice_time_slice_wait_seconds",
             "Time from joining the time-slice queue to getting a time slice",
-            waits[WaitKind::Turn].clone(),
+            waits[WaitKind::TimeSlice].clone(),
         );
         names.add(
             "sluice_time_slice_handover_seconds",

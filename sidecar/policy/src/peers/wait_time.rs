@@ -6,7 +6,7 @@ use crate::ids::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WaitKind {
     /// The time slice: from the request to the grant.
-    Turn,
+    TimeSlice,
     /// A loan: from the step that lacked KV to the step prepared with borrowed memory. Searches without a loan are not
     /// counted; the time of a slice lost in between is included.
     Grant,

@@ -1,11 +1,11 @@
 //! Carries out a plan of a step. Nothing else evicts, asks memory or starts a step for a plan.
 
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::Prepared;
 
 use super::Scheduler;
 use super::limits::STARVED_BOUNDARIES_MAX;
-use crate::event::{Command, Finish, SchedulerOutput};
+use crate::event::{Command, Finish};
 use crate::sequence::Sequence;
 use crate::step_plan::{Eviction, PlanNotes, StepPlan};
 
@@ -43,7 +43,7 @@ impl Scheduler {
     /// Carries out a plan: notes what planning found, evicts, asks for memory, and starts the step if memory is there.
     pub(super) fn commit(&mut self, now: Nanos, plan: &StepPlan) -> Committed {
         self.record_notes(&plan.notes);
-        self.queue.number(plan.admit.iter().map(|one| one.id), &mut self.admissions);
+        self.requests.queue.number(plan.admit.iter().map(|one| one.id));
         if let Some(view) = &plan.placement {
             self.commands.push(Command::Plan(self.manager.ask_plan(view)));
         }
@@ -95,7 +95,7 @@ impl Scheduler {
 
     /// Asks for the memory of a plan.
     fn ask_memory(&mut self, now: Nanos, plan: &StepPlan) -> Prepared {
-        let need = plan.batch.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
+        let need = plan.batch.need(plan.admissions(), |id| self.planner(now).held_kv_blocks(plan, id));
         self.manager.prepare(now, &need, &mut self.actions)
     }
 
@@ -111,45 +111,11 @@ impl Scheduler {
     fn record_notes(&mut self, notes: &PlanNotes) {
         self.manager.note(&notes.memory);
         if notes.refused_admission {
-            self.hold.refuse(self.next_step);
+            self.requests.hold.refuse(self.next_step);
         }
         if notes.refused_extra {
-            self.hold.refuse_extra(self.next_step);
+            self.requests.hold.refuse_extra(self.next_step);
         }
-    }
-
-    /// Carries out evictions.
-    pub(super) fn evict_all(&mut self, now: Nanos, evictions: &[Eviction]) {
-        for eviction in evictions {
-            self.evict(now, eviction);
-        }
-    }
-
-    /// Carries out an eviction. Returns whether it began.
-    pub(super) fn evict(&mut self, now: Nanos, eviction: &Eviction) -> bool {
-        match eviction {
-            Eviction::Pause(id) => self.pause(now, *id),
-            Eviction::Preempt(id) => self.preempt(*id),
-            Eviction::DropSuspended(id) => self.drop_kv_of(*id),
-            Eviction::Remap { stalling, .. } => {
-                self.manager.apply_stalling_remap(stalling.clone(), &mut self.actions)
-            }
-        }
-    }
-
-    /// Preempts a running request: it waits and is recomputed from the same tokens.
-    fn preempt(&mut self, id: RequestId) -> bool {
-        let Some(sequence) = self.remove_running(id) else { return false };
-        self.requeue_for_recompute(sequence);
-        true
-    }
-
-    /// Queues a request whose memory was freed for recomputation.
-    pub(super) fn requeue_for_recompute(&mut self, mut sequence: Sequence) {
-        let dropped_tokens = sequence.preempt();
-        self.counters.preemptions += 1;
-        self.outputs.push(SchedulerOutput::Preempted { request: sequence.id(), dropped_tokens });
-        self.queue.push(sequence);
     }
 
     /// Counts a boundary at which the oldest request alone does not fit. Its memory is guaranteed, so only a failing
@@ -160,7 +126,8 @@ impl Scheduler {
             return;
         }
         self.head_starved = 0;
-        if let Some(id) = self.running.values().next().map(Sequence::id) {
+        let oldest = self.requests.running.iter().next().map(Sequence::id);
+        if let Some(id) = oldest {
             self.end(id, Finish::Failed("the device did not provide the guaranteed memory".into()));
         }
     }

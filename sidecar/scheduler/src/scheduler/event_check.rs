@@ -1,7 +1,5 @@
 //! Detects events that a correct backend never reports, which reveal a truncated or damaged journal.
 
-use sluice_policy::ids::RequestId;
-
 use super::Scheduler;
 use crate::event::Event;
 
@@ -13,7 +11,7 @@ impl Scheduler {
             Event::Memory(completion) if !self.manager.status().awaits(completion.id) => {
                 Some(format!("memory completes action {}, which is not pending", completion.id.0))
             }
-            Event::Submit(request) if self.is_known_request(request.id) => {
+            Event::Submit(request) if self.requests.contains(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
             Event::Plan(answer) if !self.manager.status().expects_plan(answer) => {
@@ -21,9 +19,5 @@ impl Scheduler {
             }
             _ => None,
         }
-    }
-
-    fn is_known_request(&self, id: RequestId) -> bool {
-        self.admission_order.contains_key(&id) || self.queue.iter().any(|sequence| sequence.id() == id)
     }
 }

@@ -10,6 +10,7 @@
 //! - the policy, the bounds or the order to sleep change.
 
 use sluice_common::hash::fnv1a;
+use sluice_policy::ids::Nanos;
 
 use super::Scheduler;
 use crate::sequence::Sequence;
@@ -31,7 +32,7 @@ impl Scheduler {
     }
 
     /// Takes the kept admissions if they are still right. The blocked queue head stays as it was noted.
-    pub(super) fn take_kept_plan(&mut self) -> Option<StepPlan> {
+    pub(super) fn take_kept_plan(&mut self, now: Nanos) -> Option<StepPlan> {
         let kept = self.kept.take()?;
         let fewer_chunks = self.manager.loans().budget_chunks() < kept.budget_chunks;
         if fewer_chunks || kept.stamp != self.plan_stamp(&kept.admit) {
@@ -39,7 +40,7 @@ impl Scheduler {
         }
         let mut plan = StepPlan { admit: kept.admit, cache_epoch: kept.cache_epoch, ..StepPlan::default() };
         plan.limits.sure = kept.sure;
-        self.refresh(&mut plan);
+        self.planner(now).refresh(&mut plan);
         Some(plan)
     }
 
@@ -47,7 +48,8 @@ impl Scheduler {
     fn plan_stamp(&self, admit: &[PlannedAdmission]) -> u64 {
         let waiting = |one: &Sequence| one.id().0 << 2 | u64::from(one.kv_suspended) << 1;
         let running = |one: &Sequence| one.id().0 << 2 | 1;
-        let requests = self.queue.iter().map(waiting).chain(self.running.values().map(running));
+        let requests =
+            self.requests.queue.iter().map(waiting).chain(self.requests.running.iter().map(running));
         let offload = self.manager.offload_view();
         let placed = |one: &PlannedAdmission| {
             let layers = offload.admitted_layers(one.id);
@@ -69,7 +71,7 @@ mod tests {
     fn waiting() -> (Tenant, StepPlan) {
         let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
         tenant.submit(2, 20);
-        let plan = tenant.scheduler.plan_admissions(NOW);
+        let plan = tenant.scheduler.planner(NOW).plan_admissions();
         assert!(plan.admits(RequestId(2)));
         (tenant, plan)
     }
@@ -78,14 +80,14 @@ mod tests {
     fn plan_is_kept_until_a_request_comes_or_ends() {
         let (mut tenant, plan) = waiting();
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan().is_some_and(|kept| kept.admits(RequestId(2))));
-        assert!(tenant.scheduler.take_kept_plan().is_none(), "it is taken once");
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_some_and(|kept| kept.admits(RequestId(2))));
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "it is taken once");
         tenant.scheduler.keep_plan(&plan);
         tenant.submit(3, 20);
-        assert!(tenant.scheduler.take_kept_plan().is_none(), "another request has come");
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "another request has come");
         tenant.scheduler.keep_plan(&plan);
         tenant.handle(Event::Cancel(RequestId(2)));
-        assert!(tenant.scheduler.take_kept_plan().is_none(), "its request has ended");
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "its request has ended");
     }
 
     #[test]
@@ -93,7 +95,7 @@ mod tests {
         let (mut tenant, plan) = waiting();
         tenant.scheduler.keep_plan(&plan);
         tenant.handle(Event::Policy(PolicyName::Oneiros));
-        assert!(tenant.scheduler.take_kept_plan().is_none());
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
     }
 
     #[test]
@@ -101,7 +103,7 @@ mod tests {
         let (mut tenant, mut plan) = waiting();
         plan.admit[0].prefill_offloaded = true;
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan().is_none());
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
     }
 
     #[test]
@@ -109,7 +111,7 @@ mod tests {
         let (mut tenant, mut plan) = waiting();
         plan.lacked_kv = true;
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan().is_none());
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
     }
 
     #[test]
@@ -118,6 +120,6 @@ mod tests {
         tenant.scheduler.keep_plan(&plan);
         let kept = tenant.scheduler.kept.as_mut().expect("a kept plan");
         kept.budget_chunks += 1;
-        assert!(tenant.scheduler.take_kept_plan().is_none());
+        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
     }
 }

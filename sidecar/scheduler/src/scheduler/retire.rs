@@ -1,13 +1,17 @@
 //! Retires a step: delivers tokens, commits KV and ends requests.
 
-use sluice_policy::ids::{Nanos, RequestId, RowId, StepId};
-use sluice_policy::memory_manager::StepTimes;
+use sluice_policy::ellm::Violations;
+use sluice_policy::ids::{Nanos, RequestId, StepId};
+use sluice_policy::memory_manager::{MemoryNotes, StepTimes};
 use sluice_ports::compute::{Sampled, SequenceFailure, StepDone};
 
 use super::{InFlight, Scheduler};
 use crate::batch::ScheduledTokens;
 use crate::event::{Finish, SchedulerOutput, StepOutput};
 use crate::sequence::Sequence;
+
+/// Waiting requests that a step checks for lateness.
+const MAX_CHECKED: usize = 64;
 
 impl Scheduler {
     /// Handles the answer to the step in flight. Any other answer is stale and ignored.
@@ -33,7 +37,7 @@ impl Scheduler {
         let failed: Vec<_> = done
             .failed
             .iter()
-            .filter_map(|one| Some((self.row_request(one.row)?, one.failure.clone())))
+            .filter_map(|one| Some((self.requests.running.in_row(one.row)?.id(), one.failure.clone())))
             .collect();
         for part in &in_flight.batch.scheduled {
             // The KV of a row with invalid logits is also invalid and must not enter the prefix cache.
@@ -96,8 +100,7 @@ impl Scheduler {
     }
 
     fn commit_tokens(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
-        let Some(sequence) = self.admission_order.get(&part.request).and_then(|p| self.running.get_mut(p))
-        else {
+        let Some(sequence) = self.requests.running.get_mut(part.request) else {
             return;
         };
         let (start, end) = (sequence.committed, sequence.committed + part.tokens);
@@ -115,7 +118,8 @@ impl Scheduler {
     /// Delivers a sampled token to its request. A row without a request belongs to one that has ended.
     fn deliver(&mut self, now: Nanos, sampled: Sampled) {
         let tbt_ns = self.manager.params().slo.tbt_ns;
-        let Some(sequence) = self.by_row(sampled.row) else { return };
+        let Some(id) = self.requests.running.in_row(sampled.row).map(Sequence::id) else { return };
+        let Some(sequence) = self.requests.running.get_mut(id) else { return };
         if sequence.cancelled {
             return;
         }
@@ -131,20 +135,32 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn request_in_row(&self, row: RowId) -> Option<&Sequence> {
-        self.running.values().find(|s| s.row == Some(row))
-    }
-
-    fn row_request(&self, row: RowId) -> Option<RequestId> {
-        self.request_in_row(row).map(Sequence::id)
-    }
-
-    fn by_row(&mut self, row: RowId) -> Option<&mut Sequence> {
-        self.running.values_mut().find(|s| s.row == Some(row))
+    /// Reports SLO violations to Algorithm 2: first tokens that were or already are late, and requests with fewer
+    /// tokens than they should have by now.
+    fn record_slo_violations(&mut self, now: Nanos, sampled: &[Sampled]) {
+        let slo = self.manager.params().slo;
+        if !self.manager.offload_view().offloads_prefills() || (slo.ttft_ns == 0 && slo.tbt_ns == 0) {
+            return;
+        }
+        let late =
+            |from: Nanos, tokens: u32, ns: u64| ns > 0 && now.since(from) > ns.saturating_mul(tokens.into());
+        let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);
+        let tpot =
+            |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
+        let made: Vec<_> =
+            sampled.iter().filter_map(|token| self.requests.running.in_row(token.row)).collect();
+        let waiting = || self.requests.queue.iter().take(MAX_CHECKED);
+        let out = || waiting().filter(|one| one.waiting_offloaded);
+        let slo_violations = Some(Violations {
+            ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
+            tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
+        });
+        self.manager.note(&MemoryNotes { slo_violations, ..MemoryNotes::default() });
     }
 
     pub(super) fn drop_cancelled(&mut self) {
-        let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(|s| s.id()).collect();
+        let cancelled: Vec<_> =
+            self.requests.running.iter().filter(|s| s.cancelled).map(|s| s.id()).collect();
         cancelled.into_iter().for_each(|id| self.end(id, Finish::Cancelled));
     }
 }

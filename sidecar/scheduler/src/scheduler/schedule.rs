@@ -4,9 +4,12 @@
 //! follows from the answer: a smaller one, or one that evicts something first. Only a plan that memory accepts opens KV.
 
 use sluice_policy::ids::Nanos;
+use sluice_policy::memory_manager::SuspendReason;
 
 use super::Scheduler;
 use super::commit::Committed;
+use super::plan::Planner;
+use crate::sequence::Sequence;
 
 impl Scheduler {
     /// Runs the step boundary; called whenever no step is in flight. Does nothing while memory is being remapped. With
@@ -18,10 +21,10 @@ impl Scheduler {
             return;
         }
         self.sleep_or_wake();
-        let may_run = self.can_run(now) && self.engine.is_some();
+        let may_run = self.update_slice(now) && self.engine.is_some();
         self.manager.boundary(now, &mut self.actions);
         self.negotiate(now);
-        if self.quantum_expired {
+        if self.slice.is_expired() {
             self.manager.loans_mut().on_borrow_denied();
         }
         self.make_host_room(now);
@@ -33,30 +36,56 @@ impl Scheduler {
             return;
         }
         self.arrange_requests(now);
-        let kept = self.take_kept_plan();
-        let mut plan = self.plan_step(now, kept);
+        let kept = self.take_kept_plan(now);
+        let mut plan = self.planner(now).plan_step(kept);
         while let Committed::Refused(refusal) = self.commit(now, &plan) {
-            plan = self.plan_again(now, plan, refusal);
+            plan = self.planner(now).plan_again(plan, refusal);
         }
     }
 
     /// Pauses and orders requests before the step is planned. Each plan sees what the one before has changed.
     fn arrange_requests(&mut self, now: Nanos) {
-        let pauses = self.plan_pauses(now);
+        let pauses = self.planner(now).plan_pauses();
         drop(self.manager.take_pauses());
         self.evict_all(now, &pauses);
         self.suspend_offloaded();
-        self.queue.set_objectives(self.objectives());
-        let on_hold = self.admission_on_hold();
-        if !on_hold && let Some(overdue) = self.plan_overdue(now) {
-            overdue.first.into_iter().for_each(|id| self.queue.move_to_front(id));
+        self.requests.queue.set_objectives(self.manager.params().deadlines());
+        let on_hold = self.requests.are_on_hold(self.next_step);
+        if !on_hold && let Some(overdue) = self.planner(now).plan_overdue() {
+            overdue.first.into_iter().for_each(|id| self.requests.queue.move_to_front(id));
             self.evict_all(now, overdue.evict.as_slice());
         }
         self.defer_late(now);
-        let pauses = if on_hold { Vec::new() } else { self.plan_row(now) };
+        let pauses = if on_hold { Vec::new() } else { self.planner(now).plan_row() };
         self.evict_all(now, &pauses);
     }
-}
 
-#[cfg(test)]
-mod tests;
+    /// Returns what planning sees.
+    pub(super) fn planner(&self, now: Nanos) -> Planner<'_> {
+        let Scheduler { config, manager, requests, slice, .. } = self;
+        Planner { now, step: self.next_step, config, manager, requests, slice }
+    }
+
+    /// Suspends requests whose offloaded prompt has its first token; they wait until their KV fits on the device.
+    /// Requests whose prompt is no longer offloaded become ordinary ones.
+    fn suspend_offloaded(&mut self) {
+        for sequence in self.requests.running.iter_mut().filter(|sequence| sequence.prefill_offloaded) {
+            sequence.prefill_offloaded = self.manager.kv_of(sequence.id()).is_prefill_offloaded();
+            sequence.waiting_offloaded &= sequence.prefill_offloaded;
+        }
+        let computed = self.requests.running.iter().filter(|sequence| sequence.waiting_offloaded);
+        for id in computed.map(Sequence::id).collect::<Vec<_>>() {
+            self.suspend_with_kv(id, SuspendReason::PrefillOffloaded);
+        }
+    }
+
+    /// Moves requests whose first token cannot be on time behind the others. Each is deferred once, by the pause limit.
+    fn defer_late(&mut self, now: Nanos) {
+        let params = self.manager.params();
+        let (Some(slo), by_ns) = (params.deadlines(), params.pause_bound_ns) else { return };
+        let token_ns = self.manager.timing().step_stats().prefill_token_ns();
+        if by_ns > 0 {
+            self.requests.queue.defer_front_while(by_ns, |one| one.is_late(now, token_ns, &slo));
+        }
+    }
+}

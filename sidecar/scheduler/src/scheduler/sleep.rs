@@ -1,6 +1,6 @@
 //! Puts the tenant to sleep, wakes it, and suspends or requeues its requests.
 
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::{MemoryManager, SleepState, SuspendReason};
 
 use super::Scheduler;
@@ -11,7 +11,7 @@ impl Scheduler {
     /// Handles an order to sleep or to wake.
     pub(super) fn sleep(&mut self, order: Sleep) {
         match order {
-            Sleep::Idle if self.has_requests() => {}
+            Sleep::Idle if self.requests.any() => {}
             Sleep::Idle => self.manager.sleep(true),
             // Takes effect at the next boundary: a step may be running or waiting for its replay.
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = Some(order),
@@ -22,21 +22,16 @@ impl Scheduler {
         }
     }
 
-    /// Whether a request waits or runs.
-    pub(super) fn has_requests(&self) -> bool {
-        !self.queue.is_empty() || !self.running.is_empty()
-    }
-
     /// Starts or ends sleep: work wakes a tenant unless it sleeps by order. Falling asleep suspends all running
     /// requests.
     pub(super) fn sleep_or_wake(&mut self) {
         if let Some(order) = self.sleep_requested {
             self.manager.sleep(order == Sleep::Ordered);
-        } else if self.has_requests() {
+        } else if self.requests.any() {
             self.manager.wake_up();
         }
         if self.manager.status().sleep_state() == SleepState::Suspending {
-            let running: Vec<_> = self.running.values().map(Sequence::id).collect();
+            let running: Vec<_> = self.requests.running.iter().map(Sequence::id).collect();
             running.into_iter().for_each(|id| {
                 self.suspend_with_kv(id, SuspendReason::Sleep);
             });
@@ -55,25 +50,10 @@ impl Scheduler {
         }
     }
 
-    /// Drops the KV of the last suspended request that matches `which`. Returns whether there was one.
-    pub(super) fn drop_suspended_kv(&mut self, which: impl Fn(&MemoryManager, RequestId) -> bool) -> bool {
-        self.last_suspended(|id| which(&self.manager, id)).is_some_and(|id| self.drop_kv_of(id))
-    }
-
-    pub(super) fn drop_kv_of(&mut self, id: RequestId) -> bool {
-        if !self.queue.iter().any(|sequence| sequence.id() == id && sequence.kv_suspended) {
-            return false;
-        }
-        let Some(sequence) = self.queue.remove(id) else { return false };
-        self.manager.close(id);
-        self.requeue_for_recompute(sequence);
-        true
-    }
-
     /// Requeues requests whose KV was lost between host and device for recomputation.
     pub(super) fn requeue_lost(&mut self) {
         for id in self.manager.take_lost_requests() {
-            if self.running.values().any(|sequence| sequence.id() == id && sequence.cancelled) {
+            if self.requests.running.get(id).is_some_and(|sequence| sequence.cancelled) {
                 self.end(id, Finish::Cancelled);
             } else if let Some(sequence) = self.remove_running(id) {
                 self.requeue_for_recompute(sequence);

@@ -15,24 +15,18 @@ const REPLAYS_MAX: u32 = 16;
 impl Scheduler {
     /// Moves a waiting request into a free row.
     pub(super) fn run(&mut self, planned: &PlannedAdmission) {
-        let Some((row, mut sequence)) = self.free_rows.pop().zip(self.queue.remove(planned.id)) else {
-            return;
-        };
+        let Some(mut sequence) = self.requests.queue.remove(planned.id) else { return };
         if let Some(prefix) = &planned.prefix {
             sequence.committed = prefix.tokens();
         }
-        sequence.prefill_offloaded = planned.prefill_offloaded;
-        (sequence.row, sequence.row_is_new, sequence.last_step) = (Some(row), true, self.next_step);
-        let place = sequence.admission.expect("a request of a plan has a place in the order of admissions");
-        self.admission_order.insert(sequence.id(), place);
-        self.running.insert(place, sequence);
+        (sequence.prefill_offloaded, sequence.last_step) = (planned.prefill_offloaded, self.next_step);
+        self.requests.running.add(sequence);
     }
 
     pub(super) fn commit_admissions(&mut self, now: Nanos, admitted: &[PlannedAdmission]) {
-        self.record_resumed(now, admitted);
         for PlannedAdmission { id, .. } in admitted {
-            let Some(sequence) = self.admission_order.get(id).and_then(|place| self.running.get_mut(place))
-            else {
+            self.requests.end_pause(now, *id);
+            let Some(sequence) = self.requests.running.get_mut(*id) else {
                 continue;
             };
             let first = !std::mem::replace(&mut sequence.started, true);
@@ -53,7 +47,7 @@ impl Scheduler {
 
     pub(super) fn submit_step(&mut self, now: Nanos, batch: Batch) {
         let lease = self.manager.begin(now, &mut self.actions);
-        self.record_slice_use();
+        self.slice.on_step();
         self.flush();
         let step = self.build(&batch, lease);
         self.commands.push(Command::Compute(step.clone()));
@@ -81,8 +75,7 @@ impl Scheduler {
 
     fn record_scheduled(&mut self, batch: &Batch) {
         for part in &batch.scheduled {
-            let place = self.admission_order.get(&part.request);
-            if let Some(sequence) = place.and_then(|place| self.running.get_mut(place)) {
+            if let Some(sequence) = self.requests.running.get_mut(part.request) {
                 sequence.last_step = self.next_step;
             }
         }
@@ -91,7 +84,7 @@ impl Scheduler {
     /// Returns the table updates: new rows first, then every KV block that is new or moved.
     fn table_updates(&mut self, changes: Vec<TableChange>) -> Vec<TableUpdate> {
         let mut updates = core::mem::take(&mut self.unsent_table_updates);
-        for sequence in self.running.values_mut().filter(|s| s.row_is_new) {
+        for sequence in self.requests.running.iter_mut().filter(|s| s.row_is_new) {
             sequence.row_is_new = false;
             if let Some(row) = sequence.row {
                 let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
@@ -99,7 +92,7 @@ impl Scheduler {
             }
         }
         for change in changes {
-            if let Some(row) = self.running_request(change.request).and_then(|s| s.row) {
+            if let Some(row) = self.requests.running.get(change.request).and_then(|s| s.row) {
                 updates.push(TableUpdate::KvBlock {
                     row,
                     kv_block: change.kv_block,
@@ -111,7 +104,7 @@ impl Scheduler {
     }
 
     fn sequence_step(&self, part: &ScheduledTokens) -> Option<SequenceStep> {
-        let sequence = self.running_request(part.request)?;
+        let sequence = self.requests.running.get(part.request)?;
         let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
         let order = || SampleRequest {
             sampling: sequence.request.sampling.clone(),
@@ -152,12 +145,12 @@ impl Scheduler {
 
     /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
     fn replay(&mut self, now: Nanos) {
-        if !self.serving() || self.manager.status().is_blocked() || !self.can_run(now) {
+        if !self.serving() || self.manager.status().is_blocked() || !self.update_slice(now) {
             return;
         }
         let epoch = self.epoch();
         let lease = self.manager.begin(now, &mut self.actions);
-        self.record_slice_use();
+        self.slice.on_step();
         self.flush();
         let Some(in_flight) = self.in_flight.as_mut() else { return };
         in_flight.lost = false;

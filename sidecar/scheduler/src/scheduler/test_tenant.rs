@@ -65,7 +65,7 @@ impl Tenant {
         let mut tenant = self;
         for (id, tokens) in (1..).zip(prompts) {
             tenant.submit(id, *tokens);
-            while tenant.scheduler.running_request(RequestId(id)).is_none() {
+            while tenant.scheduler.requests.running.get(RequestId(id)).is_none() {
                 tenant.finish_step();
             }
         }

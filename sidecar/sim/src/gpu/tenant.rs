@@ -217,7 +217,7 @@ pub struct TenantStats {
 impl TenantStats {
     fn add_wait(&mut self, span: WaitSpan) {
         match span.kind {
-            WaitKind::Turn => {}
+            WaitKind::TimeSlice => {}
             WaitKind::Grant => self.grant_ns += span.ns(),
             WaitKind::Revoke => self.revoke_ns += span.ns(),
             WaitKind::Wake => self.wake_ns += span.ns(),

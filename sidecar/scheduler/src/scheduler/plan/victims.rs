@@ -5,27 +5,22 @@
 //! [`sluice_policy::reclaim::ReclaimPolicy::choose_victim`].
 
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption};
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::StallingRemap;
 use sluice_policy::reclaim::PreemptionCandidate;
 
-use super::Scheduler;
+use super::Planner;
 use crate::config::TimeSharing;
 use crate::sequence::Sequence;
 use crate::step_plan::{Eviction, StepPlan};
 use crate::step_request::StepRequest;
 
-impl Scheduler {
+impl Planner<'_> {
     /// Plans a remap of own layers, with stalls, if the policy prefers that to a pause or a preemption. Never for
     /// requests that could be admitted later, or for a request that runs alone.
-    pub(super) fn plan_stalling_remap(
-        &self,
-        now: Nanos,
-        kv_blocks: u32,
-        plan: &mut StepPlan,
-    ) -> Option<StallingRemap> {
+    pub(super) fn plan_stalling_remap(&self, kv_blocks: u32, plan: &mut StepPlan) -> Option<StallingRemap> {
         let requests = self.step_requests(plan);
-        let later = plan.admit.iter().any(|one| !self.is_overdue(now, one.id));
+        let later = plan.admit.iter().any(|one| !self.is_overdue(one.id));
         if plan.limits.keeps_layers || later || requests.len() <= 1 {
             return None;
         }
@@ -36,10 +31,9 @@ impl Scheduler {
                 return None;
             }
         };
-        let buffered = self.buffered_tokens(now, &requests);
+        let buffered = self.buffered_tokens(&requests);
         let clients = self.clients(&buffered, plan);
-        let mut options =
-            self.victim_options(now, plan, &clients, self.manager.offload_view().can_pause_help());
+        let mut options = self.victim_options(plan, &clients, self.manager.offload_view().can_pause_help());
         if options.is_empty() {
             return None;
         }
@@ -51,51 +45,45 @@ impl Scheduler {
     }
 
     /// Chooses the request that the policy pauses or preempts for requests that grow.
-    pub(super) fn choose_victim(&self, now: Nanos, plan: &StepPlan) -> Option<Eviction> {
-        self.choose(now, plan, self.manager.offload_view().can_pause_help())
+    pub(super) fn choose_victim(&self, plan: &StepPlan) -> Option<Eviction> {
+        self.choose(plan, self.manager.offload_view().can_pause_help())
     }
 
     /// Plans a pause or a preemption of the request that the policy chooses, for memory that is owed. A pause helps only
     /// if the KV of the paused request can leave the device.
-    pub(super) fn plan_debt_eviction(&self, now: Nanos) -> Option<Eviction> {
+    pub(in crate::scheduler) fn plan_debt_eviction(&self) -> Option<Eviction> {
         let offload = self.manager.offload_view();
-        self.choose(now, &StepPlan::default(), offload.can_pause_help() && offload.can_evict_paused())
+        self.choose(&StepPlan::default(), offload.can_pause_help() && offload.can_evict_paused())
     }
 
-    fn choose(&self, now: Nanos, plan: &StepPlan, may_pause: bool) -> Option<Eviction> {
+    fn choose(&self, plan: &StepPlan, may_pause: bool) -> Option<Eviction> {
         let requests = self.step_requests(plan);
-        let buffered = self.buffered_tokens(now, &requests);
-        let options = self.victim_options(now, plan, &self.clients(&buffered, plan), may_pause);
+        let buffered = self.buffered_tokens(&requests);
+        let options = self.victim_options(plan, &self.clients(&buffered, plan), may_pause);
         match self.manager.params().choose_victim(&options) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. }) => {
                 Some(Eviction::Pause(id))
             }
-            _ => self.preemption_victim(now, &requests).map(Eviction::Preempt),
+            _ => self.preemption_victim(&requests).map(Eviction::Preempt),
         }
     }
 
     /// Returns the options: pausing the first pause victim, and pausing or preempting the preemption victim.
-    fn victim_options(
-        &self,
-        now: Nanos,
-        plan: &StepPlan,
-        clients: &Clients<'_>,
-        may_pause: bool,
-    ) -> Vec<ReclaimOption> {
+    fn victim_options(&self, plan: &StepPlan, clients: &Clients<'_>, may_pause: bool) -> Vec<ReclaimOption> {
         let requests = self.step_requests(plan);
         let host_places = self.manager.after(&plan.planned).host_capacity_blocks();
-        let victim = self.preemption_victim(now, &requests);
+        let victim = self.preemption_victim(&requests);
         let pausable = |id: &RequestId| {
             may_pause
-                && self.victims(now, &requests).contains(id)
+                && self.victims(&requests).contains(id)
                 && self.manager.kv_of(*id).exclusive_kv_blocks() <= host_places
         };
-        let first = self.pause_victim(now, &requests, host_places).filter(pausable);
+        let first = self.pause_victim(&requests, host_places).filter(pausable);
         let instead = victim.filter(pausable);
         let prices = self.manager.prices(clients);
-        let pause = |one: &Sequence| prices.pause(one.id(), self.buffered_tokens_of(now, one));
+        let pause = |one: &Sequence| prices.pause(one.id(), self.buffered_tokens_of(one));
         let again = |one: &Sequence| {
-            let buffered = self.buffered_tokens_of(now, one);
+            let buffered = self.buffered_tokens_of(one);
             prices.preemption(one.id(), buffered, one.committed)
         };
         let pauses = first
@@ -108,14 +96,14 @@ impl Scheduler {
 
     /// Returns the request to preempt: the lowest priority, then the highest rank of the policy. Requests at the pause
     /// limit are last, and the oldest request of the step is none.
-    pub(super) fn preemption_victim(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Option<RequestId> {
+    pub(super) fn preemption_victim(&self, requests: &[StepRequest<'_>]) -> Option<RequestId> {
         let policy = self.manager.params().policy();
         let key = |one: &&StepRequest<'_>| {
             let admission = one.admission.unwrap_or(u64::MAX);
             let candidate =
                 PreemptionCandidate { admission, kv_blocks: self.manager.kv_of(one.id()).kv_blocks() };
             let rank = policy.preemption_rank(&candidate);
-            (self.is_immune(now, one.id()), one.request.priority, core::cmp::Reverse(rank))
+            (self.is_immune(one.id()), one.request.priority, core::cmp::Reverse(rank))
         };
         requests.iter().skip(1).filter(|one| !one.is_admitted).min_by_key(key).map(|one| one.id())
     }
@@ -126,23 +114,23 @@ impl Scheduler {
         kind: ReclaimKind,
         price: impl Fn(&Sequence) -> ReclaimCost,
     ) -> Option<ReclaimOption> {
-        let one = self.running_request(id)?;
+        let one = self.requests.running.get(id)?;
         Some(ReclaimOption { kind, request: Some(id), priority: one.request.priority, cost: price(one) })
     }
 
     /// Under time or space sharing, peers use spare GPU time and link bandwidth, so a request is assumed to wait.
     fn clients<'a>(&self, buffered_tokens: &'a [u32], plan: &StepPlan) -> Clients<'a> {
         let shared = self.config.sharing != TimeSharing::Exclusive;
-        Clients { buffered_tokens, waiting: shared || self.queue.len() > plan.admit.len() }
+        Clients { buffered_tokens, waiting: shared || self.requests.queue.len() > plan.admit.len() }
     }
 
-    fn buffered_tokens(&self, now: Nanos, requests: &[StepRequest<'_>]) -> Vec<u32> {
-        requests.iter().map(|one| self.buffered_tokens_of(now, one.sequence())).collect()
+    fn buffered_tokens(&self, requests: &[StepRequest<'_>]) -> Vec<u32> {
+        requests.iter().map(|one| self.buffered_tokens_of(one.sequence())).collect()
     }
 
     /// Returns the tokens that the client has not read yet.
-    fn buffered_tokens_of(&self, now: Nanos, one: &Sequence) -> u32 {
-        let left_ns = one.buffered_until(now).since(now);
+    fn buffered_tokens_of(&self, one: &Sequence) -> u32 {
+        let left_ns = one.buffered_until(self.now).since(self.now);
         left_ns
             .checked_div(self.manager.params().slo.tbt_ns)
             .map_or(0, |tokens| tokens.min(u32::MAX.into()) as u32)

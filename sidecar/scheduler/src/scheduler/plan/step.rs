@@ -1,32 +1,32 @@
 //! Plans the next step, and plans it again after memory refused it. Changes nothing.
 
-use sluice_policy::ids::{Nanos, RequestId};
+use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::PrefillOffload;
 
-use super::Scheduler;
-use super::commit::Refusal;
+use super::Planner;
 use crate::batch::Batch;
+use crate::scheduler::commit::Refusal;
 use crate::step_plan::{Eviction, PlanNotes, StepPlan};
-use crate::step_request::StepRequest;
+use crate::step_request::{StepRequest, decodes};
 
-impl Scheduler {
+impl<'a> Planner<'a> {
     /// Plans the next step: the requests that it admits, as far as they are not `kept`, and what it computes.
-    pub(super) fn plan_step(&self, now: Nanos, kept: Option<StepPlan>) -> StepPlan {
-        let mut plan = kept.unwrap_or_else(|| self.plan_admissions(now));
+    pub(in crate::scheduler) fn plan_step(&self, kept: Option<StepPlan>) -> StepPlan {
+        let mut plan = kept.unwrap_or_else(|| self.plan_admissions());
         let requests = self.step_requests(&plan);
-        let fitting = self.fitting_tokens(now, &requests);
+        let fitting = self.slice.fitting_tokens(self.now, decodes(&requests), self.manager.timing());
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes(&requests));
         plan.limits.usual_tokens = usual;
         plan.limits.max_tokens = usual.max(self.whole_tokens(&plan, &requests).min(fitting));
         plan.batch = self.plan_batch(&plan);
-        plan.placement = self.plan_placement(now, &plan);
+        plan.placement = self.plan_placement(&plan);
         plan
     }
 
     /// Plans the step again after the plan was refused: with what is there now, or less, or with an eviction before.
-    pub(super) fn plan_again(&self, now: Nanos, plan: StepPlan, refusal: Refusal) -> StepPlan {
+    pub(in crate::scheduler) fn plan_again(&self, plan: StepPlan, refusal: Refusal) -> StepPlan {
         let mut plan = StepPlan { evict: Vec::new(), notes: PlanNotes::default(), placement: None, ..plan };
-        plan.add_up(&self.manager);
+        plan.add_up(self.manager);
         match refusal {
             Refusal::Changed => {}
             Refusal::Loading => {
@@ -35,11 +35,11 @@ impl Scheduler {
             }
             Refusal::Short { missing_kv_blocks, activation } => {
                 plan.limits.keeps_layers = activation;
-                plan.is_starved = !self.plan_smaller(now, &mut plan, missing_kv_blocks, activation);
+                plan.is_starved = !self.plan_smaller(&mut plan, missing_kv_blocks, activation);
             }
             Refusal::LayersStay { missing_kv_blocks } => {
                 plan.limits.keeps_layers = true;
-                plan.is_starved = !self.plan_smaller(now, &mut plan, missing_kv_blocks, false);
+                plan.is_starved = !self.plan_smaller(&mut plan, missing_kv_blocks, false);
             }
         }
         if !plan.is_starved && !plan.moves_layers() {
@@ -50,14 +50,14 @@ impl Scheduler {
     }
 
     /// Returns the requests of the step, those that it admits too, in the order of first admissions.
-    pub(super) fn step_requests(&self, plan: &StepPlan) -> Vec<StepRequest<'_>> {
-        let stay = self.running.values().filter(|one| !plan.evicts(one.id()));
+    pub(super) fn step_requests(&self, plan: &StepPlan) -> Vec<StepRequest<'a>> {
+        let stay = self.requests.running.iter().filter(|one| !plan.evicts(one.id()));
         let mut requests: Vec<_> = stay.map(StepRequest::running).collect();
         for planned in &plan.admit {
-            let Some(sequence) = self.queue.get(planned.id) else { continue };
+            let Some(sequence) = self.requests.queue.get(planned.id) else { continue };
             let committed = planned.prefix.as_ref().map_or(sequence.committed, |prefix| prefix.tokens());
             let offloaded = planned.prefill_offloaded;
-            requests.push(StepRequest::admitted(sequence, committed, offloaded, self.next_step));
+            requests.push(StepRequest::admitted(sequence, committed, offloaded, self.step));
         }
         if !plan.admit.is_empty() {
             requests.sort_by_key(|request| request.admission.unwrap_or(u64::MAX));
@@ -68,7 +68,8 @@ impl Scheduler {
     /// Returns the batch of the plan within its limits.
     fn plan_batch(&self, plan: &StepPlan) -> Batch {
         let requests = self.step_requests(plan);
-        let alone = self.prefers_decodes(&requests);
+        let timing = self.manager.timing();
+        let alone = decodes(&requests) > 0 && self.slice.prefers_decodes(self.step, timing);
         let taken = requests.into_iter().filter(|request| !alone || request.pending() == 1);
         let taken = taken.filter(|request| !plan.limits.prefills_wait || !request.prefill_offloaded);
         Batch::plan(taken, plan.limits.max_tokens)
@@ -76,26 +77,26 @@ impl Scheduler {
 
     /// Drops admissions of requests that no longer wait as planned, and finds cached prefixes again if the cache has
     /// changed.
-    pub(super) fn refresh(&self, plan: &mut StepPlan) {
-        let suspended = |id| self.queue.get(id).map(|one| one.kv_suspended);
+    pub(in crate::scheduler) fn refresh(&self, plan: &mut StepPlan) {
+        let suspended = |id| self.requests.queue.get(id).map(|one| one.kv_suspended);
         plan.admit.retain(|one| suspended(one.id) == Some(one.prefix.is_none()));
         let epoch = self.manager.status().cache_epoch();
         if core::mem::replace(&mut plan.cache_epoch, epoch) != epoch {
             for one in plan.admit.iter_mut().filter(|one| one.prefix.is_some()) {
-                one.prefix = self.queue.get(one.id).map(|waiting| self.cached_prefix(waiting));
+                one.prefix = self.requests.queue.get(one.id).map(|waiting| self.cached_prefix(waiting));
             }
         }
-        plan.add_up(&self.manager);
+        plan.add_up(self.manager);
     }
 
     /// Returns the KV blocks that the request holds, or finds in the cache when it is admitted.
-    pub(super) fn held_kv_blocks(&self, plan: &StepPlan, id: RequestId) -> u32 {
+    pub(in crate::scheduler) fn held_kv_blocks(&self, plan: &StepPlan, id: RequestId) -> u32 {
         plan.cached_kv_blocks(id).unwrap_or_else(|| self.manager.kv_of(id).kv_blocks())
     }
 
     /// Returns the step that was refused without the requests whose KV is loading; memory was available for all of it.
     fn without_loading(&self, plan: &StepPlan) -> Option<StepPlan> {
-        let has_kv = |id| plan.admits(id) || self.is_running(id);
+        let has_kv = |id| plan.admits(id) || self.requests.running.contains(id);
         let batch = plan.batch.without(|id| !has_kv(id));
         let admit = plan.admit.clone();
         let cache_epoch = plan.cache_epoch;
@@ -117,13 +118,7 @@ impl Scheduler {
     /// whole-prompt prefill first drops to the usual number). Then the newest admissions wait, then the running request
     /// that the policy ranks first is evicted. The oldest request is never a victim. Returns false if nothing is left to
     /// try.
-    fn plan_smaller(
-        &self,
-        now: Nanos,
-        plan: &mut StepPlan,
-        missing_kv_blocks: u32,
-        activation: bool,
-    ) -> bool {
+    fn plan_smaller(&self, plan: &mut StepPlan, missing_kv_blocks: u32, activation: bool) -> bool {
         let limits = &mut plan.limits;
         if activation && limits.max_tokens > limits.usual_tokens {
             limits.max_tokens = limits.usual_tokens;
@@ -139,7 +134,7 @@ impl Scheduler {
             return true;
         }
         if !limits.has_made_room {
-            plan.evict = self.plan_room(now, missing_kv_blocks, plan);
+            plan.evict = self.plan_room(missing_kv_blocks, plan);
             plan.limits.has_made_room = !plan.evict.is_empty();
             if plan.limits.has_made_room {
                 return true;
@@ -150,26 +145,26 @@ impl Scheduler {
             plan.limits.prefills_wait = true;
             return true;
         }
-        if let Some(stalling) = self.plan_stalling_remap(now, missing_kv_blocks, plan) {
+        if let Some(stalling) = self.plan_stalling_remap(missing_kv_blocks, plan) {
             plan.evict = vec![Eviction::Remap { stalling, missing_kv_blocks }];
             return true;
         }
-        self.plan_one_fewer(now, plan)
+        self.plan_one_fewer(plan)
     }
 
     /// Plans the step without one of its requests. Returns false if only the oldest is left.
-    fn plan_one_fewer(&self, now: Nanos, plan: &mut StepPlan) -> bool {
+    fn plan_one_fewer(&self, plan: &mut StepPlan) -> bool {
         let requests = self.step_requests(plan);
         if requests.len() <= 1 {
             // An offloaded prompt can also lack only space in the host tier.
             let prompt_offloaded = requests.iter().any(|one| one.prefill_offloaded);
-            let dropped = self.last_suspended(|id| {
+            let dropped = self.requests.last_suspended(|id| {
                 !plan.admits(id) && (prompt_offloaded || self.manager.kv_of(id).on_device())
             });
             plan.evict.extend(dropped.map(Eviction::DropSuspended));
             return dropped.is_some();
         }
-        match plan.admit.iter().rposition(|one| !self.is_overdue(now, one.id)) {
+        match plan.admit.iter().rposition(|one| !self.is_overdue(one.id)) {
             Some(at) => {
                 let offload = self.offload_of_admitted(plan, at);
                 plan.notes.memory.probes_link |= offload == PrefillOffload::LinkTooSlow;
@@ -180,11 +175,11 @@ impl Scheduler {
                     plan.notes.refused_admission = true;
                 }
             }
-            None if !self.all_immune(now, &requests) => plan.evict.extend(self.choose_victim(now, plan)),
+            None if !self.all_immune(&requests) => plan.evict.extend(self.choose_victim(plan)),
             None => {
                 plan.notes.refused_admission = plan.admit.pop().is_some();
                 if !plan.notes.refused_admission {
-                    plan.evict.extend(self.preemption_victim(now, &requests).map(Eviction::Preempt));
+                    plan.evict.extend(self.preemption_victim(&requests).map(Eviction::Preempt));
                 }
             }
         }

@@ -1,10 +1,9 @@
 //! Plans which waiting requests the next step admits.
 
 use sluice_policy::geometry::Geometry;
-use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::{CachedPrefix, MemoryNotes, PlanAdmission, PlannedAdmissions};
 
-use super::Scheduler;
+use super::Planner;
 use crate::sequence::Sequence;
 use crate::step_plan::{PlanNotes, PlannedAdmission, StepPlan};
 
@@ -22,9 +21,9 @@ pub(super) struct Admissions {
     pub budget: u32,
 }
 
-impl Scheduler {
+impl Planner<'_> {
     /// Plans the admissions of the next step, up to one step's worth of tokens.
-    pub(super) fn plan_admissions(&self, now: Nanos) -> StepPlan {
+    pub(in crate::scheduler) fn plan_admissions(&self) -> StepPlan {
         let by_deadline = self.objectives().is_some();
         let mut admissions = Admissions {
             list: Vec::new(),
@@ -33,12 +32,12 @@ impl Scheduler {
                 ..PlanNotes::default()
             },
             planned: PlannedAdmissions::default(),
-            pending_tokens: self.running_tokens(),
+            pending_tokens: self.requests.running.pending_tokens(),
             sure: usize::MAX,
             budget: self.admission_budget(),
         };
-        if by_deadline || !self.admission_on_hold() {
-            self.plan_first(now, by_deadline, &mut admissions);
+        if by_deadline || !self.requests.are_on_hold(self.step) {
+            self.plan_first(by_deadline, &mut admissions);
             self.plan_offloaded_prefills(&mut admissions);
         }
         let Admissions { list: admit, notes, planned, .. } = admissions;
@@ -50,21 +49,21 @@ impl Scheduler {
     }
 
     /// Plans the first waiting requests, until one of them must wait.
-    fn plan_first(&self, now: Nanos, by_deadline: bool, admissions: &mut Admissions) {
-        for front in self.queue.iter() {
+    fn plan_first(&self, by_deadline: bool, admissions: &mut Admissions) {
+        for front in self.requests.queue.iter() {
             if admissions.budget == 0
                 || !(admissions.sure == usize::MAX || self.may_admit_extra(front))
-                || self.free_rows.len() == admissions.list.len()
-                || self.must_wait(now, front, admissions)
+                || self.requests.running.free_rows() == admissions.list.len()
+                || self.must_wait(front, admissions)
             {
                 return;
             }
-            if by_deadline && admissions.sure == usize::MAX && !self.fits(now, front, admissions) {
+            if by_deadline && admissions.sure == usize::MAX && !self.fits(front, admissions) {
                 admissions.sure = admissions.list.len() + 1;
             }
-            let waiter = self.waiter(front, now, 0);
+            let waiter = self.waiter(front, 0);
             let layer_blocks = self.manager.after(&admissions.planned).layer_blocks_needed(&waiter);
-            let offloaded = self.starts_offloaded(now, front, &admissions.planned);
+            let offloaded = self.starts_offloaded(front, &admissions.planned);
             self.plan_admission(front, layer_blocks, offloaded, admissions);
         }
     }
@@ -103,51 +102,41 @@ impl Scheduler {
         } else {
             self.config.max_step_tokens
         };
-        step_tokens.max(self.config.max_step_tokens).saturating_sub(self.running_tokens())
+        step_tokens.max(self.config.max_step_tokens).saturating_sub(self.requests.running.pending_tokens())
     }
 
     /// Whether this request may be tried after a request that did not fit. Not a suspended request: admitting one needs
     /// all its KV at once, and a failure would swap it straight back out.
     fn may_admit_extra(&self, front: &Sequence) -> bool {
-        !self.hold.holds_extra(self.next_step) && !front.kv_suspended
-    }
-
-    /// Returns the pending tokens of the running requests.
-    pub(super) fn running_tokens(&self) -> u32 {
-        self.running.values().map(Sequence::pending).fold(0, u32::saturating_add)
-    }
-
-    /// Whether memory refused an admission a short time ago ([`AdmissionHold::holds`](super::AdmissionHold::holds)).
-    pub(super) fn admission_on_hold(&self) -> bool {
-        self.hold.holds(self.next_step, self.running.is_empty())
+        !self.requests.hold.holds_extra(self.step) && !front.kv_suspended
     }
 
     /// Whether the first waiting request waits: its KV is loading, it may not resume yet, or no plan admits it. No
     /// request overtakes it.
-    fn must_wait(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
+    fn must_wait(&self, front: &Sequence, admissions: &mut Admissions) -> bool {
         let id = front.id();
         if self.manager.kv_of(id).is_loading() {
             return true;
         }
         if self.objectives().is_some() {
-            return self.can_defer(now, front, admissions);
+            return self.can_defer(front, admissions);
         }
-        let idle = self.running.is_empty() && admissions.list.is_empty();
-        let feasible = idle || self.is_overdue(now, id) || self.is_feasible(now, front, admissions);
+        let idle = self.requests.running.is_empty() && admissions.list.is_empty();
+        let feasible = idle || self.is_overdue(id) || self.is_feasible(front, admissions);
         if !feasible && self.manager.offload_view().plans_batches() {
             admissions.notes.memory.blocked_head = Some(Some(id));
         }
-        match self.pauses.is_paused(id) {
-            true => self.pauses.can_resume(id, now, feasible, idle).is_err(),
+        match self.requests.pauses.is_paused(id) {
+            true => self.requests.pauses.can_resume(id, self.now, feasible, idle).is_err(),
             false => !feasible,
         }
     }
 
     /// Whether the policy lets a waiting request run next to the others.
-    fn is_feasible(&self, now: Nanos, front: &Sequence, admissions: &mut Admissions) -> bool {
+    fn is_feasible(&self, front: &Sequence, admissions: &mut Admissions) -> bool {
         let memory = self.manager.after(&admissions.planned);
         if self.manager.offload_view().plans_batches() {
-            let waiter = self.waiter(front, now, self.manager.params().slo.tbt_ns);
+            let waiter = self.waiter(front, self.manager.params().slo.tbt_ns);
             let Some(answer) = memory.plan_admission(&waiter) else {
                 return memory.has_room(&waiter);
             };
@@ -158,16 +147,11 @@ impl Scheduler {
         }
         if front.waiting_offloaded {
             return memory.can_onload(front.id(), admissions.pending_tokens)
-                && self.leaves_prefill_buffer(now, front, admissions);
+                && self.leaves_prefill_buffer(front, admissions);
         }
-        if self.pauses.is_paused(front.id()) {
+        if self.requests.pauses.is_paused(front.id()) {
             return memory.resume_fits(front.id());
         }
-        self.leaves_prefill_buffer(now, front, admissions)
-    }
-
-    /// Returns the requests that wait with their KV, the last that matches.
-    pub(super) fn last_suspended(&self, which: impl Fn(RequestId) -> bool) -> Option<RequestId> {
-        self.queue.iter().filter(|one| one.kv_suspended && which(one.id())).last().map(Sequence::id)
+        self.leaves_prefill_buffer(front, admissions)
     }
 }

@@ -1,12 +1,12 @@
 //! Plans of steps, compared as values.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::Params;
+use sluice_policy::params::{Params, Slo};
 use sluice_policy::reclaim::PolicyName;
 
 use super::super::commit::{Committed, Refusal};
-use super::super::pause::Overdue;
 use super::super::test_tenant::{NOW, STEP_TOKENS, Tenant};
+use super::pauses::Overdue;
 use crate::step_plan::{Eviction, StepPlan};
 
 /// Memory lacks a KV block.
@@ -16,11 +16,11 @@ const SHORT_ACTIVATIONS: Refusal = Refusal::Short { missing_kv_blocks: 1, activa
 
 impl Tenant {
     fn plan(&self) -> StepPlan {
-        self.scheduler.plan_step(NOW, None)
+        self.scheduler.planner(NOW).plan_step(None)
     }
 
     fn plan_again(&self, plan: StepPlan, refusal: Refusal) -> StepPlan {
-        self.scheduler.plan_again(NOW, plan, refusal)
+        self.scheduler.planner(NOW).plan_again(plan, refusal)
     }
 }
 
@@ -126,13 +126,34 @@ fn request_at_the_pause_limit_goes_first_and_gets_a_row() {
     let mut tenant = Tenant::with(params).run(&[10, 10, 60, 10]);
     tenant.scheduler.evict(NOW, &Eviction::Preempt(RequestId(2)));
     tenant.scheduler.evict(NOW, &Eviction::Pause(RequestId(4)));
-    let overdue = |tenant: &Tenant, at| tenant.scheduler.plan_overdue(Nanos(at));
+    let overdue = |tenant: &Tenant, at| tenant.scheduler.planner(Nanos(at)).plan_overdue();
     assert_eq!(overdue(&tenant, 99), None, "its pause may go on");
     let expected = Overdue { first: Some(RequestId(4)), evict: None };
     assert_eq!(overdue(&tenant, 100), Some(expected), "2 waits before it, and rows are free");
-    tenant.scheduler.free_rows.clear();
+    tenant.scheduler.requests.running.hide_free_rows();
     let evict = Some(Eviction::Pause(RequestId(3)));
     assert_eq!(overdue(&tenant, 100), Some(Overdue { first: Some(RequestId(4)), evict }));
+}
+
+#[test]
+fn request_that_is_due_first_gets_a_row_only_if_none_is_free() {
+    let params = Params {
+        policy: PolicyName::Unified,
+        host_kv_bytes: 1 << 20,
+        layer_compute_ns: 1000,
+        slo: Slo { ttft_ns: 1000, tbt_ns: 1000, allowed_miss_permille: 10 },
+        ..Params::default()
+    };
+    let mut tenant = Tenant::with(params).run(&[10, 10]);
+    // Their clients have tokens to read for a long time.
+    for sequence in tenant.scheduler.requests.running.iter_mut() {
+        sequence.read_until = Some(Nanos(1 << 40));
+    }
+    tenant.finish_step();
+    tenant.submit(3, 10);
+    assert_eq!(tenant.scheduler.planner(NOW).plan_row(), [], "two rows are free");
+    tenant.scheduler.requests.running.hide_free_rows();
+    assert_eq!(tenant.scheduler.planner(NOW).plan_row(), [Eviction::Pause(RequestId(2))]);
 }
 
 #[test]
@@ -141,7 +162,7 @@ fn commit_evicts_then_runs_what_is_left() {
     tenant.retire_step();
     let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
     assert_eq!(tenant.scheduler.commit(NOW, &plan), Committed::Done);
-    assert!(!tenant.scheduler.is_running(RequestId(2)));
+    assert!(!tenant.scheduler.requests.running.contains(RequestId(2)));
     let step = tenant.scheduler.in_flight.as_ref().expect("a step");
     assert_eq!(step.batch, plan.batch);
 }
@@ -153,7 +174,7 @@ fn plan_for_another_cache_is_refused_and_admits_nothing() {
     let mut plan = tenant.plan();
     plan.cache_epoch += 1;
     assert_eq!(tenant.scheduler.commit(NOW, &plan), Committed::Refused(Refusal::Changed));
-    assert!(!tenant.scheduler.is_running(RequestId(2)));
+    assert!(!tenant.scheduler.requests.running.contains(RequestId(2)));
     let plan = tenant.plan_again(plan, Refusal::Changed);
     assert_eq!(
         (admitted(&plan), plan.cache_epoch),
@@ -168,7 +189,7 @@ fn kept_admissions_are_planned_with_fresh_token_limits() {
     let mut kept = tenant.plan();
     kept.limits.max_tokens = 1;
     tenant.submit(3, 20);
-    let plan = tenant.scheduler.plan_step(NOW, Some(kept));
+    let plan = tenant.scheduler.planner(NOW).plan_step(Some(kept));
     assert_eq!(admitted(&plan), [2], "as kept");
     assert_eq!(plan.limits.max_tokens, STEP_TOKENS);
 }

@@ -1,0 +1,47 @@
+//! Planning: everything that decides what the next step does. It reads and changes nothing.
+//!
+//! [`Planner::plan_step`] plans a step, and [`Planner::plan_again`] plans it again after memory refused it. Before that,
+//! [`Planner::plan_pauses`], [`Planner::plan_overdue`] and [`Planner::plan_row`] plan which requests pause or go first.
+//! `super::commit` carries the plans out.
+
+mod admissions;
+mod deadlines;
+mod pacing;
+mod pauses;
+mod prefill_offload;
+mod step;
+#[cfg(test)]
+mod tests;
+mod victims;
+
+use sluice_policy::ids::Nanos;
+use sluice_policy::memory_manager::MemoryManager;
+use sluice_policy::params::Slo;
+
+use super::requests::Requests;
+use super::time_slice::TimeSlice;
+use crate::config::Config;
+
+/// What planning sees at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Planner<'a> {
+    /// The time.
+    pub now: Nanos,
+    /// Steps that have begun.
+    pub step: u64,
+    /// The limits.
+    pub config: &'a Config,
+    /// The memory.
+    pub manager: &'a MemoryManager,
+    /// The requests.
+    pub requests: &'a Requests,
+    /// The right to run steps.
+    pub slice: &'a TimeSlice,
+}
+
+impl Planner<'_> {
+    /// Returns the objectives for deadline scheduling; `None` under other policies.
+    pub(super) fn objectives(&self) -> Option<Slo> {
+        self.manager.params().deadlines()
+    }
+}

@@ -1,0 +1,141 @@
+//! Implements Pause-Resume (OrbitFlow 4.2): excess requests wait with their KV instead of being recomputed. It also
+//! builds the planner's view of the requests and plans the pauses of an adopted plan.
+
+use sluice_policy::ids::RequestId;
+use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
+use sluice_policy::planner::pause::Candidate;
+
+use super::Planner;
+use crate::sequence::Sequence;
+use crate::step_plan::{Eviction, StepPlan};
+use crate::step_request::StepRequest;
+
+/// Waiting requests that a plan considers: it is rare that more are admitted at once.
+const MAX_WAITING: usize = 4;
+
+/// What is done for a request that reached the pause limit.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::scheduler) struct Overdue {
+    /// The request, if it is not the first one that waits.
+    pub first: Option<RequestId>,
+    /// What makes space for it.
+    pub evict: Option<Eviction>,
+}
+
+impl Planner<'_> {
+    /// Returns the request to pause first: the one with the most KV, or under deadline scheduling the one with the most
+    /// buffered tokens. The oldest request and requests at the pause limit are exempt.
+    pub(super) fn pause_victim(&self, requests: &[StepRequest<'_>], host_places: u32) -> Option<RequestId> {
+        match self.objectives() {
+            Some(_) => self.latest_deadline(requests, host_places),
+            None => self.victims(requests).into_iter().find(|id| self.requests.running.contains(*id)),
+        }
+    }
+
+    /// Returns the requests of a step that may be paused, in order of preference.
+    pub(super) fn victims(&self, requests: &[StepRequest<'_>]) -> Vec<RequestId> {
+        let oldest = requests.first().map(|one| one.id());
+        let tbt_ns = self.manager.params().slo.tbt_ns;
+        let kv_block_bytes = self.manager.geometry().kv_block_bytes();
+        let candidate = |one: &StepRequest<'_>| Candidate {
+            id: one.id(),
+            kv_bytes: u64::from(self.manager.kv_of(one.id()).kv_blocks().max(one.cached_kv_blocks()))
+                * kv_block_bytes,
+            deposit: one.deposit(self.now, tbt_ns),
+        };
+        let candidates: Vec<_> = requests.iter().map(candidate).collect();
+        let victims = self.requests.pauses.victims(self.now, &candidates);
+        victims.into_iter().filter(|id| Some(*id) != oldest).collect()
+    }
+
+    /// Returns the requests of the step and the first waiting ones if a placement plan for them is due.
+    pub(super) fn plan_placement(&self, plan: &StepPlan) -> Option<SchedulerView> {
+        let is_due = self.manager.after(&plan.planned).wants_plan(&plan.notes.memory);
+        is_due.then(|| self.scheduler_view(plan))
+    }
+
+    fn scheduler_view(&self, plan: &StepPlan) -> SchedulerView {
+        let by_plan = self.manager.offload_view().can_pause_help() && self.objectives().is_none();
+        let requests = self.step_requests(plan);
+        let victims = if by_plan { self.victims(&requests) } else { Vec::new() };
+        let tbt_ns = self.manager.params().slo.tbt_ns;
+        let running = |one: &StepRequest<'_>, immune: bool| RunningRequest {
+            request: one.id(),
+            kv_blocks: one.next_kv_blocks(),
+            deposit: one.deposit(self.now, tbt_ns),
+            immune,
+        };
+        let find = |id: &RequestId| requests.iter().find(|one| one.id() == *id);
+        let first = victims.iter().filter_map(find).map(|one| running(one, false));
+        let others = requests.iter().filter(|one| !victims.contains(&one.id())).map(|one| running(one, true));
+        SchedulerView { running: first.chain(others).collect(), waiting: self.waiters(tbt_ns, plan) }
+    }
+
+    /// Returns the waiting requests that a placement plan may admit: as many as there are free rows, none while
+    /// admission is on hold.
+    fn waiters(&self, tbt_ns: u64, plan: &StepPlan) -> Vec<WaitingRequest> {
+        if !self.manager.offload_view().plans_batches() || self.requests.are_on_hold(self.step) {
+            return Vec::new();
+        }
+        let can_plan = |sequence: &&Sequence| {
+            let id = sequence.id();
+            !self.requests.pauses.is_paused(id)
+                || self.requests.pauses.can_resume(id, self.now, true, false).is_ok()
+        };
+        let rows = self.requests.running.free_rows() - plan.admit.len();
+        let others = self.requests.queue.iter().filter(|one| !plan.admits(one.id()));
+        let first = others.take(MAX_WAITING.min(rows)).take_while(can_plan);
+        let memory = self.manager.after(&plan.planned);
+        let mut planned_layer_blocks = 0;
+        let can_admit = |one: &WaitingRequest| {
+            let allowed = memory.may_plan_admission(one, planned_layer_blocks);
+            planned_layer_blocks += memory.layer_blocks_needed(one);
+            allowed
+        };
+        first.map(|one| self.waiter(one, tbt_ns)).take_while(can_admit).collect()
+    }
+
+    /// Plans the pauses of the adopted placement plan, of requests that may still be paused.
+    pub(in crate::scheduler) fn plan_pauses(&self) -> Vec<Eviction> {
+        let planned = self.manager.offload_view().pauses();
+        if planned.is_empty() {
+            return Vec::new();
+        }
+        let victims = self.victims(&self.step_requests(&StepPlan::default()));
+        planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::Pause).collect()
+    }
+
+    /// Whether, under a policy that pauses, the request has reached the pause limit.
+    pub(super) fn is_immune(&self, id: RequestId) -> bool {
+        self.requests.is_immune(self.now, id, self.manager.params().longest_pause_ns())
+    }
+
+    /// Whether the request is paused beyond the pause limit.
+    pub(super) fn is_overdue(&self, id: RequestId) -> bool {
+        self.requests.pauses.is_paused(id) && self.is_immune(id)
+    }
+
+    /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no row
+    /// is free. The oldest request and requests at the pause limit are exempt.
+    pub(in crate::scheduler) fn plan_overdue(&self) -> Option<Overdue> {
+        let id = self.requests.pauses.overdue(self.now).filter(|id| self.is_immune(*id))?;
+        let front = self.requests.queue.front().filter(|front| front.id() != id && !front.is_overdue);
+        let plan = StepPlan::default();
+        let must_evict =
+            self.requests.running.free_rows() == 0 && !self.all_immune(&self.step_requests(&plan));
+        let evict = must_evict.then(|| self.choose_victim(&plan)).flatten();
+        Some(Overdue { first: front.map(|_| id), evict })
+    }
+
+    /// Whether every request but the oldest is at the pause limit.
+    pub(super) fn all_immune(&self, requests: &[StepRequest<'_>]) -> bool {
+        requests.iter().skip(1).all(|one| self.is_immune(one.id()))
+    }
+
+    /// Returns a waiting request as plans see it.
+    pub(super) fn waiter(&self, sequence: &Sequence, tbt_ns: u64) -> WaitingRequest {
+        let (request, deposit) = (sequence.id(), sequence.deposit(self.now, tbt_ns));
+        let fresh = !self.requests.pauses.is_paused(request);
+        WaitingRequest { request, kv_blocks: sequence.admission_kv_blocks(), deposit, fresh }
+    }
+}
