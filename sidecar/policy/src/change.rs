@@ -1,6 +1,7 @@
 //! The change of ownership that is decided and has not happened: its target, the back-off after a failed one, and the
 //! remaps that were declined. The caller counts steps and boundaries and passes the counts: this file reads no clock.
 
+use crate::orders::Orders;
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
 use crate::step_model::Layout;
@@ -142,6 +143,12 @@ impl ChangeState {
     pub fn failed(&mut self, boundary: u64) {
         self.failures += 1;
         self.back_off(boundary);
+    }
+
+    /// As [`ChangeState::failed`], at this boundary; the failure is counted among the decisions.
+    pub fn on_backend_failed(&mut self, orders: &mut Orders) {
+        orders.count(Reason::BackendFailed);
+        self.failed(orders.boundaries());
     }
 
     /// Counts failures from 0 again: the backend has carried out an order.

@@ -177,6 +177,17 @@ impl Kv {
         self.idle.len() as u32 * self.layers
     }
 
+    /// Returns the KV chunks beyond `guaranteed` ones.
+    pub fn chunks_above(&self, guaranteed: u32) -> u32 {
+        self.chunk_pool.backed().saturating_sub(guaranteed)
+    }
+
+    /// Returns those of them that could be emptied without dropping a block in use.
+    pub fn idle_chunks_above(&self, guaranteed: u32) -> u32 {
+        let idle = self.chunk_pool.free_layer_blocks() + self.evictable_layer_blocks();
+        (idle / self.chunk_pool.layer_blocks_per_chunk()).min(self.chunks_above(guaranteed))
+    }
+
     /// Allocates new KV blocks to the requests. The caller ensures enough free blocks, and enough host places for
     /// offloaded prefills.
     pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {

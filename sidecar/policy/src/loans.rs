@@ -1,32 +1,52 @@
 //! One tenant's side of memory that passes between peers: its balance, its demand, and transfers under way.
 //!
-//! The parts know chunks as numbers only. Which chunks are transferred, and what must be freed for them, the memory
-//! manager decides.
+//! | file | what it holds |
+//! |---|---|
+//! | `share` | what of the share can be created, lent and released |
+//! | `next_step` | what is due for peers and for the share at a boundary |
+//! | `reclaim`, `lendable_layers` | what is freed for it |
+//! | `transfers` | the actions, and their ends |
+//! | `balance`, `demand`, `outgoing`, `recreation` | the state, each by itself |
+//!
+//! [`Loans`] knows chunks as numbers only. What it needs of other parts are arguments.
+
+use alloc::vec::Vec;
 
 mod balance;
 mod demand;
+pub(crate) mod lendable_layers;
+pub(crate) mod next_step;
 mod outgoing;
+pub(crate) mod reclaim;
 mod recreation;
+pub(crate) mod share;
 pub(crate) mod transfer;
+pub(crate) mod transfers;
 
-pub(crate) use balance::Balance;
-pub(crate) use demand::{BorrowDemand, IDLE_BOUNDARIES};
-pub(crate) use outgoing::OutgoingTransfers;
-pub(crate) use recreation::{REGROW_BOUNDARIES, Recreation};
+use balance::Balance;
+use demand::BorrowDemand;
+pub(crate) use demand::{IDLE_BOUNDARIES, loan_sizes};
+use outgoing::OutgoingTransfers;
+use recreation::Recreation;
+pub(crate) use recreation::{REGROW_BOUNDARIES, REGROW_PIECE_BYTES};
 pub(crate) use transfer::OutgoingTransfer;
 pub use transfer::{TransferKind, TransferResult};
 
 use sluice_common::random::mix;
 
-use crate::revert::Hysteresis;
+use crate::action::Earmark;
+use crate::orders::pending::PendingActions;
+use crate::peers::Peer;
+use crate::reason::Reason;
+use crate::revert::{Hysteresis, Pressure};
 
 /// The loans of a tenant, and whether it takes part in lending now.
 #[derive(Clone, Debug)]
 pub(crate) struct Loans {
-    pub balance: Balance,
-    pub demand: BorrowDemand,
-    pub outgoing: OutgoingTransfers,
-    pub recreation: Recreation,
+    balance: Balance,
+    demand: BorrowDemand,
+    outgoing: OutgoingTransfers,
+    recreation: Recreation,
     /// Holds the time slice, or has work where there are none.
     active: bool,
     /// Requests wait or run, and there is an engine for them.
@@ -37,7 +57,7 @@ pub(crate) struct Loans {
     awaits_floor: bool,
     /// A return, or another change that must happen, found no room: a request must be paused or preempted.
     lacks_room: bool,
-    /// It found no space and no request is left to preempt: layers go for it, whatever their restoration costs.
+    /// It found no room and no request is left to preempt: layers go for it, whatever their restoration costs.
     forces_reclaim: bool,
 }
 
@@ -58,59 +78,282 @@ impl Loans {
         }
     }
 
-    /// The tenant becomes active or inactive. A lender that becomes active waits for its loans.
-    pub fn set_active(&mut self, active: bool) {
-        self.awaits_loans |= active && !self.active && self.balance.lent() > 0;
-        self.active = active;
+    /// Sets whether the tenant is active and has requests. A lender that becomes active waits for its loans.
+    pub fn set_demand(&mut self, active: bool, busy: bool) {
+        self.awaits_loans |= active && !self.active && self.lent() > 0;
+        (self.active, self.busy) = (active, busy);
+        if !busy {
+            self.demand.clear();
+        }
     }
 
+    /// Holds the time slice, or has work where there are none.
     pub fn is_active(&self) -> bool {
         self.active
     }
 
-    pub fn set_busy(&mut self, busy: bool) {
-        self.busy = busy;
-    }
-
+    /// Requests wait or run, and there is an engine for them.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
+    /// Lent layers wait while the loans are being revoked (`true`), or are restored into the memory at hand (`false`).
     pub fn set_awaits_loans(&mut self, waits: bool) {
         self.awaits_loans = waits;
     }
 
-    /// What was lent is revoked first.
+    /// The tenant wakes: what was lent is revoked first.
     pub fn await_loans(&mut self) {
-        self.awaits_loans |= self.balance.lent() > 0;
+        self.awaits_loans |= self.lent() > 0;
     }
 
+    /// Lent layers are not restored yet: their loans are being revoked.
     pub fn awaits_loans(&self) -> bool {
         self.awaits_loans
     }
 
-    pub fn set_awaits_floor(&mut self, waits: bool) {
-        self.awaits_floor = waits;
+    /// The tenant starts, and lacks this many chunks of its floor: if there are peers, it waits for them.
+    pub fn await_floor(&mut self, missing: u32) {
+        self.awaits_floor = self.can_borrow() && missing > 0;
     }
 
+    /// Not even the floor is free at first: peers hold it.
     pub fn awaits_floor(&self) -> bool {
         self.awaits_floor
     }
 
+    /// Sets whether a change that must happen found no room.
     pub fn set_lacks_room(&mut self, lacks: bool) {
         self.lacks_room = lacks;
     }
 
+    /// A return, or another change that must happen, found no room: a request must be paused or preempted.
     pub fn lacks_room(&self) -> bool {
         self.lacks_room
     }
 
-    pub fn set_forces_reclaim(&mut self, forces: bool) {
-        self.forces_reclaim = forces;
+    /// No request is left to preempt: layers go, whatever their restoration costs.
+    pub fn force_reclaim(&mut self) {
+        self.forces_reclaim = true;
     }
 
+    /// As [`Loans::force_reclaim`] said, until nothing is queued.
     pub fn forces_reclaim(&self) -> bool {
         self.forces_reclaim
+    }
+
+    /// The first transfer does not fit. A loan is refused; for a return, a request must go.
+    pub fn refuse_first(&mut self) {
+        if !self.outgoing.refuse_first_loan() && !self.outgoing.is_empty() {
+            self.lacks_room = true;
+        }
+    }
+
+    /// A change does not fit: a request makes room if the change must happen; a loan is refused.
+    pub fn on_no_room(&mut self, reason: Reason) {
+        self.lacks_room |= reason.must_happen();
+        if reason == Reason::Lend {
+            self.refuse_first();
+        }
+    }
+
+    /// The tenant falls asleep.
+    pub fn on_suspend(&mut self) {
+        self.lacks_room = false;
+        self.demand.clear();
+    }
+
+    /// A boundary begins.
+    pub fn on_boundary(&mut self) {
+        self.demand.on_boundary();
+    }
+}
+
+/// What the tenant asks of its peers.
+impl Loans {
+    /// Sets whether peers can be asked.
+    pub fn set_can_borrow(&mut self, enabled: bool) {
+        self.demand.set_enabled(enabled);
+    }
+
+    /// Peers can be asked.
+    pub fn can_borrow(&self) -> bool {
+        self.demand.is_enabled()
+    }
+
+    /// Peers can be asked and have not refused since the last boundary.
+    pub fn may_ask(&self) -> bool {
+        self.demand.is_enabled() && !self.demand.is_denied()
+    }
+
+    /// Asks peers for loans of these sizes, none if they cannot be asked.
+    pub fn ask(&mut self, sizes: Vec<u32>) {
+        self.demand.ask(sizes);
+    }
+
+    /// Chunks that the next step lacks and peers may have.
+    pub fn borrow_request(&self) -> Option<u32> {
+        self.demand.wanted()
+    }
+
+    /// The useful size of a loan where at most `max` chunks can be had: enough for as many requests of the step as the
+    /// loan and `own` chunks of own layers cover, less what whole layers of `slab` chunks give in any case. 0 if it
+    /// would not help.
+    pub fn useful_loan_size(&self, max: u32, own: u32, slab: u32) -> u32 {
+        let Some(step_chunks) = self.demand.largest_within(max.saturating_add(own)) else {
+            return 0;
+        };
+        let layers = step_chunks.saturating_sub(max).div_ceil(slab);
+        step_chunks.saturating_sub(own.min(layers.saturating_mul(slab)))
+    }
+
+    /// Peers have nothing: no demand until the next boundary.
+    pub fn on_borrow_denied(&mut self) {
+        self.demand.on_denied();
+    }
+
+    /// Borrowed chunks that no return is queued or under way for.
+    pub fn unreturned(&self, pending: &PendingActions) -> u32 {
+        self.borrowed().saturating_sub(self.outgoing_chunks(pending, TransferKind::Return))
+    }
+
+    /// Of `left` borrowed chunks, those to return now. `in_use` says that the tenant needs them at this boundary;
+    /// `open_requests` that requests have KV. Without requests that is all of them: a loan does not serve an unused
+    /// cache.
+    pub fn surplus(
+        &mut self,
+        left: u32,
+        in_use: bool,
+        open_requests: bool,
+        pressure: impl FnOnce() -> Pressure,
+    ) -> u32 {
+        if left == 0 || in_use || self.demand.wanted().is_some() {
+            self.demand.on_used();
+            return 0;
+        }
+        // A loan for a request is in use before its first step is planned.
+        if self.demand.count_idle(!self.busy && !open_requests) {
+            return left;
+        }
+        self.demand.surplus(&pressure())
+    }
+}
+
+/// Transfers to peers that are queued.
+impl Loans {
+    /// Queues a transfer to a peer. `floor` chunks are not lent now.
+    ///
+    /// # Panics
+    /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
+    /// checked.
+    pub fn queue(&mut self, transfer: OutgoingTransfer, pending: &PendingActions, floor: u32) {
+        let most = match transfer.claim {
+            TransferKind::Lend => self.chunks_above_floor(pending, floor),
+            TransferKind::Return => self.unreturned(pending),
+        };
+        assert!(
+            transfer.chunks <= most,
+            "{transfer:?} is at most {most} chunks: the floor, or what was borrowed"
+        );
+        self.outgoing.push(transfer);
+    }
+
+    /// A transfer is queued.
+    pub fn has_outgoing(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// The next transfer.
+    pub fn first_outgoing(&self) -> Option<OutgoingTransfer> {
+        self.outgoing.first()
+    }
+
+    /// A return is queued.
+    pub fn owes_peers(&self) -> bool {
+        self.outgoing.has_return()
+    }
+
+    /// Chunks of transfers of this kind, queued or under way.
+    pub fn outgoing_chunks(&self, pending: &PendingActions, kind: TransferKind) -> u32 {
+        self.outgoing.chunks_of(kind) + pending.lent_chunks(|_, of| of == kind)
+    }
+
+    /// Chunks of this return, queued or under way.
+    pub fn debt_chunks(&self, pending: &PendingActions, earmark: Earmark) -> u32 {
+        let under_way = pending.lent_chunks(|loan, kind| loan == earmark && kind == TransferKind::Return);
+        self.outgoing.return_chunks(earmark) + under_way
+    }
+
+    /// Removes the loan of this name; returns whether it was queued.
+    pub fn cancel_loan(&mut self, earmark: Earmark) -> bool {
+        self.outgoing.cancel_loan(earmark)
+    }
+
+    /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
+    pub fn forget_loans_to(&mut self, pending: &PendingActions, peer: Peer) -> u32 {
+        let waiting = self.outgoing.forget_loans_to(peer);
+        waiting + pending.lent_chunks(|earmark, kind| earmark.peer == peer && kind == TransferKind::Lend)
+    }
+
+    /// Results of transfers since the last call.
+    pub fn take_results(&mut self) -> Vec<TransferResult> {
+        self.outgoing.take_results()
+    }
+}
+
+/// Chunks of the share that are to be created again.
+impl Loans {
+    /// Chunks to create again.
+    pub fn chunks_to_recreate(&self) -> u32 {
+        self.recreation.chunks()
+    }
+
+    /// Those of them that peers still hold, as far as is known.
+    pub fn held_by_peers(&self) -> u32 {
+        self.recreation.held_by_peers()
+    }
+
+    /// Some may be created at this boundary.
+    pub fn may_recreate(&self, boundary: u64) -> bool {
+        self.recreation.is_due(boundary)
+    }
+
+    /// They are created at once, not when a step needs them: layers wait for memory (`layers_away`), the tenant is idle
+    /// without `open_requests`, or a transfer waits.
+    pub fn recreates_at_once(&self, layers_away: bool, open_requests: bool) -> bool {
+        let idle = !self.active && !open_requests;
+        self.recreation.chunks() > 0 && (layers_away || idle || self.has_outgoing())
+    }
+
+    /// Chunks to create for the layer blocks that a step lacks; none if none can be created at this boundary.
+    pub fn recreation_for_step(
+        &self,
+        boundary: u64,
+        missing_layer_blocks: u32,
+        layer_blocks_per_chunk: u32,
+        chunk_bytes: u64,
+    ) -> Option<u32> {
+        self.recreation.for_step(boundary, missing_layer_blocks, layer_blocks_per_chunk, chunk_bytes)
+    }
+
+    /// The tenant starts, and `chunks` of its share come later: peers hold them.
+    pub fn start_without(&mut self, chunks: u32) {
+        self.recreation.start(if self.can_borrow() { chunks } else { 0 });
+    }
+
+    /// The tenant sleeps: nothing is to be created before it is needed.
+    pub fn recreate_nothing(&mut self) {
+        self.recreation.clear();
+    }
+}
+
+impl Loans {
+    /// No loan is out, queued or to be made good: no peer has memory of this tenant.
+    pub fn nothing_lent(&self, pending: &PendingActions) -> bool {
+        self.lent() == 0
+            && self.outgoing.is_empty()
+            && self.recreation.chunks() == 0
+            && pending.lent_chunks(|_, _| true) == 0
     }
 
     /// A number that changes with everything that decides.
@@ -145,8 +388,9 @@ mod tests {
         loans.balance.on_borrowed(5);
         loans.balance.on_lent(7);
         loans.recreation.add(3);
-        loans.set_forces_reclaim(true);
-        loans.set_awaits_floor(true);
+        loans.force_reclaim();
+        loans.set_can_borrow(true);
+        loans.await_floor(1);
         loans.await_loans();
         loans.set_lacks_room(true);
         for nonce in [1, 1] {
@@ -160,12 +404,12 @@ mod tests {
     #[test]
     fn active_lender_waits_for_its_loans() {
         let mut loans = Loans::new(40, Hysteresis::new(1, 0));
-        loans.set_active(false);
+        loans.set_demand(false, false);
         loans.balance.on_lent(3);
-        loans.set_active(true);
+        loans.set_demand(true, false);
         assert!(loans.awaits_loans());
         loans.set_awaits_loans(false);
-        loans.set_active(true);
+        loans.set_demand(true, false);
         assert!(!loans.awaits_loans(), "it was active before");
     }
 }

@@ -36,20 +36,16 @@
 
 use alloc::vec::Vec;
 
-mod borrow;
 mod constants;
 mod deferred_unmap;
 mod invariants;
-mod lend;
-mod lendable;
 mod load;
 mod loan_control;
+mod loan_steps;
 mod prepare;
 mod prepare_plan;
-mod recreate_chunks;
 mod restore_layers;
 mod revert;
-mod share;
 mod sleep;
 mod stalling;
 mod step_api;
@@ -176,12 +172,12 @@ impl MemoryManager {
         match self.orders.pending.take(done.id) {
             Pending::Create(chunks) => self.on_created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.on_released(&chunks, done.outcome),
-            Pending::Recreate(chunks) => self.on_recreated(&chunks, done.outcome),
+            Pending::Recreate(chunks) => self.transfers().on_recreated(&chunks, done.outcome),
             Pending::Accept(chunks, earmark, claim) => {
-                self.on_accepted(&chunks, earmark, claim, done.outcome)
+                self.transfers().on_accepted(&chunks, earmark, claim, done.outcome)
             }
             Pending::Lend(chunks, spare, earmark, claim) => {
-                self.on_lent(&chunks, spare, (earmark, claim), done.outcome)
+                self.transfers().on_lent(&chunks, spare, (earmark, claim), done.outcome)
             }
             Pending::Reback(change) => self.on_remapped(*change, done.outcome, out),
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
@@ -199,7 +195,10 @@ impl MemoryManager {
             }
             Pending::WriteBack(written) => self.offloading().on_written_back(&written, done.outcome),
             Pending::Spill(name) => self.offloading().on_spilled(name, done.outcome),
-            Pending::ReleaseShare(chunks) => self.on_share_released(&chunks, done.outcome),
+            Pending::ReleaseShare(chunks) => {
+                let assigned = self.sizes.share;
+                self.transfers().on_share_released(&chunks, assigned, done.outcome)
+            }
             Pending::Drop => self.on_dropped(out),
         }
     }
@@ -357,11 +356,7 @@ impl MemoryManager {
 
     /// Sets what the tenant has to do. Until the first call it is active, without requests.
     pub fn set_demand(&mut self, demand: Demand) {
-        self.loans.set_busy(demand.has_requests);
-        self.loans.set_active(demand.is_active);
-        if !demand.has_requests {
-            self.loans.demand.clear();
-        }
+        self.loans.set_demand(demand.is_active, demand.has_requests);
     }
 
     /// Handles a step boundary, also an idle one: reversion, compaction, draining.
@@ -371,7 +366,7 @@ impl MemoryManager {
         self.offload.on_boundary(self.kv.running_requests().next().is_some());
         self.orders.step.on_boundary();
         self.abandon_step();
-        self.loans.demand.on_boundary();
+        self.loans.on_boundary();
         if !self.orders.step.is_running() && !self.orders.pending.blocking() && self.status().is_loaded() {
             self.at_boundary(out);
         }
@@ -437,8 +432,7 @@ impl MemoryManager {
     pub fn sleep(&mut self, keep_kv: bool) {
         self.sleep.set_keeps_kv(keep_kv);
         if self.status().is_loaded() && self.sleep.suspend() {
-            self.loans.set_lacks_room(false);
-            self.loans.demand.clear();
+            self.loans.on_suspend();
         }
         if self.sleep.discards_kv() && self.sleep.state() == SleepState::Asleep {
             self.give_up_cache();
@@ -477,7 +471,7 @@ impl MemoryManager {
     pub fn set_bounds(&mut self, bounds: Bounds) -> Result<(), ConfigError> {
         let Bounds { share_chunks, remap_cap_permille } = bounds;
         self.set_params(Params { share_chunks, remap_cap_permille, ..self.params.clone() })?;
-        self.loans.balance.assign(self.sizes.share);
+        self.loans.assign_share(self.sizes.share);
         self.change.forget_declined();
         if self.loaded && self.forced.is_none() {
             self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());

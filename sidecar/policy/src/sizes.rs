@@ -39,6 +39,8 @@ pub struct Sizes {
     pub movable_m: Option<u16>,
     /// Most moving layers, with those that moved under another policy.
     pub cap_m: u16,
+    /// Chunks that the tenant never lends, except while it sleeps.
+    pub floor: u32,
 }
 
 impl Sizes {
@@ -58,7 +60,7 @@ impl Sizes {
         let share = u64::from(layers) * u64::from(params.remap_cap_permille) / 1000;
         let cap_m = (share as u16).min(layers - 1);
         let movable_m = params.policy().movable_layers(cap_m);
-        let sizes = Sizes {
+        let mut sizes = Sizes {
             layers,
             share: params.share_chunks.min(geometry.capacity_chunks),
             global: geometry.chunks_for(geometry.global_bytes),
@@ -78,9 +80,11 @@ impl Sizes {
             host_kv_blocks: host_kv_blocks(params, geometry),
             movable_m,
             cap_m: movable_m.unwrap_or(cap_m),
+            floor: 0,
         };
+        sizes.floor = sizes.floor_of(params);
         // The floor first: a device below it cannot hold a context either, and this error names the size that suffices.
-        sizes.refuse_floor(params, geometry)?;
+        sizes.refuse_floor(geometry)?;
         sizes.refuse_context(params, geometry, context)?;
         Ok(sizes)
     }
@@ -95,20 +99,18 @@ impl Sizes {
         Ok(())
     }
 
-    fn refuse_floor(&self, params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
-        let floor = self.floor(params);
-        if floor > self.share {
+    fn refuse_floor(&self, geometry: &Geometry) -> Result<(), ConfigError> {
+        if self.floor > self.share {
             let bytes = |chunks: u32| u64::from(chunks) * geometry.chunk_bytes;
             return Err(ConfigError::FloorExceedsCapacity {
-                floor_bytes: bytes(floor),
+                floor_bytes: bytes(self.floor),
                 capacity_bytes: bytes(self.share),
             });
         }
         Ok(())
     }
 
-    /// Chunks that the tenant never lends.
-    pub fn floor(&self, params: &Params) -> u32 {
+    fn floor_of(&self, params: &Params) -> u32 {
         let resident = self.weights(&Layout::resident());
         let min_weights = match (params.forced, self.movable_m) {
             (Some(forced), _) => self.weights(&self.forced_layout(forced)),
@@ -116,6 +118,12 @@ impl Sizes {
             (None, _) => resident,
         };
         self.global + min_weights + self.activation_min + self.staging + self.kv_guaranteed
+    }
+
+    /// The layout that the floor counts on, if it takes fewer than `weights` chunks.
+    pub fn least_layout(&self, weights: u32) -> Option<Layout> {
+        let moving = self.movable_m.filter(|moving| *moving >= 2)?;
+        Some(self.evenly(moving)).filter(|layout| self.weights(layout) < weights)
     }
 
     /// A layout with `layers` moving layers, evenly spaced, through one slot.
@@ -176,7 +184,7 @@ pub fn fits(params: &Params, geometry: &Geometry) -> Result<(), ConfigError> {
 /// The parameter that does not fit even the whole GPU.
 pub fn floor(params: &Params, geometry: &Geometry) -> Result<u32, ConfigError> {
     let params = Params { share_chunks: u32::MAX, ..params.clone() };
-    Ok(Sizes::new(&params, geometry)?.floor(&params))
+    Ok(Sizes::new(&params, geometry)?.floor)
 }
 
 /// Whole KV blocks only, as many as their layer blocks can be numbered.

@@ -56,6 +56,11 @@ impl KvChunkPool {
         }
     }
 
+    /// Returns the number of blocks in a chunk.
+    pub fn layer_blocks_per_chunk(&self) -> u32 {
+        self.layer_blocks_per_chunk
+    }
+
     /// Returns the KV chunk of a block.
     pub fn kv_chunk_of(&self, layer_block: LayerBlockId) -> KvChunkId {
         KvChunkId(layer_block.0 / self.layer_blocks_per_chunk)

@@ -7,6 +7,26 @@ use crate::revert::{Hysteresis, Pressure};
 /// Boundaries in a row without a request after which a borrower returns everything, cache or not.
 pub const IDLE_BOUNDARIES: u32 = 8;
 
+/// Loan sizes that help a step: the chunks that each request lacks together with those before it, up to `most`. Each
+/// adds its number of `layer_blocks`, after the `to_load` layer blocks from the host tier, and `had` are there.
+pub fn loan_sizes(
+    layer_blocks: impl Iterator<Item = u32>,
+    (to_load, had): (u32, u32),
+    layer_blocks_per_chunk: u32,
+    most: u32,
+) -> Vec<u32> {
+    let sums = layer_blocks.scan(to_load, |sum, more| {
+        *sum += more;
+        Some(*sum)
+    });
+    let chunks = core::iter::once(to_load)
+        .chain(sums)
+        .map(|sum| sum.saturating_sub(had).div_ceil(layer_blocks_per_chunk));
+    let mut sizes: Vec<u32> = chunks.filter(|chunks| (1..=most).contains(chunks)).collect();
+    sizes.dedup();
+    sizes
+}
+
 /// The demand for borrowed chunks.
 #[derive(Clone, Debug)]
 pub struct BorrowDemand {
@@ -110,6 +130,16 @@ mod tests {
         assert_eq!((demand.wanted(), demand.is_denied()), (None, true));
         demand.on_boundary();
         assert!(!demand.is_denied());
+    }
+
+    #[test]
+    fn loan_sizes_cover_more_and_more_requests() {
+        let sizes =
+            |layer_blocks: [u32; 4], had, most| loan_sizes(layer_blocks.into_iter(), (10, had), 8, most);
+        // 10, 13, 20, 36 and 37 layer blocks: 2, 2, 3, 5 and 5 chunks.
+        assert_eq!(sizes([3, 7, 16, 1], 0, 9), [2, 3, 5]);
+        assert_eq!(sizes([3, 7, 16, 1], 0, 4), [2, 3], "KV has room for 4 chunks");
+        assert_eq!(sizes([3, 7, 16, 1], 20, 9), [2, 3], "20 are there: only the last two lack some");
     }
 
     #[test]

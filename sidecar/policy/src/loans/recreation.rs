@@ -1,7 +1,12 @@
-//! Chunks of the share that no longer exist and are to be created again, once peers or the device have them free.
+//! Chunks of the share that no longer exist and are to be created again, once peers or the device have them free: at
+//! once if layers wait for them or the tenant is idle, else when a step needs them, so that a waking tenant computes
+//! before all of its share exists.
 
 /// Boundaries between two attempts after the GPU ledger refused a single chunk.
 pub const REGROW_BOUNDARIES: u64 = 16;
+
+/// Bytes that are created at least when a step needs some.
+pub const REGROW_PIECE_BYTES: u64 = 16 << 20;
 
 /// Chunks to create again, and how much the GPU ledger is likely to grant.
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +44,19 @@ impl Recreation {
     /// Chunks to create next, at most `most`.
     pub fn next_piece(&self, most: u32) -> u32 {
         self.chunks.min(self.piece).min(most)
+    }
+
+    /// Chunks to create for the layer blocks that a step lacks; none if none can be created at this boundary.
+    pub fn for_step(
+        &self,
+        boundary: u64,
+        missing_layer_blocks: u32,
+        layer_blocks_per_chunk: u32,
+        chunk_bytes: u64,
+    ) -> Option<u32> {
+        let piece = (REGROW_PIECE_BYTES / chunk_bytes).min(u64::from(u32::MAX)) as u32;
+        let wanted = missing_layer_blocks.div_ceil(layer_blocks_per_chunk).max(piece);
+        (missing_layer_blocks > 0 && self.is_due(boundary)).then_some(wanted)
     }
 
     /// More chunks are to be created.
@@ -89,6 +107,15 @@ mod tests {
         recreation.on_refused(1, 5);
         assert!(!recreation.is_due(5) && recreation.is_due(5 + REGROW_BOUNDARIES));
         assert_eq!(recreation.next_piece(3), 3, "all of them are tried again");
+    }
+
+    #[test]
+    fn a_step_creates_a_piece_or_what_it_lacks() {
+        let mut recreation = Recreation::new();
+        assert_eq!(recreation.for_step(0, 40, 8, 4 << 20), None, "nothing is to be created");
+        recreation.add(9);
+        let wanted = [0, 1, 32, 33].map(|missing| recreation.for_step(0, missing, 8, 4 << 20));
+        assert_eq!(wanted, [None, Some(4), Some(4), Some(5)], "16 MiB are 4 chunks");
     }
 
     #[test]

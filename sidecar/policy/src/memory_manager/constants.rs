@@ -11,7 +11,7 @@ pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_wait_ns", write_back::MOST_WAIT_NS),
     ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
     ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
-    ("regrow_piece_bytes", super::recreate_chunks::REGROW_PIECE_BYTES),
+    ("regrow_piece_bytes", crate::loans::REGROW_PIECE_BYTES),
     ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),
     ("waited_permille", crate::cost::WAITED_PERMILLE),
     ("least_moving", crate::offload::MIN_MOVING_LAYERS as u64),

@@ -18,7 +18,7 @@ impl MemoryManager {
         if let Some(chunks) = self.chunks.next_piece(self.sizes.useful()) {
             return self.create(chunks, out);
         }
-        self.loans.set_awaits_floor(self.loans.demand.is_enabled() && self.missing_floor() > 0);
+        self.loans.await_floor(self.missing_floor());
         if !self.loans.awaits_floor() {
             self.lay_out(out);
         }
@@ -39,14 +39,14 @@ impl MemoryManager {
             }
         }
         if self.loans.awaits_floor() && self.missing_floor() == 0 {
-            self.loans.set_awaits_floor(false);
+            self.loans.await_floor(0);
             return self.lay_out(out);
         }
         self.create_next(out);
     }
 
     pub(super) fn missing_floor(&self) -> u32 {
-        self.sizes.floor(&self.params).saturating_sub(self.chunks.table().created())
+        self.sizes.floor.saturating_sub(self.chunks.table().created())
     }
 
     /// Decides the layout for the chunks that exist, and maps it.
@@ -57,11 +57,9 @@ impl MemoryManager {
             return;
         };
         // Chunks that peers still hold come later, and with them the layout that they allow.
-        let held =
-            if self.loans.demand.is_enabled() { self.sizes.useful().saturating_sub(created) } else { 0 };
-        self.loans.recreation.start(held);
+        self.loans.start_without(self.sizes.useful().saturating_sub(created));
         let base =
-            self.start_layout(created + self.loans.recreation.chunks()).unwrap_or_else(|| layout.clone());
+            self.start_layout(created + self.loans.chunks_to_recreate()).unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };
         let next = self.initial_ownership(&layout);
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
@@ -70,7 +68,7 @@ impl MemoryManager {
     /// Not even the floor exists: everything is released.
     fn give_up(&mut self, out: &mut Vec<Action>) {
         let chunk_bytes = self.geometry.chunk_bytes;
-        let floor_bytes = u64::from(self.sizes.floor(&self.params)) * chunk_bytes;
+        let floor_bytes = u64::from(self.sizes.floor) * chunk_bytes;
         self.failure =
             Some(Failed::Create { created_bytes: self.chunks.table().created_bytes(), floor_bytes });
         if self.chunks.free_count() > 0 {
@@ -88,7 +86,7 @@ impl MemoryManager {
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(chunks);
         } else if self.loaded {
-            self.on_transfer_failed();
+            self.change.on_backend_failed(&mut self.orders);
         }
     }
 

@@ -3,9 +3,8 @@
 use alloc::vec::Vec;
 
 use super::{MemoryManager, SleepState, TransferKind, TransferResult};
-use crate::action::{Action, Earmark, Work};
+use crate::action::{Action, Earmark};
 use crate::loans::OutgoingTransfer;
-use crate::orders::pending::Pending;
 use crate::peers::Peer;
 use crate::reason::Reason;
 use crate::revert::Pressure;
@@ -26,12 +25,12 @@ impl MemoryManager {
 impl LoanControl<'_> {
     /// Sets whether peers can be asked.
     pub fn set_can_borrow(&mut self, traded: bool) {
-        self.manager.loans.demand.set_enabled(traded);
+        self.manager.loans.set_can_borrow(traded);
     }
 
     /// Peers have nothing: the policy's next step is tried, until the next boundary.
     pub fn on_borrow_denied(&mut self) {
-        self.manager.loans.demand.on_denied();
+        self.manager.loans.on_borrow_denied();
     }
 
     /// Counts a decision about a peer.
@@ -41,53 +40,31 @@ impl LoanControl<'_> {
 
     /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
     pub fn forget_loans(&mut self, peer: Peer) -> u32 {
-        let waiting = self.manager.loans.outgoing.forget_loans_to(peer);
-        let made = self
-            .manager
-            .outgoing_chunks(|earmark, claim| earmark.peer == peer && claim == TransferKind::Lend);
-        waiting + made
+        self.manager.loans.forget_loans_to(&self.manager.orders.pending, peer)
     }
 
     /// Borrowed chunks that were not needed for a while, after own layers were restored. Without requests that is all
     /// of them: a loan does not serve an unused cache.
     pub fn return_unused_loan(&mut self) -> u32 {
-        let left = self
-            .manager
-            .loans
-            .balance
-            .borrowed()
-            .saturating_sub(self.manager.earmarked_chunks(TransferKind::Return));
-        if self.manager.sleep.state() == SleepState::Asleep {
+        let manager = &mut *self.manager;
+        let left = manager.loans.unreturned(&manager.orders.pending);
+        if manager.sleep.state() == SleepState::Asleep {
             return left;
         }
-        let away = self.manager.weights.layout().alpha() > self.manager.base.alpha();
-        if left == 0
-            || away
-            || self.manager.change.transition().is_some()
-            || self.manager.loans.demand.wanted().is_some()
-        {
-            self.manager.loans.demand.on_used();
-            return 0;
-        }
-        // A loan for a request is in use before its first step is planned.
-        let idle = !self.manager.loans.is_busy() && self.manager.kv.open_requests() == 0;
-        if self.manager.loans.demand.count_idle(idle) {
-            return left;
-        }
-        let bytes = |chunks: u32| u64::from(chunks) * self.manager.geometry.chunk_bytes;
-        let used = self
-            .manager
-            .kv
-            .chunk_pool()
-            .used_layer_blocks()
-            .saturating_sub(self.manager.kv.evictable_layer_blocks());
-        let pressure = Pressure {
-            spare_bytes: bytes(self.manager.chunks.free_count() + self.manager.idle_kv_chunks()),
-            used_bytes: bytes(used.div_ceil(self.manager.sizes.layer_blocks_per_chunk)),
-            layer_bytes: self.manager.geometry.chunk_bytes,
-            alpha: left.min(u32::from(u16::MAX)) as u16,
-        };
-        self.manager.loans.demand.surplus(&pressure)
+        let away = manager.weights.layout().alpha() > manager.base.alpha();
+        let in_use = away || manager.change.transition().is_some();
+        let open_requests = manager.kv.open_requests() > 0;
+        let (kv, sizes, chunk_bytes) = (&manager.kv, &manager.sizes, manager.geometry.chunk_bytes);
+        let free = manager.chunks.free_count();
+        manager.loans.surplus(left, in_use, open_requests, || {
+            let used = kv.chunk_pool().used_layer_blocks().saturating_sub(kv.evictable_layer_blocks());
+            Pressure {
+                spare_bytes: u64::from(free + kv.idle_chunks_above(sizes.kv_guaranteed)) * chunk_bytes,
+                used_bytes: u64::from(used.div_ceil(sizes.layer_blocks_per_chunk)) * chunk_bytes,
+                layer_bytes: chunk_bytes,
+                alpha: left.min(u32::from(u16::MAX)) as u16,
+            }
+        })
     }
 
     /// Lent layers wait while the loans are being revoked (`true`), or are restored into the memory at hand (`false`).
@@ -97,12 +74,12 @@ impl LoanControl<'_> {
 
     /// The return still does not fit and no request is left to preempt: layers go for it.
     pub fn force_reclaim(&mut self) {
-        self.manager.loans.set_forces_reclaim(true);
+        self.manager.loans.force_reclaim();
     }
 
     /// Results of transfers since the last call.
     pub fn take_transfer_results(&mut self) -> Vec<TransferResult> {
-        self.manager.loans.outgoing.take_results()
+        self.manager.loans.take_results()
     }
 
     /// Queues a transfer to a peer. Its result comes by [`LoanControl::take_transfer_results`].
@@ -111,27 +88,15 @@ impl LoanControl<'_> {
     /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
     /// checked.
     pub fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind) {
-        let promised = self.manager.earmarked_chunks(claim) + chunks;
-        match claim {
-            TransferKind::Lend => {
-                let left = (self.manager.loans.balance.share() - self.manager.loans.balance.lent())
-                    .checked_sub(promised);
-                assert!(
-                    left.is_some_and(|left| left >= self.manager.loans().unlent_floor_chunks()),
-                    "a tenant keeps its floor"
-                );
-            }
-            TransferKind::Return => {
-                assert!(promised <= self.manager.loans.balance.borrowed(), "a debt was borrowed")
-            }
-        }
-        self.manager.loans.outgoing.push(OutgoingTransfer { earmark, chunks, claim });
+        let floor = self.manager.share_limits().floor;
+        let transfer = OutgoingTransfer { earmark, chunks, claim };
+        self.manager.loans.queue(transfer, &self.manager.orders.pending, floor);
     }
 
     /// The borrower no longer waits for this loan. Returns false if the loan can no longer be cancelled: its result
     /// comes.
     pub fn cancel_transfer(&mut self, earmark: Earmark) -> bool {
-        self.manager.loans.outgoing.cancel_loan(earmark)
+        self.manager.loans.cancel_loan(earmark)
     }
 
     /// A peer has earmarked chunks for this tenant, as a loan or as a return: they are created here.
@@ -139,14 +104,7 @@ impl LoanControl<'_> {
     /// # Panics
     /// If more is returned than was lent.
     pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
-        assert!(
-            claim == TransferKind::Lend || chunks <= self.manager.loans.balance.lent(),
-            "what comes back was lent"
-        );
-        let chunks = self.manager.fresh_chunks(chunks);
-        let work = Work::Accept { chunks: chunks.clone(), earmark };
-        let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
-        self.manager.orders.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
+        self.manager.transfers().accept(earmark, chunks, claim, out);
     }
 
     /// A borrower exited, and its chunks are the device's: they may be created again.
@@ -154,8 +112,7 @@ impl LoanControl<'_> {
     /// # Panics
     /// If fewer were lent.
     pub fn recover_share(&mut self, chunks: u32) {
-        self.manager.loans.balance.on_lent_returned(chunks);
-        self.manager.loans.recreation.add(chunks);
+        self.manager.loans.recover_share(chunks);
     }
 
     /// Asks the device for the floor once more.

@@ -114,12 +114,12 @@ impl MemoryManager {
                 Progress::Answered(if began { Prepared::Wait } else { or })
             }
             MemoryStep::Recreate(chunks) => {
-                self.order_recreation(chunks, out);
+                self.transfers().recreate(chunks, out);
                 Progress::Answered(Prepared::Wait)
             }
             MemoryStep::AskPeers { sizes, missing } => {
-                self.loans.demand.ask(sizes);
-                match self.loans.demand.wanted() {
+                self.loans.ask(sizes);
+                match self.loans.borrow_request() {
                     Some(_) => Progress::Answered(Prepared::Wait),
                     None => Progress::Nothing(Tried::Peers { missing }),
                 }

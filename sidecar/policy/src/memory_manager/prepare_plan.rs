@@ -11,6 +11,7 @@ use super::{MemoryManager, Prepared, StepNeed};
 use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::ellm::{Balloon, balloon};
 use crate::kv::admissions::AdmissionEffects;
+use crate::loans::loan_sizes;
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
 use crate::remap::Choice;
@@ -164,7 +165,7 @@ impl MemoryManager {
             let transition = Transition { target, reason: Reason::FreeChunks };
             return MemoryStep::Start { transition, or: self.shortfall(missing) };
         }
-        if let Some(chunks) = self.chunks_to_recreate(lacking.saturating_sub(gainable)) {
+        if let Some(chunks) = self.recreation_for(lacking.saturating_sub(gainable)) {
             return MemoryStep::Recreate(chunks);
         }
         if missing == 0 {
@@ -172,6 +173,28 @@ impl MemoryManager {
         }
         let sizes = self.loan_sizes(need, demand.to_load, demand.layer_blocks - missing + gainable);
         MemoryStep::AskPeers { sizes, missing }
+    }
+
+    /// Chunks of the share to create again for the layer blocks that a step lacks; none if none can be created.
+    fn recreation_for(&self, missing_layer_blocks: u32) -> Option<u32> {
+        let (per, chunk_bytes) = (self.sizes.layer_blocks_per_chunk, self.geometry.chunk_bytes);
+        self.loans
+            .recreation_for_step(self.orders.boundaries(), missing_layer_blocks, per, chunk_bytes)
+            .filter(|_| !self.in_backoff())
+    }
+
+    /// Loan sizes that help a step which has `had` layer blocks, free chunks included, as far as KV may grow. Empty if
+    /// peers cannot be asked, refused since the last boundary, or the policy keeps to its share (`Recompute`).
+    fn loan_sizes(&self, need: &StepNeed, to_load: u32, had: u32) -> Vec<u32> {
+        if !self.loans.may_ask() || self.sizes.movable_m.is_none() || self.in_backoff() {
+            return Vec::new();
+        }
+        let layer_blocks = need
+            .kv_blocks
+            .iter()
+            .map(|(request, kv_blocks)| kv_blocks * self.kv_block_layer_blocks(need, *request));
+        let room = self.kv_chunk_room() - self.free_kv_chunks();
+        loan_sizes(layer_blocks, (to_load, had), self.sizes.layer_blocks_per_chunk, room)
     }
 
     /// Plans the policy's next step that can be carried out, after the step `tried`.

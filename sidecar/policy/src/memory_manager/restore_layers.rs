@@ -7,18 +7,11 @@ use crate::reason::Reason;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// A layout with more moving layers that takes `chunks` fewer, whatever its stall.
-    pub(super) fn smaller_layout(&self, chunks: u32) -> Option<Layout> {
-        let limit = self.chunks.weights_held().checked_sub(chunks)?;
-        let fits = |layout: &Layout| self.sizes.weights(layout) <= limit;
-        self.larger_remaps().find(fits).or_else(|| self.min_layout().filter(fits))
-    }
-
     /// Layouts that free more and more layers, beginning with one more than now.
-    pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + '_ {
+    pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + Clone + '_ {
         let current = self.weights.layout();
         // A tenant that lent under another policy restores as one that lends.
-        let lent = (self.loans.balance.lent() > 0).then_some(self.sizes.cap_m);
+        let lent = (self.loans.lent() > 0).then_some(self.sizes.cap_m);
         let max_moving = lent.or(self.sizes.movable_m).unwrap_or(0);
         let wanted = current.alpha() + 1..max_moving;
         wanted
@@ -44,20 +37,21 @@ impl MemoryManager {
     /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
     /// are in force.
     fn last_restore_layout(&self, own_chunks: u32) -> Option<TransitionTarget> {
-        let room = own_chunks + self.kv_chunks_above_guarantee();
-        let idle = self.chunks.activation_chunks().saturating_sub(self.min_activations());
-        let max_moving = if self.loans.balance.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
+        let room = own_chunks + self.kv.chunks_above(self.sizes.kv_guaranteed);
+        let activation = self.activation_space();
+        let max_moving = if self.loans.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=max_moving).map(|moving| self.sizes.evenly(moving));
-        let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + idle)?;
+        let layout = layouts.find(|layout| self.sizes.weights(layout) <= room + activation.idle())?;
         let missing = self.sizes.weights(&layout).saturating_sub(room);
-        Some(self.idle_activations(missing).unwrap_or(TransitionTarget::Layout(layout)))
+        Some(activation.freeing(missing).unwrap_or(TransitionTarget::Layout(layout)))
     }
 
     /// Of the layouts that fit: the one that the policy ranks lowest, by its stall and by the KV that must go for it.
     /// Layers that hide move before KV goes. Oneiros moves no more of them (T_T * N <= T_compute), unless nothing else
     /// fits; `Unified` takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, own_chunks: u32) -> Option<Layout> {
-        let (idle, kv_max) = (self.idle_kv_chunks(), self.kv_chunks_above_guarantee());
+        let guaranteed = self.sizes.kv_guaranteed;
+        let (idle, kv_max) = (self.kv.idle_chunks_above(guaranteed), self.kv.chunks_above(guaranteed));
         let (context, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {
@@ -84,11 +78,7 @@ impl MemoryManager {
             SleepState::Waking => return true,
             SleepState::Awake => {}
         }
-        let outgoing = self.outgoing_chunks(|_, _| true) > 0;
-        let nothing_lent = self.loans.balance.lent() == 0
-            && self.loans.outgoing.is_empty()
-            && self.loans.recreation.chunks() == 0
-            && !outgoing;
-        (self.loans.is_active() || nothing_lent) && self.chunks.absent_layers() > 0
+        let is_due = self.loans.is_active() || self.loans.nothing_lent(&self.orders.pending);
+        is_due && self.chunks.absent_layers() > 0
     }
 }

@@ -18,7 +18,7 @@ impl MemoryManager {
             SleepState::Asleep => return self.asleep_tick(out),
             SleepState::Awake => {}
         }
-        self.grow();
+        self.loans.take_growth(self.sizes.useful(), self.chunks.table().created());
         self.offloading().place_kv(out);
         let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
         if can_wait && (self.loans().has_debt() || self.should_restore_layers()) {
@@ -29,12 +29,12 @@ impl MemoryManager {
             self.change.decide(self.shrink_activations());
         }
         if self.change.transition().is_none() {
-            self.settle_trade(out);
+            self.take_loan_step(out);
         }
         if self.orders.pending.blocking() {
             return;
         }
-        if self.change.transition().is_none() && !self.trading() {
+        if self.change.transition().is_none() && !self.has_loan_step() {
             let next = self.next_transition();
             self.change.decide(next);
         }
@@ -119,17 +119,28 @@ impl MemoryManager {
         self.change.is_remapped(self.orders.steps()) && self.kv.open_requests() > 0
     }
 
+    /// If more layers move than the cap allows: the layout within the cap, if it fits without cost to a request.
+    fn layout_below_cap(&self) -> Option<Layout> {
+        let moving = self.weights.layout().moving.len();
+        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.orders.boundaries()) {
+            return None;
+        }
+        let max_moving = self.sizes.cap_m.saturating_sub(1);
+        let layout = self.choose_layout(&Layout::resident(), max_moving, u64::MAX).layout;
+        let idle = self.kv.idle_chunks_above(self.sizes.kv_guaranteed);
+        let room = self.chunks.weights_held() + self.chunks.free_count() + idle;
+        (self.sizes.weights(&layout) <= room).then_some(layout)
+    }
+
     /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
         let idle = self.kv.evictable_layer_blocks();
         let free = self.chunks.free_count();
-        let empty = (self.kv.chunk_pool().free_layer_blocks() + idle) / self.sizes.layer_blocks_per_chunk;
-        let above_guarantee = self.kv.chunk_pool().backed().saturating_sub(self.sizes.kv_guaranteed);
         let used = self.kv.chunk_pool().used_layer_blocks().saturating_sub(idle);
         let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
         Pressure {
-            spare_bytes: bytes(free + empty.min(above_guarantee)),
+            spare_bytes: bytes(free + self.kv.idle_chunks_above(self.sizes.kv_guaranteed)),
             used_bytes: bytes(used.div_ceil(self.sizes.layer_blocks_per_chunk)),
             layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
             alpha,
@@ -158,9 +169,9 @@ impl MemoryManager {
             && settled
             && self.excess_activations() == 0
             && self.loans().releasing_chunks() == 0
-            && !self.loans.balance.is_growing()
+            && !self.loans.is_growing()
             && self.change.transition().is_none()
-            && !self.trading()
+            && !self.has_loan_step()
             && self.offload_view().is_offload_idle()
             && !self.orders.pending.blocking()
     }

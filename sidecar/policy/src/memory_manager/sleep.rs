@@ -62,10 +62,10 @@ impl MemoryManager {
     /// Lends what peers ask for, and releases what they return.
     pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
         // Chunks that an exited borrower held are created when they are needed.
-        self.loans.recreation.clear();
+        self.loans.recreate_nothing();
         self.release_uncreated_share();
-        if !self.loans.outgoing.is_empty() {
-            self.settle_trade(out);
+        if self.loans.has_outgoing() {
+            self.take_loan_step(out);
         } else if self.chunks.table().created() > 0 && !self.in_backoff() {
             self.order_release(Reason::Hibernate, out);
         }
@@ -91,7 +91,7 @@ impl MemoryManager {
         self.kv.finish_swap_out(swaps, done);
         self.sleep.on_swapped_out(done);
         if !done {
-            self.on_transfer_failed();
+            self.change.on_backend_failed(&mut self.orders);
         }
     }
 
@@ -106,20 +106,17 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if let Some(transfer) = self.loans.outgoing.first() {
+        if let Some(transfer) = self.loans.first_outgoing() {
             return match transfer.claim {
-                TransferKind::Lend => self.refuse_loan(),
-                TransferKind::Return => self.settle_trade(out),
+                TransferKind::Lend => self.loans.refuse_first(),
+                TransferKind::Return => self.take_loan_step(out),
             };
         }
         self.release_uncreated_share();
-        self.loans.balance.take_growth();
-        let existing = self.chunks.table().created() + self.loans.recreation.chunks();
-        let spare = self.loans.balance.budget().min(self.sizes.useful()).saturating_sub(existing);
-        self.loans.recreation.add(spare);
+        self.loans.recreate_share(self.sizes.useful(), self.chunks.table().created());
         let first = self.sizes.initial_chunks(&self.base).saturating_sub(self.chunks.table().created());
-        if first > 0 && self.is_recreating() {
-            return self.order_recreation(first, out);
+        if first > 0 && self.loans.may_recreate(self.orders.boundaries()) {
+            return self.transfers().recreate(first, out);
         }
         let layout = self.start_layout(self.chunks.table().created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);

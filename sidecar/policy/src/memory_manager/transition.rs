@@ -43,7 +43,7 @@ impl MemoryManager {
             // It ends by itself.
             DrainedBuffers::Fetching => return self.abort_transition(),
             DrainedBuffers::NoRoom => {
-                self.on_no_room(goal.reason);
+                self.loans.on_no_room(goal.reason);
                 return self.abort_transition();
             }
         }
@@ -56,7 +56,7 @@ impl MemoryManager {
                     Some(EvictedPaused::UnderWay) => return self.abort_transition(),
                     Some(EvictedPaused::Freed) => return self.advance_transition(out),
                     None => {
-                        self.on_no_room(goal.reason);
+                        self.loans.on_no_room(goal.reason);
                         return self.abort_transition();
                     }
                 }
@@ -119,8 +119,7 @@ impl MemoryManager {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
-            self.orders.count(Reason::BackendFailed);
-            self.change.failed(self.orders.boundaries());
+            self.change.on_backend_failed(&mut self.orders);
             self.abort_transition();
         }
     }
@@ -135,7 +134,7 @@ impl MemoryManager {
             TransitionTarget::Activation(chunks) => (self.chunks.with_activations(*chunks, &drained), None),
             TransitionTarget::KvChunks(chunks) => (self.chunks.with_kv_chunks(*chunks), None),
             TransitionTarget::Vacate { layers, .. } => {
-                let next = self.chunks.vacated(&self.last_own_layers(*layers), &drained);
+                let next = self.chunks.vacated(&self.lendable_layers().first(*layers), &drained);
                 (next, (*layers > 0).then(|| self.weights.layout().clone()))
             }
         };

@@ -18,7 +18,7 @@ impl MemoryManager {
             return held;
         };
         let unused = self.kv.chunk_pool().empty().min(left / self.sizes.layer_blocks_per_chunk);
-        held + self.chunks.free_count() + unused.min(self.kv_chunks_above_guarantee())
+        held + self.chunks.free_count() + unused.min(self.kv.chunks_above(self.sizes.kv_guaranteed))
     }
 
     /// A step with more than the usual activations has them at once or is not run: its gain is not worth memory of a

@@ -65,7 +65,7 @@ pub enum Pending {
 
 impl Pending {
     /// Chunks that are created with it.
-    pub fn arriving(&self) -> &[ChunkId] {
+    fn arriving(&self) -> &[ChunkId] {
         match self {
             Pending::Create(chunks) | Pending::Recreate(chunks) | Pending::Accept(chunks, ..) => chunks,
             _ => &[],
@@ -187,6 +187,31 @@ impl PendingActions {
     /// Actions ordered so far: the id of the next one.
     pub fn ordered(&self) -> u64 {
         self.next
+    }
+
+    /// Chunks that are being created.
+    pub fn arriving(&self) -> impl Iterator<Item = ChunkId> + '_ {
+        self.effects().flat_map(Pending::arriving).copied()
+    }
+
+    /// Chunks of the transfers to peers under way that `which` selects.
+    pub fn lent_chunks(&self, which: impl Fn(Earmark, TransferKind) -> bool) -> u32 {
+        let chunks = |effect: &Pending| match effect {
+            Pending::Lend(chunks, spare, earmark, claim) if which(*earmark, *claim) => {
+                chunks.len() as u32 + spare
+            }
+            _ => 0,
+        };
+        self.effects().map(chunks).sum()
+    }
+
+    /// Chunks that are being created or released: the backend can be ahead by this number.
+    pub fn moving_chunks(&self) -> u32 {
+        let released = self.effects().map(|effect| match effect {
+            Pending::Release(chunks) | Pending::ReleaseShare(chunks) => chunks.len() as u32,
+            _ => 0,
+        });
+        self.arriving().count() as u32 + released.sum::<u32>() + self.lent_chunks(|_, _| true)
     }
 
     /// Everything pending, oldest first.

@@ -22,9 +22,11 @@ use crate::ids::Nanos;
 
 mod borrower;
 mod error;
+mod floor;
 mod lender;
 
 pub use error::LoanError;
+pub(crate) use floor::chunks_above_floor;
 
 /// Low bits of a nonce, which count the loans of one instance.
 const COUNT_BITS: u32 = 40;

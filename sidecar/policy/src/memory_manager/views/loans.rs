@@ -1,8 +1,7 @@
 //! Share, loans and debts of a tenant.
 
 use crate::action::Earmark;
-use crate::memory_manager::{MemoryManager, SleepState, TransferKind};
-use crate::orders::pending::Pending;
+use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::params::{Bounds, Params};
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
@@ -16,50 +15,43 @@ pub struct LoanView<'a> {
 impl LoanView<'_> {
     /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
     pub fn budget_chunks(&self) -> u32 {
-        self.manager.loans.balance.budget()
+        self.manager.loans.budget()
     }
 
     /// Chunks that the tenant may hold without a loan. While a share that fell is being released, this is more than the
     /// assigned share ([`LoanView::releasing_chunks`]).
     pub fn share_chunks(&self) -> u32 {
-        self.manager.loans.balance.share()
+        self.manager.loans.share()
     }
 
     /// Chunks of peers that are here.
     pub fn borrowed_chunks(&self) -> u32 {
-        self.manager.loans.balance.borrowed()
+        self.manager.loans.borrowed()
     }
 
     /// Chunks of the share that peers have.
     pub fn lent_chunks(&self) -> u32 {
-        self.manager.loans.balance.lent()
+        self.manager.loans.lent()
     }
 
     /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
     pub fn moving_chunks(&self) -> u32 {
-        let arriving =
-            self.manager.orders.pending.iter().map(|(_, effect)| effect.arriving().len() as u32).sum::<u32>();
-        let released = self.manager.orders.pending.iter().map(|(_, effect)| match effect {
-            Pending::Release(chunks) | Pending::ReleaseShare(chunks) => chunks.len() as u32,
-            _ => 0,
-        });
-        arriving + released.sum::<u32>() + self.manager.outgoing_chunks(|_, _| true)
+        self.manager.orders.pending.moving_chunks()
     }
 
     /// Chunks of the share that the tenant wants and peers still hold.
     pub fn expected_chunks(&self) -> u32 {
-        let regrow = self.manager.loans.recreation.held_by_peers();
-        self.missing_floor_chunks().unwrap_or(0) + regrow
+        self.missing_floor_chunks().unwrap_or(0) + self.manager.loans.held_by_peers()
     }
 
     /// Chunks that the tenant never lends, except while it sleeps.
     pub fn floor_chunks(&self) -> u32 {
-        self.manager.sizes.floor(&self.manager.params)
+        self.manager.sizes.floor
     }
 
     /// Chunks that it does not lend now.
     pub fn unlent_floor_chunks(&self) -> u32 {
-        if self.manager.sleep.state() == SleepState::Asleep { 0 } else { self.floor_chunks() }
+        self.manager.share_limits().floor
     }
 
     /// Whether the tenant is active.
@@ -74,7 +66,7 @@ impl LoanView<'_> {
 
     /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
     pub fn has_debt(&self) -> bool {
-        self.manager.share_to_release() > 0 || self.manager.owes_peers()
+        self.manager.share_to_release() > 0 || self.manager.loans.owes_peers()
     }
 
     /// Chunks that could be lent without hurting a request: free chunks, unused cache, and, while the tenant is
@@ -102,16 +94,16 @@ impl LoanView<'_> {
         if self.manager.loans.is_active() && self.borrow_request().is_some() {
             return Err(LoanDenied::Active);
         }
-        let promised = self.manager.earmarked_chunks(TransferKind::Lend);
-        let unlent = self.manager.loans.balance.share().saturating_sub(self.manager.loans.balance.lent());
-        let above = unlent.saturating_sub(self.unlent_floor_chunks());
-        let idle = self.manager.free_after_eviction()
-            + self.manager.idle_kv_chunks()
-            + self.manager.lendable_weights();
-        match idle.min(above).saturating_sub(promised) {
-            0 if above <= promised => Err(LoanDenied::AtFloor),
-            0 if self.manager.loans.is_active() => Err(LoanDenied::Active),
-            0 if self.manager.absent_lendable_layers() >= usize::from(max_moving) => Err(LoanDenied::AtCap),
+        let (loans, pending) = (&self.manager.loans, &self.manager.orders.pending);
+        let above = loans.chunks_above_floor(pending, self.unlent_floor_chunks());
+        let idle = self.manager.vacant_chunks()
+            + self.manager.kv.idle_chunks_above(self.manager.sizes.kv_guaranteed)
+            + self.manager.lendable_layers().hidden_chunks();
+        let promised = loans.outgoing_chunks(pending, TransferKind::Lend);
+        match idle.saturating_sub(promised).min(above) {
+            0 if above == 0 => Err(LoanDenied::AtFloor),
+            0 if loans.is_active() => Err(LoanDenied::Active),
+            0 if self.manager.displaced_layers() >= usize::from(max_moving) => Err(LoanDenied::AtCap),
             0 => Err(LoanDenied::Nothing),
             chunks => Ok(chunks),
         }
@@ -120,19 +112,13 @@ impl LoanView<'_> {
     /// Chunks that the next step lacks and peers may have. The step waits until they arrive or
     /// [`super::super::LoanControl::on_borrow_denied`].
     pub fn borrow_request(&self) -> Option<u32> {
-        self.manager.loans.demand.wanted()
+        self.manager.loans.borrow_request()
     }
 
     /// The useful size of a loan where at most `max` chunks can be had: enough for as many requests of the step as the
     /// loan and the tenant's own layers cover, less what whole own layers give in any case. 0 if it would not help.
     pub fn useful_loan_size(&self, max: u32) -> u32 {
-        let own = self.manager.own_chunks();
-        let Some(step_chunks) = self.manager.loans.demand.largest_within(max.saturating_add(own)) else {
-            return 0;
-        };
-        let slab = self.manager.sizes.largest_slab();
-        let layers = step_chunks.saturating_sub(max).div_ceil(slab);
-        step_chunks.saturating_sub(own.min(layers.saturating_mul(slab)))
+        self.manager.loans.useful_loan_size(max, self.manager.own_chunks(), self.manager.sizes.largest_slab())
     }
 
     /// The tenant has work and lent layers are absent.
@@ -142,14 +128,13 @@ impl LoanView<'_> {
 
     /// Chunks of this return that are queued or under way.
     pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
-        let waiting = self.manager.loans.outgoing.return_chunks(earmark);
-        waiting + self.manager.outgoing_chunks(|loan, claim| loan == earmark && claim == TransferKind::Return)
+        self.manager.loans.debt_chunks(&self.manager.orders.pending, earmark)
     }
 
     /// The loan of this name is under way.
     pub fn lending(&self, nonce: Nonce) -> bool {
-        self.manager.outgoing_chunks(|earmark, claim| earmark.nonce == nonce && claim == TransferKind::Lend)
-            > 0
+        let is_loan = |earmark: Earmark, kind| earmark.nonce == nonce && kind == TransferKind::Lend;
+        self.manager.orders.pending.lent_chunks(is_loan) > 0
     }
 
     /// The share and the cap that were set last.
@@ -160,15 +145,15 @@ impl LoanView<'_> {
 
     /// Chunks of the share that are still to be released.
     pub fn releasing_chunks(&self) -> u32 {
-        self.manager.loans.balance.excess(self.manager.sizes.share)
+        self.manager.loans.releasing_chunks(self.manager.sizes.share)
     }
 
     /// Chunks that peers hold and that the floor would lack within the assigned share.
     pub fn over_lent_chunks(&self) -> u32 {
-        if self.manager.loans.balance.lent() == 0 {
-            0
-        } else {
-            self.manager.over_lent().min(self.manager.loans.balance.lent())
+        let (loans, limits) = (&self.manager.loans, self.manager.share_limits());
+        match loans.lent() {
+            0 => 0,
+            lent => loans.over_lent(&self.manager.orders.pending, limits).min(lent),
         }
     }
 

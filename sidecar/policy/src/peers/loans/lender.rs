@@ -1,13 +1,13 @@
 //! Records the lender's side of loans.
 
-use super::{LoanBook, LoanError, LoanOut, Nonce, Recall};
+use super::{LoanBook, LoanError, LoanOut, Nonce, Recall, chunks_above_floor};
 use crate::ids::Nanos;
 use crate::peers::Peer;
 
 impl LoanBook {
     /// Returns the chunks that can be lent: own share less loans, above the floor. Borrowed chunks are never lent.
     pub fn chunks_above_floor(&self) -> u32 {
-        self.own_chunks().saturating_sub(self.floor)
+        chunks_above_floor(self.share, self.lent_out(), self.floor)
     }
 
     /// Records a loan of `chunks`, which leave the budget now, before they are vacated and earmarked.

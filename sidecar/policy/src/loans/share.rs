@@ -1,0 +1,183 @@
+//! The share: what of it can be created, lent and released, in chunks.
+//!
+//! A larger share counts at once. A smaller one is a debt to the GPU: steps wait for it, and the excess goes back to
+//! the device in pieces, cheapest first ([`super::reclaim`]). The tenant keeps its floor; if peers hold chunks that it
+//! needs for the floor, these loans are revoked first.
+
+use super::{Loans, TransferKind};
+use crate::orders::pending::PendingActions;
+use crate::peers::loans::chunks_above_floor;
+
+/// What the share and the floor are now, in chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareLimits {
+    /// The share that was assigned last.
+    pub assigned: u32,
+    /// Chunks that are not lent now: the floor, or none while the tenant sleeps.
+    pub floor: u32,
+}
+
+impl Loans {
+    /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
+    pub fn budget(&self) -> u32 {
+        self.balance.budget()
+    }
+
+    /// Chunks that may exist without a loan. Above the assigned share while a share that fell is being released.
+    pub fn share(&self) -> u32 {
+        self.balance.share()
+    }
+
+    /// Chunks of peers that are here.
+    pub fn borrowed(&self) -> u32 {
+        self.balance.borrowed()
+    }
+
+    /// Chunks of the share that peers have.
+    pub fn lent(&self) -> u32 {
+        self.balance.lent()
+    }
+
+    /// The share rose, and its new chunks are still to be created.
+    pub fn is_growing(&self) -> bool {
+        self.balance.is_growing()
+    }
+
+    /// Another share was assigned. A larger one holds at once; a smaller one is reached as memory is released.
+    pub fn assign_share(&mut self, share: u32) {
+        self.balance.assign(share);
+    }
+
+    /// Chunks that may be created where `created` exist, and are not to be created again in any case.
+    pub fn spare_chunks(&self, created: u32) -> u32 {
+        self.budget().saturating_sub(created + self.recreation.chunks())
+    }
+
+    /// Chunks of the share that are still to be released.
+    pub fn releasing_chunks(&self, assigned: u32) -> u32 {
+        self.balance.excess(assigned)
+    }
+
+    /// Chunks that can be lent above the floor, besides those that are lent or promised.
+    pub fn chunks_above_floor(&self, pending: &PendingActions, floor: u32) -> u32 {
+        chunks_above_floor(
+            self.share(),
+            self.lent() + self.outgoing_chunks(pending, TransferKind::Lend),
+            floor,
+        )
+    }
+
+    /// Chunks of the share that are lent or promised, and the floor.
+    fn retained_chunks(&self, pending: &PendingActions, limits: ShareLimits) -> u32 {
+        self.lent() + self.outgoing_chunks(pending, TransferKind::Lend) + limits.floor
+    }
+
+    /// Chunks that are lent or promised, and that the floor would lack within the assigned share.
+    pub fn over_lent(&self, pending: &PendingActions, limits: ShareLimits) -> u32 {
+        self.retained_chunks(pending, limits).saturating_sub(limits.assigned)
+    }
+
+    /// Chunks of the share that can be released now.
+    pub fn share_to_release(&self, pending: &PendingActions, limits: ShareLimits) -> u32 {
+        // Every step asks: count what is retained only if something is due.
+        match self.releasing_chunks(limits.assigned) {
+            0 => 0,
+            due => due.min(self.share().saturating_sub(self.retained_chunks(pending, limits))),
+        }
+    }
+
+    /// Releases what costs nothing: refuses loans that were not made, and drops chunks that were never created.
+    pub fn release_uncreated(&mut self, created: u32, pending: &PendingActions, limits: ShareLimits) {
+        if self.releasing_chunks(limits.assigned) == 0 {
+            return;
+        }
+        while self.over_lent(pending, limits) > 0 && self.outgoing.refuse_last_loan() {}
+        let spare = self.spare_chunks(created);
+        let released = self.share_to_release(pending, limits).min(spare + self.recreation.chunks());
+        self.recreation.remove(released.saturating_sub(spare));
+        self.balance.release_uncreated(released);
+    }
+
+    /// The chunks of a larger share are to be created, as far as `useful` chunks are worth it.
+    pub fn take_growth(&mut self, useful: u32, created: u32) {
+        if self.balance.take_growth() {
+            self.recreate_up_to(useful, created);
+        }
+    }
+
+    /// All of the share is to be created as far as it is useful, whether it has grown or not.
+    pub fn recreate_share(&mut self, useful: u32, created: u32) {
+        self.balance.take_growth();
+        self.recreate_up_to(useful, created);
+    }
+
+    fn recreate_up_to(&mut self, useful: u32, created: u32) {
+        let existing = created + self.recreation.chunks();
+        self.recreation.add(self.budget().min(useful).saturating_sub(existing));
+    }
+
+    /// A borrower exited, or returned chunks without memory: they are the device's, and may be created again.
+    ///
+    /// # Panics
+    /// If fewer were lent.
+    pub fn recover_share(&mut self, chunks: u32) {
+        self.balance.on_lent_returned(chunks);
+        self.recreation.add(chunks);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Earmark;
+    use crate::loans::OutgoingTransfer;
+    use crate::peers::Peer;
+    use crate::peers::loans::Nonce;
+    use crate::revert::Hysteresis;
+
+    fn loans(share: u32) -> Loans {
+        Loans::new(share, Hysteresis::new(1, 0))
+    }
+
+    fn loan(nonce: u64, chunks: u32) -> OutgoingTransfer {
+        let peer = Peer { index: 1, instance: 1 };
+        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(nonce) }, chunks, claim: TransferKind::Lend }
+    }
+
+    #[test]
+    fn chunks_to_create_again_are_not_spare() {
+        let mut loans = loans(40);
+        assert_eq!(loans.spare_chunks(30), 10);
+        loans.recreate_share(36, 30);
+        assert_eq!((loans.recreation.chunks(), loans.spare_chunks(30)), (6, 4));
+        loans.take_growth(40, 30);
+        assert_eq!(loans.recreation.chunks(), 6, "the share has not grown");
+        loans.assign_share(42);
+        loans.take_growth(u32::MAX, 30);
+        assert_eq!((loans.recreation.chunks(), loans.spare_chunks(30)), (12, 0));
+    }
+
+    #[test]
+    fn a_smaller_share_first_drops_what_does_not_exist() {
+        let (mut loans, pending) = (loans(40), PendingActions::default());
+        let limits = ShareLimits { assigned: 20, floor: 10 };
+        loans.recreate_share(34, 30);
+        loans.release_uncreated(30, &pending, limits);
+        assert_eq!((loans.share(), loans.recreation.chunks()), (30, 0), "6 spare chunks and 4 to create");
+        assert_eq!(loans.share_to_release(&pending, limits), 10);
+    }
+
+    #[test]
+    fn what_peers_have_and_the_floor_are_not_released() {
+        let (mut loans, pending) = (loans(40), PendingActions::default());
+        let limits = ShareLimits { assigned: 20, floor: 10 };
+        loans.balance.on_lent(9);
+        loans.queue(loan(1, 3), &pending, limits.floor);
+        loans.queue(loan(2, 2), &pending, limits.floor);
+        assert_eq!((loans.over_lent(&pending, limits), loans.share_to_release(&pending, limits)), (4, 16));
+        // No chunk is spare: 31 exist of the 31 that may.
+        loans.release_uncreated(31, &pending, limits);
+        assert_eq!(loans.outgoing.len(), 0, "loans that were not made are refused, the last one first");
+        assert_eq!((loans.over_lent(&pending, limits), loans.share()), (0, 40));
+    }
+}

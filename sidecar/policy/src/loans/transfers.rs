@@ -1,0 +1,176 @@
+//! Transfers of chunks to and from peers and the device, as actions and their ends.
+//!
+//! Chunks are promised to a peer only when they are free: they are vacated first, between two steps, then released and
+//! earmarked in one action. A loan is refused if it does not fit. A return is never refused: requests make space for
+//! it.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use super::{Loans, OutgoingTransfer, TransferKind, TransferResult};
+use crate::action::{Action, Earmark, Work};
+use crate::change::ChangeState;
+use crate::chunks::Chunks;
+use crate::event::{Failure, Outcome};
+use crate::ids::ChunkId;
+use crate::orders::Orders;
+use crate::orders::pending::Pending;
+use crate::reason::Reason;
+
+/// The parts that a transfer changes.
+#[derive(Debug)]
+pub struct LoanTransfers<'a> {
+    /// The loans.
+    pub loans: &'a mut Loans,
+    /// The chunks that pass.
+    pub chunks: &'a mut Chunks,
+    /// The orders.
+    pub orders: &'a mut Orders,
+    /// Counts failures of the backend.
+    pub change: &'a mut ChangeState,
+}
+
+impl LoanTransfers<'_> {
+    /// Chunks that neither exist nor are being created.
+    fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
+        let taken: BTreeSet<_> = self.orders.pending.arriving().collect();
+        let fresh = self.chunks.table().uncreated().filter(|chunk| !taken.contains(chunk));
+        fresh.take(count as usize).collect()
+    }
+
+    /// Creates at most `most` chunks of the share again, as many as the ledger is likely to grant.
+    pub fn recreate(&mut self, most: u32, out: &mut Vec<Action>) {
+        let chunks = self.fresh_chunks(self.loans.recreation.next_piece(most));
+        self.orders.order(Work::Create(chunks.clone()), Reason::Wake, Pending::Recreate(chunks), out);
+    }
+
+    /// They were created, or the device had none.
+    pub fn on_recreated(&mut self, chunks: &[ChunkId], outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            self.loans.recreation.remove(chunks.len() as u32);
+            self.chunks.create(chunks);
+            self.change.succeeded();
+        } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
+            // Peers still hold the chunks.
+            self.loans.recreation.on_refused(chunks.len() as u32, self.orders.boundaries());
+        } else {
+            self.change.on_backend_failed(self.orders);
+        }
+    }
+
+    /// Releases free chunks with a part of the share, at most `most`. Returns false if no chunk is free.
+    pub fn release_share(&mut self, most: u32, out: &mut Vec<Action>) -> bool {
+        let chunks: Vec<_> = self.chunks.table().free().take(most as usize).collect();
+        if chunks.is_empty() {
+            return false;
+        }
+        let (work, effect) = (Work::Release(chunks.clone()), Pending::ReleaseShare(chunks));
+        self.orders.order(work, Reason::ReleaseShare, effect, out);
+        true
+    }
+
+    /// The chunks are the device's now, or still the tenant's. `assigned` is the share that was assigned last.
+    pub fn on_share_released(&mut self, chunks: &[ChunkId], assigned: u32, outcome: Outcome) {
+        if let Outcome::Done { .. } = outcome {
+            self.chunks.release(chunks);
+            self.orders.count_moved(Reason::ReleaseShare, chunks.len() as u32);
+            self.loans.balance.on_released(chunks.len() as u32, assigned);
+            self.change.succeeded();
+        } else {
+            self.change.on_backend_failed(self.orders);
+        }
+    }
+
+    /// Earmarks vacant chunks for a peer.
+    pub fn send(&mut self, transfer: OutgoingTransfer, out: &mut Vec<Action>) {
+        let OutgoingTransfer { earmark, chunks, claim } = transfer;
+        // Chunks that were never created go first: no other method creates them.
+        let spare_chunks = self.loans.spare_chunks(self.chunks.table().created()).min(chunks);
+        let earmarked = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
+        let work = Work::Lend { chunks: earmarked.clone(), spare_chunks, earmark };
+        self.orders.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
+    }
+
+    /// The chunks are earmarked in the GPU ledger, or it refused.
+    pub fn on_lent(
+        &mut self,
+        earmarked: &[ChunkId],
+        spare: u32,
+        (earmark, claim): (Earmark, TransferKind),
+        outcome: Outcome,
+    ) {
+        let chunks = earmarked.len() as u32 + spare;
+        if let Outcome::Done { .. } = outcome {
+            self.chunks.release(earmarked);
+            match claim {
+                TransferKind::Lend => self.loans.balance.on_lent(chunks),
+                TransferKind::Return => self.loans.balance.on_repaid(chunks),
+            }
+            self.orders.count_moved(claim.reason(), chunks);
+            self.change.succeeded();
+            self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
+            return;
+        }
+        self.chunks.take_back(earmarked, earmark.peer);
+        match (outcome, claim) {
+            // The loan is refused; its borrower asks again later.
+            (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
+            (Outcome::Failed(Failure::Busy), TransferKind::Return) => {
+                self.change.failed(self.orders.boundaries());
+            }
+            _ => self.change.on_backend_failed(self.orders),
+        }
+        self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, claim });
+    }
+
+    /// Creates chunks that a peer has earmarked for this tenant, as a loan or as a return.
+    ///
+    /// # Panics
+    /// If more is returned than was lent.
+    pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
+        assert!(claim == TransferKind::Lend || chunks <= self.loans.lent(), "what comes back was lent");
+        let chunks = self.fresh_chunks(chunks);
+        let work = Work::Accept { chunks: chunks.clone(), earmark };
+        let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
+        self.orders.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
+    }
+
+    /// The peer's chunks are here, or their bytes without memory, or the earmark was void.
+    pub fn on_accepted(
+        &mut self,
+        arrived: &[ChunkId],
+        earmark: Earmark,
+        claim: TransferKind,
+        outcome: Outcome,
+    ) {
+        let chunks = arrived.len() as u32;
+        let ended = match outcome {
+            Outcome::Done { .. } => {
+                match claim {
+                    TransferKind::Lend => self.on_borrowed(chunks),
+                    TransferKind::Return => self.loans.balance.on_lent_returned(chunks),
+                }
+                self.chunks.create(arrived);
+                self.loans.demand.clear();
+                TransferResult::Accepted { earmark, chunks }
+            }
+            Outcome::Failed(failure) => {
+                if failure != Failure::Busy {
+                    self.orders.count(Reason::BackendFailed);
+                }
+                match (failure, claim) {
+                    (Failure::OutOfMemory, TransferKind::Lend) => self.on_borrowed(chunks),
+                    (Failure::OutOfMemory, TransferKind::Return) => self.loans.recover_share(chunks),
+                    _ => return self.loans.outgoing.report(TransferResult::NotAccepted { earmark }),
+                }
+                TransferResult::NotBacked { earmark, chunks }
+            }
+        };
+        self.loans.outgoing.report(ended);
+    }
+
+    fn on_borrowed(&mut self, chunks: u32) {
+        self.loans.balance.on_borrowed(chunks);
+        self.orders.count_moved(Reason::Borrow, chunks);
+    }
+}
