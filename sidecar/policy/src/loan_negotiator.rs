@@ -15,11 +15,13 @@ use alloc::vec::Vec;
 
 use crate::action::{Action, Earmark};
 use crate::ids::Nanos;
-use crate::memory_manager::{MemoryManager, TransferKind};
+use crate::loans::TransferKind;
 use crate::peers::loans::{LoanBook, LoanIn, LoanInState, LoanOut, ReturnOrder};
 use crate::peers::next_use;
 
 mod borrow_search;
+mod check;
+mod loan_control;
 mod messages;
 mod negotiation_policy;
 mod on_ask;
@@ -28,7 +30,10 @@ mod on_transfer;
 mod pending_revocation;
 mod revoke;
 mod search;
+#[cfg(test)]
+mod tests;
 
+pub use loan_control::{LoanControl, LoanState};
 pub use messages::{PeerCommand, PeerEvent};
 pub use negotiation_policy::NegotiationPolicy;
 use pending_revocation::PendingRevocation;
@@ -162,21 +167,22 @@ impl LoanNegotiator {
     }
 
     /// Runs at every boundary, before the next step is prepared.
-    pub fn boundary(&mut self, now: Nanos, manager: &mut MemoryManager, out: &mut Vec<Action>) {
-        self.update_residence(now, manager);
-        self.process_transfer_results(now, manager);
-        self.book.set_floor(manager.loans().unlent_floor_chunks());
-        if manager.loans().expected_chunks() > 0 {
-            self.claim(now, manager.loans().expected_chunks());
+    pub fn boundary(&mut self, now: Nanos, loans: &mut dyn LoanControl, out: &mut Vec<Action>) {
+        self.update_residence(now, loans);
+        self.process_transfer_results(now, loans);
+        let LoanState { floor, expected, .. } = loans.state();
+        self.book.set_floor(floor);
+        if expected > 0 {
+            self.claim(now, expected);
         }
         let due = self.book.expired(now);
-        self.send_debts(&due, manager);
-        self.revoke_loans(now, manager);
-        self.continue_search(now, manager);
+        self.send_debts(&due, loans);
+        self.revoke_loans(now, loans);
+        self.continue_search(now, loans);
         self.renew(now);
         self.take_back_overdue(now);
-        self.return_spare_loans(manager);
-        self.accept_next(manager, out);
+        self.return_spare_loans(loans);
+        self.accept_next(loans, out);
     }
 
     /// Takes back loans that are overdue: if their borrower is gone, they may never have been accepted.
@@ -210,8 +216,8 @@ impl LoanNegotiator {
     }
 
     /// Returns loans that the memory manager does not need.
-    fn return_spare_loans(&mut self, manager: &mut MemoryManager) {
-        let mut left = manager.loans_mut().return_unused_loan();
+    fn return_spare_loans(&mut self, loans: &mut dyn LoanControl) {
+        let mut left = loans.unused_loan();
         if left == 0 {
             return;
         }
@@ -220,33 +226,33 @@ impl LoanNegotiator {
             let LoanIn { nonce, peer, .. } = taken;
             let chunks = (taken.held() - taken.vacating()).min(left);
             if chunks > 0 && self.book.revoked(nonce, peer, taken.vacating() + chunks).is_ok() {
-                manager.loans_mut().queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Return);
+                loans.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Return);
                 left -= chunks;
             }
         }
     }
 
     /// Orders the transfers of due chunks that were not ordered yet.
-    fn send_debts(&mut self, due: &[ReturnOrder], manager: &mut MemoryManager) {
+    fn send_debts(&mut self, due: &[ReturnOrder], loans: &mut dyn LoanControl) {
         for vacate in due {
             let earmark = Earmark { peer: vacate.peer, nonce: vacate.nonce };
-            let ordered = manager.loans().debt_shortfall(earmark);
+            let ordered = loans.debt_chunks(earmark);
             if let Some(chunks) = vacate.chunks.checked_sub(ordered).filter(|chunks| *chunks > 0) {
-                manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
+                loans.queue_transfer(earmark, chunks, TransferKind::Return);
             }
         }
     }
 
     /// Turns earmarked bytes into chunks, one earmark at a time.
-    fn accept_next(&mut self, manager: &mut MemoryManager, out: &mut Vec<Action>) {
-        if manager.status().is_blocked() || self.arriving.iter().any(|arrival| arrival.ordered) {
+    fn accept_next(&mut self, loans: &mut dyn LoanControl, out: &mut Vec<Action>) {
+        if loans.state().is_blocked || self.arriving.iter().any(|arrival| arrival.ordered) {
             return;
         }
         let given = self.book.loans_out();
         self.arriving.retain(|arrival| arrival.claim == TransferKind::Lend || arrival.is_repayment(given));
         if let Some(arrival) = self.arriving.first_mut() {
             arrival.ordered = true;
-            manager.loans_mut().accept(arrival.earmark, arrival.chunks, arrival.claim, out);
+            loans.accept(arrival.earmark, arrival.chunks, arrival.claim, out);
         }
     }
 

@@ -7,11 +7,13 @@
 //! | `reclaim`, `lendable_layers` | what is freed for it |
 //! | `transfers` | the actions, and their ends |
 //! | `balance`, `demand`, `outgoing`, `recreation` | the state, each by itself |
+//! | `audit` | what the check against the loan book reads |
 //!
 //! [`Loans`] knows chunks as numbers only. What it needs of other parts are arguments.
 
 use alloc::vec::Vec;
 
+pub(crate) mod audit;
 mod balance;
 mod demand;
 pub(crate) mod lendable_layers;

@@ -58,6 +58,7 @@ pub use crate::kv::admissions::{Admission, AdmittedKv};
 pub use crate::kv::cached_prefix::CachedPrefix;
 pub use crate::kv::request_kv::RequestKv;
 pub use crate::kv::table_change::TableChange;
+pub use crate::loans::audit::LoanAudit;
 pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::offload::OffloadView;
 pub use crate::offload::admission::{AdmissionView, PlanAdmission, PlannedAdmissions, PrefillOffload};
@@ -66,7 +67,7 @@ pub use crate::sizes::{fits, floor};
 pub use crate::sleep::SleepState;
 pub use crate::weights::FILL_RETRIES;
 pub use constants::CONSTANTS;
-pub use loan_control::LoanControl;
+pub use loan_control::LoansMut;
 pub use stalling::StallingRemap;
 pub use step_api::{
     Demand, Failed, MemoryNotes, Prepared, StallsTooLong, StepLease, StepNeed, SuspendReason,

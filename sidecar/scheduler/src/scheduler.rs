@@ -248,6 +248,9 @@ impl Scheduler {
     /// Checks every invariant; panics with a message if one is broken.
     pub fn check(&self) {
         self.manager.check();
+        if let Some(negotiator) = &self.negotiator {
+            negotiator.check(&self.manager.loans().audit());
+        }
         self.requests.running.check();
     }
 

@@ -1,9 +1,9 @@
 //! Searches for memory: a survey, then one peer after the other, each asked once.
 
 use super::search::{AskBackoff, SILENCE_MAX_NS, Search};
-use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
+use super::{LoanControl, LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::ids::Nanos;
-use crate::memory_manager::{MemoryManager, TransferKind};
+use crate::loans::TransferKind;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
@@ -12,36 +12,36 @@ use crate::reason::Reason;
 
 impl LoanNegotiator {
     /// Starts a search if KV is short, and continues the current one.
-    pub(super) fn continue_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
+    pub(super) fn continue_search(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
         match &self.search {
-            Search::Idle => self.begin_search(now, manager),
+            Search::Idle => self.begin_search(now, loans),
             Search::Surveying { since } if now.since(*since) >= self.policy.ask_patience_ns => {
-                self.end_search(now, manager);
+                self.end_search(now, loans);
             }
             Search::Asking { since, nonce, .. } => {
                 let nonce = *nonce;
                 let known = self.book.loans_in().iter().any(|taken| taken.nonce == nonce);
                 if !known {
                     // The request was revoked before it was granted.
-                    self.ask_next(now, manager);
+                    self.ask_next(now, loans);
                 } else if now.since(*since) >= self.policy.ask_patience_ns {
                     if let Ok(peer) = self.book.timed_out(nonce) {
                         self.commands.push(PeerCommand::Withdraw { peer, nonce });
                         self.record_timeout(now, peer);
                     }
-                    self.ask_next(now, manager);
+                    self.ask_next(now, loans);
                 }
             }
             _ => {}
         }
     }
 
-    fn begin_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        if manager.loans().borrow_request().is_none() || self.awaits_loan_return || self.is_loan_arriving() {
+    fn begin_search(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
+        if loans.borrow_request().is_none() || self.awaits_loan_return || self.is_loan_arriving() {
             return;
         }
         if now < self.next_ask_at {
-            manager.loans_mut().on_borrow_denied();
+            loans.on_borrow_denied();
             return;
         }
         self.search = Search::Surveying { since: now };
@@ -54,17 +54,17 @@ impl LoanNegotiator {
     }
 
     /// Ends a search without a loan.
-    fn end_search(&mut self, now: Nanos, manager: &mut MemoryManager) {
+    fn end_search(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
         self.search = Search::Idle;
         self.next_ask_at = now.plus(self.policy.retry_ns);
-        manager.loans_mut().on_borrow_denied();
+        loans.on_borrow_denied();
     }
 
-    pub(super) fn ask_next(&mut self, now: Nanos, manager: &mut MemoryManager) {
+    pub(super) fn ask_next(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
         let Search::Asking { left, .. } = &mut self.search else { return };
         let mut left = core::mem::take(left);
-        let Some(victim) = self.next_victim(&left, now, manager) else {
-            return self.end_search(now, manager);
+        let Some(victim) = self.next_victim(&left, now, loans) else {
+            return self.end_search(now, loans);
         };
         left.retain(|view| view.peer != victim.peer);
         let nonce = self.book.ask(victim.peer, victim.chunks);
@@ -75,26 +75,26 @@ impl LoanNegotiator {
 
     /// Returns the next peer to ask and the chunks to ask for, if the remaining supply is useful. Evaluated again
     /// before each request, because a denial reduces the supply.
-    fn next_victim(&self, left: &[PeerView], now: Nanos, manager: &mut MemoryManager) -> Option<Victim> {
-        let need_chunks = manager.loans().borrow_request()?;
-        let borrower = self.policy.borrower(need_chunks, manager.params().next_use());
+    fn next_victim(&self, left: &[PeerView], now: Nanos, loans: &mut dyn LoanControl) -> Option<Victim> {
+        let need_chunks = loans.borrow_request()?;
+        let borrower = self.policy.borrower(need_chunks, loans.state().next_use);
         let supply = victim::supply(left, &borrower, now);
         let covered = supply.more_unknown || supply.chunks >= need_chunks;
-        let need_chunks = if covered { need_chunks } else { manager.loans().useful_loan_size(supply.chunks) };
+        let need_chunks = if covered { need_chunks } else { loans.useful_loan_size(supply.chunks) };
         if need_chunks == 0 && !left.is_empty() {
-            manager.loans_mut().record_shortfall(Reason::PeersShort);
+            loans.count(Reason::PeersShort);
         }
         victim::order(left, &Borrower { need_chunks, ..borrower }, now).first().copied()
     }
 
     /// Handles a survey's result: asks the peers that may lend, one after the other.
-    pub(super) fn on_survey(&mut self, now: Nanos, peers: &[PeerView], manager: &mut MemoryManager) {
+    pub(super) fn on_survey(&mut self, now: Nanos, peers: &[PeerView], loans: &mut dyn LoanControl) {
         let Search::Surveying { since } = self.search else { return };
         let paused =
             |peer: Peer| self.ask_backoffs.iter().any(|paused| paused.peer == peer && now < paused.until);
         let left = peers.iter().filter(|view| !paused(view.peer)).copied().collect();
         self.search = Search::Asking { since, nonce: Nonce(0), left };
-        self.ask_next(now, manager);
+        self.ask_next(now, loans);
     }
 
     /// Excludes a peer that did not answer in time, for twice as long each time, because every search would wait for

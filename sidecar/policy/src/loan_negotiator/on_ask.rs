@@ -1,9 +1,9 @@
 //! Answers a peer's request for a loan from the current state, because the peer's view of it may be stale.
 
-use super::{LoanNegotiator, NegotiationPolicy, PeerCommand};
+use super::{LoanControl, LoanNegotiator, NegotiationPolicy, PeerCommand};
 use crate::action::Earmark;
 use crate::ids::Nanos;
-use crate::memory_manager::{MemoryManager, TransferKind};
+use crate::loans::TransferKind;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
@@ -15,25 +15,24 @@ impl LoanNegotiator {
         (peer, nonce): (Peer, Nonce),
         chunks: u32,
         ttl_ns: u64,
-        manager: &mut MemoryManager,
+        loans: &mut dyn LoanControl,
     ) {
         let expires = now.plus(ttl_ns.min(self.policy.ttl_ns));
-        let chunks = match self.lends_to(now, peer, manager) {
+        let chunks = match self.lends_to(now, peer, loans) {
             Ok(max) => chunks.min(max),
-            Err(why) => return self.refuse(Earmark { peer, nonce }, why, manager),
+            Err(why) => return self.refuse(Earmark { peer, nonce }, why, loans),
         };
-        if self.book.lent(nonce, peer, chunks, expires).is_ok() {
-            manager.loans_mut().queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend);
-        } else {
-            self.refuse(Earmark { peer, nonce }, LoanDenied::Nothing, manager);
+        match self.book.lent(nonce, peer, chunks, expires) {
+            Ok(()) => loans.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend),
+            Err(_) => self.refuse(Earmark { peer, nonce }, LoanDenied::Nothing, loans),
         }
     }
 
     /// Returns the most chunks to lend to this peer now, by the borrower's rule and the local state.
-    fn lends_to(&self, now: Nanos, peer: Peer, manager: &MemoryManager) -> Result<u32, LoanDenied> {
-        let max = manager.loans().lendable()?;
+    fn lends_to(&self, now: Nanos, peer: Peer, loans: &dyn LoanControl) -> Result<u32, LoanDenied> {
+        let max = loans.lendable()?;
         let above = self.policy.priority_of(peer).is_some_and(|priority| priority < self.policy.priority);
-        if manager.loans().active() && above {
+        if loans.state().is_active && above {
             return Err(LoanDenied::Active);
         }
         match self.residence_left_ns(now) {
@@ -46,15 +45,15 @@ impl LoanNegotiator {
         &mut self,
         Earmark { peer, nonce }: Earmark,
         why: LoanDenied,
-        manager: &mut MemoryManager,
+        loans: &mut dyn LoanControl,
     ) {
-        manager.loans_mut().record_shortfall(why.reason());
+        loans.count(why.reason());
         self.commands.push(PeerCommand::Refuse { peer, nonce, why });
     }
 
     /// Updates since when all layers have memory.
-    pub(super) fn update_residence(&mut self, now: Nanos, manager: &MemoryManager) {
-        let whole = manager.status().is_loaded() && manager.status().absent_layers() == 0;
+    pub(super) fn update_residence(&mut self, now: Nanos, loans: &dyn LoanControl) {
+        let whole = loans.state().is_whole;
         self.fully_resident_since = whole.then(|| self.fully_resident_since.unwrap_or(now));
     }
 

@@ -2,10 +2,10 @@
 
 use alloc::vec::Vec;
 
-use super::{Arrival, LoanNegotiator, PeerCommand, PeerEvent, Search};
+use super::{Arrival, LoanControl, LoanNegotiator, PeerCommand, PeerEvent, Search};
 use crate::action::Earmark;
 use crate::ids::Nanos;
-use crate::memory_manager::{MemoryManager, TransferKind};
+use crate::loans::TransferKind;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
@@ -13,23 +13,23 @@ use crate::reason::Reason;
 
 impl LoanNegotiator {
     /// Handles a message. A message that does not match the book has no effect on it.
-    pub fn on_event(&mut self, now: Nanos, event: PeerEvent, manager: &mut MemoryManager) {
-        self.update_residence(now, manager);
+    pub fn on_event(&mut self, now: Nanos, event: PeerEvent, loans: &mut dyn LoanControl) {
+        self.update_residence(now, loans);
         // The message may concern a transfer that ended since the last boundary.
-        self.process_transfer_results(now, manager);
+        self.process_transfer_results(now, loans);
         match event {
-            PeerEvent::Survey(peers) => self.on_survey(now, &peers, manager),
+            PeerEvent::Survey(peers) => self.on_survey(now, &peers, loans),
             PeerEvent::Asked { peer, nonce, chunks, ttl_ns } => {
-                self.on_ask(now, (peer, nonce), chunks, ttl_ns, manager)
+                self.on_ask(now, (peer, nonce), chunks, ttl_ns, loans)
             }
-            PeerEvent::Withdrawn { peer, nonce } => self.on_withdrawn(peer, nonce, manager),
+            PeerEvent::Withdrawn { peer, nonce } => self.on_withdrawn(peer, nonce, loans),
             PeerEvent::Revoked { peer, nonce, chunks } => {
-                self.on_revoked(Earmark { peer, nonce }, chunks, manager)
+                self.on_revoked(Earmark { peer, nonce }, chunks, loans)
             }
             PeerEvent::Granted { peer, nonce, chunks, ttl_ns } => {
                 self.on_granted(now, Earmark { peer, nonce }, chunks, ttl_ns);
             }
-            PeerEvent::Refused { peer, nonce, why } => self.on_refused(now, (peer, nonce), why, manager),
+            PeerEvent::Refused { peer, nonce, why } => self.on_refused(now, (peer, nonce), why, loans),
             PeerEvent::Prolonged { peer, nonce, ttl_ns } => {
                 self.on_renewed_by_lender(now, peer, nonce, ttl_ns)
             }
@@ -38,19 +38,19 @@ impl LoanNegotiator {
                 let _ = self.book.renewed(nonce, peer, now.plus(ttl_ns));
             }
             PeerEvent::Returned { peer, nonce, chunks } => self.on_returned(Earmark { peer, nonce }, chunks),
-            PeerEvent::TookBack { nonce } => self.on_taken_back(nonce, manager),
-            PeerEvent::Claimed { peer, nonce, chunks } => self.on_claimed((peer, nonce), chunks, manager),
+            PeerEvent::TookBack { nonce } => self.on_taken_back(nonce, loans),
+            PeerEvent::Claimed { peer, nonce, chunks } => self.on_claimed((peer, nonce), chunks, loans),
             PeerEvent::Terms(terms) => self.set_policy(terms),
-            PeerEvent::Died(peer) => self.on_peer_exit(peer, manager),
+            PeerEvent::Died(peer) => self.on_peer_exit(peer, loans),
         }
     }
 
     /// Stops a loan that is still being vacated; takes back one that is earmarked and not accepted.
-    fn on_withdrawn(&mut self, peer: Peer, nonce: Nonce, manager: &mut MemoryManager) {
+    fn on_withdrawn(&mut self, peer: Peer, nonce: Nonce, loans: &mut dyn LoanControl) {
         if !self.lends(Earmark { peer, nonce }) {
             return;
         }
-        if manager.loans_mut().cancel_transfer(Earmark { peer, nonce }) {
+        if loans.cancel_loan(Earmark { peer, nonce }) {
             // Nothing of it was transferred.
             let _ = self.book.on_taken_back(nonce);
         } else {
@@ -59,13 +59,13 @@ impl LoanNegotiator {
     }
 
     /// Handles a revocation. A loan that is being accepted now is returned after its arrival.
-    fn on_revoked(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_revoked(&mut self, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Earmark { peer, nonce } = earmark;
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark != earmark);
         let arrives = self.arriving.iter().any(|arrival| arrival.earmark == earmark);
         match self.book.revoked(nonce, peer, chunks) {
-            Ok(vacate) if vacate.chunks > 0 => self.send_debts(&[vacate], manager),
-            _ if arrives || manager.loans().debt_shortfall(earmark) > 0 => {}
+            Ok(vacate) if vacate.chunks > 0 => self.send_debts(&[vacate], loans),
+            _ if arrives || loans.debt_chunks(earmark) > 0 => {}
             _ => self.commands.push(PeerCommand::Return { peer, nonce, chunks: 0 }),
         }
     }
@@ -88,12 +88,12 @@ impl LoanNegotiator {
         now: Nanos,
         (peer, nonce): (Peer, Nonce),
         why: Option<LoanDenied>,
-        manager: &mut MemoryManager,
+        loans: &mut dyn LoanControl,
     ) {
         if self.book.refused(nonce, peer).is_ok() {
-            manager.loans_mut().record_shortfall(Reason::AskRefused);
+            loans.count(Reason::AskRefused);
             self.record_refusal(now, peer, why);
-            self.ask_next(now, manager);
+            self.ask_next(now, loans);
         }
     }
 
@@ -122,16 +122,16 @@ impl LoanNegotiator {
     }
 
     /// Handles an earmark that the ledger returned: its bytes belong to no tenant, so its chunks are created again.
-    fn on_taken_back(&mut self, nonce: Nonce, manager: &mut MemoryManager) {
+    fn on_taken_back(&mut self, nonce: Nonce, loans: &mut dyn LoanControl) {
         let struck = self.book.on_taken_back(nonce);
         // The ledger may be ahead of the backend: a transfer in progress recovers its share when it ends.
-        if let Some(chunks) = struck.ok().filter(|_| !manager.loans().lending(nonce)) {
-            manager.loans_mut().recover_share(chunks);
+        if let Some(chunks) = struck.ok().filter(|_| !loans.is_lending(nonce)) {
+            loans.recover_share(chunks);
         }
     }
 
     /// A record belongs to only one instance at a time, so earlier instances have exited, even if no exit was reported.
-    fn on_claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, manager: &mut MemoryManager) {
+    fn on_claimed(&mut self, (peer, nonce): (Peer, Nonce), missing: u32, loans: &mut dyn LoanControl) {
         let chunks = self.book.loans_in_from(peer.index).min(missing);
         self.commands.push(PeerCommand::Owes { peer, nonce, chunks, within_ns: self.policy.revoke_bound_ns });
         let taken = self.book.loans_in().iter().map(|taken| taken.peer);
@@ -140,10 +140,10 @@ impl LoanNegotiator {
             partners.filter(|p| p.index == peer.index && p.instance != peer.instance).collect();
         former.sort_unstable();
         former.dedup();
-        former.into_iter().for_each(|life| self.on_peer_exit(life, manager));
+        former.into_iter().for_each(|life| self.on_peer_exit(life, loans));
     }
 
-    fn on_peer_exit(&mut self, peer: Peer, manager: &mut MemoryManager) {
+    fn on_peer_exit(&mut self, peer: Peer, loans: &mut dyn LoanControl) {
         let bereaved = self.book.on_peer_exit(peer);
         self.clear_timeouts(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
@@ -151,10 +151,10 @@ impl LoanNegotiator {
             |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == TransferKind::Return;
         let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
         // A loan in transfer to the exited peer completes first; its bytes are recovered then.
-        let elsewhere = manager.loans_mut().forget_loans(peer) + coming;
+        let elsewhere = loans.forget_loans_to(peer) + coming;
         if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
-            manager.loans_mut().recover_share(chunks);
+            loans.recover_share(chunks);
         }
-        self.send_debts(&bereaved.vacate, manager);
+        self.send_debts(&bereaved.vacate, loans);
     }
 }

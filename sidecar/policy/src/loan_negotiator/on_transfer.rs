@@ -1,52 +1,52 @@
 //! Handles the results of the memory manager's transfers.
 
-use super::{Arrival, LoanNegotiator, PeerCommand};
+use super::{Arrival, LoanControl, LoanNegotiator, PeerCommand};
 use crate::action::Earmark;
 use crate::ids::Nanos;
-use crate::memory_manager::{MemoryManager, TransferKind, TransferResult};
+use crate::loans::{TransferKind, TransferResult};
 use crate::peers::loan_denied::LoanDenied;
 
 impl LoanNegotiator {
-    pub(super) fn process_transfer_results(&mut self, now: Nanos, manager: &mut MemoryManager) {
-        for traded in manager.loans_mut().take_transfer_results() {
+    pub(super) fn process_transfer_results(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
+        for traded in loans.take_transfer_results() {
             match traded {
                 TransferResult::Granted { earmark, chunks, claim: TransferKind::Lend } => {
-                    self.on_lent(earmark, chunks, manager)
+                    self.on_lent(earmark, chunks, loans)
                 }
                 TransferResult::Granted { earmark, chunks, claim: TransferKind::Return } => {
                     self.on_repaid(earmark, chunks)
                 }
                 TransferResult::Refused { earmark, claim: TransferKind::Lend, .. } => {
-                    self.on_declined(earmark, manager)
+                    self.on_declined(earmark, loans)
                 }
                 TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
                     // It is still owed.
-                    manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
+                    loans.queue_transfer(earmark, chunks, TransferKind::Return);
                 }
-                TransferResult::Accepted { earmark, chunks } => self.on_accepted(earmark, chunks, manager),
+                TransferResult::Accepted { earmark, chunks } => self.on_accepted(earmark, chunks, loans),
                 TransferResult::NotBacked { earmark, chunks } => {
-                    self.on_not_backed(now, earmark, chunks, manager)
+                    self.on_not_backed(now, earmark, chunks, loans)
                 }
-                TransferResult::NotAccepted { earmark } => self.on_not_accepted(now, earmark, manager),
+                TransferResult::NotAccepted { earmark } => self.on_not_accepted(now, earmark, loans),
             }
         }
-        self.book.set_share(manager.loans().share_chunks());
+        self.book.set_share(loans.state().share);
     }
 
-    fn on_lent(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_lent(&mut self, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Earmark { peer, nonce } = earmark;
         if !self.lends(earmark) {
             // The ledger returned it, or the borrower exited: no tenant holds the bytes.
-            manager.loans_mut().recover_share(chunks);
+            loans.recover_share(chunks);
             return;
         }
         self.commands.push(PeerCommand::Answer { peer, nonce, chunks, ttl_ns: self.policy.ttl_ns });
     }
 
-    fn on_declined(&mut self, earmark: Earmark, manager: &mut MemoryManager) {
+    fn on_declined(&mut self, earmark: Earmark, loans: &mut dyn LoanControl) {
         // Nothing of it was transferred.
         let _ = self.book.on_taken_back(earmark.nonce);
-        self.refuse(earmark, LoanDenied::Busy, manager);
+        self.refuse(earmark, LoanDenied::Busy, loans);
     }
 
     fn on_repaid(&mut self, earmark: Earmark, chunks: u32) {
@@ -57,7 +57,7 @@ impl LoanNegotiator {
         }
     }
 
-    fn on_accepted(&mut self, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_accepted(&mut self, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         let entered = match arrival.claim {
@@ -66,21 +66,21 @@ impl LoanNegotiator {
         };
         if entered.is_err() && arrival.claim == TransferKind::Lend {
             // Its lender revoked it, or exited, during the transfer.
-            manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
+            loans.queue_transfer(earmark, chunks, TransferKind::Return);
         }
         self.loans_accepted += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
     }
 
     /// Handles accepted bytes without memory: a loan is returned at once and no peer is asked for a while; a repayment
     /// counts, and its chunks are created later.
-    fn on_not_backed(&mut self, now: Nanos, earmark: Earmark, chunks: u32, manager: &mut MemoryManager) {
+    fn on_not_backed(&mut self, now: Nanos, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         match arrival.claim {
             TransferKind::Lend => {
                 // Its lender may have revoked it, or exited, during the transfer.
                 let _ = self.book.timed_out(nonce);
-                manager.loans_mut().queue_transfer(earmark, chunks, TransferKind::Return);
+                loans.queue_transfer(earmark, chunks, TransferKind::Return);
                 self.next_ask_at = now.plus(self.policy.retry_ns);
             }
             TransferKind::Return => {
@@ -98,7 +98,7 @@ impl LoanNegotiator {
     /// Handles an invalid earmark. A loan is dropped and no peer is asked for a while, because its lender might repeat
     /// invalid earmarks. A repayment is accepted when the ledger reports it again; if its borrower exited, its bytes
     /// belong to no tenant.
-    fn on_not_accepted(&mut self, now: Nanos, earmark: Earmark, manager: &mut MemoryManager) {
+    fn on_not_accepted(&mut self, now: Nanos, earmark: Earmark, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
         if arrival.claim == TransferKind::Lend {
@@ -108,7 +108,7 @@ impl LoanNegotiator {
             }
         }
         if arrival.claim == TransferKind::Return && !self.lends(earmark) {
-            manager.loans_mut().recover_share(arrival.chunks);
+            loans.recover_share(arrival.chunks);
         }
     }
 

@@ -3,28 +3,27 @@
 use alloc::vec::Vec;
 
 use super::pending_revocation::{ASK_BACKOFF_MAX_NS, PendingRevocation};
-use super::{LoanNegotiator, PeerCommand};
+use super::{LoanControl, LoanNegotiator, PeerCommand};
 use crate::ids::Nanos;
-use crate::memory_manager::MemoryManager;
 use crate::peers::loans::Nonce;
 
 impl LoanNegotiator {
     /// Revokes the tenant's loans if it has work and lacks layers, or if KV is short. It waits for a loan only within
     /// the bound, counted from the first notification: otherwise a need that recurs with every time slice would wait
     /// again each time for a loan that is never returned.
-    pub(super) fn revoke_loans(&mut self, now: Nanos, manager: &mut MemoryManager) {
+    pub(super) fn revoke_loans(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
         let out: Vec<_> = self.book.loans_out().iter().map(|given| (given.nonce, given.chunks)).collect();
         self.pending_revocations.retain(|pending| out.iter().any(|(nonce, _)| *nonce == pending.nonce));
         self.awaits_loan_return = false;
-        if manager.loans().wants_layers() || manager.loans().borrow_request().is_some() {
+        if loans.state().wants_layers || loans.borrow_request().is_some() {
             out.into_iter().for_each(|(nonce, chunks)| self.revoke(now, nonce, chunks));
             let bound_ns = self.policy.revoke_bound_ns;
             self.awaits_loan_return =
                 self.pending_revocations.iter().any(|pending| now.since(pending.since) < bound_ns);
         } else {
-            self.revoke_over_lent(now, manager.loans().over_lent_chunks());
+            self.revoke_over_lent(now, loans.state().over_lent);
         }
-        manager.loans_mut().set_awaits_loans(self.awaits_loan_return);
+        loans.set_awaits_loans(self.awaits_loan_return);
     }
 
     /// Revokes the newest loans if the share fell or the floor rose so that too much is lent.

@@ -94,6 +94,16 @@ impl OutgoingTransfers {
         self.results.push(result);
     }
 
+    /// Every queued transfer, in order.
+    pub fn queued(&self) -> impl Iterator<Item = &OutgoingTransfer> {
+        self.queue.iter()
+    }
+
+    /// Results that were not taken.
+    pub fn results(&self) -> &[TransferResult] {
+        &self.results
+    }
+
     /// Results since the last call.
     pub fn take_results(&mut self) -> Vec<TransferResult> {
         core::mem::take(&mut self.results)

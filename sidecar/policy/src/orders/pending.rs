@@ -196,13 +196,18 @@ impl PendingActions {
 
     /// Chunks of the transfers to peers under way that `which` selects.
     pub fn lent_chunks(&self, which: impl Fn(Earmark, TransferKind) -> bool) -> u32 {
-        let chunks = |effect: &Pending| match effect {
-            Pending::Lend(chunks, spare, earmark, claim) if which(*earmark, *claim) => {
-                chunks.len() as u32 + spare
+        let selected = self.transfers().filter(|(earmark, _, kind)| which(*earmark, *kind));
+        selected.map(|(_, chunks, _)| chunks).sum()
+    }
+
+    /// Transfers to peers under way, with their chunks.
+    pub fn transfers(&self) -> impl Iterator<Item = (Earmark, u32, TransferKind)> + '_ {
+        self.effects().filter_map(|effect| match effect {
+            Pending::Lend(chunks, spare, earmark, kind) => {
+                Some((*earmark, chunks.len() as u32 + spare, *kind))
             }
-            _ => 0,
-        };
-        self.effects().map(chunks).sum()
+            _ => None,
+        })
     }
 
     /// Chunks that are being created or released: the backend can be ahead by this number.

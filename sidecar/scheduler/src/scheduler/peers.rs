@@ -15,7 +15,7 @@ impl Scheduler {
         match event {
             PeerPortEvent::Peer(event) => {
                 if let Some(negotiator) = &mut self.negotiator {
-                    negotiator.on_event(now, event, &mut self.manager);
+                    negotiator.on_event(now, event, &mut self.manager.loans_mut());
                 }
             }
             PeerPortEvent::SliceGranted { epoch } => {
@@ -119,7 +119,7 @@ impl Scheduler {
     fn continue_negotiation(&mut self, now: Nanos) {
         let Some(negotiator) = &mut self.negotiator else { return };
         let waited = self.manager.loans().awaits_loans();
-        negotiator.boundary(now, &mut self.manager, &mut self.actions);
+        negotiator.boundary(now, &mut self.manager.loans_mut(), &mut self.actions);
         if waited && !self.manager.loans().awaits_loans() && !self.manager.status().is_blocked() {
             // The loans that absent layers waited for are settled: restore the layers now instead of at the next event.
             self.manager.boundary(now, &mut self.actions);

@@ -4,6 +4,7 @@
 //! follows from the answer: a smaller one, or one that evicts something first. Only a plan that memory accepts opens KV.
 
 use sluice_policy::ids::Nanos;
+use sluice_policy::loan_negotiator::LoanControl;
 use sluice_policy::memory_manager::SuspendReason;
 
 use super::Scheduler;

@@ -8,6 +8,7 @@ use crate::action::{Action, Earmark};
 use crate::event::{Completion, Outcome};
 use crate::geometry::{ActivationCost, Geometry, StepShape};
 use crate::ids::{Nanos, RequestId};
+use crate::loan_negotiator::LoanControl;
 use crate::loans::TransferKind;
 use crate::params::Params;
 use crate::peers::Peer;

@@ -1,10 +1,9 @@
 //! Share, loans and debts of a tenant.
 
-use crate::action::Earmark;
+use crate::loans::audit::LoanAudit;
 use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::params::{Bounds, Params};
 use crate::peers::loan_denied::LoanDenied;
-use crate::peers::loans::Nonce;
 
 /// Share, loans and debts of a tenant, in chunks.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +109,7 @@ impl LoanView<'_> {
     }
 
     /// Chunks that the next step lacks and peers may have. The step waits until they arrive or
-    /// [`super::super::LoanControl::on_borrow_denied`].
+    /// [`LoanControl::on_borrow_denied`](crate::loan_negotiator::LoanControl::on_borrow_denied).
     pub fn borrow_request(&self) -> Option<u32> {
         self.manager.loans.borrow_request()
     }
@@ -126,15 +125,9 @@ impl LoanView<'_> {
         self.manager.status().is_loaded() && self.manager.should_restore_layers()
     }
 
-    /// Chunks of this return that are queued or under way.
-    pub fn debt_shortfall(&self, earmark: Earmark) -> u32 {
-        self.manager.loans.debt_chunks(&self.manager.orders.pending, earmark)
-    }
-
-    /// The loan of this name is under way.
-    pub fn lending(&self, nonce: Nonce) -> bool {
-        let is_loan = |earmark: Earmark, kind| earmark.nonce == nonce && kind == TransferKind::Lend;
-        self.manager.orders.pending.lent_chunks(is_loan) > 0
+    /// The loans as they were counted, for [`LoanNegotiator::check`](crate::loan_negotiator::LoanNegotiator::check).
+    pub fn audit(&self) -> LoanAudit {
+        self.manager.loans.audit(&self.manager.orders.pending)
     }
 
     /// The share and the cap that were set last.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use sluice_common::random::Rng;
 use sluice_policy::action::Earmark;
+use sluice_policy::loan_negotiator::LoanControl;
 use sluice_policy::memory_manager::{Demand, TransferKind, TransferResult};
 use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;

@@ -32,6 +32,9 @@ impl World {
             self.device.submit(action);
         }
         self.manager.check();
+        if let Some(negotiator) = &self.negotiator {
+            negotiator.check(&self.manager.loans().audit());
+        }
         self.most_alpha = self.most_alpha.max(self.manager.figures().layout().alpha());
         answer
     }
@@ -79,7 +82,7 @@ impl World {
     pub fn receive(&mut self, event: PeerEvent) {
         let now = self.now;
         self.drive(|manager, negotiator, _| {
-            negotiator.expect("a trader hears").on_event(now, event, manager)
+            negotiator.expect("a trader hears").on_event(now, event, &mut manager.loans_mut())
         });
         if self.step.is_none() {
             self.schedule();
@@ -95,7 +98,7 @@ impl World {
         let now = self.now;
         let commands = self.drive(|manager, negotiator, out| {
             negotiator.map(|negotiator| {
-                negotiator.boundary(now, manager, out);
+                negotiator.boundary(now, &mut manager.loans_mut(), out);
                 negotiator.take_commands()
             })
         });
