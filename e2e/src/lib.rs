@@ -1,4 +1,4 @@
-//! Shared helpers of the tests: a browser, and Kubernetes components of a pinned version, started from a folder of
+//! Shared helpers of the tests: a browser, a hub of models, and Kubernetes components of a pinned version, started from a folder of
 //! binaries.
 //!
 //! It knows the CRDs of the product and nothing of its implementation. See docs/testing-cluster.md.
@@ -27,3 +27,4 @@ pub mod browser;
 pub mod cluster;
 pub mod files;
 pub mod hang_limit;
+pub mod hub;

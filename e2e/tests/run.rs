@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_client::RequestError;
+use sluice_e2e::hub::{Hub, WEIGHTS};
 
-use self::hub::{Hub, REPO};
+use self::hub::REPO;
 use self::session::{Session, models, sluice};
 use crate::support::http::{self, CLIENT, Stream};
 use crate::support::model::Stories;
@@ -61,10 +62,11 @@ async fn a_folder_is_served_and_the_printed_curl_line_works() {
 async fn an_interrupted_download_goes_on_where_it_was_and_a_whole_one_needs_no_hub() {
     let Some(stories) = Stories::find("a download through sluice run") else { return };
     let world = TestEnv::new();
-    let hub = Hub::start(&stories.folder).await;
-    let (half, whole) = (hub.weights_bytes() / 2, hub.weights_bytes());
+    let hub = hub::start(&stories.folder);
+    let whole = hub.length(WEIGHTS);
+    let half = whole / 2;
     hub.stop_after(Some(half));
-    let name = format!("{}/{REPO}", hub.url());
+    let name = format!("{}/{REPO}", hub.endpoint());
     let run = Session::start(&world, &[&name], &[]);
     let part = cached(&world, &hub).join("model.safetensors.part");
     eventually("half of the weights", async || (part.metadata().ok()?.len() == half).then_some(())).await;
@@ -112,9 +114,9 @@ async fn an_interrupted_download_goes_on_where_it_was_and_a_whole_one_needs_no_h
 async fn a_download_breaks_off_three_times_and_is_whole_in_the_end() {
     let Some(stories) = Stories::find("a broken line below sluice run") else { return };
     let world = TestEnv::new();
-    let hub = Hub::start(&stories.folder).await;
+    let hub = hub::start(&stories.folder);
     hub.break_off(3);
-    let mut run = Session::start(&world, &[&format!("{REPO}@v1.5")], &["--endpoint", &hub.url()]);
+    let mut run = Session::start(&world, &[&format!("{REPO}@v1.5")], &["--endpoint", hub.endpoint()]);
     is_golden(&run.ready().await, REPO, &stories).await;
     assert_eq!(hub.downloads().len(), 4);
     assert!(world.stderr().contains("trying again"), "the user sees why it takes longer");
@@ -191,7 +193,7 @@ async fn an_open_stream_comes_to_its_end_after_the_signal() {
 
 /// Returns the cache folder of the model of `hub`.
 fn cached(world: &TestEnv, hub: &Hub) -> PathBuf {
-    let host = hub.url().replace("http://", "");
+    let host = hub.endpoint().replace("http://", "");
     world.path("cache").join(host).join(REPO).join("main")
 }
 

@@ -21,6 +21,7 @@ use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sluice_e2e::cluster::{on_node_exclusive, skipped, within};
+use sluice_e2e::hub::WEIGHTS;
 
 use crate::installed::admin::{Admin, Credential};
 use crate::installed::pod::{name, ready_since};
@@ -28,8 +29,6 @@ use crate::installed::processes::{Container, container, kill};
 use crate::installed::{Load, PROMPT, Product, SYSTEM, TENANTS, model, tenant, value};
 use crate::rights::{self, Run};
 
-/// The file with the model's weights.
-const WEIGHTS: &str = "model.safetensors";
 /// Time within which an engine is killed ten times.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Limit for an idle pod to end. Its grace period is three times as long.

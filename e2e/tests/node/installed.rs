@@ -20,9 +20,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use sluice_common::metrics_text::sum;
 use sluice_e2e::cluster::{Binaries, ClusterNode, within};
+use sluice_e2e::hub::Hub;
 
 pub use self::ask::{COMPLETIONS, completion, text_of};
-pub use self::hub::{COMMIT, Hub, model, part, read, serve};
+pub use self::hub::model;
 pub use self::load::Load;
 
 /// Limit for three pods to be placed, load their model and serve, on two busy cores.

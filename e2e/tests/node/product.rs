@@ -7,10 +7,11 @@ mod network_policies;
 
 use serde_json::json;
 use sluice_e2e::cluster::on_node_exclusive;
+use sluice_e2e::hub::Hub;
 
 use crate::installed::pod::is_terminating;
 use crate::installed::processes::Stopped;
-use crate::installed::{Hub, PROMPT, Product, SYSTEM, TENANTS, chart, model, value};
+use crate::installed::{PROMPT, Product, SYSTEM, TENANTS, chart, model, value};
 use crate::rights::{self, Run};
 
 impl Product<'_> {

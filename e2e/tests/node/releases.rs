@@ -9,11 +9,12 @@ use std::process::Command;
 use reqwest::Method;
 use serde_json::Value;
 use sluice_e2e::cluster::{on_node_exclusive, skipped};
+use sluice_e2e::hub::Hub;
 
 use crate::installed::admin::{Admin, Credential};
 use crate::installed::pod::{is_terminating, uid};
 use crate::installed::processes::container;
-use crate::installed::{Hub, IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
+use crate::installed::{IMAGES, Load, Product, SYSTEM, TENANTS, chart, model};
 use crate::rights::{self, Run};
 
 /// Tag of the same images as another version.

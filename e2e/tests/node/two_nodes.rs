@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 use sluice_e2e::cluster::{SecondNode, on_two_nodes};
+use sluice_e2e::hub::Hub;
 
 use crate::installed::pod::{is_ready, is_terminating};
-use crate::installed::{Hub, IMAGES, Load, PROMPT, Product, TENANTS, model};
+use crate::installed::{IMAGES, Load, PROMPT, Product, TENANTS, model};
 use crate::rights::{self, Run};
 
 const FIRST: &str = "node-0";

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::hub::{Hub, REPO};
+use super::hub::{self, REPO};
 use super::session::{command, models, sluice};
 use crate::support::TestEnv;
 use crate::support::model::Stories;
@@ -51,10 +51,10 @@ async fn names_that_are_no_models_are_refused_with_what_was_tried() {
 #[tokio::test(flavor = "multi_thread")]
 async fn model_larger_than_free_disk_is_not_downloaded() {
     let Some(stories) = Stories::find("a full disk below sluice run") else { return };
-    let (world, hub) = (TestEnv::new(), Hub::start(&stories.folder).await);
+    let (world, hub) = (TestEnv::new(), hub::start(&stories.folder));
     // A model of more than 16 TiB is refused for its size.
     hub.promise("vocab.json", 15 << 40);
-    let name = format!("{}/{REPO}", hub.url());
+    let name = format!("{}/{REPO}", hub.endpoint());
     let command = tokio::task::spawn_blocking({
         let mut command = command(&world);
         world.record(&mut command);
@@ -72,15 +72,15 @@ async fn model_larger_than_free_disk_is_not_downloaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_architecture_that_is_not_served_is_refused_before_its_weights_come() {
     let Some(stories) = Stories::find("an unknown architecture below sluice run") else { return };
-    let (world, hub) = (TestEnv::new(), Hub::start(&stories.folder).await);
+    let (world, hub) = (TestEnv::new(), hub::start(&stories.folder));
     let config = std::fs::read(stories.folder.join("config.json")).unwrap();
     let mut config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     (config["model_type"], config["architectures"]) = (json!("mamba"), json!(["MambaForCausalLM"]));
     hub.write("config.json", &config.to_string());
-    let name = format!("{}/{REPO}", hub.url());
+    let name = format!("{}/{REPO}", hub.endpoint());
     let stderr = refused(&world, &[&name]).await;
     assert!(stderr.contains("config.json") && stderr.contains("mamba"), "{stderr}");
-    let missing = refused(&world, &[&format!("{}/org/other", hub.url())]).await;
+    let missing = refused(&world, &[&format!("{}/org/other", hub.endpoint())]).await;
     assert!(
         missing.contains("404")
             && missing.contains("the model, revision, bucket or file does not exist")
@@ -115,19 +115,19 @@ async fn a_hub_that_refuses_the_connection_is_named_after_three_tries() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_token_goes_to_the_hub_of_the_option_and_to_none_that_a_url_names() {
     let folder = tempfile::tempdir().unwrap();
-    let (world, hub) = (TestEnv::new(), Hub::start(folder.path()).await);
+    let (world, hub) = (TestEnv::new(), hub::start(folder.path()));
     let missing = async |arguments: &[&str]| {
         let output = command(&world).env("HF_TOKEN", "secret").arg("run").args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(78));
         String::from_utf8(output.stderr).unwrap()
     };
-    let said = missing(&[&format!("{}/org/other", hub.url())]).await;
+    let said = missing(&[&format!("{}/org/other", hub.endpoint())]).await;
     assert!(
         said.contains("HF_TOKEN is not sent to a hub that a URL names") && !said.contains("secret"),
         "{said}"
     );
     assert_eq!(hub.tokens(), [""; 0]);
-    let said = missing(&["org/other", "--endpoint", &hub.url()]).await;
+    let said = missing(&["org/other", "--endpoint", hub.endpoint()]).await;
     assert!(
         said.contains("the model, revision, bucket or file does not exist") && !said.contains("HF_TOKEN"),
         "{said}"

@@ -10,9 +10,9 @@ use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use sluice_e2e::hub::{part, read, serve};
 
 use super::signature::Signer;
-use crate::installed::{part, read, serve};
 
 /// The key with read access.
 pub const READER: Signer = Signer { key: "AKIDTESTS", secret: "a secret of tests" };
@@ -25,7 +25,7 @@ type Objects = Arc<BTreeMap<String, Bytes>>;
 pub fn start(address: &str, folder: &Path) -> String {
     let files = read(folder).into_iter();
     let objects: Objects = Arc::new(files.map(|(name, bytes)| (format!("{PREFIX}/{name}"), bytes)).collect());
-    serve(address, Router::new().fallback(answer).with_state(objects))
+    serve(address, Router::new().fallback(answer).with_state(objects), std::future::pending::<()>())
 }
 
 async fn answer(State(objects): State<Objects>, request: Request) -> Response {
