@@ -6,7 +6,7 @@ use crate::ids::Nanos;
 use crate::loans::TransferKind;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
-use crate::peers::loans::Nonce;
+use crate::peers::loans::{LoanError, Nonce};
 
 impl LoanNegotiator {
     pub(super) fn on_ask(
@@ -24,7 +24,7 @@ impl LoanNegotiator {
         };
         match self.book.lent(nonce, peer, chunks, expires) {
             Ok(()) => loans.queue_transfer(Earmark { peer, nonce }, chunks, TransferKind::Lend),
-            Err(_) => self.refuse(Earmark { peer, nonce }, LoanDenied::Nothing, loans),
+            Err(error) => self.refuse(Earmark { peer, nonce }, denial(&error), loans),
         }
     }
 
@@ -61,6 +61,26 @@ impl LoanNegotiator {
     fn residence_left_ns(&self, now: Nanos) -> u64 {
         let resident_ns = self.fully_resident_since.map_or(u64::MAX, |since| now.since(since));
         self.policy.min_residence_ns.saturating_sub(resident_ns)
+    }
+}
+
+/// Why a loan that does not match the book is denied.
+fn denial(error: &LoanError) -> LoanDenied {
+    match error {
+        LoanError::BelowFloor { .. } => LoanDenied::AtFloor,
+        // The first request of this name was answered, or a later one: its loan is under way, was made, or has ended.
+        LoanError::Replayed { .. } => LoanDenied::Busy,
+        // Nothing was asked for.
+        LoanError::NoChunks { .. } => LoanDenied::Nothing,
+        // The book returns these for loans that it has, not for a new one.
+        LoanError::UnknownNonce { .. }
+        | LoanError::WrongPeer { .. }
+        | LoanError::AlreadyGranted { .. }
+        | LoanError::NotGranted { .. }
+        | LoanError::NotRenewable { .. }
+        | LoanError::MoreThanAsked { .. }
+        | LoanError::MoreThanLent { .. }
+        | LoanError::Accepted { .. } => LoanDenied::Nothing,
     }
 }
 

@@ -160,6 +160,21 @@ fn a_loan_is_queued_and_answered_when_it_is_earmarked() {
 }
 
 #[test]
+fn each_refusal_names_its_own_reason() {
+    let (mut negotiator, mut loans) = (negotiator(), FakeLoans::new());
+    assert_eq!(ask(&mut negotiator, &mut loans, 1, 0), refused(1, LoanDenied::Nothing), "of zero chunks");
+    loans.lendable = Ok(11);
+    assert_eq!(ask(&mut negotiator, &mut loans, 2, 11), refused(2, LoanDenied::AtFloor), "below the floor");
+    assert_eq!(ask(&mut negotiator, &mut loans, 3, 5), []);
+    assert_eq!(ask(&mut negotiator, &mut loans, 3, 5), refused(3, LoanDenied::Busy), "answered before");
+    loans.lendable = Err(LoanDenied::AtCap);
+    assert_eq!(ask(&mut negotiator, &mut loans, 4, 5), refused(4, LoanDenied::AtCap), "as the tenant says");
+    let reasons = [Reason::RefusedNothing, Reason::RefusedAtFloor, Reason::RefusedBusy, Reason::RefusedAtCap];
+    assert_eq!(loans.counted, reasons);
+    assert_eq!(loans.queued.len(), 1);
+}
+
+#[test]
 fn a_restored_lender_keeps_its_layers_for_a_while() {
     let (mut negotiator, mut loans) = (negotiator(), FakeLoans::new());
     loans.state.is_whole = true;

@@ -20,7 +20,7 @@ pub enum LoanDenied {
     /// The lender has no memory that can be freed now.
     Nothing,
     /// The lender's memory is changing: it loads, suspends, wakes, or cannot free what it promised. Also used when the
-    /// GPU ledger has no free entry for the loan.
+    /// GPU ledger has no free entry for the loan, and for a request that was answered before.
     Busy,
     /// The lender's partition is fixed, so it never lends.
     NotTraded,

@@ -115,7 +115,7 @@ fn fill_kv(world: &mut World) {
 fn loading_tenant_is_busy() {
     let mut world = fresh(|_| (), negotiation_policy());
     world.begin();
-    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Nothing));
+    assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
 }
 
 #[test]
