@@ -177,9 +177,15 @@ impl ChangeState {
         self.retry_at = boundary;
     }
 
-    /// Returns the layers to bring back at this boundary, usually 0 ([`Hysteresis::observe_within`]).
-    pub fn layers_to_revert(&mut self, patience_steps: u32, pressure: &Pressure) -> u16 {
-        self.hysteresis.observe_within(patience_steps, pressure)
+    /// Returns the layers to bring back at this boundary, usually 0, and the count of calm boundaries after it
+    /// ([`Hysteresis::after`]).
+    pub fn layers_to_revert(&self, patience_steps: u32, pressure: &Pressure) -> (u16, Hysteresis) {
+        self.hysteresis.after(patience_steps, pressure)
+    }
+
+    /// Records the count of calm boundaries.
+    pub fn record_calm(&mut self, hysteresis: Hysteresis) {
+        self.hysteresis = hysteresis;
     }
 
     /// Returns whether own layers were taken for KV and no step has ended since.
@@ -316,15 +322,18 @@ mod tests {
     #[test]
     fn change_resets_steady_boundaries() {
         let mut change = state();
-        let calm = |change: &mut ChangeState| {
-            let found = (1..).find(|_| change.layers_to_revert(4, &ROOMY) > 0);
-            found.expect("layers come back")
+        let boundary = |change: &mut ChangeState| {
+            let (layers, calm) = change.layers_to_revert(4, &ROOMY);
+            change.record_calm(calm);
+            layers
         };
+        let calm = |change: &mut ChangeState| (1..).find(|_| boundary(change) > 0).expect("layers come back");
         assert_eq!(calm(&mut change), 4);
-        change.layers_to_revert(4, &ROOMY);
+        boundary(&mut change);
         change.applied(None, 0);
         assert_eq!(calm(&mut change), 4);
-        change.layers_to_revert(4, &ROOMY);
+        assert_eq!([1, 2].map(|_| change.layers_to_revert(1, &ROOMY).0), [1, 1], "a question counts nothing");
+        boundary(&mut change);
         change.give_up(0);
         assert_eq!(calm(&mut change), 4);
     }

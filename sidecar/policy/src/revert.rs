@@ -41,19 +41,26 @@ impl Hysteresis {
 
     /// Records a boundary like [`Hysteresis::observe`], with another patience.
     pub fn observe_within(&mut self, patience_steps: u32, pressure: &Pressure) -> u16 {
+        let (layers, next) = self.after(patience_steps, pressure);
+        *self = next;
+        layers
+    }
+
+    /// Returns the number of layers to restore at a boundary with this pressure, usually 0, and the count after it.
+    pub fn after(mut self, patience_steps: u32, pressure: &Pressure) -> (u16, Hysteresis) {
         let fitting = self.fitting_now(pressure);
         if fitting == 0 {
             self.reset();
-            return 0;
+            return (0, self);
         }
         self.calm_steps += 1;
         self.fitting = self.fitting.min(fitting);
         if self.calm_steps < patience_steps {
-            return 0;
+            return (0, self);
         }
         let layers = self.fitting;
         self.reset();
-        layers
+        (layers, self)
     }
 
     /// Restarts the count, after KV grew, the layout changed, or a reversion failed.

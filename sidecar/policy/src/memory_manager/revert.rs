@@ -6,16 +6,16 @@ use super::{MemoryManager, SleepState};
 use crate::action::Action;
 use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;
-use crate::revert::Pressure;
+use crate::revert::{Hysteresis, Pressure};
 use crate::step_model::Layout;
 
 impl MemoryManager {
     /// Decides the next change at this boundary and takes it one action further.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
         match self.sleep.state() {
-            SleepState::Suspending => return self.suspend_step(out),
-            SleepState::Waking => return self.wake_step(out),
-            SleepState::Asleep => return self.asleep_tick(out),
+            SleepState::Suspending => return self.suspend_at_boundary(out),
+            SleepState::Waking => return self.wake_at_boundary(out),
+            SleepState::Asleep => return self.sleep_at_boundary(out),
             SleepState::Awake => {}
         }
         self.loans.take_growth(self.sizes.useful(), self.chunks.table().created());
@@ -35,7 +35,8 @@ impl MemoryManager {
             return;
         }
         if self.change.transition().is_none() && !self.has_loan_step() {
-            let next = self.next_transition();
+            let (next, calm) = self.plan_transition();
+            calm.into_iter().for_each(|calm| self.change.record_calm(calm));
             self.change.decide(next);
         }
         if self.change.is_due(self.orders.steps(), self.kv.open_requests() > 0) {
@@ -44,20 +45,20 @@ impl MemoryManager {
         self.unmap_deferred(out);
     }
 
-    fn next_transition(&mut self) -> Option<Transition> {
+    /// Plans the change that is due at this boundary, and the count of calm boundaries if this one counts.
+    fn plan_transition(&self) -> (Option<Transition>, Option<Hysteresis>) {
+        let to_layout = |layout, reason| Transition { target: TransitionTarget::Layout(layout), reason };
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
             let differs = layout != *self.weights.layout() && self.change.may_retry(self.orders.boundaries());
-            return differs
-                .then_some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Forced });
+            return (differs.then(|| to_layout(layout, Reason::Forced)), None);
         }
         if let Some(layout) = self.layout_below_cap() {
-            return Some(Transition { target: TransitionTarget::Layout(layout), reason: Reason::Revert });
+            return (Some(to_layout(layout, Reason::Revert)), None);
         }
-        let reversion = self
-            .reversion()
-            .map(|layout| Transition { target: TransitionTarget::Layout(layout), reason: Reason::Revert });
-        reversion.or_else(|| self.activations_to_return())
+        let (layout, calm) = self.plan_reversion().unzip();
+        let reversion = layout.flatten().map(|layout| to_layout(layout, Reason::Revert));
+        (reversion.or_else(|| self.activations_to_return()), calm)
     }
 
     /// Activations that eLLM converted to KV are restored under another policy.
@@ -70,8 +71,9 @@ impl MemoryManager {
         })
     }
 
-    /// The layout to revert to, after KV has been below its limit for long enough.
-    fn reversion(&mut self) -> Option<Layout> {
+    /// Plans the layout to revert to, if KV has been below its limit for long enough, and the count of such boundaries.
+    /// `None`: no layer may come back now, and this boundary does not count.
+    fn plan_reversion(&self) -> Option<(Option<Layout>, Hysteresis)> {
         let current = self.weights.layout();
         let alpha = current.alpha();
         if alpha <= self.base.alpha()
@@ -85,17 +87,17 @@ impl MemoryManager {
         }
         let pressure = self.pressure(alpha - self.base.alpha());
         let patience = self.patience();
-        let layers = self.change.layers_to_revert(patience, &pressure);
+        let (layers, calm) = self.change.layers_to_revert(patience, &pressure);
         if layers == 0 {
-            return None;
+            return Some((None, calm));
         }
         let wanted = alpha - layers;
         if wanted == self.base.alpha() || self.sizes.movable_m.is_none() {
-            return Some(self.base.clone());
+            return Some((Some(self.base.clone()), calm));
         }
         // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.
         let layout = self.choose_layout(&self.weights.layout().clone(), wanted, u64::MAX).layout;
-        (layout.alpha() < alpha).then_some(layout)
+        Some(((layout.alpha() < alpha).then_some(layout), calm))
     }
 
     /// Boundaries for which KV must be below its limit. If moving layers stall, no more than the steps whose stalls pay

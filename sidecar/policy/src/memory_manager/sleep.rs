@@ -26,7 +26,7 @@ impl MemoryManager {
     }
 
     /// Takes suspending one action further.
-    pub(super) fn suspend_step(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn suspend_at_boundary(&mut self, out: &mut Vec<Action>) {
         self.loans.set_lacks_room(false);
         if self.in_backoff() {
             return;
@@ -60,7 +60,7 @@ impl MemoryManager {
     }
 
     /// Lends what peers ask for, and releases what they return.
-    pub(super) fn asleep_tick(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn sleep_at_boundary(&mut self, out: &mut Vec<Action>) {
         // Chunks that an exited borrower held are created when they are needed.
         self.loans.recreate_nothing();
         self.release_uncreated_share();
@@ -96,7 +96,7 @@ impl MemoryManager {
     }
 
     /// Takes waking one action further.
-    pub(super) fn wake_step(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn wake_at_boundary(&mut self, out: &mut Vec<Action>) {
         self.loans.set_lacks_room(false);
         if !self.chunks.is_unmapped() {
             // It was not asleep yet.
