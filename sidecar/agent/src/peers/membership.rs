@@ -26,7 +26,7 @@ const JOIN_RETRY_MIN: Duration = Duration::from_millis(20);
 const JOIN_RETRY_MAX: Duration = Duration::from_millis(500);
 /// Number of hand-overs after which a waiting participant precedes higher priorities: one full round of the ledger's
 /// records.
-const AGING_TURNS: u64 = 64;
+const AGING_SLICES: u64 = 64;
 
 /// Reason why a tenant cannot join its GPU.
 #[derive(Debug, thiserror::Error)]
@@ -216,7 +216,7 @@ impl LedgerMembership {
         match self.config.sharing {
             SharingRule::Temporal { order: SliceOrder::RoundRobin, .. } => Some(LedgerOrder::RoundRobin),
             SharingRule::Temporal { order: SliceOrder::Priority, .. } => {
-                Some(LedgerOrder::Priority { aging_turns: AGING_TURNS })
+                Some(LedgerOrder::Priority { aging_slices: AGING_SLICES })
             }
             SharingRule::Spatial | SharingRule::Isolated => None,
         }

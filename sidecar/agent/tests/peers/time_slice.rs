@@ -17,7 +17,7 @@ use super::pending_replies::participants;
 use crate::admin::harness::directive;
 use crate::gateway::client::TIMEOUT;
 
-const ORDER: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
+const ORDER: SliceOrder = SliceOrder::Priority { aging_slices: 64 };
 
 fn directives(folder: &Path) -> Arc<DirectiveStore> {
     Arc::new(DirectiveStore::open(folder.join("directive"), Box::new(|_| Ok(()))))

@@ -124,7 +124,7 @@ fn extreme_counters_and_priorities_are_valid() {
     other.slice_queue().request(0).unwrap();
     write(&env, 2, 6, i64::MIN as u64);
     participant.slice_queue().request(0).unwrap();
-    let order = SliceOrder::Priority { aging_turns: 64 };
+    let order = SliceOrder::Priority { aging_slices: 64 };
     let taken = [&participant, &other]
         .map(|participant| participant.slice_queue().try_acquire(order).unwrap().is_some());
     assert_eq!(taken.iter().filter(|taken| **taken).count(), 1, "{taken:?}");

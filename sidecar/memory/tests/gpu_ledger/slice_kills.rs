@@ -10,7 +10,7 @@ use super::env::{LedgerEnv, LedgerProcess};
 
 const MAX_WRITES: u64 = 20;
 const TIMEOUT: Duration = Duration::from_secs(60);
-const ORDERS: [SliceOrder; 2] = [SliceOrder::RoundRobin, SliceOrder::Priority { aging_turns: 64 }];
+const ORDERS: [SliceOrder; 2] = [SliceOrder::RoundRobin, SliceOrder::Priority { aging_slices: 64 }];
 
 /// The preceding commands and the operation.
 const CASES: [(&[&str], &str); 4] = [

@@ -133,13 +133,13 @@ fn unresponsive_waiter_is_skipped_and_acquires_after_resume() {
 
 #[test]
 fn highest_priority_is_next_until_aging_applies() {
-    const AGING_TURNS: u64 = 5;
-    let order = SliceOrder::Priority { aging_turns: AGING_TURNS };
+    const AGING_SLICES: u64 = 5;
+    let order = SliceOrder::Priority { aging_slices: AGING_SLICES };
     let (_stage, _, [low, lowest, high]) = participants();
     lowest.slice_queue().request(-3).unwrap();
     low.slice_queue().request(-2).unwrap();
     let mut won = vec![];
-    for _ in 0..AGING_TURNS + 2 {
+    for _ in 0..AGING_SLICES + 2 {
         if high.slice_queue().held().is_none() {
             high.slice_queue().request(i32::MAX).unwrap();
         }
@@ -151,7 +151,7 @@ fn highest_priority_is_next_until_aging_applies() {
         won.push(winner.index());
         winner.slice_queue().release().unwrap();
     }
-    let mut expected = vec![high.index(); AGING_TURNS as usize];
+    let mut expected = vec![high.index(); AGING_SLICES as usize];
     // Then the oldest ticket among the aged waiters, regardless of priority.
     expected.extend([lowest.index(), low.index()]);
     assert_eq!(won, expected);
@@ -159,7 +159,7 @@ fn highest_priority_is_next_until_aging_applies() {
 
 #[test]
 fn equal_priority_is_fifo_and_priority_change_applies() {
-    let order = SliceOrder::Priority { aging_turns: 100 };
+    let order = SliceOrder::Priority { aging_slices: 100 };
     let (_stage, _, [a, b]) = participants();
     a.slice_queue().request(1).unwrap();
     b.slice_queue().request(1).unwrap();

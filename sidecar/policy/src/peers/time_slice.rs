@@ -16,7 +16,7 @@ pub enum SliceOrder {
     Priority {
         /// Waiters that have waited for this number of other slices are first regardless of priority, the oldest ticket
         /// first.
-        aging_turns: u64,
+        aging_slices: u64,
     },
 }
 
@@ -38,7 +38,7 @@ impl Waiter {
     fn queue_position(&self, order: SliceOrder, slices: u64) -> (i64, u64, Peer) {
         let urgency = match order {
             SliceOrder::RoundRobin => 0,
-            SliceOrder::Priority { aging_turns } if slices.saturating_sub(self.asked_at) >= aging_turns => {
+            SliceOrder::Priority { aging_slices } if slices.saturating_sub(self.asked_at) >= aging_slices => {
                 i64::MIN
             }
             SliceOrder::Priority { .. } => -i64::from(self.priority),

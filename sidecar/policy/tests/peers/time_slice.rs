@@ -23,7 +23,7 @@ fn queue_order(waiters: &[Waiter], order: SliceOrder, slices: u64) -> Vec<u32> {
     queue.iter().map(|waiter| waiter.peer.index).collect()
 }
 
-const BY_PRIORITY: SliceOrder = SliceOrder::Priority { aging_turns: 64 };
+const BY_PRIORITY: SliceOrder = SliceOrder::Priority { aging_slices: 64 };
 
 #[test]
 fn round_robin_ignores_priority() {
@@ -186,9 +186,9 @@ proptest! {
         // A step of at most 40 within a maximum quantum of 50 and a minimum of 5 ends within 50. A slice without
         // waiters ends one step after a waiter arrives.
         let quantum = Quantum::new(QUANTUM_MIN, QUANTUM_MAX);
-        let aging_turns = loads.len() as u64;
-        let wait = run(&loads, SliceOrder::Priority { aging_turns }, quantum, 30_000);
-        prop_assert!(wait <= (loads.len() as u64 + aging_turns) * QUANTUM_MAX, "{wait}");
+        let aging_slices = loads.len() as u64;
+        let wait = run(&loads, SliceOrder::Priority { aging_slices }, quantum, 30_000);
+        prop_assert!(wait <= (loads.len() as u64 + aging_slices) * QUANTUM_MAX, "{wait}");
     }
 
     #[test]
@@ -209,12 +209,12 @@ proptest! {
 }
 
 /// Returns the most slices of others, out of 100, that one of three always busy tenants waits for.
-fn longest_wait(aging_turns: u64) -> u64 {
+fn longest_wait(aging_slices: u64) -> u64 {
     let mut queue: Vec<Waiter> = (0..3).map(|at| waiter(at, at.into(), -(at as i32), 0)).collect();
     let mut longest = 0;
     for slice in 0..100_u64 {
         longest = queue.iter().map(|waiter| slice - waiter.asked_at).fold(longest, u64::max);
-        let first = next(&mut queue, SliceOrder::Priority { aging_turns }, slice).expect("all wait");
+        let first = next(&mut queue, SliceOrder::Priority { aging_slices }, slice).expect("all wait");
         queue.push(Waiter { ticket: 3 + slice, asked_at: slice + 1, ..first });
     }
     longest

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn priority_order_grants_highest_first() {
-        let mut queue = SliceQueue::new(SliceOrder::Priority { aging_turns: 64 });
+        let mut queue = SliceQueue::new(SliceOrder::Priority { aging_slices: 64 });
         queue.enqueue(peer(1), 0);
         queue.enqueue(peer(2), 9);
         assert_eq!(queue.grant_next()[0], SliceEvent::Granted(peer(2), 1));

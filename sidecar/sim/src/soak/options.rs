@@ -357,7 +357,7 @@ fn draw_sharing(rng: &mut Rng) -> GpuSharing {
         _ => {
             let max_ns = rng.between(1, 12) * MS;
             let order = if rng.chance(300) {
-                SliceOrder::Priority { aging_turns: rng.between(1, 64) }
+                SliceOrder::Priority { aging_slices: rng.between(1, 64) }
             } else {
                 SliceOrder::RoundRobin
             };
