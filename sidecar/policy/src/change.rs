@@ -332,7 +332,7 @@ mod tests {
         boundary(&mut change);
         change.applied(None, 0);
         assert_eq!(calm(&mut change), 4);
-        assert_eq!([1, 2].map(|_| change.layers_to_revert(1, &ROOMY).0), [1, 1], "a question counts nothing");
+        assert_eq!([1, 2].map(|_| change.layers_to_revert(1, &ROOMY).0), [1, 1], "asking counts no boundary");
         boundary(&mut change);
         change.give_up(0);
         assert_eq!(calm(&mut change), 4);

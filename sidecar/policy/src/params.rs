@@ -158,9 +158,9 @@ impl Params {
         self.policy().choose_victim(&self.policy_settings(), options)
     }
 
-    /// [`ReclaimPolicy::most_stall_permille`] under these tunables.
-    pub fn most_stall_permille(&self) -> u64 {
-        self.policy().most_stall_permille(&self.policy_settings())
+    /// [`ReclaimPolicy::max_stall_permille`] under these tunables.
+    pub fn max_stall_permille(&self) -> u64 {
+        self.policy().max_stall_permille(&self.policy_settings())
     }
 
     /// [`ReclaimPolicy::settle`] under these tunables.

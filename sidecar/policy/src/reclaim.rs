@@ -48,7 +48,7 @@ mod recompute;
 mod tests;
 mod unified;
 
-pub(crate) use unified::MOST_STALL_PERMILLE;
+pub(crate) use unified::MAX_STALL_PERMILLE;
 
 pub use interface::{
     KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView,

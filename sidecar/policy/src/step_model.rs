@@ -125,7 +125,8 @@ pub fn stall_under_ns(times: &Times<'_>, layout: &Layout, rule: SlotRule) -> u64
         return 0;
     }
     let token = token_matrix(times, layout, rule);
-    let period_ns = (0..MOMENTS).map(|moment| token[moment][moment]).max().expect("there are moments");
+    let period_ns =
+        (0..MOMENTS).map(|moment| token[moment][moment]).max().expect("a period has at least one moment");
     let period_ns = u64::try_from(period_ns).expect("a token takes at least its compute");
     period_ns.checked_sub(times.token_compute_ns()).expect("a token takes at least its compute")
 }

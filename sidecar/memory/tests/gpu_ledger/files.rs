@@ -94,7 +94,7 @@ fn ledger_of_other_version_is_refused_in_use_and_then_replaced() {
     locks.set_len(0).unwrap();
     let refused = open_as(&env, |_| {}).unwrap_err();
     assert!(matches!(refused, OpenError::VersionMismatch { found: 1, expected: 2 }), "{refused:?}");
-    assert_eq!(fs::read(&path).unwrap(), bytes, "what is in use stays");
+    assert_eq!(fs::read(&path).unwrap(), bytes, "host copies are dropped while no buffer exists");
     assert_eq!(locks.metadata().unwrap().len(), 0);
     drop(participant);
     // See `LedgerEnv::end`: the description may exist a moment longer.

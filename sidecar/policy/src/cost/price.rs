@@ -190,7 +190,11 @@ mod tests {
         let of = |context: CostContext, clients| context.stall(300, &clients);
         assert_eq!(of(PACED, alone(&[0; 4])), loss(0, 30_000), "400 ns instead of 100: three quarters of 40");
         assert_eq!(of(PACED, crowded(&[9; 4])), loss(30_000, 30_000));
-        assert_eq!(of(UNPACED, alone(&[0; 4])), loss(30_000, 30_000), "whatever is late");
+        assert_eq!(
+            of(UNPACED, alone(&[0; 4])),
+            loss(30_000, 30_000),
+            "an unpaced request loses each late token"
+        );
         assert_eq!(
             of(CostContext { tbt_ns: 50, ..PACED }, alone(&[0; 4])),
             loss(30_000, 30_000),
@@ -272,7 +276,7 @@ mod tests {
         assert_eq!(of(100, 40, 60), Some(OwnWeights), "9/100 of 10/100 and 10/100");
         assert_eq!(of(100, 45, 60), Some(Pause), "4/45 is less than 9/100");
         assert_eq!(of(100, 45, 68), Some(Preempt), "6/68 is less than 4/45");
-        assert_eq!(of(0, 0, 1), Some(Preempt), "what frees nothing is no remedy");
+        assert_eq!(of(0, 0, 1), Some(Preempt), "an option that frees nothing is not chosen");
         assert_eq!(cheapest([]), None);
     }
 

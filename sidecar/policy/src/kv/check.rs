@@ -17,13 +17,18 @@ impl Kv {
         for (id, kv_block) in self.kv_blocks.iter() {
             let on_device = self.kv_blocks.has_layer_blocks(id);
             for layer in self.kv_blocks.missing_layer_blocks_of(id).iter() {
-                assert_eq!(self.kv_blocks.layer_block(id, layer), None, "{id:?} knows what it has");
+                assert_eq!(self.kv_blocks.layer_block(id, layer), None, "{id:?} lists its missing layers");
                 let hosted = kv_block.hosted_layers.contains(layer) || self.is_spilling(id);
-                assert!(kv_block.host_location.is_some() && hosted, "{id:?} lies somewhere");
+                assert!(
+                    kv_block.host_location.is_some() && hosted,
+                    "a missing layer of {id:?} is in the host tier"
+                );
             }
             for layer in kv_block.resident_layers().iter() {
-                let layer_block =
-                    &self.kv_blocks.layer_block(id, layer).expect("a KV block knows what it has");
+                let layer_block = &self
+                    .kv_blocks
+                    .layer_block(id, layer)
+                    .expect("a resident layer of a KV block is on the device");
                 layer_blocks += 1;
                 assert!(
                     self.chunk_pool.is_backed(self.chunk_pool.kv_chunk_of(*layer_block)),

@@ -146,7 +146,7 @@ mod tests {
         let admissions = [new(&kv, 3, 1), new(&kv, 4, 1)];
         let effects = kv.admission_effects(&admissions, NONE);
         assert_eq!((kv.evictable_layer_blocks(), kv.evictable_layer_blocks_after(&effects)), (8, 4));
-        assert_eq!(kv.evict_until(u32::MAX, &effects), 2, "those of the other salt");
+        assert_eq!(kv.evict_until(u32::MAX, &effects), 2, "the two KV blocks of the other salt");
         assert_eq!(new(&kv, 3, 1), admissions[0], "the prefix is still there");
         let AdmittedKv::New { prefix, .. } = &admissions[0].kv else { panic!("a new request") };
         kv.open(RequestId(3), prefix);

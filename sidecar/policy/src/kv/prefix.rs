@@ -210,7 +210,7 @@ mod tests {
         run(&mut kv, 1, 0, &prompt(0));
         assert_eq!(run(&mut kv, 2, 0, &prompt(100)), 0);
         assert_eq!(run(&mut kv, 3, 1, &prompt(0)), 0, "same tokens, another salt");
-        assert_eq!(run(&mut kv, 4, 0, &prompt(0)), 16, "what is really the same is still found");
+        assert_eq!(run(&mut kv, 4, 0, &prompt(0)), 16, "a prompt with the same tokens and salt is found");
         (1..=4).for_each(|id| kv.close(RequestId(id)));
         kv.check();
     }
@@ -247,7 +247,7 @@ mod tests {
         kv.check();
         assert_eq!(open(&mut kv, 3, 0, &prompt(0)), 16, "the tail of the first was given up");
         assert_eq!(open(&mut kv, 4, 0, &prompt(100)), 32);
-        assert!(!kv.evict(), "what is in use is never given up");
+        assert!(!kv.evict(), "a KV block in use is not evicted");
         assert_eq!(vec![kv.kv_blocks(RequestId(3)), kv.kv_blocks(RequestId(4))], [1, 2]);
     }
 }

@@ -71,7 +71,10 @@ impl Kv {
     /// # Panics
     /// If buffers exist: blocks in use must stay.
     pub fn drop_host_copies(&mut self) {
-        assert!(self.layer_offload.buffer_layer_blocks() == 0, "what is in use stays");
+        assert!(
+            self.layer_offload.buffer_layer_blocks() == 0,
+            "host copies are dropped while no buffer exists"
+        );
         let ids: Vec<_> = self.kv_blocks.iter().map(|(id, _)| id).collect();
         for id in ids {
             let mut layer_blocks = Vec::new();
@@ -306,7 +309,7 @@ impl Kv {
     ) -> impl Iterator<Item = LayerBlockSwap> {
         let swap = move |layer: &LayerId| {
             let layer_block =
-                self.kv_blocks.layer_block(kv_block, *layer).expect("what is copied is on the device");
+                self.kv_blocks.layer_block(kv_block, *layer).expect("a layer block to copy is on the device");
             let host = HostBlockId(host_location.place * self.layers + u32::from(layer.0));
             LayerBlockSwap {
                 layer_block,

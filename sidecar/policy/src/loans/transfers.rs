@@ -128,7 +128,10 @@ impl LoanTransfers<'_> {
     /// # Panics
     /// If more is returned than was lent.
     pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
-        assert!(claim == TransferKind::Lend || chunks <= self.loans.lent(), "what comes back was lent");
+        assert!(
+            claim == TransferKind::Lend || chunks <= self.loans.lent(),
+            "a peer returns only chunks that were lent"
+        );
         let chunks = self.fresh_chunks(chunks);
         let work = Work::Accept { chunks: chunks.clone(), earmark };
         let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };

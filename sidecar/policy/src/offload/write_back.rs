@@ -11,11 +11,11 @@ const FIRST_PIECE_BLOCKS: u32 = 1;
 
 /// Bytes of one write-back at most. Smaller copies do not reach the link's bandwidth; larger ones delay a waiting step
 /// if the link slows down.
-pub const MOST_PIECE_BYTES: u64 = 16 << 20;
+pub const MAX_PIECE_BYTES: u64 = 16 << 20;
 
 /// The longest wait of steps for KV of paused requests to leave the device, nanoseconds: beyond it, requests are
 /// recomputed.
-pub const MOST_WAIT_NS: u64 = 200_000_000;
+pub const MAX_WAIT_NS: u64 = 200_000_000;
 
 /// Boundaries between two measurements of a link that is, or was, too slow for prompts.
 const PROBE_BOUNDARIES: u64 = 1024;
@@ -64,12 +64,12 @@ impl WriteBackLink {
     /// Whether `layer_blocks` can leave the device before steps have waited for long, as far as is known.
     pub fn is_fast_enough(&self, layer_blocks: u32) -> bool {
         let layer_block_ns = self.layer_block_ns().unwrap_or(0);
-        u64::from(layer_blocks).saturating_mul(layer_block_ns) <= MOST_WAIT_NS
+        u64::from(layer_blocks).saturating_mul(layer_block_ns) <= MAX_WAIT_NS
     }
 
     /// Returns the blocks of the next write.
     pub fn piece(&self, layer_block_bytes: u64) -> u32 {
-        let max = (MOST_PIECE_BYTES / layer_block_bytes).max(1);
+        let max = (MAX_PIECE_BYTES / layer_block_bytes).max(1);
         let within = |layer_block_ns: u64| (WRITE_PIECE_NS / layer_block_ns.max(1)).clamp(1, max);
         self.layer_block_ns().map_or(FIRST_PIECE_BLOCKS, |layer_block_ns| within(layer_block_ns) as u32)
     }
@@ -129,7 +129,7 @@ mod tests {
     fn unknown_link_counts_as_fast_and_a_slow_one_does_not() {
         let mut link = WriteBackLink::default();
         assert!(link.is_fast_enough(u32::MAX));
-        link.on_written(1, MOST_WAIT_NS / 4);
+        link.on_written(1, MAX_WAIT_NS / 4);
         assert!(link.is_fast_enough(4) && !link.is_fast_enough(5));
     }
 

@@ -246,7 +246,7 @@ impl LoanBook {
 
     /// Returns the share less the loans given.
     fn own_chunks(&self) -> u32 {
-        self.share.checked_sub(self.lent_out()).expect("no more is lent than the share")
+        self.share.checked_sub(self.lent_out()).expect("loans are at most the share")
     }
 }
 

@@ -87,7 +87,7 @@ impl Quantum {
     /// # Panics
     /// If `min_ns` is above `max_ns`, or `max_ns` is 0.
     pub fn new(min_ns: u64, max_ns: u64) -> Quantum {
-        assert!(min_ns <= max_ns, "a least quantum of {min_ns} ns is within the largest of {max_ns} ns");
+        assert!(min_ns <= max_ns, "the minimum quantum of {min_ns} ns is at most the maximum of {max_ns} ns");
         assert!(max_ns > 0, "a time slice has a length");
         Quantum { min_ns, max_ns }
     }

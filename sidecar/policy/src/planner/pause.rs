@@ -171,7 +171,7 @@ impl Pauses {
         feasible: bool,
         idle: bool,
     ) -> Result<(), PausedSince> {
-        let pause = self.paused.get(&id).expect("only a paused request goes on");
+        let pause = self.paused.get(&id).expect("only a paused request resumes");
         if !(pause.completed_since || idle || self.immune(id, now)) {
             return Err(PausedSince::NothingCompleted);
         }
@@ -184,7 +184,7 @@ impl Pauses {
     /// If it was not paused.
     pub fn resume(&mut self, id: RequestId, now: Nanos) {
         let total_ns = self.total_ns(id, now);
-        self.paused.remove(&id).expect("only a paused request goes on");
+        self.paused.remove(&id).expect("only a paused request resumes");
         self.spent_ns.insert(id, total_ns);
     }
 }

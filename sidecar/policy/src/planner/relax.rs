@@ -45,7 +45,7 @@ impl Relaxation {
         for (index, object) in objects.iter().enumerate().rev() {
             let hull = hull(object, &cost);
             let &(bytes, first_cost) = hull.first().expect("an object has choices");
-            let &(rest_bytes, rest_cost) = cheapest.last().expect("it begins with one");
+            let &(rest_bytes, rest_cost) = cheapest.last().expect("the list begins with one choice");
             cheapest.push((bytes + rest_bytes, first_cost + rest_cost));
             swaps.extend(hull.windows(2).map(|pair| Swap {
                 object: index as u16,

@@ -286,7 +286,7 @@ impl Placed {
     }
 
     fn pop(&mut self, object: &Object) {
-        let index = self.chosen.pop().expect("what was placed is taken off");
+        let index = self.chosen.pop().expect("an object that was placed has a choice");
         let choice = &object.choices[usize::from(index)];
         self.resident_bytes -= choice.resident_bytes;
         self.work_ns -= choice.work_ns();

@@ -49,7 +49,7 @@ impl<'a> SearchOrder<'a> {
 
     /// Returns the rank of this choice of the object at `place`.
     pub fn rank(&self, place: usize, choice: u16) -> usize {
-        self.ranked[place].iter().position(|&other| other == choice).expect("it is one of them")
+        self.ranked[place].iter().position(|&other| other == choice).expect("the choice is one of the object")
     }
 }
 

@@ -63,7 +63,7 @@ struct Lane<'a> {
 
 impl<'a> Lane<'a> {
     fn new(stream: FetchStream<'a>) -> Self {
-        assert!(stream.buffers > 0, "what is fetched lies in a buffer");
+        assert!(stream.buffers > 0, "a stream of fetches has a buffer");
         let (fetches, max) = (stream.fetches, usize::from(stream.buffers).min(stream.fetches.len()));
         let due = (0, fetches[0].layer);
         Lane { fetches, max, held: 0, due, next: 0, used: 0, partial_ns: 0, arrived_ns: 0 }
@@ -147,7 +147,7 @@ impl<'a> Steps<'a> {
     fn wait_for(&mut self, layer: usize) -> u64 {
         let start_ns = self.now_ns;
         while self.lanes.iter().any(|lane| lane.lacks(layer)) {
-            let next = self.most_urgent().expect("what is lacked can be fetched");
+            let next = self.most_urgent().expect("a missing layer can be fetched");
             self.serve(next, None);
             self.now_ns = self.now_ns.max(self.link_free_ns);
         }

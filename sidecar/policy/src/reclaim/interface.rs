@@ -132,7 +132,7 @@ pub trait ReclaimPolicy: Debug + Sync {
 
     /// The longest stall that moving layers may cause when [`ReclaimPolicy::choose_victim`] chooses them, permille of a token's
     /// compute. 0: layers are not offered to it.
-    fn most_stall_permille(&self, _settings: &PolicySettings) -> u64 {
+    fn max_stall_permille(&self, _settings: &PolicySettings) -> u64 {
         0
     }
 

@@ -15,7 +15,7 @@ use crate::peers::victim::NextUseEstimate;
 
 /// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
 /// later requests wait for it too.
-pub const MOST_STALL_PERMILLE: u64 = 1000;
+pub const MAX_STALL_PERMILLE: u64 = 1000;
 
 /// Inflates KV, evicts KV of paused requests, remaps own weights that hide, then takes the option of least cost.
 #[derive(Debug)]
@@ -67,8 +67,8 @@ impl ReclaimPolicy for Unified {
         }
     }
 
-    fn most_stall_permille(&self, settings: &PolicySettings) -> u64 {
-        if settings.reclaim_by_cost { MOST_STALL_PERMILLE } else { 0 }
+    fn max_stall_permille(&self, settings: &PolicySettings) -> u64 {
+        if settings.reclaim_by_cost { MAX_STALL_PERMILLE } else { 0 }
     }
 
     /// KV of paused requests leaves the device for a debt too.

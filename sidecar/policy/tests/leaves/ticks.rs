@@ -15,13 +15,13 @@ pub struct Case<'a> {
 }
 
 /// Tokens after which a case that is not periodic is a test error.
-const MOST_TOKENS: usize = 100_000;
+const MAX_TOKENS: usize = 100_000;
 
 /// Returns the steady-state stall as (ticks, tokens).
 pub fn stall(case: &Case<'_>) -> (u64, u64) {
     let mut world = TickSimulation::new(case);
     let mut seen = HashMap::new();
-    for token in 0..MOST_TOKENS as u64 {
+    for token in 0..MAX_TOKENS as u64 {
         let state = (
             world.fills_done as i64 - token as i64 * case.moving.len() as i64,
             world.link_left,
@@ -32,7 +32,7 @@ pub fn stall(case: &Case<'_>) -> (u64, u64) {
         }
         world.run_token();
     }
-    panic!("not periodic after {MOST_TOKENS} tokens");
+    panic!("not periodic after {MAX_TOKENS} tokens");
 }
 
 /// With alternating slots and an odd number of moving layers, the slots exchange roles at every token.

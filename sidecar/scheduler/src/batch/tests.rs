@@ -57,7 +57,7 @@ proptest! {
             check_batch(&batch, max_tokens);
             serve(&mut running, &batch, step);
             let longest = running.iter().map(|s| step - s.last_step).max().unwrap_or(0);
-            prop_assert!(longest < running.len() as u64, "step {step}: someone waited {longest} steps");
+            prop_assert!(longest < running.len() as u64, "step {step}: a sequence waited {longest} steps");
         }
     }
 }

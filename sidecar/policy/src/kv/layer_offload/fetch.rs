@@ -93,7 +93,11 @@ impl Kv {
         due: &DueCopy,
         chunk: impl Fn(LayerBlockId) -> ChunkId,
     ) -> FetchLayerBlocks {
-        let covered = self.layer_offload.covered.get(due.instance.generation).expect("what is due is known");
+        let covered = self
+            .layer_offload
+            .covered
+            .get(due.instance.generation)
+            .expect("a due fetch has a set of KV blocks");
         if self.layer_offload.is_fetching_disabled {
             return Vec::new().into();
         }

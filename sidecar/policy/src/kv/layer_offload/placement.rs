@@ -93,7 +93,10 @@ impl Kv {
                     "{layer:?} of a staging slot moves"
                 );
                 let hosted = self.kv_blocks.get(staged.kv_block).hosted_layers.contains(*layer);
-                assert!(hosted || self.is_spilling(staged.kv_block), "what may leave has a copy");
+                assert!(
+                    hosted || self.is_spilling(staged.kv_block),
+                    "a staged layer block has a copy in the host tier"
+                );
             }
         }
         let holes = stream.staging_slots.iter().filter(|staged| staged.is_none()).count() as u32;

@@ -56,7 +56,7 @@ impl Kv {
     /// If a fetch is in progress, or one of the layers does not move.
     pub fn join(&mut self, request: RequestId, set: Vec<LayerId>) -> bool {
         let layout = &self.layer_offload.placement.layout;
-        assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "what is away moves");
+        assert!(set.iter().all(|layer| layout.slot_of(*layer).is_some()), "an offloaded layer has a buffer");
         assert!(self.layer_offload.fetching.is_empty(), "buffers grow while nothing is copied into them");
         let set = self.layer_offload.set_index(set.into_iter().collect());
         self.register(request, set);

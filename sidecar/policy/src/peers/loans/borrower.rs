@@ -15,7 +15,7 @@ impl LoanBook {
         assert!(chunks > 0, "a request for a loan has chunks");
         assert!(peer != self.own_peer, "a tenant does not borrow from itself");
         self.count += 1;
-        assert!(self.count < 1 << COUNT_BITS, "a life asks fewer than 2^{COUNT_BITS} times");
+        assert!(self.count < 1 << COUNT_BITS, "an instance asks fewer than 2^{COUNT_BITS} times");
         let nonce = Nonce(self.own_peer.instance << COUNT_BITS | self.count);
         self.loans_in.push(LoanIn { nonce, peer, state: LoanInState::Asked { chunks } });
         nonce
