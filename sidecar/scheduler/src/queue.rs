@@ -138,3 +138,59 @@ impl Queue {
         self.waiting.values()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Request;
+
+    const SLO: Slo = Slo { ttft_ns: 100, tbt_ns: 10, allowed_miss_permille: 0 };
+
+    /// A queue of requests 1, 2, ... by deadline, that arrived at these times.
+    fn queue(arrivals: &[u64]) -> Queue {
+        let mut queue = Queue::new(QueueOrder::FirstCome);
+        queue.set_objectives(Some(SLO));
+        for (id, arrived) in (1..).zip(arrivals) {
+            let request = Request {
+                id: RequestId(id),
+                prompt: vec![1; 3],
+                max_tokens: 5,
+                sampling: std::sync::Arc::default(),
+                priority: 0,
+                salt: 0,
+                paced: true,
+            };
+            queue.push(Sequence::new(request, Nanos(*arrived)));
+        }
+        queue
+    }
+
+    fn order(queue: &Queue) -> Vec<u64> {
+        queue.iter().map(|one| one.id().0).collect()
+    }
+
+    #[test]
+    fn late_requests_are_deferred_until_the_first_is_in_time() {
+        let mut queue = queue(&[0, 10, 20, 30]);
+        let is_late = |one: &Sequence| one.deferred_ns == 0 && one.arrived < Nanos(20);
+        queue.defer_front_while(1000, is_late);
+        assert_eq!(order(&queue), [3, 4, 1, 2]);
+    }
+
+    #[test]
+    fn deferral_ends_when_a_deferred_request_is_first_again() {
+        let mut queue = queue(&[0, 10]);
+        queue.defer_front_while(5, |one| one.deferred_ns == 0);
+        assert_eq!(order(&queue), [1, 2], "its later deadline is still the earliest");
+        assert_eq!(queue.iter().map(|one| one.deferred_ns).collect::<Vec<_>>(), [5, 0]);
+    }
+
+    #[test]
+    fn places_are_given_once_in_the_order_of_admissions() {
+        let mut queue = queue(&[0, 10, 20]);
+        queue.number([RequestId(2), RequestId(1)].into_iter());
+        queue.number([RequestId(1), RequestId(3)].into_iter());
+        let places: Vec<_> = queue.iter().map(|one| one.admission).collect();
+        assert_eq!((places, queue.admissions()), (vec![Some(2), Some(1), Some(3)], 3));
+    }
+}
