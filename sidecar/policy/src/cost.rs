@@ -6,10 +6,12 @@
 //!
 //! Tokens too late for the objective count as not generated, unless they were too late already.
 
+mod layout_search;
 mod model;
 pub mod price;
 mod step_stats;
 
+pub use layout_search::LayoutSearch;
 pub use model::CostModel;
 pub(crate) use step_stats::WAITED_PERMILLE;
 pub use step_stats::{StepStats, StepTimes};

@@ -475,7 +475,8 @@ impl MemoryManager {
         self.loans.assign_share(self.sizes.share);
         self.change.forget_declined();
         if self.loaded && self.forced.is_none() {
-            self.base = self.start_layout(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
+            self.base =
+                self.layout_search().starting(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
         }
         Ok(())
     }

@@ -52,14 +52,16 @@ impl MemoryManager {
     /// Decides the layout for the chunks that exist, and maps it.
     fn lay_out(&mut self, out: &mut Vec<Action>) {
         let created = self.chunks.table().created();
-        let Some(layout) = self.start_layout(created) else {
+        let Some(layout) = self.layout_search().starting(created) else {
             self.give_up(out);
             return;
         };
         // Chunks that peers still hold come later, and with them the layout that they allow.
         self.loans.start_without(self.sizes.useful().saturating_sub(created));
-        let base =
-            self.start_layout(created + self.loans.chunks_to_recreate()).unwrap_or_else(|| layout.clone());
+        let base = self
+            .layout_search()
+            .starting(created + self.loans.chunks_to_recreate())
+            .unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };
         let next = self.initial_ownership(&layout);
         self.order_change(Change { next, layout: Some(layout), reason: Reason::Load }, &[], out);
@@ -88,21 +90,6 @@ impl MemoryManager {
         } else if self.loaded {
             self.change.on_backend_failed(&mut self.orders);
         }
-    }
-
-    /// The layout to start with: the forced one, else all resident, else (Oneiros) the fewest moving layers that fit.
-    pub(super) fn start_layout(&self, created: u32) -> Option<Layout> {
-        let room = created.checked_sub(self.sizes.kv_guaranteed)?;
-        let fits = |layout: &Layout| self.sizes.fixed_chunks(layout) <= room;
-        if let Some(forced) = self.forced {
-            return Some(self.sizes.forced_layout(forced)).filter(fits);
-        }
-        let resident = Layout::resident();
-        if fits(&resident) {
-            return Some(resident);
-        }
-        let max_moving = self.sizes.movable_m.unwrap_or(0);
-        (1..max_moving).map(|alpha| self.choose_layout(&resident, alpha, u64::MAX).layout).find(fits)
     }
 
     pub(super) fn initial_ownership(&self, layout: &Layout) -> Ownership {

@@ -14,8 +14,6 @@ use crate::kv::admissions::AdmissionEffects;
 use crate::loans::loan_sizes;
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
-use crate::remap::Choice;
-use crate::step_model::Layout;
 
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -264,10 +262,7 @@ impl MemoryManager {
         if self.forced.is_some() || self.in_backoff() || !self.step_stats.compute_known() {
             return 0;
         }
-        let (current, movable) = (self.weights.layout(), self.sizes.movable_m.unwrap_or(0));
-        let remapped =
-            self.cost().choose_layout(current, u16::MAX, movable, self.cost().allowance_ns()).layout;
-        self.sizes.weights(current).saturating_sub(self.sizes.weights(&remapped))
+        self.layout_search().most_freed()
     }
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.
@@ -303,7 +298,7 @@ impl MemoryManager {
             // Not remembered: the next step may measure it.
             return Some(ReclaimAction::Decline { reason: Reason::DeclinedUnmeasured, remember: None });
         }
-        Some(match self.layout_for(chunks, self.cost().allowance_ns()) {
+        Some(match self.layout_search().freeing(chunks, self.cost().allowance_ns()) {
             Ok(layout) => {
                 let target = TransitionTarget::Layout(layout);
                 ReclaimAction::Start(Transition { target, reason: Reason::RemapOwn })
@@ -319,28 +314,6 @@ impl MemoryManager {
         let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
         let fits = chunks + usable_free <= self.kv_chunk_room();
         self.sizes.movable_m.filter(|_| fits && !self.in_backoff()).map(|_| chunks)
-    }
-
-    /// The layout with the fewest moving layers that gives these chunks within the stall; else why there is none.
-    pub(super) fn layout_for(&self, chunks: u32, allowance_ns: u64) -> Result<Layout, Reason> {
-        let current = self.weights.layout();
-        let weights = self.sizes.weights(current);
-        let mut wanted = current.alpha() + (chunks / self.sizes.largest_slab()).max(1) as u16;
-        loop {
-            let choice = self.choose_layout(current, wanted, allowance_ns);
-            if let Some(reason) = choice.declined {
-                return Err(reason);
-            }
-            if self.sizes.weights(&choice.layout) + chunks <= weights {
-                return Ok(choice.layout);
-            }
-            wanted = wanted.max(choice.layout.alpha()) + 1;
-        }
-    }
-
-    /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
-    pub(super) fn choose_layout(&self, current: &Layout, wanted_alpha: u16, allowance_ns: u64) -> Choice {
-        self.cost().choose_layout(current, wanted_alpha, self.sizes.cap_m, allowance_ns)
     }
 }
 

@@ -9,15 +9,7 @@ use crate::step_model::Layout;
 impl MemoryManager {
     /// Layouts that free more and more layers, beginning with one more than now.
     pub(super) fn larger_remaps(&self) -> impl Iterator<Item = Layout> + Clone + '_ {
-        let current = self.weights.layout();
-        // A tenant that lent under another policy restores as one that lends.
-        let lent = (self.loans.lent() > 0).then_some(self.sizes.cap_m);
-        let max_moving = lent.or(self.sizes.movable_m).unwrap_or(0);
-        let wanted = current.alpha() + 1..max_moving;
-        wanted
-            .map(move |alpha| self.choose_layout(current, alpha, u64::MAX))
-            .filter(|choice| choice.declined.is_none())
-            .map(|choice| choice.layout)
+        self.layout_search().larger(self.loans.lent() > 0)
     }
 
     /// The tenant has work and absent layers: restores all if they fit, else lets them move through slots.

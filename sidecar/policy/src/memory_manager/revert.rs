@@ -96,7 +96,7 @@ impl MemoryManager {
             return Some((Some(self.base.clone()), calm));
         }
         // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.
-        let layout = self.choose_layout(&self.weights.layout().clone(), wanted, u64::MAX).layout;
+        let layout = self.layout_search().moving(wanted, u64::MAX).layout;
         Some(((layout.alpha() < alpha).then_some(layout), calm))
     }
 
@@ -128,7 +128,7 @@ impl MemoryManager {
             return None;
         }
         let max_moving = self.sizes.cap_m.saturating_sub(1);
-        let layout = self.choose_layout(&Layout::resident(), max_moving, u64::MAX).layout;
+        let layout = self.layout_search().moving_from(&Layout::resident(), max_moving, u64::MAX).layout;
         let idle = self.kv.idle_chunks_above(self.sizes.kv_guaranteed);
         let room = self.chunks.weights_held() + self.chunks.free_count() + idle;
         (self.sizes.weights(&layout) <= room).then_some(layout)

@@ -118,7 +118,7 @@ impl MemoryManager {
         if first > 0 && self.loans.may_recreate(self.orders.boundaries()) {
             return self.transfers().recreate(first, out);
         }
-        let layout = self.start_layout(self.chunks.table().created());
+        let layout = self.layout_search().starting(self.chunks.table().created());
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
         if let Some(layout) = layout.filter(|_| whole || !self.loans.awaits_loans()) {
             let next = self.initial_ownership(&layout);

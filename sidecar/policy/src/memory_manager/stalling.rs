@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::{MemoryManager, StallsTooLong};
 use crate::action::Action;
 use crate::change::{RemapKind, Transition, TransitionTarget};
-use crate::cost::{CostContext, CostModel};
+use crate::cost::{CostContext, CostModel, LayoutSearch};
 use crate::geometry::BLOCK_TOKENS;
 use crate::reason::Reason;
 use crate::step_model::Layout;
@@ -23,6 +23,16 @@ impl MemoryManager {
     /// What layouts and reclaim options cost, by measured times.
     pub(super) fn cost(&self) -> CostModel<'_> {
         CostModel::new(&self.step_stats, &self.params)
+    }
+
+    /// Which layouts are possible, and which is best.
+    pub(super) fn layout_search(&self) -> LayoutSearch<'_> {
+        LayoutSearch {
+            cost: self.cost(),
+            sizes: &self.sizes,
+            current: self.weights.layout(),
+            forced: self.forced,
+        }
     }
 
     /// The running requests, as reclaim options hurt them.
@@ -43,7 +53,8 @@ impl MemoryManager {
         if self.change.is_declined(RemapKind::Stalling, self.orders.steps(), chunks) {
             return None;
         }
-        let Ok(layout) = self.layout_for(chunks, self.cost().token_share_ns(max_permille)) else {
+        let Ok(layout) = self.layout_search().freeing(chunks, self.cost().token_share_ns(max_permille))
+        else {
             return Some(Err(StallsTooLong { chunks }));
         };
         let freed = self.sizes.weights(self.weights.layout()).saturating_sub(self.sizes.weights(&layout));
