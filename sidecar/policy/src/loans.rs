@@ -303,52 +303,6 @@ impl Loans {
     }
 }
 
-/// Chunks of the share that are to be created again.
-impl Loans {
-    /// Chunks to create again.
-    pub fn chunks_to_recreate(&self) -> u32 {
-        self.recreation.chunks()
-    }
-
-    /// Those of them that peers still hold, as far as is known.
-    pub fn held_by_peers(&self) -> u32 {
-        self.recreation.held_by_peers()
-    }
-
-    /// Some may be created at this boundary.
-    pub fn may_recreate(&self, boundary: u64) -> bool {
-        self.recreation.is_due(boundary)
-    }
-
-    /// They are created at once, not when a step needs them: layers wait for memory (`layers_away`), the tenant is idle
-    /// without `open_requests`, or a transfer waits.
-    pub fn recreates_at_once(&self, layers_away: bool, open_requests: bool) -> bool {
-        let idle = !self.active && !open_requests;
-        self.recreation.chunks() > 0 && (layers_away || idle || self.has_outgoing())
-    }
-
-    /// Chunks to create for the layer blocks that a step lacks; none if none can be created at this boundary.
-    pub fn recreation_for_step(
-        &self,
-        boundary: u64,
-        missing_layer_blocks: u32,
-        layer_blocks_per_chunk: u32,
-        chunk_bytes: u64,
-    ) -> Option<u32> {
-        self.recreation.for_step(boundary, missing_layer_blocks, layer_blocks_per_chunk, chunk_bytes)
-    }
-
-    /// The tenant starts, and `chunks` of its share come later: peers hold them.
-    pub fn start_without(&mut self, chunks: u32) {
-        self.recreation.start(if self.can_borrow() { chunks } else { 0 });
-    }
-
-    /// The tenant sleeps: nothing is to be created before it is needed.
-    pub fn recreate_nothing(&mut self) {
-        self.recreation.clear();
-    }
-}
-
 impl Loans {
     /// No loan is out, queued or to be made good: no peer has memory of this tenant.
     pub fn nothing_lent(&self, pending: &PendingActions) -> bool {

@@ -32,7 +32,7 @@
 //! [`after`](MemoryManager::after) planned admissions, [`offload_view`](MemoryManager::offload_view),
 //! [`prices`](MemoryManager::prices), [`timing`](MemoryManager::timing), [`loans`](MemoryManager::loans) and
 //! [`figures`](MemoryManager::figures). The negotiator of loans changes them by
-//! [`loans_mut`](MemoryManager::loans_mut).
+//! [`loans_mut`](MemoryManager::loans_mut), which is a [`LoanControl`](crate::loan_negotiator::LoanControl).
 
 use alloc::vec::Vec;
 

@@ -177,3 +177,138 @@ impl LoanTransfers<'_> {
         self.orders.count_moved(Reason::Borrow, chunks);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::Geometry;
+    use crate::peers::Peer;
+    use crate::peers::loans::Nonce;
+    use crate::revert::Hysteresis;
+
+    const DONE: Outcome = Outcome::Done { bytes: 0, duration_ns: 1 };
+    const PEER: Earmark = Earmark { peer: Peer { index: 1, instance: 1 }, nonce: Nonce(1) };
+
+    /// The parts of a tenant with a share of 10 chunks, of which 6 exist and are free.
+    struct Parts {
+        loans: Loans,
+        chunks: Chunks,
+        orders: Orders,
+        change: ChangeState,
+        out: Vec<Action>,
+    }
+
+    impl Parts {
+        fn new() -> Parts {
+            let geometry = Geometry {
+                chunk_bytes: 64,
+                capacity_chunks: 16,
+                global_bytes: 128,
+                slab_bytes: alloc::vec![128; 4],
+                layer_block_bytes: 16,
+                activation: crate::geometry::ActivationCost::default(),
+                staging_chunks: 0,
+            };
+            let mut chunks = Chunks::new(&geometry, 8);
+            chunks.create(&ids(0..6));
+            Parts {
+                loans: Loans::new(10, Hysteresis::new(1, 0)),
+                chunks,
+                orders: Orders::new(false),
+                change: ChangeState::new(Hysteresis::new(1, 0)),
+                out: Vec::new(),
+            }
+        }
+
+        fn transfers(&mut self) -> (LoanTransfers<'_>, &mut Vec<Action>) {
+            let Parts { loans, chunks, orders, change, out } = self;
+            (LoanTransfers { loans, chunks, orders, change }, out)
+        }
+
+        fn send(&mut self, chunks: u32, claim: TransferKind) -> Option<Work> {
+            let (mut transfers, out) = self.transfers();
+            transfers.send(OutgoingTransfer { earmark: PEER, chunks, claim }, out);
+            self.out.pop().map(|action| action.work)
+        }
+
+        fn in_backoff(&self) -> bool {
+            self.change.in_backoff(self.orders.boundaries())
+        }
+    }
+
+    fn ids(chunks: core::ops::Range<u32>) -> Vec<ChunkId> {
+        chunks.map(ChunkId).collect()
+    }
+
+    #[test]
+    fn chunks_that_do_not_exist_are_lent_first() {
+        let mut parts = Parts::new();
+        let work = parts.send(6, TransferKind::Lend);
+        assert_eq!(work, Some(Work::Lend { chunks: ids(0..2), spare_chunks: 4, earmark: PEER }));
+        parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, TransferKind::Lend), DONE);
+        let counts = (parts.loans.lent(), parts.loans.budget(), parts.chunks.table().created());
+        assert_eq!(counts, (6, 4, 4));
+        let claim = TransferKind::Lend;
+        assert_eq!(parts.loans.take_results(), [TransferResult::Granted { earmark: PEER, chunks: 6, claim }]);
+    }
+
+    #[test]
+    fn a_refused_transfer_frees_its_chunks_and_a_return_is_tried_later() {
+        for (claim, waits) in [(TransferKind::Lend, false), (TransferKind::Return, true)] {
+            let mut parts = Parts::new();
+            parts.send(6, claim);
+            assert_eq!(parts.chunks.free_count(), 4);
+            parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, claim), Outcome::Failed(Failure::Busy));
+            assert_eq!((parts.chunks.free_count(), parts.loans.lent(), parts.in_backoff()), (6, 0, waits));
+            let refused = TransferResult::Refused { earmark: PEER, chunks: 6, claim };
+            assert_eq!(parts.loans.take_results(), [refused]);
+        }
+    }
+
+    #[test]
+    fn accepted_chunks_are_borrowed_even_without_memory_for_them() {
+        let full = Outcome::Failed(Failure::OutOfMemory);
+        for (outcome, created, borrowed) in
+            [(DONE, 8, 2), (full, 6, 2), (Outcome::Failed(Failure::Busy), 6, 0)]
+        {
+            let mut parts = Parts::new();
+            let (mut transfers, out) = parts.transfers();
+            transfers.accept(PEER, 2, TransferKind::Lend, out);
+            transfers.on_accepted(&ids(6..8), PEER, TransferKind::Lend, outcome);
+            assert_eq!((parts.chunks.table().created(), parts.loans.borrowed()), (created, borrowed));
+        }
+    }
+
+    #[test]
+    fn a_return_without_memory_is_created_again_later() {
+        let mut parts = Parts::new();
+        parts.loans.balance.on_lent(2);
+        let full = Outcome::Failed(Failure::OutOfMemory);
+        parts.transfers().0.on_accepted(&ids(6..8), PEER, TransferKind::Return, full);
+        assert_eq!((parts.loans.lent(), parts.loans.chunks_to_recreate()), (0, 2));
+    }
+
+    #[test]
+    fn chunks_under_way_are_not_ordered_twice() {
+        let mut parts = Parts::new();
+        parts.loans.recreate_share(8, 6);
+        let (mut transfers, out) = parts.transfers();
+        transfers.accept(PEER, 2, TransferKind::Lend, out);
+        transfers.recreate(u32::MAX, out);
+        assert_eq!(parts.out.pop().map(|action| action.work), Some(Work::Create(ids(8..10))));
+        parts.transfers().0.on_recreated(&ids(8..10), Outcome::Failed(Failure::OutOfMemory));
+        assert_eq!(parts.loans.held_by_peers(), 2, "the ledger refused");
+        assert!(!parts.in_backoff(), "that is no failure of the backend");
+    }
+
+    #[test]
+    fn a_released_share_shrinks_by_the_chunks_that_the_device_took() {
+        let mut parts = Parts::new();
+        let (mut transfers, out) = parts.transfers();
+        assert!(transfers.release_share(4, out));
+        transfers.on_share_released(&ids(0..4), 5, Outcome::Failed(Failure::Busy));
+        assert!(parts.in_backoff());
+        parts.transfers().0.on_share_released(&ids(0..4), 5, DONE);
+        assert_eq!((parts.loans.share(), parts.chunks.free_count(), parts.in_backoff()), (6, 2, false));
+    }
+}
