@@ -69,7 +69,7 @@ pub(super) enum MemoryStep {
     Start { transition: Transition, or: Prepared },
     /// Creates this many chunks of the share again.
     Recreate(u32),
-    /// Asks peers for loans of these sizes ([`crate::loans::BorrowDemand`]), none if they cannot be asked.
+    /// Asks peers for loans of these sizes ([`crate::loans::loan_sizes`]), none if they cannot be asked.
     AskPeers { sizes: Vec<u32>, missing: u32 },
     /// Does what the policy proposes. If it frees nothing, the policy's next step follows.
     Reclaim { missing: u32, step: ReclaimStep, action: ReclaimAction },

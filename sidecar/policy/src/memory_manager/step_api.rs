@@ -55,7 +55,7 @@ pub struct Demand {
     pub has_requests: bool,
     /// The tenant holds the time slice, or has work where there are no slices. An inactive tenant may lend weight
     /// layers. One that becomes active restores them; its loans are revoked first, and layers wait for that
-    /// ([`super::LoanControl::set_awaits_loans`]).
+    /// ([`crate::loan_negotiator::LoanControl::set_awaits_loans`]).
     pub is_active: bool,
 }
 
