@@ -1,12 +1,10 @@
 //! Tracks the KV of requests: KV chunks, KV blocks and the prefix cache. The memory manager decides which KV chunks
 //! have chunks.
 
-use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::digest::Digest;
-use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{KvBlockId, LayerBlockId, RequestId};
+use crate::ids::{KvBlockId, RequestId};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
@@ -22,35 +20,23 @@ mod missing_kv;
 mod missing_layer_blocks;
 mod plan_admissions;
 mod prefix;
+mod prefix_cache;
 pub mod request_kv;
+mod requests;
 mod swap;
 pub mod table_change;
+mod transfers;
 
-use blocks::{KvBlocks, Tokens};
+use blocks::KvBlocks;
 use chunk_pool::KvChunkPool;
 use host_kv_pool::HostKvPool;
 use layer_offload::LayerOffload;
 use missing_layer_blocks::MissingLayerBlocks;
+use prefix_cache::PrefixCache;
+use requests::Requests;
 pub use swap::Swap;
 use table_change::TableChange;
-
-/// KV of one request.
-#[derive(Clone, Debug)]
-struct Sequence {
-    salt: u64,
-    kv_blocks: Vec<KvBlockId>,
-    /// Full KV blocks with known tokens.
-    full: u32,
-    /// KV blocks already checked for write-back.
-    written: u32,
-    /// Whether it is suspended: it does not run, and its KV is kept.
-    suspended: bool,
-    /// Committed tokens after the last full KV block.
-    tail: Vec<u32>,
-    /// Name and hash of the last full KV block (0 and the salt's hash before the first). `None` if the chain is broken,
-    /// so that no later KV block may be shared.
-    chain: Option<(u64, u64)>,
-}
+use transfers::Transfers;
 
 /// Statistics of KV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,37 +66,30 @@ pub struct KvCounts {
 }
 
 /// The KV of all requests of a tenant.
+///
+/// Each part owns its state and knows nothing of the others. A method here needs several of them; questions of one part
+/// are its own methods ([`Kv::requests`], [`Kv::layer_offload`] and others).
 #[derive(Clone, Debug)]
 pub struct Kv {
     layers: u32,
-    caching: bool,
+    /// Chunks of KV, and the layer blocks in them.
     chunk_pool: KvChunkPool,
+    /// All KV blocks.
     kv_blocks: KvBlocks,
-    /// Shareable KV blocks by hash.
-    index: BTreeMap<u64, KvBlockId>,
-    /// Shareable KV blocks on the device without references, least recently used first. A child is always older than
-    /// its parent.
-    idle: BTreeMap<u64, KvBlockId>,
+    /// Shareable KV blocks, and those on the device that are only cache.
+    prefix_cache: PrefixCache,
     /// The host tier.
     host_pool: HostKvPool,
     /// KV blocks that running requests need on the device and that are not completely there.
     missing_layer_blocks: MissingLayerBlocks,
-    /// KV blocks being copied to or from the host tier between steps.
-    moving_kv_blocks: Vec<KvBlockId>,
-    /// KV blocks being loaded from the host tier in parallel with steps; no step reads them yet.
-    loading_swaps: BTreeSet<KvBlockId>,
+    /// KV blocks that are being copied to or from the host tier.
+    transfers: Transfers,
     /// KV that is offloaded while its requests run.
     layer_offload: LayerOffload,
-    sequences: BTreeMap<RequestId, Sequence>,
-    /// KV blocks whose current blocks the engine does not know.
-    dirty: BTreeSet<(RequestId, u32)>,
+    /// The KV blocks of each request.
+    requests: Requests,
     /// Requests whose KV was lost in a failed copy, until the scheduler takes them.
     lost_requests: Vec<RequestId>,
-    next_name: u64,
-    next_stamp: u64,
-    /// Number of KV blocks that left the prefix index.
-    cache_epoch: u64,
-    hash: fn(u64, &Tokens) -> u64,
     history: Digest,
 }
 
@@ -126,23 +105,15 @@ impl Kv {
     ) -> Kv {
         Kv {
             layers: u32::from(layers),
-            caching,
             chunk_pool: KvChunkPool::new(kv_chunks, layer_blocks_per_chunk),
             kv_blocks: KvBlocks::new(layers),
-            index: BTreeMap::new(),
-            idle: BTreeMap::new(),
+            prefix_cache: PrefixCache::new(caching),
             host_pool: HostKvPool::new(host_kv_blocks),
             missing_layer_blocks: MissingLayerBlocks::default(),
-            moving_kv_blocks: Vec::new(),
-            loading_swaps: BTreeSet::new(),
-            layer_offload: LayerOffload::default(),
-            sequences: BTreeMap::new(),
-            dirty: BTreeSet::new(),
+            transfers: Transfers::default(),
+            layer_offload: LayerOffload::new(layers),
+            requests: Requests::default(),
             lost_requests: Vec::new(),
-            next_name: 1,
-            next_stamp: 0,
-            cache_epoch: 0,
-            hash: blocks::chained_hash,
             history: Digest::new(0),
         }
     }
@@ -157,9 +128,34 @@ impl Kv {
         &mut self.chunk_pool
     }
 
-    /// Returns the number of KV blocks that have left the prefix index: while it stays, prefixes that were found are valid.
-    pub fn cache_epoch(&self) -> u64 {
-        self.cache_epoch
+    /// Returns the KV blocks.
+    pub fn blocks(&self) -> &KvBlocks {
+        &self.kv_blocks
+    }
+
+    /// Returns the prefix cache.
+    pub fn prefix_cache(&self) -> &PrefixCache {
+        &self.prefix_cache
+    }
+
+    /// Returns the host tier.
+    pub fn host_pool(&self) -> &HostKvPool {
+        &self.host_pool
+    }
+
+    /// Returns the KV blocks that are being copied.
+    pub fn transfers(&self) -> &Transfers {
+        &self.transfers
+    }
+
+    /// Returns the state of KV that is offloaded while its requests run.
+    pub fn layer_offload(&self) -> &LayerOffload {
+        &self.layer_offload
+    }
+
+    /// Returns the requests with KV.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     /// Returns the number of layers, which is the number of blocks of a KV block.
@@ -167,14 +163,9 @@ impl Kv {
         self.layers
     }
 
-    /// Returns the KV blocks that a request holds.
-    pub fn kv_blocks(&self, request: RequestId) -> u32 {
-        self.sequences.get(&request).map_or(0, |s| s.kv_blocks.len() as u32)
-    }
-
     /// Returns the device blocks that evicting all unreferenced KV blocks would free.
     pub fn evictable_layer_blocks(&self) -> u32 {
-        self.idle.len() as u32 * self.layers
+        self.prefix_cache.idle_count() * self.layers
     }
 
     /// Returns the KV chunks beyond `guaranteed` ones.
@@ -193,7 +184,7 @@ impl Kv {
     pub fn allocate(&mut self, needs: &[(RequestId, u32)], generations: &mut Generations) {
         let mut layer_blocks = Vec::new();
         for (request, count) in needs {
-            if self.is_spilling_prefill(*request) {
+            if self.layer_offload.is_spilling_prefill(*request) {
                 self.allocate_out(*request, *count, generations);
                 continue;
             }
@@ -208,10 +199,7 @@ impl Kv {
     }
 
     fn append(&mut self, request: RequestId, id: KvBlockId) {
-        let sequence = self.sequences.get_mut(&request).expect("KV blocks go to an open request");
-        let at = sequence.kv_blocks.len() as u32;
-        sequence.kv_blocks.push(id);
-        self.dirty.insert((request, at));
+        self.requests.append(request, id);
         self.history.word(request.0 << 32 ^ u64::from(id.0));
         self.history.word(u64::from(self.kv_blocks.layer_blocks(id)[0].0));
     }
@@ -219,23 +207,19 @@ impl Kv {
     /// Closes a request. Shareable KV blocks stay as cache up to the first KV block that is partly in buffers and loses
     /// its last user: that one is evicted, and later KV blocks could not be found without it.
     pub fn close(&mut self, request: RequestId) {
-        let Some(sequence) = self.sequences.remove(&request) else { return };
+        let Some(kv_blocks) = self.requests.close(request) else { return };
         self.history.word(!request.0);
         self.layer_offload.forget_request(request);
-        let stale: Vec<_> = self.dirty.range((request, 0)..=(request, u32::MAX)).copied().collect();
-        stale.iter().for_each(|entry| {
-            self.dirty.remove(entry);
-        });
         let partial = |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.kv_blocks.is_whole(*id);
         let discarded = |id: &KvBlockId| self.kv_blocks.get(*id).refs == 1 && partial(id);
-        let kept = sequence.kv_blocks.iter().position(discarded).unwrap_or(sequence.kv_blocks.len());
+        let kept = kv_blocks.iter().position(discarded).unwrap_or(kv_blocks.len());
         // Children first, so that the prefix cache evicts them before their parents.
-        for (at, id) in sequence.kv_blocks.into_iter().enumerate().rev() {
+        for (at, id) in kv_blocks.into_iter().enumerate().rev() {
             if at < kept { self.release_reference(id) } else { self.discard(id) }
         }
         // KV that only suspended requests use is not loaded.
         if !self.missing_layer_blocks.is_empty() {
-            let running = self.kv_blocks_of_running();
+            let running = self.requests.kv_blocks_of_running();
             self.missing_layer_blocks.retain(|id| running.contains(id));
         }
     }
@@ -266,22 +250,14 @@ impl Kv {
             return self.free(id);
         };
         if !self.kv_blocks.has_layer_blocks(id) {
-            let stamp = self.stamp(id);
+            let stamp = self.prefix_cache.stamp(id, &mut self.kv_blocks);
             return self.host_pool.keep(stamp, parent, id);
         }
         if !self.kv_blocks.is_whole(id) {
             return self.evict_kv_block(id);
         }
         self.release_host_place(id);
-        let stamp = self.stamp(id);
-        self.idle.insert(stamp, id);
-    }
-
-    fn stamp(&mut self, id: KvBlockId) -> u64 {
-        let stamp = self.next_stamp;
-        self.next_stamp += 1;
-        self.kv_blocks.get_mut(id).stamp = stamp;
-        stamp
+        self.prefix_cache.keep(id, &mut self.kv_blocks);
     }
 
     /// Frees the KV block's place in the host tier, and its staging slot.
@@ -291,7 +267,7 @@ impl Kv {
         self.missing_layer_blocks.recheck(id);
         self.kv_blocks.get_mut(id).hosted_layers = LayerSet::NONE;
         if let Some(host_location) = host_location {
-            self.pin_place(slot, host_location.place);
+            self.layer_offload.free_place(slot, host_location.place, &mut self.host_pool);
         }
     }
 
@@ -304,7 +280,7 @@ impl Kv {
     /// Evicts the least recently used unreferenced KV block on the device, with all its descendants in the host tier.
     /// Returns whether there was one.
     pub fn evict(&mut self) -> bool {
-        let Some((_, id)) = self.idle.pop_first() else { return false };
+        let Some(id) = self.prefix_cache.take_oldest() else { return false };
         self.evict_kv_block(id);
         true
     }
@@ -322,30 +298,19 @@ impl Kv {
 
     /// Removes the KV block from the prefix index. Returns its name.
     fn unpublish(&mut self, id: KvBlockId) -> Option<u64> {
-        let content = self.kv_blocks.get_mut(id).content.take()?;
-        self.index.remove(&content.hash);
-        self.cache_epoch += 1;
-        self.history.word(content.name);
-        Some(content.name)
+        let name = self.prefix_cache.unpublish(id, &mut self.kv_blocks)?;
+        self.history.word(name);
+        Some(name)
     }
 
     /// Returns every KV block of an open request whose blocks are new or moved since the last call.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
-        let dirty = core::mem::take(&mut self.dirty);
-        let changes = dirty.into_iter().filter_map(|(request, kv_block)| {
-            let id = *self.sequences.get(&request)?.kv_blocks.get(kv_block as usize)?;
-            Some(TableChange { request, kv_block, layer_blocks: self.table_layer_blocks(id) })
-        });
-        changes.collect()
-    }
-
-    /// Returns the blocks from which steps read a KV block: its own, or those of a buffer.
-    fn table_layer_blocks(&self, id: KvBlockId) -> Vec<LayerBlockId> {
-        let mut layer_blocks = self.kv_blocks.layer_blocks(id).to_vec();
-        if let Some(slot) = self.kv_blocks.get(id).staging_slot() {
-            self.layer_offload.fill_table_layer_blocks(slot, &mut layer_blocks);
-        }
-        layer_blocks
+        let (kv_blocks, offload) = (&self.kv_blocks, &self.layer_offload);
+        let change = |((request, kv_block), id)| {
+            let layer_blocks = offload.table_layer_blocks(id, kv_blocks);
+            TableChange { request, kv_block, layer_blocks }
+        };
+        self.requests.take_changed_rows().map(change).collect()
     }
 
     /// Takes the requests whose KV was lost in a failed copy.
@@ -383,27 +348,17 @@ impl Kv {
             total_layer_blocks: self.chunk_pool.total_layer_blocks(),
             free_layer_blocks: free,
             used_layer_blocks: self.chunk_pool.used_layer_blocks(),
-            used_kv_blocks: live - self.idle.len() as u32 - self.host_pool.idle(),
-            idle_kv_blocks: self.idle.len() as u32,
-            shareable_kv_blocks: self.index.len() as u32,
+            used_kv_blocks: live - self.prefix_cache.idle_count() - self.host_pool.idle(),
+            idle_kv_blocks: self.prefix_cache.idle_count(),
+            shareable_kv_blocks: self.prefix_cache.shareable(),
             host_kv_blocks: self.host_pool.used(),
             host_limit_kv_blocks: self.host_pool.kv_blocks(),
             fragmentation_permille: scattered.checked_div(u64::from(free)).unwrap_or(0) as u32,
         }
     }
 
-    /// Returns the number of requests with KV.
-    pub fn open_requests(&self) -> u32 {
-        self.sequences.len() as u32
-    }
-
     /// Returns a fingerprint of all KV operations.
     pub fn digest(&self) -> u64 {
         self.history.value()
     }
-}
-
-/// Returns the number of full KV blocks in `tokens` tokens.
-const fn full_kv_blocks(tokens: usize) -> usize {
-    tokens / BLOCK_TOKENS as usize
 }

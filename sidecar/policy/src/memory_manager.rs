@@ -330,7 +330,7 @@ impl MemoryManager {
         let chunks = u64::from(self.chunks.activation_chunks());
         StepLease {
             generations,
-            kv_generations: self.kv.fetch_lease(),
+            kv_generations: self.kv.layer_offload().fetch_lease(),
             activation_limit_bytes: chunks * self.geometry.chunk_bytes,
             table_changes: if begins_again { Vec::new() } else { self.kv.take_table_changes() },
         }
@@ -364,7 +364,7 @@ impl MemoryManager {
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.orders.step.set_now(now);
         self.orders.counters.on_boundary();
-        self.offload.on_boundary(self.kv.running_requests().next().is_some());
+        self.offload.on_boundary(self.kv.requests().running().next().is_some());
         self.orders.step.on_boundary();
         self.abandon_step();
         self.loans.on_boundary();

@@ -160,6 +160,16 @@ impl KvBlocks {
         self.get(id).resident_layers == self.all
     }
 
+    /// Whether any KV block has blocks on the device.
+    pub fn any_on_device(&self) -> bool {
+        self.iter().any(|(_, kv_block)| !kv_block.resident_layers.is_empty())
+    }
+
+    /// Whether it has no user, and blocks on the device: it is only cache.
+    pub fn is_unused(&self, id: KvBlockId) -> bool {
+        self.get(id).refs == 0 && self.has_layer_blocks(id)
+    }
+
     /// Returns the layers without a block on the device.
     pub fn missing_layer_blocks_of(&self, id: KvBlockId) -> LayerSet {
         self.all - self.get(id).resident_layers

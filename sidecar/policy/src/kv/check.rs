@@ -18,7 +18,7 @@ impl Kv {
             let on_device = self.kv_blocks.has_layer_blocks(id);
             for layer in self.kv_blocks.missing_layer_blocks_of(id).iter() {
                 assert_eq!(self.kv_blocks.layer_block(id, layer), None, "{id:?} lists its missing layers");
-                let hosted = kv_block.hosted_layers.contains(layer) || self.is_spilling(id);
+                let hosted = kv_block.hosted_layers.contains(layer) || self.layer_offload.is_spilling(id);
                 assert!(
                     kv_block.host_location.is_some() && hosted,
                     "a missing layer of {id:?} is in the host tier"
@@ -40,11 +40,6 @@ impl Kv {
                     "{layer_block:?} lies in one KV block"
                 );
             }
-            if let Some(content) = &kv_block.content {
-                assert_eq!(self.index.get(&content.hash), Some(&id), "a shareable KV block is indexed");
-            }
-            let idle = self.idle.get(&kv_block.stamp) == Some(&id);
-            assert_eq!(kv_block.refs == 0 && on_device, idle, "{id:?} without users is cache");
             assert!(kv_block.refs > 0 || !on_device || self.kv_blocks.is_whole(id), "cache is whole");
         }
         assert_eq!(
@@ -52,6 +47,7 @@ impl Kv {
             self.chunk_pool.used_layer_blocks(),
             "used blocks lie in KV blocks or are reserved"
         );
+        self.prefix_cache.check(&self.kv_blocks);
         self.host_pool.check(&self.kv_blocks);
         let away =
             |(id, kv_block): (_, &KvBlock)| kv_block.staging_slot().map_or(0, |_| self.kv_blocks.absent(id));
@@ -61,29 +57,20 @@ impl Kv {
             "blocks behind seats"
         );
         self.check_missing();
-        self.check_layer_offload();
+        self.layer_offload.check(&self.kv_blocks, &self.chunk_pool);
         self.check_references();
     }
 
     fn check_references(&self) {
         let mut references: BTreeMap<KvBlockId, u32> = BTreeMap::new();
-        let copied = self
-            .moving_kv_blocks
-            .iter()
-            .chain(&self.loading_swaps)
-            .chain(&self.layer_offload.writing)
-            .chain(self.layer_offload.prefill_spills.kv_blocks());
-        for id in self.sequences.values().flat_map(|s| &s.kv_blocks).chain(copied) {
+        let used = self.requests.iter().flat_map(|(_, sequence)| sequence.kv_blocks());
+        let spilled = self.layer_offload.spills().kv_blocks();
+        for id in used.chain(self.transfers.iter()).chain(spilled) {
             *references.entry(*id).or_default() += 1;
         }
         for (id, kv_block) in self.kv_blocks.iter() {
             assert_eq!(references.remove(&id).unwrap_or(0), kv_block.refs, "references of {id:?}");
         }
         assert!(references.is_empty(), "requests use KV blocks that exist");
-        for (hash, id) in &self.index {
-            let content = self.kv_blocks.get(*id).content.as_ref();
-            assert_eq!(content.map(|c| c.hash), Some(*hash), "the index names shareable KV blocks");
-        }
-        assert!(self.idle.values().all(|id| self.kv_blocks.get(*id).refs == 0), "cache has no users");
     }
 }

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::{KvChunkId, LayerBlockId};
+use crate::ids::LayerBlockId;
 
 /// State of the draining KV chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,22 +18,6 @@ pub enum Drain {
 }
 
 impl Kv {
-    /// Drains exactly `count` KV chunks, those with the fewest blocks first. Returns the KV chunks that started or
-    /// stopped draining.
-    pub fn drain(&mut self, count: u32) -> Vec<KvChunkId> {
-        let draining = self.chunk_pool.draining().len() as u32;
-        if count == draining {
-            return Vec::new();
-        }
-        let changed: Vec<_> = if count >= draining {
-            self.chunk_pool.emptiest().into_iter().take((count - draining) as usize).collect()
-        } else {
-            self.chunk_pool.draining().iter().copied().take((draining - count) as usize).collect()
-        };
-        changed.iter().for_each(|kv_chunk| self.chunk_pool.set_draining(*kv_chunk, count >= draining));
-        changed
-    }
-
     /// Evicts cached KV blocks, oldest first, until all blocks of draining KV chunks fit elsewhere. Returns what
     /// remains and the number of evicted KV blocks; evicts none if evicting all would not suffice.
     pub fn make_room(&mut self) -> (Drain, u32) {
@@ -41,10 +25,10 @@ impl Kv {
         if self.overfull_layer_blocks() > 0 {
             return (Drain::NoRoom, 0);
         }
-        while self.live_in_draining() > self.chunk_pool.free_layer_blocks() && self.evict() {
+        while self.chunk_pool.used_in_draining() > self.chunk_pool.free_layer_blocks() && self.evict() {
             evicted += 1;
         }
-        let live = self.live_in_draining();
+        let live = self.chunk_pool.used_in_draining();
         let drain = match live {
             0 => Drain::Empty,
             _ if live <= self.chunk_pool.free_layer_blocks() => Drain::Movable,
@@ -64,15 +48,6 @@ impl Kv {
             .saturating_sub(staying * layer_blocks + self.evictable_layer_blocks())
     }
 
-    fn live_in_draining(&self) -> u32 {
-        self.chunk_pool.draining().iter().map(|f| self.chunk_pool.used(*f)).sum()
-    }
-
-    /// Returns the draining KV chunks that are empty.
-    pub fn drained(&self) -> Vec<KvChunkId> {
-        self.chunk_pool.draining().iter().copied().filter(|f| self.chunk_pool.used(*f) == 0).collect()
-    }
-
     /// Plans up to `limit` moves out of draining KV chunks, those closest to empty first, and reserves the targets.
     /// Blocks of buffers, and blocks being written back or loaded in parallel with steps, are not moved.
     pub fn plan_moves(&mut self, limit: u32) -> Vec<(LayerBlockId, LayerBlockId)> {
@@ -80,7 +55,7 @@ impl Kv {
             self.chunk_pool.draining().iter().map(|f| (self.chunk_pool.used(*f), *f)).collect();
         kv_chunks.sort_unstable();
         let stays = |layer_block: &LayerBlockId| {
-            self.chunk_pool.holder(*layer_block).is_some_and(|id| self.is_copied(id))
+            self.chunk_pool.holder(*layer_block).is_some_and(|id| self.transfers.is_copied(id))
                 || self.chunk_pool.is_buffer(*layer_block)
         };
         let layer_blocks = kv_chunks.iter().flat_map(|(_, kv_chunk)| self.chunk_pool.layer_blocks(*kv_chunk));
@@ -107,9 +82,6 @@ impl Kv {
             self.history.word(u64::from(from.0) << 32 | u64::from(to.0));
             moved.insert(kv_block);
         }
-        for (request, sequence) in &self.sequences {
-            let kv_blocks = sequence.kv_blocks.iter().enumerate().filter(|(_, id)| moved.contains(id));
-            self.dirty.extend(kv_blocks.map(|(at, _)| (*request, at as u32)));
-        }
+        self.requests.touch(&moved);
     }
 }

@@ -8,7 +8,7 @@ use crate::ids::KvBlockId;
 
 /// Places for whole KV blocks, and the unreferenced KV blocks in them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct HostKvPool {
+pub struct HostKvPool {
     kv_blocks: u32,
     /// Places that were used and are free again.
     vacant: Vec<u32>,
@@ -43,6 +43,16 @@ impl HostKvPool {
     /// Returns the number of unreferenced KV blocks.
     pub fn idle(&self) -> u32 {
         self.idle.len() as u32
+    }
+
+    /// Returns the number of places that are used by more than the cache.
+    pub fn used_without_cache(&self) -> u32 {
+        self.used() - self.idle()
+    }
+
+    /// Returns the number of places that are free or used only by the cache.
+    pub fn available(&self) -> u32 {
+        self.room() + self.idle()
     }
 
     /// Returns a free place for a KV block.
@@ -117,5 +127,54 @@ impl HostKvPool {
             self.used() >= used && self.used() <= self.kv_blocks,
             "every KV block of the host tier has a place"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::blocks::Content;
+
+    /// A KV block named after its id, with this parent.
+    fn add(kv_blocks: &mut KvBlocks, parent: u64) -> KvBlockId {
+        let id = kv_blocks.add();
+        let tokens = [0; crate::geometry::BLOCK_TOKENS as usize];
+        let content = Content { name: u64::from(id.0) + 1, salt: 0, parent, hash: u64::from(id.0), tokens };
+        kv_blocks.get_mut(id).content = Some(content);
+        id
+    }
+
+    #[test]
+    fn freed_places_are_taken_first_and_cache_counts_as_available() {
+        let mut pool = HostKvPool::new(3);
+        assert_eq!([pool.take(), pool.take()], [0, 1]);
+        pool.give(0);
+        assert_eq!((pool.take(), pool.used(), pool.room()), (0, 2, 1));
+        pool.keep(0, 0, KvBlockId(7));
+        assert_eq!((pool.used_without_cache(), pool.available()), (1, 2));
+    }
+
+    #[test]
+    fn oldest_kv_block_leaves_the_cache_unless_it_is_kept() {
+        let (mut pool, mut kv_blocks) = (HostKvPool::new(3), KvBlocks::new(1));
+        let ids = [(); 3].map(|()| add(&mut kv_blocks, 0));
+        ids.iter().zip(5..).for_each(|(id, stamp)| pool.keep(stamp, 0, *id));
+        assert_eq!(pool.oldest(), Some(5));
+        assert_eq!(pool.take_oldest(|id| id == ids[0], &kv_blocks), Some(ids[1]));
+        pool.reuse(5, 0, ids[0]);
+        assert_eq!((pool.oldest(), pool.idle()), (Some(7), 1));
+    }
+
+    #[test]
+    fn children_leave_the_cache_with_their_parent() {
+        let (mut pool, mut kv_blocks) = (HostKvPool::new(3), KvBlocks::new(1));
+        let ids = [9, 9, 4].map(|parent| add(&mut kv_blocks, parent));
+        for (id, stamp) in ids.into_iter().zip(5..) {
+            kv_blocks.get_mut(id).stamp = stamp;
+            let parent = kv_blocks.get(id).content.as_ref().map_or(0, |content| content.parent);
+            pool.keep(stamp, parent, id);
+        }
+        assert_eq!(pool.take_children(9, &kv_blocks), [ids[0], ids[1]]);
+        assert_eq!((pool.take_children(9, &kv_blocks), pool.idle()), (Vec::new(), 1));
     }
 }

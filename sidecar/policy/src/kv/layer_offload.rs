@@ -25,10 +25,11 @@ mod write_back;
 
 use crate::action::staging::StagingTable;
 use crate::ids::{Generation, KvBlockId, LayerBlockId, LayerId, RequestId, SlotId};
+use crate::kv::blocks::KvBlocks;
 use crate::layer_set::LayerSet;
 use crate::slots::Slots;
 use crate::step_model::Layout;
-pub(super) use spills::Spills;
+use spills::Spills;
 
 /// The offloaded layers of each request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +71,9 @@ struct StagingSlot {
 
 /// The state of partly offloaded KV blocks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LayerOffload {
+pub struct LayerOffload {
+    /// Layers of the model.
+    layers: u32,
     placement: Placement,
     /// The placement's sets.
     sets: Vec<Set>,
@@ -90,10 +93,8 @@ pub(super) struct LayerOffload {
     newest: Generation,
     /// Host places that a fetch in progress may still read, with the newest such fetch.
     pinned_places: Vec<(Generation, u32)>,
-    /// KV blocks being written back.
-    pub(super) writing: Vec<KvBlockId>,
     /// Prefills that are offloaded during their computation.
-    pub(super) prefill_spills: Spills,
+    prefill_spills: Spills,
     /// Whether the step in progress neither reads nor writes buffers.
     are_buffers_idle: bool,
     /// Whether fetching is disabled after a failure, until another placement is in force.
@@ -173,20 +174,31 @@ impl Coverage {
 }
 
 impl LayerOffload {
+    /// Nothing is offloaded, of a model of `layers` layers.
+    pub(super) fn new(layers: u16) -> LayerOffload {
+        LayerOffload { layers: layers.into(), ..LayerOffload::default() }
+    }
+
     /// Returns the number of blocks of all buffers.
     pub fn buffer_layer_blocks(&self) -> u32 {
         self.buffers.iter().map(|buffer| buffer.len() as u32).sum()
     }
 
     /// Returns the number of host places that no longer belong to a KV block.
-    pub fn pinned_host_places(&self) -> u32 {
+    pub(super) fn pinned_host_places(&self) -> u32 {
         self.pinned_places.len() as u32
     }
 
     /// Returns the layers whose block may be offloaded for this staging slot.
-    pub fn members(&self, slot: u32) -> LayerSet {
+    fn members(&self, slot: u32) -> LayerSet {
         self.staging_slots[slot as usize]
             .map_or(LayerSet::NONE, |staged| self.sets[usize::from(staged.set)].members)
+    }
+
+    /// Returns the layers of a KV block whose layer block is neither on the device nor in a buffer.
+    pub(super) fn missing(&self, id: KvBlockId, kv_blocks: &KvBlocks) -> LayerSet {
+        let slot = kv_blocks.get(id).staging_slot();
+        kv_blocks.missing_layer_blocks_of(id) - slot.map_or(LayerSet::NONE, |slot| self.members(slot))
     }
 
     fn set(&self, set: u16) -> &[LayerId] {
@@ -213,8 +225,17 @@ impl LayerOffload {
         self.newest = self.newest.max(generation);
     }
 
+    /// Returns the blocks from which steps read a KV block: its own, or those of a buffer.
+    pub(super) fn table_layer_blocks(&self, id: KvBlockId, kv_blocks: &KvBlocks) -> Vec<LayerBlockId> {
+        let mut layer_blocks = kv_blocks.layer_blocks(id).to_vec();
+        if let Some(slot) = kv_blocks.get(id).staging_slot() {
+            self.fill_table_layer_blocks(slot, &mut layer_blocks);
+        }
+        layer_blocks
+    }
+
     /// Replaces the blocks that the tables name in buffers for this staging slot.
-    pub fn fill_table_layer_blocks(&self, slot: u32, layer_blocks: &mut [LayerBlockId]) {
+    fn fill_table_layer_blocks(&self, slot: u32, layer_blocks: &mut [LayerBlockId]) {
         let Some(StagingSlot { set, .. }) = self.staging_slots[slot as usize] else { return };
         for (layer, buffer) in &self.sets[usize::from(set)].places {
             if slot < self.slots_in_tables[layer.index()] {
@@ -224,24 +245,19 @@ impl LayerOffload {
     }
 
     /// Removes the request from the placement and the spills.
-    pub fn forget_request(&mut self, request: RequestId) {
+    pub(super) fn forget_request(&mut self, request: RequestId) {
         self.placement.of.remove(&request);
         self.prefill_spills.forget(request);
     }
 
-    /// Whether fetching is disabled.
-    pub fn is_fetching_disabled(&self) -> bool {
-        self.is_fetching_disabled
-    }
-
     /// Disables fetching. Returns the staged KV blocks.
-    pub fn disable_fetching(&mut self) -> BTreeSet<KvBlockId> {
+    pub(super) fn disable_fetching(&mut self) -> BTreeSet<KvBlockId> {
         self.is_fetching_disabled = true;
         self.staging_slots.iter().flatten().map(|staged| staged.kv_block).collect()
     }
 
     /// Frees a staging slot.
-    pub fn vacate(&mut self, slot: u32) {
+    fn vacate(&mut self, slot: u32) {
         self.staging_slots[slot as usize] = None;
         if (slot as usize) < self.table.slots.len() {
             Arc::make_mut(&mut self.table).slots[slot as usize] = None;

@@ -1,6 +1,6 @@
 //! Counts the blocks that running requests lack on the device: those that steps need and no buffer serves.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use super::Kv;
@@ -14,12 +14,6 @@ impl Kv {
         if !self.kv_blocks.is_whole(id) {
             self.missing_layer_blocks.add(id);
         }
-    }
-
-    /// Returns the KV blocks of all requests that are not suspended.
-    pub(super) fn kv_blocks_of_running(&self) -> BTreeSet<KvBlockId> {
-        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
-        running.flat_map(|sequence| sequence.kv_blocks.iter().copied()).collect()
     }
 
     /// Returns the blocks that the tracked KV blocks will take on the device.
@@ -43,7 +37,10 @@ impl Kv {
         effects: &mut AdmissionEffects,
     ) -> Vec<(KvBlockId, LayerSet)> {
         self.recount_missing();
-        let tracked = self.missing_layer_blocks.kv_blocks().map(|id| (id, self.missing(id)));
+        let tracked = self
+            .missing_layer_blocks
+            .kv_blocks()
+            .map(|id| (id, self.layer_offload.missing(id, &self.kv_blocks)));
         let wanted: BTreeMap<_, _> = effects.kv_blocks_to_load().chain(tracked).collect();
         let taken: Vec<_> = wanted.into_iter().take(max as usize).collect();
         for (id, _) in &taken {
@@ -56,18 +53,11 @@ impl Kv {
     /// Returns the blocks of a used KV block that are neither on the device nor in a buffer.
     fn lacking(&self, id: KvBlockId) -> u32 {
         let used = self.kv_blocks.find(id).is_some_and(|kv_block| kv_block.refs > 0);
-        if used { self.missing(id).len() } else { 0 }
-    }
-
-    /// Returns the layers whose block is neither on the device nor in a buffer.
-    pub(super) fn missing(&self, id: KvBlockId) -> LayerSet {
-        let slot = self.kv_blocks.get(id).staging_slot();
-        self.kv_blocks.missing_layer_blocks_of(id)
-            - slot.map_or(LayerSet::NONE, |slot| self.layer_offload.members(slot))
+        if used { self.layer_offload.missing(id, &self.kv_blocks).len() } else { 0 }
     }
 
     pub(super) fn check_missing(&self) {
-        let running = self.kv_blocks_of_running();
+        let running = self.requests.kv_blocks_of_running();
         for id in self.missing_layer_blocks.kv_blocks() {
             assert!(running.contains(&id), "a running request uses {id:?}");
         }

@@ -24,9 +24,8 @@ impl Kv {
                 }
                 AdmittedKv::Suspended => {
                     effects.resumed.insert(*request);
-                    if let Some(sequence) = self.sequences.get(request) {
-                        self.add_uses(&sequence.kv_blocks, sequence.full, layers, &mut effects);
-                    }
+                    let (kv_blocks, full) = (self.requests.kv_blocks(*request), self.requests.full(*request));
+                    self.add_uses(kv_blocks, full, layers, &mut effects);
                 }
             }
         }
@@ -43,13 +42,13 @@ impl Kv {
     ) -> bool {
         let mut loads = false;
         for (at, id) in kv_blocks.iter().copied().enumerate() {
-            effects.waits_for_loads |= self.loading_swaps.contains(&id);
+            effects.waits_for_loads |= self.transfers.is_loading(id);
             let known = !effects.used.insert(id) || self.missing_layer_blocks.contains(id);
             if known {
                 loads |= effects.to_load.contains_key(&id);
                 continue;
             }
-            effects.reused_kv_blocks += u32::from(self.is_unused(id));
+            effects.reused_kv_blocks += u32::from(self.kv_blocks.is_unused(id));
             let kept = if (at as u32) < full { offloaded } else { LayerSet::NONE };
             let (missing, staged) = self.needs_of(id, kept);
             effects.staged_layer_blocks += staged;
@@ -64,7 +63,8 @@ impl Kv {
     /// Returns the layers of a KV block that a request loads to continue, and the layer blocks of the staging slot that
     /// the KV block gets if these layers of it stay in the host tier.
     pub(super) fn needs_of(&self, id: KvBlockId, offloaded: LayerSet) -> (LayerSet, u32) {
-        let (missing, buffers) = (self.missing(id), u32::from(self.placement().layout.beta));
+        let missing = self.layer_offload.missing(id, &self.kv_blocks);
+        let buffers = u32::from(self.layer_offload.placement().layout.beta);
         let kept = offloaded & self.kv_blocks.get(id).hosted_layers;
         let unstaged = !missing.is_empty() && self.kv_blocks.get(id).staging_slot().is_none();
         if !unstaged || buffers == 0 || kept.len() < 2 * buffers {
@@ -75,12 +75,7 @@ impl Kv {
 
     /// Returns the KV blocks of a prefix that are only cache, on the device.
     pub fn unused_kv_blocks<'a>(&'a self, prefix: &'a CachedPrefix) -> impl Iterator<Item = KvBlockId> + 'a {
-        prefix.kv_blocks.iter().copied().filter(|id| self.is_unused(*id))
-    }
-
-    /// Whether the KV block is only cache, on the device.
-    fn is_unused(&self, id: KvBlockId) -> bool {
-        self.kv_blocks.get(id).refs == 0 && self.kv_blocks.has_layer_blocks(id)
+        prefix.kv_blocks.iter().copied().filter(|id| self.kv_blocks.is_unused(*id))
     }
 
     /// Returns the device blocks that evicting all KV blocks without a use would free, now and after the admissions.
@@ -93,9 +88,8 @@ impl Kv {
     pub fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) -> u32 {
         let (mut evicted, mut from) = (0, 0);
         while self.chunk_pool.free_layer_blocks() < layer_blocks {
-            let unused = self.idle.range(from..).find(|(_, id)| !effects.uses(**id));
-            let Some((stamp, id)) = unused.map(|(stamp, id)| (*stamp, *id)) else { break };
-            self.idle.remove(&stamp);
+            let unused = self.prefix_cache.take_oldest_from(from, |id| effects.uses(id));
+            let Some((stamp, id)) = unused else { break };
             self.evict_kv_block(id);
             (evicted, from) = (evicted + 1, stamp);
         }
@@ -151,7 +145,7 @@ mod tests {
         let AdmittedKv::New { prefix, .. } = &admissions[0].kv else { panic!("a new request") };
         kv.open(RequestId(3), prefix);
         kv.check();
-        assert_eq!((kv.kv_blocks(RequestId(3)), kv.evictable_layer_blocks()), (2, 0));
+        assert_eq!((kv.of(RequestId(3)).kv_blocks(), kv.evictable_layer_blocks()), (2, 0));
     }
 
     #[test]

@@ -1,44 +1,21 @@
-//! The prefix cache: finds full KV blocks by the chained hash of their tokens, scoped by a salt.
+//! References to shared KV blocks: requests open with a cached prefix, and full KV blocks become shareable.
 
 use alloc::vec::Vec;
 
-use super::blocks::{Content, Tokens};
+use super::Kv;
 use super::cached_prefix::CachedPrefix;
-use super::{Kv, Sequence, full_kv_blocks};
-use crate::digest::Digest;
-use crate::geometry::BLOCK_TOKENS;
+use super::prefix_cache::Match;
 use crate::ids::{KvBlockId, RequestId};
 
 impl Kv {
-    /// Finds the cached full KV blocks of the first tokens. The last token is never among them, because its logits are
-    /// needed.
+    /// Finds the cached full KV blocks of the first tokens.
     pub fn cached_prefix(&self, salt: u64, tokens: &[u32]) -> CachedPrefix {
-        let mut chain = (0, Digest::new(salt).value());
-        let mut kv_blocks = Vec::new();
-        let limit = full_kv_blocks(tokens.len().saturating_sub(1)) * BLOCK_TOKENS as usize;
-        for tokens in tokens[..limit].chunks_exact(BLOCK_TOKENS as usize) {
-            let tokens: &Tokens = tokens.try_into().expect("a full KV block");
-            let hash = (self.hash)(chain.1, tokens);
-            let Some(id) = self.find(hash, chain.0, salt, tokens) else { break };
-            kv_blocks.push(id);
-            chain = (self.content(id).name, hash);
-        }
-        CachedPrefix { salt, kv_blocks, chain }
+        self.prefix_cache.prefix(salt, tokens, &self.kv_blocks)
     }
 
     /// Opens a request and references the KV blocks of its prefix.
     pub fn open(&mut self, request: RequestId, prefix: &CachedPrefix) {
-        assert!(!self.sequences.contains_key(&request), "{request:?} is opened once");
-        let sequence = Sequence {
-            salt: prefix.salt,
-            kv_blocks: Vec::new(),
-            full: prefix.kv_blocks.len() as u32,
-            written: 0,
-            suspended: false,
-            tail: Vec::new(),
-            chain: Some(prefix.chain),
-        };
-        self.sequences.insert(request, sequence);
+        self.requests.open(request, prefix);
         for id in prefix.kv_blocks.iter().copied() {
             self.add_reference(id);
             self.append(request, id);
@@ -58,17 +35,6 @@ impl Kv {
         }
     }
 
-    fn content(&self, id: KvBlockId) -> &Content {
-        self.kv_blocks.get(id).content.as_ref().expect("an indexed KV block is shareable")
-    }
-
-    /// Returns the shareable KV block with exactly these tokens after exactly this parent.
-    fn find(&self, hash: u64, parent: u64, salt: u64, tokens: &Tokens) -> Option<KvBlockId> {
-        let id = *self.index.get(&hash).filter(|_| self.caching)?;
-        let content = self.content(id);
-        (content.salt == salt && content.parent == parent && content.tokens == *tokens).then_some(id)
-    }
-
     /// Adds a reference.
     pub(super) fn add_reference(&mut self, id: KvBlockId) {
         let kv_block = self.kv_blocks.get_mut(id);
@@ -79,64 +45,45 @@ impl Kv {
         let (stamp, parent) = (kv_block.stamp, kv_block.content.as_ref().map(|content| content.parent));
         match parent {
             Some(parent) if !self.kv_blocks.has_layer_blocks(id) => self.host_pool.reuse(stamp, parent, id),
-            _ => drop(self.idle.remove(&stamp)),
+            _ => self.prefix_cache.reuse(stamp),
         }
     }
 
     /// Records that the KV of `tokens`, which follow the committed ones, is written.
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
-        let sequence = self.sequences.get_mut(&request).expect("tokens of an open request are committed");
-        sequence.tail.extend_from_slice(tokens);
-        (0..full_kv_blocks(sequence.tail.len())).for_each(|_| self.complete_kv_block(request));
+        let filled = self.requests.get_mut(request).commit(tokens);
+        (0..filled).for_each(|_| self.complete_kv_block(request));
     }
 
     /// Completes a KV block from the first 16 tail tokens: it becomes shareable, or is replaced by an existing equal
     /// one.
     fn complete_kv_block(&mut self, request: RequestId) {
-        let caching = self.caching;
-        let sequence = self.sequences.get_mut(&request).expect("open");
-        let at = sequence.full;
-        let id = *sequence
-            .kv_blocks
-            .get(at as usize)
-            .expect("committed tokens lie in KV blocks that were allocated");
-        let mut tokens: Tokens = [0; BLOCK_TOKENS as usize];
-        tokens.copy_from_slice(&sequence.tail[..BLOCK_TOKENS as usize]);
-        sequence.tail.drain(..BLOCK_TOKENS as usize);
-        sequence.full += 1;
-        let (salt, chain) = (sequence.salt, sequence.chain.filter(|_| caching));
-        let Some((parent, before)) = chain else { return };
-        let hash = (self.hash)(before, &tokens);
-        let chain = match self.index.get(&hash) {
-            None => Some((self.publish(id, Content { name: 0, salt, parent, hash, tokens }), hash)),
-            Some(_) => match self.find(hash, parent, salt, &tokens) {
-                Some(same) => {
-                    self.replace(request, at, same);
-                    Some((self.content(same).name, hash))
-                }
-                // A hash collision: this KV block and its successors stay private.
-                None => None,
-            },
+        let full = self.requests.get_mut(request).fill_next();
+        let Some(chain) = full.chain.filter(|_| self.prefix_cache.is_enabled()) else { return };
+        let (found, hash) =
+            self.prefix_cache.offer(full.id, chain, full.salt, &full.tokens, &mut self.kv_blocks);
+        let chain = match found {
+            Match::Published { name } => {
+                self.history.word(hash);
+                Some((name, hash))
+            }
+            Match::Same { id, name } => {
+                self.replace((request, full.at), id);
+                Some((name, hash))
+            }
+            // This KV block and its successors stay private.
+            Match::Collision => None,
         };
-        self.sequences.get_mut(&request).expect("open").chain = chain;
+        self.requests.get_mut(request).set_chain(chain);
     }
 
-    fn publish(&mut self, id: KvBlockId, content: Content) -> u64 {
-        let name = self.next_name;
-        self.next_name += 1;
-        self.index.insert(content.hash, id);
-        self.history.word(content.hash);
-        self.kv_blocks.get_mut(id).content = Some(Content { name, ..content });
-        name
-    }
-
-    /// Replaces the request's KV block `at` by `same`, which has the same tokens in the same place. So a shareable
-    /// child never outlives its parent, and the duplicate's blocks are freed.
-    fn replace(&mut self, request: RequestId, at: u32, same: KvBlockId) {
+    /// Replaces the KV block of a row by `same`, which has the same tokens in the same place. So a shareable child never
+    /// outlives its parent, and the duplicate's blocks are freed.
+    fn replace(&mut self, row: (RequestId, u32), same: KvBlockId) {
         self.add_reference(same);
-        let old = self.sequences[&request].kv_blocks[at as usize];
+        let old = self.requests.replace(row, same);
         let away = self.kv_blocks.get(same).staging_slot().is_none() && !self.kv_blocks.is_whole(same);
-        if away && self.layer_offload.writing.contains(&same) {
+        if away && self.transfers.is_writing(same) {
             self.add_missing(same);
         } else if away {
             // The new copy is on the device already, so it replaces the copy in the host tier.
@@ -150,9 +97,6 @@ impl Kv {
                 self.chunk_pool.hand_over(&layer_blocks, id);
             }
         }
-        let kv_blocks = &mut self.sequences.get_mut(&request).expect("open").kv_blocks;
-        kv_blocks[at as usize] = same;
-        self.dirty.insert((request, at));
         self.release_reference(old);
     }
 }
@@ -161,14 +105,15 @@ impl Kv {
 mod tests {
     use super::*;
     use crate::ids::KvChunkId;
-    use crate::kv::blocks::chained_hash;
+    use crate::kv::blocks::Tokens;
+    use crate::kv::prefix_cache::PrefixCache;
     use crate::slots::Generations;
     use alloc::vec;
 
     fn kv(hash: Option<fn(u64, &Tokens) -> u64>) -> Kv {
         let mut kv = Kv::new(2, 8, 4, 0, true);
         (0..8).for_each(|f| kv.chunk_pool_mut().back(KvChunkId(f)));
-        kv.hash = hash.unwrap_or(chained_hash);
+        kv.prefix_cache = hash.map_or(PrefixCache::new(true), PrefixCache::with_hash);
         kv
     }
 
@@ -181,7 +126,7 @@ mod tests {
     fn run(kv: &mut Kv, id: u64, salt: u64, tokens: &[u32]) -> u32 {
         let request = RequestId(id);
         let cached = open(kv, id, salt, tokens);
-        let kv_blocks = tokens.len().div_ceil(16) as u32 - kv.kv_blocks(request);
+        let kv_blocks = tokens.len().div_ceil(16) as u32 - kv.of(request).kv_blocks();
         kv.allocate(&[(request, kv_blocks)], &mut Generations::default());
         kv.commit(request, &tokens[cached as usize..]);
         kv.check();
@@ -248,6 +193,6 @@ mod tests {
         assert_eq!(open(&mut kv, 3, 0, &prompt(0)), 16, "the tail of the first was given up");
         assert_eq!(open(&mut kv, 4, 0, &prompt(100)), 32);
         assert!(!kv.evict(), "a KV block in use is not evicted");
-        assert_eq!(vec![kv.kv_blocks(RequestId(3)), kv.kv_blocks(RequestId(4))], [1, 2]);
+        assert_eq!(vec![kv.of(RequestId(3)).kv_blocks(), kv.of(RequestId(4)).kv_blocks()], [1, 2]);
     }
 }

@@ -27,43 +27,14 @@ pub struct Swap {
 impl Kv {
     /// Resumes a suspended request: all its KV must be on the device, in a new row.
     pub fn resume(&mut self, request: RequestId) {
-        let Some(sequence) = self.sequences.get_mut(&request) else { return };
-        (sequence.suspended, sequence.written) = (false, 0);
-        for (at, id) in sequence.kv_blocks.clone().into_iter().enumerate() {
-            self.dirty.insert((request, at as u32));
+        for id in self.requests.resume(request) {
             self.add_missing(id);
         }
-    }
-
-    /// Returns the free places of the host tier.
-    pub fn host_room(&self) -> u32 {
-        self.host_pool.room()
-    }
-
-    /// Returns the used places of the host tier, without its cache.
-    pub fn host_used(&self) -> u32 {
-        self.host_pool.used() - self.host_pool.idle()
-    }
-
-    /// Returns the places of the host tier that are free or used only by its cache.
-    pub fn host_places(&self) -> u32 {
-        self.host_pool.room() + self.host_pool.idle()
-    }
-
-    /// Returns the request's KV blocks with a place in the host tier.
-    pub fn placed_kv_blocks(&self, request: RequestId) -> u32 {
-        let kv_blocks = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.kv_blocks);
-        kv_blocks.filter(|id| self.kv_blocks.get(**id).host_location.is_some()).count() as u32
     }
 
     /// Returns the number of KV blocks without a place in the host tier.
     fn unplaced_kv_blocks(&self) -> u32 {
         self.kv_blocks.live() - (self.host_pool.used() - self.layer_offload.pinned_host_places())
-    }
-
-    /// Whether any KV block has blocks on the device.
-    pub fn has_device_only_layer_blocks(&self) -> bool {
-        self.kv_blocks.iter().any(|(id, _)| self.kv_blocks.has_layer_blocks(id))
     }
 
     /// Evicts device blocks that also have a copy in the host tier.
@@ -84,18 +55,12 @@ impl Kv {
         self.missing_layer_blocks.recheck_all();
     }
 
-    /// Whether the request holds blocks on the device.
-    pub fn holds_layer_blocks(&self, request: RequestId) -> bool {
-        let kv_blocks = self.sequences.get(&request).map(|sequence| &sequence.kv_blocks);
-        kv_blocks.is_some_and(|kv_blocks| kv_blocks.iter().any(|id| self.kv_blocks.has_layer_blocks(*id)))
-    }
-
     /// Evicts cache, least recently used first on either side, until all KV on the device fits the host tier. Returns
     /// the number of evicted KV blocks and, if that does not suffice, the number of KV blocks in excess.
     pub fn make_host_room(&mut self) -> (u32, u32) {
         let mut evicted = 0;
         while self.unplaced_kv_blocks() > self.host_pool.room() {
-            let on_device = self.idle.first_key_value().map(|(stamp, _)| *stamp);
+            let on_device = self.prefix_cache.oldest();
             // If only one side has a cached KV block, evict from that side.
             let host_first =
                 on_device.is_none_or(|stamp| self.host_pool.oldest().is_some_and(|host| host < stamp));
@@ -136,10 +101,9 @@ impl Kv {
     /// # Panics
     /// If there is no place: call [`Kv::make_host_room`] first.
     pub fn plan_swap_out(&mut self, most: u32, generations: &mut Generations) -> Vec<Swap> {
-        let here =
-            |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.layer_offload.writing.contains(id);
+        let here = |id: &KvBlockId| self.kv_blocks.has_layer_blocks(*id) && !self.transfers.is_writing(*id);
         let used = self.kv_blocks.iter().filter(|(_, kv_block)| kv_block.refs > 0).map(|(id, _)| id);
-        let kv_blocks = used.chain(self.idle.values().copied()).filter(here);
+        let kv_blocks = used.chain(self.prefix_cache.idle()).filter(here);
         let kv_blocks: Vec<_> = kv_blocks.take(most as usize).collect();
         self.swap_out(kv_blocks, generations)
     }
@@ -157,13 +121,13 @@ impl Kv {
             }
         };
         let swaps: Vec<_> = kv_blocks.iter().map(plan).collect();
-        self.moving_kv_blocks = kv_blocks;
+        self.transfers.begin_moving(kv_blocks);
         swaps
     }
 
     /// Handles the end of the copies to the host.
     pub fn finish_swap_out(&mut self, swaps: &[Swap], done: bool) {
-        self.moving_kv_blocks.clear();
+        self.transfers.end_moving();
         for swap in swaps {
             let had_place = self.kv_blocks.get(swap.kv_block).host_location.is_some();
             if done {
@@ -185,7 +149,7 @@ impl Kv {
     /// If there are fewer free blocks than they lack.
     pub fn plan_swap_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
         let swaps = self.plan_in(most, effects);
-        self.moving_kv_blocks = swaps.iter().map(|swap| swap.kv_block).collect();
+        self.transfers.begin_moving(swaps.iter().map(|swap| swap.kv_block).collect());
         swaps
     }
 
@@ -196,31 +160,19 @@ impl Kv {
     /// If there are fewer free blocks than they lack.
     pub fn plan_async_swap_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
         let swaps = self.plan_in(most, effects);
-        self.loading_swaps.extend(swaps.iter().map(|swap| swap.kv_block));
+        self.transfers.begin_loading(swaps.iter().map(|swap| swap.kv_block));
         swaps
-    }
-
-    /// Whether KV blocks are being loaded in parallel with steps.
-    pub fn has_loading_swaps(&self) -> bool {
-        !self.loading_swaps.is_empty()
     }
 
     /// Returns the blocks that become free once they are loaded, because the requests that needed them have ended.
     pub fn layer_blocks_freed_by_loads(&self) -> u32 {
-        let alone = self.loading_swaps.iter().filter(|id| self.kv_blocks.get(**id).refs == 1);
-        alone.map(|id| self.kv_blocks.get(*id).resident_layers().len()).sum()
-    }
-
-    /// Whether some of the request's KV is being loaded in parallel with steps.
-    pub fn is_loading(&self, request: RequestId) -> bool {
-        let kv_blocks =
-            self.sequences.get(&request).filter(|_| self.has_loading_swaps()).map(|one| &one.kv_blocks);
-        kv_blocks.is_some_and(|kv_blocks| kv_blocks.iter().any(|id| self.loading_swaps.contains(id)))
+        let alone = self.transfers.loading().filter(|id| self.kv_blocks.get(*id).refs == 1);
+        alone.map(|id| self.kv_blocks.get(id).resident_layers().len()).sum()
     }
 
     /// Whether a running request would read KV that is still being loaded.
     pub fn exceeds_loads(&self) -> bool {
-        self.has_loading_swaps() && self.running_requests().any(|request| self.is_loading(request))
+        self.transfers.has_loads() && self.requests.running().any(|request| self.of(request).is_loading())
     }
 
     fn plan_in(&mut self, most: u32, effects: &mut AdmissionEffects) -> Vec<Swap> {
@@ -238,35 +190,26 @@ impl Kv {
         wanted.into_iter().map(&mut plan).collect()
     }
 
-    /// Removes the KV blocks from those in transfer.
-    fn arrive(&mut self, swaps: &[Swap]) {
-        for swap in swaps {
-            if !self.loading_swaps.remove(&swap.kv_block) {
-                self.moving_kv_blocks.retain(|id| *id != swap.kv_block);
-            }
-        }
-    }
-
     /// Completes successful loads. A KV block that is complete again frees its host place.
     pub fn finish_swap_in(&mut self, swaps: &[Swap]) {
-        self.arrive(swaps);
+        swaps.iter().for_each(|swap| self.transfers.end_load(swap.kv_block));
         let arrived: BTreeSet<_> = swaps.iter().map(|swap| swap.kv_block).collect();
         for swap in swaps {
             let idle = self.kv_blocks.get(swap.kv_block).staging_slot().is_none()
                 && self.kv_blocks.is_whole(swap.kv_block);
-            if idle && !self.layer_offload.writing.contains(&swap.kv_block) {
+            if idle && !self.transfers.is_writing(swap.kv_block) {
                 self.release_host_place(swap.kv_block);
             }
             self.history.word(!swap.host_location.generation.0);
         }
-        self.touch(&arrived);
+        self.requests.touch(&arrived);
         swaps.iter().for_each(|swap| self.release_reference(swap.kv_block));
     }
 
     /// Handles failed loads: the contents of the host tier are unknown, so these KV blocks and their successors are
     /// lost, and the requests that need them must be recomputed.
     pub fn on_swap_in_failed(&mut self, swaps: &[Swap]) {
-        self.arrive(swaps);
+        swaps.iter().for_each(|swap| self.transfers.end_load(swap.kv_block));
         let requests = self.invalidate(&swaps.iter().map(|swap| swap.kv_block).collect());
         swaps.iter().for_each(|swap| self.release_reference(swap.kv_block));
         self.lost_requests.extend(requests);
@@ -284,15 +227,7 @@ impl Kv {
     /// Removes KV blocks of unknown content, and their successors, from the prefix index. Returns the requests that use
     /// any of them.
     pub(super) fn invalidate(&mut self, lost: &BTreeSet<KvBlockId>) -> Vec<RequestId> {
-        let mut requests = Vec::new();
-        let mut spoilt = BTreeSet::new();
-        for (request, sequence) in &mut self.sequences {
-            if let Some(first) = sequence.kv_blocks.iter().position(|id| lost.contains(id)) {
-                requests.push(*request);
-                spoilt.extend(sequence.kv_blocks[first..].iter().copied());
-                sequence.chain = None;
-            }
-        }
+        let (requests, spoilt) = self.requests.spoil(lost);
         for id in spoilt.iter().chain(lost).copied().collect::<BTreeSet<_>>() {
             let orphans = self.unpublish(id).map(|name| self.host_pool.take_children(name, &self.kv_blocks));
             orphans.into_iter().flatten().for_each(|orphan| self.evict_kv_block(orphan));

@@ -33,7 +33,7 @@ impl MemoryManager {
 
     /// Unmaps them at a boundary with nothing else to do and no waiting request.
     pub(super) fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
-        let idle = !self.loans.is_busy() && self.kv.open_requests() == 0;
+        let idle = !self.loans.is_busy() && self.kv.requests().count() == 0;
         if self.chunks.ownership().stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff()
         {
             return;

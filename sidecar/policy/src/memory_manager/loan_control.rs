@@ -129,7 +129,7 @@ impl LoanControl for LoansMut<'_> {
         }
         let away = manager.weights.layout().alpha() > manager.base.alpha();
         let in_use = away || manager.change.transition().is_some();
-        let open_requests = manager.kv.open_requests() > 0;
+        let open_requests = manager.kv.requests().count() > 0;
         let (kv, sizes, chunk_bytes) = (&manager.kv, &manager.sizes, manager.geometry.chunk_bytes);
         let free = manager.chunks.free_count();
         manager.loans.surplus(left, in_use, open_requests, || {

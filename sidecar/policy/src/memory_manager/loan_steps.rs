@@ -98,7 +98,7 @@ impl MemoryManager {
     /// Chunks of the share are created now, not when a step needs them.
     fn recreates_at_once(&self) -> bool {
         let away = self.chunks.absent_layers() > 0 || self.weights.layout().alpha() > self.base.alpha();
-        self.loans.recreates_at_once(away, self.kv.open_requests() > 0)
+        self.loans.recreates_at_once(away, self.kv.requests().count() > 0)
     }
 
     /// What can be freed for a transfer or a smaller share.

@@ -74,7 +74,7 @@ impl MemoryManager {
     /// Layer blocks that a new KV block of each request would take, of those that run and those that are admitted.
     pub(super) fn next_step_layer_blocks(&self, need: &StepNeed) -> u32 {
         let admitted = need.admit.iter().map(|admission| admission.request);
-        let requests = self.kv.running_requests().chain(admitted);
+        let requests = self.kv.requests().running().chain(admitted);
         requests.map(|request| self.kv_block_layer_blocks(need, request)).sum()
     }
 
@@ -84,7 +84,7 @@ impl MemoryManager {
         if need.admit.iter().any(spills) {
             self.offload_view().spilled_kv_block_layer_blocks()
         } else {
-            self.kv.kv_block_layer_blocks(request)
+            self.kv.of(request).kv_block_layer_blocks()
         }
     }
 
@@ -165,12 +165,16 @@ impl MemoryManager {
             return if steps_wait { Prepared::Wait } else { Prepared::Loading };
         }
         let admitted = |request| need.admit.iter().any(|one| one.request == request && one.spills_prefill());
-        let spills = |request| self.kv.is_spilling_prefill(request) || admitted(request);
+        let spills = |request| self.kv.layer_offload().is_spilling_prefill(request) || admitted(request);
         let spilled = need.kv_blocks.iter().filter(|(request, _)| spills(*request));
         let spilled_kv_blocks = spilled.map(|(_, count)| *count).sum();
         if !self.offloading().reserve_host_places(spilled_kv_blocks, &attempt.effects) {
             // A host block that a fetch may still read is free when the fetch has ended.
-            return if self.kv.fetches() > 0 { Prepared::Wait } else { self.shortfall(self.kv.layers()) };
+            return if self.kv.layer_offload().fetches() > 0 {
+                Prepared::Wait
+            } else {
+                self.shortfall(self.kv.layers())
+            };
         }
         self.commit_need(need);
         Prepared::Ready
@@ -191,7 +195,9 @@ impl MemoryManager {
             }
         }
         self.kv.allocate(&need.kv_blocks, &mut self.generations);
-        self.kv.set_buffers_idle(need.without_offloaded_prefills && self.kv.stages_prefills_only());
+        self.kv.set_buffers_idle(
+            need.without_offloaded_prefills && self.kv.layer_offload().stages_prefills_only(),
+        );
     }
 
     fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) {

@@ -115,7 +115,7 @@ impl MemoryManager {
         }
         if self.status().lacks_weights()
             || (self.loans().has_debt() && !self.in_backoff())
-            || self.kv.has_pending_spills()
+            || self.kv.layer_offload().has_pending_spills()
             || self.kv.exceeds_loads()
             || attempt.effects.waits_for_loads()
         {
@@ -127,7 +127,7 @@ impl MemoryManager {
         if self.change.transition().is_some() {
             return MemoryStep::AbortTransition;
         }
-        if demand.layer_blocks > free && self.kv.slot_counts().1 > 0 {
+        if demand.layer_blocks > free && self.kv.layer_offload().slot_counts().1 > 0 {
             let can_compact = self.offload_view().can_compact_staging();
             return if can_compact { MemoryStep::CompactStaging } else { MemoryStep::Answer(Prepared::Wait) };
         }

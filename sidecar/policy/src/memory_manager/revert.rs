@@ -39,7 +39,7 @@ impl MemoryManager {
             calm.into_iter().for_each(|calm| self.change.record_calm(calm));
             self.change.decide(next);
         }
-        if self.change.is_due(self.orders.steps(), self.kv.open_requests() > 0) {
+        if self.change.is_due(self.orders.steps(), self.kv.requests().count() > 0) {
             self.advance_transition(out);
         }
         self.unmap_deferred(out);
@@ -118,7 +118,7 @@ impl MemoryManager {
     /// Memory that was taken for a step is not reverted before a step has run: until its blocks are allocated it looks
     /// spare, and with a short patience reversion and remapping would alternate at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
-        self.change.is_remapped(self.orders.steps()) && self.kv.open_requests() > 0
+        self.change.is_remapped(self.orders.steps()) && self.kv.requests().count() > 0
     }
 
     /// If more layers move than the cap allows: the layout within the cap, if it fits without cost to a request.

@@ -34,14 +34,14 @@ impl MemoryManager {
         if self.change.transition().is_some() {
             self.abort_transition();
         }
-        if self.kv.has_pending_spills() || self.kv.has_loading_swaps() {
+        if self.kv.layer_offload().has_pending_spills() || self.kv.transfers().has_loads() {
             return;
         }
         if self.orders.pending.fetches() {
             return self.orders.drop_copies(Reason::Hibernate, out);
         }
         self.offloading().restore_all();
-        if self.kv.has_device_only_layer_blocks() {
+        if self.kv.blocks().any_on_device() {
             self.order_swap_out(out);
         } else if self.orders.pending.fills() > 0 {
             self.orders.drop_copies(Reason::Hibernate, out);
@@ -74,13 +74,13 @@ impl MemoryManager {
     fn order_swap_out(&mut self, out: &mut Vec<Action>) {
         if self.sleep.drops_kv() {
             self.give_up_cache();
-            self.loans.set_lacks_room(self.kv.has_device_only_layer_blocks());
+            self.loans.set_lacks_room(self.kv.blocks().any_on_device());
             return;
         }
         let (evicted, too_many) = self.kv.make_host_room();
         self.orders.count_many(Reason::PrefixEvicted, evicted);
         self.loans.set_lacks_room(too_many > 0);
-        if too_many > 0 || !self.kv.has_device_only_layer_blocks() {
+        if too_many > 0 || !self.kv.blocks().any_on_device() {
             return;
         }
         self.offloading().swap_out_next(out);

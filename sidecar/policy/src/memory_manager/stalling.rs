@@ -37,7 +37,7 @@ impl MemoryManager {
 
     /// The running requests, as reclaim options hurt them.
     pub(super) fn cost_context(&self) -> CostContext {
-        self.cost().context(self.kv.running_requests().count() as u32)
+        self.cost().context(self.kv.requests().running().count() as u32)
     }
 
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own

@@ -90,7 +90,7 @@ impl MemoryManager {
 
     /// Lets `count` KV chunks drain, in the tables of KV and of chunks.
     fn drain(&mut self, count: u32) {
-        for kv_chunk in self.kv.drain(count) {
+        for kv_chunk in self.kv.chunk_pool_mut().drain(count) {
             self.chunks.set_draining(kv_chunk, self.kv.chunk_pool().draining().contains(&kv_chunk));
         }
     }
@@ -125,7 +125,7 @@ impl MemoryManager {
     }
 
     fn order_goal(&mut self, goal: &Transition, out: &mut Vec<Action>) {
-        let drained = self.kv.drained();
+        let drained = self.kv.chunk_pool().drained();
         let (next, layout) = match &goal.target {
             TransitionTarget::Layout(layout) => {
                 let next = self.chunks.with_layout(layout, self.weights.slots().contents(), &drained);

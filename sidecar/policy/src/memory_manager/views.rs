@@ -36,7 +36,7 @@ impl MemoryManager {
 
     /// Returns the KV of one request.
     pub fn kv_of(&self, request: RequestId) -> RequestKv<'_> {
-        RequestKv::new(&self.kv, request)
+        self.kv.of(request)
     }
 
     /// Returns memory as it is after the planned admissions.

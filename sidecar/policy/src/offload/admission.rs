@@ -106,7 +106,7 @@ impl AdmissionView<'_> {
         let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
         let stays = |request| request == waiter.request || self.planned.resumes(request);
         let fits = lacking == 0 || lacking <= self.memory.kv.evictable_paused_layer_blocks(stays);
-        let buffers_rest = set.is_empty() || self.memory.kv.fetches() == 0;
+        let buffers_rest = set.is_empty() || self.memory.kv.layer_offload().fetches() == 0;
         Some(match (fits, buffers_rest) {
             (true, true) => PlanAdmission::Now,
             (true, false) => PlanAdmission::AfterFetches,
@@ -140,12 +140,12 @@ impl AdmissionView<'_> {
     /// Layer blocks that an admitted request takes on the device: all of its KV but the layers that a plan offloads.
     pub fn layer_blocks_needed(&self, waiter: &WaitingRequest) -> u32 {
         let set = self.memory.planned_layers(waiter.request);
-        match self.memory.kv.kv_blocks(waiter.request) {
+        match self.memory.kv.of(waiter.request).kv_blocks() {
             0 if self.admits_by_prefill_offload(waiter) => {
                 waiter.kv_blocks * self.memory.staging_slot_layer_blocks()
             }
             0 => waiter.kv_blocks * self.memory.kv.layers(),
-            _ => self.memory.kv.layer_blocks_to_join(waiter.request, set),
+            _ => self.memory.kv.of(waiter.request).layer_blocks_to_join(set),
         }
     }
 
@@ -153,7 +153,7 @@ impl AdmissionView<'_> {
     /// with its KV in the host tier (`prefill_offload`), and loaded from there as planned.
     pub fn admits_by_prefill_offload(&self, waiter: &WaitingRequest) -> bool {
         let admitted = !self.memory.planned_layers(waiter.request).is_empty()
-            && self.memory.kv.kv_blocks(waiter.request) == 0;
+            && self.memory.kv.of(waiter.request).kv_blocks() == 0;
         admitted
             && self.memory.are_buffers_idle()
             && !self.fits_with_running(waiter.kv_blocks * self.memory.kv.layers())
@@ -162,7 +162,7 @@ impl AdmissionView<'_> {
 
     /// The paused request could resume: all of its KV and the next tokens of all requests fit the device.
     pub fn resume_fits(&self, request: RequestId) -> bool {
-        self.fits_with_running(self.memory.kv.absent_layer_blocks(request))
+        self.fits_with_running(self.memory.kv.of(request).absent_layer_blocks())
     }
 
     /// `layer_blocks` more fit the device as it is, with the next tokens of all requests.
@@ -173,7 +173,7 @@ impl AdmissionView<'_> {
     /// Host blocks for requests that are paused next.
     pub fn host_capacity_blocks(&self) -> u32 {
         let unplaced = self.memory.kv.unplaced_paused(|request| self.planned.resumes(request));
-        self.memory.kv.host_places().saturating_sub(unplaced)
+        self.memory.kv.host_pool().available().saturating_sub(unplaced)
     }
 
     /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
@@ -209,8 +209,8 @@ impl AdmissionView<'_> {
     fn fits_buffer(&self, kv_blocks: u32) -> bool {
         let to_spill = self.memory.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
         let slot_layer_blocks = self.memory.staging_slot_layer_blocks();
-        let used = self.memory.kv.host_used() + to_spill;
-        let places = self.memory.kv.host_places().saturating_sub(to_spill);
+        let used = self.memory.kv.host_pool().used_without_cache() + to_spill;
+        let places = self.memory.kv.host_pool().available().saturating_sub(to_spill);
         let logical = self.memory.offload.prompts.logical().min(u64::from(u32::MAX)) as u32;
         let supply = Supply {
             free: self.spare_layer_blocks(),
@@ -238,7 +238,7 @@ impl AdmissionView<'_> {
     /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and the
     /// next tokens of all requests fit the device.
     pub fn can_onload(&self, request: RequestId, tokens: u32) -> bool {
-        let layer_blocks = self.memory.kv.absent_layer_blocks(request) + self.planned.layer_blocks();
+        let layer_blocks = self.memory.kv.of(request).absent_layer_blocks() + self.planned.layer_blocks();
         layer_blocks + self.next_layer_blocks()
             <= self.spare_layer_blocks() + self.memory.inflatable_layer_blocks(tokens.saturating_add(1))
     }

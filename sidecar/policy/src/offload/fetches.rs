@@ -24,9 +24,11 @@ impl Offloading<'_> {
     /// A step begins: orders its fetches.
     pub fn begin_fetches(&mut self, out: &mut Vec<Action>) {
         // The last step of a prompt would fetch early for no reader.
-        let prompts = self.offload.prompts_in_force().is_some() || self.kv.places_prefills();
-        let still = prompts || self.kv.writes_to_buffers() || self.offload.plans.skips_early_fetches();
-        let early = self.offload.due.is_none() && !self.kv.is_fetching_disabled() && !still;
+        let prompts = self.offload.prompts_in_force().is_some() || self.kv.layer_offload().places_prefills();
+        let still = prompts
+            || self.kv.layer_offload().writes_to_buffers()
+            || self.offload.plans.skips_early_fetches();
+        let early = self.offload.due.is_none() && !self.kv.layer_offload().is_fetching_disabled() && !still;
         let due = self.kv.begin_fetches(early, self.generations);
         self.order_fetches(due, out);
     }
@@ -66,7 +68,7 @@ impl Offloading<'_> {
         timetable: &CopyDeadlines,
         out: &mut Vec<Action>,
     ) {
-        let Layout { moving, beta } = &self.kv.placement().layout;
+        let Layout { moving, beta } = &self.kv.layer_offload().placement().layout;
         let this = moving.binary_search(&spill.layer).unwrap_or_else(|at| at);
         let next = moving.get(this + usize::from(*beta)).copied().unwrap_or(LayerId(u16::MAX));
         let due = Some(timetable.layer(next, false));
@@ -119,7 +121,7 @@ impl Offloading<'_> {
         if after == AfterFailure::Fail {
             return Err(FetchesFailed { layer: place.0 });
         }
-        if self.kv.fetches_behind(place.1, generation) {
+        if self.kv.layer_offload().fetches_behind(place.1, generation) {
             self.orders.drop_copies(Reason::BackendFailed, out);
         } else {
             self.reorder_fetches(out);

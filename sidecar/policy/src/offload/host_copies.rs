@@ -18,7 +18,7 @@ pub const SWAP_PIECE_BYTES: u64 = 32 << 20;
 impl Offloading<'_> {
     /// Writes the next piece back to the host tier, by `due` if a step waits for its blocks.
     pub fn write_back(&mut self, due: Option<Nanos>, effects: &AdmissionEffects, out: &mut Vec<Action>) {
-        if self.kv.is_writing_back() || !self.view().write_back_is_healthy() {
+        if self.kv.transfers().is_writing_back() || !self.view().write_back_is_healthy() {
             return;
         }
         let piece = self.offload.write_back.piece(self.geometry.layer_block_bytes);
@@ -77,7 +77,7 @@ impl Offloading<'_> {
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.
     pub fn abandon_step(&mut self) {
-        if !self.orders.step.is_running() && self.kv.writes_to_buffers() {
+        if !self.orders.step.is_running() && self.kv.layer_offload().writes_to_buffers() {
             let lost = self.kv.abandon_spills();
             self.orders.count_many(Reason::SwapLost, lost);
         }
@@ -135,13 +135,13 @@ impl Offloading<'_> {
 
     /// Reserves `kv_blocks` host blocks, evicting host cache if needed. `false` if there are too few, or not yet.
     pub fn reserve_host_places(&mut self, kv_blocks: u32, effects: &AdmissionEffects) -> bool {
-        while self.kv.host_room() < kv_blocks {
-            let room = self.kv.host_room();
+        while self.kv.host_pool().room() < kv_blocks {
+            let room = self.kv.host_pool().room();
             if !self.kv.evict_from_host_for(effects) {
                 return false;
             }
             self.orders.count(Reason::PrefixEvicted);
-            if self.kv.host_room() == room {
+            if self.kv.host_pool().room() == room {
                 return false;
             }
         }

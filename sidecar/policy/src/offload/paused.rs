@@ -37,7 +37,7 @@ pub enum EvictedPaused {
 impl OffloadView<'_> {
     /// Decides how a step gets `missing` layer blocks.
     fn paused_kv(&self, missing: u32, effects: &AdmissionEffects) -> PausedKv {
-        if self.kv.has_loading_swaps() && !self.offload.had_running {
+        if self.kv.transfers().has_loads() && !self.offload.had_running {
             return PausedKv::IsLoading;
         }
         let on_host = self.kv.paused_on_host(missing, effects);
@@ -52,7 +52,7 @@ impl OffloadView<'_> {
 
     /// KV blocks that are swapped out for `missing` layer blocks, while nothing is written back.
     fn paused_kv_blocks_to_swap(&self, missing: u32, piece: u32) -> u32 {
-        let room = self.kv.host_room().saturating_sub(self.kv.kv_blocks_to_spill());
+        let room = self.kv.host_pool().room().saturating_sub(self.kv.kv_blocks_to_spill());
         missing.div_ceil(self.kv.layers()).min(piece).min(room)
     }
 }
@@ -74,7 +74,8 @@ impl Offloading<'_> {
             PausedKv::LeavesTooSlowly => None,
             PausedKv::ToWrite => {
                 self.write_back(Some(self.orders.now()), effects, out);
-                let leaves = self.kv.is_writing_back() || self.swap_paused_out(missing, effects, out);
+                let leaves =
+                    self.kv.transfers().is_writing_back() || self.swap_paused_out(missing, effects, out);
                 leaves.then_some(EvictedPaused::UnderWay)
             }
         }
@@ -108,6 +109,6 @@ impl Offloading<'_> {
             return Some(EvictedPaused::Freed);
         }
         self.write_back(Some(self.orders.now()), &effects, out);
-        self.kv.is_writing_back().then_some(EvictedPaused::UnderWay)
+        self.kv.transfers().is_writing_back().then_some(EvictedPaused::UnderWay)
     }
 }

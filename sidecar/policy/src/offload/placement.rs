@@ -71,16 +71,16 @@ impl OffloadView<'_> {
 
     /// All requests offload the layers of `layout`.
     fn same_of_all(&self, layout: Layout) -> PlacementDecision {
-        let now = self.kv.placement();
+        let now = self.kv.layer_offload().placement();
         if now.layout != layout {
             let some = !layout.moving.is_empty();
-            let placement = some.then(|| Placement::uniform(layout, self.kv.running_requests()));
+            let placement = some.then(|| Placement::uniform(layout, self.kv.requests().running()));
             return PlacementDecision::Due(Some(placement.unwrap_or_default()));
         }
         if layout.moving.is_empty() {
             return PlacementDecision::Due(None);
         }
-        let new = self.kv.running_requests().filter(|request| !now.of.contains_key(request));
+        let new = self.kv.requests().running().filter(|request| !now.of.contains_key(request));
         PlacementDecision::Extend(new.collect())
     }
 }
@@ -88,8 +88,8 @@ impl OffloadView<'_> {
 impl Offloading<'_> {
     /// Takes the placement one boundary further.
     pub fn place_kv(&mut self, out: &mut Vec<Action>) {
-        if self.kv.is_fetching_disabled() {
-            if self.kv.fetches() == 0 {
+        if self.kv.layer_offload().is_fetching_disabled() {
+            if self.kv.layer_offload().fetches() == 0 {
                 self.kv.place(Placement::default());
             }
             return;
@@ -97,7 +97,7 @@ impl Offloading<'_> {
         self.note_placement();
         self.take_placement();
         if self.view().is_placed() {
-            let (staged, holes) = self.kv.slot_counts();
+            let (staged, holes) = self.kv.layer_offload().slot_counts();
             if staged == 0 && holes > 0 && self.view().can_compact_staging() {
                 self.compact_staging();
             }
@@ -121,7 +121,7 @@ impl Offloading<'_> {
 
     /// Puts the due placement in force, if no copy into a buffer is under way.
     fn take_placement(&mut self) {
-        if self.kv.fetches() > 0 {
+        if self.kv.layer_offload().fetches() > 0 {
             return;
         }
         if let Some(placement) = self.offload.due.take() {
@@ -157,16 +157,16 @@ impl Offloading<'_> {
     /// # Panics
     /// If a fetch is under way: ask [`OffloadView::can_compact_staging`] before.
     pub fn compact_staging(&mut self) {
-        let placement = self.kv.placement().clone();
+        let placement = self.kv.layer_offload().placement().clone();
         self.kv.place(placement);
     }
 
     /// Moves buffers out of draining chunks.
     pub fn drain_buffers(&mut self) -> DrainedBuffers {
-        if !self.kv.drains_buffers() {
+        if !self.kv.layer_offload().drains_buffers(self.kv.chunk_pool()) {
             return DrainedBuffers::Out;
         }
-        if self.kv.fetches() > 0 {
+        if self.kv.layer_offload().fetches() > 0 {
             return DrainedBuffers::Fetching;
         }
         while !self.kv.move_buffers() {

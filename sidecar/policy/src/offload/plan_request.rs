@@ -51,11 +51,11 @@ impl OffloadView<'_> {
     pub(crate) fn running_alone(&self) -> SchedulerView {
         let runner = |request| RunningRequest {
             request,
-            kv_blocks: self.kv.kv_blocks(request),
+            kv_blocks: self.kv.of(request).kv_blocks(),
             deposit: 0,
             immune: true,
         };
-        SchedulerView { running: self.kv.running_requests().map(runner).collect(), waiting: Vec::new() }
+        SchedulerView { running: self.kv.requests().running().map(runner).collect(), waiting: Vec::new() }
     }
 
     /// All blocks of KV but those of the reserve.
@@ -73,10 +73,10 @@ impl OffloadView<'_> {
     /// Running requests as the planner sees them, `growth` blocks later. KV without a host block stays on the device;
     /// the first candidates for a pause get host blocks first.
     fn planner_requests(&self, running: &[RunningRequest], growth: u32) -> Vec<RequestState> {
-        let mut places = self.kv.host_places();
+        let mut places = self.kv.host_pool().available();
         let standing = |runner: &RunningRequest| {
             let (one, placed) =
-                (self.planner_request(runner, growth), self.kv.placed_kv_blocks(runner.request));
+                (self.planner_request(runner, growth), self.kv.of(runner.request).placed_kv_blocks());
             let leaving = one.full.min(placed + places);
             places -= leaving.saturating_sub(placed);
             let staying = one.full - leaving;
@@ -92,7 +92,8 @@ impl OffloadView<'_> {
     }
 
     fn planner_request(&self, runner: &RunningRequest, growth: u32) -> RequestState {
-        let (held, full) = (self.kv.kv_blocks(runner.request), self.kv.full_kv_blocks(runner.request));
+        let (held, full) =
+            (self.kv.of(runner.request).kv_blocks(), self.kv.of(runner.request).full_kv_blocks());
         let tails = held.saturating_sub(full).max(1);
         RequestState {
             // A request that was admitted a moment ago has no KV yet.
@@ -108,8 +109,8 @@ impl OffloadView<'_> {
     fn planner_request_of_waiting(&self, waiter: &WaitingRequest, growth: u32) -> RequestState {
         let none = PlannedAdmissions::default();
         let memory = AdmissionView { memory: *self, planned: &none };
-        let kv_blocks = self.kv.kv_blocks(waiter.request).max(waiter.kv_blocks);
-        let prompt = self.kv.kv_blocks(waiter.request) == 0;
+        let kv_blocks = self.kv.of(waiter.request).kv_blocks().max(waiter.kv_blocks);
+        let prompt = self.kv.of(waiter.request).kv_blocks() == 0;
         RequestState {
             full: kv_blocks.saturating_sub(1) + growth,
             tails: 1,

@@ -55,9 +55,9 @@ impl<'a> OffloadView<'a> {
     /// now.
     pub(crate) fn joining_layers(&self, request: RequestId) -> Option<&'a [LayerId]> {
         let set = self.admitted_layers(request)?;
-        let layout = &self.kv.placement().layout;
+        let layout = &self.kv.layer_offload().placement().layout;
         let moves = set.iter().all(|layer| layout.slot_of(*layer).is_some());
-        (!set.is_empty() && moves && self.kv.fetches() == 0).then_some(set)
+        (!set.is_empty() && moves && self.kv.layer_offload().fetches() == 0).then_some(set)
     }
 
     /// Prompts without space may be offloaded.
@@ -96,23 +96,27 @@ impl<'a> OffloadView<'a> {
 
     /// No copy is under way, and every buffer is in use.
     pub(crate) fn is_offload_idle(&self) -> bool {
-        self.kv.open_requests() > 0
-            || (self.kv.buffer_layer_blocks() == 0 && self.kv.fetches() == 0 && !self.kv.is_writing_back())
+        self.kv.requests().count() > 0
+            || (self.kv.layer_offload().buffer_layer_blocks() == 0
+                && self.kv.layer_offload().fetches() == 0
+                && !self.kv.transfers().is_writing_back())
     }
 
     /// The staging slots may be compacted: nothing is copied into a buffer.
     pub(crate) fn can_compact_staging(&self) -> bool {
-        self.kv.fetches() == 0
+        self.kv.layer_offload().fetches() == 0
     }
 
     /// Another placement may take effect at once: no copy into a buffer is under way, and none is due.
     pub(crate) fn are_buffers_idle(&self) -> bool {
-        self.offload.due.is_none() && self.kv.fetches() == 0 && !self.kv.is_fetching_disabled()
+        self.offload.due.is_none()
+            && self.kv.layer_offload().fetches() == 0
+            && !self.kv.layer_offload().is_fetching_disabled()
     }
 
     /// KV is offloaded, or could be fetched into buffers.
     pub(crate) fn is_placed(&self) -> bool {
-        !self.kv.placement().layout.moving.is_empty()
+        !self.kv.layer_offload().placement().layout.moving.is_empty()
     }
 
     /// Free chunks that KV may take.
@@ -140,7 +144,7 @@ impl<'a> OffloadView<'a> {
 
     /// Running requests.
     pub(crate) fn running(&self) -> u32 {
-        self.kv.running_requests().count() as u32
+        self.kv.requests().running().count() as u32
     }
 
     /// Layer blocks that should be free beyond the next tokens.
@@ -151,8 +155,8 @@ impl<'a> OffloadView<'a> {
 
     /// All offloaded KV would fit the device and leave twice the blocks that should be free.
     pub(crate) fn all_kv_fits(&self) -> bool {
-        let away = self.kv.offloaded_layer_blocks();
-        let needed = away.saturating_sub(self.kv.buffer_layer_blocks());
+        let away = self.kv.blocks().offloaded_layers();
+        let needed = away.saturating_sub(self.kv.layer_offload().buffer_layer_blocks());
         self.spare_layer_blocks() >= needed.saturating_add(2 * self.target_spare_layer_blocks(0))
     }
 
@@ -181,7 +185,7 @@ impl<'a> OffloadView<'a> {
     /// Layer blocks that a KV block of a prompt takes in the placement that its admission will put in force.
     pub(crate) fn spilled_kv_block_layer_blocks(&self) -> u32 {
         if self.is_placed() {
-            self.kv.placement().layout.beta.into()
+            self.kv.layer_offload().placement().layout.beta.into()
         } else {
             self.staging_slot_layer_blocks()
         }

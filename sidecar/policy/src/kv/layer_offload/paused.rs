@@ -10,11 +10,6 @@ use crate::kv::{Kv, Swap};
 use crate::slots::Generations;
 
 impl Kv {
-    /// Returns the suspended requests.
-    fn paused(&self) -> impl Iterator<Item = RequestId> + '_ {
-        self.sequences.iter().filter(|(_, sequence)| sequence.suspended).map(|(request, _)| *request)
-    }
-
     /// Adds copies of up to `left` blocks of paused requests that the host tier lacks.
     pub(super) fn plan_paused(
         &mut self,
@@ -23,7 +18,7 @@ impl Kv {
         generations: &mut Generations,
         written: &mut Vec<Swap>,
     ) {
-        for request in self.paused().filter(|request| !effects.resumes(*request)).collect::<Vec<_>>() {
+        for request in self.paused_but(effects) {
             while *left > 0 {
                 let Some(kv_block) = self.next_paused(request) else { break };
                 let Some(host_location) = self.reserve_spare_host_place(kv_block, generations) else {
@@ -37,40 +32,43 @@ impl Kv {
         }
     }
 
+    /// Returns the suspended requests that do not resume.
+    fn paused_but(&self, effects: &AdmissionEffects) -> Vec<RequestId> {
+        let paused = self.requests.paused().map(|(request, _)| request);
+        paused.filter(|request| !effects.resumes(*request)).collect()
+    }
+
     /// Returns the next KV block that only this request uses and that the host tier lacks in part.
     fn next_paused(&mut self, request: RequestId) -> Option<KvBlockId> {
-        let sequence = &self.sequences[&request];
-        let full = &sequence.kv_blocks[..sequence.full as usize];
-        let from = (sequence.written as usize).min(full.len());
+        let sequence = self.requests.get(request)?;
+        let full = sequence.full_kv_blocks();
+        let from = (sequence.written() as usize).min(full.len());
         let lacks = |id: &KvBlockId| {
             self.is_exclusive_kv_block(*id) && !self.kv_blocks.get(*id).layers_not_on_host().is_empty()
         };
         let at = full[from..].iter().position(lacks).map_or(full.len(), |at| from + at);
         let kv_block = full.get(at).copied();
-        self.sequences.get_mut(&request).expect("open").written = at as u32 + u32::from(kv_block.is_some());
+        self.requests.get_mut(request).set_written(at as u32 + u32::from(kv_block.is_some()));
         kv_block
     }
 
     /// Looks again at all KV blocks of a suspended request for write-back: others may have stopped to use them.
     pub fn recheck_paused(&mut self, request: RequestId) {
-        if let Some(sequence) = self.sequences.get_mut(&request) {
-            sequence.written = 0;
-        }
+        self.requests.check_again(request);
     }
 
     /// Whether exactly one reference exists and the KV block is not being written back.
     fn is_exclusive_kv_block(&self, id: KvBlockId) -> bool {
         self.kv_blocks.get(id).refs == 1
             && self.kv_blocks.has_layer_blocks(id)
-            && !self.layer_offload.writing.contains(&id)
+            && !self.transfers.is_writing(id)
     }
 
     /// Returns KV blocks of paused requests that are complete in the host tier and free at least `min` layer blocks
     /// together, as far as there are any, but none that the admissions use.
     pub fn paused_on_host(&self, min: u32, effects: &AdmissionEffects) -> Vec<KvBlockId> {
-        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
-        let kv_blocks =
-            paused.flat_map(|sequence| sequence.kv_blocks[..sequence.full as usize].iter().copied());
+        let paused = self.requests.paused();
+        let kv_blocks = paused.flat_map(|(_, sequence)| sequence.full_kv_blocks().iter().copied());
         let ready = |id: &KvBlockId| {
             self.is_exclusive_kv_block(*id)
                 && !effects.uses(*id)
@@ -93,39 +91,19 @@ impl Kv {
         }
     }
 
-    /// Returns the number of KV blocks that only this request uses: those evicted with it.
-    pub fn exclusive_kv_blocks(&self, request: RequestId) -> u32 {
-        self.exclusive_kv_blocks_of(request).count() as u32
-    }
-
-    /// Returns the number of their blocks on the device.
-    pub fn exclusive_layer_blocks(&self, request: RequestId) -> u32 {
-        self.exclusive_kv_blocks_of(request).map(|id| self.layers - self.kv_blocks.absent(id)).sum()
-    }
-
-    /// Returns the number of their blocks that the host tier lacks.
-    pub fn exclusive_unwritten_layer_blocks(&self, request: RequestId) -> u32 {
-        self.exclusive_kv_blocks_of(request).map(|id| self.kv_blocks.get(id).layers_not_on_host().len()).sum()
-    }
-
-    fn exclusive_kv_blocks_of(&self, request: RequestId) -> impl Iterator<Item = KvBlockId> + '_ {
-        let kv_blocks = self.sequences.get(&request).into_iter().flat_map(|sequence| &sequence.kv_blocks);
-        kv_blocks.copied().filter(|id| self.kv_blocks.get(*id).refs == 1)
-    }
-
     /// Returns the number of exclusive KV blocks of paused requests, but those that match, without a place in the host
     /// tier.
     pub fn unplaced_paused(&self, but: impl Fn(RequestId) -> bool) -> u32 {
-        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && !but(**id));
-        let kv_blocks = paused.flat_map(|(_, sequence)| &sequence.kv_blocks);
+        let paused = self.requests.paused().filter(|(id, _)| !but(*id));
+        let kv_blocks = paused.flat_map(|(_, sequence)| sequence.kv_blocks());
         let leaving = kv_blocks.filter(|id| self.kv_blocks.get(**id).refs == 1);
         leaving.filter(|id| self.kv_blocks.get(**id).host_location.is_none()).count() as u32
     }
 
     /// Returns the device blocks that paused requests can lose, but those that match.
     pub fn evictable_paused_layer_blocks(&self, but: impl Fn(RequestId) -> bool) -> u32 {
-        let paused = self.sequences.iter().filter(|(id, sequence)| sequence.suspended && !but(**id));
-        let kv_blocks = paused.flat_map(|(_, sequence)| &sequence.kv_blocks[..sequence.full as usize]);
+        let paused = self.requests.paused().filter(|(id, _)| !but(*id));
+        let kv_blocks = paused.flat_map(|(_, sequence)| sequence.full_kv_blocks());
         let leaving = kv_blocks.filter(|id| self.is_exclusive_kv_block(**id));
         leaving.map(|id| self.layers - self.kv_blocks.absent(*id)).sum()
     }
@@ -137,18 +115,11 @@ impl Kv {
         effects: &AdmissionEffects,
         generations: &mut Generations,
     ) -> Vec<Swap> {
-        let paused = self.sequences.values().filter(|sequence| sequence.suspended);
-        let kv_blocks = paused.flat_map(|sequence| sequence.kv_blocks.iter().copied());
+        let kv_blocks = self.requests.paused().flat_map(|(_, sequence)| sequence.kv_blocks().iter().copied());
         let kv_blocks: Vec<_> = kv_blocks
             .filter(|id| self.is_exclusive_kv_block(*id) && !effects.uses(*id))
             .take(max as usize)
             .collect();
         self.swap_out(kv_blocks, generations)
-    }
-
-    /// Returns the number of blocks that the request lacks on the device.
-    pub fn absent_layer_blocks(&self, request: RequestId) -> u32 {
-        let kv_blocks = self.sequences.get(&request).map(|sequence| &sequence.kv_blocks);
-        kv_blocks.into_iter().flatten().map(|id| self.kv_blocks.absent(*id)).sum()
     }
 }

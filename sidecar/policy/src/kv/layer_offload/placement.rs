@@ -6,24 +6,48 @@ use alloc::vec::Vec;
 use super::{LayerOffload, Placement, Set};
 use crate::ids::RequestId;
 use crate::kv::Kv;
+use crate::kv::blocks::KvBlocks;
+use crate::kv::chunk_pool::KvChunkPool;
 use crate::slots::Slots;
 
-impl Kv {
+impl LayerOffload {
     /// Returns the placement in force.
     pub fn placement(&self) -> &Placement {
-        &self.layer_offload.placement
+        &self.placement
     }
 
-    /// Whether fetching was disabled under the placement in force.
-    pub fn is_fetching_disabled(&self) -> bool {
-        self.layer_offload.is_fetching_disabled()
+    /// Checks staging slots and buffers against KV blocks and the arena.
+    pub(in crate::kv) fn check(&self, kv_blocks: &KvBlocks, chunk_pool: &KvChunkPool) {
+        self.slots.check();
+        for (at, staged) in self.staging_slots.iter().enumerate() {
+            let Some(staged) = staged else { continue };
+            assert_eq!(
+                kv_blocks.get(staged.kv_block).staging_slot(),
+                Some(at as u32),
+                "a KV block names its staging slot"
+            );
+            for layer in self.set(staged.set) {
+                assert!(self.placement.layout.slot_of(*layer).is_some(), "{layer:?} of a staging slot moves");
+                let hosted = kv_blocks.get(staged.kv_block).hosted_layers.contains(*layer);
+                assert!(
+                    hosted || self.is_spilling(staged.kv_block),
+                    "a staged layer block has a copy in the host tier"
+                );
+            }
+        }
+        let holes = self.staging_slots.iter().filter(|staged| staged.is_none()).count() as u32;
+        assert_eq!(holes, self.free_slots, "free staging slots");
+        for buffer in &self.buffers {
+            assert!(buffer.len() >= self.staging_slots.len(), "each buffer has space for each staging slot");
+            assert!(
+                buffer.iter().all(|layer_block| chunk_pool.is_buffer(*layer_block)),
+                "buffers hold their blocks"
+            );
+        }
     }
+}
 
-    /// Returns the number of blocks of the buffers.
-    pub fn buffer_layer_blocks(&self) -> u32 {
-        self.layer_offload.buffer_layer_blocks()
-    }
-
+impl Kv {
     /// Puts another placement into force from the next step on. If its first set is not all layers, it ends prefill
     /// offload. KV blocks that stay partly offloaded keep a staging slot as far as there are blocks for the buffers;
     /// other missing blocks are queued for swap-in.
@@ -39,8 +63,8 @@ impl Kv {
             self.layer_offload.prefill_spills.disable_prefill_spill();
         }
         let old = core::mem::take(&mut self.layer_offload.staging_slots);
-        self.release_buffers();
-        self.release_pinned_places();
+        self.layer_offload.release_buffers(&mut self.chunk_pool);
+        self.layer_offload.release_pinned_places(&mut self.host_pool);
         for staged in old.iter().flatten() {
             self.kv_blocks.set_staging_slot(staged.kv_block, None);
             self.missing_layer_blocks.recheck(staged.kv_block);
@@ -52,64 +76,22 @@ impl Kv {
             slots_in_tables: vec![0; layers],
             evicted_slots: vec![0; layers],
             newest: self.layer_offload.newest,
-            writing: core::mem::take(&mut self.layer_offload.writing),
             prefill_spills: core::mem::take(&mut self.layer_offload.prefill_spills),
             placement,
-            ..LayerOffload::default()
+            ..LayerOffload::new(self.layers as u16)
         };
         self.history.word(!(self.layer_offload.placement.layout.moving.len() as u64));
-        self.sequences.values_mut().for_each(|sequence| sequence.written = 0);
+        self.requests.check_all_again();
         self.restage();
         let staged_blocks: Vec<_> = old.into_iter().flatten().map(|staged| staged.kv_block).collect();
-        self.touch(&staged_blocks.into_iter().collect());
+        self.requests.touch(&staged_blocks.into_iter().collect());
     }
 
     /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
     pub fn register(&mut self, request: RequestId, set: u16) {
         assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
-        if self.sequences.contains_key(&request) {
+        if self.requests.contains(request) {
             self.layer_offload.placement.of.insert(request, set);
-        }
-    }
-
-    /// Returns the open requests that are not suspended.
-    pub fn running_requests(&self) -> impl Iterator<Item = RequestId> + '_ {
-        self.sequences.iter().filter(|(_, sequence)| !sequence.suspended).map(|(request, _)| *request)
-    }
-
-    pub(in crate::kv) fn check_layer_offload(&self) {
-        let stream = &self.layer_offload;
-        stream.slots.check();
-        for (at, staged) in stream.staging_slots.iter().enumerate() {
-            let Some(staged) = staged else { continue };
-            assert_eq!(
-                self.kv_blocks.get(staged.kv_block).staging_slot(),
-                Some(at as u32),
-                "a KV block names its staging slot"
-            );
-            for layer in stream.set(staged.set) {
-                assert!(
-                    stream.placement.layout.slot_of(*layer).is_some(),
-                    "{layer:?} of a staging slot moves"
-                );
-                let hosted = self.kv_blocks.get(staged.kv_block).hosted_layers.contains(*layer);
-                assert!(
-                    hosted || self.is_spilling(staged.kv_block),
-                    "a staged layer block has a copy in the host tier"
-                );
-            }
-        }
-        let holes = stream.staging_slots.iter().filter(|staged| staged.is_none()).count() as u32;
-        assert_eq!(holes, stream.free_slots, "free staging slots");
-        for buffer in &stream.buffers {
-            assert!(
-                buffer.len() >= stream.staging_slots.len(),
-                "each buffer has space for each staging slot"
-            );
-            assert!(
-                buffer.iter().all(|layer_block| self.chunk_pool.is_buffer(*layer_block)),
-                "buffers hold their blocks"
-            );
         }
     }
 }

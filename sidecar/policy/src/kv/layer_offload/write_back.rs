@@ -8,7 +8,6 @@ use crate::ids::{KvBlockId, LayerId, RequestId};
 use crate::kv::admissions::AdmissionEffects;
 use crate::kv::blocks::HostLocation;
 use crate::kv::{Kv, Swap};
-use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
 impl Kv {
@@ -30,7 +29,12 @@ impl Kv {
         for (request, set) in named.map(|(request, set)| (*request, *set)).collect::<Vec<_>>() {
             while left > 0 {
                 let Some((at, kv_block)) = self.next_to_write(request) else { break };
-                let layers: Vec<_> = self.missing_on_host(kv_block, set).iter().take(left as usize).collect();
+                let layers: Vec<_> = self
+                    .layer_offload
+                    .missing_on_host(kv_block, set, &self.kv_blocks)
+                    .iter()
+                    .take(left as usize)
+                    .collect();
                 if layers.is_empty() {
                     self.layer_offload.ready.push_back(StagingSlot { kv_block, set, user: (request, at) });
                 } else if let Some(host_location) = self.reserve_spare_host_place(kv_block, generations) {
@@ -39,7 +43,7 @@ impl Kv {
                 } else {
                     return written;
                 }
-                self.sequences.get_mut(&request).expect("it has a KV block").written = at + 1;
+                self.requests.get_mut(request).set_written(at + 1);
             }
         }
         written
@@ -47,19 +51,24 @@ impl Kv {
 
     /// Returns the blocks that become free once written back, because their KV blocks have no other users.
     pub fn layer_blocks_freed_by_write_back(&self) -> u32 {
-        let alone = self.layer_offload.writing.iter().filter(|id| self.kv_blocks.get(**id).refs == 1);
-        alone.map(|id| self.kv_blocks.get(*id).resident_layers().len()).sum()
+        let alone = self.transfers.writing().filter(|id| self.kv_blocks.get(*id).refs == 1);
+        alone.map(|id| self.kv_blocks.get(id).resident_layers().len()).sum()
     }
 
     /// Plans copies of up to `max` blocks of a full KV block of a running request, to measure the link. `None` if
     /// there is no such KV block, or no host place.
     pub fn plan_probe(&mut self, max: u32, generations: &mut Generations) -> Option<Swap> {
-        let running = self.sequences.values().filter(|sequence| !sequence.suspended);
-        let mut full = running.flat_map(|sequence| &sequence.kv_blocks[..sequence.full as usize]).copied();
-        let kv_block = full.find(|id| self.kv_blocks.is_whole(*id) && !self.is_copied(*id))?;
+        let kv_block = self.full_and_whole()?;
         let host_location = self.reserve_host_place(kv_block, generations)?;
         let layers = (0..self.layers.min(max.max(1)) as u16).map(LayerId).collect();
         Some(self.begin_write(kv_block, host_location, layers))
+    }
+
+    /// Returns a full KV block of a running request that is complete on the device and is not being copied.
+    fn full_and_whole(&self) -> Option<KvBlockId> {
+        let is_whole = |id: &KvBlockId| self.kv_blocks.is_whole(*id) && !self.transfers.is_copied(*id);
+        let mut running = self.requests.iter().filter(|(_, sequence)| !sequence.is_suspended());
+        running.find_map(|(_, one)| one.full_kv_blocks().iter().copied().find(is_whole))
     }
 
     pub(super) fn begin_write(
@@ -69,32 +78,21 @@ impl Kv {
         layers: Vec<LayerId>,
     ) -> Swap {
         self.add_reference(kv_block);
-        self.layer_offload.writing.push(kv_block);
+        self.transfers.begin_writing(kv_block);
         Swap { kv_block, host_location, layers }
     }
 
-    /// Whether the KV block is being copied to or from the host tier in parallel with steps.
-    pub(in crate::kv) fn is_copied(&self, id: KvBlockId) -> bool {
-        self.layer_offload.writing.contains(&id) || self.loading_swaps.contains(&id)
-    }
-
     fn next_to_write(&mut self, request: RequestId) -> Option<(u32, KvBlockId)> {
-        let sequence = self.sequences.get_mut(&request).filter(|sequence| !sequence.suspended)?;
-        let kv_blocks = &self.kv_blocks;
-        let full = &sequence.kv_blocks[..sequence.full as usize];
-        let next = full[sequence.written as usize..]
-            .iter()
-            .position(|id| kv_blocks.get(*id).staging_slot().is_none())?;
-        sequence.written += next as u32;
-        let (at, id) = (sequence.written, full[sequence.written as usize]);
+        let sequence = self.requests.get(request).filter(|sequence| !sequence.is_suspended())?;
+        let (full, written) = (sequence.full_kv_blocks(), sequence.written());
+        let unstaged = |id: &KvBlockId| self.kv_blocks.get(*id).staging_slot().is_none();
+        let next = full[written as usize..].iter().position(unstaged)?;
+        let at = written + next as u32;
+        let id = full[at as usize];
+        self.requests.get_mut(request).set_written(at);
         // KV blocks that must be swapped in first, or are being copied, are written later.
-        let here = self.kv_blocks.is_whole(id) && !self.is_copied(id);
+        let here = self.kv_blocks.is_whole(id) && !self.transfers.is_copied(id);
         here.then_some((at, id))
-    }
-
-    /// Returns the layers of the set that the host tier lacks.
-    pub(super) fn missing_on_host(&self, kv_block: KvBlockId, set: u16) -> LayerSet {
-        self.layer_offload.sets[usize::from(set)].members - self.kv_blocks.get(kv_block).hosted_layers
     }
 
     /// Reserves like [`Kv::reserve_host_place`], but leaves the places that offloaded prefills need.
@@ -104,7 +102,7 @@ impl Kv {
         generations: &mut Generations,
     ) -> Option<HostLocation> {
         let promised = self.kv_blocks.get(kv_block).host_location.is_none()
-            && self.host_places() <= self.kv_blocks_to_spill();
+            && self.host_pool.available() <= self.kv_blocks_to_spill();
         if promised { None } else { self.reserve_host_place(kv_block, generations) }
     }
 
@@ -132,8 +130,7 @@ impl Kv {
     /// Handles the end of the copies; `done`: they succeeded.
     pub fn finish_write_back(&mut self, written: &[Swap], done: bool) {
         for one in written {
-            let at = self.layer_offload.writing.iter().position(|id| *id == one.kv_block);
-            self.layer_offload.writing.swap_remove(at.expect("a KV block that is written back is known"));
+            self.transfers.end_writing(one.kv_block);
             if done {
                 let hosted = &mut self.kv_blocks.get_mut(one.kv_block).hosted_layers;
                 one.layers.iter().for_each(|layer| hosted.insert(*layer));
@@ -143,14 +140,6 @@ impl Kv {
         }
         // The users of these KV blocks check them again.
         let kv_blocks: BTreeSet<_> = written.iter().map(|one| one.kv_block).collect();
-        for sequence in self.sequences.values_mut() {
-            let first = sequence.kv_blocks.iter().position(|id| kv_blocks.contains(id));
-            sequence.written = sequence.written.min(first.map_or(u32::MAX, |at| at as u32));
-        }
-    }
-
-    /// Whether KV blocks are being written back.
-    pub fn is_writing_back(&self) -> bool {
-        !self.layer_offload.writing.is_empty()
+        self.requests.check_users_again(&kv_blocks);
     }
 }

@@ -98,7 +98,7 @@ impl<'a> Figures<'a> {
 
     /// The placement in force.
     pub fn placement(&self) -> &'a Placement {
-        self.manager.kv.placement()
+        self.manager.kv.layer_offload().placement()
     }
 
     /// Blocks of the host tier that prompts may use now.

@@ -28,7 +28,7 @@ impl PriceView<'_> {
 
     /// The cost of pausing this request, whose client has `buffered_tokens` tokens buffered.
     pub fn pause(&self, request: RequestId, buffered_tokens: u32) -> ReclaimCost {
-        let unwritten = u64::from(self.manager.kv.exclusive_unwritten_layer_blocks(request));
+        let unwritten = u64::from(self.manager.kv.of(request).exclusive_unwritten_layer_blocks());
         let leaving_ns = unwritten.saturating_mul(self.manager.offload.layer_block_ns().unwrap_or(0));
         ReclaimCost {
             loss: self.context().pause(buffered_tokens, leaving_ns, self.clients),
@@ -46,7 +46,8 @@ impl PriceView<'_> {
 
     /// Bytes that leave the device with the request: KV that no other request uses.
     fn own_bytes(&self, request: RequestId) -> u64 {
-        u64::from(self.manager.kv.exclusive_layer_blocks(request)) * self.manager.geometry.layer_block_bytes
+        u64::from(self.manager.kv.of(request).exclusive_layer_blocks())
+            * self.manager.geometry.layer_block_bytes
     }
 
     /// The requests of the next step, as reclaim options hurt them.

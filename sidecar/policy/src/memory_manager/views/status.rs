@@ -28,7 +28,7 @@ impl StatusView<'_> {
 
     /// The writes of a step are still on their way to the host tier: no step begins.
     pub fn is_spilling(&self) -> bool {
-        self.manager.kv.has_pending_spills()
+        self.manager.kv.layer_offload().has_pending_spills()
     }
 
     /// No step can run: lent layers are not restored, or the tenant sleeps, or its embeddings and head are not loaded.
@@ -76,7 +76,7 @@ impl StatusView<'_> {
 
     /// Counts changes of the prefix cache: while it stays, the prefixes that were found are valid.
     pub fn cache_epoch(&self) -> u64 {
-        self.manager.kv.cache_epoch()
+        self.manager.kv.prefix_cache().epoch()
     }
 
     /// The action was ordered and has not ended: only its completion may be passed on.

@@ -10,7 +10,8 @@ use crate::step_model::Layout;
 
 /// The placement that is due: nothing is placed while no prompt is offloaded.
 pub fn due_placement(view: &OffloadView<'_>) -> Option<Placement> {
-    let idle = view.kv.spilling_requests().next().is_none() || !view.kv.places_prefills();
+    let idle = view.kv.layer_offload().spilling_requests().next().is_none()
+        || !view.kv.layer_offload().places_prefills();
     (idle && view.is_placed()).then(Placement::default)
 }
 
@@ -26,8 +27,8 @@ impl Offloading<'_> {
     /// If a copy into a buffer is under way: the caller asks [`crate::memory_manager::AdmissionView::prefill_offload`]
     /// or [`crate::memory_manager::AdmissionView::admits_by_prefill_offload`] before.
     pub fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
-        if !self.kv.places_prefills() {
-            self.kv.place(self.kv.placement_with_prefills(prefill_layout(self.sizes.layers)));
+        if !self.kv.layer_offload().places_prefills() {
+            self.kv.place(self.kv.layer_offload().placement_with_prefills(prefill_layout(self.sizes.layers)));
         }
         self.kv.start_prefill_spill(request, kv_blocks);
     }

@@ -46,7 +46,7 @@ pub enum PlanDecision {
 /// longer holds; or if everything fits the device again.
 pub fn decide(view: &OffloadView<'_>) -> PlanDecision {
     let (plans, placed) = (&view.offload.plans, view.is_placed());
-    if view.kv.spilling_requests().next().is_some() {
+    if view.kv.layer_offload().spilling_requests().next().is_some() {
         PlanDecision::Wait
     } else if !placed && plans.blocked_head().is_none() && !view.kv_is_short() {
         PlanDecision::Forget
@@ -55,15 +55,18 @@ pub fn decide(view: &OffloadView<'_>) -> PlanDecision {
     } else if plans.is_answered() {
         PlanDecision::Adopt
     } else {
-        let prompts = view.kv.places_prefills();
-        PlanDecision::Watch(prompts.then(|| view.kv.placement_without_prefills(&plans.coming_sets())))
+        let prompts = view.kv.layer_offload().places_prefills();
+        PlanDecision::Watch(
+            prompts.then(|| view.kv.layer_offload().placement_without_prefills(&plans.coming_sets())),
+        )
     }
 }
 
 /// Whether the plan makes more tokens per second than running only the requests whose KV fits the device. Without a
 /// solution, each step fetches what does not fit.
 fn is_worthwhile(view: &OffloadView<'_>, asked: &PlanInFlight, found: Option<&PlanResult>) -> bool {
-    let kv_blocks: u64 = asked.running().iter().map(|request| u64::from(view.kv.kv_blocks(*request))).sum();
+    let kv_blocks: u64 =
+        asked.running().iter().map(|request| u64::from(view.kv.of(*request).kv_blocks())).sum();
     let needed_bytes = kv_blocks * u64::from(view.kv.layers()) * view.geometry.layer_block_bytes;
     let room_bytes = needed_bytes.min(view.plan_capacity_bytes());
     let alone_ns = view.step_stats.decode_step_ns();
@@ -87,7 +90,7 @@ fn placement_of(view: &OffloadView<'_>, members: &[RequestId], chosen: &[u16]) -
     let Layout { beta, .. } = moving_layout(view.sizes.layers, min.map_or(0, |min| min as u16));
     let layout = Layout { moving: away.into_iter().map(LayerId).collect(), beta };
     let mut sets: Vec<Vec<LayerId>> = Vec::new();
-    let runners: BTreeSet<_> = view.kv.running_requests().collect();
+    let runners: BTreeSet<_> = view.kv.requests().running().collect();
     let mut of = BTreeMap::new();
     for (request, at) in members.iter().zip(chosen).filter(|(_, at)| **at > 0) {
         let set = view.offload.plans.set(*at);
@@ -131,9 +134,9 @@ impl Offloading<'_> {
                 if without_prompts.is_some() {
                     self.offload.due = without_prompts;
                 }
-                let joined = self.offload.plans.remove_admitted(self.kv.running_requests());
+                let joined = self.offload.plans.remove_admitted(self.kv.requests().running());
                 self.orders.count_many(Reason::Join, joined);
-                self.offload.plans.decide_due(self.orders.steps(), self.kv.running_requests());
+                self.offload.plans.decide_due(self.orders.steps(), self.kv.requests().running());
             }
         }
     }
@@ -162,7 +165,8 @@ impl Offloading<'_> {
         let found = found.cloned().unwrap_or_else(none);
         let placement = placement_of(&self.view(), &asked.placed_requests(&found), &found.chosen);
         self.offload.plans.adopt(&asked, &found);
-        self.offload.due = (!placement.is_equivalent(self.kv.placement())).then_some(placement);
+        self.offload.due =
+            (!placement.is_equivalent(self.kv.layer_offload().placement())).then_some(placement);
     }
 
     /// Requests with later deadlines make space at no cost, so a placement with a cost is not taken.
@@ -187,7 +191,8 @@ impl Offloading<'_> {
         if self.offload.plans_in_force().is_none() || self.params.slo.tbt_ns == 0 {
             return;
         }
-        let kv_blocks = self.kv.running_requests().map(|request| u64::from(self.kv.kv_blocks(request))).sum();
+        let kv_blocks =
+            self.kv.requests().running().map(|request| u64::from(self.kv.of(request).kv_blocks())).sum();
         self.step_stats.read(kv_blocks);
         if self.orders.steps().is_multiple_of(LOOK_EVERY) {
             self.step_stats.observe_kv_read(kv_blocks, times);

@@ -23,7 +23,7 @@ impl Offloading<'_> {
         if self.offload.expansion_in_force().is_none() {
             return;
         }
-        let swaps = self.kv.placement().layout.moving.len() as u32;
+        let swaps = self.kv.layer_offload().placement().layout.moving.len() as u32;
         let spare_ns = u128::from(times.total_ns - busy_ns);
         let early_swaps = u128::from(swaps) * spare_ns / u128::from(times.total_ns.max(1));
         let token = Token {
