@@ -16,6 +16,7 @@ pub mod chunk_pool;
 pub mod compact;
 mod host_kv_pool;
 pub mod layer_offload;
+mod lost_requests;
 mod missing_kv;
 mod missing_layer_blocks;
 mod plan_admissions;
@@ -31,6 +32,7 @@ use blocks::KvBlocks;
 use chunk_pool::KvChunkPool;
 use host_kv_pool::HostKvPool;
 use layer_offload::LayerOffload;
+use lost_requests::LostRequests;
 use missing_layer_blocks::MissingLayerBlocks;
 use prefix_cache::PrefixCache;
 use requests::Requests;
@@ -88,8 +90,8 @@ pub struct Kv {
     layer_offload: LayerOffload,
     /// The KV blocks of each request.
     requests: Requests,
-    /// Requests whose KV was lost in a failed copy, until the scheduler takes them.
-    lost_requests: Vec<RequestId>,
+    /// Requests whose KV was lost in a failed copy.
+    lost_requests: LostRequests,
     history: Digest,
 }
 
@@ -113,7 +115,7 @@ impl Kv {
             transfers: Transfers::default(),
             layer_offload: LayerOffload::new(layers),
             requests: Requests::default(),
-            lost_requests: Vec::new(),
+            lost_requests: LostRequests::default(),
             history: Digest::new(0),
         }
     }
@@ -168,15 +170,10 @@ impl Kv {
         self.prefix_cache.idle_count() * self.layers
     }
 
-    /// Returns the KV chunks beyond `guaranteed` ones.
-    pub fn chunks_above(&self, guaranteed: u32) -> u32 {
-        self.chunk_pool.backed().saturating_sub(guaranteed)
-    }
-
-    /// Returns those of them that could be emptied without dropping a block in use.
+    /// Returns the KV chunks beyond `guaranteed` ones that could be emptied without dropping a block in use.
     pub fn idle_chunks_above(&self, guaranteed: u32) -> u32 {
         let idle = self.chunk_pool.free_layer_blocks() + self.evictable_layer_blocks();
-        (idle / self.chunk_pool.layer_blocks_per_chunk()).min(self.chunks_above(guaranteed))
+        (idle / self.chunk_pool.layer_blocks_per_chunk()).min(self.chunk_pool.above(guaranteed))
     }
 
     /// Allocates new KV blocks to the requests. The caller ensures enough free blocks, and enough host places for
@@ -315,24 +312,7 @@ impl Kv {
 
     /// Takes the requests whose KV was lost in a failed copy.
     pub fn take_lost_requests(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.lost_requests)
-    }
-
-    /// Whether the KV of the request was lost, and it was not taken yet.
-    pub fn is_lost(&self, request: RequestId) -> bool {
-        self.lost_requests.contains(&request)
-    }
-
-    /// Records that the KV of these requests is lost, once for each however many copies failed. Returns the number of
-    /// those that were not lost before.
-    fn lose(&mut self, requests: Vec<RequestId>) -> u32 {
-        let before = self.lost_requests.len();
-        for request in requests {
-            if !self.is_lost(request) {
-                self.lost_requests.push(request);
-            }
-        }
-        (self.lost_requests.len() - before) as u32
+        self.lost_requests.take()
     }
 
     /// Returns the statistics.

@@ -77,3 +77,4 @@ pub mod step_model;
 pub mod token_deposit;
 pub mod tunables;
 pub mod weights;
+mod whole_prompts;

@@ -51,7 +51,6 @@ mod stalling;
 mod step_api;
 mod transition;
 mod views;
-mod whole_prompt_prefill;
 
 pub use crate::cost::{StepStats, StepTimes};
 pub use crate::kv::admissions::{Admission, AdmittedKv};

@@ -2,9 +2,10 @@
 
 use alloc::vec::Vec;
 
+use crate::action::LayerBlockSwap;
 use crate::digest::Digest;
 use crate::geometry::BLOCK_TOKENS;
-use crate::ids::{Generation, KvBlockId, LayerBlockId, LayerId};
+use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId};
 use crate::layer_set::LayerSet;
 
 /// The tokens of a full KV block.
@@ -272,6 +273,33 @@ impl KvBlocks {
 
     fn layer_blocks_mut(&mut self, id: KvBlockId) -> &mut [LayerBlockId] {
         &mut self.layer_blocks[id.index() * self.layers..][..self.layers]
+    }
+
+    /// Returns a KV block's blocks of these layers in the backend's form.
+    pub fn layer_block_swaps(
+        &self,
+        (kv_block, host_location): (KvBlockId, HostLocation),
+        layers: &[LayerId],
+        chunk: impl Fn(LayerBlockId) -> ChunkId,
+    ) -> impl Iterator<Item = LayerBlockSwap> {
+        let swap = move |layer: &LayerId| {
+            let layer_block =
+                self.layer_block(kv_block, *layer).expect("a layer block to copy is on the device");
+            let host = HostBlockId(host_location.place * self.layers as u32 + u32::from(layer.0));
+            LayerBlockSwap {
+                layer_block,
+                chunk: chunk(layer_block),
+                host,
+                generation: host_location.generation,
+            }
+        };
+        layers.iter().map(swap)
+    }
+
+    /// Returns the device blocks of those of these KV blocks that have one reference.
+    pub fn layer_blocks_of_sole_user(&self, ids: impl Iterator<Item = KvBlockId>) -> u32 {
+        let alone = ids.map(|id| self.get(id)).filter(|kv_block| kv_block.refs == 1);
+        alone.map(|kv_block| kv_block.resident_layers.len()).sum()
     }
 
     /// Returns all KV blocks.

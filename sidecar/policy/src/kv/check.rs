@@ -56,7 +56,11 @@ impl Kv {
             self.kv_blocks.offloaded_layers(),
             "blocks behind seats"
         );
-        self.check_missing();
+        let running = self.requests.kv_blocks_of_running();
+        for id in self.missing_layer_blocks.kv_blocks() {
+            assert!(running.contains(&id), "a running request uses {id:?}");
+        }
+        self.missing_layer_blocks.check(|id| self.layer_offload.lacking(id, &self.kv_blocks));
         self.layer_offload.check(&self.kv_blocks, &self.chunk_pool);
         self.check_references();
     }

@@ -252,6 +252,11 @@ impl KvChunkPool {
         self.backed
     }
 
+    /// Returns the number of KV chunks with a chunk beyond `guaranteed` ones.
+    pub fn above(&self, guaranteed: u32) -> u32 {
+        self.backed.saturating_sub(guaranteed)
+    }
+
     /// Returns the number of blocks in backed KV chunks.
     pub fn total_layer_blocks(&self) -> u32 {
         self.backed * self.layer_blocks_per_chunk

@@ -201,6 +201,12 @@ impl LayerOffload {
         kv_blocks.missing_layer_blocks_of(id) - slot.map_or(LayerSet::NONE, |slot| self.members(slot))
     }
 
+    /// Returns the number of a used KV block's layer blocks that are neither on the device nor in a buffer.
+    pub(super) fn lacking(&self, id: KvBlockId, kv_blocks: &KvBlocks) -> u32 {
+        let used = kv_blocks.find(id).is_some_and(|kv_block| kv_block.refs > 0);
+        if used { self.missing(id, kv_blocks).len() } else { 0 }
+    }
+
     fn set(&self, set: u16) -> &[LayerId] {
         &self.placement.sets[usize::from(set)]
     }

@@ -18,13 +18,13 @@ impl Kv {
 
     /// Returns the blocks that the tracked KV blocks will take on the device.
     pub fn missing_layer_block_count(&self) -> u32 {
-        self.missing_layer_blocks.layer_blocks_with(|id| self.lacking(id))
+        self.missing_layer_blocks.layer_blocks_with(|id| self.layer_offload.lacking(id, &self.kv_blocks))
     }
 
     /// Counts the blocks of changed KV blocks again, so that [`Kv::missing_layer_block_count`] need not.
     pub fn recount_missing(&mut self) {
         for id in self.missing_layer_blocks.take_rechecks() {
-            let layer_blocks = self.lacking(id);
+            let layer_blocks = self.layer_offload.lacking(id, &self.kv_blocks);
             self.missing_layer_blocks.set(id, layer_blocks);
         }
     }
@@ -48,19 +48,5 @@ impl Kv {
             effects.on_load_planned(*id);
         }
         taken
-    }
-
-    /// Returns the blocks of a used KV block that are neither on the device nor in a buffer.
-    fn lacking(&self, id: KvBlockId) -> u32 {
-        let used = self.kv_blocks.find(id).is_some_and(|kv_block| kv_block.refs > 0);
-        if used { self.layer_offload.missing(id, &self.kv_blocks).len() } else { 0 }
-    }
-
-    pub(super) fn check_missing(&self) {
-        let running = self.requests.kv_blocks_of_running();
-        for id in self.missing_layer_blocks.kv_blocks() {
-            assert!(running.contains(&id), "a running request uses {id:?}");
-        }
-        self.missing_layer_blocks.check(|id| self.lacking(id));
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Kv;
 use super::admissions::{Admission, AdmissionEffects, AdmittedKv};
-use super::cached_prefix::CachedPrefix;
 use crate::ids::{KvBlockId, LayerId, RequestId};
 use crate::layer_set::LayerSet;
 
@@ -71,11 +70,6 @@ impl Kv {
             return (missing, 0);
         }
         (missing - kept, buffers)
-    }
-
-    /// Returns the KV blocks of a prefix that are only cache, on the device.
-    pub fn unused_kv_blocks<'a>(&'a self, prefix: &'a CachedPrefix) -> impl Iterator<Item = KvBlockId> + 'a {
-        prefix.kv_blocks.iter().copied().filter(|id| self.kv_blocks.is_unused(*id))
     }
 
     /// Returns the device blocks that evicting all KV blocks without a use would free, now and after the admissions.

@@ -51,7 +51,7 @@ impl<'a> RequestKv<'a> {
 
     /// The KV of this request was lost, and the scheduler has not been notified yet.
     pub fn is_kv_lost(&self) -> bool {
-        self.kv.lost_requests.contains(&self.request)
+        self.kv.lost_requests.contains(self.request)
     }
 
     /// KV blocks that only this request uses.

@@ -8,8 +8,7 @@ use alloc::vec::Vec;
 use super::Kv;
 use super::admissions::AdmissionEffects;
 use super::blocks::HostLocation;
-use crate::action::LayerBlockSwap;
-use crate::ids::{ChunkId, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId};
+use crate::ids::{KvBlockId, LayerId, RequestId};
 use crate::layer_set::LayerSet;
 use crate::slots::Generations;
 
@@ -164,12 +163,6 @@ impl Kv {
         swaps
     }
 
-    /// Returns the blocks that become free once they are loaded, because the requests that needed them have ended.
-    pub fn layer_blocks_freed_by_loads(&self) -> u32 {
-        let alone = self.transfers.loading().filter(|id| self.kv_blocks.get(*id).refs == 1);
-        alone.map(|id| self.kv_blocks.get(id).resident_layers().len()).sum()
-    }
-
     /// Whether a running request would read KV that is still being loaded.
     pub fn exceeds_loads(&self) -> bool {
         self.transfers.has_loads() && self.requests.running().any(|request| self.of(request).is_loading())
@@ -212,7 +205,7 @@ impl Kv {
         swaps.iter().for_each(|swap| self.transfers.end_load(swap.kv_block));
         let requests = self.invalidate(&swaps.iter().map(|swap| swap.kv_block).collect());
         swaps.iter().for_each(|swap| self.release_reference(swap.kv_block));
-        self.lost_requests.extend(requests);
+        self.lost_requests.add(requests);
     }
 
     /// Disables fetching under this placement after a fetch failed. The requests that need the staged KV blocks must be
@@ -220,8 +213,9 @@ impl Kv {
     pub fn abort_fetches(&mut self) -> u32 {
         let staged = self.layer_offload.disable_fetching();
         let lost = self.invalidate(&staged);
-        self.lost_requests.extend(&lost);
-        lost.len() as u32
+        let count = lost.len() as u32;
+        self.lost_requests.add(lost);
+        count
     }
 
     /// Removes KV blocks of unknown content, and their successors, from the prefix index. Returns the requests that use
@@ -233,26 +227,5 @@ impl Kv {
             orphans.into_iter().flatten().for_each(|orphan| self.evict_kv_block(orphan));
         }
         requests
-    }
-
-    /// Returns a KV block's blocks of these layers in the backend's form.
-    pub fn layer_block_swaps(
-        &self,
-        (kv_block, host_location): (KvBlockId, HostLocation),
-        layers: &[LayerId],
-        chunk: impl Fn(LayerBlockId) -> ChunkId,
-    ) -> impl Iterator<Item = LayerBlockSwap> {
-        let swap = move |layer: &LayerId| {
-            let layer_block =
-                self.kv_blocks.layer_block(kv_block, *layer).expect("a layer block to copy is on the device");
-            let host = HostBlockId(host_location.place * self.layers + u32::from(layer.0));
-            LayerBlockSwap {
-                layer_block,
-                chunk: chunk(layer_block),
-                host,
-                generation: host_location.generation,
-            }
-        };
-        layers.iter().map(swap)
     }
 }

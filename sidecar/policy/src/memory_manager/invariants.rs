@@ -36,7 +36,7 @@ impl MemoryManager {
         let (min, max) = (self.sizes.activation_least, self.sizes.activation_wake);
         assert!((min..=max).contains(&activation), "activation space lies between its bounds");
         assert!(
-            self.loaded || self.excess_activations() == 0,
+            self.loaded || self.whole_prompts().excess() == 0,
             "only a tenant that wakes has more than the usual"
         );
         let kv = self.chunks.table().count(Owner::Kv);

@@ -106,7 +106,7 @@ impl MemoryManager {
         let weights = self.chunks.weights_held();
         Reclaimable {
             idle_kv: self.kv.idle_chunks_above(self.sizes.kv_guaranteed),
-            kv: self.kv.chunks_above(self.sizes.kv_guaranteed),
+            kv: self.kv.chunk_pool().above(self.sizes.kv_guaranteed),
             layers: self.lendable_layers(),
             weights,
             least: self.sizes.least_layout(weights).map(|layout| self.smaller(layout, false)),

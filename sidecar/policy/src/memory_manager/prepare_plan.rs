@@ -14,6 +14,7 @@ use crate::kv::admissions::AdmissionEffects;
 use crate::loans::loan_sizes;
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
+use crate::whole_prompts::WholePrompts;
 
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -142,7 +143,7 @@ impl MemoryManager {
             return Some(MemoryStep::start_or(self.grow_activations(demand), or));
         }
         let short_of_blocks = demand.layer_blocks > self.kv.chunk_pool().free_layer_blocks();
-        if let Some(transition) = self.shrink_activations().filter(|_| short_of_blocks) {
+        if let Some(transition) = self.whole_prompts().shrink().filter(|_| short_of_blocks) {
             return Some(MemoryStep::Start { transition, or: self.shortfall(missing) });
         }
         if demand.activation > self.chunks.activation_chunks() {
@@ -151,6 +152,22 @@ impl MemoryManager {
             return Some(MemoryStep::start_or(self.balloon(need, demand), or));
         }
         None
+    }
+
+    /// The activation space of a whole prompt, while weights load.
+    fn grow_activations(&self, demand: StepDemand) -> Option<Transition> {
+        let grown = || self.whole_prompts().grow(demand.activation, demand.layer_blocks);
+        self.timing().weights_loading().then(grown).flatten()
+    }
+
+    /// The parts that decide how much activation space whole prompts get.
+    pub(super) fn whole_prompts(&self) -> WholePrompts<'_> {
+        WholePrompts {
+            chunks: &self.chunks,
+            chunk_pool: self.kv.chunk_pool(),
+            sizes: &self.sizes,
+            in_backoff: self.in_backoff(),
+        }
     }
 
     /// Plans KV from free chunks, the share, the prefix cache and peers, in this order.
@@ -222,8 +239,11 @@ impl MemoryManager {
     /// write-back shows how long one takes.
     fn refusal(&self, missing: u32) -> Prepared {
         let is_measured = self.offload.layer_block_ns().is_some();
-        let written_back = if is_measured { self.kv.layer_blocks_freed_by_write_back() } else { 0 };
-        let coming = written_back + self.kv.layer_blocks_freed_by_loads();
+        // A copy has the last reference to KV without a user: its blocks are free when the copy has ended.
+        let (blocks, transfers) = (self.kv.blocks(), self.kv.transfers());
+        let written_back =
+            if is_measured { blocks.layer_blocks_of_sole_user(transfers.writing()) } else { 0 };
+        let coming = written_back + blocks.layer_blocks_of_sole_user(transfers.loading());
         if coming >= missing { Prepared::Wait } else { self.shortfall(missing) }
     }
 

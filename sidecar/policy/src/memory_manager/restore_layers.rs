@@ -29,7 +29,7 @@ impl MemoryManager {
     /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
     /// are in force.
     fn last_restore_layout(&self, own_chunks: u32) -> Option<TransitionTarget> {
-        let room = own_chunks + self.kv.chunks_above(self.sizes.kv_guaranteed);
+        let room = own_chunks + self.kv.chunk_pool().above(self.sizes.kv_guaranteed);
         let activation = self.activation_space();
         let max_moving = if self.loans.lent() > 0 { self.sizes.layers - 1 } else { self.sizes.cap_m };
         let mut layouts = (2..=max_moving).map(|moving| self.sizes.evenly(moving));
@@ -43,7 +43,7 @@ impl MemoryManager {
     /// fits; `Unified` takes a stall if requests would lose more.
     fn cheapest_restore_layout(&self, own_chunks: u32) -> Option<Layout> {
         let guaranteed = self.sizes.kv_guaranteed;
-        let (idle, kv_max) = (self.kv.idle_chunks_above(guaranteed), self.kv.chunks_above(guaranteed));
+        let (idle, kv_max) = (self.kv.idle_chunks_above(guaranteed), self.kv.chunk_pool().above(guaranteed));
         let (context, policy) = (self.cost_context(), self.params.policy());
         let mut best: Option<((u64, u64), Layout)> = None;
         for layout in core::iter::once(self.weights.layout().clone()).chain(self.larger_remaps()) {

@@ -26,7 +26,7 @@ impl MemoryManager {
             self.abort_transition();
         }
         if self.change.transition().is_none() && !self.timing().weights_loading() {
-            self.change.decide(self.shrink_activations());
+            self.change.decide(self.whole_prompts().shrink());
         }
         if self.change.transition().is_none() {
             self.take_loan_step(out);
@@ -169,7 +169,7 @@ impl MemoryManager {
         let settled = self.sleep.is_settled();
         at_base
             && settled
-            && self.excess_activations() == 0
+            && self.whole_prompts().excess() == 0
             && self.loans().releasing_chunks() == 0
             && !self.loans.is_growing()
             && self.change.transition().is_none()

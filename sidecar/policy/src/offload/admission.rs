@@ -34,7 +34,7 @@ impl PlannedAdmissions {
         match &admission.kv {
             AdmittedKv::New { prefix, spilled_kv_blocks } => {
                 self.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
-                self.reused.extend(memory.kv.unused_kv_blocks(prefix));
+                self.reused.extend(prefix.unused(memory.kv.blocks()));
             }
             AdmittedKv::Suspended => drop(self.resumed.insert(admission.request)),
         }
@@ -207,7 +207,7 @@ impl AdmissionView<'_> {
     }
 
     fn fits_buffer(&self, kv_blocks: u32) -> bool {
-        let to_spill = self.memory.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let to_spill = self.memory.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
         let slot_layer_blocks = self.memory.staging_slot_layer_blocks();
         let used = self.memory.kv.host_pool().used_without_cache() + to_spill;
         let places = self.memory.kv.host_pool().available().saturating_sub(to_spill);
@@ -255,7 +255,7 @@ impl AdmissionView<'_> {
 
     /// Host blocks that neither offloaded prompts nor paused requests will take.
     fn unreserved_host_places(&self) -> u32 {
-        let reserved = self.memory.kv.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let reserved = self.memory.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
         self.host_capacity_blocks().saturating_sub(reserved)
     }
 

@@ -151,7 +151,7 @@ impl Offloading<'_> {
     fn swapped_layer_blocks(&self, swaps: &[Swap]) -> Vec<LayerBlockSwap> {
         let mut layer_blocks = Vec::with_capacity(swaps.iter().map(|swap| swap.layers.len()).sum());
         for Swap { kv_block, host_location, layers } in swaps {
-            layer_blocks.extend(self.kv.layer_block_swaps(
+            layer_blocks.extend(self.kv.blocks().layer_block_swaps(
                 (*kv_block, *host_location),
                 layers,
                 |layer_block| self.chunk_of(layer_block),

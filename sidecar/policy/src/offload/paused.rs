@@ -52,7 +52,7 @@ impl OffloadView<'_> {
 
     /// KV blocks that are swapped out for `missing` layer blocks, while nothing is written back.
     fn paused_kv_blocks_to_swap(&self, missing: u32, piece: u32) -> u32 {
-        let room = self.kv.host_pool().room().saturating_sub(self.kv.kv_blocks_to_spill());
+        let room = self.kv.host_pool().room().saturating_sub(self.kv_blocks_to_spill());
         missing.div_ceil(self.kv.layers()).min(piece).min(room)
     }
 }

@@ -177,6 +177,11 @@ impl<'a> OffloadView<'a> {
             && self.offload.write_back.is_fast_enough(kv_blocks * self.kv.layers())
     }
 
+    /// KV blocks that prompts still send to the host tier.
+    pub(crate) fn kv_blocks_to_spill(&self) -> u32 {
+        self.kv.layer_offload().kv_blocks_to_spill(self.kv.requests())
+    }
+
     /// Layer blocks that a KV block of a prompt takes on the device: one in each buffer.
     pub(crate) fn staging_slot_layer_blocks(&self) -> u32 {
         buffers(usize::from(self.sizes.layers)).into()

@@ -18,7 +18,8 @@ impl Kv {
         generations: &mut Generations,
         written: &mut Vec<Swap>,
     ) {
-        for request in self.paused_but(effects) {
+        let paused = self.requests.paused().map(|(request, _)| request);
+        for request in paused.filter(|request| !effects.resumes(*request)).collect::<Vec<_>>() {
             while *left > 0 {
                 let Some(kv_block) = self.next_paused(request) else { break };
                 let Some(host_location) = self.reserve_spare_host_place(kv_block, generations) else {
@@ -30,12 +31,6 @@ impl Kv {
                 written.push(self.begin_write(kv_block, host_location, layers));
             }
         }
-    }
-
-    /// Returns the suspended requests that do not resume.
-    fn paused_but(&self, effects: &AdmissionEffects) -> Vec<RequestId> {
-        let paused = self.requests.paused().map(|(request, _)| request);
-        paused.filter(|request| !effects.resumes(*request)).collect()
     }
 
     /// Returns the next KV block that only this request uses and that the host tier lacks in part.

@@ -13,6 +13,7 @@ use crate::action::{LayerBlockSwap, Spill};
 use crate::ids::{ChunkId, Generation, HostBlockId, KvBlockId, LayerBlockId, LayerId, RequestId};
 use crate::kv::Kv;
 use crate::kv::blocks::{HostLocation, KvBlocks};
+use crate::kv::requests::Requests;
 use crate::slots::{CopyProgress, Generations};
 use crate::step_model::Layout;
 
@@ -133,6 +134,14 @@ impl LayerOffload {
         }
     }
 
+    /// Returns the KV blocks that offloaded prefills still need: each takes a host place.
+    pub fn kv_blocks_to_spill(&self, requests: &Requests) -> u32 {
+        let left = |(request, kv_blocks): (RequestId, u32)| {
+            kv_blocks.saturating_sub(requests.kv_blocks(request).len() as u32)
+        };
+        self.prefill_spills.prompts().map(left).sum()
+    }
+
     /// Offloaded prefills, and their copies in progress.
     pub(in crate::kv) fn spills(&self) -> &Spills {
         &self.prefill_spills
@@ -154,12 +163,6 @@ impl Kv {
     /// Ends the offload of prefills; existing offloaded KV stays where it is.
     pub fn disable_prefill_spill(&mut self) {
         self.layer_offload.prefill_spills.disable_prefill_spill();
-    }
-
-    /// Returns the KV blocks that offloaded prefills still need: each takes a host place.
-    pub fn kv_blocks_to_spill(&self) -> u32 {
-        let prompts = self.layer_offload.prefill_spills.prompts();
-        prompts.map(|(request, kv_blocks)| kv_blocks.saturating_sub(self.of(request).kv_blocks())).sum()
     }
 
     /// Allocates new KV blocks of an offloaded prefill in the host tier.
@@ -208,7 +211,7 @@ impl Kv {
         }
         self.end_spills();
         self.layer_offload.release_pinned_places(&mut self.host_pool);
-        self.lose(lost)
+        self.lost_requests.add_new(lost)
     }
 
     /// Ends the step: its KV blocks become ordinary staged KV blocks once their copies have ended.
@@ -226,7 +229,7 @@ impl Kv {
         }
         let lost = self.invalidate_spills();
         self.close_spills();
-        self.lose(lost)
+        self.lost_requests.add_new(lost)
     }
 
     fn invalidate_spills(&mut self) -> Vec<RequestId> {

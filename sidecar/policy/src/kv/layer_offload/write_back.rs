@@ -49,12 +49,6 @@ impl Kv {
         written
     }
 
-    /// Returns the blocks that become free once written back, because their KV blocks have no other users.
-    pub fn layer_blocks_freed_by_write_back(&self) -> u32 {
-        let alone = self.transfers.writing().filter(|id| self.kv_blocks.get(*id).refs == 1);
-        alone.map(|id| self.kv_blocks.get(id).resident_layers().len()).sum()
-    }
-
     /// Plans copies of up to `max` blocks of a full KV block of a running request, to measure the link. `None` if
     /// there is no such KV block, or no host place.
     pub fn plan_probe(&mut self, max: u32, generations: &mut Generations) -> Option<Swap> {
@@ -102,7 +96,7 @@ impl Kv {
         generations: &mut Generations,
     ) -> Option<HostLocation> {
         let promised = self.kv_blocks.get(kv_block).host_location.is_none()
-            && self.host_pool.available() <= self.kv_blocks_to_spill();
+            && self.host_pool.available() <= self.layer_offload.kv_blocks_to_spill(&self.requests);
         if promised { None } else { self.reserve_host_place(kv_block, generations) }
     }
 

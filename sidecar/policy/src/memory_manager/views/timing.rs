@@ -32,7 +32,8 @@ impl<'a> TimingView<'a> {
             return 0;
         }
         let layer_blocks = self.manager.layer_blocks_of(need);
-        let chunks = self.manager.max_activation_chunks(layer_blocks).min(self.manager.sizes.activation_wake);
+        let chunks =
+            self.manager.whole_prompts().max_chunks(layer_blocks).min(self.manager.sizes.activation_wake);
         let bytes = u64::from(chunks) * self.manager.geometry.chunk_bytes;
         self.manager.geometry.activation.max_tokens(bytes, need.shape)
     }
