@@ -308,3 +308,76 @@ impl KvBlocks {
         kv_blocks.map(|(i, kv_block)| (KvBlockId(i as u32), kv_block))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    fn layers(layers: &[u16]) -> LayerSet {
+        layers.iter().copied().map(LayerId).collect()
+    }
+
+    /// A KV block of three layers with the layer blocks 10, 11 and 12.
+    fn whole() -> (KvBlocks, KvBlockId) {
+        let mut kv_blocks = KvBlocks::new(3);
+        let id = kv_blocks.add();
+        kv_blocks.set_layer_blocks(id, &[10, 11, 12].map(LayerBlockId));
+        (kv_blocks, id)
+    }
+
+    #[test]
+    fn layer_blocks_leave_and_return_layer_by_layer() {
+        let (mut kv_blocks, id) = whole();
+        let mut taken = Vec::new();
+        kv_blocks.take_layers(id, layers(&[0, 2]), &mut taken);
+        assert_eq!(taken, [10, 12].map(LayerBlockId));
+        assert_eq!((kv_blocks.absent(id), kv_blocks.missing_layer_blocks_of(id)), (2, layers(&[0, 2])));
+        assert!(!kv_blocks.is_whole(id) && kv_blocks.has_layer_blocks(id) && kv_blocks.any_on_device());
+        kv_blocks.add_layer_blocks(id, layers(&[0, 2]), &[20, 22].map(LayerBlockId));
+        assert!(kv_blocks.is_whole(id));
+        assert_eq!(kv_blocks.layer_blocks(id), [20, 11, 22].map(LayerBlockId));
+        kv_blocks.move_layer_block(id, LayerBlockId(11), LayerBlockId(5));
+        assert_eq!(kv_blocks.layer_block(id, LayerId(1)), Some(LayerBlockId(5)));
+    }
+
+    #[test]
+    fn offloaded_layers_count_only_staged_kv_blocks() {
+        let (mut kv_blocks, id) = whole();
+        kv_blocks.take_layers(id, layers(&[0, 1]), &mut Vec::new());
+        assert_eq!(kv_blocks.offloaded_layers(), 0);
+        assert_eq!(kv_blocks.set_staging_slot(id, Some(4)), None);
+        assert_eq!(kv_blocks.offloaded_layers(), 2);
+        kv_blocks.take_layers(id, layers(&[2]), &mut Vec::new());
+        assert_eq!(kv_blocks.offloaded_layers(), 3);
+        assert_eq!((kv_blocks.set_staging_slot(id, None), kv_blocks.offloaded_layers()), (Some(4), 0));
+    }
+
+    #[test]
+    fn exchanged_kv_blocks_swap_device_and_host() {
+        let (mut kv_blocks, hosted) = whole();
+        let place = HostLocation { place: 7, generation: Generation(3) };
+        kv_blocks.take_layer_blocks(hosted);
+        kv_blocks.set_host_location(hosted, place);
+        let new = kv_blocks.add();
+        kv_blocks.set_layer_blocks(new, &[1, 2, 3].map(LayerBlockId));
+        kv_blocks.exchange(hosted, new);
+        assert!(kv_blocks.is_whole(hosted) && !kv_blocks.has_layer_blocks(new));
+        assert_eq!([hosted, new].map(|id| kv_blocks.get(id).host_location), [None, Some(place)]);
+        assert_eq!(kv_blocks.layer_blocks(hosted), [1, 2, 3].map(LayerBlockId));
+    }
+
+    #[test]
+    fn only_a_sole_user_frees_layer_blocks() {
+        let (mut kv_blocks, one) = whole();
+        let shared = kv_blocks.add();
+        kv_blocks.set_layer_blocks(shared, &[1, 2, 3].map(LayerBlockId));
+        kv_blocks.get_mut(shared).refs = 2;
+        assert_eq!(kv_blocks.layer_blocks_of_sole_user(vec![one, shared].into_iter()), 3);
+        kv_blocks.get_mut(one).refs = 0;
+        assert!(kv_blocks.is_unused(one) && !kv_blocks.is_unused(shared));
+        assert_eq!(kv_blocks.take_layer_blocks(one).len(), 3);
+        kv_blocks.remove(one);
+        assert_eq!((kv_blocks.live(), kv_blocks.find(one).is_some()), (1, false));
+    }
+}

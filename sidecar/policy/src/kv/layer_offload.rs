@@ -294,4 +294,75 @@ mod tests {
         ];
         others.iter().for_each(|other| assert!(!one.is_equivalent(other), "{other:?}"));
     }
+
+    /// Two KV blocks of four layers in staging slots 0 and 1, of which layers 0 and 1 are offloaded through one buffer.
+    fn staged() -> (LayerOffload, KvBlocks) {
+        let mut kv_blocks = KvBlocks::new(4);
+        let placement = placement(&[&[0, 1]], &[(1, 0)]);
+        let mut offload = LayerOffload {
+            slots: Slots::new(placement.layout.clone(), vec![None]),
+            buffers: vec![vec![LayerBlockId(90), LayerBlockId(91)]],
+            sets: vec![Set::of(&placement.sets[0], &placement.layout)],
+            slots_in_tables: vec![0; 4],
+            evicted_slots: vec![0; 4],
+            placement,
+            ..LayerOffload::new(4)
+        };
+        for at in 0..2 {
+            let kv_block = kv_blocks.add();
+            let own = [0, 1, 2, 3].map(|layer| LayerBlockId(at * 4 + layer));
+            kv_blocks.set_layer_blocks(kv_block, &own);
+            kv_blocks.set_staging_slot(kv_block, Some(at));
+            offload.staging_slots.push(Some(StagingSlot { kv_block, set: 0, user: (RequestId(1), at) }));
+        }
+        (offload, kv_blocks)
+    }
+
+    #[test]
+    fn tables_name_the_buffer_for_covered_slots_and_layers_of_the_set() {
+        let (mut offload, kv_blocks) = staged();
+        let table = |offload: &LayerOffload, id| offload.table_layer_blocks(KvBlockId(id), &kv_blocks);
+        assert_eq!(table(&offload, 1), [4, 5, 6, 7].map(LayerBlockId), "no fetch covers it");
+        offload.slots_in_tables[1] = 2;
+        assert_eq!(table(&offload, 1), [4, 91, 6, 7].map(LayerBlockId));
+        assert_eq!(table(&offload, 0), [0, 90, 2, 3].map(LayerBlockId));
+    }
+
+    #[test]
+    fn layers_in_a_buffer_are_not_missing() {
+        let (offload, mut kv_blocks) = staged();
+        let all = [0, 1, 2].map(LayerId).into_iter().collect();
+        kv_blocks.take_layers(KvBlockId(0), all, &mut Vec::new());
+        assert_eq!(offload.missing(KvBlockId(0), &kv_blocks).iter().collect::<Vec<_>>(), [LayerId(2)]);
+        assert_eq!(offload.lacking(KvBlockId(0), &kv_blocks), 1);
+        kv_blocks.get_mut(KvBlockId(0)).refs = 0;
+        assert_eq!(offload.lacking(KvBlockId(0), &kv_blocks), 0, "no request needs it");
+    }
+
+    #[test]
+    fn host_place_is_free_when_no_fetch_reads_it() {
+        let (mut offload, _) = staged();
+        let mut host_pool = crate::kv::host_kv_pool::HostKvPool::new(4);
+        let places = [host_pool.take(), host_pool.take()];
+        offload.record_fetch(Generation(5));
+        offload.free_place(Some(1), places[0], &mut host_pool);
+        assert_eq!((offload.slot_counts(), host_pool.room()), ((1, 1), 2), "the fetch may read it");
+        offload.fetching.clear();
+        offload.record_fetch(Generation(6));
+        offload.release_pinned_places(&mut host_pool);
+        assert_eq!((host_pool.room(), offload.pinned_host_places()), (3, 0), "a later fetch does not");
+    }
+
+    #[test]
+    fn coverage_is_known_for_ordered_fetches_until_it_is_forgotten() {
+        let mut coverage = Coverage::default();
+        [(3, 1), (5, 2), (4, 9), (5, 7)]
+            .iter()
+            .for_each(|(name, slots)| coverage.record(Generation(*name), *slots));
+        let walked =
+            |coverage: &Coverage| coverage.walk([3, 4, 5, 6].map(Generation).into_iter()).collect::<Vec<_>>();
+        assert_eq!(walked(&coverage), [Some(1), Some(9), Some(2), None], "the first record counts");
+        coverage.forget_before(Some(Generation(5)));
+        assert_eq!(walked(&coverage), [None, None, Some(2), None]);
+    }
 }

@@ -112,3 +112,113 @@ impl Offloading<'_> {
         self.kv.transfers().is_writing_back().then_some(EvictedPaused::UnderWay)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::action::Work;
+    use crate::event::Outcome;
+    use crate::ids::RequestId;
+    use crate::offload::offloading::tests::Parts;
+    use crate::offload::write_back::MAX_WAIT_NS;
+    use crate::orders::pending::Pending;
+    use crate::params::Params;
+    use crate::reclaim::PolicyName;
+
+    const PAUSED: RequestId = RequestId(1);
+
+    fn paused() -> Parts {
+        let mut parts = Parts::new(PolicyName::OrbitFlow);
+        parts.run(PAUSED, 1);
+        parts.kv.suspend(PAUSED);
+        parts
+    }
+
+    fn decide(parts: &mut Parts, missing: u32) -> PausedKv {
+        parts.parts().view().paused_kv(missing, &Parts::no_admissions())
+    }
+
+    fn evict(parts: &mut Parts, missing: u32, out: &mut Vec<Action>) -> Option<EvictedPaused> {
+        parts.parts().evict_paused(missing, &Parts::no_admissions(), out)
+    }
+
+    #[test]
+    fn paused_kv_is_written_back_and_then_evicted() {
+        let (mut parts, mut out) = (paused(), Vec::new());
+        // The first write-back is one layer block, to measure the link; the next one takes the rest.
+        for writes in 1..=2 {
+            assert_eq!(decide(&mut parts, 4), PausedKv::ToWrite);
+            assert_eq!(evict(&mut parts, 4, &mut out), Some(EvictedPaused::UnderWay));
+            let ordered = out.pop().expect("a write-back is ordered");
+            assert!(matches!(ordered.work, Work::WriteBack(_)), "write {writes}");
+            let Pending::WriteBack(written) = parts.orders.pending.take(ordered.id) else {
+                panic!("{ordered:?}")
+            };
+            parts.parts().on_written_back(&written, Outcome::Done { bytes: 16, duration_ns: 1 });
+        }
+        assert!(matches!(decide(&mut parts, 4), PausedKv::OnHost(kv_blocks) if kv_blocks.len() == 1));
+        assert_eq!(evict(&mut parts, 4, &mut out), Some(EvictedPaused::Freed));
+        assert!(!parts.kv.of(PAUSED).on_device() && out.is_empty());
+        parts.kv.check();
+        assert_eq!(evict(&mut parts, 4, &mut out), None, "nothing is left");
+    }
+
+    #[test]
+    fn slow_link_keeps_paused_kv_on_the_device() {
+        let (mut parts, mut out) = (paused(), Vec::new());
+        parts.parts().on_written_back(&[], Outcome::Done { bytes: 0, duration_ns: 1 });
+        assert_eq!(decide(&mut parts, 4), PausedKv::ToWrite, "nothing was measured");
+        parts.offload.write_back.on_written(1, MAX_WAIT_NS / 2);
+        assert_eq!(decide(&mut parts, 2), PausedKv::ToWrite);
+        assert_eq!(decide(&mut parts, 4), PausedKv::LeavesTooSlowly);
+        assert_eq!((evict(&mut parts, 4, &mut out), out.len()), (None, 0));
+    }
+
+    #[test]
+    fn loading_kv_is_not_evicted_for_its_own_request() {
+        let mut parts = paused();
+        let swaps = parts.kv.plan_swap_out(8, &mut crate::slots::Generations::default());
+        parts.kv.finish_swap_out(&swaps, true);
+        let admissions = [crate::kv::admissions::Admission::suspended(PAUSED)];
+        let mut effects = parts.kv.admission_effects(&admissions, |_| &[]);
+        parts.kv.plan_async_swap_in(8, &mut effects);
+        assert_eq!(decide(&mut parts, 4), PausedKv::IsLoading);
+        parts.offload.on_boundary(true);
+        assert_eq!(decide(&mut parts, 4), PausedKv::ToWrite, "the requests that run need space");
+    }
+
+    #[test]
+    fn change_evicts_paused_kv_only_if_the_policy_does_so() {
+        let mut out = Vec::new();
+        for (policy, expected) in
+            [(PolicyName::OrbitFlow, None), (PolicyName::Unified, Some(EvictedPaused::Freed))]
+        {
+            let bounds = Params { remap_cap_permille: 0, host_kv_bytes: 8 * 64, ..Params::default() };
+            let mut parts = Parts::with(Params { policy, ..bounds });
+            parts.run(PAUSED, 2);
+            parts.kv.suspend(PAUSED);
+            parts.kv.plan_write_back(
+                16,
+                (true, false),
+                &Parts::no_admissions(),
+                &mut crate::slots::Generations::default(),
+            );
+            let written: Vec<_> = parts.kv.requests().kv_blocks(PAUSED).to_vec();
+            assert_eq!(written.len(), 2);
+            parts.kv.chunk_pool_mut().drain(1);
+            let swaps = swaps_of(&parts, &written);
+            parts.kv.finish_write_back(&swaps, true);
+            assert_eq!(parts.parts().evict_paused_for_change(&mut out), expected, "{policy:?}");
+        }
+    }
+
+    /// The planned write-backs of these KV blocks.
+    fn swaps_of(parts: &Parts, kv_blocks: &[KvBlockId]) -> Vec<crate::kv::Swap> {
+        let swap = |id: &KvBlockId| crate::kv::Swap {
+            kv_block: *id,
+            host_location: parts.kv.blocks().get(*id).host_location.expect("it has a place"),
+            layers: (0..4).map(crate::ids::LayerId).collect(),
+        };
+        kv_blocks.iter().map(swap).collect()
+    }
+}

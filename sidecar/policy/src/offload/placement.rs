@@ -178,3 +178,87 @@ impl Offloading<'_> {
         DrainedBuffers::Out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::LayerId;
+    use crate::offload::offloading::tests::Parts;
+    use crate::params::Params;
+    use crate::reclaim::PolicyName;
+
+    const ONE: RequestId = RequestId(1);
+
+    fn decide(parts: &mut Parts) -> PlacementDecision {
+        parts.parts().view().choose_placement()
+    }
+
+    #[test]
+    fn without_host_tier_nothing_is_decided() {
+        let params = Params { policy: PolicyName::FlexGen, ..Params::default() };
+        assert_eq!(decide(&mut Parts::with(params)), PlacementDecision::Keep);
+    }
+
+    #[test]
+    fn recompute_keeps_all_kv_on_the_device() {
+        assert_eq!(decide(&mut Parts::new(PolicyName::Recompute)), PlacementDecision::Due(None));
+    }
+
+    #[test]
+    fn flexgen_offloads_half_of_the_layers_of_every_request() {
+        let mut parts = Parts::new(PolicyName::FlexGen);
+        parts.run(ONE, 1);
+        let PlacementDecision::Due(Some(placement)) = decide(&mut parts) else {
+            panic!("a placement is due")
+        };
+        assert_eq!((placement.layout.moving.len(), placement.layout.beta), (2, 1));
+        assert_eq!(placement.of.keys().copied().collect::<Vec<_>>(), [ONE]);
+        parts.parts().place_kv(&mut Vec::new());
+        assert_eq!(parts.kv.layer_offload().placement(), &placement);
+        assert_eq!(decide(&mut parts), PlacementDecision::Extend(Vec::new()));
+        parts.run(RequestId(2), 1);
+        assert_eq!(decide(&mut parts), PlacementDecision::Extend(alloc::vec![RequestId(2)]));
+        assert_eq!(parts.orders.counters.decisions()[Reason::Place as usize], 1);
+    }
+
+    #[test]
+    fn pie_offloads_nothing_before_its_controller_allows_it() {
+        let mut parts = Parts::new(PolicyName::Pie);
+        (1..=2).for_each(|id| parts.run(RequestId(id), 1));
+        assert!(parts.parts().view().kv_is_short());
+        assert_eq!(decide(&mut parts), PlacementDecision::Due(None));
+    }
+
+    #[test]
+    fn ellm_places_all_layers_while_a_prompt_is_offloaded() {
+        let mut parts = Parts::new(PolicyName::Ellm);
+        parts.run(ONE, 0);
+        parts.parts().start_prefill_offload(ONE, 3);
+        let all: Vec<_> = (0..4).map(LayerId).collect();
+        assert_eq!(parts.kv.layer_offload().placement().layout, Layout { moving: all, beta: 2 });
+        assert_eq!(decide(&mut parts), PlacementDecision::Due(None));
+        parts.kv.close(ONE);
+        assert_eq!(decide(&mut parts), PlacementDecision::Due(Some(Placement::default())));
+    }
+
+    #[test]
+    fn orbitflow_watches_its_plan_while_a_request_waits() {
+        let mut parts = Parts::new(PolicyName::OrbitFlow);
+        assert_eq!(decide(&mut parts), PlacementDecision::Plan(PlanDecision::Forget));
+        parts.offload.note_admission(Some(Some(ONE)), None);
+        assert_eq!(decide(&mut parts), PlacementDecision::Plan(PlanDecision::Watch(None)));
+        let request = parts.parts().ask_plan(&Default::default());
+        parts.offload.on_planned(crate::planner::request::PlanAnswer { id: request.id, result: None });
+        assert_eq!(decide(&mut parts), PlacementDecision::Plan(PlanDecision::Adopt));
+    }
+
+    #[test]
+    fn due_placement_waits_for_the_end_of_fetches() {
+        let mut parts = Parts::new(PolicyName::FlexGen);
+        parts.run(ONE, 1);
+        parts.parts().note_placement();
+        assert!(parts.offload.due.is_some() && !parts.parts().view().are_buffers_idle());
+        parts.parts().take_placement();
+        assert!(parts.offload.due.is_none() && parts.parts().view().is_placed());
+    }
+}
