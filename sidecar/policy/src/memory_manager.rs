@@ -1,9 +1,11 @@
 //! The memory manager: every decision about one tenant's memory on one GPU.
 //!
 //! It owns components that know nothing of it: `chunks` (which chunk backs what), `weights` (copies of layers), `kv`
-//! (blocks, prefix cache, host tier), `offload` (what is known and planned for KV that leaves the device), `loans` (share
-//! and loans), `sleep` and `change` (the change under way). A method here that needs two of them names its steps. What a
-//! policy reclaims, and in which order, is in [`crate::reclaim`]. At most one change of ownership is under way at a time,
+//! (requests, blocks, prefix cache, host tier), `offload` (what is known and planned for KV that leaves the device),
+//! `loans` (share and loans), `sleep` and `change` (the change under way). A method here that needs two of them names its
+//! steps. Logic that truly needs several parts is a small struct that borrows them, made here: `Offloading` of
+//! `crate::offload` places KV and orders its copies. What a policy reclaims, and in which order, is in
+//! [`crate::reclaim`]. At most one change of ownership is under way at a time,
 //! and only between two steps; copies run during steps, ordered by generations.
 //!
 //! # Interface
