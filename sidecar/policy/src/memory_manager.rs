@@ -36,14 +36,28 @@
 //! [`figures`](MemoryManager::figures). The negotiator of loans changes them by
 //! [`loans_mut`](MemoryManager::loans_mut), which is a [`LoanControl`](crate::loan_negotiator::LoanControl).
 
+//! # Files
+//!
+//! Calls between the methods of the memory manager go down this list only, which `cargo xtask check` holds.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | this one | the calls of the interface, and the ends of actions |
+//! | `boundary`, `prepare` | take what is due at a boundary, and the memory of a step, one action further |
+//! | `sleep`, `loan_steps`, `restore_layers`, `load` | the steps of sleep, of loans, and of loading |
+//! | `stalling`, `prepare_plan`, `revert` | decide, and change nothing |
+//! | `transition` | carries out one change of ownership |
+//! | `step_demand`, `views`, `parts` | values and views of the parts |
+
 use alloc::vec::Vec;
 
+mod boundary;
 mod constants;
-mod deferred_unmap;
 mod invariants;
 mod load;
 mod loan_control;
 mod loan_steps;
+mod parts;
 mod prepare;
 mod prepare_plan;
 mod restore_layers;
@@ -51,6 +65,7 @@ mod revert;
 mod sleep;
 mod stalling;
 mod step_api;
+mod step_demand;
 mod transition;
 mod views;
 
@@ -84,9 +99,9 @@ use crate::geometry::Geometry;
 use crate::ids::{Generation, Nanos, RequestId};
 use crate::kv::Kv;
 use crate::loans::Loans;
-use crate::offload::{FetchesFailed, Offload, Offloading};
+use crate::offload::{FetchesFailed, Offload};
 use crate::orders::Orders;
-use crate::orders::pending::Pending;
+use crate::orders::pending::{Change, Pending};
 use crate::params::{Bounds, ForcedRemap, Params};
 use crate::planner::request::{PlanAnswer, PlanRequest};
 use crate::reason::Reason;
@@ -96,7 +111,7 @@ use crate::sizes::Sizes;
 use crate::sleep::Sleep;
 use crate::slots::Generations;
 use crate::step_model::Layout;
-use crate::weights::{FillFailed, WeightCopies, Weights};
+use crate::weights::{FillFailed, Weights};
 
 /// The memory of one tenant on one GPU.
 #[derive(Clone, Debug)]
@@ -222,17 +237,20 @@ impl MemoryManager {
         }
     }
 
-    /// The parts that copies of weights concern.
-    fn weight_copies(&mut self) -> WeightCopies<'_> {
-        WeightCopies {
-            weights: &mut self.weights,
-            generations: &mut self.generations,
-            chunks: &mut self.chunks,
-            orders: &mut self.orders,
-            step_stats: &mut self.step_stats,
-            loaded: self.loaded,
-            failed: self.failure.is_some(),
+    /// Handles the end of a transaction.
+    fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
+        if matches!(outcome, Outcome::Done { .. }) {
+            self.apply(change);
+        } else {
+            self.orders.count(Reason::BackendFailed);
+            if self.chunks.is_unmapped() && !self.loaded {
+                self.first_mapping_failed(out);
+                return;
+            }
+            self.change.failed(self.orders.boundaries());
+            self.abort_transition();
         }
+        self.weight_copies().order_due(out);
     }
 
     /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
@@ -244,23 +262,6 @@ impl MemoryManager {
         }
         self.weight_copies().order_due(out);
         self.offloading().reorder_fetches(out);
-    }
-
-    /// The parts that carry out what is decided about offloaded KV.
-    fn offloading(&mut self) -> Offloading<'_> {
-        Offloading {
-            in_backoff: self.in_backoff(),
-            has_failed: self.failure.is_some(),
-            kv: &mut self.kv,
-            offload: &mut self.offload,
-            orders: &mut self.orders,
-            generations: &mut self.generations,
-            step_stats: &mut self.step_stats,
-            chunks: &self.chunks,
-            params: &self.params,
-            sizes: &self.sizes,
-            geometry: &self.geometry,
-        }
     }
 
     /// Finds the cached full blocks of a new request's first tokens. They stay valid until the next change of memory.

@@ -6,26 +6,13 @@ use alloc::vec::Vec;
 use super::{MemoryManager, SleepState};
 use crate::action::Action;
 use crate::change::Transition;
-use crate::ids::LayerId;
-use crate::loans::lendable_layers::{LendableLayers, layers_that_hide};
 use crate::loans::next_step::{BoundaryFacts, LoanStep};
-use crate::loans::reclaim::{ActivationSpace, Reclaimable, SmallerLayout};
+use crate::loans::reclaim::{Reclaimable, SmallerLayout};
 use crate::loans::share::ShareLimits;
-use crate::loans::transfers::LoanTransfers;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// The parts that a transfer changes.
-    pub(super) fn transfers(&mut self) -> LoanTransfers<'_> {
-        LoanTransfers {
-            loans: &mut self.loans,
-            chunks: &mut self.chunks,
-            orders: &mut self.orders,
-            change: &mut self.change,
-        }
-    }
-
     /// Takes transfers, releases of share and restorations one action further.
     pub(super) fn take_loan_step(&mut self, out: &mut Vec<Action>) {
         self.loans.set_lacks_room(false);
@@ -115,17 +102,6 @@ impl MemoryManager {
         }
     }
 
-    /// The activation space. While chunks are lent, it keeps those of the smallest step: they may have been lent under
-    /// a policy whose floor counts on these.
-    pub(super) fn activation_space(&self) -> ActivationSpace {
-        let is_lender = self.loans.lent() > 0;
-        ActivationSpace {
-            held: self.chunks.activation_chunks(),
-            kept: if is_lender { self.sizes.activation_least } else { self.sizes.activation_min },
-            converts: self.sizes.activation_kept.is_some(),
-        }
-    }
-
     /// Layouts that take fewer and fewer chunks. Allowed are those that the share demands in any case, and those within
     /// the policy's stall.
     fn smaller_layouts(&self) -> impl Iterator<Item = SmallerLayout> + Clone + '_ {
@@ -141,33 +117,5 @@ impl MemoryManager {
 
     fn smaller(&self, layout: Layout, allowed: bool) -> SmallerLayout {
         SmallerLayout { chunks: self.sizes.weights(&layout), layout, allowed }
-    }
-
-    /// Layers that an inactive tenant can lend, last one first. With moving and absent layers at most the cap.
-    pub(super) fn lendable_layers(&self) -> LendableLayers {
-        let idle = !self.loans.is_active() && self.loaded;
-        let max_moving = self.sizes.movable_m.filter(|_| idle).unwrap_or(0);
-        let layers = (0..self.sizes.layers).rev().map(LayerId);
-        let own = layers.filter(|layer| !self.chunks.ownership().layers[layer.index()].is_empty());
-        let own = own.map(|layer| (layer, self.sizes.slabs[layer.index()]));
-        LendableLayers::new(
-            own,
-            usize::from(max_moving).saturating_sub(self.displaced_layers()),
-            self.hidden_layers(),
-        )
-    }
-
-    /// Layers without memory of their own.
-    pub(super) fn displaced_layers(&self) -> usize {
-        self.weights.layout().moving.len() + usize::from(self.chunks.absent_layers())
-    }
-
-    /// Layers whose copies hide when the tenant wakes; all of them, if no request waits.
-    fn hidden_layers(&self) -> usize {
-        if !self.loans.is_busy() {
-            return usize::MAX;
-        }
-        let transfer_ns = self.step_stats.transfer_ns().into_iter().max().unwrap_or(0);
-        layers_that_hide(self.step_stats.token_compute_ns(), transfer_ns, self.chunks.absent_layers())
     }
 }

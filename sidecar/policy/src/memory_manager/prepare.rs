@@ -2,13 +2,11 @@
 
 use alloc::vec::Vec;
 
-use super::prepare_plan::{Attempt, MemoryStep, ReclaimAction, StepDemand, Tried};
-use super::transition::TransitionProgress;
+use super::prepare_plan::{Attempt, MemoryStep, ReclaimAction, Tried};
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
-use crate::change::{RemapKind, Transition};
-use crate::ids::RequestId;
-use crate::kv::admissions::{Admission, AdmissionEffects, AdmittedKv};
+use crate::change::RemapKind;
+use crate::kv::admissions::{AdmissionEffects, AdmittedKv};
 use crate::offload::EvictedPaused;
 use crate::reason::Reason;
 
@@ -39,52 +37,6 @@ impl MemoryManager {
                 Progress::Changed => attempt = self.attempt(need),
                 Progress::Nothing(tried) => attempt.tried = tried,
             }
-        }
-    }
-
-    /// Begins an attempt: what the step needs, and what its admissions will change.
-    pub(super) fn attempt(&self, need: &StepNeed) -> Attempt {
-        let effects = self.admission_effects(need);
-        let lacking = self.kv.missing_layer_block_count();
-        let to_load = lacking + effects.layer_blocks_to_load();
-        let demand = StepDemand {
-            to_load,
-            layer_blocks: self.new_layer_blocks(need) + to_load + effects.staged_layer_blocks(),
-            evictable: self.kv.evictable_layer_blocks_after(&effects),
-            activation: self.geometry.chunks_for(self.geometry.activation.bytes(need.shape)),
-        };
-        Attempt { demand, effects, tried: Tried::Nothing }
-    }
-
-    fn admission_effects(&self, need: &StepNeed) -> AdmissionEffects {
-        let memory = self.offload_view();
-        self.kv.admission_effects(&need.admit, |request| memory.joining_layers(request).unwrap_or_default())
-    }
-
-    /// Layer blocks that the step adds, and those that are loaded for it.
-    pub(super) fn layer_blocks_of(&self, need: &StepNeed) -> u32 {
-        self.attempt(need).demand.layer_blocks
-    }
-
-    /// Layer blocks that the step's new KV blocks take.
-    fn new_layer_blocks(&self, need: &StepNeed) -> u32 {
-        need.kv_blocks.iter().map(|(request, count)| count * self.kv_block_layer_blocks(need, *request)).sum()
-    }
-
-    /// Layer blocks that a new KV block of each request would take, of those that run and those that are admitted.
-    pub(super) fn next_step_layer_blocks(&self, need: &StepNeed) -> u32 {
-        let admitted = need.admit.iter().map(|admission| admission.request);
-        let requests = self.kv.requests().running().chain(admitted);
-        requests.map(|request| self.kv_block_layer_blocks(need, request)).sum()
-    }
-
-    /// Layer blocks that a new KV block of this request takes on the device.
-    pub(super) fn kv_block_layer_blocks(&self, need: &StepNeed, request: RequestId) -> u32 {
-        let spills = |admission: &Admission| admission.request == request && admission.spills_prefill();
-        if need.admit.iter().any(spills) {
-            self.offload_view().spilled_kv_block_layer_blocks()
-        } else {
-            self.kv.of(request).kv_block_layer_blocks()
         }
     }
 
@@ -203,11 +155,5 @@ impl MemoryManager {
     fn evict_until(&mut self, layer_blocks: u32, effects: &AdmissionEffects) {
         let evicted = self.kv.evict_until(layer_blocks, effects);
         self.orders.count_many(Reason::PrefixEvicted, evicted);
-    }
-
-    /// Decides a change and orders its first action. Returns false if it was given up.
-    pub(super) fn start_transition(&mut self, transition: Transition, out: &mut Vec<Action>) -> bool {
-        self.change.decide(Some(transition));
-        self.advance_transition(out) == TransitionProgress::Ordered
     }
 }

@@ -14,7 +14,6 @@ use crate::kv::admissions::AdmissionEffects;
 use crate::loans::loan_sizes;
 use crate::reason::Reason;
 use crate::reclaim::{ReclaimStep, ReclaimView};
-use crate::whole_prompts::WholePrompts;
 
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -160,16 +159,6 @@ impl MemoryManager {
         self.timing().weights_loading().then(grown).flatten()
     }
 
-    /// The parts that decide how much activation space whole prompts get.
-    pub(super) fn whole_prompts(&self) -> WholePrompts<'_> {
-        WholePrompts {
-            chunks: &self.chunks,
-            chunk_pool: self.kv.chunk_pool(),
-            sizes: &self.sizes,
-            in_backoff: self.in_backoff(),
-        }
-    }
-
     /// Plans KV from free chunks, the share, the prefix cache and peers, in this order.
     fn plan_kv(&self, need: &StepNeed, demand: StepDemand, missing: u32) -> MemoryStep {
         let (free, per) = (self.kv.chunk_pool().free_layer_blocks(), self.sizes.layer_blocks_per_chunk);
@@ -273,7 +262,7 @@ impl MemoryManager {
     }
 
     /// KV chunks without a chunk.
-    fn kv_chunk_room(&self) -> u32 {
+    pub(super) fn kv_chunk_room(&self) -> u32 {
         self.sizes.kv_limit - self.kv.chunk_pool().backed()
     }
 

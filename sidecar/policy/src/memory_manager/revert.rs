@@ -1,52 +1,14 @@
-//! Reverts changes: Dynamic Reversion (Oneiros), forced layouts, and draining across boundaries.
+//! Plans the change that the policy wants at a boundary: Dynamic Reversion (Oneiros), forced layouts, the cap.
 
-use alloc::vec::Vec;
-
-use super::{MemoryManager, SleepState};
-use crate::action::Action;
+use super::MemoryManager;
 use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
 use crate::step_model::Layout;
 
 impl MemoryManager {
-    /// Decides the next change at this boundary and takes it one action further.
-    pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
-        match self.sleep.state() {
-            SleepState::Suspending => return self.suspend_at_boundary(out),
-            SleepState::Waking => return self.wake_at_boundary(out),
-            SleepState::Asleep => return self.sleep_at_boundary(out),
-            SleepState::Awake => {}
-        }
-        self.loans.take_growth(self.sizes.useful(), self.chunks.table().created());
-        self.offloading().place_kv(out);
-        let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
-        if can_wait && (self.loans().has_debt() || self.should_restore_layers()) {
-            // It may wait for the next step, which waits for what must happen first.
-            self.abort_transition();
-        }
-        if self.change.transition().is_none() && !self.timing().weights_loading() {
-            self.change.decide(self.whole_prompts().shrink());
-        }
-        if self.change.transition().is_none() {
-            self.take_loan_step(out);
-        }
-        if self.orders.pending.blocking() {
-            return;
-        }
-        if self.change.transition().is_none() && !self.has_loan_step() {
-            let (next, calm) = self.plan_transition();
-            calm.into_iter().for_each(|calm| self.change.record_calm(calm));
-            self.change.decide(next);
-        }
-        if self.change.is_due(self.orders.steps(), self.kv.requests().count() > 0) {
-            self.advance_transition(out);
-        }
-        self.unmap_deferred(out);
-    }
-
     /// Plans the change that is due at this boundary, and the count of calm boundaries if this one counts.
-    fn plan_transition(&self) -> (Option<Transition>, Option<Hysteresis>) {
+    pub(super) fn plan_transition(&self) -> (Option<Transition>, Option<Hysteresis>) {
         let to_layout = |layout, reason| Transition { target: TransitionTarget::Layout(layout), reason };
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
@@ -147,34 +109,5 @@ impl MemoryManager {
             layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
             alpha,
         }
-    }
-
-    /// The backend failed a change a moment ago: no other change is tried now; steps without a change continue.
-    pub(super) fn in_backoff(&self) -> bool {
-        self.change.in_backoff(self.orders.boundaries())
-    }
-
-    /// Without new requests the coming boundaries change nothing.
-    pub(super) fn is_steady(&self) -> bool {
-        self.is_at_base_layout() && self.chunks.ownership().stale.is_empty()
-    }
-
-    /// The same ownership, whatever stale addresses are left.
-    pub(super) fn is_at_base_layout(&self) -> bool {
-        let layout = self.weights.layout();
-        let at_base = match self.forced {
-            Some(forced) => *layout == self.sizes.forced_layout(forced),
-            None => layout.alpha() <= self.base.alpha(),
-        };
-        let settled = self.sleep.is_settled();
-        at_base
-            && settled
-            && self.whole_prompts().excess() == 0
-            && self.loans().releasing_chunks() == 0
-            && !self.loans.is_growing()
-            && self.change.transition().is_none()
-            && !self.has_loan_step()
-            && self.offload_view().is_offload_idle()
-            && !self.orders.pending.blocking()
     }
 }

@@ -16,7 +16,6 @@ use crate::event::Outcome;
 use crate::kv::Swap;
 use crate::orders::pending::Change;
 use crate::reason::Reason;
-use crate::sleep::SleepState;
 use crate::step_model::Layout;
 
 impl MemoryManager {
@@ -123,13 +122,6 @@ impl MemoryManager {
         if let Some(layout) = layout.filter(|_| whole || !self.loans.awaits_loans()) {
             let next = self.initial_ownership(&layout);
             self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
-        }
-    }
-
-    /// Everything is mapped again, if it is.
-    pub(super) fn on_awake(&mut self) {
-        if self.sleep.state() == SleepState::Waking && !self.chunks.is_unmapped() {
-            self.sleep.on_awake();
         }
     }
 }

@@ -5,8 +5,6 @@ use alloc::vec::Vec;
 use super::{MemoryManager, StallsTooLong};
 use crate::action::Action;
 use crate::change::{RemapKind, Transition, TransitionTarget};
-use crate::cost::{CostContext, CostModel, LayoutSearch};
-use crate::geometry::BLOCK_TOKENS;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -20,26 +18,6 @@ pub struct StallingRemap {
 }
 
 impl MemoryManager {
-    /// What layouts and reclaim options cost, by measured times.
-    pub(super) fn cost(&self) -> CostModel<'_> {
-        CostModel::new(&self.step_stats, &self.params)
-    }
-
-    /// Which layouts are possible, and which is best.
-    pub(super) fn layout_search(&self) -> LayoutSearch<'_> {
-        LayoutSearch {
-            cost: self.cost(),
-            sizes: &self.sizes,
-            current: self.weights.layout(),
-            forced: self.forced,
-        }
-    }
-
-    /// The running requests, as reclaim options hurt them.
-    pub(super) fn cost_context(&self) -> CostContext {
-        self.cost().context(self.kv.requests().running().count() as u32)
-    }
-
     /// The layout with the fewest moving layers that covers what a step was refused, although it stalls. None if own
     /// layers do not become KV, or not now, or the policy allows no stall. An error if every such layout stalls for
     /// longer than the policy allows.
@@ -72,21 +50,5 @@ impl MemoryManager {
     pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
         let target = TransitionTarget::Layout(stalling.layout);
         self.start_transition(Transition { target, reason: Reason::RemapStalls }, out)
-    }
-
-    /// The cost if requests lose these chunks of KV.
-    pub(super) fn dropping(&self, context: &CostContext, chunks: u32) -> u64 {
-        let layer_blocks = u64::from(chunks) * u64::from(self.sizes.layer_blocks_per_chunk);
-        if layer_blocks == 0 {
-            return 0;
-        }
-        let used = u64::from(
-            self.kv.chunk_pool().used_layer_blocks().saturating_sub(self.kv.evictable_layer_blocks()),
-        );
-        let layer_blocks = layer_blocks.min(used);
-        let requests = (u64::from(context.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
-        let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        let settings = self.params.policy_settings();
-        self.params.policy().displaced_kv_loss(&settings, context, (requests, tokens))
     }
 }

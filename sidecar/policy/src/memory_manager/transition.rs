@@ -30,6 +30,12 @@ pub(super) enum TransitionProgress {
 }
 
 impl MemoryManager {
+    /// Decides a change and orders its first action. Returns false if it was given up.
+    pub(super) fn start_transition(&mut self, transition: Transition, out: &mut Vec<Action>) -> bool {
+        self.change.decide(Some(transition));
+        self.advance_transition(out) == TransitionProgress::Ordered
+    }
+
     /// Takes the change one action further.
     pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
         let goal = self.change.transition().cloned().expect("a goal is pursued");
@@ -164,23 +170,7 @@ impl MemoryManager {
         self.preserved_layers(next).iter().flat_map(|(layer, _)| next.layer_chunks(*layer).to_vec()).collect()
     }
 
-    /// Handles the end of a transaction.
-    pub(super) fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
-        if matches!(outcome, Outcome::Done { .. }) {
-            self.apply(change);
-        } else {
-            self.orders.count(Reason::BackendFailed);
-            if self.chunks.is_unmapped() && !self.loaded {
-                self.first_mapping_failed(out);
-                return;
-            }
-            self.change.failed(self.orders.boundaries());
-            self.abort_transition();
-        }
-        self.weight_copies().order_due(out);
-    }
-
-    fn apply(&mut self, change: Change) {
+    pub(super) fn apply(&mut self, change: Change) {
         let Change { next, layout, reason } = change;
         let preserved = self.preserved_layers(&next);
         let Applied { moved_chunks, kv_chunks } = self.chunks.apply(next);
