@@ -7,8 +7,8 @@ use anyhow::Result;
 use crate::lint_violation::LintViolation;
 use crate::rules::table::{NEVER_REACH_KUBE, TABLE};
 use crate::rules::{
-    circles, clauses, commits, edges, layout, library_docs, links, manifest, orphans, pages, reach, tidy,
-    words,
+    circles, clauses, commits, edges, layout, library_docs, links, manifest, method_circles, orphans, pages,
+    reach, tidy, words,
 };
 use crate::workspace::{Member, Workspace};
 use crate::{deny, docs, generate, process};
@@ -60,6 +60,7 @@ fn findings(workspace: &Workspace) -> Vec<LintViolation> {
     let text = |file: &str| workspace.texts.get(file).map(String::as_str);
     findings.extend(orphans::check(&workspace.members, &workspace.files, text));
     findings.extend(circles::check(&workspace.members, text));
+    findings.extend(method_circles::check(&workspace.members, &workspace.files, text));
     findings.extend(workspace.files.iter().filter_map(|file| layout::check(file)));
     findings.extend(workspace.texts.iter().flat_map(|(file, text)| in_text(workspace, file, text)));
     findings.extend(pages::unlisted(&workspace.files, workspace.text(pages::SUMMARY)));

@@ -8,6 +8,7 @@ pub mod layout;
 pub mod library_docs;
 pub mod links;
 pub mod manifest;
+pub mod method_circles;
 pub mod orphans;
 pub mod pages;
 pub mod reach;
