@@ -82,7 +82,7 @@ impl Loans {
 
     /// Sets whether the tenant is active and has requests. A lender that becomes active waits for its loans.
     pub fn set_demand(&mut self, active: bool, busy: bool) {
-        self.awaits_loans |= active && !self.active && self.lent() > 0;
+        self.awaits_loans |= active && !self.active && self.balance.lent() > 0;
         (self.active, self.busy) = (active, busy);
         if !busy {
             self.demand.clear();
@@ -106,7 +106,7 @@ impl Loans {
 
     /// The tenant wakes: what was lent is revoked first.
     pub fn await_loans(&mut self) {
-        self.awaits_loans |= self.lent() > 0;
+        self.awaits_loans |= self.balance.lent() > 0;
     }
 
     /// Lent layers are not restored yet: their loans are being revoked.
@@ -216,7 +216,7 @@ impl Loans {
 
     /// Borrowed chunks that no return is queued or under way for.
     pub fn unreturned(&self, pending: &PendingActions) -> u32 {
-        self.borrowed().saturating_sub(self.outgoing_chunks(pending, TransferKind::Return))
+        self.balance.borrowed().saturating_sub(self.outgoing_chunks(pending, TransferKind::Return))
     }
 
     /// Of `left` borrowed chunks, those to return now. `in_use` says that the tenant needs them at this boundary;
@@ -243,23 +243,6 @@ impl Loans {
 
 /// Transfers to peers that are queued.
 impl Loans {
-    /// Queues a transfer to a peer. `floor` chunks are not lent now.
-    ///
-    /// # Panics
-    /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
-    /// checked.
-    pub fn queue(&mut self, transfer: OutgoingTransfer, pending: &PendingActions, floor: u32) {
-        let most = match transfer.claim {
-            TransferKind::Lend => self.chunks_above_floor(pending, floor),
-            TransferKind::Return => self.unreturned(pending),
-        };
-        assert!(
-            transfer.chunks <= most,
-            "{transfer:?} is at most {most} chunks: the floor, or what was borrowed"
-        );
-        self.outgoing.push(transfer);
-    }
-
     /// A transfer is queued.
     pub fn has_outgoing(&self) -> bool {
         !self.outgoing.is_empty()
@@ -306,7 +289,7 @@ impl Loans {
 impl Loans {
     /// No loan is out, queued or to be made good: no peer has memory of this tenant.
     pub fn nothing_lent(&self, pending: &PendingActions) -> bool {
-        self.lent() == 0
+        self.balance.lent() == 0
             && self.outgoing.is_empty()
             && self.recreation.chunks() == 0
             && pending.lent_chunks(|_, _| true) == 0

@@ -16,6 +16,7 @@ mod requests;
 mod retire;
 mod running;
 mod schedule;
+mod serving;
 mod sleep;
 mod submit;
 #[cfg(test)]
@@ -48,6 +49,9 @@ pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use requests::Requests;
 use time_slice::TimeSlice;
+
+/// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
+const REPLAYS_MAX: u32 = 16;
 
 /// A submitted step without an answer.
 #[derive(Debug)]
@@ -296,11 +300,6 @@ impl Scheduler {
         digest.value()
     }
 
-    /// Whether the tenant is loaded and has an engine.
-    fn serving(&self) -> bool {
-        self.engine.is_some() && self.manager.status().is_loaded()
-    }
-
     fn submit(&mut self, now: Nanos, request: Request) {
         let id = request.id;
         match self.refusal(&request) {
@@ -360,6 +359,21 @@ impl Scheduler {
         }
     }
 
+    /// Handles a step lost with its engine. With peers the step is undone, because a peer may need memory before the
+    /// next engine attaches. Without peers it is kept and replayed unchanged.
+    fn resume(&mut self, now: Nanos) {
+        if self.engine_crashes > REPLAYS_MAX {
+            return self.fail_step();
+        }
+        match self.negotiator {
+            Some(_) => {
+                self.undo_step();
+                self.schedule(now);
+            }
+            None => self.replay(now),
+        }
+    }
+
     fn on_engine_lost(&mut self, now: Nanos) {
         self.engine = None;
         self.counters.engine_losses += 1;
@@ -368,24 +382,5 @@ impl Scheduler {
             self.engine_crashes += 1;
         }
         self.manager.engine_lost(now, &mut self.actions);
-    }
-
-    /// Removes a running request, frees its memory and row, and reports how it ended.
-    fn end(&mut self, id: RequestId, finish: Finish) {
-        self.remove_running(id);
-        self.requests.hold.lift();
-        self.requests.pauses.on_finish(id);
-        self.outputs.push(SchedulerOutput::Finished { request: id, finish });
-    }
-
-    fn remove_running(&mut self, id: RequestId) -> Option<Sequence> {
-        let sequence = self.requests.running.take(id)?;
-        self.manager.close(id);
-        Some(sequence)
-    }
-
-    /// Queues the memory manager's actions as commands.
-    fn flush(&mut self) {
-        self.commands.extend(self.actions.drain(..).map(Command::Memory));
     }
 }

@@ -16,6 +16,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 mod fetch;
+mod host_places;
 mod paused;
 mod placement;
 mod prefill_spill;

@@ -35,20 +35,6 @@ impl Kv {
         }
     }
 
-    /// Adds a reference.
-    pub(super) fn add_reference(&mut self, id: KvBlockId) {
-        let kv_block = self.kv_blocks.get_mut(id);
-        kv_block.refs += 1;
-        if kv_block.refs > 1 {
-            return;
-        }
-        let (stamp, parent) = (kv_block.stamp, kv_block.content.as_ref().map(|content| content.parent));
-        match parent {
-            Some(parent) if !self.kv_blocks.has_layer_blocks(id) => self.host_pool.reuse(stamp, parent, id),
-            _ => self.prefix_cache.reuse(stamp),
-        }
-    }
-
     /// Records that the KV of `tokens`, which follow the committed ones, is written.
     pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
         let filled = self.requests.get_mut(request).commit(tokens);

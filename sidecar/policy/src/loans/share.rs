@@ -4,7 +4,7 @@
 //! the device in pieces, cheapest first ([`super::reclaim`]). The tenant keeps its floor; if peers hold chunks that it
 //! needs for the floor, these loans are revoked first.
 
-use super::{Loans, TransferKind};
+use super::{Loans, OutgoingTransfer, TransferKind};
 use crate::orders::pending::PendingActions;
 use crate::peers::loans::chunks_above_floor;
 
@@ -65,6 +65,23 @@ impl Loans {
             self.lent() + self.outgoing_chunks(pending, TransferKind::Lend),
             floor,
         )
+    }
+
+    /// Queues a transfer to a peer. `floor` chunks are not lent now.
+    ///
+    /// # Panics
+    /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
+    /// checked.
+    pub fn queue(&mut self, transfer: OutgoingTransfer, pending: &PendingActions, floor: u32) {
+        let most = match transfer.claim {
+            TransferKind::Lend => self.chunks_above_floor(pending, floor),
+            TransferKind::Return => self.unreturned(pending),
+        };
+        assert!(
+            transfer.chunks <= most,
+            "{transfer:?} is at most {most} chunks: the floor, or what was borrowed"
+        );
+        self.outgoing.push(transfer);
     }
 
     /// Chunks of the share that are lent or promised, and the floor.

@@ -4,8 +4,10 @@
 //! [`Planner::plan_pauses`], [`Planner::plan_overdue`] and [`Planner::plan_row`] plan which requests pause or go first.
 //! `super::commit` carries the plans out.
 
+mod admission;
 mod admissions;
 mod deadlines;
+mod facts;
 mod pacing;
 mod pauses;
 mod prefill_offload;

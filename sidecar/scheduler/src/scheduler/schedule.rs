@@ -9,7 +9,6 @@ use sluice_policy::memory_manager::SuspendReason;
 
 use super::Scheduler;
 use super::commit::Committed;
-use super::plan::Planner;
 use crate::sequence::Sequence;
 
 impl Scheduler {
@@ -59,12 +58,6 @@ impl Scheduler {
         self.defer_late(now);
         let pauses = if on_hold { Vec::new() } else { self.planner(now).plan_row() };
         self.evict_all(now, &pauses);
-    }
-
-    /// Returns what planning sees.
-    pub(super) fn planner(&self, now: Nanos) -> Planner<'_> {
-        let Scheduler { config, manager, requests, slice, .. } = self;
-        Planner { now, step: self.next_step, config, manager, requests, slice }
     }
 
     /// Suspends requests whose offloaded prompt has its first token; they wait until their KV fits on the device.

@@ -4,13 +4,10 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::{StepLease, TableChange};
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
-use super::{InFlight, Scheduler};
+use super::{InFlight, REPLAYS_MAX, Scheduler};
 use crate::batch::{Batch, ScheduledTokens};
 use crate::event::{Command, Finish, SchedulerOutput};
 use crate::step_plan::PlannedAdmission;
-
-/// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
-const REPLAYS_MAX: u32 = 16;
 
 impl Scheduler {
     /// Moves a waiting request into a free row.
@@ -118,23 +115,8 @@ impl Scheduler {
         })
     }
 
-    /// Handles a step lost with its engine. With peers the step is undone, because a peer may need memory before the
-    /// next engine attaches. Without peers it is kept and replayed unchanged.
-    pub(super) fn resume(&mut self, now: Nanos) {
-        if self.engine_crashes > REPLAYS_MAX {
-            return self.fail_step();
-        }
-        match self.negotiator {
-            Some(_) => {
-                self.undo_step();
-                self.schedule(now);
-            }
-            None => self.replay(now),
-        }
-    }
-
     /// Undoes the step: its sequences return to their state before it and keep the KV blocks allocated for it.
-    fn undo_step(&mut self) {
+    pub(super) fn undo_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.unsent_table_updates = in_flight.step.updates;
         self.manager.abandon_step();
@@ -144,7 +126,7 @@ impl Scheduler {
     }
 
     /// Replays the step that a lost engine did not finish, with the same inputs and fresh generations.
-    fn replay(&mut self, now: Nanos) {
+    pub(super) fn replay(&mut self, now: Nanos) {
         if !self.serving() || self.manager.status().is_blocked() || !self.update_slice(now) {
             return;
         }
@@ -164,7 +146,7 @@ impl Scheduler {
     }
 
     /// Fails the requests of a step that crashes every engine.
-    fn fail_step(&mut self) {
+    pub(super) fn fail_step(&mut self) {
         let Some(in_flight) = self.in_flight.take() else { return };
         self.engine_crashes = 0;
         self.unsent_table_updates = in_flight.step.updates;

@@ -4,7 +4,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::{LayerOffload, Placement, Set};
-use crate::ids::RequestId;
 use crate::kv::Kv;
 use crate::kv::blocks::KvBlocks;
 use crate::kv::chunk_pool::KvChunkPool;
@@ -85,13 +84,5 @@ impl Kv {
         self.restage();
         let staged_blocks: Vec<_> = old.into_iter().flatten().map(|staged| staged.kv_block).collect();
         self.requests.touch(&staged_blocks.into_iter().collect());
-    }
-
-    /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
-    pub fn register(&mut self, request: RequestId, set: u16) {
-        assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
-        if self.requests.contains(request) {
-            self.layer_offload.placement.of.insert(request, set);
-        }
     }
 }

@@ -113,6 +113,14 @@ impl LayerOffload {
 }
 
 impl Kv {
+    /// Assigns a running request to a set of the placement in force; write-back of its KV blocks starts.
+    pub fn register(&mut self, request: RequestId, set: u16) {
+        assert!(usize::from(set) < self.layer_offload.placement.sets.len(), "the set exists");
+        if self.requests.contains(request) {
+            self.layer_offload.placement.of.insert(request, set);
+        }
+    }
+
     /// Stages the incomplete KV blocks of running requests if the placement allows it and there is space; otherwise
     /// queues them for swap-in.
     pub(super) fn restage(&mut self) {

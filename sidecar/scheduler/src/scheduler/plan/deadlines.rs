@@ -1,13 +1,12 @@
 //! Orders admissions and pauses by token deadlines (`Unified`): [`sluice_policy::planner::deadline`].
 
-use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::deadline::{self, Holder, RoomRequest};
+use sluice_policy::ids::Nanos;
+use sluice_policy::planner::deadline::{self, RoomRequest};
 
 use super::Planner;
 use super::admissions::Admissions;
 use crate::sequence::Sequence;
 use crate::step_plan::{Eviction, StepPlan};
-use crate::step_request::StepRequest;
 
 impl Planner<'_> {
     /// Whether a waiting request fits next to the running requests and the planned admissions.
@@ -64,31 +63,6 @@ impl Planner<'_> {
         };
         let pauses = deadline::make_room(&wanted, &self.holders(&self.step_requests(plan)));
         pauses.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
-    }
-
-    /// Returns the running request with the most buffered tokens among those that may be paused and fit into the host
-    /// tier.
-    pub(super) fn latest_deadline(
-        &self,
-        requests: &[StepRequest<'_>],
-        host_places: u32,
-    ) -> Option<RequestId> {
-        let wanted = RoomRequest { kv_blocks: 1, buffered_until: Nanos(0), priority: i32::MAX, host_places };
-        deadline::make_room(&wanted, &self.holders(requests))?.first().copied()
-    }
-
-    /// Returns the running requests that may be paused.
-    fn holders(&self, requests: &[StepRequest<'_>]) -> Vec<Holder> {
-        let holder = |id: RequestId| {
-            let sequence = self.requests.running.get(id)?;
-            Some(Holder {
-                id,
-                buffered_until: sequence.buffered_until(self.now),
-                priority: sequence.request.priority,
-                kv_blocks: self.manager.kv_of(id).exclusive_kv_blocks(),
-            })
-        };
-        self.victims(requests).into_iter().filter_map(holder).collect()
     }
 
     /// Returns the time from which a difference of deadlines justifies a pause.

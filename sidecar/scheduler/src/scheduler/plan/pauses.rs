@@ -3,7 +3,6 @@
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};
-use sluice_policy::planner::pause::Candidate;
 
 use super::Planner;
 use crate::sequence::Sequence;
@@ -23,31 +22,6 @@ pub(in crate::scheduler) struct Overdue {
 }
 
 impl Planner<'_> {
-    /// Returns the request to pause first: the one with the most KV, or under deadline scheduling the one with the most
-    /// buffered tokens. The oldest request and requests at the pause limit are exempt.
-    pub(super) fn pause_victim(&self, requests: &[StepRequest<'_>], host_places: u32) -> Option<RequestId> {
-        match self.objectives() {
-            Some(_) => self.latest_deadline(requests, host_places),
-            None => self.victims(requests).into_iter().find(|id| self.requests.running.contains(*id)),
-        }
-    }
-
-    /// Returns the requests of a step that may be paused, in order of preference.
-    pub(super) fn victims(&self, requests: &[StepRequest<'_>]) -> Vec<RequestId> {
-        let oldest = requests.first().map(|one| one.id());
-        let tbt_ns = self.manager.params().slo.tbt_ns;
-        let kv_block_bytes = self.manager.geometry().kv_block_bytes();
-        let candidate = |one: &StepRequest<'_>| Candidate {
-            id: one.id(),
-            kv_bytes: u64::from(self.manager.kv_of(one.id()).kv_blocks().max(one.cached_kv_blocks()))
-                * kv_block_bytes,
-            deposit: one.deposit(self.now, tbt_ns),
-        };
-        let candidates: Vec<_> = requests.iter().map(candidate).collect();
-        let victims = self.requests.pauses.victims(self.now, &candidates);
-        victims.into_iter().filter(|id| Some(*id) != oldest).collect()
-    }
-
     /// Returns the requests of the step and the first waiting ones if a placement plan for them is due.
     pub(super) fn plan_placement(&self, plan: &StepPlan) -> Option<SchedulerView> {
         let is_due = self.manager.after(&plan.planned).wants_plan(&plan.notes.memory);
@@ -105,16 +79,6 @@ impl Planner<'_> {
         planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::Pause).collect()
     }
 
-    /// Whether, under a policy that pauses, the request has reached the pause limit.
-    pub(super) fn is_immune(&self, id: RequestId) -> bool {
-        self.requests.is_immune(self.now, id, self.manager.params().longest_pause_ns())
-    }
-
-    /// Whether the request is paused beyond the pause limit.
-    pub(super) fn is_overdue(&self, id: RequestId) -> bool {
-        self.requests.pauses.is_paused(id) && self.is_immune(id)
-    }
-
     /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no row
     /// is free. The oldest request and requests at the pause limit are exempt.
     pub(in crate::scheduler) fn plan_overdue(&self) -> Option<Overdue> {
@@ -125,17 +89,5 @@ impl Planner<'_> {
             self.requests.running.free_rows() == 0 && !self.all_immune(&self.step_requests(&plan));
         let evict = must_evict.then(|| self.choose_victim(&plan)).flatten();
         Some(Overdue { first: front.map(|_| id), evict })
-    }
-
-    /// Whether every request but the oldest is at the pause limit.
-    pub(super) fn all_immune(&self, requests: &[StepRequest<'_>]) -> bool {
-        requests.iter().skip(1).all(|one| self.is_immune(one.id()))
-    }
-
-    /// Returns a waiting request as plans see it.
-    pub(super) fn waiter(&self, sequence: &Sequence, tbt_ns: u64) -> WaitingRequest {
-        let (request, deposit) = (sequence.id(), sequence.deposit(self.now, tbt_ns));
-        let fresh = !self.requests.pauses.is_paused(request);
-        WaitingRequest { request, kv_blocks: sequence.admission_kv_blocks(), deposit, fresh }
     }
 }

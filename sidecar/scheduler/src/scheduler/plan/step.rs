@@ -49,22 +49,6 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the requests of the step, those that it admits too, in the order of first admissions.
-    pub(super) fn step_requests(&self, plan: &StepPlan) -> Vec<StepRequest<'a>> {
-        let stay = self.requests.running.iter().filter(|one| !plan.evicts(one.id()));
-        let mut requests: Vec<_> = stay.map(StepRequest::running).collect();
-        for planned in &plan.admit {
-            let Some(sequence) = self.requests.queue.get(planned.id) else { continue };
-            let committed = planned.prefix.as_ref().map_or(sequence.committed, |prefix| prefix.tokens());
-            let offloaded = planned.prefill_offloaded;
-            requests.push(StepRequest::admitted(sequence, committed, offloaded, self.step));
-        }
-        if !plan.admit.is_empty() {
-            requests.sort_by_key(|request| request.admission.unwrap_or(u64::MAX));
-        }
-        requests
-    }
-
     /// Returns the batch of the plan within its limits.
     fn plan_batch(&self, plan: &StepPlan) -> Batch {
         let requests = self.step_requests(plan);
@@ -87,11 +71,6 @@ impl<'a> Planner<'a> {
             }
         }
         plan.add_up(self.manager);
-    }
-
-    /// Returns the KV blocks that the request holds, or finds in the cache when it is admitted.
-    pub(in crate::scheduler) fn held_kv_blocks(&self, plan: &StepPlan, id: RequestId) -> u32 {
-        plan.cached_kv_blocks(id).unwrap_or_else(|| self.manager.kv_of(id).kv_blocks())
     }
 
     /// Returns the step that was refused without the requests whose KV is loading; memory was available for all of it.
