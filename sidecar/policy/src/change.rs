@@ -165,7 +165,7 @@ impl ChangeState {
         boundary >= self.retry_at
     }
 
-    /// Returns whether the backend failed a change a moment ago: no other change is tried now. Remedies without a
+    /// Returns whether the backend failed a change within the back-off: no other change is tried now. Reclaim steps without a
     /// change go on.
     pub fn in_backoff(&self, boundary: u64) -> bool {
         self.failures > 0 && !self.may_retry(boundary)
@@ -198,7 +198,7 @@ impl ChangeState {
         self.declined[kind as usize] = Some((step, chunks));
     }
 
-    /// Returns whether such a remap for as many chunks or fewer was declined a moment ago.
+    /// Returns whether such a remap for as many chunks or fewer was declined within the last steps.
     pub fn is_declined(&self, kind: RemapKind, step: u64, chunks: u32) -> bool {
         self.declined[kind as usize]
             .is_some_and(|(at, least)| step < at + DECLINE_MEMORY_STEPS && chunks >= least)

@@ -5,17 +5,19 @@
 //! | `share` | what of the share can be created, lent and released |
 //! | `next_step` | what is due for peers and for the share at a boundary |
 //! | `reclaim`, `lendable_layers` | what is freed for it |
+//! | `lendable` | what can be lent to a peer now |
 //! | `transfers` | the actions, and their ends |
 //! | `balance`, `demand`, `outgoing`, `recreation` | the state, each by itself |
 //! | `audit` | what the check against the loan book reads |
 //!
-//! [`Loans`] knows chunks as numbers only. What it needs of other parts are arguments.
+//! [`Loans`] knows chunks as numbers only. Values of other parts are arguments.
 
 use alloc::vec::Vec;
 
 pub(crate) mod audit;
 mod balance;
 mod demand;
+pub(crate) mod lendable;
 pub(crate) mod lendable_layers;
 pub(crate) mod next_step;
 mod outgoing;
@@ -149,6 +151,16 @@ impl Loans {
         if !self.outgoing.refuse_first_loan() && !self.outgoing.is_empty() {
             self.lacks_room = true;
         }
+    }
+
+    /// The first transfer is being made.
+    pub fn on_send(&mut self) {
+        self.outgoing.take_first();
+    }
+
+    /// Nothing is queued for a peer: layers go at the allowed stall again.
+    pub fn on_nothing_queued(&mut self) {
+        self.forces_reclaim = false;
     }
 
     /// A change does not fit: a request makes room if the change must happen; a loan is refused.

@@ -26,7 +26,7 @@
 //!
 //! Policies that plan placements (OrbitFlow, Unified) also need [`note`](MemoryManager::note),
 //! [`ask_plan`](MemoryManager::ask_plan), [`planned`](MemoryManager::planned) and
-//! [`take_pauses`](MemoryManager::take_pauses); those that compare costs [`stalling_remap`](MemoryManager::stalling_remap)
+//! [`clear_pauses`](MemoryManager::clear_pauses); those that compare costs [`stalling_remap`](MemoryManager::stalling_remap)
 //! and [`apply_stalling_remap`](MemoryManager::apply_stalling_remap). A directive is
 //! [`set_policy`](MemoryManager::set_policy) or [`set_bounds`](MemoryManager::set_bounds).
 //!
@@ -38,16 +38,20 @@
 
 //! # Files
 //!
-//! Calls between the methods of the memory manager go down this list only, which `cargo xtask check` holds.
+//! Methods of a file call those of files below it, and `cargo xtask check` refuses circles of such calls.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | this one | the calls of the interface, and the ends of actions |
 //! | `boundary`, `prepare` | take what is due at a boundary, and the memory of a step, one action further |
 //! | `sleep`, `loan_steps`, `restore_layers`, `load` | the steps of sleep, of loans, and of loading |
-//! | `stalling`, `prepare_plan`, `revert` | decide, and change nothing |
+//! | `stalling` | finds and begins remaps that stall |
+//! | `prepare_plan`, `revert` | decide, and change nothing |
 //! | `transition` | carries out one change of ownership |
 //! | `step_demand`, `views`, `parts` | values and views of the parts |
+//! | `loan_control` | the calls of the negotiator of loans |
+//! | `step_api`, `scheduler_view`, `constants` | values of the interface, no methods of the manager |
+//! | `invariants` | the audit of tests |
 
 use alloc::vec::Vec;
 
@@ -408,9 +412,9 @@ impl MemoryManager {
         self.offload.on_planned(answer);
     }
 
-    /// Takes the requests that the plan adopted last pauses.
-    pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        self.offload.take_pauses()
+    /// The pauses of the plan adopted last are made ([`OffloadView::pauses`]).
+    pub fn clear_pauses(&mut self) {
+        self.offload.clear_pauses();
     }
 
     /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished

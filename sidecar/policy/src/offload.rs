@@ -33,8 +33,6 @@ pub use paused::EvictedPaused;
 pub use placement::DrainedBuffers;
 pub use view::OffloadView;
 
-use alloc::vec::Vec;
-
 use crate::ellm::{BufferController, Violations};
 use crate::ids::RequestId;
 use crate::kv::layer_offload::Placement;
@@ -181,9 +179,9 @@ impl Offload {
         self.plans.on_answer(answer);
     }
 
-    /// Takes the requests that the plan in force pauses.
-    pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        self.plans.take_pauses()
+    /// The pauses of the plan in force are made.
+    pub fn clear_pauses(&mut self) {
+        self.plans.clear_pauses();
     }
 
     /// Removes a request that waits no longer from the plan.

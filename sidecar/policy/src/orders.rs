@@ -1,4 +1,4 @@
-//! What the memory manager orders, counts and waits for. Each part that orders actions takes it as an argument.
+//! What the memory manager orders, counts and waits for. Each part that orders actions borrows it.
 //!
 //! | copy | deadline |
 //! |---|---|

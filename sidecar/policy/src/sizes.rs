@@ -126,7 +126,7 @@ impl Sizes {
         Some(self.evenly(moving)).filter(|layout| self.weights(layout) < weights)
     }
 
-    /// A layout with `layers` moving layers, evenly spaced, through one slot.
+    /// A layout with `moving` moving layers, evenly spaced, through one slot.
     pub fn evenly(&self, moving: u16) -> Layout {
         Layout { moving: uniform(self.layers, moving), beta: 1 }
     }

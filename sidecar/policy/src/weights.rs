@@ -1,8 +1,8 @@
 //! The copies of the tenant's weights on the device: what each holder contains, what is due, what a step may read.
 //!
 //! A holder is the global part (embeddings, head, final norm), a layer with chunks of its own, or a slot that several
-//! moving layers share (Oneiros 4.2). The component knows generations and progress. It knows no chunk and orders no
-//! copy: the memory manager asks what is due and reports how copies ended.
+//! moving layers share (Oneiros 4.2). [`Weights`] knows generations and progress, no chunk and no
+//! copy. [`WeightCopies`] orders the copies that are due and reports how they ended.
 
 use alloc::vec;
 use alloc::vec::Vec;

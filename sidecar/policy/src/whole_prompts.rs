@@ -17,7 +17,7 @@ pub struct WholePrompts<'a> {
     pub chunks: &'a Chunks,
     pub chunk_pool: &'a KvChunkPool,
     pub sizes: &'a Sizes,
-    /// A change of chunks failed a moment ago.
+    /// A change of chunks failed within the back-off.
     pub in_backoff: bool,
 }
 

@@ -10,7 +10,7 @@ use sluice_policy::memory_manager::{
 use crate::batch::Batch;
 
 /// A waiting request that the step admits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedAdmission {
     /// The request.
     pub id: RequestId,
@@ -92,7 +92,7 @@ pub struct StepPlan {
 }
 
 /// Limits of a plan, which become tighter each time memory refuses it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanLimits {
     /// Admissions for which running requests may be paused: under deadline scheduling those that fit and one more. The
     /// rest are admitted only with memory that is free of cost, from peers or from layers whose streaming is hidden,

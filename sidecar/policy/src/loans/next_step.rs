@@ -22,7 +22,10 @@ pub enum LoanStep {
     Recreate,
     /// Releases these chunks of the share.
     ReleaseShare(u32),
-    /// Makes this transfer: its chunks are vacant.
+    /// Refuses the first loan, and asks again: restored layers do not wait for a loan that must be vacated first. That
+    /// can take until a step has run, and the step waits for the layers.
+    RefuseFirst,
+    /// Makes the first transfer: its chunks are vacant.
     Send(OutgoingTransfer),
     /// Frees more chunks for the first transfer.
     Free {
@@ -36,38 +39,19 @@ pub enum LoanStep {
 }
 
 impl Loans {
-    /// Decides the next action. A transfer that is sent leaves the queue. Loans that restored layers would wait for are
-    /// refused.
-    pub fn next_step(&mut self, facts: BoundaryFacts) -> LoanStep {
+    /// Decides the next action.
+    pub fn next_step(&self, facts: BoundaryFacts) -> LoanStep {
         if facts.recreates {
             return LoanStep::Recreate;
         }
         if facts.share_to_release > 0 && !self.owes_peers() {
             return LoanStep::ReleaseShare(facts.share_to_release);
         }
-        if facts.restores_layers {
-            self.refuse_loans_beyond(facts.vacant);
-        }
-        let Some(transfer) = self.outgoing.first() else {
-            self.forces_reclaim = false;
-            return LoanStep::RestoreLayers;
-        };
+        let Some(transfer) = self.outgoing.first() else { return LoanStep::RestoreLayers };
         match transfer.chunks.checked_sub(facts.vacant) {
-            None | Some(0) => {
-                self.outgoing.take_first();
-                LoanStep::Send(transfer)
-            }
+            None | Some(0) => LoanStep::Send(transfer),
+            Some(_) if facts.restores_layers && transfer.claim == TransferKind::Lend => LoanStep::RefuseFirst,
             Some(missing) => LoanStep::Free { missing, kind: transfer.claim },
-        }
-    }
-
-    /// Restored layers do not wait for a loan that must be vacated first: that can take until a step has run, and the
-    /// step waits for the layers.
-    fn refuse_loans_beyond(&mut self, vacant: u32) {
-        let waits =
-            |transfer: OutgoingTransfer| transfer.claim == TransferKind::Lend && transfer.chunks > vacant;
-        while self.outgoing.first().is_some_and(waits) {
-            self.outgoing.refuse_first_loan();
         }
     }
 }
@@ -103,6 +87,8 @@ mod tests {
         assert_eq!(loans.next_step(BoundaryFacts { recreates: true, ..due }), LoanStep::Recreate);
         assert_eq!(loans.next_step(due), LoanStep::ReleaseShare(5));
         assert_eq!(loans.next_step(IDLE), LoanStep::Send(loan));
+        assert_eq!(loans.next_step(IDLE), LoanStep::Send(loan), "deciding changes nothing");
+        loans.on_send();
         assert_eq!(loans.next_step(IDLE), LoanStep::RestoreLayers, "the queue is empty");
     }
 
@@ -118,6 +104,8 @@ mod tests {
     fn layers_do_not_wait_for_a_loan_that_must_be_vacated() {
         let mut loans = loans(&[transfer(6, TransferKind::Lend), transfer(4, TransferKind::Lend)]);
         let restores = BoundaryFacts { restores_layers: true, ..IDLE };
+        assert_eq!(loans.next_step(restores), LoanStep::RefuseFirst);
+        loans.refuse_first();
         assert_eq!(loans.next_step(restores), LoanStep::Send(transfer(4, TransferKind::Lend)));
         assert!(matches!(loans.outgoing.take_results()[..], [TransferResult::Refused { chunks: 6, .. }]));
     }

@@ -21,17 +21,29 @@ impl MemoryManager {
         }
         self.release_uncreated_share();
         let facts = self.boundary_facts();
-        match self.loans.next_step(facts) {
+        let mut step = self.loans.next_step(facts);
+        while step == LoanStep::RefuseFirst {
+            self.loans.refuse_first();
+            step = self.loans.next_step(facts);
+        }
+        match step {
+            LoanStep::RefuseFirst => {}
             LoanStep::Recreate => self.transfers().recreate(u32::MAX, out),
             LoanStep::ReleaseShare(chunks) => self.release_share(chunks, out),
-            LoanStep::Send(transfer) => self.transfers().send(transfer, out),
+            LoanStep::Send(transfer) => {
+                self.loans.on_send();
+                self.transfers().send(transfer, out);
+            }
             LoanStep::Free { missing, kind } => {
                 match self.reclaimable().for_transfer(missing, kind, self.smaller_layouts()) {
                     Some(target) => self.change.decide(Some(Transition { target, reason: kind.reason() })),
                     None => self.loans.refuse_first(),
                 }
             }
-            LoanStep::RestoreLayers => self.restore(),
+            LoanStep::RestoreLayers => {
+                self.loans.on_nothing_queued();
+                self.restore();
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Views of parts, and values that several decisions read. Nothing here decides or orders.
+//! Borrows of parts, and values that several decisions read. Nothing here orders an action.
 
 use super::{MemoryManager, SleepState};
 use crate::cost::{CostContext, CostModel, LayoutSearch};
@@ -98,7 +98,7 @@ impl MemoryManager {
         self.params.policy().displaced_kv_loss(&settings, context, (requests, tokens))
     }
 
-    /// The backend failed a change a moment ago: no other change is tried now; steps without a change continue.
+    /// The backend failed a change within the back-off: no other change is tried now; steps without a change continue.
     pub(super) fn in_backoff(&self) -> bool {
         self.change.in_backoff(self.orders.boundaries())
     }

@@ -322,7 +322,8 @@ impl MemoryManager {
         let (per, usable_free) = (self.sizes.layer_blocks_per_chunk, self.free_kv_chunks());
         let chunks = missing.div_ceil(per) - usable_free.min(missing / per);
         let fits = chunks + usable_free <= self.kv_chunk_room();
-        self.sizes.movable_m.filter(|_| fits && !self.in_backoff()).map(|_| chunks)
+        let may_move = self.forced.is_none() && fits && !self.in_backoff();
+        self.sizes.movable_m.filter(|_| may_move).map(|_| chunks)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Predicted costs of what could be reclaimed now ([`crate::cost`]).
+//! Remaps that cover a shortfall although tokens wait for the moving layers: what they would be, and carrying one out.
 
 use alloc::vec::Vec;
 

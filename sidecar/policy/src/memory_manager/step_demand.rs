@@ -53,7 +53,8 @@ impl MemoryManager {
         }
     }
 
-    /// Idle activation chunks that an inflation of `chunks` takes in addition, with `activation` chunks for the step (eLLM 5.1):
+    /// Idle activation chunks that an inflation of `chunks` takes in addition, with `activation` chunks for the step
+    /// (eLLM 5.1):
     /// every running request is assumed to make one more token, which begins a block at worst. Only idle chunks with
     /// addresses in KV, so that no inflation fails for them.
     pub(super) fn lookahead_chunks(

@@ -96,7 +96,7 @@ impl OffloadView<'_> {
             (self.kv.of(runner.request).kv_blocks(), self.kv.of(runner.request).full_kv_blocks());
         let tails = held.saturating_sub(full).max(1);
         RequestState {
-            // A request that was admitted a moment ago has no KV yet.
+            // A request that this plan admits has no KV yet.
             full: (held.max(runner.kv_blocks) + growth).saturating_sub(tails),
             tails,
             deposit: runner.deposit,

@@ -236,9 +236,9 @@ impl PlacementPlans {
         &self.pauses
     }
 
-    /// Takes the requests that the plan pauses.
-    pub fn take_pauses(&mut self) -> Vec<RequestId> {
-        core::mem::take(&mut self.pauses)
+    /// The pauses of the plan are made.
+    pub fn clear_pauses(&mut self) {
+        self.pauses.clear();
     }
 
     /// Returns the queue head that admission skipped.
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn plan_holds_until_its_requests_change() {
         let mut plans = in_force();
-        assert_eq!(plans.take_pauses(), ids(&[1]));
+        assert_eq!(plans.pauses(), ids(&[1]));
         assert_eq!(plans.admitted_layers(RequestId(9)), Some(plans.set(2).as_slice()));
         assert!(!is_due(&mut plans, 5, &[2, 3]), "too soon, and it holds");
         assert!(!is_due(&mut plans, 10, &[2, 3]), "the admitted request still waits");

@@ -23,7 +23,7 @@ pub struct OffloadView<'a> {
     pub(crate) geometry: &'a Geometry,
     /// Step boundaries so far.
     pub(crate) boundary: u64,
-    /// A change of chunks failed a moment ago.
+    /// A change of chunks failed within the back-off.
     pub(crate) in_backoff: bool,
 }
 
@@ -41,7 +41,7 @@ impl<'a> OffloadView<'a> {
     }
 
     /// The requests that the plan adopted last pauses, until
-    /// [`MemoryManager::take_pauses`](crate::memory_manager::MemoryManager::take_pauses).
+    /// [`MemoryManager::clear_pauses`](crate::memory_manager::MemoryManager::clear_pauses).
     pub fn pauses(&self) -> &'a [RequestId] {
         self.offload.plans.pauses()
     }
@@ -89,7 +89,7 @@ impl<'a> OffloadView<'a> {
         self.can_pause_help() && !self.in_backoff && self.offload.write_back.is_fast_enough(layer_blocks)
     }
 
-    /// No write-back failed a moment ago.
+    /// No write-back failed within the back-off.
     pub(crate) fn write_back_is_healthy(&self) -> bool {
         self.offload.write_back.is_healthy(self.boundary)
     }

@@ -56,7 +56,7 @@ impl WriteBackLink {
         self.retry_at = boundary + (1 << self.failures.min(MAX_DOUBLINGS));
     }
 
-    /// Whether writes may be tried: none failed a moment ago.
+    /// Whether writes may be tried: none failed within the back-off.
     pub fn is_healthy(&self, boundary: u64) -> bool {
         boundary >= self.retry_at
     }

@@ -53,7 +53,7 @@ pub struct ReclaimView {
     pub missing_layer_blocks: u32,
     /// The step that was tried last for this shortfall and freed nothing.
     pub tried: Option<ReclaimStep>,
-    /// A change of memory failed a moment ago: only what moves no chunk is worth a try.
+    /// A change of memory failed within the back-off: only steps that move no chunk are worth a try.
     pub in_backoff: bool,
     /// The configuration fixes the layout of own layers.
     pub is_layout_forced: bool,
@@ -123,7 +123,8 @@ pub trait ReclaimPolicy: Debug + Sync {
     }
 
     /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
-    /// preempted, or that own layers move although tokens wait for them. `None` = none of them. Default: pauses a
+    /// preempted, or that own layers move although tokens wait for them. `None` = the request that
+    /// [`ReclaimPolicy::preemption_rank`] ranks first is preempted, if no other way is left. Default: pauses a
     /// request before it preempts one, and moves no layer. The scheduler asks after the memory manager answered
     /// [`Prepared::Short`](crate::memory_manager::Prepared::Short).
     fn choose_victim(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {

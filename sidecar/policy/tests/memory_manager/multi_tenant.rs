@@ -140,7 +140,7 @@ fn unbacked_bytes_are_not_owed_to_exited_peers() {
 
 /// Tenants that often sleep, and whose host tier is small, take long, but all of them make progress.
 #[test]
-fn frequent_sleep_delays_completion() {
+fn tenants_that_sleep_often_make_progress() {
     let sleepy = Case { sleeps: 60, host_kv_bytes: 112, ..fault_free_case(true) };
     let small = Case { tenants: 4, slabs: vec![3, 2, 3, 1, 1, 1, 1], extra_kv: 1, ..sleepy };
     let mut gpu = SimGpu::new(&Case { seed: 85_855_058_534, ..small });

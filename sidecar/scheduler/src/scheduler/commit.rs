@@ -1,4 +1,7 @@
-//! Carries out a plan of a step. Nothing else evicts, asks memory or starts a step for a plan.
+//! Carries out the plan of a step. Nothing else asks memory or starts a step for it.
+//!
+//! Requests also leave the device before a step is planned: in `super::schedule` (pauses), and in `super::peers` (a debt
+//! that finds no chunks).
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::Prepared;
@@ -74,21 +77,33 @@ impl Scheduler {
             return Committed::Done;
         }
         match self.ask_memory(now, plan) {
-            Prepared::Ready => self.start_step(now, plan),
-            Prepared::Wait if self.borrow_denied(now) => return Committed::Refused(Refusal::Changed),
-            Prepared::Wait => {
-                self.keep_plan(plan);
-                let epoch = self.manager.status().cache_epoch();
-                if let Some(smaller) = plan.fallback.as_deref().filter(|one| one.cache_epoch == epoch)
-                    && self.ask_memory(now, smaller) == Prepared::Ready
-                {
-                    self.start_step(now, smaller);
-                }
+            Prepared::Ready => {
+                self.start_step(now, plan);
+                Committed::Done
             }
-            Prepared::Loading => return Committed::Refused(Refusal::Loading),
+            Prepared::Wait => self.wait_for_memory(now, plan),
+            Prepared::Loading => Committed::Refused(Refusal::Loading),
             Prepared::Short { missing_kv_blocks, activation } => {
-                return Committed::Refused(Refusal::Short { missing_kv_blocks, activation });
+                Committed::Refused(Refusal::Short { missing_kv_blocks, activation })
             }
+        }
+    }
+
+    /// Asks peers if the plan waits for a loan. The plan is refused if they have none; else it is kept, and the smaller
+    /// step runs if its memory is there.
+    fn wait_for_memory(&mut self, now: Nanos, plan: &StepPlan) -> Committed {
+        let is_denied = self.ask_peers(now);
+        if is_denied {
+            return Committed::Refused(Refusal::Changed);
+        }
+        self.keep_plan(plan);
+        let epoch = self.manager.status().cache_epoch();
+        let Some(smaller) = plan.fallback.as_deref().filter(|one| one.cache_epoch == epoch) else {
+            return Committed::Done;
+        };
+        let answer = self.ask_memory(now, smaller);
+        if answer == Prepared::Ready {
+            self.start_step(now, smaller);
         }
         Committed::Done
     }

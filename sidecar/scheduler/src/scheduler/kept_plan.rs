@@ -5,7 +5,7 @@
 //!
 //! - a step runs,
 //! - a request comes, ends or changes places,
-//! - a placement plan no longer admits its requests as it did,
+//! - the planner of placements answers, or its plan no longer admits the requests as it did,
 //! - the tenant returns or lends memory,
 //! - the policy, the bounds or the order to sleep change.
 

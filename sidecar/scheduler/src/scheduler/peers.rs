@@ -148,7 +148,7 @@ impl Scheduler {
 
     /// Asks peers for memory if the step waits for a loan. Returns true if they denied it, so that another reclaim
     /// option is due now.
-    pub(super) fn borrow_denied(&mut self, now: Nanos) -> bool {
+    pub(super) fn ask_peers(&mut self, now: Nanos) -> bool {
         if self.manager.loans().borrow_request().is_none() {
             return false;
         }

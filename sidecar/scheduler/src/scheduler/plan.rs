@@ -2,7 +2,7 @@
 //!
 //! [`Planner::plan_step`] plans a step, and [`Planner::plan_again`] plans it again after memory refused it. Before that,
 //! [`Planner::plan_pauses`], [`Planner::plan_overdue`] and [`Planner::plan_row`] plan which requests pause or go first.
-//! `super::commit` carries the plans out.
+//! `super::commit` carries out the plan of a step, `super::schedule` those before it.
 
 mod admission;
 mod admissions;

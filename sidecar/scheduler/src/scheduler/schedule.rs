@@ -46,7 +46,7 @@ impl Scheduler {
     /// Pauses and orders requests before the step is planned. Each plan sees what the one before has changed.
     fn arrange_requests(&mut self, now: Nanos) {
         let pauses = self.planner(now).plan_pauses();
-        drop(self.manager.take_pauses());
+        self.manager.clear_pauses();
         self.evict_all(now, &pauses);
         self.suspend_offloaded();
         self.requests.queue.set_objectives(self.manager.params().deadlines());

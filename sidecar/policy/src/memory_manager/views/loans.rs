@@ -1,6 +1,7 @@
 //! Share, loans and debts of a tenant.
 
 use crate::loans::audit::LoanAudit;
+use crate::loans::lendable::LendFacts;
 use crate::memory_manager::{MemoryManager, TransferKind};
 use crate::params::{Bounds, Params};
 use crate::peers::loan_denied::LoanDenied;
@@ -81,31 +82,23 @@ impl LoanView<'_> {
     /// # Errors
     /// Why nothing can be lent now.
     pub fn lendable(&self) -> Result<u32, LoanDenied> {
-        let Some(max_moving) = self.manager.sizes.movable_m else { return Err(LoanDenied::NotTraded) };
-        let still = self.manager.sleep.is_settled();
-        if !self.manager.status().is_loaded()
-            || !still
-            || self.manager.should_restore_layers()
-            || self.releasing_chunks() > 0
-        {
-            return Err(LoanDenied::Busy);
-        }
-        if self.manager.loans.is_active() && self.borrow_request().is_some() {
-            return Err(LoanDenied::Active);
-        }
         let (loans, pending) = (&self.manager.loans, &self.manager.orders.pending);
-        let above = loans.chunks_above_floor(pending, self.unlent_floor_chunks());
-        let idle = self.manager.vacant_chunks()
-            + self.manager.kv.idle_chunks_above(self.manager.sizes.kv_guaranteed)
-            + self.manager.lendable_layers().hidden_chunks();
-        let promised = loans.outgoing_chunks(pending, TransferKind::Lend);
-        match idle.saturating_sub(promised).min(above) {
-            0 if above == 0 => Err(LoanDenied::AtFloor),
-            0 if loans.is_active() => Err(LoanDenied::Active),
-            0 if self.manager.displaced_layers() >= usize::from(max_moving) => Err(LoanDenied::AtCap),
-            0 => Err(LoanDenied::Nothing),
-            chunks => Ok(chunks),
-        }
+        let facts = LendFacts {
+            max_moving: self.manager.sizes.movable_m,
+            displaced: self.manager.displaced_layers(),
+            is_settled: self.manager.status().is_loaded()
+                && self.manager.sleep.is_settled()
+                && !self.manager.should_restore_layers()
+                && self.releasing_chunks() == 0,
+            is_active: loans.is_active(),
+            borrows: self.borrow_request().is_some(),
+            above_floor: loans.chunks_above_floor(pending, self.unlent_floor_chunks()),
+            idle: self.manager.vacant_chunks()
+                + self.manager.kv.idle_chunks_above(self.manager.sizes.kv_guaranteed)
+                + self.manager.lendable_layers().hidden_chunks(),
+            promised: loans.outgoing_chunks(pending, TransferKind::Lend),
+        };
+        facts.lendable()
     }
 
     /// Chunks that the next step lacks and peers may have. The step waits until they arrive or

@@ -16,7 +16,7 @@ impl StatusView<'_> {
         self.manager.loaded && self.manager.failure.is_none()
     }
 
-    /// An action is pending that no step may run with: any but a copy of weights.
+    /// An action is pending that no step may run with: any but copies of weights and KV.
     pub fn is_blocked(&self) -> bool {
         self.manager.orders.pending.blocking()
     }
@@ -59,7 +59,8 @@ impl StatusView<'_> {
         self.manager.sleep.state()
     }
 
-    /// A change that must happen, such as a return, found no room at a boundary: the scheduler pauses or preempts a request and calls the boundary again.
+    /// A change that must happen, such as a return, found too few chunks to free at a boundary: the scheduler pauses or
+    /// preempts a request and calls the boundary again.
     pub fn debt_lacks_room(&self) -> bool {
         self.manager.loans.lacks_room()
     }
