@@ -17,8 +17,11 @@ pub fn kill_on_parent_exit(command: &mut Command) {
         command.pre_exec(move || {
             rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
             // The parent may have ended before the signal was set; the kernel would then never send it.
-            let orphan = rustix::process::getppid() != Some(parent);
-            if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+            if rustix::process::getppid() != Some(parent) {
+                // An error could not be reported: the parent's end of the pipe is closed, and std would abort.
+                rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
+            }
+            Ok(())
         });
     }
 }

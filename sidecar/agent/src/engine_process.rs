@@ -84,8 +84,11 @@ impl EngineSpawner {
                 // group, but not one that a subreaper of its session adopts. The kill ends the worker as well.
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
                 // If the parent ended before the signal was set, the signal is never sent.
-                let orphan = rustix::process::getppid() != Some(parent);
-                if orphan { Err(std::io::ErrorKind::NotFound.into()) } else { Ok(()) }
+                if rustix::process::getppid() != Some(parent) {
+                    // An error could not be reported: the parent's end of the pipe is closed, and std would abort.
+                    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
+                }
+                Ok(())
             });
         }
         command.spawn()
