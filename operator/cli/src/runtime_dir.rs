@@ -64,7 +64,7 @@ impl RuntimeDir {
         let file = path.join(LOCK_FILE);
         let lock = File::create(&file).with_context(|| file.display().to_string())?;
         if !lock_with_retry(&lock) {
-            bail!("{busy} ({})", path.display());
+            bail!("{busy} ({}): end that run, or name another folder with --runtime-dir", path.display());
         }
         Ok(LockedDir { path, _lock: lock })
     }
