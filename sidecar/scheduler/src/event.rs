@@ -32,6 +32,22 @@ pub struct Request {
     pub paced: bool,
 }
 
+#[cfg(test)]
+impl Request {
+    /// A request of a unit test, with a prompt of `tokens` tokens.
+    pub(crate) fn of_test(id: u64, tokens: usize) -> Request {
+        Request {
+            id: RequestId(id),
+            prompt: vec![1; tokens],
+            max_tokens: 5,
+            sampling: std::sync::Arc::default(),
+            priority: 0,
+            salt: 0,
+            paced: true,
+        }
+    }
+}
+
 /// An input of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {

@@ -151,16 +151,7 @@ mod tests {
         let mut queue = Queue::new(QueueOrder::FirstCome);
         queue.set_objectives(Some(SLO));
         for (id, arrived) in (1..).zip(arrivals) {
-            let request = Request {
-                id: RequestId(id),
-                prompt: vec![1; 3],
-                max_tokens: 5,
-                sampling: std::sync::Arc::default(),
-                priority: 0,
-                salt: 0,
-                paced: true,
-            };
-            queue.push(Sequence::new(request, Nanos(*arrived)));
+            queue.push(Sequence::new(Request::of_test(id, 3), Nanos(*arrived)));
         }
         queue
     }

@@ -108,4 +108,9 @@ impl Kv {
     pub fn evictable_layer_blocks(&self) -> u32 {
         self.prefix_cache.idle_count() * self.layers
     }
+
+    /// Returns the used layer blocks that requests need: all but those of unused prefix blocks.
+    pub fn needed_layer_blocks(&self) -> u32 {
+        self.chunk_pool.used_layer_blocks().saturating_sub(self.evictable_layer_blocks())
+    }
 }

@@ -133,7 +133,7 @@ impl LoanControl for LoansMut<'_> {
         let (kv, sizes, chunk_bytes) = (&manager.kv, &manager.sizes, manager.geometry.chunk_bytes);
         let free = manager.chunks.free_count();
         manager.loans.surplus(left, in_use, open_requests, || {
-            let used = kv.chunk_pool().used_layer_blocks().saturating_sub(kv.evictable_layer_blocks());
+            let used = kv.needed_layer_blocks();
             Pressure {
                 spare_bytes: u64::from(free + kv.idle_chunks_above(sizes.kv_guaranteed)) * chunk_bytes,
                 used_bytes: u64::from(used.div_ceil(sizes.layer_blocks_per_chunk)) * chunk_bytes,

@@ -88,9 +88,7 @@ impl MemoryManager {
         if layer_blocks == 0 {
             return 0;
         }
-        let used = u64::from(
-            self.kv.chunk_pool().used_layer_blocks().saturating_sub(self.kv.evictable_layer_blocks()),
-        );
+        let used = u64::from(self.kv.needed_layer_blocks());
         let layer_blocks = layer_blocks.min(used);
         let requests = (u64::from(context.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
         let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());

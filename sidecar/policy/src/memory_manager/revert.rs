@@ -99,9 +99,8 @@ impl MemoryManager {
     /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
         let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
-        let idle = self.kv.evictable_layer_blocks();
         let free = self.chunks.free_count();
-        let used = self.kv.chunk_pool().used_layer_blocks().saturating_sub(idle);
+        let used = self.kv.needed_layer_blocks();
         let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
         Pressure {
             spare_bytes: bytes(free + self.kv.idle_chunks_above(self.sizes.kv_guaranteed)),

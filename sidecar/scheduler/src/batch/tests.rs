@@ -1,10 +1,7 @@
 //! Tests that no sequence starves, for any request mix and step size.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
-use sluice_policy::ids::{Nanos, RequestId};
-use sluice_ports::sampling::Sampling;
+use sluice_policy::ids::Nanos;
 
 use super::Batch;
 use crate::event::Request;
@@ -12,17 +9,7 @@ use crate::sequence::Sequence;
 use crate::step_request::StepRequest;
 
 fn sequence(id: u64, prompt_tokens: usize) -> Sequence {
-    let sampling = Arc::new(Sampling::default());
-    let prompt = vec![1; prompt_tokens];
-    let request = Request {
-        id: RequestId(id),
-        prompt,
-        max_tokens: u32::MAX / 2,
-        sampling,
-        priority: 0,
-        salt: 0,
-        paced: true,
-    };
+    let request = Request { max_tokens: u32::MAX / 2, ..Request::of_test(id, prompt_tokens) };
     Sequence::new(request, Nanos(0))
 }
 

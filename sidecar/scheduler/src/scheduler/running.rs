@@ -119,16 +119,7 @@ mod tests {
     use sluice_policy::ids::Nanos;
 
     fn request(id: u64, place: u64) -> Sequence {
-        let request = Request {
-            id: RequestId(id),
-            prompt: vec![1; 3],
-            max_tokens: 5,
-            sampling: std::sync::Arc::default(),
-            priority: 0,
-            salt: 0,
-            paced: true,
-        };
-        Sequence { admission: Some(place), ..Sequence::new(request, Nanos(0)) }
+        Sequence { admission: Some(place), ..Sequence::new(Request::of_test(id, 3), Nanos(0)) }
     }
 
     #[test]

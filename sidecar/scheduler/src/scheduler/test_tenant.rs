@@ -98,16 +98,12 @@ impl Tenant {
     }
 
     pub fn submit(&mut self, id: u64, tokens: usize) {
-        let (id, sampling) = (RequestId(id), std::sync::Arc::default());
         // Equal prompts of one salt would share their KV.
         let request = Request {
-            id,
-            prompt: vec![id.0 as u32; tokens],
+            prompt: vec![id as u32; tokens],
             max_tokens: 64,
-            sampling,
-            priority: 0,
-            salt: id.0,
-            paced: true,
+            salt: id,
+            ..Request::of_test(id, tokens)
         };
         self.handle(Event::Submit(request));
     }
