@@ -3,7 +3,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `share` | what of the share can be created, lent and released |
-//! | `next_step` | what is due for peers and for the share at a boundary |
+//! | `next_step` | the decision about the next action for peers and for the share |
 //! | `reclaim`, `lendable_layers` | what is freed for it |
 //! | `lendable` | what can be lent to a peer now |
 //! | `transfers` | the actions, and their ends |

@@ -43,7 +43,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | this one | the calls of the interface, and the ends of actions |
-//! | `boundary`, `prepare` | take what is due at a boundary, and the memory of a step, one action further |
+//! | `boundary`, `prepare` | take due work at a boundary, and the memory of a step, one action further |
 //! | `sleep`, `loan_steps`, `restore_layers`, `load` | the steps of sleep, of loans, and of loading |
 //! | `stalling` | finds and begins remaps that stall |
 //! | `prepare_plan`, `revert` | decide, and change nothing |

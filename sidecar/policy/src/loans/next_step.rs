@@ -1,4 +1,4 @@
-//! What is due for peers and for the share at a boundary, one action at a time.
+//! Decides the next action for peers and for the share at a boundary.
 
 use super::{Loans, OutgoingTransfer, TransferKind};
 

@@ -1,5 +1,5 @@
-//! A step boundary of a tenant that has loaded: what is due is taken one action further, in this order: sleep, growth of
-//! the share, placement of KV, activation space, loans and share, then a change that the policy wants.
+//! A step boundary of a tenant that has loaded. It takes the first due work one action further, in this order: sleep,
+//! growth of the share, placement of KV, activation space, loans and share, then a change that the policy wants.
 
 use alloc::vec::Vec;
 

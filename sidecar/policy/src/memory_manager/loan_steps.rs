@@ -1,5 +1,5 @@
-//! Carries out what is due for peers and for the share ([`crate::loans`]): it collects what the loans need of other
-//! parts, and gives the answer to the part that it concerns.
+//! Carries out the next action for peers and for the share ([`crate::loans`]): it collects the values that the loans need
+//! of other parts, and gives the answer to the part that it concerns.
 
 use alloc::vec::Vec;
 

@@ -133,7 +133,7 @@ impl WeightCopies<'_> {
         self.weights.on_incomplete(target, generation, (clean, step_runs), self.generations);
         self.record(target);
         if self.orders.pending.dropping() && clean {
-            // The memory manager dropped it: what is due is ordered again when the drop has ended.
+            // The memory manager dropped it, and orders due copies again when the drop has ended.
             return Ok(());
         }
         self.orders.count(Reason::BackendFailed);
