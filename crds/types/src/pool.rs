@@ -77,10 +77,8 @@ pub struct GpuPoolSpec {
     /// Which tenant lends first, and how fast it gets its memory back. Default as in its fields.
     #[serde(default)]
     pub remap: Remap,
-    /// When the operator makes a change that stops pods (of device, sharing, nodeSelector, tolerations or
-    /// runtimeClassName, or fewer gpus): WhenEmpty (on each GPU once no tenant is on it; until then its pods stay as
-    /// they are) or Disruptive (at once).
-    /// Default WhenEmpty.
+    /// When the operator makes a change that stops pods (device, sharing, nodeSelector, tolerations, runtimeClassName,
+    /// fewer gpus): WhenEmpty (on each GPU once no tenant is on it) or Disruptive (at once). Default WhenEmpty.
     #[serde(default)]
     pub update_policy: UpdatePolicy,
     /// Labels that a node must have. Default: none.
@@ -128,7 +126,7 @@ pub struct Device {
     )]
     pub host: Option<HostDevice>,
     /// Device memory that the CUDA contexts of one tenant's two processes take, bytes as a quantity. `sluice gpu-probe`
-    /// measures it (question `handles`, contexts). Refused with `host`: a host-backed GPU has no contexts. Default 1280Mi.
+    /// measures it (question `handles`). Refused with `host`, which has no contexts. Default 1280Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_reserve: Option<Quantity>,
 }
@@ -299,8 +297,8 @@ impl Policy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Remap {
-    /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified the one whose next request is
-    /// expected last, where that is known), LeastRecentlyUsed or FixedOrder (by name). Default MostRecentlyUsed.
+    /// Which inactive tenant of the lowest priority lends first: MostRecentlyUsed (under Unified, the one whose next
+    /// request is expected last), LeastRecentlyUsed or FixedOrder (by name). Default MostRecentlyUsed.
     pub victim: VictimRule,
     /// Shortest time that a layer stays on the GPU after it was restored, milliseconds. Default 500.
     #[schemars(range(min = 0, max = 600_000))]

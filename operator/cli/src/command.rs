@@ -87,10 +87,8 @@ enum Command {
     Bench(BenchArgs),
     /// Check what the GPUs of this machine support (starts sluice-gpu-probe).
     GpuProbe {
-        /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (only these questions), `--list` (print the
-        /// questions and end), `--quick` (fewer samples and smaller sizes), `--json FILE` (the report as JSON, `-`
-        /// for
-        /// stdout).
+        /// Passed on: `--device N` (which GPU), `--only ROW[,ROW]` (these questions), `--list` (print the questions),
+        /// `--quick` (fewer samples), `--json FILE` (the report as JSON, `-` for stdout).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,
     },

@@ -63,10 +63,8 @@ pub struct Args {
     /// Address of /healthz, /readyz and /metrics.
     #[arg(long, env = "SLUICE_LISTEN", default_value = "0.0.0.0:8080")]
     pub listen: SocketAddr,
-    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span
-    /// `reconcile` for each reconciliation of a pool, with child spans for the steps and the requests to the API
-    /// server. Default: no
-    /// traces.
+    /// OpenTelemetry collector that takes traces by OTLP over HTTP, such as http://collector:4318. It gets a span for
+    /// each reconciliation of a pool. Default: no traces.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
     /// Address of the read API, which serves the states of all tenants. A user with the right to forward ports to the

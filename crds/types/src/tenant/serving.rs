@@ -24,9 +24,8 @@ pub struct Slo {
     /// Length of the window, seconds. Default 60.
     #[schemars(range(min = 1, max = 3600))]
     pub window_seconds: i32,
-    /// Longest total pause of a request, seconds; after that it is not paused again. Under Unified, time in which its
-    /// client reads from the deposit does not count, and a request whose first token is already late goes behind the
-    /// others once, by this time. 0 switches both off. Default 10.
+    /// Longest total pause of a request, seconds. Under Unified, time in which its client reads from the deposit does not
+    /// count, and a late request goes behind others once, by this time. 0: no pauses. Default 10.
     #[schemars(range(min = 0, max = 3600))]
     pub max_pause_seconds: i32,
 }

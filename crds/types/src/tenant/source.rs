@@ -36,7 +36,7 @@ pub struct Model {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Cache {
     /// Name of the PersistentVolumeClaim, in the same namespace: writable for user or group 65532, and ReadWriteMany
-    /// for pods on several nodes. Each commit has its own folder, which all tenants with that commit share. Required.
+    /// for pods on several nodes. Each commit of a model has its own folder. Required.
     #[schemars(length(min = 1, max = 253))]
     pub claim_name: String,
 }
