@@ -40,7 +40,6 @@ use sluice_common::random::mix;
 
 use crate::action::Earmark;
 use crate::orders::pending::PendingActions;
-use crate::peers::Peer;
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
 
@@ -284,12 +283,6 @@ impl Loans {
     /// Removes the loan of this name; returns whether it was queued.
     pub fn cancel_loan(&mut self, earmark: Earmark) -> bool {
         self.outgoing.cancel_loan(earmark)
-    }
-
-    /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
-    pub fn forget_loans_to(&mut self, pending: &PendingActions, peer: Peer) -> u32 {
-        let waiting = self.outgoing.forget_loans_to(peer);
-        waiting + pending.lent_chunks(|earmark, kind| earmark.peer == peer && kind == TransferKind::Lend)
     }
 
     /// Results of transfers since the last call.

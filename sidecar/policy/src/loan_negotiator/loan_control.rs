@@ -4,7 +4,6 @@ use alloc::vec::Vec;
 
 use crate::action::{Action, Earmark};
 use crate::loans::{TransferKind, TransferResult};
-use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::peers::victim::NextUseEstimate;
@@ -76,9 +75,6 @@ pub trait LoanControl {
     /// The borrower no longer waits for this loan. Returns false if the loan can no longer be cancelled: its result
     /// comes.
     fn cancel_loan(&mut self, earmark: Earmark) -> bool;
-
-    /// Stops loans to a peer that has exited. Returns the chunks of all that were not made, with those under way.
-    fn forget_loans_to(&mut self, peer: Peer) -> u32;
 
     /// A peer has earmarked chunks for this tenant, as a loan or as a return: they are created here.
     ///

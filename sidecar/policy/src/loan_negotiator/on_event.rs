@@ -8,7 +8,7 @@ use crate::ids::Nanos;
 use crate::loans::TransferKind;
 use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
-use crate::peers::loans::Nonce;
+use crate::peers::loans::{LoanOut, Nonce};
 use crate::reason::Reason;
 
 impl LoanNegotiator {
@@ -147,14 +147,22 @@ impl LoanNegotiator {
         let bereaved = self.book.on_peer_exit(peer);
         self.clear_timeouts(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
-        let coming =
-            |arrival: &&Arrival| arrival.earmark.peer == peer && arrival.claim == TransferKind::Return;
-        let coming: u32 = self.arriving.iter().filter(coming).map(|arrival| arrival.chunks).sum();
-        // A loan in transfer to the exited peer completes first; its bytes are recovered then.
-        let elsewhere = loans.forget_loans_to(peer) + coming;
-        if let Some(chunks) = bereaved.freed_chunks.checked_sub(elsewhere).filter(|chunks| *chunks > 0) {
+        for given in &bereaved.freed {
+            let chunks = self.ownerless_chunks(given, loans);
             loans.recover_share(chunks);
         }
         self.send_debts(&bereaved.vacate, loans);
+    }
+
+    /// Chunks of a loan that no tenant has after the exit of its borrower. What is under way to the borrower or back
+    /// completes first, and is recovered or returned then.
+    fn ownerless_chunks(&self, given: &LoanOut, loans: &mut dyn LoanControl) -> u32 {
+        let earmark = Earmark { peer: given.peer, nonce: given.nonce };
+        if loans.is_lending(given.nonce) || loans.cancel_loan(earmark) {
+            return 0;
+        }
+        let comes = |arrival: &&Arrival| arrival.earmark == earmark && arrival.claim == TransferKind::Return;
+        let coming: u32 = self.arriving.iter().filter(comes).map(|arrival| arrival.chunks).sum();
+        given.chunks.saturating_sub(coming)
     }
 }

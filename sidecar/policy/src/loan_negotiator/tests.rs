@@ -107,10 +107,6 @@ impl LoanControl for FakeLoans {
         self.queued.len() < before
     }
 
-    fn forget_loans_to(&mut self, _: Peer) -> u32 {
-        0
-    }
-
     fn accept(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind, _: &mut Vec<Action>) {
         self.accepted.push((earmark, chunks, kind));
     }

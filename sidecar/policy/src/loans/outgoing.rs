@@ -5,7 +5,6 @@ use alloc::vec::Vec;
 
 use super::transfer::{OutgoingTransfer, TransferKind, TransferResult};
 use crate::action::Earmark;
-use crate::peers::Peer;
 
 /// Transfers in the order in which they are made. Returns come before loans: steps wait for a return, and a loan may
 /// have to wait for steps.
@@ -65,14 +64,6 @@ impl OutgoingTransfers {
         self.queue.len() < before
     }
 
-    /// Removes the loans to a peer that has exited; returns their chunks.
-    pub fn forget_loans_to(&mut self, peer: Peer) -> u32 {
-        let dead = |other: &OutgoingTransfer| other.earmark.peer == peer && other.claim == TransferKind::Lend;
-        let chunks = self.queue.iter().filter(|other| dead(other)).map(|other| other.chunks).sum();
-        self.queue.retain(|other| !dead(other));
-        chunks
-    }
-
     /// A return is queued.
     pub fn has_return(&self) -> bool {
         self.queue.iter().any(|other| other.claim == TransferKind::Return)
@@ -113,6 +104,7 @@ impl OutgoingTransfers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peers::Peer;
     use crate::peers::loans::Nonce;
 
     fn transfer(nonce: u64, claim: TransferKind) -> OutgoingTransfer {
@@ -151,7 +143,6 @@ mod tests {
         let debt = transfer(2, TransferKind::Return).earmark;
         assert_eq!((queue.return_chunks(debt), queue.cancel_loan(debt)), (2, false));
         assert!(queue.cancel_loan(transfer(1, TransferKind::Lend).earmark));
-        assert_eq!(queue.forget_loans_to(transfer(3, TransferKind::Lend).earmark.peer), 3);
-        assert_eq!(queue.len(), 1);
+        assert_eq!(queue.len(), 2);
     }
 }

@@ -6,7 +6,6 @@ use super::{MemoryManager, SleepState, TransferKind, TransferResult};
 use crate::action::{Action, Earmark};
 use crate::loan_negotiator::{LoanControl, LoanState};
 use crate::loans::OutgoingTransfer;
-use crate::peers::Peer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
@@ -103,10 +102,6 @@ impl LoanControl for LoansMut<'_> {
 
     fn cancel_loan(&mut self, earmark: Earmark) -> bool {
         self.manager.loans.cancel_loan(earmark)
-    }
-
-    fn forget_loans_to(&mut self, peer: Peer) -> u32 {
-        self.manager.loans.forget_loans_to(&self.manager.orders.pending, peer)
     }
 
     fn accept(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind, out: &mut Vec<Action>) {

@@ -126,8 +126,8 @@ pub struct ReturnEffect {
 /// Effect of a peer's exit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadPeerLoans {
-    /// Chunks lent to the exited peer that are back in the budget.
-    pub freed_chunks: u32,
+    /// Loans given to the exited peer, with the chunks that are back in the budget.
+    pub freed: Vec<LoanOut>,
     /// Chunks borrowed from the exited peer, to vacate: its next instance waits for them.
     pub vacate: Vec<ReturnOrder>,
 }
@@ -236,12 +236,10 @@ impl LoanBook {
     /// earmarks it had not accepted; chunks borrowed from it must be vacated.
     pub fn on_peer_exit(&mut self, peer: Peer) -> DeadPeerLoans {
         self.answered.retain(|(borrower, _)| *borrower != peer);
-        let before = self.lent_out();
-        self.loans_out.retain(|given| given.peer != peer);
+        let freed = self.loans_out.extract_if(.., |given| given.peer == peer).collect();
         self.loans_in.retain(|taken| taken.peer != peer || taken.held() > 0);
-        let freed_chunks = before - self.lent_out();
         let orphans = self.loans_in.iter_mut().filter(|taken| taken.peer == peer);
-        DeadPeerLoans { freed_chunks, vacate: orphans.map(LoanIn::orphan).collect() }
+        DeadPeerLoans { freed, vacate: orphans.map(LoanIn::orphan).collect() }
     }
 
     /// Returns the share less the loans given.

@@ -1,7 +1,9 @@
 //! Tests a tenant's answers to loan requests, which depend only on its own current state.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::loan_negotiator::{LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent};
+use sluice_policy::loan_negotiator::{
+    LoanControl, LoanNegotiator, NegotiationPolicy, PeerCommand, PeerEvent,
+};
 use sluice_policy::memory_manager::Demand;
 use sluice_policy::params::Params;
 use sluice_policy::peers::Peer;
@@ -224,4 +226,21 @@ fn answered_nonce_is_refused() {
     let mut world = lender();
     assert_eq!(ask(&mut world, 2, 1), Ok(1));
     assert_eq!(ask(&mut world, 1, 1), Err(LoanDenied::Busy));
+}
+
+/// The ledger has taken one loan back while its transfer is under way, and the borrower exits with another one.
+#[test]
+fn share_is_whole_after_an_exit_during_a_transfer_that_was_taken_back() {
+    let mut world = lender();
+    let share = world.manager.loans().budget_chunks();
+    assert_eq!(ask(&mut world, 1, 5), Ok(5));
+    vacate(&mut world);
+    assert_eq!(ask(&mut world, 2, 3), Ok(3));
+    while !world.manager.loans_mut().is_lending(Nonce(2)) {
+        world.tick();
+    }
+    world.receive(PeerEvent::TookBack { nonce: Nonce(2) });
+    world.receive(PeerEvent::Died(peer(3)));
+    vacate(&mut world);
+    assert_eq!((lent(&world), world.manager.loans().budget_chunks()), (0, share));
 }

@@ -218,7 +218,8 @@ fn borrower_exit_frees_only_its_instance() {
     assert_eq!(a.on_peer_exit(former), DeadPeerLoans::default());
     assert_eq!(a.budget(), 40);
     a.returned(nonce, B, 4).expect("4 of 10");
-    assert_eq!(a.on_peer_exit(B).freed_chunks, 6);
+    let freed: Vec<_> = a.on_peer_exit(B).freed.iter().map(|given| (given.nonce, given.chunks)).collect();
+    assert_eq!(freed, [(nonce, 6)]);
     assert_eq!(a, LoanBook::new(A, 50, 20), "nothing is kept of the dead");
     refuses(&mut a, LoanError::UnknownNonce { nonce }, |a| a.returned(nonce, B, 6));
 }
@@ -229,7 +230,7 @@ fn loans_of_dead_lender_are_vacated_without_recipient() {
     let asked = b.ask(A, 5);
     assert_eq!(b.loans_in_from(A.index), 10);
     let vacate = vec![ReturnOrder { nonce, peer: A, chunks: 10 }];
-    assert_eq!(b.on_peer_exit(A), DeadPeerLoans { freed_chunks: 0, vacate });
+    assert_eq!(b.on_peer_exit(A), DeadPeerLoans { freed: Vec::new(), vacate });
     assert_eq!(b.budget(), 40, "until it has left");
     refuses(&mut b, LoanError::UnknownNonce { nonce: asked }, |b| b.granted(asked, A, 5, TTL));
     assert_eq!(b.on_gave_back(nonce, 10), Ok(ReturnEffect { nonce, to: None, chunks: 10 }));

@@ -218,7 +218,8 @@ impl LoanSimulation {
         let book = self.book(me).expect("it lives");
         let before = book.budget();
         let bereaved = book.on_peer_exit(dead);
-        assert_eq!(book.budget(), before + bereaved.freed_chunks);
+        let freed: u32 = bereaved.freed.iter().map(|given| given.chunks).sum();
+        assert_eq!(book.budget(), before + freed);
     }
 
     fn restart(&mut self, index: usize) {
