@@ -55,7 +55,7 @@ pub async fn run(args: BenchArgs) -> anyhow::Result<()> {
 pub async fn run_load(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
     let bar = progress_bar(args.requests as u64);
     let records = tokio::select! {
-        records = send_all(args, &bar) => records?,
+        records = send_all(args, &bar, eprint_note) => records?,
         never = report_progress(&bar, PROGRESS_INTERVAL, eprint_note) => match never {},
     };
     bar.finish_and_clear();
@@ -67,15 +67,21 @@ pub async fn run_load(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
 /// # Errors
 /// As [`run`].
 pub async fn run_load_quietly(args: &BenchArgs) -> anyhow::Result<Vec<RequestRecord>> {
-    send_all(args, &ProgressBar::hidden()).await
+    send_all(args, &ProgressBar::hidden(), |_| {}).await
 }
 
-async fn send_all(args: &BenchArgs, bar: &ProgressBar) -> anyhow::Result<Vec<RequestRecord>> {
+/// Sends the load. Names the server and its model first: another server may listen at the default address.
+async fn send_all(
+    args: &BenchArgs,
+    bar: &ProgressBar,
+    say: impl FnOnce(String),
+) -> anyhow::Result<Vec<RequestRecord>> {
     raise_nofile_limit();
     let jobs = requests::generate_requests(args)?;
     // A trace may contain fewer requests than the command line asked for.
     bar.set_length(jobs.len() as u64);
     let client = Arc::new(client::BenchClient::connect(args).await?);
+    say(format!("sends {} requests to {client}", jobs.len()));
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
     let start = Instant::now();
     let jobs = jobs.into_iter().map(|job| {

@@ -82,10 +82,11 @@ impl RuntimeDir {
         Ok(all)
     }
 
-    /// Returns the sidecar of a tenant, and all other running ones. Without a namespace it is the first of that name.
+    /// Returns the sidecar of a tenant, and all other running ones.
     ///
     /// # Errors
-    /// The folder cannot be read, or no such tenant runs; the message ends with `hint`.
+    /// The folder cannot be read, several tenants have the name and no namespace is given, or no such tenant runs; this
+    /// message ends with `hint`.
     pub fn find(
         &self,
         namespace: Option<&str>,
@@ -93,8 +94,12 @@ impl RuntimeDir {
         hint: &str,
     ) -> anyhow::Result<(RunningSidecar, Vec<RunningSidecar>)> {
         let mut running = self.running()?;
-        let Some(at) = running.iter().position(|sidecar| matches_title(&sidecar.title, namespace, name))
-        else {
+        let named = running.iter().enumerate().filter(|(_, one)| matches_title(&one.title, namespace, name));
+        let (indices, titles): (Vec<_>, Vec<_>) = named.map(|(at, one)| (at, one.title.as_str())).unzip();
+        if titles.len() > 1 {
+            bail!("several tenants have the name `{name}`: name one of {}", titles.join(", "));
+        }
+        let Some(at) = indices.first().copied() else {
             let titles: Vec<_> = running.into_iter().map(|sidecar| sidecar.title).collect();
             let known = if titles.is_empty() {
                 "no tenant runs".to_owned()
@@ -256,6 +261,18 @@ mod tests {
             !matches_title("default/chat", Some("other"), "chat")
                 && !matches_title("default/chat", None, "cha")
         );
+    }
+
+    #[test]
+    fn a_name_in_two_namespaces_needs_its_namespace() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::open(Some(dir.path())).unwrap();
+        let tenants = ["one", "two"].map(|namespace| runtime.claim(namespace, "chat").unwrap());
+        tenants.iter().for_each(|tenant| write_record(tenant.path()));
+        let refusal = runtime.find(None, "chat", "").unwrap_err().to_string();
+        assert_eq!(refusal, "several tenants have the name `chat`: name one of one/chat, two/chat");
+        let (found, others) = runtime.find(Some("two"), "chat", "").unwrap();
+        assert_eq!((found.title.as_str(), others[0].title.as_str()), ("two/chat", "one/chat"));
     }
 
     #[test]

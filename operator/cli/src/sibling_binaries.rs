@@ -7,9 +7,9 @@ use anyhow::Context;
 /// Variable with the first folder to search, for packagers who install the binaries apart and for tests.
 pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
 
-/// Builds the binaries that `sluice` starts, all but the GPU probe.
-const BUILD_COMMAND: &str = "cargo build --profile dist -p sluice-cli -p sluice-agent -p sluice-kernels";
-/// The binary that [`BUILD_COMMAND`] does not build, and the end of the command that does.
+/// Packages of the binaries that `sluice` starts, all but the GPU probe.
+const PACKAGES: &str = "-p sluice-cli -p sluice-agent -p sluice-kernels";
+/// The binary that [`PACKAGES`] do not contain, and the package that does.
 const GPU_PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
 
 /// Returns the path of the binary `name`.
@@ -20,6 +20,7 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(BIN_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from);
     let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
     let beside = own.and_then(|path| Some(path.parent()?.to_owned()));
+    let profile = profile_option(beside.as_deref());
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
@@ -27,9 +28,18 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
         let probe = if name == GPU_PROBE.0 { GPU_PROBE.1 } else { "" };
         format!(
             "{name} is not in ${BIN_DIR}, not in the folder of this program and not on PATH; in a source \
-             tree of Sluice, build it with: {BUILD_COMMAND}{probe}"
+             tree of Sluice, build it with: cargo build {profile}{PACKAGES}{probe}"
         )
     })
+}
+
+/// Returns the option of cargo that builds into the folder of this program: binaries are found where it is.
+fn profile_option(folder: Option<&Path>) -> &'static str {
+    match folder.and_then(Path::file_name).and_then(|name| name.to_str()) {
+        Some("debug") => "",
+        Some("release") => "--release ",
+        _ => "--profile dist ",
+    }
 }
 
 /// Returns the shortest command by which a user runs this program again, quoted for a shell.
@@ -65,6 +75,19 @@ fn command(typed: &Path, program: &Path, folder: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_binary_is_built_into_the_folder_of_this_program() {
+        for (folder, option) in [
+            (Some("/tree/target/debug"), ""),
+            (Some("/tree/target/release"), "--release "),
+            (Some("/tree/target/dist"), "--profile dist "),
+            (Some("/usr/bin"), "--profile dist "),
+            (None, "--profile dist "),
+        ] {
+            assert_eq!(profile_option(folder.map(Path::new)), option, "{folder:?}");
+        }
+    }
 
     #[test]
     fn the_own_command_is_as_short_as_it_can_be() {

@@ -148,7 +148,7 @@ fn a_sibling_that_is_not_installed_is_named() {
     let outcome = finish(world.sluice_without_siblings(&["up", "-f", "local.yaml"]));
     assert_eq!(outcome.code, Some(1));
     assert!(outcome.stderr.starts_with("sluice: sluice-engine is not in"), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("cargo build --profile dist -p sluice-cli "), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(" -p sluice-cli "), "{}", outcome.stderr);
 }
 
 /// A sidecar that writes its address, then runs.

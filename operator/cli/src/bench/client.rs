@@ -1,5 +1,6 @@
 //! Sends one streamed completion and records when its chunks arrive at the client.
 
+use std::fmt::{Display, Formatter};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -37,6 +38,13 @@ pub struct BenchClient {
     model: String,
     api_key: Option<String>,
     ignore_eos: bool,
+}
+
+/// The model and the address of the server.
+impl Display for BenchClient {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} at {}", self.model, self.url)
+    }
 }
 
 impl BenchClient {
