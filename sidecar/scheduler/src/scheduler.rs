@@ -6,7 +6,6 @@
 mod admission_hold;
 mod commit;
 mod event_check;
-mod evict;
 mod kept_plan;
 mod limits;
 mod peer_waits;

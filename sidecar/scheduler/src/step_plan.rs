@@ -4,7 +4,7 @@
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{
     Admission, AdmittedKv, CachedPrefix, MemoryManager, MemoryNotes, PlannedAdmissions, SchedulerView,
-    StallingRemap,
+    StallingRemap, SuspendReason,
 };
 
 use crate::batch::Batch;
@@ -35,11 +35,11 @@ impl PlannedAdmission {
     }
 }
 
-/// What leaves the device, or gives its memory to KV, before the step.
+/// What leaves the device, or gives its memory away, before the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Eviction {
     /// A running request waits with its KV.
-    Pause(RequestId),
+    Suspend(RequestId, SuspendReason),
     /// A running request waits and is recomputed.
     Preempt(RequestId),
     /// A waiting request loses its KV and is recomputed.
@@ -51,6 +51,15 @@ pub enum Eviction {
         /// KV blocks that the step lacks.
         missing_kv_blocks: u32,
     },
+    /// Own layers give their memory for what is owed.
+    ReclaimLayers,
+}
+
+impl Eviction {
+    /// A running request is paused for others.
+    pub const fn pause(id: RequestId) -> Eviction {
+        Eviction::Suspend(id, SuspendReason::Pause)
+    }
 }
 
 /// Facts that planning finds and that outlive the plan.
@@ -146,9 +155,11 @@ impl StepPlan {
 
     /// Whether the request leaves the running ones for the step.
     pub fn evicts(&self, id: RequestId) -> bool {
-        self.evict
-            .iter()
-            .any(|eviction| matches!(eviction, Eviction::Pause(one) | Eviction::Preempt(one) if *one == id))
+        let leaves = |eviction: &Eviction| match eviction {
+            Eviction::Suspend(one, _) | Eviction::Preempt(one) => *one == id,
+            Eviction::DropSuspended(_) | Eviction::Remap { .. } | Eviction::ReclaimLayers => false,
+        };
+        self.evict.iter().any(leaves)
     }
 
     /// Whether the step admits the request.

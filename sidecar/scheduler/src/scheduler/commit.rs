@@ -1,7 +1,9 @@
-//! Carries out the plan of a step. Nothing else asks memory or starts a step for it.
+//! Carries out plans. Nothing else asks memory for a step, starts it, or lets KV of requests leave the device for it.
 //!
-//! Requests also leave the device before a step is planned: in `super::schedule` (pauses), and in `super::peers` (a debt
-//! that finds no chunks).
+//! [`Scheduler::commit`] carries out the plan of a step. `evict` carries out evictions: those of this plan, and those
+//! that are planned before it, for sleep, for memory that is owed, and for requests that pause or go first.
+
+mod evict;
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::memory_manager::Prepared;

@@ -96,24 +96,7 @@ impl Scheduler {
     /// policy chooses.
     pub(super) fn negotiate(&mut self, now: Nanos) {
         self.continue_negotiation(now);
-        while self.manager.status().debt_lacks_room() && self.requests.running.len() > 1 {
-            if let Some(eviction) = self.planner(now).plan_debt_eviction() {
-                self.evict(now, &eviction);
-            }
-            self.manager.boundary(now, &mut self.actions);
-        }
-        if self.manager.status().debt_lacks_room() {
-            // The remaining KV belongs to the oldest request or to suspended requests.
-            self.manager.loans_mut().force_reclaim();
-            self.manager.boundary(now, &mut self.actions);
-        }
-        // While the tenant falls asleep, `make_host_room` drops suspended KV instead.
-        while self.manager.status().debt_lacks_room()
-            && self.manager.status().sleep_state() == SleepState::Awake
-            && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device())
-        {
-            self.manager.boundary(now, &mut self.actions);
-        }
+        self.evict_for_debt(now);
     }
 
     fn continue_negotiation(&mut self, now: Nanos) {

@@ -1,12 +1,23 @@
 //! Planning: everything that decides what the next step does. It reads and changes nothing.
 //!
-//! [`Planner::plan_step`] plans a step, and [`Planner::plan_again`] plans it again after memory refused it. Before that,
-//! [`Planner::plan_pauses`], [`Planner::plan_overdue`] and [`Planner::plan_row`] plan which requests pause or go first.
-//! `super::commit` carries out the plan of a step, `super::schedule` those before it.
+//! [`Planner::plan_step`] plans a step, and [`Planner::plan_again`] plans it again after memory refused it. Other
+//! functions plan before that which requests leave the device:
+//!
+//! | function | for |
+//! |---|---|
+//! | [`Planner::plan_sleep`] | a tenant that falls asleep |
+//! | [`Planner::plan_debt`] | memory that is owed |
+//! | [`Planner::plan_pauses`] | the plan of placements |
+//! | [`Planner::plan_offloaded`] | prompts whose KV is in the host tier |
+//! | [`Planner::plan_overdue`] | a request at the pause limit |
+//! | [`Planner::plan_row`] | the first waiting request, by deadline |
+//!
+//! `super::commit` carries out all plans.
 
 mod admission;
 mod admissions;
 mod deadlines;
+mod departures;
 mod facts;
 mod pacing;
 mod pauses;

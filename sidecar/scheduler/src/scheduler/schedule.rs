@@ -5,11 +5,9 @@
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::LoanControl;
-use sluice_policy::memory_manager::SuspendReason;
 
 use super::Scheduler;
 use super::commit::Committed;
-use crate::sequence::Sequence;
 
 impl Scheduler {
     /// Runs the step boundary; called whenever no step is in flight. Does nothing while memory is being remapped. With
@@ -20,14 +18,13 @@ impl Scheduler {
         if absent || !self.manager.status().is_loaded() || self.manager.status().is_blocked() {
             return;
         }
-        self.sleep_or_wake();
+        self.sleep_or_wake(now);
         let may_run = self.update_slice(now) && self.engine.is_some();
         self.manager.boundary(now, &mut self.actions);
         self.negotiate(now);
         if self.slice.is_expired() {
             self.manager.loans_mut().on_borrow_denied();
         }
-        self.make_host_room(now);
         if self.manager.status().is_blocked()
             || !may_run
             || self.manager.status().lacks_weights()
@@ -48,7 +45,9 @@ impl Scheduler {
         let pauses = self.planner(now).plan_pauses();
         self.manager.clear_pauses();
         self.evict_all(now, &pauses);
-        self.suspend_offloaded();
+        self.refresh_offloaded();
+        let computed = self.planner(now).plan_offloaded();
+        self.evict_all(now, &computed);
         self.requests.queue.set_objectives(self.manager.params().deadlines());
         let on_hold = self.requests.are_on_hold(self.next_step);
         if !on_hold && let Some(overdue) = self.planner(now).plan_overdue() {
@@ -60,16 +59,11 @@ impl Scheduler {
         self.evict_all(now, &pauses);
     }
 
-    /// Suspends requests whose offloaded prompt has its first token; they wait until their KV fits on the device.
     /// Requests whose prompt is no longer offloaded become ordinary ones.
-    fn suspend_offloaded(&mut self) {
+    fn refresh_offloaded(&mut self) {
         for sequence in self.requests.running.iter_mut().filter(|sequence| sequence.prefill_offloaded) {
             sequence.prefill_offloaded = self.manager.kv_of(sequence.id()).is_prefill_offloaded();
             sequence.waiting_offloaded &= sequence.prefill_offloaded;
-        }
-        let computed = self.requests.running.iter().filter(|sequence| sequence.waiting_offloaded);
-        for id in computed.map(Sequence::id).collect::<Vec<_>>() {
-            self.suspend_with_kv(id, SuspendReason::PrefillOffloaded);
         }
     }
 

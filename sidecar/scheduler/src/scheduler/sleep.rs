@@ -1,11 +1,9 @@
-//! Puts the tenant to sleep, wakes it, and suspends or requeues its requests.
+//! Puts the tenant to sleep and wakes it.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::memory_manager::{MemoryManager, SleepState, SuspendReason};
 
 use super::Scheduler;
-use crate::event::{Finish, Sleep};
-use crate::sequence::Sequence;
+use crate::event::Sleep;
 
 impl Scheduler {
     /// Handles an order to sleep or to wake.
@@ -24,42 +22,13 @@ impl Scheduler {
 
     /// Starts or ends sleep: work wakes a tenant unless it sleeps by order. Falling asleep suspends all running
     /// requests.
-    pub(super) fn sleep_or_wake(&mut self) {
+    pub(super) fn sleep_or_wake(&mut self, now: Nanos) {
         if let Some(order) = self.sleep_requested {
             self.manager.sleep(order == Sleep::Ordered);
         } else if self.requests.any() {
             self.manager.wake_up();
         }
-        if self.manager.status().sleep_state() == SleepState::Suspending {
-            let running: Vec<_> = self.requests.running.iter().map(Sequence::id).collect();
-            running.into_iter().for_each(|id| {
-                self.suspend_with_kv(id, SuspendReason::Sleep);
-            });
-        }
-    }
-
-    /// Requeues suspended requests whose KV does not fit into the host tier for recomputation.
-    pub(super) fn make_host_room(&mut self, now: Nanos) {
-        let must_wait = |manager: &MemoryManager| {
-            manager.status().sleep_state() == SleepState::Suspending
-                && manager.status().debt_lacks_room()
-                && !manager.status().is_blocked()
-        };
-        while must_wait(&self.manager) && self.drop_suspended_kv(|_, _| true) {
-            self.manager.boundary(now, &mut self.actions);
-        }
-    }
-
-    /// Requeues requests whose KV was lost between host and device for recomputation.
-    pub(super) fn requeue_lost(&mut self) {
-        for id in self.manager.take_lost_requests() {
-            if self.requests.running.get(id).is_some_and(|sequence| sequence.cancelled) {
-                self.end(id, Finish::Cancelled);
-            } else if let Some(sequence) = self.remove_running(id) {
-                self.requeue_for_recompute(sequence);
-            } else {
-                self.drop_kv_of(id);
-            }
-        }
+        let suspended = self.planner(now).plan_sleep();
+        self.evict_all(now, &suspended);
     }
 }

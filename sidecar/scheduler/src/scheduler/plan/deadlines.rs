@@ -62,7 +62,7 @@ impl Planner<'_> {
             host_places: self.manager.after(&plan.planned).host_capacity_blocks(),
         };
         let pauses = deadline::make_room(&wanted, &self.holders(&self.step_requests(plan)));
-        pauses.unwrap_or_default().into_iter().map(Eviction::Pause).collect()
+        pauses.unwrap_or_default().into_iter().map(Eviction::pause).collect()
     }
 
     /// Returns the time from which a difference of deadlines justifies a pause.

@@ -76,7 +76,7 @@ impl Planner<'_> {
             return Vec::new();
         }
         let victims = self.victims(&self.step_requests(&StepPlan::default()));
-        planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::Pause).collect()
+        planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::pause).collect()
     }
 
     /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no row

@@ -104,7 +104,7 @@ fn policy_with_host_memory_pauses_the_request_with_the_most_kv() {
     let params = Params { policy: PolicyName::OrbitFlow, host_kv_bytes: 1 << 20, ..Params::default() };
     let tenant = Tenant::with(params).run(&[10, 60, 10]);
     let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
-    assert_eq!(plan.evict, [Eviction::Pause(RequestId(2))]);
+    assert_eq!(plan.evict, [Eviction::pause(RequestId(2))]);
     assert!(batch(&plan).iter().all(|(id, _)| *id != 2));
 }
 
@@ -125,13 +125,13 @@ fn request_at_the_pause_limit_goes_first_and_gets_a_row() {
     };
     let mut tenant = Tenant::with(params).run(&[10, 10, 60, 10]);
     tenant.scheduler.evict(NOW, &Eviction::Preempt(RequestId(2)));
-    tenant.scheduler.evict(NOW, &Eviction::Pause(RequestId(4)));
+    tenant.scheduler.evict(NOW, &Eviction::pause(RequestId(4)));
     let overdue = |tenant: &Tenant, at| tenant.scheduler.planner(Nanos(at)).plan_overdue();
     assert_eq!(overdue(&tenant, 99), None, "its pause may go on");
     let expected = Overdue { first: Some(RequestId(4)), evict: None };
     assert_eq!(overdue(&tenant, 100), Some(expected), "2 waits before it, and rows are free");
     tenant.scheduler.requests.running.hide_free_rows();
-    let evict = Some(Eviction::Pause(RequestId(3)));
+    let evict = Some(Eviction::pause(RequestId(3)));
     assert_eq!(overdue(&tenant, 100), Some(Overdue { first: Some(RequestId(4)), evict }));
 }
 
@@ -153,7 +153,7 @@ fn request_that_is_due_first_gets_a_row_only_if_none_is_free() {
     tenant.submit(3, 10);
     assert_eq!(tenant.scheduler.planner(NOW).plan_row(), [], "two rows are free");
     tenant.scheduler.requests.running.hide_free_rows();
-    assert_eq!(tenant.scheduler.planner(NOW).plan_row(), [Eviction::Pause(RequestId(2))]);
+    assert_eq!(tenant.scheduler.planner(NOW).plan_row(), [Eviction::pause(RequestId(2))]);
 }
 
 #[test]

@@ -49,9 +49,9 @@ impl Planner<'_> {
         self.choose(plan, self.manager.offload_view().can_pause_help())
     }
 
-    /// Plans a pause or a preemption of the request that the policy chooses, for memory that is owed. A pause helps only
-    /// if the KV of the paused request can leave the device.
-    pub(in crate::scheduler) fn plan_debt_eviction(&self) -> Option<Eviction> {
+    /// Chooses the request that the policy pauses or preempts for memory that is owed. A pause helps only if the KV of
+    /// the paused request can leave the device.
+    pub(super) fn choose_debt_victim(&self) -> Option<Eviction> {
         let offload = self.manager.offload_view();
         self.choose(&StepPlan::default(), offload.can_pause_help() && offload.can_evict_paused())
     }
@@ -62,7 +62,7 @@ impl Planner<'_> {
         let options = self.victim_options(plan, &self.clients(&buffered, plan), may_pause);
         match self.manager.params().choose_victim(&options) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. }) => {
-                Some(Eviction::Pause(id))
+                Some(Eviction::pause(id))
             }
             _ => self.preemption_victim(&requests).map(Eviction::Preempt),
         }
