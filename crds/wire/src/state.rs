@@ -236,6 +236,14 @@ pub struct SloState {
     pub tbt_window: TokenCounts,
 }
 
+impl SloState {
+    /// The longest time between tokens that is in time, ns.
+    pub fn tbt_limit_ns(&self) -> u64 {
+        let tolerance_ns = self.tbt_target_ns / 100 * u64::from(TBT_TOLERANCE_PERCENT);
+        self.tbt_target_ns.saturating_add(tolerance_ns)
+    }
+}
+
 /// The tokens that a share in time is over, and of the missed ones, why they were missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

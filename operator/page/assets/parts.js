@@ -84,14 +84,14 @@ function measure(label, value, past, column, now, size, words, limit, missed) {
 
 function measures(tenant, past, now, size) {
   const missed = (name) => tenant.objectives.some((one) => one.name === name && one.missed);
-  const target = (name) => tenant.objectives.find((one) => one.name === name)?.target_ns / 1e5 || undefined;
+  const limit = (name) => tenant.objectives.find((one) => one.name === name)?.limit_ns / 1e5 || undefined;
   const tenths = (value) => duration(value / 10);
   const ns = (value) => (value === null ? "–" : duration(value / 1e6));
   const kv = tenant.kv_used_permille !== null ? `${percent(tenant.kv_used_permille, 0)} of ${bytes(tenant.kv_total_bytes)}` : "–";
   return el("dl", { class: "measures" },
     measure("tokens/s", rate(tenant.tokens_per_s), past, "tokens", now, size, rate),
-    measure("first token P99", ns(tenant.ttft_ns), past, "ttft", now, size, tenths, target("first token"), missed("first token")),
-    measure("between tokens P99", ns(tenant.tbt_ns), past, "tbt", now, size, tenths, target("later token"), missed("later token")),
+    measure("first token P99", ns(tenant.ttft_ns), past, "ttft", now, size, tenths, limit("first token"), missed("first token")),
+    measure("between tokens P99", ns(tenant.tbt_ns), past, "tbt", now, size, tenths, limit("later token"), missed("later token")),
     measure("KV used", kv, past, "kv_used", now, size, (value) => percent(value, 0), 1000));
 }
 

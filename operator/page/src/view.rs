@@ -130,9 +130,9 @@ pub struct Objective {
     pub attained_permille: u32,
     /// Share that is promised, permille.
     pub promised_permille: u32,
-    /// The objective, ns.
-    pub target_ns: u64,
-    /// In time means within this, for people.
+    /// In time means within this, ns.
+    pub limit_ns: u64,
+    /// The same for people.
     pub within: String,
     /// Length of the window that ends now and that the share is over, seconds.
     pub window_seconds: u32,
@@ -343,12 +343,12 @@ fn p99(measured: &Percentiles) -> Option<u64> {
 
 fn objectives(slo: &SloState) -> Vec<Objective> {
     let promised_permille = missed_tokens::promised_permille(slo);
-    let one = |name, attained: Option<u32>, target_ns, within| {
+    let one = |name, attained: Option<u32>, limit_ns, within| {
         let of = |attained_permille| Objective {
             name,
             attained_permille,
             promised_permille,
-            target_ns,
+            limit_ns,
             within,
             window_seconds: slo.window_seconds,
             missed: attained_permille < promised_permille,
@@ -357,7 +357,7 @@ fn objectives(slo: &SloState) -> Vec<Objective> {
     };
     let [ttft, tbt] = explain::limits(slo);
     let first = one("first token", slo.ttft_attained_permille, slo.ttft_target_ns, ttft);
-    let next = one("later token", slo.tbt_attained_permille, slo.tbt_target_ns, tbt);
+    let next = one("later token", slo.tbt_attained_permille, slo.tbt_limit_ns(), tbt);
     first.into_iter().chain(next).collect()
 }
 

@@ -50,12 +50,14 @@ fn gpu_level_is_worst_tenant_level_with_reason() {
     assert_eq!(of(vec![state("chat"), waits.clone()]).level, Level::Watch);
     let mut missed = state("chat");
     (missed.slo.tbt_attained_permille, missed.slo.allowed_miss_permille) = (Some(900), 10);
+    missed.slo.tbt_target_ns = 50_000_000;
     let bad = of(vec![waits, missed]);
     assert_eq!(bad.level, Level::Bad);
     let worst = bad.worst().unwrap();
     assert!(worst.starts_with("team/chat: Time between tokens: MISSED, 90.0 %"), "{worst}");
     let objective = &bad.tenants[0].objectives[0];
     assert_eq!((objective.attained_permille, objective.promised_permille), (900, 990));
+    assert_eq!(objective.limit_ns, 55_000_000, "a tenth above the objective is in time");
 }
 
 #[test]

@@ -216,9 +216,9 @@ impl RowBlock<'_> {
     fn cell(&self, row: &Row<'_>, column: Column, wide: usize) -> Vec<Span<'static>> {
         let tenant = row.tenant;
         let time = |ns: Option<u64>| ns.map_or("-".to_owned(), duration);
-        let target = |name| tenant.objectives.iter().find(|one| one.name == name);
-        let beyond = |name, ns: Option<u64>| match (target(name), ns) {
-            (Some(one), Some(ns)) if ns > one.target_ns => self.theme.bad(),
+        let objective = |name| tenant.objectives.iter().find(|one| one.name == name);
+        let beyond = |name, ns: Option<u64>| match (objective(name), ns) {
+            (Some(one), Some(ns)) if ns > one.limit_ns => self.theme.bad(),
             _ => Style::new(),
         };
         let (text, style) = match column {
@@ -242,8 +242,8 @@ impl RowBlock<'_> {
             Column::Layers => (layers(tenant), Style::new()),
             Column::Requests => (requests(tenant), Style::new()),
             Column::TokensHistory => return self.trend(row, Metric::Tokens, None, wide),
-            Column::TtftHistory => return self.trend(row, Metric::Ttft, target("first token"), wide),
-            Column::TbtHistory => return self.trend(row, Metric::Tbt, target("later token"), wide),
+            Column::TtftHistory => return self.trend(row, Metric::Ttft, objective("first token"), wide),
+            Column::TbtHistory => return self.trend(row, Metric::Tbt, objective("later token"), wide),
         };
         let text = if column.is_left_aligned() { pad_right(&text, wide) } else { pad_left(&text, wide) };
         vec![Span::styled(text, style)]
@@ -265,7 +265,7 @@ impl RowBlock<'_> {
         let series = row.gpu.history().series(&row.tenant.title, figure);
         let values = time_buckets(series, self.board.time_range(), wide, u64::max);
         // Sparklines are in tenths of a millisecond.
-        let limit = limit.map(|one| one.target_ns / 100_000);
+        let limit = limit.map(|one| one.limit_ns / 100_000);
         sparkline(&values, limit, self.theme.tenant(row.tenant.colour), self.theme.bad())
     }
 

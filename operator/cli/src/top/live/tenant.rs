@@ -104,8 +104,8 @@ impl TenantPage<'_> {
     fn charts(&self) -> Vec<Line<'static>> {
         let tenant = self.row.tenant;
         let time = |ns: Option<u64>| ns.map_or("-".to_owned(), duration);
-        let target =
-            |name| tenant.objectives.iter().find(|one| one.name == name).map(|one| one.target_ns / 100_000);
+        let limit =
+            |name| tenant.objectives.iter().find(|one| one.name == name).map(|one| one.limit_ns / 100_000);
         let tenths = |value: u64| duration(value * 100_000);
         let kv = tenant.kv_used_permille.map_or("-".to_owned(), |one| {
             format!("{} of {}", percent(Some(one)), bytes(tenant.kv_total_bytes))
@@ -131,14 +131,14 @@ impl TenantPage<'_> {
                 figure: Metric::Ttft,
                 now: time(tenant.ttft_ns),
                 text: tenths,
-                limit: target("first token"),
+                limit: limit("first token"),
             },
             Chart {
                 title: "TBT, P99",
                 figure: Metric::Tbt,
                 now: time(tenant.tbt_ns),
                 text: tenths,
-                limit: target("later token"),
+                limit: limit("later token"),
             },
         ];
         if self.most < TWO_CHARTS_MIN_COLUMNS {
