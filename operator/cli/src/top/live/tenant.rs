@@ -166,7 +166,8 @@ impl TenantPage<'_> {
         let series = self.row.gpu.history().series(&self.row.tenant.title, chart.figure);
         let values = time_buckets(series, time, bars, u64::max);
         let most = full_scale(&values, chart.limit);
-        let limit = chart.limit.map_or(String::new(), |limit| format!(", in time within {}", (chart.text)(limit)));
+        let limit =
+            chart.limit.map_or(String::new(), |limit| format!(", in time within {}", (chart.text)(limit)));
         let mut lines = vec![truncate_line(
             Line::from(vec![
                 Span::styled(chart.title, Theme::bold()),
