@@ -226,8 +226,12 @@ fn a_returned_loan_is_accepted_once_nothing_is_pending() {
 fn an_exited_borrower_gives_its_chunks_back_to_the_share() {
     let (mut negotiator, mut loans) = (negotiator(), FakeLoans::new());
     ask(&mut negotiator, &mut loans, 1, 5);
+    // The first loan is made, the second one still waits.
+    loans.queued.clear();
+    ask(&mut negotiator, &mut loans, 2, 3);
     negotiator.on_event(NOW, PeerEvent::Died(PEER), &mut loans);
     assert_eq!((loans.recovered, negotiator.book().lent_out()), (5, 0));
+    assert_eq!(loans.queued, []);
 }
 
 #[test]
