@@ -2,7 +2,7 @@
 
 use crate::cost::price::ReclaimOption;
 use crate::peers::victim::NextUseEstimate;
-use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder};
+use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ServiceOrder};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,9 +163,9 @@ impl Params {
         self.policy().max_stall_permille(&self.policy_settings())
     }
 
-    /// [`ReclaimPolicy::settle`] under these tunables.
-    pub fn settle(&self) -> ReclaimStep {
-        self.policy().settle(&self.policy_settings())
+    /// [`ReclaimPolicy::evicts_paused_for_debts`] under these tunables.
+    pub fn evicts_paused_for_debts(&self) -> bool {
+        self.policy().evicts_paused_for_debts(&self.policy_settings())
     }
 
     /// [`ReclaimPolicy::next_use`] under these tunables.

@@ -1,29 +1,27 @@
 //! Named policies as types: what each may reclaim, in which order, and which request it preempts.
 //!
 //! A step takes free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks and loans
-//! from peers first, under every policy. [`ReclaimPolicy::next`] decides what comes after them. Each policy is one file
-//! that reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it proposes.
+//! from peers first, under every policy. [`ReclaimPolicy::steps`] names what comes after them. Each policy is one file
+//! that reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it names, and
+//! skips what cannot be done now.
 //!
 //! A new policy is one file in this folder and one line in the table below. The places outside this crate that name
 //! policies are in CONTRIBUTING.md ("Add a reclaim policy"). This policy preempts the request with the most KV, and
 //! reclaims own weights before:
 //!
 //! ```
-//! use sluice_policy::reclaim::{PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView};
+//! use sluice_policy::reclaim::{PreemptionCandidate, ReclaimPolicy, ReclaimStep};
 //!
 //! #[derive(Debug)]
 //! struct LargestFirst;
 //!
 //! impl ReclaimPolicy for LargestFirst {
-//!     fn movable_layers(&self, cap: u16) -> Option<u16> {
-//!         Some(cap)
+//!     fn steps(&self) -> &'static [ReclaimStep] {
+//!         &[ReclaimStep::RemapWeights]
 //!     }
 //!
-//!     fn next(&self, view: &ReclaimView) -> ReclaimStep {
-//!         match view.tried {
-//!             None if !view.is_layout_forced => ReclaimStep::RemapWeights,
-//!             _ => ReclaimStep::ShrinkBatch,
-//!         }
+//!     fn movable_layers(&self, cap: u16) -> Option<u16> {
+//!         Some(cap)
 //!     }
 //!
 //!     fn preemption_rank(&self, request: &PreemptionCandidate) -> u64 {
@@ -34,7 +32,6 @@
 //! let small = PreemptionCandidate { admission: 9, kv_blocks: 3 };
 //! let large = PreemptionCandidate { admission: 2, kv_blocks: 40 };
 //! assert!(LargestFirst.preemption_rank(&large) > LargestFirst.preemption_rank(&small));
-//! assert_eq!(LargestFirst.next(&ReclaimView::default()), ReclaimStep::RemapWeights);
 //! ```
 
 mod ellm;
@@ -51,8 +48,8 @@ mod unified;
 pub(crate) use unified::MAX_STALL_PERMILLE;
 
 pub use interface::{
-    KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ReclaimView,
-    ServiceOrder, pause_before_preempting,
+    KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ServiceOrder,
+    pause_before_preempting,
 };
 
 /// The table of policies: its name, which configurations use, and the type that decides.

@@ -73,16 +73,16 @@ impl MemoryManager {
                 self.loans.ask(sizes);
                 match self.loans.borrow_request() {
                     Some(_) => Progress::Answered(Prepared::Wait),
-                    None => Progress::Nothing(Tried::Peers { missing }),
+                    None => Progress::Nothing(Tried::Peers { missing, steps: 0 }),
                 }
             }
-            MemoryStep::Reclaim { missing, step, action } => self
+            MemoryStep::Reclaim { missing, tried, action } => self
                 .reclaim(action, missing, &attempt.effects, out)
-                .unwrap_or(Progress::Nothing(Tried::Reclaim { missing, step })),
+                .unwrap_or(Progress::Nothing(Tried::Peers { missing, steps: tried })),
         }
     }
 
-    /// Does what the policy proposes. None = nothing was gained.
+    /// Does what the policy names. None = nothing was gained.
     fn reclaim(
         &mut self,
         action: ReclaimAction,

@@ -13,7 +13,7 @@ use crate::ellm::{Balloon, balloon};
 use crate::kv::admissions::AdmissionEffects;
 use crate::loans::loan_sizes;
 use crate::reason::Reason;
-use crate::reclaim::{ReclaimStep, ReclaimView};
+use crate::reclaim::ReclaimStep;
 
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -42,14 +42,11 @@ pub(super) struct Attempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tried {
     Nothing,
-    /// Peers were asked, or cannot be asked. This many layer blocks are missing.
+    /// Peers were asked, or cannot be asked, and then this many of the policy's steps were tried. This many layer blocks
+    /// are missing.
     Peers {
         missing: u32,
-    },
-    /// The policy's steps up to this one.
-    Reclaim {
-        missing: u32,
-        step: ReclaimStep,
+        steps: usize,
     },
 }
 
@@ -71,8 +68,8 @@ pub(super) enum MemoryStep {
     Recreate(u32),
     /// Asks peers for loans of these sizes ([`crate::loans::loan_sizes`]), none if they cannot be asked.
     AskPeers { sizes: Vec<u32>, missing: u32 },
-    /// Does what the policy proposes. If it frees nothing, the policy's next step follows.
-    Reclaim { missing: u32, step: ReclaimStep, action: ReclaimAction },
+    /// Does what the policy names. If it frees nothing, the policy's next step follows; `tried` counts those up to now.
+    Reclaim { missing: u32, tried: usize, action: ReclaimAction },
 }
 
 impl MemoryStep {
@@ -101,8 +98,7 @@ impl MemoryManager {
     pub(super) fn plan_memory(&self, need: &StepNeed, attempt: &Attempt) -> MemoryStep {
         match attempt.tried {
             Tried::Nothing => self.plan_without_cost(need, attempt),
-            Tried::Peers { missing } => self.plan_reclaim(need, attempt.demand, missing, None),
-            Tried::Reclaim { missing, step } => self.plan_reclaim(need, attempt.demand, missing, Some(step)),
+            Tried::Peers { missing, steps } => self.plan_reclaim(need, attempt.demand, missing, steps),
         }
     }
 
@@ -201,27 +197,18 @@ impl MemoryManager {
         loan_sizes(layer_blocks, (to_load, had), self.sizes.layer_blocks_per_chunk, room)
     }
 
-    /// Plans the policy's next step that can be carried out, after the step `tried`.
-    fn plan_reclaim(
-        &self,
-        need: &StepNeed,
-        demand: StepDemand,
-        missing: u32,
-        mut tried: Option<ReclaimStep>,
-    ) -> MemoryStep {
-        loop {
-            let step = self.params.policy().next(&self.reclaim_view(missing, tried));
+    /// Plans the policy's first step after `tried` ones that can be carried out now.
+    fn plan_reclaim(&self, need: &StepNeed, demand: StepDemand, missing: u32, tried: usize) -> MemoryStep {
+        let mut steps = self.params.policy().steps().iter().zip(1..).skip(tried);
+        let possible = steps.find_map(|(step, tried)| {
             let action = match step {
                 ReclaimStep::InflateKv => self.balloon(need, demand).map(ReclaimAction::Start),
+                ReclaimStep::EvictPaused => self.may_evict_paused().then_some(ReclaimAction::EvictPaused),
                 ReclaimStep::RemapWeights => self.remap_own(missing),
-                ReclaimStep::EvictPaused => Some(ReclaimAction::EvictPaused),
-                ReclaimStep::ShrinkBatch => return MemoryStep::Answer(self.refusal(missing)),
             };
-            match action {
-                Some(action) => return MemoryStep::Reclaim { missing, step, action },
-                None => tried = Some(step),
-            }
-        }
+            action.map(|action| MemoryStep::Reclaim { missing, tried, action })
+        });
+        possible.unwrap_or_else(|| MemoryStep::Answer(self.refusal(missing)))
     }
 
     /// The answer when the policy reclaims nothing. Unused KV is free once it is written back or loaded; the first
@@ -239,16 +226,6 @@ impl MemoryManager {
     pub(super) fn shortfall(&self, missing_layer_blocks: u32) -> Prepared {
         let missing_kv_blocks = missing_layer_blocks.div_ceil(self.kv.layers());
         Prepared::Short { missing_kv_blocks, activation: false }
-    }
-
-    fn reclaim_view(&self, missing_layer_blocks: u32, tried: Option<ReclaimStep>) -> ReclaimView {
-        ReclaimView {
-            missing_layer_blocks,
-            tried,
-            in_backoff: self.in_backoff(),
-            is_layout_forced: self.forced.is_some(),
-            settings: self.params.policy_settings(),
-        }
     }
 
     /// Activation chunks that a step may have at most.
@@ -295,6 +272,11 @@ impl MemoryManager {
             }
             Balloon::Inflate(_) | Balloon::Level | Balloon::Short { .. } => None,
         }
+    }
+
+    /// OrbitFlow: KV of paused requests may leave the device, if requests are paused at all.
+    fn may_evict_paused(&self) -> bool {
+        self.offload.longest_pause_ns().is_some() && !self.in_backoff()
     }
 
     /// Oneiros: remaps as many layers as cover what is missing, if their copies hide.

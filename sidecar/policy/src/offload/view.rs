@@ -8,7 +8,6 @@ use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::Kv;
 use crate::params::Params;
-use crate::reclaim::ReclaimStep;
 use crate::sizes::Sizes;
 
 /// Which KV may leave the device now: of prompts, of running requests, of paused ones.
@@ -80,7 +79,7 @@ impl<'a> OffloadView<'a> {
 
     /// KV of paused requests may leave the device for a change that must happen.
     pub fn can_evict_paused(&self) -> bool {
-        self.params.settle() == ReclaimStep::EvictPaused
+        self.offload.longest_pause_ns().is_some() && self.params.evicts_paused_for_debts()
     }
 
     /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.

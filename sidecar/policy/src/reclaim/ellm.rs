@@ -1,7 +1,7 @@
 //! `Ellm`: idle activation chunks become KV (eLLM, Algorithm 1). Prompts without space for their KV are computed all
 //! the same, and their KV goes to the host tier (eLLM 4.4.2).
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
 use crate::geometry::StepShape;
 
 /// Inflates KV, then shrinks the batch.
@@ -9,11 +9,8 @@ use crate::geometry::StepShape;
 pub struct Ellm;
 
 impl ReclaimPolicy for Ellm {
-    fn next(&self, view: &ReclaimView) -> ReclaimStep {
-        match view.tried {
-            None => ReclaimStep::InflateKv,
-            Some(_) => ReclaimStep::ShrinkBatch,
-        }
+    fn steps(&self) -> &'static [ReclaimStep] {
+        &[ReclaimStep::InflateKv]
     }
 
     fn kept_activations(&self, smallest: StepShape) -> Option<StepShape> {

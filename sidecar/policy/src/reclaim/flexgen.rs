@@ -1,14 +1,14 @@
 //! `FlexGen`: a fixed share of the layers' KV of every request resides in the host tier from the start (FlexGen 4.2).
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// Places KV by a fixed share. Reclaims nothing more.
 #[derive(Debug)]
 pub struct FlexGen;
 
 impl ReclaimPolicy for FlexGen {
-    fn next(&self, _view: &ReclaimView) -> ReclaimStep {
-        ReclaimStep::ShrinkBatch
+    fn steps(&self) -> &'static [ReclaimStep] {
+        &[]
     }
 
     fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {

@@ -46,32 +46,15 @@ pub struct PolicySettings {
     pub next_use_by_arrivals: bool,
 }
 
-/// What a policy sees when a step lacks memory and everything without cost is used up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReclaimView {
-    /// Layer blocks of KV that the step lacks.
-    pub missing_layer_blocks: u32,
-    /// The step that was tried last for this shortfall and freed nothing.
-    pub tried: Option<ReclaimStep>,
-    /// A change of memory failed within the back-off: only steps that move no chunk are worth a try.
-    pub in_backoff: bool,
-    /// The configuration fixes the layout of own layers.
-    pub is_layout_forced: bool,
-    /// The tunables.
-    pub settings: PolicySettings,
-}
-
-/// One way to reclaim memory.
+/// One way to reclaim memory before a request is paused or preempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimStep {
     /// Idle activation chunks become KV (eLLM, Algorithm 1).
     InflateKv,
-    /// KV of paused requests leaves the device (OrbitFlow).
+    /// KV of paused requests leaves the device (OrbitFlow), if the policy pauses requests.
     EvictPaused,
     /// Own weight layers become KV, as many as hide behind compute (Oneiros 4.3).
     RemapWeights,
-    /// Nothing: the scheduler pauses or preempts a request.
-    ShrinkBatch,
 }
 
 /// A running request that could be preempted.
@@ -91,8 +74,9 @@ pub fn pause_before_preempting(options: &[ReclaimOption]) -> Option<ReclaimOptio
 
 /// Decides what one tenant reclaims for its own requests.
 pub trait ReclaimPolicy: Debug + Sync {
-    /// The next step towards a shortfall. The memory manager asks again while steps free nothing (`plan_reclaim`).
-    fn next(&self, view: &ReclaimView) -> ReclaimStep;
+    /// What a step that lacks memory reclaims, in this order. The memory manager takes the first that is possible now
+    /// (`plan_reclaim`). If none frees enough, the scheduler pauses or preempts a request.
+    fn steps(&self) -> &'static [ReclaimStep];
 
     /// Own weight layers that may become KV or a peer's memory, of the `cap` that the tenant's bounds allow. `None`: own
     /// layers stay, and the tenant keeps to its share: it lends and borrows nothing.
@@ -137,10 +121,10 @@ pub trait ReclaimPolicy: Debug + Sync {
         0
     }
 
-    /// The step for memory that is owed, when only KV of requests is left: [`ReclaimStep::EvictPaused`] or
-    /// [`ReclaimStep::ShrinkBatch`].
-    fn settle(&self, _settings: &PolicySettings) -> ReclaimStep {
-        ReclaimStep::ShrinkBatch
+    /// Whether KV of paused requests leaves the device for memory that is owed, when only KV of requests is left.
+    /// Otherwise a request is preempted.
+    fn evicts_paused_for_debts(&self, _settings: &PolicySettings) -> bool {
+        false
     }
 
     /// The loss if `requests` requests lose `tokens` tokens of their KV to layers that are restored.

@@ -1,15 +1,15 @@
 //! `Pie`: the KV of some layers, the same for every request, resides in the host tier; its controller
 //! ([`crate::pie::expansion`]) moves as many layers as hide and help.
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView};
+use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// Places KV by Pie's controller. Reclaims nothing more.
 #[derive(Debug)]
 pub struct Pie;
 
 impl ReclaimPolicy for Pie {
-    fn next(&self, _view: &ReclaimView) -> ReclaimStep {
-        ReclaimStep::ShrinkBatch
+    fn steps(&self) -> &'static [ReclaimStep] {
+        &[]
     }
 
     fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {

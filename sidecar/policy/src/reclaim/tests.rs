@@ -1,66 +1,29 @@
-use alloc::vec::Vec;
-
 use super::*;
 use crate::cost::price::{LateTokens, ReclaimCost, ReclaimKind, ReclaimOption};
 use crate::geometry::StepShape;
 use crate::ids::RequestId;
 
-/// The steps that a policy proposes while none of them frees anything.
-fn steps(policy: PolicyName, view: ReclaimView) -> Vec<ReclaimStep> {
-    let mut view = view;
-    let mut steps = Vec::new();
-    while steps.last() != Some(&ReclaimStep::ShrinkBatch) {
-        assert!(steps.len() < 5, "{policy:?} ends: {steps:?}");
-        let step = policy.policy().next(&view);
-        steps.push(step);
-        view.tried = Some(step);
-    }
-    steps
-}
-
-const VIEW: ReclaimView = ReclaimView {
-    missing_layer_blocks: 40,
-    tried: None,
-    in_backoff: false,
-    is_layout_forced: false,
-    settings: PolicySettings {
-        may_move_weights: true,
-        has_objectives: true,
-        pause_bound_ns: 7,
-        reclaim_by_cost: true,
-        next_use_by_arrivals: true,
-    },
+const SETTINGS: PolicySettings = PolicySettings {
+    may_move_weights: true,
+    has_objectives: true,
+    pause_bound_ns: 7,
+    reclaim_by_cost: true,
+    next_use_by_arrivals: true,
 };
 
 #[test]
-fn each_policy_tries_what_its_paper_names_and_shrinks_the_batch_last() {
-    use ReclaimStep::{EvictPaused, InflateKv, RemapWeights, ShrinkBatch};
+fn each_policy_reclaims_what_its_paper_names() {
+    use ReclaimStep::{EvictPaused, InflateKv, RemapWeights};
     for (policy, expected) in [
-        (PolicyName::Recompute, &[ShrinkBatch][..]),
-        (PolicyName::Oneiros, &[RemapWeights, ShrinkBatch]),
-        (PolicyName::Ellm, &[InflateKv, ShrinkBatch]),
-        (PolicyName::FlexGen, &[ShrinkBatch]),
-        (PolicyName::Pie, &[ShrinkBatch]),
-        (PolicyName::OrbitFlow, &[EvictPaused, ShrinkBatch]),
-        (PolicyName::Unified, &[InflateKv, EvictPaused, RemapWeights, ShrinkBatch]),
+        (PolicyName::Recompute, &[][..]),
+        (PolicyName::Oneiros, &[RemapWeights]),
+        (PolicyName::Ellm, &[InflateKv]),
+        (PolicyName::FlexGen, &[]),
+        (PolicyName::Pie, &[]),
+        (PolicyName::OrbitFlow, &[EvictPaused]),
+        (PolicyName::Unified, &[InflateKv, EvictPaused, RemapWeights]),
     ] {
-        assert_eq!(steps(policy, VIEW), expected, "{policy:?}");
-    }
-}
-
-#[test]
-fn fixed_layout_is_not_remapped() {
-    let forced = ReclaimView { is_layout_forced: true, ..VIEW };
-    for policy in PolicyName::ALL {
-        assert!(!steps(policy, forced).contains(&ReclaimStep::RemapWeights), "{policy:?}");
-    }
-}
-
-#[test]
-fn paused_kv_stays_during_a_backoff() {
-    let failed = ReclaimView { in_backoff: true, ..VIEW };
-    for policy in PolicyName::ALL {
-        assert!(!steps(policy, failed).contains(&ReclaimStep::EvictPaused), "{policy:?}");
+        assert_eq!(policy.policy().steps(), expected, "{policy:?}");
     }
 }
 
@@ -99,7 +62,7 @@ fn unified_moves_kv_where_no_layer_may_and_pauses_under_a_plan_or_deadlines() {
     ];
     for (case, placement, pause_ns) in rows {
         let [may_move_weights, has_objectives] = [case[0] == "layers may move", case[1] == "objectives"];
-        let settings = PolicySettings { may_move_weights, has_objectives, ..VIEW.settings };
+        let settings = PolicySettings { may_move_weights, has_objectives, ..SETTINGS };
         let unified = PolicyName::Unified.policy();
         assert_eq!(
             (unified.kv_placement(&settings), unified.longest_pause_ns(&settings)),
@@ -133,7 +96,7 @@ fn unified_takes_least_loss_for_a_byte_and_others_pause_before_preempting() {
         option(ReclaimKind::Preempt, 3, 4, 20),
     ];
     let evicted = |name: PolicyName, reclaim_by_cost, options: &[ReclaimOption]| {
-        let settings = PolicySettings { reclaim_by_cost, ..VIEW.settings };
+        let settings = PolicySettings { reclaim_by_cost, ..SETTINGS };
         name.policy()
             .choose_victim(&settings, options)
             .and_then(|option| option.request)

@@ -5,7 +5,7 @@
 //! only where they may not.
 
 use super::{
-    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ReclaimView, ServiceOrder,
+    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder,
     pause_before_preempting,
 };
 use crate::cost::CostContext;
@@ -22,16 +22,8 @@ pub const MAX_STALL_PERMILLE: u64 = 1000;
 pub struct Unified;
 
 impl ReclaimPolicy for Unified {
-    fn next(&self, view: &ReclaimView) -> ReclaimStep {
-        let evicts = self.longest_pause_ns(&view.settings).is_some() && !view.in_backoff;
-        match view.tried {
-            None => ReclaimStep::InflateKv,
-            Some(ReclaimStep::InflateKv) if evicts => ReclaimStep::EvictPaused,
-            Some(ReclaimStep::InflateKv | ReclaimStep::EvictPaused) if !view.is_layout_forced => {
-                ReclaimStep::RemapWeights
-            }
-            Some(_) => ReclaimStep::ShrinkBatch,
-        }
+    fn steps(&self) -> &'static [ReclaimStep] {
+        &[ReclaimStep::InflateKv, ReclaimStep::EvictPaused, ReclaimStep::RemapWeights]
     }
 
     fn movable_layers(&self, cap: u16) -> Option<u16> {
@@ -72,9 +64,8 @@ impl ReclaimPolicy for Unified {
     }
 
     /// KV of paused requests leaves the device for a debt too.
-    fn settle(&self, settings: &PolicySettings) -> ReclaimStep {
-        let evicts = settings.reclaim_by_cost && self.longest_pause_ns(settings).is_some();
-        if evicts { ReclaimStep::EvictPaused } else { ReclaimStep::ShrinkBatch }
+    fn evicts_paused_for_debts(&self, settings: &PolicySettings) -> bool {
+        settings.reclaim_by_cost
     }
 
     fn displaced_kv_loss(

@@ -10,7 +10,7 @@ use crate::geometry::{ActivationCost, Geometry, StepShape};
 use crate::ids::{Nanos, RequestId};
 use crate::loan_negotiator::LoanControl;
 use crate::loans::TransferKind;
-use crate::params::Params;
+use crate::params::{Bounds, ForcedRemap, Params};
 use crate::peers::Peer;
 use crate::peers::loans::Nonce;
 use crate::reclaim::PolicyName;
@@ -76,7 +76,7 @@ fn first(manager: &MemoryManager, need: &StepNeed) -> MemoryStep {
 /// What is planned after peers had nothing.
 fn after_peers(manager: &MemoryManager, need: &StepNeed, missing: u32) -> MemoryStep {
     let mut attempt = manager.attempt(need);
-    attempt.tried = Tried::Peers { missing };
+    attempt.tried = Tried::Peers { missing, steps: 0 };
     manager.plan_memory(need, &attempt)
 }
 
@@ -131,8 +131,7 @@ fn ellm_inflates_kv_by_activations_that_the_step_does_not_use() {
     let manager = manager(PolicyName::Ellm);
     let need = need(free_kv_blocks(&manager) + 2, 16);
     let step = after_peers(&manager, &need, 8);
-    let MemoryStep::Reclaim { step: ReclaimStep::InflateKv, action: ReclaimAction::Start(start), .. } = step
-    else {
+    let MemoryStep::Reclaim { tried: 1, action: ReclaimAction::Start(start), .. } = step else {
         panic!("{step:?}")
     };
     assert_eq!(start.reason, Reason::Inflate);
@@ -143,5 +142,41 @@ fn oneiros_moves_no_layers_before_it_has_measured_compute() {
     let manager = manager(PolicyName::Oneiros);
     let step = after_peers(&manager, &need(1, 16), 4);
     let action = ReclaimAction::Decline { reason: Reason::DeclinedUnmeasured, remember: None };
-    assert_eq!(step, MemoryStep::Reclaim { missing: 4, step: ReclaimStep::RemapWeights, action });
+    assert_eq!(step, MemoryStep::Reclaim { missing: 4, tried: 1, action });
+}
+
+/// A policy names what it reclaims; what is impossible now is skipped here.
+#[test]
+fn forced_layout_is_not_remapped() {
+    let mut manager = manager(PolicyName::Oneiros);
+    manager.forced = Some(ForcedRemap { alpha: 1, beta: 1 });
+    let short = Prepared::Short { missing_kv_blocks: 1, activation: false };
+    assert_eq!(after_peers(&manager, &need(1, 16), 4), MemoryStep::Answer(short));
+}
+
+#[test]
+fn paused_kv_stays_during_a_back_off() {
+    let mut manager = manager(PolicyName::OrbitFlow);
+    let evict = MemoryStep::Reclaim { missing: 4, tried: 1, action: ReclaimAction::EvictPaused };
+    assert_eq!(after_peers(&manager, &need(1, 16), 4), evict);
+    manager.change.failed(manager.orders.boundaries());
+    let short = Prepared::Short { missing_kv_blocks: 1, activation: false };
+    assert_eq!(after_peers(&manager, &need(1, 16), 4), MemoryStep::Answer(short));
+}
+
+#[test]
+fn unified_evicts_paused_kv_only_if_it_pauses_requests() {
+    let mut manager = manager(PolicyName::Unified);
+    let inflated = |manager: &MemoryManager| manager.plan_reclaim(&need(1, 16), demand(manager), 4, 1);
+    assert_eq!(manager.offload.longest_pause_ns(), None, "layers may move, and there are no objectives");
+    let action = ReclaimAction::Decline { reason: Reason::DeclinedUnmeasured, remember: None };
+    assert_eq!(inflated(&manager), MemoryStep::Reclaim { missing: 4, tried: 3, action });
+    let bounds = Bounds { share_chunks: 60, remap_cap_permille: 0 };
+    manager.set_bounds(bounds).expect("a floor that fits");
+    let action = ReclaimAction::EvictPaused;
+    assert_eq!(inflated(&manager), MemoryStep::Reclaim { missing: 4, tried: 2, action });
+}
+
+fn demand(manager: &MemoryManager) -> StepDemand {
+    manager.attempt(&need(1, 16)).demand
 }
