@@ -1,8 +1,9 @@
 //! The policy's tunables, each with its unit, default and source.
 
-use crate::cost::price::ReclaimOption;
 use crate::peers::victim::NextUseEstimate;
-use crate::reclaim::{KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ServiceOrder};
+use crate::reclaim::{
+    Ablations, CostRule, KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ServiceOrder,
+};
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,12 +93,8 @@ pub struct Params {
     /// Steps over which the predicted losses of reclaim options are compared. Default 64, the patience of reversion:
     /// reclaimed memory is not returned sooner.
     pub cost_window_steps: u32,
-    /// Whether `Unified` chooses, among options with a cost, the one with the least loss per byte; otherwise it uses
-    /// own layers as far as they hide, then pauses, then preemptions. Default on.
-    pub reclaim_by_cost: bool,
-    /// Whether `Unified` first asks the inactive peer whose predicted next use is furthest away
-    /// ([`crate::peers::next_use`]); otherwise the most recently used. Default on.
-    pub next_use_by_arrivals: bool,
+    /// Parts of `Unified` that experiments switch off. Default all on.
+    pub ablations: Ablations,
     /// Bytes of live blocks that compaction may move at one step boundary. Default 8 MiB.
     pub compact_budget_bytes: u64,
     /// eLLM: exclusive limit of the memory that an inflation takes for the next tokens beyond its need, bytes; 0 =
@@ -130,8 +127,7 @@ impl Params {
             may_move_weights: self.remap_cap_permille > 0,
             has_objectives: self.slo.ttft_ns > 0 && self.slo.tbt_ns > 0,
             pause_bound_ns: self.pause_bound_ns,
-            reclaim_by_cost: self.reclaim_by_cost,
-            next_use_by_arrivals: self.next_use_by_arrivals,
+            ablations: self.ablations,
         }
     }
 
@@ -153,19 +149,9 @@ impl Params {
         }
     }
 
-    /// [`ReclaimPolicy::choose_victim`] under these tunables.
-    pub fn choose_victim(&self, options: &[ReclaimOption]) -> Option<ReclaimOption> {
-        self.policy().choose_victim(&self.policy_settings(), options)
-    }
-
-    /// [`ReclaimPolicy::max_stall_permille`] under these tunables.
-    pub fn max_stall_permille(&self) -> u64 {
-        self.policy().max_stall_permille(&self.policy_settings())
-    }
-
-    /// [`ReclaimPolicy::evicts_paused_for_debts`] under these tunables.
-    pub fn evicts_paused_for_debts(&self) -> bool {
-        self.policy().evicts_paused_for_debts(&self.policy_settings())
+    /// [`ReclaimPolicy::cost_rule`] under these tunables.
+    pub fn cost_rule(&self) -> &'static dyn CostRule {
+        self.policy().cost_rule(&self.policy_settings())
     }
 
     /// [`ReclaimPolicy::next_use`] under these tunables.
@@ -200,8 +186,7 @@ impl Default for Params {
             pause_bound_ns: crate::planner::pause::DEFAULT_BOUND_NS,
             slo: Slo::default(),
             cost_window_steps: 64,
-            reclaim_by_cost: true,
-            next_use_by_arrivals: true,
+            ablations: Ablations::default(),
             compact_budget_bytes: 8 << 20,
             premap_bytes: crate::ellm::PREMAP_LIMIT_BYTES,
             defers_unmap: true,

@@ -34,6 +34,7 @@
 //! assert!(LargestFirst.preemption_rank(&large) > LargestFirst.preemption_rank(&small));
 //! ```
 
+mod cost_rule;
 mod ellm;
 mod flexgen;
 mod interface;
@@ -45,11 +46,11 @@ mod recompute;
 mod tests;
 mod unified;
 
-pub(crate) use unified::MAX_STALL_PERMILLE;
+pub(crate) use cost_rule::MAX_STALL_PERMILLE;
 
+pub use cost_rule::CostRule;
 pub use interface::{
-    KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ServiceOrder,
-    pause_before_preempting,
+    Ablations, KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ServiceOrder,
 };
 
 /// The table of policies: its name, which configurations use, and the type that decides.

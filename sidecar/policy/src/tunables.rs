@@ -51,14 +51,14 @@ macro_rules! tunable {
 
 /// Defines the tunable of a boolean field: 1 is true.
 macro_rules! switch {
-    ($name:literal, $field:ident, $meaning:literal) => {
+    ($name:literal, $($field:ident).+, $meaning:literal) => {
         Tunable {
             name: $name,
             unit: "0 or 1",
             range: SWITCH,
             meaning: $meaning,
-            get: |params| u64::from(params.$field),
-            set: |params, value| params.$field = value > 0,
+            get: |params| u64::from(params.$($field).+),
+            set: |params, value| params.$($field).+ = value > 0,
         }
     };
 }
@@ -166,12 +166,12 @@ pub static TUNABLES: [Tunable; 23] = [
     tunable!("loss_window_steps", cost_window_steps, "steps", STEPS, "steps over which costs are compared"),
     switch!(
         "remedies_by_loss",
-        reclaim_by_cost,
+        ablations.reclaim_by_cost,
         "`Unified`: take the option with the lowest cost per byte; 0: a fixed order"
     ),
     switch!(
         "next_use_by_arrivals",
-        next_use_by_arrivals,
+        ablations.next_use_by_arrivals,
         "`Unified`: ask the peer whose next request is expected last; 0: the most recently used one"
     ),
     tunable!(

@@ -23,7 +23,7 @@ fn served(by_loss: bool, host_kv_blocks: u64, seed: u64) -> Counts {
     let (capacity_chunks, mut tenants) = tenants(PolicyName::Unified, 2, 14);
     for tenant in &mut tenants {
         tenant.params.host_kv_bytes = host_kv_blocks * u64::from(LAYERS) * tenant.geometry.layer_block_bytes;
-        tenant.params.reclaim_by_cost = by_loss;
+        tenant.params.ablations.reclaim_by_cost = by_loss;
         tenant.params.slo = Slo { ttft_ns: 1000 * MS, tbt_ns: 20 * MS, allowed_miss_permille: 10 };
     }
     let mut gpu = shared(false, temporal(), (capacity_chunks, tenants));

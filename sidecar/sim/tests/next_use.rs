@@ -27,7 +27,7 @@ fn bursts(count: u64, size: u64, first_ms: u64, period_ms: u64) -> Vec<(u64, Req
 fn served(policy: PolicyName, by_arrivals: bool) -> [TenantStats; 2] {
     let (capacity_chunks, mut tenants) = tenants(policy, 3, 14);
     for tenant in &mut tenants {
-        tenant.params.next_use_by_arrivals = by_arrivals;
+        tenant.params.ablations.next_use_by_arrivals = by_arrivals;
         tenant.params.revert_patience_steps = 4;
     }
     let mut gpu = shared(false, GpuSharing::Spatial, (capacity_chunks, tenants));

@@ -63,7 +63,7 @@ impl Case {
         let mut setup = setup(PolicyName::Unified, LAYERS, 26, 5);
         setup.params.host_kv_bytes =
             self.host_kv_blocks * u64::from(LAYERS) * setup.geometry.layer_block_bytes;
-        (setup.params.slo, setup.params.reclaim_by_cost) = (self.slo, self.by_loss);
+        (setup.params.slo, setup.params.ablations.reclaim_by_cost) = (self.slo, self.by_loss);
         // Activations use all their memory, so nothing else is idle.
         setup.params.min_step = setup.params.max_step;
         let profile = &mut setup.profile;

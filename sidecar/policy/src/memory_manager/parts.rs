@@ -92,8 +92,7 @@ impl MemoryManager {
         let layer_blocks = layer_blocks.min(used);
         let requests = (u64::from(context.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
         let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        let settings = self.params.policy_settings();
-        self.params.policy().displaced_kv_loss(&settings, context, (requests, tokens))
+        self.params.cost_rule().displaced_kv_loss(context, requests, tokens)
     }
 
     /// The backend failed a change within the back-off: no other change is tried now; steps without a change continue.

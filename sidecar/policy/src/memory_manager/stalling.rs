@@ -22,7 +22,7 @@ impl MemoryManager {
     /// layers do not become KV, or not now, or the policy allows no stall. An error if every such layout stalls for
     /// longer than the policy allows.
     pub fn stalling_remap(&self, missing_kv_blocks: u32) -> Option<Result<StallingRemap, StallsTooLong>> {
-        let max_permille = self.params.max_stall_permille();
+        let max_permille = self.params.cost_rule().max_stall_permille();
         let remaps = max_permille > 0 && self.forced.is_none() && self.step_stats.compute_known();
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
         let chunks = self

@@ -79,7 +79,7 @@ impl<'a> OffloadView<'a> {
 
     /// KV of paused requests may leave the device for a change that must happen.
     pub fn can_evict_paused(&self) -> bool {
-        self.offload.longest_pause_ns().is_some() && self.params.evicts_paused_for_debts()
+        self.offload.longest_pause_ns().is_some() && self.params.cost_rule().evicts_paused_for_debts()
     }
 
     /// `kv_blocks` blocks of paused requests can leave the device soon enough for the requests that wait for them.

@@ -2,8 +2,7 @@
 
 use core::fmt::Debug;
 
-use crate::cost::CostContext;
-use crate::cost::price::{ReclaimKind, ReclaimOption};
+use super::cost_rule::{CostRule, FixedOrder};
 use crate::geometry::StepShape;
 use crate::peers::victim::NextUseEstimate;
 
@@ -40,10 +39,25 @@ pub struct PolicySettings {
     pub has_objectives: bool,
     /// [`crate::params::Params::pause_bound_ns`].
     pub pause_bound_ns: u64,
-    /// [`crate::params::Params::reclaim_by_cost`].
+    /// [`crate::params::Params::ablations`].
+    pub ablations: Ablations,
+}
+
+/// Parts of `Unified` that experiments switch off. The operator leaves all of them on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ablations {
+    /// Among options with a cost the one with the least loss per byte is chosen. Off: own layers as far as they hide,
+    /// then pauses, then preemptions.
     pub reclaim_by_cost: bool,
-    /// [`crate::params::Params::next_use_by_arrivals`].
+    /// The inactive peer whose predicted next use is furthest away is asked first ([`crate::peers::next_use`]). Off:
+    /// the most recently used one.
     pub next_use_by_arrivals: bool,
+}
+
+impl Default for Ablations {
+    fn default() -> Self {
+        Ablations { reclaim_by_cost: true, next_use_by_arrivals: true }
+    }
 }
 
 /// One way to reclaim memory before a request is paused or preempted.
@@ -64,12 +78,6 @@ pub struct PreemptionCandidate {
     pub admission: u64,
     /// KV blocks of 16 tokens that it holds, with those that it shares with others.
     pub kv_blocks: u32,
-}
-
-/// Returns the first pause, else the first preemption.
-pub fn pause_before_preempting(options: &[ReclaimOption]) -> Option<ReclaimOption> {
-    let first = |kind| options.iter().find(|option| option.kind == kind).copied();
-    first(ReclaimKind::Pause).or_else(|| first(ReclaimKind::Preempt))
 }
 
 /// Decides what one tenant reclaims for its own requests.
@@ -106,35 +114,9 @@ pub trait ReclaimPolicy: Debug + Sync {
         ServiceOrder::Arrival
     }
 
-    /// Chooses among the options that cost requests tokens, when nothing else is left: which request is paused or
-    /// preempted, or that own layers move although tokens wait for them. `None` = the request that
-    /// [`ReclaimPolicy::preemption_rank`] ranks first is preempted, if no other way is left. Default: pauses a
-    /// request before it preempts one, and moves no layer. The scheduler asks after the memory manager answered
-    /// [`Prepared::Short`](crate::memory_manager::Prepared::Short).
-    fn choose_victim(&self, _settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
-        pause_before_preempting(options)
-    }
-
-    /// The longest stall that moving layers may cause when [`ReclaimPolicy::choose_victim`] chooses them, permille of a token's
-    /// compute. 0: layers are not offered to it.
-    fn max_stall_permille(&self, _settings: &PolicySettings) -> u64 {
-        0
-    }
-
-    /// Whether KV of paused requests leaves the device for memory that is owed, when only KV of requests is left.
-    /// Otherwise a request is preempted.
-    fn evicts_paused_for_debts(&self, _settings: &PolicySettings) -> bool {
-        false
-    }
-
-    /// The loss if `requests` requests lose `tokens` tokens of their KV to layers that are restored.
-    fn displaced_kv_loss(
-        &self,
-        _settings: &PolicySettings,
-        cost: &CostContext,
-        (requests, tokens): (u32, u64),
-    ) -> u64 {
-        cost.recomputed(requests, tokens, 0)
+    /// How options that cost requests tokens are compared. Default: in the fixed order of the papers.
+    fn cost_rule(&self, _settings: &PolicySettings) -> &'static dyn CostRule {
+        &FixedOrder
     }
 
     /// Ranks a layout for a tenant that wakes, by the losses of its stall and of the KV that it displaces. The layout with

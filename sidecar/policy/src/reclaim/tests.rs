@@ -7,8 +7,7 @@ const SETTINGS: PolicySettings = PolicySettings {
     may_move_weights: true,
     has_objectives: true,
     pause_bound_ns: 7,
-    reclaim_by_cost: true,
-    next_use_by_arrivals: true,
+    ablations: Ablations { reclaim_by_cost: true, next_use_by_arrivals: true },
 };
 
 #[test]
@@ -96,9 +95,11 @@ fn unified_takes_least_loss_for_a_byte_and_others_pause_before_preempting() {
         option(ReclaimKind::Preempt, 3, 4, 20),
     ];
     let evicted = |name: PolicyName, reclaim_by_cost, options: &[ReclaimOption]| {
-        let settings = PolicySettings { reclaim_by_cost, ..SETTINGS };
+        let ablations = Ablations { reclaim_by_cost, ..SETTINGS.ablations };
+        let settings = PolicySettings { ablations, ..SETTINGS };
         name.policy()
-            .choose_victim(&settings, options)
+            .cost_rule(&settings)
+            .choose(options)
             .and_then(|option| option.request)
             .map(|request| request.0)
     };

@@ -4,18 +4,10 @@
 //! back, and placed again for each batch. So where own layers may move they move instead of KV, and a plan places KV
 //! only where they may not.
 
-use super::{
-    KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder,
-    pause_before_preempting,
-};
-use crate::cost::CostContext;
-use crate::cost::price::{ReclaimOption, cheapest};
+use super::cost_rule::{CostRule, FixedOrder, LeastCost};
+use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder};
 use crate::geometry::StepShape;
 use crate::peers::victim::NextUseEstimate;
-
-/// The longest stall that costs are compared for, permille of a token's compute. A layout stays while KV is short, and
-/// later requests wait for it too.
-pub const MAX_STALL_PERMILLE: u64 = 1000;
 
 /// Inflates KV, evicts KV of paused requests, remaps own weights that hide, then takes the option of least cost.
 #[derive(Debug)]
@@ -50,35 +42,9 @@ impl ReclaimPolicy for Unified {
         if settings.has_objectives { ServiceOrder::Deadline } else { ServiceOrder::Arrival }
     }
 
-    /// The least loss per byte of all options.
-    fn choose_victim(&self, settings: &PolicySettings, options: &[ReclaimOption]) -> Option<ReclaimOption> {
-        if settings.reclaim_by_cost {
-            cheapest(options.iter().copied())
-        } else {
-            pause_before_preempting(options)
-        }
-    }
-
-    fn max_stall_permille(&self, settings: &PolicySettings) -> u64 {
-        if settings.reclaim_by_cost { MAX_STALL_PERMILLE } else { 0 }
-    }
-
-    /// KV of paused requests leaves the device for a debt too.
-    fn evicts_paused_for_debts(&self, settings: &PolicySettings) -> bool {
-        settings.reclaim_by_cost
-    }
-
-    fn displaced_kv_loss(
-        &self,
-        settings: &PolicySettings,
-        cost: &CostContext,
-        (requests, tokens): (u32, u64),
-    ) -> u64 {
-        if settings.reclaim_by_cost {
-            cost.dropped(requests, tokens)
-        } else {
-            cost.recomputed(requests, tokens, 0)
-        }
+    /// The least loss per byte of all options, also for memory that is owed and for KV that layers displace.
+    fn cost_rule(&self, settings: &PolicySettings) -> &'static dyn CostRule {
+        if settings.ablations.reclaim_by_cost { &LeastCost } else { &FixedOrder }
     }
 
     /// Weighs the stall against the displaced KV.
@@ -87,6 +53,10 @@ impl ReclaimPolicy for Unified {
     }
 
     fn next_use(&self, settings: &PolicySettings) -> NextUseEstimate {
-        if settings.next_use_by_arrivals { NextUseEstimate::Arrivals } else { NextUseEstimate::LastUse }
+        if settings.ablations.next_use_by_arrivals {
+            NextUseEstimate::Arrivals
+        } else {
+            NextUseEstimate::LastUse
+        }
     }
 }

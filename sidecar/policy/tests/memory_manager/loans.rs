@@ -270,7 +270,7 @@ fn unified_stalls_if_requests_would_lose_more() {
 fn waiting_request_loses_tokens_its_client_reads() {
     let moved = |policy, by_loss| {
         let change = |params: &mut Params| {
-            (params.slo.tbt_ns, params.reclaim_by_cost) = (200_000_000, by_loss);
+            (params.slo.tbt_ns, params.ablations.reclaim_by_cost) = (200_000_000, by_loss);
         };
         restored_without_loans_under(policy, 2_500_000, change).0
     };

@@ -4,7 +4,7 @@ use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, Slo};
 use sluice_policy::pie::expansion;
 use sluice_policy::planner::replan;
-use sluice_policy::reclaim::PolicyName;
+use sluice_policy::reclaim::{Ablations, PolicyName};
 
 use super::peers;
 use super::text_codec::{Encoder, Reader, by_code, code_of};
@@ -78,7 +78,8 @@ fn put_offload(words: &mut Encoder, params: &Params) {
     words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
     words.put(params.premap_bytes).put(params.defers_unmap);
-    words.put(params.link_by_deadline).put(params.reclaim_by_cost).put(params.next_use_by_arrivals);
+    let Ablations { reclaim_by_cost, next_use_by_arrivals } = params.ablations;
+    words.put(params.link_by_deadline).put(reclaim_by_cost).put(next_use_by_arrivals);
 }
 
 /// Reads what [`params_words`] wrote.
@@ -128,8 +129,7 @@ pub fn params(r: &mut Reader<'_>) -> Result<Params, String> {
         premap_bytes: r.u64()?,
         defers_unmap: r.bool()?,
         link_by_deadline: r.bool()?,
-        reclaim_by_cost: r.bool()?,
-        next_use_by_arrivals: r.bool()?,
+        ablations: Ablations { reclaim_by_cost: r.bool()?, next_use_by_arrivals: r.bool()? },
     })
 }
 

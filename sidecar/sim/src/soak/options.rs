@@ -10,7 +10,7 @@ use sluice_policy::params::{Params, Slo};
 use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
 use sluice_policy::peers::victim::VictimRule;
 use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
-use sluice_policy::reclaim::PolicyName;
+use sluice_policy::reclaim::{Ablations, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 
@@ -280,8 +280,10 @@ impl Options {
             premap_bytes: if without.premap { 0 } else { Params::default().premap_bytes },
             defers_unmap: !without.late_unmaps,
             link_by_deadline: !without.deadlines,
-            reclaim_by_cost: !without.losses,
-            next_use_by_arrivals: !without.next_uses,
+            ablations: Ablations {
+                reclaim_by_cost: !without.losses,
+                next_use_by_arrivals: !without.next_uses,
+            },
             share_chunks: self.share_chunks(),
             max_model_tokens: self.model_tokens(),
             guaranteed_kv_bytes: u64::from(guaranteed) * CHUNK_BYTES,

@@ -2,7 +2,7 @@
 //!
 //! The memory manager knows what remapping own layers frees. The cost of a pause or a preemption depends on the tokens
 //! that the client has buffered, which the scheduler knows. The choice is
-//! [`sluice_policy::reclaim::ReclaimPolicy::choose_victim`].
+//! [`sluice_policy::reclaim::CostRule::choose`].
 
 use sluice_policy::cost::price::{Clients, ReclaimCost, ReclaimKind, ReclaimOption};
 use sluice_policy::ids::RequestId;
@@ -40,7 +40,7 @@ impl Planner<'_> {
         let cost = self.manager.prices(&clients).layers(&stalling);
         let priority = requests.iter().map(|one| one.request.priority).max().unwrap_or(0);
         options.push(ReclaimOption { kind: ReclaimKind::OwnWeights, request: None, priority, cost });
-        let chosen = self.manager.params().choose_victim(&options);
+        let chosen = self.manager.params().cost_rule().choose(&options);
         chosen.is_some_and(|option| option.kind == ReclaimKind::OwnWeights).then_some(stalling)
     }
 
@@ -60,7 +60,7 @@ impl Planner<'_> {
         let requests = self.step_requests(plan);
         let buffered = self.buffered_tokens(&requests);
         let options = self.victim_options(plan, &self.clients(&buffered, plan), may_pause);
-        match self.manager.params().choose_victim(&options) {
+        match self.manager.params().cost_rule().choose(&options) {
             Some(ReclaimOption { kind: ReclaimKind::Pause, request: Some(id), .. }) => {
                 Some(Eviction::pause(id))
             }
