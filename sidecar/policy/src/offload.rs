@@ -40,7 +40,7 @@ use crate::params::Params;
 use crate::pie::expansion::Expansion;
 use crate::planner::replan::ReplanWatch;
 use crate::planner::request::PlanAnswer;
-use crate::reclaim::KvPlacementMode;
+use crate::reclaim::PlacementRule;
 use fetch_failures::FetchFailures;
 use plans::PlacementPlans;
 use write_back::WriteBackLink;
@@ -67,8 +67,8 @@ pub struct Offload {
     fetch_failures: FetchFailures,
     /// Layers can be offloaded: there is a host tier, and two layers can share a buffer while another stays.
     can_move_layers: bool,
-    /// What places KV.
-    placer: KvPlacementMode,
+    /// What decides where KV resides.
+    rule: PlacementRule,
     longest_pause_ns: Option<u64>,
     /// Requests ran when this boundary began.
     had_running: bool,
@@ -89,7 +89,7 @@ impl Offload {
             write_back: WriteBackLink::default(),
             fetch_failures: FetchFailures::default(),
             can_move_layers: false,
-            placer: KvPlacementMode::Device,
+            rule: PlacementRule::Device,
             longest_pause_ns: None,
             had_running: false,
             fetched_bytes: 0,
@@ -103,13 +103,11 @@ impl Offload {
     /// allow it. The state of what is not in force stays.
     pub fn set_policy(&mut self, params: &Params, layers: u16, host_kv_blocks: u32) {
         self.can_move_layers = host_kv_blocks > 0 && layers > MIN_MOVING_LAYERS;
-        self.placer = match params.kv_placement() {
-            _ if host_kv_blocks == 0 => KvPlacementMode::Device,
-            KvPlacementMode::Prompts if !self.can_move_layers => KvPlacementMode::Device,
-            // The mode of a policy also says how it admits and pauses requests ([`OffloadView::plans_batches`]), which
-            // needs a host tier but no moving layer.
-            mode => mode,
-        };
+        let rule = params.placement_rule();
+        // Plans also admit and pause requests ([`OffloadView::admits_by_plan`]), which needs a host tier but no moving
+        // layer.
+        let plans = rule == PlacementRule::PerRequest && host_kv_blocks > 0;
+        self.rule = if plans || self.can_move_layers { rule } else { PlacementRule::Device };
         self.longest_pause_ns = params.longest_pause_ns();
     }
 
@@ -123,24 +121,24 @@ impl Offload {
         self.can_move_layers
     }
 
-    /// What places KV.
-    pub fn placer(&self) -> KvPlacementMode {
-        self.placer
+    /// What decides where KV resides.
+    pub fn rule(&self) -> PlacementRule {
+        self.rule
     }
 
     /// The buffer for prompts, if prompts are offloaded.
     pub fn prompts_in_force(&self) -> Option<&BufferController> {
-        (self.placer == KvPlacementMode::Prompts).then_some(&self.prompts)
+        (self.rule == PlacementRule::Prefills).then_some(&self.prompts)
     }
 
     /// The controller of the layers to offload, if it is in force.
     pub fn expansion_in_force(&mut self) -> Option<&mut Expansion> {
-        (self.placer == KvPlacementMode::Uniform).then_some(&mut self.expansion)
+        (self.rule == PlacementRule::Uniform).then_some(&mut self.expansion)
     }
 
     /// The plans, if they place KV.
     pub fn plans_in_force(&self) -> Option<&PlacementPlans> {
-        (self.placer == KvPlacementMode::PerRequest).then_some(&self.plans)
+        (self.rule == PlacementRule::PerRequest).then_some(&self.plans)
     }
 
     /// Begins a boundary; `has_running`: requests run.
@@ -259,12 +257,12 @@ mod tests {
 
     #[test]
     fn policy_places_kv_only_in_a_host_tier() {
-        let placer =
-            |policy, layers, host_kv_blocks| Offload::new(&params(policy), layers, host_kv_blocks).placer();
-        assert_eq!(placer(PolicyName::OrbitFlow, 4, 8), KvPlacementMode::PerRequest);
-        assert_eq!(placer(PolicyName::OrbitFlow, 4, 0), KvPlacementMode::Device);
-        assert_eq!(placer(PolicyName::Ellm, 3, 8), KvPlacementMode::Prompts);
-        assert_eq!(placer(PolicyName::Ellm, 2, 8), KvPlacementMode::Device, "two layers share one buffer");
+        let rule =
+            |policy, layers, host_kv_blocks| Offload::new(&params(policy), layers, host_kv_blocks).rule();
+        assert_eq!(rule(PolicyName::OrbitFlow, 4, 8), PlacementRule::PerRequest);
+        assert_eq!(rule(PolicyName::OrbitFlow, 4, 0), PlacementRule::Device);
+        assert_eq!(rule(PolicyName::Ellm, 3, 8), PlacementRule::Prefills);
+        assert_eq!(rule(PolicyName::Ellm, 2, 8), PlacementRule::Device, "two layers share one buffer");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::peers::victim::NextUseEstimate;
 use crate::reclaim::{
-    Ablations, CostRule, KvPlacementMode, PolicyName, PolicySettings, ReclaimPolicy, ServiceOrder,
+    Ablations, CostRule, PlacementRule, PolicyName, PolicySettings, ReclaimPolicy, ServiceOrder,
 };
 
 /// A fixed layout of moving layers for tests and experiments; overrides the remapping controller.
@@ -131,9 +131,9 @@ impl Params {
         }
     }
 
-    /// [`ReclaimPolicy::kv_placement`] under these tunables.
-    pub fn kv_placement(&self) -> KvPlacementMode {
-        self.policy().kv_placement(&self.policy_settings())
+    /// [`ReclaimPolicy::placement_rule`] under these tunables.
+    pub fn placement_rule(&self) -> PlacementRule {
+        self.policy().placement_rule(&self.policy_settings())
     }
 
     /// [`ReclaimPolicy::longest_pause_ns`] under these tunables.

@@ -50,7 +50,7 @@ pub(crate) use cost_rule::MAX_STALL_PERMILLE;
 
 pub use cost_rule::CostRule;
 pub use interface::{
-    Ablations, KvPlacementMode, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ServiceOrder,
+    Ablations, PlacementRule, PolicySettings, PreemptionCandidate, ReclaimPolicy, ReclaimStep, ServiceOrder,
 };
 
 /// The table of policies: its name, which configurations use, and the type that decides.

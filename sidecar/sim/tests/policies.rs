@@ -7,7 +7,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::params::Slo;
 use sluice_policy::pie::expansion;
 use sluice_policy::reason::Reason;
-use sluice_policy::reclaim::{KvPlacementMode, PolicyName};
+use sluice_policy::reclaim::{PlacementRule, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Event, Request};
 use sluice_sim::Simulation;
@@ -67,8 +67,8 @@ fn every_policy_gives_same_tokens_and_places_kv_as_declared() {
         assert_eq!(tokens(&world), expected, "{policy:?}");
         let core = world.driver.scheduler();
         let places = !matches!(
-            core.manager().params().kv_placement(),
-            KvPlacementMode::Device | KvPlacementMode::Prompts
+            core.manager().params().placement_rule(),
+            PlacementRule::Device | PlacementRule::Prefills
         );
         assert_eq!(core.manager().figures().counted(Reason::Fetch) > 0, places, "{policy:?} fetches");
         let pauses = core.snapshot().counters.pauses;

@@ -6,7 +6,7 @@ use sluice_common::random::Rng;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::params::{ForcedRemap, Params};
-use sluice_policy::reclaim::{KvPlacementMode, PolicyName};
+use sluice_policy::reclaim::{PlacementRule, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};
 use sluice_sim::simulation::{RequestResult, Setup};
@@ -59,7 +59,7 @@ pub fn setup(policy: PolicyName, layers: u16, kv_blocks: u32, seed: u64) -> Setu
 
 /// Adds a host tier for KV if the policy uses one; without it, the policy would neither offload nor pause.
 pub fn with_tier(mut setup: Setup) -> Setup {
-    if setup.params.kv_placement() != KvPlacementMode::Device {
+    if setup.params.placement_rule() != PlacementRule::Device {
         setup.params.host_kv_bytes =
             200 * u64::from(setup.geometry.layers()) * setup.geometry.layer_block_bytes;
     }

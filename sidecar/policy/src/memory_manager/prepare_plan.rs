@@ -186,7 +186,7 @@ impl MemoryManager {
     /// Loan sizes that help a step which has `had` layer blocks, free chunks included, as far as KV may grow. Empty if
     /// peers cannot be asked, refused since the last boundary, or the policy keeps to its share (`Recompute`).
     fn loan_sizes(&self, need: &StepNeed, to_load: u32, had: u32) -> Vec<u32> {
-        if !self.loans.may_ask() || self.sizes.movable_m.is_none() || self.in_backoff() {
+        if !self.loans.may_ask() || !self.sizes.moves_layers() || self.in_backoff() {
             return Vec::new();
         }
         let layer_blocks = need

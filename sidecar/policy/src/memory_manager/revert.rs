@@ -54,7 +54,7 @@ impl MemoryManager {
             return Some((None, calm));
         }
         let wanted = alpha - layers;
-        if wanted == self.base.alpha() || self.sizes.movable_m.is_none() {
+        if wanted == self.base.alpha() || !self.sizes.moves_layers() {
             return Some((Some(self.base.clone()), calm));
         }
         // Fewer layers move than now, whatever the stall: the allowance limits remaps, not reversions.

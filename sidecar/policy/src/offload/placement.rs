@@ -26,7 +26,7 @@ use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
 use crate::planner::steps::StepTime;
 use crate::reason::Reason;
-use crate::reclaim::KvPlacementMode;
+use crate::reclaim::PlacementRule;
 use crate::step_model::Layout;
 use orbitflow::PlanDecision;
 
@@ -60,12 +60,12 @@ impl OffloadView<'_> {
         if !self.offload.can_move_layers() {
             return PlacementDecision::Keep;
         }
-        match self.offload.placer() {
-            KvPlacementMode::Device => self.same_of_all(Layout::resident()),
-            KvPlacementMode::Fixed => self.same_of_all(flexgen::layout(self)),
-            KvPlacementMode::Uniform => self.same_of_all(pie::layout(self)),
-            KvPlacementMode::Prompts => PlacementDecision::Due(ellm::due_placement(self)),
-            KvPlacementMode::PerRequest => PlacementDecision::Plan(orbitflow::decide(self)),
+        match self.offload.rule() {
+            PlacementRule::Device => self.same_of_all(Layout::resident()),
+            PlacementRule::FixedShare => self.same_of_all(flexgen::layout(self)),
+            PlacementRule::Uniform => self.same_of_all(pie::layout(self)),
+            PlacementRule::Prefills => PlacementDecision::Due(ellm::due_placement(self)),
+            PlacementRule::PerRequest => PlacementDecision::Plan(orbitflow::decide(self)),
         }
     }
 

@@ -27,8 +27,9 @@ pub struct OffloadView<'a> {
 }
 
 impl<'a> OffloadView<'a> {
-    /// While KV is short, admission follows the plan, because a new request can delay every running one.
-    pub fn plans_batches(&self) -> bool {
+    /// Waiting requests are admitted by placement plans while KV is short, because a new request can delay every running
+    /// one. Under deadline scheduling the scheduler admits, and plans place KV alone.
+    pub fn admits_by_plan(&self) -> bool {
         self.offload.plans_in_force().is_some()
             && self.params.deadlines().is_none()
             && self.params.slo.tbt_ns > 0

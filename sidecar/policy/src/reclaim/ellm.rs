@@ -1,7 +1,7 @@
 //! `Ellm`: idle activation chunks become KV (eLLM, Algorithm 1). Prompts without space for their KV are computed all
 //! the same, and their KV goes to the host tier (eLLM 4.4.2).
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
+use super::{PlacementRule, PolicySettings, ReclaimPolicy, ReclaimStep};
 use crate::geometry::StepShape;
 
 /// Inflates KV, then shrinks the batch.
@@ -17,7 +17,7 @@ impl ReclaimPolicy for Ellm {
         Some(smallest)
     }
 
-    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
-        KvPlacementMode::Prompts
+    fn placement_rule(&self, _settings: &PolicySettings) -> PlacementRule {
+        PlacementRule::Prefills
     }
 }

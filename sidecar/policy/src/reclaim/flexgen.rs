@@ -1,6 +1,6 @@
 //! `FlexGen`: a fixed share of the layers' KV of every request resides in the host tier from the start (FlexGen 4.2).
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
+use super::{PlacementRule, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// Places KV by a fixed share. Reclaims nothing more.
 #[derive(Debug)]
@@ -11,7 +11,7 @@ impl ReclaimPolicy for FlexGen {
         &[]
     }
 
-    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
-        KvPlacementMode::Fixed
+    fn placement_rule(&self, _settings: &PolicySettings) -> PlacementRule {
+        PlacementRule::FixedShare
     }
 }

@@ -6,15 +6,16 @@ use super::cost_rule::{CostRule, FixedOrder};
 use crate::geometry::StepShape;
 use crate::peers::victim::NextUseEstimate;
 
-/// Where the KV of running requests resides.
+/// What decides where the KV of running requests resides. The offload has one file for each rule but the first
+/// (`crate::offload`), and the state that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvPlacementMode {
+pub enum PlacementRule {
     /// On the device.
     Device,
     /// On the device, except for prompts admitted without space for their KV, which use the host tier.
-    Prompts,
+    Prefills,
     /// A fixed share of its layers in the host tier.
-    Fixed,
+    FixedShare,
     /// The same layers of every request in the host tier, as many as hide.
     Uniform,
     /// Planned layers of each request in the host tier.
@@ -98,9 +99,9 @@ pub trait ReclaimPolicy: Debug + Sync {
         None
     }
 
-    /// Where the KV of running requests resides. Asked when the policy comes into force.
-    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
-        KvPlacementMode::Device
+    /// What decides where the KV of running requests resides. Asked when the policy comes into force.
+    fn placement_rule(&self, _settings: &PolicySettings) -> PlacementRule {
+        PlacementRule::Device
     }
 
     /// The longest total pause of a request, nanoseconds: excess requests are paused with their KV. `None`: excess

@@ -1,7 +1,7 @@
 //! `OrbitFlow`: a plan places the KV of each request layer by layer (OrbitFlow 4), and excess requests are paused with
 //! their KV instead of being computed again (token deposit, OrbitFlow 5).
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
+use super::{PlacementRule, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// Places KV per request, evicts KV of paused requests, then shrinks the batch.
 #[derive(Debug)]
@@ -12,8 +12,8 @@ impl ReclaimPolicy for OrbitFlow {
         &[ReclaimStep::EvictPaused]
     }
 
-    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
-        KvPlacementMode::PerRequest
+    fn placement_rule(&self, _settings: &PolicySettings) -> PlacementRule {
+        PlacementRule::PerRequest
     }
 
     fn longest_pause_ns(&self, settings: &PolicySettings) -> Option<u64> {

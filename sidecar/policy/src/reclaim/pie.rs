@@ -1,7 +1,7 @@
 //! `Pie`: the KV of some layers, the same for every request, resides in the host tier; its controller
 //! ([`crate::pie::expansion`]) moves as many layers as hide and help.
 
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep};
+use super::{PlacementRule, PolicySettings, ReclaimPolicy, ReclaimStep};
 
 /// Places KV by Pie's controller. Reclaims nothing more.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ impl ReclaimPolicy for Pie {
         &[]
     }
 
-    fn kv_placement(&self, _settings: &PolicySettings) -> KvPlacementMode {
-        KvPlacementMode::Uniform
+    fn placement_rule(&self, _settings: &PolicySettings) -> PlacementRule {
+        PlacementRule::Uniform
     }
 }

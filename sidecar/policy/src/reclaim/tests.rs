@@ -52,7 +52,7 @@ fn layers_move_as_in_oneiros_and_activations_become_kv_as_in_ellm() {
 /// the order by deadline.
 #[test]
 fn unified_moves_kv_where_no_layer_may_and_pauses_under_a_plan_or_deadlines() {
-    use KvPlacementMode::{Device, PerRequest};
+    use PlacementRule::{Device, PerRequest};
     let rows = [
         (["layers may move", "objectives"], Device, Some(7)),
         (["layers may move", "none"], Device, None),
@@ -64,7 +64,7 @@ fn unified_moves_kv_where_no_layer_may_and_pauses_under_a_plan_or_deadlines() {
         let settings = PolicySettings { may_move_weights, has_objectives, ..SETTINGS };
         let unified = PolicyName::Unified.policy();
         assert_eq!(
-            (unified.kv_placement(&settings), unified.longest_pause_ns(&settings)),
+            (unified.placement_rule(&settings), unified.longest_pause_ns(&settings)),
             (placement, pause_ns),
             "{case:?}"
         );

@@ -5,7 +5,7 @@
 //! only where they may not.
 
 use super::cost_rule::{CostRule, FixedOrder, LeastCost};
-use super::{KvPlacementMode, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder};
+use super::{PlacementRule, PolicySettings, ReclaimPolicy, ReclaimStep, ServiceOrder};
 use crate::geometry::StepShape;
 use crate::peers::victim::NextUseEstimate;
 
@@ -26,8 +26,8 @@ impl ReclaimPolicy for Unified {
         Some(smallest)
     }
 
-    fn kv_placement(&self, settings: &PolicySettings) -> KvPlacementMode {
-        if settings.may_move_weights { KvPlacementMode::Device } else { KvPlacementMode::PerRequest }
+    fn placement_rule(&self, settings: &PolicySettings) -> PlacementRule {
+        if settings.may_move_weights { PlacementRule::Device } else { PlacementRule::PerRequest }
     }
 
     /// If layers move, only under deadline scheduling: a plan's pauses delay waiting requests in favour of the queue

@@ -85,7 +85,7 @@ impl Planner<'_> {
         }
         let idle = self.requests.running.is_empty() && admissions.list.is_empty();
         let feasible = idle || self.is_overdue(id) || self.is_feasible(front, admissions);
-        if !feasible && self.manager.offload_view().plans_batches() {
+        if !feasible && self.manager.offload_view().admits_by_plan() {
             admissions.notes.memory.blocked_head = Some(Some(id));
         }
         match self.requests.pauses.is_paused(id) {
@@ -97,7 +97,7 @@ impl Planner<'_> {
     /// Whether the policy lets a waiting request run next to the others.
     fn is_feasible(&self, front: &Sequence, admissions: &mut Admissions) -> bool {
         let memory = self.manager.after(&admissions.planned);
-        if self.manager.offload_view().plans_batches() {
+        if self.manager.offload_view().admits_by_plan() {
             let waiter = self.waiter(front, self.manager.params().slo.tbt_ns);
             let Some(answer) = memory.plan_admission(&waiter) else {
                 return memory.has_room(&waiter);

@@ -48,7 +48,7 @@ impl Planner<'_> {
     /// Returns the waiting requests that a placement plan may admit: as many as there are free rows, none while
     /// admission is on hold.
     fn waiters(&self, tbt_ns: u64, plan: &StepPlan) -> Vec<WaitingRequest> {
-        if !self.manager.offload_view().plans_batches() || self.requests.are_on_hold(self.step) {
+        if !self.manager.offload_view().admits_by_plan() || self.requests.are_on_hold(self.step) {
             return Vec::new();
         }
         let can_plan = |sequence: &&Sequence| {
