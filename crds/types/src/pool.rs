@@ -279,6 +279,28 @@ pub enum Policy {
 }
 
 impl Policy {
+    /// All policies.
+    pub const ALL: [Policy; 7] = [
+        Policy::Unified,
+        Policy::Recompute,
+        Policy::FlexGen,
+        Policy::Pie,
+        Policy::Ellm,
+        Policy::Oneiros,
+        Policy::OrbitFlow,
+    ];
+
+    /// Whether a tenant's own weight layers may become KV or another tenant's memory. A test of `sluice-plan` compares
+    /// this and [`Policy::reclaims_activations`] with what the sidecar's policies decide.
+    pub const fn reclaims_weights(self) -> bool {
+        matches!(self, Policy::Unified | Policy::Oneiros)
+    }
+
+    /// Whether idle activation space of a tenant becomes KV, so that it keeps only that of its smallest step.
+    pub const fn reclaims_activations(self) -> bool {
+        matches!(self, Policy::Unified | Policy::Ellm)
+    }
+
     /// The name as written in a manifest.
     pub const fn as_str(self) -> &'static str {
         match self {

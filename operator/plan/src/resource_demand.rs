@@ -126,14 +126,9 @@ fn floor_bytes(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandPar
         + terms.context_bytes
 }
 
-/// Only eLLM's step lends the activations that a smaller step than the largest does not need.
+/// The activations of the smallest step if the policy reclaims the others, else of the largest.
 const fn activation_bytes(model: &EngineGeometry, policy: Policy) -> u64 {
-    match policy {
-        Policy::Unified | Policy::Ellm => model.activation_bytes,
-        Policy::Recompute | Policy::FlexGen | Policy::Pie | Policy::Oneiros | Policy::OrbitFlow => {
-            model.step_activation_bytes
-        }
-    }
+    if policy.reclaims_activations() { model.activation_bytes } else { model.step_activation_bytes }
 }
 
 /// Returns how many layers' memory the tenant keeps under its cap: the resident layers, and a slot for the moving
@@ -144,7 +139,7 @@ fn min_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
     let capped = u64::from(layers) * percent / 100;
     let moving = u32::try_from(capped).unwrap_or(u32::MAX).min(layers.saturating_sub(1));
     let native = spec.engine.kind == EngineKind::Native;
-    let moves = native && matches!(policy, Policy::Unified | Policy::Oneiros);
+    let moves = native && policy.reclaims_weights();
     if moving < 2 || !moves { layers } else { layers - moving + 1 }
 }
 

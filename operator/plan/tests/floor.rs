@@ -35,15 +35,7 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    let policies = prop::sample::select(vec![
-        Policy::Unified,
-        Policy::Recompute,
-        Policy::FlexGen,
-        Policy::Pie,
-        Policy::Ellm,
-        Policy::Oneiros,
-        Policy::OrbitFlow,
-    ]);
+    let policies = prop::sample::select(Policy::ALL.to_vec());
     let sizes = (6_u32..9, 1..900 * KIB, 1..700 * KIB, 2..40_u32, 1..4 * KIB, 1..5000_u32);
     let step = (1..500 * KIB, 0..900 * KIB);
     let kv = (any::<bool>(), any::<bool>(), 1..9000 * KIB, 1..9000 * KIB, proptest::option::of(1..5000_u32));
@@ -109,6 +101,24 @@ fn declared(case: &Case) -> Option<u64> {
     };
     let manager = MemoryManager::new(params, geometry).ok()?;
     Some(u64::from(manager.loans().floor_chunks()) * case.chunk)
+}
+
+/// What manifests say of a policy is what the type of the sidecar decides.
+#[test]
+fn facts_of_each_policy_are_decisions_of_its_type() {
+    let smallest = StepShape { tokens: 1, sequences: 1, logit_rows: 1 };
+    let mut decided: Vec<_> = PolicyName::ALL
+        .map(|name| {
+            let policy = name.policy();
+            (name.name(), policy.movable_layers(2).is_some(), policy.kept_activations(smallest).is_some())
+        })
+        .into();
+    let mut declared: Vec<_> = Policy::ALL
+        .map(|policy| (policy.as_str(), policy.reclaims_weights(), policy.reclaims_activations()))
+        .into();
+    decided.sort_unstable();
+    declared.sort_unstable();
+    assert_eq!(declared, decided);
 }
 
 proptest! {

@@ -4,7 +4,6 @@
 use sluice_plan::placement::{UnfitReason, UnplacedReason};
 use sluice_types::conditions::Reason;
 use sluice_types::load::{ManifestObject, Path, SpannedObject};
-use sluice_types::pool::Policy;
 use sluice_wire::config_rejection::ConfigRejection;
 
 use crate::manifests::SourceObject;
@@ -145,8 +144,7 @@ impl FieldLocator {
             }
             "memory.guaranteed_kv_bytes" => spec.memory.guaranteed_kv.is_some(),
             "memory.max_remapped_percent" => {
-                let remaps =
-                    pool.is_some_and(|pool| matches!(pool.policy, Policy::Unified | Policy::Oneiros));
+                let remaps = pool.is_some_and(|pool| pool.policy.reclaims_weights());
                 remaps && spec.memory.max_remapped_percent < 100
             }
             _ => true,
