@@ -6,6 +6,8 @@
 //! | `next_step` | the decision about the next action for peers and for the share |
 //! | `reclaim`, `lendable_layers` | what is freed for it |
 //! | `lendable` | what can be lent to a peer now |
+//! | `restoration` | the layout that restores lent layers |
+//! | `view`, `facts` | the questions of readers, and what decisions read of other parts |
 //! | `transfers` | the actions, and their ends |
 //! | `balance`, `demand`, `outgoing`, `recreation` | the state, each by itself |
 //! | `audit` | what the check against the loan book reads |
@@ -17,15 +19,18 @@ use alloc::vec::Vec;
 pub(crate) mod audit;
 mod balance;
 mod demand;
+mod facts;
 pub(crate) mod lendable;
 pub(crate) mod lendable_layers;
 pub(crate) mod next_step;
 mod outgoing;
 pub(crate) mod reclaim;
 mod recreation;
+mod restoration;
 pub(crate) mod share;
 pub(crate) mod transfer;
 pub(crate) mod transfers;
+pub(crate) mod view;
 
 use balance::Balance;
 use demand::BorrowDemand;

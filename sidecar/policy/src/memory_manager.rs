@@ -44,11 +44,11 @@
 //! |---|---|
 //! | this one | the calls of the interface, and the ends of actions |
 //! | `boundary`, `prepare` | take due work at a boundary, and the memory of a step, one action further |
-//! | `sleep`, `loan_steps`, `restore_layers`, `load` | the steps of sleep, of loans, and of loading |
+//! | `sleep`, `loan_steps`, `load` | the steps of sleep, of loans, and of loading |
 //! | `stalling` | finds and begins remaps that stall |
 //! | `prepare_plan`, `revert` | decide, and change nothing |
 //! | `transition` | carries out one change of ownership |
-//! | `step_demand`, `views`, `parts` | values and views of the parts |
+//! | `step_demand`, `views`, `parts` | values of a step, and borrows of parts |
 //! | `loan_control` | the calls of the negotiator of loans |
 //! | `step_api`, `scheduler_view`, `constants` | values of the interface, no methods of the manager |
 //! | `invariants` | the audit of tests |
@@ -64,7 +64,6 @@ mod loan_steps;
 mod parts;
 mod prepare;
 mod prepare_plan;
-mod restore_layers;
 mod revert;
 mod sleep;
 mod stalling;
@@ -79,6 +78,7 @@ pub use crate::kv::cached_prefix::CachedPrefix;
 pub use crate::kv::request_kv::RequestKv;
 pub use crate::kv::table_change::TableChange;
 pub use crate::loans::audit::LoanAudit;
+pub use crate::loans::view::LoanView;
 pub use crate::loans::{TransferKind, TransferResult};
 pub use crate::offload::OffloadView;
 pub use crate::offload::admission::{AdmissionView, PlanAdmission, PlannedAdmissions, PrefillOffload};
@@ -92,7 +92,7 @@ pub use stalling::StallingRemap;
 pub use step_api::{
     Demand, Failed, MemoryNotes, Prepared, StallsTooLong, StepLease, StepNeed, SuspendReason,
 };
-pub use views::{Figures, LoanView, PriceView, Residency, StatusView, TimingView};
+pub use views::{Figures, PriceView, Residency, StatusView, TimingView};
 
 use crate::action::{Action, FillTarget};
 use crate::change::ChangeState;

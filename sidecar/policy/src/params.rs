@@ -116,6 +116,11 @@ pub struct Params {
 }
 
 impl Params {
+    /// The share and the cap that were set last.
+    pub fn bounds(&self) -> Bounds {
+        Bounds { share_chunks: self.share_chunks, remap_cap_permille: self.remap_cap_permille }
+    }
+
     /// The type that decides what is reclaimed.
     pub fn policy(&self) -> &'static dyn ReclaimPolicy {
         self.policy.policy()

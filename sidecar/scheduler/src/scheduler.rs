@@ -219,7 +219,7 @@ impl Scheduler {
         self.in_flight.is_none()
             && (self.engine.is_some() || self.negotiator.is_some())
             && (self.head_starved > 0
-                || !self.manager.status().is_idle()
+                || !self.manager.is_idle()
                 || self.negotiator.as_ref().is_some_and(LoanNegotiator::needs_ticks))
     }
 

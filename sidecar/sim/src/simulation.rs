@@ -192,7 +192,7 @@ impl Simulation {
         loop {
             let more = self.tick(limit);
             let ended = self.outcomes.values().all(|o| o.finish.is_some() || o.refusal.is_some());
-            if ended && (!more || self.driver.scheduler().manager().status().is_idle()) {
+            if ended && (!more || self.driver.scheduler().manager().is_idle()) {
                 return true;
             }
             if !more {

@@ -198,7 +198,7 @@ impl ShareController {
     fn current_state(&self, manager: &MemoryManager) -> ShareState {
         ShareState {
             policy: manager.params().policy,
-            bounds: manager.loans().bounds(),
+            bounds: manager.params().bounds(),
             share: manager.loans().share_chunks(),
             granted: self.grant.chunks(),
         }

@@ -17,11 +17,18 @@ pub struct LayoutSearch<'a> {
     pub sizes: &'a Sizes,
     /// The layout in force.
     pub current: &'a Layout,
+    /// The layout without load.
+    pub base: &'a Layout,
     /// The layout that the configuration fixes.
     pub forced: Option<ForcedRemap>,
 }
 
 impl<'a> LayoutSearch<'a> {
+    /// More layers move than without load.
+    pub fn is_remapped(self) -> bool {
+        self.current.alpha() > self.base.alpha()
+    }
+
     /// The layout that moves `wanted_alpha` layers with the least stall, within the cap.
     pub fn moving(self, wanted_alpha: u16, allowance_ns: u64) -> Choice {
         self.moving_from(self.current, wanted_alpha, allowance_ns)
@@ -126,7 +133,7 @@ mod tests {
         stats.on_step(&StepTimes { decode_only: true, layer_ns: vec![100_000; 8], ..StepTimes::default() });
         stats.copied(128, copy_us * 1000);
         let (cost, current) = (CostModel::new(&stats, &params), Layout::resident());
-        test(LayoutSearch { cost, sizes: &sizes, current: &current, forced })
+        test(LayoutSearch { cost, sizes: &sizes, current: &current, base: &current, forced })
     }
 
     #[test]

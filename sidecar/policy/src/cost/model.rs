@@ -8,8 +8,8 @@ use crate::step_model::{Layout, Times, stall_per_token_ns};
 /// Predictions by measured times under the parameters in force. It is a view: it remembers and changes nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct CostModel<'a> {
-    stats: &'a StepStats,
-    params: &'a Params,
+    pub(crate) stats: &'a StepStats,
+    pub(crate) params: &'a Params,
 }
 
 impl<'a> CostModel<'a> {

@@ -20,11 +20,11 @@ impl MemoryManager {
         self.loans.take_growth(self.sizes.useful(), self.chunks.table().created());
         self.offloading().place_kv(out);
         let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
-        if can_wait && (self.loans().has_debt() || self.should_restore_layers()) {
+        if can_wait && (self.loans().has_debt() || self.loans().should_restore_layers()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }
-        if self.change.transition().is_none() && !self.timing().weights_loading() {
+        if self.change.transition().is_none() && !self.status().weights_loading() {
             self.change.decide(self.whole_prompts().shrink());
         }
         if self.change.transition().is_none() {
@@ -33,7 +33,7 @@ impl MemoryManager {
         if self.orders.pending.blocking() {
             return;
         }
-        if self.change.transition().is_none() && !self.has_loan_step() {
+        if self.change.transition().is_none() && !self.loans().has_step() {
             let (next, calm) = self.plan_transition();
             calm.into_iter().for_each(|calm| self.change.record_calm(calm));
             self.change.decide(next);
@@ -57,17 +57,17 @@ impl MemoryManager {
         self.order_change(change, &[], out);
     }
 
-    /// Without new requests the coming boundaries change nothing.
-    pub(super) fn is_steady(&self) -> bool {
+    /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
+    pub fn is_idle(&self) -> bool {
         self.is_at_base_layout() && self.chunks.ownership().stale.is_empty()
     }
 
-    /// As [`MemoryManager::is_steady`], whatever stale addresses are left.
-    pub(super) fn is_at_base_layout(&self) -> bool {
+    /// As [`MemoryManager::is_idle`], whatever stale addresses are left.
+    fn is_at_base_layout(&self) -> bool {
         let layout = self.weights.layout();
         let at_base = match self.forced {
             Some(forced) => *layout == self.sizes.forced_layout(forced),
-            None => layout.alpha() <= self.base.alpha(),
+            None => !self.layout_search().is_remapped(),
         };
         let settled = self.sleep.is_settled();
         at_base
@@ -76,7 +76,7 @@ impl MemoryManager {
             && self.loans().releasing_chunks() == 0
             && !self.loans.is_growing()
             && self.change.transition().is_none()
-            && !self.has_loan_step()
+            && !self.loans().has_step()
             && self.offload_view().is_offload_idle()
             && !self.orders.pending.blocking()
     }

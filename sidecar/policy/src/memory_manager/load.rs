@@ -18,7 +18,7 @@ impl MemoryManager {
         if let Some(chunks) = self.chunks.next_piece(self.sizes.useful()) {
             return self.create(chunks, out);
         }
-        self.loans.await_floor(self.missing_floor());
+        self.loans.await_floor(self.loans().missing_floor());
         if !self.loans.awaits_floor() {
             self.lay_out(out);
         }
@@ -38,15 +38,11 @@ impl MemoryManager {
                 self.chunks.end_piece(chunks, false);
             }
         }
-        if self.loans.awaits_floor() && self.missing_floor() == 0 {
+        if self.loans.awaits_floor() && self.loans().missing_floor() == 0 {
             self.loans.await_floor(0);
             return self.lay_out(out);
         }
         self.create_next(out);
-    }
-
-    pub(super) fn missing_floor(&self) -> u32 {
-        self.sizes.floor.saturating_sub(self.chunks.table().created())
     }
 
     /// Decides the layout for the chunks that exist, and maps it.

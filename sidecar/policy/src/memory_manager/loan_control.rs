@@ -38,7 +38,7 @@ impl LoansMut<'_> {
     /// Asks the device for the floor once more.
     pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
         if self.manager.loans.awaits_floor() && !self.manager.orders.pending.blocking() {
-            let missing = self.manager.missing_floor() as usize;
+            let missing = self.manager.loans().missing_floor() as usize;
             let chunks = self.manager.chunks.table().uncreated().take(missing).collect();
             self.manager.create(chunks, out);
         }
@@ -95,7 +95,7 @@ impl LoanControl for LoansMut<'_> {
     }
 
     fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind) {
-        let floor = self.manager.share_limits().floor;
+        let floor = self.manager.loans().limits().floor;
         let transfer = OutgoingTransfer { earmark, chunks, claim: kind };
         self.manager.loans.queue(transfer, &self.manager.orders.pending, floor);
     }
@@ -122,7 +122,7 @@ impl LoanControl for LoansMut<'_> {
         if manager.sleep.state() == SleepState::Asleep {
             return left;
         }
-        let away = manager.weights.layout().alpha() > manager.base.alpha();
+        let away = manager.layout_search().is_remapped();
         let in_use = away || manager.change.transition().is_some();
         let open_requests = manager.kv.requests().count() > 0;
         let (kv, sizes, chunk_bytes) = (&manager.kv, &manager.sizes, manager.geometry.chunk_bytes);

@@ -1,11 +1,7 @@
 //! Borrows of parts, and values that several decisions read. Nothing here orders an action.
 
 use super::{MemoryManager, SleepState};
-use crate::cost::{CostContext, CostModel, LayoutSearch};
-use crate::geometry::BLOCK_TOKENS;
-use crate::ids::LayerId;
-use crate::loans::lendable_layers::{LendableLayers, layers_that_hide};
-use crate::loans::reclaim::ActivationSpace;
+use crate::cost::{CostModel, LayoutSearch};
 use crate::loans::transfers::LoanTransfers;
 use crate::offload::Offloading;
 use crate::weights::WeightCopies;
@@ -67,32 +63,15 @@ impl MemoryManager {
         CostModel::new(&self.step_stats, &self.params)
     }
 
-    /// The running requests, as reclaim options hurt them.
-    pub(super) fn cost_context(&self) -> CostContext {
-        self.cost().context(self.kv.requests().running().count() as u32)
-    }
-
     /// Which layouts are possible, and which is best.
     pub(super) fn layout_search(&self) -> LayoutSearch<'_> {
         LayoutSearch {
             cost: self.cost(),
             sizes: &self.sizes,
             current: self.weights.layout(),
+            base: &self.base,
             forced: self.forced,
         }
-    }
-
-    /// The cost if requests lose these chunks of KV.
-    pub(super) fn dropping(&self, context: &CostContext, chunks: u32) -> u64 {
-        let layer_blocks = u64::from(chunks) * u64::from(self.sizes.layer_blocks_per_chunk);
-        if layer_blocks == 0 {
-            return 0;
-        }
-        let used = u64::from(self.kv.needed_layer_blocks());
-        let layer_blocks = layer_blocks.min(used);
-        let requests = (u64::from(context.requests) * layer_blocks).div_ceil(used.max(1)) as u32;
-        let tokens = layer_blocks * u64::from(BLOCK_TOKENS) / u64::from(self.kv.layers());
-        self.params.cost_rule().displaced_kv_loss(context, requests, tokens)
     }
 
     /// The backend failed a change within the back-off: no other change is tried now; steps without a change continue.
@@ -105,44 +84,5 @@ impl MemoryManager {
         if self.sleep.state() == SleepState::Waking && !self.chunks.is_unmapped() {
             self.sleep.on_awake();
         }
-    }
-
-    /// The activation space. While chunks are lent, it keeps those of the smallest step: they may have been lent under
-    /// a policy whose floor counts on these.
-    pub(super) fn activation_space(&self) -> ActivationSpace {
-        let is_lender = self.loans.lent() > 0;
-        ActivationSpace {
-            held: self.chunks.activation_chunks(),
-            kept: if is_lender { self.sizes.activation_least } else { self.sizes.activation_min },
-            converts: self.sizes.activation_kept.is_some(),
-        }
-    }
-
-    /// Layers that an inactive tenant can lend, last one first. With moving and absent layers at most the cap.
-    pub(super) fn lendable_layers(&self) -> LendableLayers {
-        let idle = !self.loans.is_active() && self.loaded;
-        let max_moving = self.sizes.movable_m.filter(|_| idle).unwrap_or(0);
-        let layers = (0..self.sizes.layers).rev().map(LayerId);
-        let own = layers.filter(|layer| !self.chunks.ownership().layers[layer.index()].is_empty());
-        let own = own.map(|layer| (layer, self.sizes.slabs[layer.index()]));
-        LendableLayers::new(
-            own,
-            usize::from(max_moving).saturating_sub(self.displaced_layers()),
-            self.hidden_layers(),
-        )
-    }
-
-    /// Layers without memory of their own.
-    pub(super) fn displaced_layers(&self) -> usize {
-        self.weights.layout().moving.len() + usize::from(self.chunks.absent_layers())
-    }
-
-    /// Layers whose copies hide when the tenant wakes; all of them, if no request waits.
-    pub(super) fn hidden_layers(&self) -> usize {
-        if !self.loans.is_busy() {
-            return usize::MAX;
-        }
-        let transfer_ns = self.step_stats.transfer_ns().into_iter().max().unwrap_or(0);
-        layers_that_hide(self.step_stats.token_compute_ns(), transfer_ns, self.chunks.absent_layers())
     }
 }

@@ -152,7 +152,7 @@ impl MemoryManager {
     /// The activation space of a whole prompt, while weights load.
     fn grow_activations(&self, demand: StepDemand) -> Option<Transition> {
         let grown = || self.whole_prompts().grow(demand.activation, demand.layer_blocks);
-        self.timing().weights_loading().then(grown).flatten()
+        self.status().weights_loading().then(grown).flatten()
     }
 
     /// Plans KV from free chunks, the share, the prefix cache and peers, in this order.
@@ -230,7 +230,7 @@ impl MemoryManager {
 
     /// Activation chunks that a step may have at most.
     fn max_activations(&self) -> u32 {
-        if self.timing().weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
+        if self.status().weights_loading() { self.sizes.activation_wake } else { self.sizes.activation_max }
     }
 
     /// Free chunks that KV may take.
@@ -241,14 +241,6 @@ impl MemoryManager {
     /// KV chunks without a chunk.
     pub(super) fn kv_chunk_room(&self) -> u32 {
         self.sizes.kv_limit - self.kv.chunk_pool().backed()
-    }
-
-    /// Chunks that own layers would give at most, by the cost model.
-    pub(super) fn own_chunks(&self) -> u32 {
-        if self.forced.is_some() || self.in_backoff() || !self.step_stats.compute_known() {
-            return 0;
-        }
-        self.layout_search().most_freed()
     }
 
     /// eLLM: chunks pass between activations and KV, by the balloon of Algorithm 1. None if they cannot.

@@ -26,9 +26,16 @@ impl MemoryManager {
         self.kv.admission_effects(&need.admit, |request| memory.joining_layers(request).unwrap_or_default())
     }
 
-    /// Layer blocks that the step adds, and those that are loaded for it.
-    pub(super) fn layer_blocks_of(&self, need: &StepNeed) -> u32 {
-        self.attempt(need).demand.layer_blocks
+    /// Tokens that a step of this need may have while weights load, whatever the largest usual step is: as many as free
+    /// memory holds the activations of. 0 while nothing loads. `need.shape.tokens` is ignored.
+    pub fn whole_prompt_tokens(&self, need: &StepNeed) -> u32 {
+        if !self.status().weights_loading() || self.in_backoff() {
+            return 0;
+        }
+        let layer_blocks = self.attempt(need).demand.layer_blocks;
+        let chunks = self.whole_prompts().max_chunks(layer_blocks).min(self.sizes.activation_wake);
+        let bytes = u64::from(chunks) * self.geometry.chunk_bytes;
+        self.geometry.activation.max_tokens(bytes, need.shape)
     }
 
     /// Layer blocks that the step's new KV blocks take.

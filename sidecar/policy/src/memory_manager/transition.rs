@@ -140,7 +140,7 @@ impl MemoryManager {
             TransitionTarget::Activation(chunks) => (self.chunks.with_activations(*chunks, &drained), None),
             TransitionTarget::KvChunks(chunks) => (self.chunks.with_kv_chunks(*chunks), None),
             TransitionTarget::Vacate { layers, .. } => {
-                let next = self.chunks.vacated(&self.lendable_layers().first(*layers), &drained);
+                let next = self.chunks.vacated(&self.loans().lendable_layers().first(*layers), &drained);
                 (next, (*layers > 0).then(|| self.weights.layout().clone()))
             }
         };

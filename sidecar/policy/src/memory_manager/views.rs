@@ -1,13 +1,11 @@
 //! Read-only views of the memory manager, one for each reader's question. They change nothing.
 
 mod figures;
-mod loans;
 mod price;
 mod status;
 mod timing;
 
 pub use figures::{Figures, Residency};
-pub use loans::LoanView;
 pub use price::PriceView;
 pub use status::StatusView;
 pub use timing::TimingView;
@@ -15,6 +13,7 @@ pub use timing::TimingView;
 use crate::cost::price::Clients;
 use crate::geometry::Geometry;
 use crate::ids::RequestId;
+use crate::loans::view::LoanView;
 use crate::memory_manager::{AdmissionView, MemoryManager, OffloadView, PlannedAdmissions, RequestKv};
 use crate::params::Params;
 
@@ -31,7 +30,15 @@ impl MemoryManager {
 
     /// Returns whether a step may begin, and what it waits for.
     pub fn status(&self) -> StatusView<'_> {
-        StatusView { manager: self }
+        StatusView {
+            orders: &self.orders,
+            kv: &self.kv,
+            chunks: &self.chunks,
+            weights: &self.weights,
+            sleep: &self.sleep,
+            loaded: self.loaded,
+            failure: self.failure,
+        }
     }
 
     /// Returns the KV of one request.
@@ -61,21 +68,45 @@ impl MemoryManager {
 
     /// Returns what reclaim options would cost these clients, one for each request of the next step.
     pub fn prices<'a>(&'a self, clients: &'a Clients<'a>) -> PriceView<'a> {
-        PriceView { manager: self, clients }
+        PriceView {
+            kv: &self.kv,
+            offload: &self.offload,
+            cost: self.cost(),
+            layer_block_bytes: self.geometry.layer_block_bytes,
+            clients,
+        }
     }
 
     /// Returns measured and predicted times of steps.
     pub fn timing(&self) -> TimingView<'_> {
-        TimingView { manager: self }
+        TimingView { cost: self.cost(), layout: self.weights.layout() }
     }
 
     /// Returns the share, the loans and the debts.
     pub fn loans(&self) -> LoanView<'_> {
-        LoanView { manager: self }
+        LoanView {
+            loans: &self.loans,
+            orders: &self.orders,
+            chunks: &self.chunks,
+            kv: &self.kv,
+            sleep: &self.sleep,
+            layouts: self.layout_search(),
+            loaded: self.loaded,
+            failed: self.failure.is_some(),
+            in_backoff: self.in_backoff(),
+        }
     }
 
     /// Returns figures for metrics, log fields and audits.
     pub fn figures(&self) -> Figures<'_> {
-        Figures { manager: self }
+        Figures {
+            chunks: &self.chunks,
+            kv: &self.kv,
+            weights: &self.weights,
+            offload: &self.offload,
+            orders: &self.orders,
+            sizes: &self.sizes,
+            geometry: &self.geometry,
+        }
     }
 }

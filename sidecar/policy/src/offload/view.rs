@@ -8,6 +8,7 @@ use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::Kv;
 use crate::params::Params;
+use crate::planner::request::PlanAnswer;
 use crate::sizes::Sizes;
 
 /// Which KV may leave the device now: of prompts, of running requests, of paused ones.
@@ -44,6 +45,11 @@ impl<'a> OffloadView<'a> {
     /// [`MemoryManager::clear_pauses`](crate::memory_manager::MemoryManager::clear_pauses).
     pub fn pauses(&self) -> &'a [RequestId] {
         self.offload.plans.pauses()
+    }
+
+    /// Whether this answers the requested plan.
+    pub fn expects_plan(&self, answer: &PlanAnswer) -> bool {
+        self.offload.expects_plan(answer)
     }
 
     /// The layers that a plan offloads of a request that it admits.

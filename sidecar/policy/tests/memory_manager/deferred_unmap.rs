@@ -63,7 +63,7 @@ fn inflation_defers_unmap_until_idle() {
         submit(&mut world);
         inflate(&mut world);
         assert_eq!(world.manager.figures().counted(Reason::UnmapLater), 0, "requests run");
-        assert!(!world.manager.status().is_idle(), "something is left to do");
+        assert!(!world.manager.is_idle(), "something is left to do");
         world.run();
         world.run_idle(1000);
         assert_eq!(world.manager.figures().stale_addresses(), 0, "{policy:?}");

@@ -125,7 +125,7 @@ fn all_is_resident_after_load() {
     world.run();
     assert!(world.most_alpha > 0, "layers were remapped");
     world.run_idle(3000);
-    assert!(world.manager.status().is_idle());
+    assert!(world.manager.is_idle());
     assert_eq!(world.manager.figures().layout().alpha(), 0);
     assert!(world.manager.figures().residency().iter().all(|layer| layer.present && layer.slot.is_none()));
     let kv = world.manager.figures().kv_counts();

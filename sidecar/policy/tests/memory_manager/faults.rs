@@ -43,7 +43,7 @@ fn oneiros_starts_remapped_below_full_weights() {
     (0..4).for_each(|id| world.submit(id, id, vec![1, 2, 3], 40));
     world.run();
     world.run_idle(2000);
-    assert!(world.manager.status().is_idle());
+    assert!(world.manager.is_idle());
     assert_eq!(world.manager.figures().layout().alpha(), 2, "these never come back");
 }
 

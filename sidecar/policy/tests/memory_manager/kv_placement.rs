@@ -134,7 +134,7 @@ proptest! {
         (world.sleep_permille, world.switch_permille) = (0, 0);
         world.manager.set_policy(PolicyName::Recompute).expect("it began with all layers resident");
         world.run_idle(3000);
-        prop_assert!(world.manager.status().is_idle(), "without load everything goes back");
+        prop_assert!(world.manager.is_idle(), "without load everything goes back");
         prop_assert_eq!(world.manager.figures().layout().alpha(), 0);
         prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
     }

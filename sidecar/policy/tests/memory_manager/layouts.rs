@@ -65,7 +65,7 @@ fn change(slabs: &[u64], from: Option<ForcedRemap>, to: Option<ForcedRemap>) {
     (1..4).for_each(|id| world.submit(id, 0, vec![1, 2, 3, id as u32], 16));
     world.run();
     world.run_idle(500);
-    assert!(world.manager.status().is_idle(), "{from:?} to {to:?} comes to an end");
+    assert!(world.manager.is_idle(), "{from:?} to {to:?} comes to an end");
     assert_eq!(world.manager.figures().layout().alpha(), alpha_of(to), "{from:?} to {to:?}");
     assert_eq!(world.manager.figures().layout().beta, to.map_or(0, |f| f.beta), "{from:?} to {to:?}");
     world.submit(9, 0, vec![5, 6], 10);

@@ -165,7 +165,7 @@ fn with_policy(policy: PolicyName) -> impl Fn(&mut MemoryManager) {
 
 fn with_remap_cap(remap_cap_permille: u32) -> impl Fn(&mut MemoryManager) {
     move |manager| {
-        let bounds = Bounds { remap_cap_permille, ..manager.loans().bounds() };
+        let bounds = Bounds { remap_cap_permille, ..manager.params().bounds() };
         manager.set_bounds(bounds).expect("it fits with either");
     }
 }

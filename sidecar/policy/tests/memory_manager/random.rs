@@ -95,7 +95,7 @@ proptest! {
         world.run();
         prop_assert_eq!(&world.finished, &expected);
         world.run_idle(3000);
-        prop_assert!(world.manager.status().is_idle(), "without load everything borrowed comes back");
+        prop_assert!(world.manager.is_idle(), "without load everything borrowed comes back");
         prop_assert_eq!(world.manager.figures().kv_counts().used_kv_blocks, 0);
         if case.forced.is_none() {
             prop_assert_eq!(world.manager.figures().layout().alpha(), 0);

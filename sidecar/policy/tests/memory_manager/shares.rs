@@ -62,7 +62,7 @@ fn until(world: &mut World, so: impl Fn(&World) -> bool) {
 
 /// Sets the share; ticks until all excess memory is released.
 fn set_share(world: &mut World, share_chunks: u32) -> Result<u32, ConfigError> {
-    let bounds = Bounds { share_chunks, ..world.manager.loans().bounds() };
+    let bounds = Bounds { share_chunks, ..world.manager.params().bounds() };
     world.manager.set_bounds(bounds)?;
     for ticks in 0..20_000 {
         world.manager.check();
@@ -119,7 +119,7 @@ fn raised_share_applies_at_once() {
     set_share(&mut world, floor).expect("it fits");
     world
         .manager
-        .set_bounds(Bounds { share_chunks: before + 7, ..world.manager.loans().bounds() })
+        .set_bounds(Bounds { share_chunks: before + 7, ..world.manager.params().bounds() })
         .expect("it fits");
     assert_eq!(
         (world.manager.loans().share_chunks(), world.manager.loans().budget_chunks()),
@@ -152,12 +152,12 @@ fn reduced_share_is_restored_when_raised() {
     for ticks in 0..40 {
         world
             .manager
-            .set_bounds(Bounds { share_chunks: floor, ..world.manager.loans().bounds() })
+            .set_bounds(Bounds { share_chunks: floor, ..world.manager.params().bounds() })
             .expect("it fits");
         (0..ticks).for_each(|_| tick(&mut world));
         world
             .manager
-            .set_bounds(Bounds { share_chunks: before, ..world.manager.loans().bounds() })
+            .set_bounds(Bounds { share_chunks: before, ..world.manager.params().bounds() })
             .expect("it fits");
         assert_eq!(world.manager.loans().share_chunks() + world.manager.loans().releasing_chunks(), before);
     }
@@ -188,7 +188,7 @@ fn falling_share_revokes_only_excess_loans() {
     assert_eq!(world.manager.loans().share_chunks(), lent + floor);
     world
         .manager
-        .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.loans().bounds() })
+        .set_bounds(Bounds { share_chunks: floor + lent - 5, ..world.manager.params().bounds() })
         .expect("it fits");
     assert_eq!(world.manager.loans().lendable(), Err(LoanDenied::Busy), "nothing more is lent until then");
     (0..50).for_each(|_| tick(&mut world));
@@ -213,7 +213,7 @@ fn borrower_exit_repays_released_share() {
     let floor = world.manager.loans().floor_chunks();
     world
         .manager
-        .set_bounds(Bounds { share_chunks: floor, ..world.manager.loans().bounds() })
+        .set_bounds(Bounds { share_chunks: floor, ..world.manager.params().bounds() })
         .expect("it fits");
     (0..50).for_each(|_| tick(&mut world));
     assert!(world.manager.loans().releasing_chunks() > 0, "a neighbour has it");
@@ -244,7 +244,7 @@ fn sleeping_tenant_releases_share_and_wakes_in_rest() {
 }
 
 fn cap(world: &mut World, percent: u32) -> Result<(), ConfigError> {
-    let bounds = Bounds { remap_cap_permille: percent * 10, ..world.manager.loans().bounds() };
+    let bounds = Bounds { remap_cap_permille: percent * 10, ..world.manager.params().bounds() };
     world.manager.set_bounds(bounds)
 }
 

@@ -24,7 +24,7 @@ fn arriving(policy: PolicyName, extra_kv: u32) -> World {
     assert!(world.load());
     world.manager.force_layout(None).expect("no layout is a layout");
     for _ in 0..10_000 {
-        if world.manager.timing().weights_loading() && !world.manager.status().is_blocked() {
+        if world.manager.status().weights_loading() && !world.manager.status().is_blocked() {
             return world;
         }
         world.tick();
@@ -45,18 +45,14 @@ fn activation_max(world: &World) -> u32 {
 fn prompts_take_free_memory_and_return_it() {
     for policy in POLICIES {
         let mut world = arriving(policy, 20);
-        let tokens = world.manager.timing().whole_prompt_tokens(&need(0));
+        let tokens = world.manager.whole_prompt_tokens(&need(0));
         assert!(tokens >= MODEL_TOKENS, "{policy:?}: {tokens} tokens");
         world.submit(1, 0, (0..MODEL_TOKENS - 6).collect(), 4);
         world.run();
         assert_eq!(world.manager.figures().counted(Reason::WholePrompt), 2, "{policy:?}: there and back");
         world.run_idle(1000);
         assert_eq!(world.manager.figures().activation_chunks(), activation_max(&world), "{policy:?}");
-        assert_eq!(
-            world.manager.timing().whole_prompt_tokens(&need(0)),
-            0,
-            "{policy:?}: nothing arrives any more"
-        );
+        assert_eq!(world.manager.whole_prompt_tokens(&need(0)), 0, "{policy:?}: nothing arrives any more");
     }
 }
 
@@ -70,7 +66,7 @@ fn guarantee_is_kept_and_usual_step_runs() {
         let answer = world.send_event(|manager, out| manager.prepare(now, &wide, out));
         assert_eq!(answer, Prepared::Short { missing_kv_blocks: 0, activation: true }, "{policy:?}");
         assert_eq!(world.manager.figures().counted(Reason::WholePrompt), 0);
-        assert!(world.manager.timing().whole_prompt_tokens(&wide) < MODEL_TOKENS);
+        assert!(world.manager.whole_prompt_tokens(&wide) < MODEL_TOKENS);
         let usual = world.send_event(|manager, out| manager.prepare(now, &need(8), out));
         assert_eq!(usual, Prepared::Ready, "{policy:?}");
         assert_eq!(world.manager.kv_of(RequestId(1)).kv_blocks(), 0);

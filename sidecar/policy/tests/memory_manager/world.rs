@@ -180,7 +180,7 @@ impl World {
         let now = self.now;
         for _ in 0..limit {
             self.drain();
-            if self.manager.status().is_idle() {
+            if self.manager.is_idle() {
                 return;
             }
             self.send_event(|manager, out| manager.boundary(now, out));
@@ -314,7 +314,7 @@ impl World {
     /// Returns a step of whole prompts if weights are loading and it fits.
     fn plan_whole(&self, admit: &[Admission]) -> Option<(Vec<(RequestId, usize)>, StepNeed)> {
         let all = self.plan_within(admit, usize::MAX, usize::MAX).1;
-        let tokens = self.manager.timing().whole_prompt_tokens(&all) as usize;
+        let tokens = self.manager.whole_prompt_tokens(&all) as usize;
         (tokens > self.manager.params().max_step.tokens as usize)
             .then(|| self.plan_within(admit, tokens, usize::MAX))
     }

@@ -14,7 +14,7 @@ impl Scheduler {
             Event::Submit(request) if self.requests.contains(request.id) => {
                 Some(format!("request {} arrives a second time", request.id.0))
             }
-            Event::Plan(answer) if !self.manager.status().expects_plan(answer) => {
+            Event::Plan(answer) if !self.manager.offload_view().expects_plan(answer) => {
                 Some(format!("plan {} does not match a pending request", answer.id))
             }
             _ => None,

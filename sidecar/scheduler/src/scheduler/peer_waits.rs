@@ -51,7 +51,7 @@ impl PeerWaits {
     }
 
     fn woken(&mut self, now: Nanos, manager: &MemoryManager) -> Option<Nanos> {
-        if manager.status().can_restore() {
+        if manager.loans().can_restore_layers() {
             self.waking.get_or_insert(now);
         } else if manager.status().absent_layers() > 0 {
             // The layers are no longer needed, or wait for loans.

@@ -23,7 +23,7 @@ impl Scheduler {
         let total = |times: &[u64]| times.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
         let (waited_ns, kv_stall_ns) = (total(&done.stall_ns), total(&done.kv_stall_ns));
         let (stall_ns, arrival_ns) =
-            if self.manager.timing().step_waited_for_weights() { (0, waited_ns) } else { (waited_ns, 0) };
+            if self.manager.status().step_waited_for_weights() { (0, waited_ns) } else { (waited_ns, 0) };
         let mut notice = StepOutput {
             elapsed_ns: now.since(in_flight.submitted),
             engine_ns: done.total_ns,

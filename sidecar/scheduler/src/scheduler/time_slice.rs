@@ -182,10 +182,11 @@ impl TimeSlice {
         }
     }
 
-    /// Whether step number `step` runs only its decodes, to measure their time.
+    /// Whether step number `step` runs only its decodes, to measure their time. The caller asks while no weights load:
+    /// times of other steps are no samples.
     pub fn prefers_decodes(&self, step: u64, timing: TimingView<'_>) -> bool {
         let TimeSharing::Temporal(quantum) = self.sharing else { return false };
-        step.is_multiple_of(LOOK_EVERY) && is_decode_dominated(quantum, timing) && !timing.weights_loading()
+        step.is_multiple_of(LOOK_EVERY) && is_decode_dominated(quantum, timing)
     }
 }
 

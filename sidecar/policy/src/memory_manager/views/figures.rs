@@ -4,13 +4,18 @@ use alloc::vec::Vec;
 
 use crate::action::Address;
 use crate::chunk_table::{ChunkTable, Owner, State};
+use crate::chunks::Chunks;
 use crate::ellm::BufferController;
+use crate::geometry::Geometry;
 use crate::ids::{ChunkId, LayerId, SlotId};
-use crate::kv::KvCounts;
 use crate::kv::layer_offload::Placement;
-use crate::memory_manager::MemoryManager;
+use crate::kv::{Kv, KvCounts};
+use crate::offload::Offload;
+use crate::orders::Orders;
 use crate::reason::Reason;
+use crate::sizes::Sizes;
 use crate::step_model::Layout;
+use crate::weights::Weights;
 
 /// Where the weights of a layer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,102 +31,108 @@ pub struct Residency {
 /// Figures of a tenant's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures<'a> {
-    pub(in crate::memory_manager) manager: &'a MemoryManager,
+    pub(in crate::memory_manager) chunks: &'a Chunks,
+    pub(in crate::memory_manager) kv: &'a Kv,
+    pub(in crate::memory_manager) weights: &'a Weights,
+    pub(in crate::memory_manager) offload: &'a Offload,
+    pub(in crate::memory_manager) orders: &'a Orders,
+    pub(in crate::memory_manager) sizes: &'a Sizes,
+    pub(in crate::memory_manager) geometry: &'a Geometry,
 }
 
 impl<'a> Figures<'a> {
     /// Figures of KV.
     pub fn kv_counts(&self) -> KvCounts {
-        self.manager.kv.counts()
+        self.kv.counts()
     }
 
     /// The layout of moving layers.
     pub fn layout(&self) -> &'a Layout {
-        self.manager.weights.layout()
+        self.weights.layout()
     }
 
     /// Why the layout in force was chosen.
     pub fn layout_reason(&self) -> Reason {
-        self.manager.weights.load_reason()
+        self.weights.load_reason()
     }
 
     /// Where each layer is, front first.
     pub fn residency(&self) -> Vec<Residency> {
-        (0..self.manager.sizes.layers).map(|l| self.residency_of(LayerId(l))).collect()
+        (0..self.sizes.layers).map(|l| self.residency_of(LayerId(l))).collect()
     }
 
     /// Layers that remapping may take at most. The slot that they pass through counts against the cap as well.
     pub fn cap_layers(&self) -> u16 {
-        self.manager.sizes.cap_m.saturating_sub(1)
+        self.sizes.cap_m.saturating_sub(1)
     }
 
     /// How often each reason applied: actions ordered, blocks evicted, remaps declined, failures.
     pub fn counted(&self, reason: Reason) -> u64 {
-        self.manager.orders.counters.decisions()[reason as usize]
+        self.orders.counters.decisions()[reason as usize]
     }
 
     /// Bytes that changed their owner for each reason: weights, KV and activations alike. For loans, the bytes that
     /// passed between the two tenants.
     pub fn moved_bytes(&self, reason: Reason) -> u64 {
-        self.manager.orders.counters.moved_chunks(reason).saturating_mul(self.manager.geometry.chunk_bytes)
+        self.orders.counters.moved_chunks(reason).saturating_mul(self.geometry.chunk_bytes)
     }
 
     /// Bytes of KV that were fetched for steps.
     pub fn fetched_bytes(&self) -> u64 {
-        self.manager.offload.fetched_bytes()
+        self.offload.fetched_bytes()
     }
 
     /// Copies that had to be repeated.
     pub fn fill_retries(&self) -> u64 {
-        self.manager.weights.retries()
+        self.weights.retries()
     }
 
     /// Chunks of the activation range that are backed.
     pub fn activation_chunks(&self) -> u32 {
-        self.manager.chunks.activation_chunks()
+        self.chunks.activation_chunks()
     }
 
     /// The owners of all chunks.
     pub fn ledger(&self) -> &'a ChunkTable {
-        self.manager.chunks.table()
+        self.chunks.table()
     }
 
     /// The address table, for the backend's audit. While a Reback is pending the backend can be one transaction ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + use<'a> {
-        self.manager.chunks.ownership().addresses()
+        self.chunks.ownership().addresses()
     }
 
     /// Addresses that back a chunk of another owner until the next transaction.
     pub fn stale_addresses(&self) -> u32 {
-        self.manager.chunks.ownership().stale.len() as u32
+        self.chunks.ownership().stale.len() as u32
     }
 
     /// The placement in force.
     pub fn placement(&self) -> &'a Placement {
-        self.manager.kv.layer_offload().placement()
+        self.kv.layer_offload().placement()
     }
 
     /// Blocks of the host tier that prompts may use now.
     pub fn prefill_buffer_kv_blocks(&self) -> u64 {
-        self.manager.offload.prompt_kv_blocks()
+        self.offload.prompt_kv_blocks()
     }
 
     /// The same in bytes; 0 under a policy that offloads no prompts.
     pub fn prefill_buffer_bytes(&self) -> u64 {
-        let kv_blocks = self.manager.offload.prompts_in_force().map_or(0, BufferController::logical);
-        kv_blocks.saturating_mul(self.manager.geometry.kv_block_bytes())
+        let kv_blocks = self.offload.prompts_in_force().map_or(0, BufferController::logical);
+        kv_blocks.saturating_mul(self.geometry.kv_block_bytes())
     }
 
     /// The state of offloaded prompts, for the digest.
     pub fn prefill_digest(&self) -> u64 {
-        self.manager.offload.prompts_digest()
+        self.offload.prompts_digest()
     }
 
     fn residency_of(&self, layer: LayerId) -> Residency {
-        let slot = self.manager.chunks.ownership().slot_of[layer.index()];
+        let slot = self.chunks.ownership().slot_of[layer.index()];
         let holder = slot.map_or(Owner::WeightsLayer(layer), Owner::Slot);
-        let shown = slot.and_then(|s| self.manager.weights.slots().contents()[s.index()]);
-        let state = self.manager.chunks.table().contents(holder);
+        let shown = slot.and_then(|s| self.weights.slots().contents()[s.index()]);
+        let state = self.chunks.table().contents(holder);
         let present = match slot {
             Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
             None => matches!(state, State::Committed(_)),

@@ -209,7 +209,7 @@ impl Pair {
                 w.active,
                 b.status().is_blocked(),
                 b.loans().has_debt(),
-                b.status().debt_lacks_room(),
+                b.loans().debt_lacks_room(),
                 b.status().lacks_weights(),
                 w.in_step(),
             );

@@ -352,7 +352,7 @@ impl SimGpu {
                     world.active,
                     manager.status().is_blocked(),
                     manager.loans().has_debt(),
-                    manager.status().debt_lacks_room(),
+                    manager.loans().debt_lacks_room(),
                     manager.status().lacks_weights(),
                 );
                 let work = (
@@ -559,7 +559,7 @@ impl SimGpu {
         let (manager, book) = (&tenant.world.manager, tenant.negotiator().book());
         self.loans += u32::from(book.borrowed() > 0);
         assert!(book.lent_out() + book.borrowed() <= self.share * self.slots.len() as u32);
-        if manager.status().is_idle() && tenant.world.sent_events {
+        if manager.is_idle() && tenant.world.sent_events {
             assert_eq!(
                 balance(manager),
                 (book.borrowed(), book.lent_out()),

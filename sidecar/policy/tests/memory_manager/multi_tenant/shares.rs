@@ -40,7 +40,7 @@ impl SimGpu {
         let wanted = self.assigned[at];
         let manager = self.manager(at).expect("it lives");
         let larger = wanted.share_chunks > manager.loans().share_chunks();
-        if wanted == manager.loans().bounds() || larger && !self.has_room(at) {
+        if wanted == manager.params().bounds() || larger && !self.has_room(at) {
             return;
         }
         let held = manager.figures().ledger().created();

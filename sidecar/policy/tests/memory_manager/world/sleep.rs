@@ -51,7 +51,7 @@ impl World {
     pub(super) fn finish_sleep(&mut self) {
         self.requeue_lost();
         while self.manager.status().sleep_state() == SleepState::Suspending
-            && self.manager.status().debt_lacks_room()
+            && self.manager.loans().debt_lacks_room()
             && !self.manager.status().is_blocked()
         {
             assert!(self.drop_suspended_kv(|_, _| true), "only requests stand in the way of sleep");

@@ -105,17 +105,17 @@ impl World {
         self.sent_events = true;
         self.commands.extend(commands.into_iter().flatten());
         let alone = usize::from(self.negotiator.is_some());
-        while self.manager.status().debt_lacks_room() && self.running.len() > alone {
+        while self.manager.loans().debt_lacks_room() && self.running.len() > alone {
             self.preempt();
             self.send_event(|manager, out| manager.boundary(now, out));
         }
-        if self.manager.status().debt_lacks_room() {
+        if self.manager.loans().debt_lacks_room() {
             self.send_event(|manager, out| {
                 manager.loans_mut().force_reclaim();
                 manager.boundary(now, out);
             });
         }
-        while self.manager.status().debt_lacks_room()
+        while self.manager.loans().debt_lacks_room()
             && self.manager.status().sleep_state() == SleepState::Awake
             && self.drop_suspended_kv(|manager, id| manager.kv_of(id).on_device())
         {

@@ -38,7 +38,7 @@ impl Planner<'_> {
 
     /// Returns the tokens of requests that the next step may admit.
     pub(super) fn admission_budget(&self) -> u32 {
-        let step_tokens = if self.manager.timing().weights_loading() {
+        let step_tokens = if self.manager.status().weights_loading() {
             self.config.max_model_tokens
         } else {
             self.config.max_step_tokens

@@ -31,7 +31,7 @@ impl Planner<'_> {
     /// and drops KV that the host tier has no space for, too.
     pub(in crate::scheduler) fn plan_debt(&self, has_asked_layers: bool) -> Option<Eviction> {
         let status = self.manager.status();
-        if !status.debt_lacks_room() {
+        if !self.manager.loans().debt_lacks_room() {
             return None;
         }
         if self.requests.running.len() > 1 {

@@ -52,8 +52,8 @@ impl<'a> Planner<'a> {
     /// Returns the batch of the plan within its limits.
     fn plan_batch(&self, plan: &StepPlan) -> Batch {
         let requests = self.step_requests(plan);
-        let timing = self.manager.timing();
-        let alone = decodes(&requests) > 0 && self.slice.prefers_decodes(self.step, timing);
+        let measures = decodes(&requests) > 0 && !self.manager.status().weights_loading();
+        let alone = measures && self.slice.prefers_decodes(self.step, self.manager.timing());
         let taken = requests.into_iter().filter(|request| !alone || request.pending() == 1);
         let taken = taken.filter(|request| !plan.limits.prefills_wait || !request.prefill_offloaded);
         Batch::plan(taken, plan.limits.max_tokens)
@@ -85,12 +85,12 @@ impl<'a> Planner<'a> {
     /// Returns the tokens of a step that takes whole prompts through each layer while weights load, as far as their
     /// activations fit. Returns 0 if no weights are loading.
     fn whole_tokens(&self, plan: &StepPlan, requests: &[StepRequest<'_>]) -> u32 {
-        if !self.manager.timing().weights_loading() {
+        if !self.manager.status().weights_loading() {
             return 0;
         }
         let all = Batch::plan(requests.iter().copied(), self.config.max_model_tokens);
         let need = all.need(plan.admissions(), |id| self.held_kv_blocks(plan, id));
-        self.manager.timing().whole_prompt_tokens(&need)
+        self.manager.whole_prompt_tokens(&need)
     }
 
     /// Plans less after memory refused this plan, or an eviction. If activations are short, the step has fewer tokens (a
