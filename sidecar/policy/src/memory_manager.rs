@@ -182,15 +182,15 @@ impl MemoryManager {
 
     /// Orders everything that serving needs: chunks, mappings, copies of weights.
     pub fn start(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.orders.step.set_now(now);
-        assert_eq!(self.orders.pending.ordered(), 0, "a tenant starts once");
+        self.orders.set_now(now);
+        assert_eq!(self.orders.pending().ordered(), 0, "a tenant starts once");
         self.create_next(out);
     }
 
     /// Handles the end of an ordered action.
     pub fn complete(&mut self, now: Nanos, done: &Completion, out: &mut Vec<Action>) {
-        self.orders.step.set_now(now);
-        match self.orders.pending.take(done.id) {
+        self.orders.set_now(now);
+        match self.orders.take(done.id) {
             Pending::Create(chunks) => self.on_created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.on_released(&chunks, done.outcome),
             Pending::Recreate(chunks) => self.transfers().on_recreated(&chunks, done.outcome),
@@ -261,7 +261,7 @@ impl MemoryManager {
     /// again.
     fn on_dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
-        if waiting && !self.orders.step.holds_lease() && !self.orders.pending.blocking() {
+        if waiting && !self.orders.step().holds_lease() && !self.orders.pending().blocking() {
             self.advance_transition(out);
         }
         self.weight_copies().order_due(out);
@@ -304,8 +304,8 @@ impl MemoryManager {
 
     /// Asks for the memory of a step, all or nothing. Only at a step boundary. Nothing else opens or resumes KV.
     pub fn prepare(&mut self, now: Nanos, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
-        self.orders.step.set_now(now);
-        if self.orders.step.is_running() || self.orders.pending.blocking() || !self.status().is_loaded() {
+        self.orders.set_now(now);
+        if !self.orders.is_between_steps() || !self.status().is_loaded() {
             return Prepared::Wait;
         }
         self.prepare_step(need, out)
@@ -317,16 +317,17 @@ impl MemoryManager {
     /// # Panics
     /// If the memory manager is blocked or not loaded.
     pub fn begin(&mut self, now: Nanos, out: &mut Vec<Action>) -> StepLease {
-        self.orders.step.set_now(now);
+        self.orders.set_now(now);
         assert!(!self.status().lacks_weights(), "a step begins when every layer has memory");
         assert_eq!(self.kv.missing_layer_block_count(), 0, "a step begins when its KV is on the device");
         assert!(
-            self.status().is_loaded() && (self.orders.step.is_running() || !self.orders.pending.blocking()),
+            self.status().is_loaded()
+                && (self.orders.step().is_running() || !self.orders.pending().blocking()),
             "a step begins when nothing is pending"
         );
-        let begins_again = self.orders.step.holds_lease();
-        if !self.orders.step.is_running() {
-            self.orders.step.begin(!self.weights.is_settled());
+        let begins_again = self.orders.step().holds_lease();
+        if !self.orders.step().is_running() {
+            self.orders.begin_step(!self.weights.is_settled());
             self.weights.begin_step(&mut self.generations);
             self.weight_copies().order_due_slots(out);
             self.offloading().begin_fetches(out);
@@ -344,14 +345,13 @@ impl MemoryManager {
 
     /// The step has finished.
     pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
-        self.orders.step.finish();
-        self.orders.counters.on_step_finished();
+        self.orders.finish_step();
         if self.weights.finish_step() {
             self.weight_copies().record_slots();
         }
         self.offloading().observe_step(times);
         self.kv.end_fetches();
-        if !self.orders.step.waited_for_weights() {
+        if !self.orders.step().waited_for_weights() {
             self.step_stats.on_step(times);
         }
     }
@@ -368,13 +368,12 @@ impl MemoryManager {
 
     /// Handles a step boundary, also an idle one: reversion, compaction, draining.
     pub fn boundary(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.orders.step.set_now(now);
-        self.orders.counters.on_boundary();
+        self.orders.set_now(now);
+        self.orders.on_boundary();
         self.offload.on_boundary(self.kv.requests().running().next().is_some());
-        self.orders.step.on_boundary();
         self.abandon_step();
         self.loans.on_boundary();
-        if !self.orders.step.is_running() && !self.orders.pending.blocking() && self.status().is_loaded() {
+        if self.orders.is_between_steps() && self.status().is_loaded() {
             self.at_boundary(out);
         }
     }
@@ -420,13 +419,13 @@ impl MemoryManager {
     /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
     /// step is void, and [`MemoryManager::begin`] is called again.
     pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
-        self.orders.step.set_now(now);
-        self.orders.step.on_engine_lost();
+        self.orders.set_now(now);
+        self.orders.on_engine_lost();
         self.orders.count(Reason::Rebuild);
         self.weights.on_engine_lost();
         self.weight_copies().record_slots();
         self.kv.forget_fetches();
-        if self.orders.pending.fills() > 0 || self.orders.pending.fetches() {
+        if self.orders.pending().fills() > 0 || self.orders.pending().fetches() {
             self.orders.drop_copies(Reason::Rebuild, out);
         } else {
             self.weight_copies().order_due(out);
@@ -450,7 +449,7 @@ impl MemoryManager {
     pub fn wake_up(&mut self) {
         if self.sleep.state() != SleepState::Awake {
             // A tenant that is not asleep yet is awake at once: this boundary may be the last one for long.
-            self.sleep.wake(!self.chunks.is_unmapped() && !self.orders.pending.blocking());
+            self.sleep.wake(!self.chunks.is_unmapped() && !self.orders.pending().blocking());
             // Loans are revoked before anything is mapped.
             self.loans.await_loans();
         }

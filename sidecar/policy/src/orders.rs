@@ -19,19 +19,16 @@ pub use step_state::StepState;
 use crate::action::{Action, Work};
 use crate::copy_priority::CopyDeadlines;
 use crate::cost::StepStats;
-use crate::ids::Nanos;
+use crate::ids::{ActionId, Nanos};
 use crate::reason::Reason;
 use pending::{Pending, PendingActions};
 
 /// Ordered actions, the step under way, and counters of what was decided.
 #[derive(Clone, Debug)]
 pub struct Orders {
-    /// Actions that have not ended.
-    pub pending: PendingActions,
-    /// The step under way.
-    pub step: StepState,
-    /// Boundaries, steps and decisions so far.
-    pub counters: Counters,
+    pending: PendingActions,
+    step: StepState,
+    counters: Counters,
     /// Copies use the link by their deadlines, else in the order of their submission.
     by_deadline: bool,
 }
@@ -50,6 +47,64 @@ impl Orders {
     /// Sets whether copies have deadlines.
     pub fn set_by_deadline(&mut self, by_deadline: bool) {
         self.by_deadline = by_deadline;
+    }
+
+    /// Actions that have not ended.
+    pub fn pending(&self) -> &PendingActions {
+        &self.pending
+    }
+
+    /// The step under way.
+    pub fn step(&self) -> &StepState {
+        &self.step
+    }
+
+    /// Boundaries, steps and decisions so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// An event of this time is being handled.
+    pub fn set_now(&mut self, now: Nanos) {
+        self.step.set_now(now);
+    }
+
+    /// A step boundary: no step waits to begin again.
+    pub fn on_boundary(&mut self) {
+        self.counters.on_boundary();
+        self.step.on_boundary();
+    }
+
+    /// A step begins.
+    pub fn begin_step(&mut self, weights_are_loading: bool) {
+        self.step.begin(weights_are_loading);
+    }
+
+    /// The step has finished.
+    ///
+    /// # Panics
+    /// If no step runs.
+    pub fn finish_step(&mut self) {
+        self.step.finish();
+        self.counters.on_step_finished();
+    }
+
+    /// The step under way lost its engine.
+    pub fn on_engine_lost(&mut self) {
+        self.step.on_engine_lost();
+    }
+
+    /// No step runs, and no action is pending that no step may run with: memory may change.
+    pub fn is_between_steps(&self) -> bool {
+        !self.step.is_running() && !self.pending.blocking()
+    }
+
+    /// Takes the action that has ended.
+    ///
+    /// # Panics
+    /// If no such action is pending.
+    pub fn take(&mut self, id: ActionId) -> Pending {
+        self.pending.take(id)
     }
 
     /// Time of the event that is being handled.

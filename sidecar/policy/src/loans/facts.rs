@@ -25,7 +25,7 @@ impl<'a> LoanView<'a> {
 
     /// Chunks of the share that can be released now.
     pub(crate) fn share_to_release(&self) -> u32 {
-        self.loans.share_to_release(&self.orders.pending, self.limits())
+        self.loans.share_to_release(self.orders.pending(), self.limits())
     }
 
     /// Chunks that the floor lacks.
@@ -57,9 +57,9 @@ impl<'a> LoanView<'a> {
                 && self.loans.releasing_chunks(sizes.share) == 0,
             is_active: self.loans.is_active(),
             borrows: self.loans.borrow_request().is_some(),
-            above_floor: self.loans.chunks_above_floor(&self.orders.pending, self.limits().floor),
+            above_floor: self.loans.chunks_above_floor(self.orders.pending(), self.limits().floor),
             idle: self.vacant_chunks() + idle_kv + self.lendable_layers().hidden_chunks(),
-            promised: self.loans.outgoing_chunks(&self.orders.pending, TransferKind::Lend),
+            promised: self.loans.outgoing_chunks(self.orders.pending(), TransferKind::Lend),
         }
     }
 
@@ -94,7 +94,7 @@ impl<'a> LoanView<'a> {
             SleepState::Waking => return true,
             SleepState::Awake => {}
         }
-        let is_due = self.loans.is_active() || self.loans.nothing_lent(&self.orders.pending);
+        let is_due = self.loans.is_active() || self.loans.nothing_lent(self.orders.pending());
         is_due && self.chunks.absent_layers() > 0
     }
 

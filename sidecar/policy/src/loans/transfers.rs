@@ -33,7 +33,7 @@ pub struct LoanTransfers<'a> {
 impl LoanTransfers<'_> {
     /// Chunks that neither exist nor are being created.
     fn fresh_chunks(&self, count: u32) -> Vec<ChunkId> {
-        let taken: BTreeSet<_> = self.orders.pending.arriving().collect();
+        let taken: BTreeSet<_> = self.orders.pending().arriving().collect();
         let fresh = self.chunks.table().uncreated().filter(|chunk| !taken.contains(chunk));
         fresh.take(count as usize).collect()
     }

@@ -51,7 +51,7 @@ impl LoanView<'_> {
 
     /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
     pub fn moving_chunks(&self) -> u32 {
-        self.orders.pending.moving_chunks()
+        self.orders.pending().moving_chunks()
     }
 
     /// Chunks of the share that the tenant wants and peers still hold.
@@ -130,7 +130,7 @@ impl LoanView<'_> {
 
     /// The loans as they were counted, for [`LoanNegotiator::check`](crate::loan_negotiator::LoanNegotiator::check).
     pub fn audit(&self) -> LoanAudit {
-        self.loans.audit(&self.orders.pending)
+        self.loans.audit(self.orders.pending())
     }
 
     /// Chunks of the share that are still to be released.
@@ -143,7 +143,7 @@ impl LoanView<'_> {
         let (loans, limits) = (&self.loans, self.limits());
         match loans.lent() {
             0 => 0,
-            lent => loans.over_lent(&self.orders.pending, limits).min(lent),
+            lent => loans.over_lent(self.orders.pending(), limits).min(lent),
         }
     }
 

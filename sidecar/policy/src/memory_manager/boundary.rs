@@ -30,7 +30,7 @@ impl MemoryManager {
         if self.change.transition().is_none() {
             self.take_loan_step(out);
         }
-        if self.orders.pending.blocking() {
+        if self.orders.pending().blocking() {
             return;
         }
         if self.change.transition().is_none() && !self.loans().has_step() {
@@ -78,6 +78,6 @@ impl MemoryManager {
             && self.change.transition().is_none()
             && !self.loans().has_step()
             && self.offload_view().is_offload_idle()
-            && !self.orders.pending.blocking()
+            && !self.orders.pending().blocking()
     }
 }

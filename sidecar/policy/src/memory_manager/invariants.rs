@@ -23,7 +23,7 @@ impl MemoryManager {
             self.check_contents();
         }
         let max_pending = 3 * usize::from(self.sizes.layers) + 2 + OTHER_PENDING;
-        assert!(self.orders.pending.iter().count() <= max_pending, "pending actions are bounded");
+        assert!(self.orders.pending().iter().count() <= max_pending, "pending actions are bounded");
     }
 
     /// Every part is within its bounds, once anything is mapped.
@@ -92,18 +92,18 @@ impl MemoryManager {
         }
         let flags = [
             self.loaded,
-            self.orders.step.is_running(),
-            self.orders.step.is_interrupted(),
+            self.orders.step().is_running(),
+            self.orders.step().is_interrupted(),
             self.weights.is_settled(),
             self.change.transition().is_some(),
             self.failure.is_some(),
-            self.orders.step.waited_for_weights(),
+            self.orders.step().waited_for_weights(),
         ];
         digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
         let [retry_at, failures, moved_at_step, remapped_at_step] = self.change.digest_words();
         for word in [
-            self.orders.pending.ordered(),
-            self.orders.pending.iter().count() as u64,
+            self.orders.pending().ordered(),
+            self.orders.pending().iter().count() as u64,
             self.generations.used(),
             self.orders.steps(),
             self.orders.boundaries(),
@@ -121,7 +121,7 @@ impl MemoryManager {
         ] {
             digest.word(word);
         }
-        self.orders.counters.decisions().iter().for_each(|count| digest.word(*count));
+        self.orders.counters().decisions().iter().for_each(|count| digest.word(*count));
         self.weights.leased().iter().for_each(|generation| digest.word(generation.0));
         self.chunks.ownership().stale.iter().for_each(|(_, chunk)| digest.word(u64::from(chunk.0)));
         self.step_stats.compute_ns().into_iter().for_each(|ns| digest.word(ns));

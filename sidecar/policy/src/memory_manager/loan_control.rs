@@ -37,7 +37,7 @@ impl LoansMut<'_> {
 
     /// Asks the device for the floor once more.
     pub fn claim_floor(&mut self, out: &mut Vec<Action>) {
-        if self.manager.loans.awaits_floor() && !self.manager.orders.pending.blocking() {
+        if self.manager.loans.awaits_floor() && !self.manager.orders.pending().blocking() {
             let missing = self.manager.loans().missing_floor() as usize;
             let chunks = self.manager.chunks.table().uncreated().take(missing).collect();
             self.manager.create(chunks, out);
@@ -74,12 +74,12 @@ impl LoanControl for LoansMut<'_> {
     }
 
     fn debt_chunks(&self, earmark: Earmark) -> u32 {
-        self.manager.loans.debt_chunks(&self.manager.orders.pending, earmark)
+        self.manager.loans.debt_chunks(self.manager.orders.pending(), earmark)
     }
 
     fn is_lending(&self, nonce: Nonce) -> bool {
         let is_loan = |earmark: Earmark, kind| earmark.nonce == nonce && kind == TransferKind::Lend;
-        self.manager.orders.pending.lent_chunks(is_loan) > 0
+        self.manager.orders.pending().lent_chunks(is_loan) > 0
     }
 
     fn count(&mut self, reason: Reason) {
@@ -97,7 +97,7 @@ impl LoanControl for LoansMut<'_> {
     fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind) {
         let floor = self.manager.loans().limits().floor;
         let transfer = OutgoingTransfer { earmark, chunks, claim: kind };
-        self.manager.loans.queue(transfer, &self.manager.orders.pending, floor);
+        self.manager.loans.queue(transfer, self.manager.orders.pending(), floor);
     }
 
     fn cancel_loan(&mut self, earmark: Earmark) -> bool {
@@ -118,7 +118,7 @@ impl LoanControl for LoansMut<'_> {
 
     fn unused_loan(&mut self) -> u32 {
         let manager = &mut *self.manager;
-        let left = manager.loans.unreturned(&manager.orders.pending);
+        let left = manager.loans.unreturned(manager.orders.pending());
         if manager.sleep.state() == SleepState::Asleep {
             return left;
         }

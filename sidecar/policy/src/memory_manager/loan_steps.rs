@@ -57,7 +57,7 @@ impl MemoryManager {
     /// Releases chunks of the share that do not exist.
     pub(super) fn release_uncreated_share(&mut self) {
         let (created, limits) = (self.chunks.table().created(), self.loans().limits());
-        self.loans.release_uncreated(created, &self.orders.pending, limits);
+        self.loans.release_uncreated(created, self.orders.pending(), limits);
     }
 
     /// Layers are absent, and no loan is waited for: restores them.

@@ -36,13 +36,13 @@ impl MemoryManager {
         if self.kv.layer_offload().has_pending_spills() || self.kv.transfers().has_loads() {
             return;
         }
-        if self.orders.pending.fetches() {
+        if self.orders.pending().fetches() {
             return self.orders.drop_copies(Reason::Hibernate, out);
         }
         self.offloading().restore_all();
         if self.kv.blocks().any_on_device() {
             self.order_swap_out(out);
-        } else if self.orders.pending.fills() > 0 {
+        } else if self.orders.pending().fills() > 0 {
             self.orders.drop_copies(Reason::Hibernate, out);
         } else if !self.chunks.is_unmapped() {
             let change = Change {

@@ -68,7 +68,7 @@ impl MemoryManager {
                 }
             }
             Drain::Movable => return self.order_moves(out),
-            Drain::Empty if goal.target.moves_weights() && self.orders.pending.fills() > 0 => {
+            Drain::Empty if goal.target.moves_weights() && self.orders.pending().fills() > 0 => {
                 self.orders.drop_copies(goal.reason, out);
             }
             Drain::Empty => self.order_goal(&goal, out),

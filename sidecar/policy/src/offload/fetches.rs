@@ -35,7 +35,7 @@ impl Offloading<'_> {
 
     /// Orders fetches again that were dropped or failed.
     pub fn reorder_fetches(&mut self, out: &mut Vec<Action>) {
-        if !self.orders.pending.dropping() && !self.has_failed {
+        if !self.orders.pending().dropping() && !self.has_failed {
             let due = self.kv.due_fetches();
             self.order_fetches(due, out);
         }
@@ -108,9 +108,9 @@ impl Offloading<'_> {
             }
             Outcome::Failed(failure) => Err(failure == Failure::Dropped),
         };
-        self.kv.fetched(place, generation, end, self.orders.step.is_running(), self.generations);
+        self.kv.fetched(place, generation, end, self.orders.step().is_running(), self.generations);
         let Err(clean) = end else { return Ok(()) };
-        if self.orders.pending.dropping() && clean {
+        if self.orders.pending().dropping() && clean {
             return Ok(());
         }
         self.orders.count(Reason::BackendFailed);

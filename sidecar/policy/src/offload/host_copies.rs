@@ -55,7 +55,7 @@ impl Offloading<'_> {
 
     /// Handles the end of a spill.
     pub fn on_spilled(&mut self, name: Generation, outcome: Outcome) {
-        let repeated = self.orders.step.holds_lease();
+        let repeated = self.orders.step().holds_lease();
         let end = match outcome {
             Outcome::Done { bytes, duration_ns } => {
                 let layer_blocks = bytes / self.geometry.layer_block_bytes.max(1);
@@ -77,7 +77,7 @@ impl Offloading<'_> {
 
     /// The step of a lost engine is not repeated: the KV that it should have written is lost.
     pub fn abandon_step(&mut self) {
-        if !self.orders.step.is_running() && self.kv.layer_offload().writes_to_buffers() {
+        if !self.orders.step().is_running() && self.kv.layer_offload().writes_to_buffers() {
             let lost = self.kv.abandon_spills();
             self.orders.count_many(Reason::SwapLost, lost);
         }

@@ -151,9 +151,7 @@ mod tests {
             assert_eq!(evict(&mut parts, 4, &mut out), Some(EvictedPaused::UnderWay));
             let ordered = out.pop().expect("a write-back is ordered");
             assert!(matches!(ordered.work, Work::WriteBack(_)), "write {writes}");
-            let Pending::WriteBack(written) = parts.orders.pending.take(ordered.id) else {
-                panic!("{ordered:?}")
-            };
+            let Pending::WriteBack(written) = parts.orders.take(ordered.id) else { panic!("{ordered:?}") };
             parts.parts().on_written_back(&written, Outcome::Done { bytes: 16, duration_ns: 1 });
         }
         assert!(matches!(decide(&mut parts, 4), PausedKv::OnHost(kv_blocks) if kv_blocks.len() == 1));

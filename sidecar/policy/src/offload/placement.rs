@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(decide(&mut parts), PlacementDecision::Extend(Vec::new()));
         parts.run(RequestId(2), 1);
         assert_eq!(decide(&mut parts), PlacementDecision::Extend(alloc::vec![RequestId(2)]));
-        assert_eq!(parts.orders.counters.decisions()[Reason::Place as usize], 1);
+        assert_eq!(parts.orders.counters().decisions()[Reason::Place as usize], 1);
     }
 
     #[test]

@@ -50,7 +50,7 @@ pub struct WeightCopies<'a> {
 impl WeightCopies<'_> {
     /// Orders every due copy: own chunks first, front layers first.
     pub fn order_due(&mut self, out: &mut Vec<Action>) {
-        if self.orders.pending.fills_blocked() || self.failed {
+        if self.orders.pending().fills_blocked() || self.failed {
             return;
         }
         let reason = if self.loaded { self.weights.load_reason() } else { Reason::Load };
@@ -129,10 +129,10 @@ impl WeightCopies<'_> {
         out: &mut Vec<Action>,
     ) -> Result<(), FillFailed> {
         let clean = failure == Failure::Dropped;
-        let step_runs = self.orders.step.is_running();
+        let step_runs = self.orders.step().is_running();
         self.weights.on_incomplete(target, generation, (clean, step_runs), self.generations);
         self.record(target);
-        if self.orders.pending.dropping() && clean {
+        if self.orders.pending().dropping() && clean {
             // The memory manager dropped it, and orders due copies again when the drop has ended.
             return Ok(());
         }
@@ -236,7 +236,7 @@ mod tests {
 
         fn end(&mut self, at: usize, outcome: Outcome) -> Result<(), FillFailed> {
             let Fill { target, generation, .. } = *fill_of(&self.out[at]).expect("a copy of weights");
-            self.orders.pending.take(self.out[at].id);
+            self.orders.take(self.out[at].id);
             let (mut copies, out) = self.copies(false);
             copies.on_filled(target, generation, outcome, out)
         }
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(last, Some(Err(FillFailed(FillTarget::Global))));
         assert!(ends.iter().all(Result::is_ok), "{ends:?}");
         assert_eq!(
-            tenant.orders.counters.decisions()[Reason::BackendFailed as usize],
+            tenant.orders.counters().decisions()[Reason::BackendFailed as usize],
             u64::from(FILL_RETRIES) + 1
         );
     }

@@ -68,13 +68,13 @@ impl<'a> Figures<'a> {
 
     /// How often each reason applied: actions ordered, blocks evicted, remaps declined, failures.
     pub fn counted(&self, reason: Reason) -> u64 {
-        self.orders.counters.decisions()[reason as usize]
+        self.orders.counters().decisions()[reason as usize]
     }
 
     /// Bytes that changed their owner for each reason: weights, KV and activations alike. For loans, the bytes that
     /// passed between the two tenants.
     pub fn moved_bytes(&self, reason: Reason) -> u64 {
-        self.orders.counters.moved_chunks(reason).saturating_mul(self.geometry.chunk_bytes)
+        self.orders.counters().moved_chunks(reason).saturating_mul(self.geometry.chunk_bytes)
     }
 
     /// Bytes of KV that were fetched for steps.

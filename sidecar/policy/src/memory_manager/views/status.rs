@@ -28,7 +28,7 @@ impl StatusView<'_> {
 
     /// An action is pending that no step may run with: any but copies of weights and KV.
     pub fn is_blocked(&self) -> bool {
-        self.orders.pending.blocking()
+        self.orders.pending().blocking()
     }
 
     /// The writes of a step are still on their way to the host tier: no step begins.
@@ -62,7 +62,7 @@ impl StatusView<'_> {
     /// The step under way, or the last one, began while weights were loading: its waits are no stalls, and its times
     /// are no samples.
     pub fn step_waited_for_weights(&self) -> bool {
-        self.orders.step.waited_for_weights()
+        self.orders.step().waited_for_weights()
     }
 
     /// Whether the tenant holds memory.
@@ -87,6 +87,6 @@ impl StatusView<'_> {
 
     /// The action was ordered and has not ended: only its completion may be passed on.
     pub fn awaits(&self, action: ActionId) -> bool {
-        self.orders.pending.contains(action)
+        self.orders.pending().contains(action)
     }
 }
