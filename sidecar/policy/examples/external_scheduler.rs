@@ -211,7 +211,7 @@ impl Scheduler {
         let (stall_ns, kv_stall_ns) = (vec![0; LAYERS], vec![0; LAYERS]);
         let decode_only = shape.tokens == shape.sequences;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns: STEP_NS };
-        self.call(|manager, now, out| manager.finish(now, &times, out));
+        self.manager.finish(&times);
         for request in self.running.extract_if(.., |request| request.tokens.len() == request.max_tokens) {
             self.manager.close(request.id);
             self.finished.push(request);

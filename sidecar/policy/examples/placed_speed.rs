@@ -199,7 +199,7 @@ impl Bench {
             self.manager.commit(sequence.id, &WORDS[..tokens as usize]);
             sequence.length += tokens;
         }
-        self.manager.finish(NOW, &self.times, &mut self.out);
+        self.manager.finish(&self.times);
         let over = |at: &usize| self.sequences[*at].length >= KV_BLOCKS[1] * TOKENS;
         let ended: Vec<_> = (0..self.sequences.len()).filter(over).collect();
         ended.into_iter().for_each(|at| self.begin(at));

@@ -122,7 +122,7 @@ impl Loans {
 
     /// The tenant starts, and lacks this many chunks of its floor: if there are peers, it waits for them.
     pub fn await_floor(&mut self, missing: u32) {
-        self.awaits_floor = self.can_borrow() && missing > 0;
+        self.awaits_floor = self.demand.is_enabled() && missing > 0;
     }
 
     /// Not even the floor is free at first: peers hold it.
@@ -194,11 +194,6 @@ impl Loans {
         self.demand.set_enabled(enabled);
     }
 
-    /// Peers can be asked.
-    pub fn can_borrow(&self) -> bool {
-        self.demand.is_enabled()
-    }
-
     /// Peers can be asked and have not refused since the last boundary.
     pub fn may_ask(&self) -> bool {
         self.demand.is_enabled() && !self.demand.is_denied()
@@ -267,11 +262,6 @@ impl Loans {
     /// The next transfer.
     pub fn first_outgoing(&self) -> Option<OutgoingTransfer> {
         self.outgoing.first()
-    }
-
-    /// A return is queued.
-    pub fn owes_peers(&self) -> bool {
-        self.outgoing.has_return()
     }
 
     /// Chunks of transfers of this kind, queued or under way.

@@ -344,7 +344,7 @@ impl MemoryManager {
     }
 
     /// The step has finished.
-    pub fn finish(&mut self, _now: Nanos, times: &StepTimes, _out: &mut Vec<Action>) {
+    pub fn finish(&mut self, times: &StepTimes) {
         self.orders.finish_step();
         if self.weights.finish_step() {
             self.weight_copies().record_slots();

@@ -24,8 +24,8 @@ impl Loans {
     pub fn audit(&self, pending: &PendingActions) -> LoanAudit {
         let queued = self.outgoing.queued().map(|one| (one.earmark, one.chunks, one.claim));
         LoanAudit {
-            lent: self.lent(),
-            borrowed: self.borrowed(),
+            lent: self.balance.lent(),
+            borrowed: self.balance.borrowed(),
             outgoing: queued.chain(pending.transfers()).collect(),
             unread: self.outgoing.results().to_vec(),
         }

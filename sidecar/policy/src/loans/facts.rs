@@ -54,7 +54,7 @@ impl<'a> LoanView<'a> {
             is_settled: self.is_loaded()
                 && self.sleep.is_settled()
                 && !self.should_restore_layers()
-                && self.loans.releasing_chunks(sizes.share) == 0,
+                && self.releasing_chunks() == 0,
             is_active: self.loans.is_active(),
             borrows: self.loans.borrow_request().is_some(),
             above_floor: self.loans.chunks_above_floor(self.orders.pending(), self.limits().floor),
@@ -79,6 +79,11 @@ impl<'a> LoanView<'a> {
             || self.share_to_release() > 0
             || self.recreates_at_once()
             || self.should_restore_layers()
+    }
+
+    /// Nothing is due for a peer or for the share.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.releasing_chunks() == 0 && !self.loans.balance.is_growing() && !self.has_step()
     }
 
     /// Chunks of the share are created now, not when a step needs them.
@@ -129,7 +134,7 @@ impl<'a> LoanView<'a> {
     /// a policy whose floor counts on these.
     pub(super) fn activation_space(&self) -> ActivationSpace {
         let sizes = self.layouts.sizes;
-        let kept = if self.loans.lent() > 0 { sizes.activation_least } else { sizes.activation_min };
+        let kept = if self.loans.balance.lent() > 0 { sizes.activation_least } else { sizes.activation_min };
         let converts = sizes.activation_kept.is_some();
         ActivationSpace { held: self.chunks.activation_chunks(), kept, converts }
     }
@@ -163,7 +168,7 @@ impl<'a> LoanView<'a> {
 
     /// Layouts that free more and more layers, beginning with one more than now.
     pub(super) fn larger_remaps(self) -> impl Iterator<Item = Layout> + Clone + 'a {
-        self.layouts.larger(self.loans.lent() > 0)
+        self.layouts.larger(self.loans.balance.lent() > 0)
     }
 
     fn smaller(&self, layout: Layout, allowed: bool) -> SmallerLayout {

@@ -44,7 +44,7 @@ impl Loans {
         if facts.recreates {
             return LoanStep::Recreate;
         }
-        if facts.share_to_release > 0 && !self.owes_peers() {
+        if facts.share_to_release > 0 && !self.outgoing.has_return() {
             return LoanStep::ReleaseShare(facts.share_to_release);
         }
         let Some(transfer) = self.outgoing.first() else { return LoanStep::RestoreLayers };

@@ -23,7 +23,7 @@ impl LoanView<'_> {
         let sizes = self.layouts.sizes;
         let room = own_chunks + self.kv.chunk_pool().above(sizes.kv_guaranteed);
         let activation = self.activation_space();
-        let max_moving = if self.loans.lent() > 0 { sizes.layers - 1 } else { sizes.cap_m };
+        let max_moving = if self.loans.balance.lent() > 0 { sizes.layers - 1 } else { sizes.cap_m };
         let mut layouts = (2..=max_moving).map(|moving| sizes.evenly(moving));
         let layout = layouts.find(|layout| sizes.weights(layout) <= room + activation.idle())?;
         let missing = sizes.weights(&layout).saturating_sub(room);

@@ -18,31 +18,6 @@ pub struct ShareLimits {
 }
 
 impl Loans {
-    /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
-    pub fn budget(&self) -> u32 {
-        self.balance.budget()
-    }
-
-    /// Chunks that may exist without a loan. Above the assigned share while a share that fell is being released.
-    pub fn share(&self) -> u32 {
-        self.balance.share()
-    }
-
-    /// Chunks of peers that are here.
-    pub fn borrowed(&self) -> u32 {
-        self.balance.borrowed()
-    }
-
-    /// Chunks of the share that peers have.
-    pub fn lent(&self) -> u32 {
-        self.balance.lent()
-    }
-
-    /// The share rose, and its new chunks are still to be created.
-    pub fn is_growing(&self) -> bool {
-        self.balance.is_growing()
-    }
-
     /// Another share was assigned. A larger one holds at once; a smaller one is reached as memory is released.
     pub fn assign_share(&mut self, share: u32) {
         self.balance.assign(share);
@@ -50,19 +25,14 @@ impl Loans {
 
     /// Chunks that may be created where `created` exist, and are not to be created again in any case.
     pub fn spare_chunks(&self, created: u32) -> u32 {
-        self.budget().saturating_sub(created + self.recreation.chunks())
-    }
-
-    /// Chunks of the share that are still to be released.
-    pub fn releasing_chunks(&self, assigned: u32) -> u32 {
-        self.balance.excess(assigned)
+        self.balance.budget().saturating_sub(created + self.recreation.chunks())
     }
 
     /// Chunks that can be lent above the floor, besides those that are lent or promised.
     pub fn chunks_above_floor(&self, pending: &PendingActions, floor: u32) -> u32 {
         chunks_above_floor(
-            self.share(),
-            self.lent() + self.outgoing_chunks(pending, TransferKind::Lend),
+            self.balance.share(),
+            self.balance.lent() + self.outgoing_chunks(pending, TransferKind::Lend),
             floor,
         )
     }
@@ -86,7 +56,7 @@ impl Loans {
 
     /// Chunks of the share that are lent or promised, and the floor.
     fn retained_chunks(&self, pending: &PendingActions, limits: ShareLimits) -> u32 {
-        self.lent() + self.outgoing_chunks(pending, TransferKind::Lend) + limits.floor
+        self.balance.lent() + self.outgoing_chunks(pending, TransferKind::Lend) + limits.floor
     }
 
     /// Chunks that are lent or promised, and that the floor would lack within the assigned share.
@@ -97,15 +67,15 @@ impl Loans {
     /// Chunks of the share that can be released now.
     pub fn share_to_release(&self, pending: &PendingActions, limits: ShareLimits) -> u32 {
         // Every step asks: count what is retained only if something is due.
-        match self.releasing_chunks(limits.assigned) {
+        match self.balance.excess(limits.assigned) {
             0 => 0,
-            due => due.min(self.share().saturating_sub(self.retained_chunks(pending, limits))),
+            due => due.min(self.balance.share().saturating_sub(self.retained_chunks(pending, limits))),
         }
     }
 
     /// Releases what costs nothing: refuses loans that were not made, and drops chunks that were never created.
     pub fn release_uncreated(&mut self, created: u32, pending: &PendingActions, limits: ShareLimits) {
-        if self.releasing_chunks(limits.assigned) == 0 {
+        if self.balance.excess(limits.assigned) == 0 {
             return;
         }
         while self.over_lent(pending, limits) > 0 && self.outgoing.refuse_last_loan() {}
@@ -130,7 +100,7 @@ impl Loans {
 
     fn recreate_up_to(&mut self, useful: u32, created: u32) {
         let existing = created + self.recreation.chunks();
-        self.recreation.add(self.budget().min(useful).saturating_sub(existing));
+        self.recreation.add(self.balance.budget().min(useful).saturating_sub(existing));
     }
 
     /// A borrower exited, or returned chunks without memory: they are the device's, and may be created again.
@@ -148,11 +118,6 @@ impl Loans {
     /// Chunks to create again.
     pub fn chunks_to_recreate(&self) -> u32 {
         self.recreation.chunks()
-    }
-
-    /// Those of them that peers still hold, as far as is known.
-    pub fn held_by_peers(&self) -> u32 {
-        self.recreation.held_by_peers()
     }
 
     /// Some may be created at this boundary.
@@ -180,7 +145,7 @@ impl Loans {
 
     /// The tenant starts, and `chunks` of its share come later: peers hold them.
     pub fn start_without(&mut self, chunks: u32) {
-        self.recreation.start(if self.can_borrow() { chunks } else { 0 });
+        self.recreation.start(if self.demand.is_enabled() { chunks } else { 0 });
     }
 
     /// The tenant sleeps: nothing is to be created before it is needed.
@@ -226,7 +191,11 @@ mod tests {
         let limits = ShareLimits { assigned: 20, floor: 10 };
         loans.recreate_share(34, 30);
         loans.release_uncreated(30, &pending, limits);
-        assert_eq!((loans.share(), loans.recreation.chunks()), (30, 0), "6 spare chunks and 4 to create");
+        assert_eq!(
+            (loans.balance.share(), loans.recreation.chunks()),
+            (30, 0),
+            "6 spare chunks and 4 to create"
+        );
         assert_eq!(loans.share_to_release(&pending, limits), 10);
     }
 
@@ -241,6 +210,6 @@ mod tests {
         // No chunk is spare: 31 exist of the 31 that may.
         loans.release_uncreated(31, &pending, limits);
         assert_eq!(loans.outgoing.len(), 0, "loans that were not made are refused, the last one first");
-        assert_eq!((loans.over_lent(&pending, limits), loans.share()), (0, 40));
+        assert_eq!((loans.over_lent(&pending, limits), loans.balance.share()), (0, 40));
     }
 }

@@ -129,7 +129,7 @@ impl LoanTransfers<'_> {
     /// If more is returned than was lent.
     pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
         assert!(
-            claim == TransferKind::Lend || chunks <= self.loans.lent(),
+            claim == TransferKind::Lend || chunks <= self.loans.balance.lent(),
             "a peer returns only chunks that were lent"
         );
         let chunks = self.fresh_chunks(chunks);
@@ -246,7 +246,8 @@ mod tests {
         let work = parts.send(6, TransferKind::Lend);
         assert_eq!(work, Some(Work::Lend { chunks: ids(0..2), spare_chunks: 4, earmark: PEER }));
         parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, TransferKind::Lend), DONE);
-        let counts = (parts.loans.lent(), parts.loans.budget(), parts.chunks.table().created());
+        let counts =
+            (parts.loans.balance.lent(), parts.loans.balance.budget(), parts.chunks.table().created());
         assert_eq!(counts, (6, 4, 4));
         let claim = TransferKind::Lend;
         assert_eq!(parts.loans.take_results(), [TransferResult::Granted { earmark: PEER, chunks: 6, claim }]);
@@ -259,7 +260,10 @@ mod tests {
             parts.send(6, claim);
             assert_eq!(parts.chunks.free_count(), 4);
             parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, claim), Outcome::Failed(Failure::Busy));
-            assert_eq!((parts.chunks.free_count(), parts.loans.lent(), parts.in_backoff()), (6, 0, waits));
+            assert_eq!(
+                (parts.chunks.free_count(), parts.loans.balance.lent(), parts.in_backoff()),
+                (6, 0, waits)
+            );
             let refused = TransferResult::Refused { earmark: PEER, chunks: 6, claim };
             assert_eq!(parts.loans.take_results(), [refused]);
         }
@@ -275,7 +279,7 @@ mod tests {
             let (mut transfers, out) = parts.transfers();
             transfers.accept(PEER, 2, TransferKind::Lend, out);
             transfers.on_accepted(&ids(6..8), PEER, TransferKind::Lend, outcome);
-            assert_eq!((parts.chunks.table().created(), parts.loans.borrowed()), (created, borrowed));
+            assert_eq!((parts.chunks.table().created(), parts.loans.balance.borrowed()), (created, borrowed));
         }
     }
 
@@ -285,7 +289,7 @@ mod tests {
         parts.loans.balance.on_lent(2);
         let full = Outcome::Failed(Failure::OutOfMemory);
         parts.transfers().0.on_accepted(&ids(6..8), PEER, TransferKind::Return, full);
-        assert_eq!((parts.loans.lent(), parts.loans.chunks_to_recreate()), (0, 2));
+        assert_eq!((parts.loans.balance.lent(), parts.loans.chunks_to_recreate()), (0, 2));
     }
 
     #[test]
@@ -297,7 +301,7 @@ mod tests {
         transfers.recreate(u32::MAX, out);
         assert_eq!(parts.out.pop().map(|action| action.work), Some(Work::Create(ids(8..10))));
         parts.transfers().0.on_recreated(&ids(8..10), Outcome::Failed(Failure::OutOfMemory));
-        assert_eq!(parts.loans.held_by_peers(), 2, "the ledger refused");
+        assert_eq!(parts.loans.recreation.held_by_peers(), 2, "the ledger refused");
         assert!(!parts.in_backoff(), "that is no failure of the backend");
     }
 
@@ -309,6 +313,9 @@ mod tests {
         transfers.on_share_released(&ids(0..4), 5, Outcome::Failed(Failure::Busy));
         assert!(parts.in_backoff());
         parts.transfers().0.on_share_released(&ids(0..4), 5, DONE);
-        assert_eq!((parts.loans.share(), parts.chunks.free_count(), parts.in_backoff()), (6, 2, false));
+        assert_eq!(
+            (parts.loans.balance.share(), parts.chunks.free_count(), parts.in_backoff()),
+            (6, 2, false)
+        );
     }
 }

@@ -30,23 +30,23 @@ pub struct LoanView<'a> {
 impl LoanView<'_> {
     /// Chunks that may exist now: the share, plus borrowed and minus lent ones.
     pub fn budget_chunks(&self) -> u32 {
-        self.loans.budget()
+        self.loans.balance.budget()
     }
 
     /// Chunks that the tenant may hold without a loan. While a share that fell is being released, this is more than the
     /// assigned share ([`LoanView::releasing_chunks`]).
     pub fn share_chunks(&self) -> u32 {
-        self.loans.share()
+        self.loans.balance.share()
     }
 
     /// Chunks of peers that are here.
     pub fn borrowed_chunks(&self) -> u32 {
-        self.loans.borrowed()
+        self.loans.balance.borrowed()
     }
 
     /// Chunks of the share that peers have.
     pub fn lent_chunks(&self) -> u32 {
-        self.loans.lent()
+        self.loans.balance.lent()
     }
 
     /// Chunks that are being created or released: the backend can be ahead of the memory manager by this number.
@@ -56,7 +56,7 @@ impl LoanView<'_> {
 
     /// Chunks of the share that the tenant wants and peers still hold.
     pub fn expected_chunks(&self) -> u32 {
-        self.missing_floor_chunks().unwrap_or(0) + self.loans.held_by_peers()
+        self.missing_floor_chunks().unwrap_or(0) + self.loans.recreation.held_by_peers()
     }
 
     /// Chunks that the tenant never lends, except while it sleeps.
@@ -81,7 +81,7 @@ impl LoanView<'_> {
 
     /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
     pub fn has_debt(&self) -> bool {
-        self.share_to_release() > 0 || self.loans.owes_peers()
+        self.share_to_release() > 0 || self.loans.outgoing.has_return()
     }
 
     /// Chunks that could be lent without hurting a request: free chunks, unused cache, and, while the tenant is
@@ -135,13 +135,13 @@ impl LoanView<'_> {
 
     /// Chunks of the share that are still to be released.
     pub fn releasing_chunks(&self) -> u32 {
-        self.loans.releasing_chunks(self.layouts.sizes.share)
+        self.loans.balance.excess(self.layouts.sizes.share)
     }
 
     /// Chunks that peers hold and that the floor would lack within the assigned share.
     pub fn over_lent_chunks(&self) -> u32 {
         let (loans, limits) = (&self.loans, self.limits());
-        match loans.lent() {
+        match loans.balance.lent() {
             0 => 0,
             lent => loans.over_lent(self.orders.pending(), limits).min(lent),
         }

@@ -73,10 +73,8 @@ impl MemoryManager {
         at_base
             && settled
             && self.whole_prompts().excess() == 0
-            && self.loans().releasing_chunks() == 0
-            && !self.loans.is_growing()
+            && self.loans().is_settled()
             && self.change.transition().is_none()
-            && !self.loans().has_step()
             && self.offload_view().is_offload_idle()
             && !self.orders.pending().blocking()
     }

@@ -28,7 +28,10 @@ impl MemoryManager {
 
     /// Every part is within its bounds, once anything is mapped.
     fn check_sizes(&self) {
-        assert!(self.chunks.table().created() <= self.loans.budget(), "created chunks fit the budget");
+        assert!(
+            self.chunks.table().created() <= self.loans().budget_chunks(),
+            "created chunks fit the budget"
+        );
         if self.chunks.ownership().owners().next().is_none() {
             return;
         }

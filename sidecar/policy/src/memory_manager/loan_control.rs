@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use super::parts::pressure;
 use super::{MemoryManager, SleepState, TransferKind, TransferResult};
 use crate::action::{Action, Earmark};
 use crate::loan_negotiator::{LoanControl, LoanState};
@@ -9,7 +10,6 @@ use crate::loans::OutgoingTransfer;
 use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
-use crate::revert::Pressure;
 
 /// The loans of a tenant. A negotiator changes them by [`LoanControl`].
 #[derive(Debug)]
@@ -125,16 +125,10 @@ impl LoanControl for LoansMut<'_> {
         let away = manager.layout_search().is_remapped();
         let in_use = away || manager.change.transition().is_some();
         let open_requests = manager.kv.requests().count() > 0;
-        let (kv, sizes, chunk_bytes) = (&manager.kv, &manager.sizes, manager.geometry.chunk_bytes);
-        let free = manager.chunks.free_count();
-        manager.loans.surplus(left, in_use, open_requests, || {
-            let used = kv.needed_layer_blocks();
-            Pressure {
-                spare_bytes: u64::from(free + kv.idle_chunks_above(sizes.kv_guaranteed)) * chunk_bytes,
-                used_bytes: u64::from(used.div_ceil(sizes.layer_blocks_per_chunk)) * chunk_bytes,
-                layer_bytes: chunk_bytes,
-                alpha: left.min(u32::from(u16::MAX)) as u16,
-            }
+        let MemoryManager { loans, kv, chunks, sizes, geometry, .. } = manager;
+        loans.surplus(left, in_use, open_requests, || {
+            let borrowed = left.min(u32::from(u16::MAX)) as u16;
+            pressure((kv, chunks), (sizes, geometry), (borrowed, 1))
         })
     }
 }

@@ -1,11 +1,31 @@
 //! Borrows of parts, and values that several decisions read. Nothing here orders an action.
 
 use super::{MemoryManager, SleepState};
+use crate::chunks::Chunks;
 use crate::cost::{CostModel, LayoutSearch};
+use crate::geometry::Geometry;
+use crate::kv::Kv;
 use crate::loans::transfers::LoanTransfers;
 use crate::offload::Offloading;
+use crate::revert::Pressure;
+use crate::sizes::Sizes;
 use crate::weights::WeightCopies;
 use crate::whole_prompts::WholePrompts;
+
+/// Pressure on KV while `alpha` layers, or borrowed pieces, of `layer_chunks` chunks may go back.
+pub(super) fn pressure(
+    (kv, chunks): (&Kv, &Chunks),
+    (sizes, geometry): (&Sizes, &Geometry),
+    (alpha, layer_chunks): (u16, u32),
+) -> Pressure {
+    let bytes = |chunks: u32| u64::from(chunks) * geometry.chunk_bytes;
+    Pressure {
+        spare_bytes: bytes(chunks.free_count() + kv.idle_chunks_above(sizes.kv_guaranteed)),
+        used_bytes: bytes(kv.needed_layer_blocks().div_ceil(sizes.layer_blocks_per_chunk)),
+        layer_bytes: bytes(layer_chunks),
+        alpha,
+    }
+}
 
 impl MemoryManager {
     /// The parts that carry out what is decided about offloaded KV.

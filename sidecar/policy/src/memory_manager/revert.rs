@@ -1,6 +1,7 @@
 //! Plans the change that the policy wants at a boundary: Dynamic Reversion (Oneiros), forced layouts, the cap.
 
 use super::MemoryManager;
+use super::parts::pressure;
 use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
@@ -98,15 +99,8 @@ impl MemoryManager {
 
     /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
-        let bytes = |chunks: u32| u64::from(chunks) * self.geometry.chunk_bytes;
-        let free = self.chunks.free_count();
-        let used = self.kv.needed_layer_blocks();
         let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
-        Pressure {
-            spare_bytes: bytes(free + self.kv.idle_chunks_above(self.sizes.kv_guaranteed)),
-            used_bytes: bytes(used.div_ceil(self.sizes.layer_blocks_per_chunk)),
-            layer_bytes: bytes(lent.div_ceil(u32::from(alpha)).max(1)),
-            alpha,
-        }
+        let layer_chunks = lent.div_ceil(u32::from(alpha)).max(1);
+        pressure((&self.kv, &self.chunks), (&self.sizes, &self.geometry), (alpha, layer_chunks))
     }
 }

@@ -83,7 +83,7 @@ impl Driven {
         let (layer_ns, none) = (vec![1000; LAYERS as usize], vec![0; LAYERS as usize]);
         let (stall_ns, kv_stall_ns, total_ns) = (none.clone(), none, 10_000);
         let times = StepTimes { shape: SHAPE, decode_only: false, layer_ns, stall_ns, kv_stall_ns, total_ns };
-        self.manager.finish(NOW, &times, &mut self.out);
+        self.manager.finish(&times);
         self.schedule();
         self.settle();
     }

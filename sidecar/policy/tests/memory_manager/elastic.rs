@@ -95,7 +95,7 @@ fn reversion_moves_layer_blocks_within_budget() {
             follow(lease.table_changes, &mut tables);
             world.device.done.fill(Generation(u64::MAX));
             world.drain();
-            world.send_event(|manager, out| manager.finish(Nanos(0), &StepTimes::default(), out));
+            world.send_event(|manager, _| manager.finish(&StepTimes::default()));
         }
     }
     world.run_idle(1000);

@@ -53,7 +53,7 @@ impl Scheduler {
             (computed.shape(), notice.prefill_tokens == 0 && !computed.scheduled.is_empty());
         let StepDone { sampled, layer_ns, stall_ns, kv_stall_ns, total_ns, .. } = done;
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
-        self.manager.finish(now, &times, &mut self.actions);
+        self.manager.finish(&times);
         self.record_slo_violations(now, &sampled);
         sampled.into_iter().for_each(|token| self.deliver(now, token));
         failed

@@ -72,7 +72,6 @@ impl World {
                 request.tokens.push((next % 50) as u32);
             }
         }
-        let now = self.now;
         let violations = Violations { ttft: self.prefill_offload_permille > 0, tpot: false };
         self.manager.note(&MemoryNotes { slo_violations: Some(violations), ..MemoryNotes::default() });
         let layers = usize::from(self.device.geometry.layers());
@@ -80,7 +79,7 @@ impl World {
         let total_ns = self.layer_ns * layers as u64;
         let (shape, stall_ns, kv_stall_ns) = (step.shape, vec![0; layers], vec![0; layers]);
         let times = StepTimes { shape, decode_only, layer_ns, stall_ns, kv_stall_ns, total_ns };
-        self.send_event(|manager, out| manager.finish(now, &times, out));
+        self.send_event(|manager, _| manager.finish(&times));
         self.steps += 1;
         self.retire();
     }
