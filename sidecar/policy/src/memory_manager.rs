@@ -35,7 +35,7 @@
 //! [`prices`](MemoryManager::prices), [`timing`](MemoryManager::timing), [`loans`](MemoryManager::loans) and
 //! [`figures`](MemoryManager::figures). The negotiator of loans changes them by
 //! [`loans_mut`](MemoryManager::loans_mut), which is a [`LoanControl`](crate::loan_negotiator::LoanControl).
-
+//!
 //! # Files
 //!
 //! Methods of a file call those of files below it, and `cargo xtask check` refuses circles of such calls.
@@ -43,8 +43,9 @@
 //! | file | what it does |
 //! |---|---|
 //! | this one | the calls of the interface, and the ends of actions |
-//! | `boundary`, `prepare` | take due work at a boundary, and the memory of a step, one action further |
-//! | `sleep`, `loan_steps`, `load` | the steps of sleep, of loans, and of loading |
+//! | `boundary` | takes due work one action further: sleep, loans, and what the policy wants |
+//! | `prepare` | takes the memory of a step one action further |
+//! | `load` | the steps of loading |
 //! | `stalling` | finds and begins remaps that stall |
 //! | `prepare_plan`, `revert` | decide, and change nothing |
 //! | `transition` | carries out one change of ownership |
@@ -60,12 +61,10 @@ mod constants;
 mod invariants;
 mod load;
 mod loan_control;
-mod loan_steps;
 mod parts;
 mod prepare;
 mod prepare_plan;
 mod revert;
-mod sleep;
 mod stalling;
 mod step_api;
 mod step_demand;

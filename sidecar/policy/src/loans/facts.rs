@@ -54,7 +54,7 @@ impl<'a> LoanView<'a> {
             is_settled: self.is_loaded()
                 && self.sleep.is_settled()
                 && !self.should_restore_layers()
-                && self.releasing_chunks() == 0,
+                && self.loans.balance.excess(sizes.share) == 0,
             is_active: self.loans.is_active(),
             borrows: self.loans.borrow_request().is_some(),
             above_floor: self.loans.chunks_above_floor(self.orders.pending(), self.limits().floor),
@@ -79,11 +79,6 @@ impl<'a> LoanView<'a> {
             || self.share_to_release() > 0
             || self.recreates_at_once()
             || self.should_restore_layers()
-    }
-
-    /// Nothing is due for a peer or for the share.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.releasing_chunks() == 0 && !self.loans.balance.is_growing() && !self.has_step()
     }
 
     /// Chunks of the share are created now, not when a step needs them.

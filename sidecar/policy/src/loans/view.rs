@@ -138,6 +138,11 @@ impl LoanView<'_> {
         self.loans.balance.excess(self.layouts.sizes.share)
     }
 
+    /// Nothing is due for a peer or for the share.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.releasing_chunks() == 0 && !self.loans.balance.is_growing() && !self.has_step()
+    }
+
     /// Chunks that peers hold and that the floor would lack within the assigned share.
     pub fn over_lent_chunks(&self) -> u32 {
         let (loans, limits) = (&self.loans, self.limits());

@@ -189,10 +189,9 @@ impl MemoryManager {
         if !self.loans.may_ask() || !self.sizes.moves_layers() || self.in_backoff() {
             return Vec::new();
         }
-        let layer_blocks = need
-            .kv_blocks
-            .iter()
-            .map(|(request, kv_blocks)| kv_blocks * self.kv_block_layer_blocks(need, *request));
+        let view = self.need_view(need);
+        let added = need.kv_blocks.iter();
+        let layer_blocks = added.map(|(request, count)| count * view.kv_block_layer_blocks(*request));
         let room = self.kv_chunk_room() - self.free_kv_chunks();
         loan_sizes(layer_blocks, (to_load, had), self.sizes.layer_blocks_per_chunk, room)
     }
@@ -254,7 +253,7 @@ impl MemoryManager {
         let activation = demand.activation.max(kept);
         match balloon(unused / per + free, held, demand.layer_blocks.div_ceil(per), activation) {
             Balloon::Inflate(chunks) if chunks <= self.kv_chunk_room() => {
-                let ahead = self.lookahead_chunks(need, demand, activation, chunks);
+                let ahead = self.need_view(need).lookahead_chunks(demand, activation, chunks);
                 let target = TransitionTarget::Activation(held - chunks - ahead);
                 Some(Transition { target, reason: Reason::Inflate })
             }
