@@ -44,6 +44,7 @@ use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutpu
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use crate::step_plan::KeptPlan;
+use kept_plan::ends_kept_plan;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use requests::Requests;
@@ -138,9 +139,7 @@ impl Scheduler {
 
     /// Handles one event. `now` never decreases.
     pub fn handle(&mut self, now: Nanos, event: Event) {
-        if matches!(event, Event::Sleep(_) | Event::Policy(_) | Event::Bounds(_) | Event::Plan(_)) {
-            self.kept = None;
-        }
+        self.kept.take_if(|_| ends_kept_plan(&event));
         match event {
             Event::Submit(request) => self.submit(now, request),
             Event::Cancel(request) => self.cancel(request),

@@ -63,7 +63,7 @@ impl Eviction {
 }
 
 /// Facts that planning finds and that outlive the plan.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanNotes {
     /// What the memory manager must know.
     pub memory: MemoryNotes,
@@ -74,7 +74,7 @@ pub struct PlanNotes {
 }
 
 /// The plan of a step.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepPlan {
     /// The requests to admit, in this order.
     pub admit: Vec<PlannedAdmission>,
@@ -121,7 +121,7 @@ pub struct PlanLimits {
 }
 
 /// The admissions of a plan that waits for memory.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptPlan {
     /// The requests to admit.
     pub admit: Vec<PlannedAdmission>,

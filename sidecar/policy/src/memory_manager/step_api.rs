@@ -25,7 +25,7 @@ pub struct StepNeed {
 }
 
 /// Facts that planning finds and that the memory manager must know.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNotes {
     /// The queue head that admission skipped, which the next placement plan includes; `Some(None)`: it skipped none.
     /// `None`: as before.

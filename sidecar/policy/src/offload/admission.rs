@@ -13,7 +13,7 @@ use crate::kv::admissions::{Admission, AdmittedKv};
 use crate::memory_manager::MemoryNotes;
 
 /// The requests that a plan admits so far, as its next decisions see them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedAdmissions {
     requests: u32,
     /// Layer blocks that they take on the device.

@@ -8,13 +8,21 @@
 //! - the planner of placements answers, or its plan no longer admits the requests as it did,
 //! - the tenant returns or lends memory,
 //! - the policy, the bounds or the order to sleep change.
+//!
+//! A change of the prefix cache does not end it: the cached prefixes of its requests are found again.
 
 use sluice_common::hash::fnv1a;
 use sluice_policy::ids::Nanos;
 
 use super::Scheduler;
+use crate::event::Event;
 use crate::sequence::Sequence;
 use crate::step_plan::{KeptPlan, PlannedAdmission, StepPlan};
+
+/// Whether the event alone ends a kept plan.
+pub(super) fn ends_kept_plan(event: &Event) -> bool {
+    matches!(event, Event::Sleep(_) | Event::Policy(_) | Event::Bounds(_) | Event::Plan(_))
+}
 
 impl Scheduler {
     /// Keeps the admissions of a plan that waits for memory. One that offloads a prefill is not kept: it depends on
@@ -61,10 +69,15 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use super::super::commit::Committed;
     use super::super::test_tenant::{NOW, Tenant};
     use super::*;
-    use crate::event::Event;
+    use crate::event::{Finish, Request, Sleep};
+    use crate::step_plan::Eviction;
     use sluice_policy::ids::RequestId;
+    use sluice_policy::memory_manager::{MemoryNotes, RunningRequest, SchedulerView, WaitingRequest};
+    use sluice_policy::params::{Bounds, Params};
+    use sluice_policy::planner::request::{PlanAnswer, PlanResult};
     use sluice_policy::reclaim::PolicyName;
 
     /// Returns a tenant with a step in flight and a waiting request, and a plan that admits it.
@@ -76,26 +89,169 @@ mod tests {
         (tenant, plan)
     }
 
-    #[test]
-    fn plan_is_kept_until_a_request_comes_or_ends() {
+    /// Returns that tenant, which keeps the plan.
+    fn kept() -> Tenant {
         let (mut tenant, plan) = waiting();
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_some_and(|kept| kept.admits(RequestId(2))));
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "it is taken once");
-        tenant.scheduler.keep_plan(&plan);
-        tenant.submit(3, 20);
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "another request has come");
-        tenant.scheduler.keep_plan(&plan);
-        tenant.handle(Event::Cancel(RequestId(2)));
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none(), "its request has ended");
+        tenant
+    }
+
+    fn taken(tenant: &mut Tenant) -> Option<StepPlan> {
+        tenant.scheduler.take_kept_plan(NOW)
     }
 
     #[test]
-    fn plan_is_dropped_by_a_directive() {
+    fn kept_admissions_are_taken_once_as_they_were_planned() {
         let (mut tenant, plan) = waiting();
         tenant.scheduler.keep_plan(&plan);
-        tenant.handle(Event::Policy(PolicyName::Oneiros));
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
+        // Notes and the batch belong to the boundary that planned them.
+        let StepPlan { admit, planned, limits, cache_epoch, .. } = plan;
+        let expected = StepPlan { admit, planned, limits, cache_epoch, ..StepPlan::default() };
+        assert_eq!(taken(&mut tenant), Some(expected));
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn directive_order_to_sleep_or_answer_of_the_planner_ends_the_plan() {
+        let events = [
+            Event::Policy(PolicyName::Oneiros),
+            Event::Bounds(Bounds { share_chunks: 64, remap_cap_permille: 500 }),
+            Event::Sleep(Sleep::Ordered),
+            Event::Sleep(Sleep::WakeUp),
+            Event::Plan(PlanAnswer { id: 1, result: None }),
+        ];
+        for event in events {
+            let mut tenant = kept();
+            tenant.handle(event.clone());
+            assert_eq!(taken(&mut tenant), None, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn event_that_changes_nothing_leaves_the_plan() {
+        for event in [Event::Tick, Event::Cancel(RequestId(9))] {
+            let mut tenant = kept();
+            tenant.handle(event.clone());
+            assert!(taken(&mut tenant).is_some_and(|plan| plan.admits(RequestId(2))), "{event:?}");
+        }
+    }
+
+    #[test]
+    fn plan_ends_when_a_request_comes() {
+        let mut tenant = kept();
+        tenant.submit(3, 20);
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn plan_ends_when_a_request_of_it_or_another_one_is_cancelled() {
+        for cancelled in [2, 3] {
+            let (mut tenant, plan) = waiting();
+            tenant.submit(3, 20);
+            tenant.scheduler.keep_plan(&plan);
+            tenant.handle(Event::Cancel(RequestId(cancelled)));
+            assert_eq!(taken(&mut tenant), None, "{cancelled}");
+        }
+    }
+
+    #[test]
+    fn plan_ends_when_a_running_request_ends() {
+        let mut tenant = kept();
+        tenant.scheduler.end(RequestId(1), Finish::Length);
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn plan_ends_when_a_running_request_waits() {
+        let mut tenant = kept();
+        let pause = Eviction::pause(RequestId(1));
+        assert!(tenant.scheduler.evict(NOW, &pause));
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn plan_ends_when_a_waiting_request_loses_its_kv() {
+        let (mut tenant, plan) = waiting();
+        tenant.scheduler.evict(NOW, &Eviction::pause(RequestId(1)));
+        tenant.scheduler.keep_plan(&plan);
+        assert!(tenant.scheduler.evict(NOW, &Eviction::DropSuspended(RequestId(1))));
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn step_that_begins_ends_the_plan() {
+        let (mut tenant, plan) = waiting();
+        tenant.retire_step();
+        tenant.scheduler.keep_plan(&plan);
+        let step = StepPlan { admit: Vec::new(), ..tenant.scheduler.planner(NOW).plan_step(None) };
+        let batch = step.batch.without(|id| id == RequestId(2));
+        assert_eq!(tenant.scheduler.commit(NOW, &StepPlan { batch, ..step }), Committed::Done);
+        assert!(tenant.scheduler.in_flight.is_some(), "a step without the request began");
+        assert_eq!(tenant.scheduler.kept, None);
+    }
+
+    #[test]
+    fn plan_of_an_earlier_step_is_not_taken() {
+        let mut tenant = kept();
+        tenant.scheduler.next_step += 1;
+        assert_eq!(taken(&mut tenant), None);
+    }
+
+    #[test]
+    fn plan_ends_when_the_tenant_has_fewer_chunks_not_when_it_has_more() {
+        for (more, is_taken) in [(1, false), (0, true), (-1, true)] {
+            let mut tenant = kept();
+            let kept = tenant.scheduler.kept.as_mut().expect("a kept plan");
+            kept.budget_chunks = kept.budget_chunks.saturating_add_signed(more);
+            assert_eq!(taken(&mut tenant).is_some(), is_taken, "{more} more chunks when it was made");
+        }
+    }
+
+    #[test]
+    fn prefixes_are_found_again_when_the_cache_has_changed() {
+        let mut tenant = Tenant::running(PolicyName::Recompute, &[40]);
+        // The same prompt as that of request 1, whose KV is not written yet.
+        let twin = Request { prompt: vec![1; 40], max_tokens: 64, salt: 1, ..Request::of_test(2, 40) };
+        tenant.handle(Event::Submit(twin));
+        let plan = tenant.scheduler.planner(NOW).plan_admissions();
+        assert_eq!(plan.cached_kv_blocks(RequestId(2)), Some(0));
+        tenant.retire_step();
+        let stale = StepPlan { cache_epoch: plan.cache_epoch + 1, ..plan };
+        tenant.scheduler.keep_plan(&stale);
+        let fresh = taken(&mut tenant).expect("the kept plan");
+        assert_eq!(fresh.cached_kv_blocks(RequestId(2)), Some(2), "two full blocks of 40 tokens");
+        assert_eq!(fresh.cache_epoch, tenant.scheduler.manager.status().cache_epoch());
+    }
+
+    /// A placement plan comes into force that admits this number of the waiting requests.
+    fn place(tenant: &mut Tenant, admitted: u16) {
+        let running = RunningRequest { request: RequestId(1), kv_blocks: 1, deposit: 0, immune: true };
+        let waiting = WaitingRequest { request: RequestId(2), kv_blocks: 2, deposit: 0, fresh: true };
+        let manager = &mut tenant.scheduler.manager;
+        // A plan holds while its first waiting request is not admitted.
+        manager.note(&MemoryNotes { blocked_head: Some(Some(RequestId(2))), ..MemoryNotes::default() });
+        let asked = manager.ask_plan(&SchedulerView { running: vec![running], waiting: vec![waiting] });
+        let chosen = vec![0; 1 + usize::from(admitted)];
+        let result = PlanResult { paused: 0, admitted, chosen, step_ns: 1, bound_ns: 1 };
+        manager.planned(PlanAnswer { id: asked.id, result: Some(result) });
+        manager.boundary(NOW, &mut Vec::new());
+    }
+
+    #[test]
+    fn plan_ends_when_the_placement_plan_no_longer_admits_its_request() {
+        let params = Params { policy: PolicyName::OrbitFlow, host_kv_bytes: 1 << 20, ..Params::default() };
+        let mut tenant = Tenant::with(params).run(&[10]);
+        tenant.retire_step();
+        tenant.scheduler.requests.queue.push(Sequence::new(Request::of_test(2, 20), NOW));
+        place(&mut tenant, 1);
+        let layers = tenant.scheduler.manager.offload_view().admitted_layers(RequestId(2));
+        assert_eq!(layers, Some(&[][..]), "all of its KV on the device");
+        let plan = tenant.scheduler.planner(NOW).plan_admissions();
+        tenant.scheduler.keep_plan(&plan);
+        assert!(taken(&mut tenant).is_some_and(|plan| plan.admits(RequestId(2))));
+        tenant.scheduler.keep_plan(&plan);
+        place(&mut tenant, 0);
+        assert_eq!(taken(&mut tenant), None);
     }
 
     #[test]
@@ -103,7 +259,7 @@ mod tests {
         let (mut tenant, mut plan) = waiting();
         plan.admit[0].prefill_offloaded = true;
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
+        assert_eq!(tenant.scheduler.kept, None);
     }
 
     #[test]
@@ -111,15 +267,14 @@ mod tests {
         let (mut tenant, mut plan) = waiting();
         plan.lacked_kv = true;
         tenant.scheduler.keep_plan(&plan);
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
+        assert_eq!(tenant.scheduler.kept, None);
     }
 
     #[test]
-    fn plan_is_dropped_when_the_tenant_has_fewer_chunks() {
-        let (mut tenant, plan) = waiting();
+    fn plan_without_admissions_is_not_kept() {
+        let (mut tenant, mut plan) = waiting();
+        plan.admit.clear();
         tenant.scheduler.keep_plan(&plan);
-        let kept = tenant.scheduler.kept.as_mut().expect("a kept plan");
-        kept.budget_chunks += 1;
-        assert!(tenant.scheduler.take_kept_plan(NOW).is_none());
+        assert_eq!(tenant.scheduler.kept, None);
     }
 }

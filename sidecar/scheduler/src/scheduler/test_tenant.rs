@@ -1,5 +1,6 @@
 //! A loaded tenant for unit tests of the scheduler. Memory ends each action at once.
 
+use sluice_policy::action::Action;
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{Nanos, RequestId};
@@ -29,8 +30,13 @@ impl Tenant {
         Tenant::with(Params { policy, ..Params::default() })
     }
 
-    /// A tenant with these tunables.
+    /// A tenant with these tunables. Its floor has KV for all requests that can run.
     pub fn with(params: Params) -> Tenant {
+        Tenant::guaranteed(params, 1 << 20)
+    }
+
+    /// A tenant with these tunables, and a floor with these bytes of KV.
+    pub fn guaranteed(params: Params, guaranteed_kv_bytes: u64) -> Tenant {
         let geometry = Geometry {
             chunk_bytes: 64 << 10,
             capacity_chunks: 64,
@@ -40,7 +46,7 @@ impl Tenant {
             activation: ActivationCost::default(),
             staging_chunks: 1,
         };
-        let params = Params { max_model_tokens: 128, guaranteed_kv_bytes: 1 << 20, ..params };
+        let params = Params { max_model_tokens: 128, guaranteed_kv_bytes, ..params };
         let manager = MemoryManager::new(params, geometry).expect("a tenant that fits");
         let config = Config {
             max_model_tokens: 128,
@@ -85,14 +91,24 @@ impl Tenant {
             }
             for command in commands {
                 match command {
-                    Command::Memory(action) => {
-                        let outcome = Outcome::Done { bytes: 1, duration_ns: 1 };
-                        let done = Completion { id: action.id, outcome };
-                        self.scheduler.handle(NOW, Event::Memory(done));
-                    }
+                    Command::Memory(action) => self.scheduler.handle(NOW, Event::Memory(done(&action))),
                     Command::Compute(step) => self.step = Some(step),
                     other => panic!("these tests have no peers and no placement plans: {other:?}"),
                 }
+            }
+        }
+    }
+
+    /// Boundaries of memory alone, until one of them orders nothing. The scheduler plans and evicts nothing.
+    pub fn settle_memory(&mut self) {
+        loop {
+            let mut actions = core::mem::take(&mut self.scheduler.actions);
+            self.scheduler.manager.boundary(NOW, &mut actions);
+            if actions.is_empty() {
+                return;
+            }
+            while let Some(action) = actions.pop() {
+                self.scheduler.manager.complete(NOW, &done(&action), &mut actions);
             }
         }
     }
@@ -110,17 +126,17 @@ impl Tenant {
 
     /// Ends the step in flight; the next one begins.
     pub fn finish_step(&mut self) {
-        let done = self.done();
+        let done = self.step_done();
         self.handle(Event::Compute(ComputeEvent::Done(done)));
     }
 
     /// Ends the step in flight; no other one begins.
     pub fn retire_step(&mut self) {
-        let done = self.done();
+        let done = self.step_done();
         self.scheduler.retire(NOW, done);
     }
 
-    fn done(&mut self) -> StepDone {
+    fn step_done(&mut self) -> StepDone {
         let step = self.step.take().expect("a step in flight");
         let sampled = step.sequences.iter().filter(|one| one.sample.is_some());
         StepDone {
@@ -134,4 +150,8 @@ impl Tenant {
             ..StepDone::default()
         }
     }
+}
+
+fn done(action: &Action) -> Completion {
+    Completion { id: action.id, outcome: Outcome::Done { bytes: 1, duration_ns: 1 } }
 }

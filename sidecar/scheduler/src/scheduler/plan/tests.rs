@@ -1,13 +1,14 @@
 //! Plans of steps, compared as values.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::params::{Params, Slo};
+use sluice_policy::memory_manager::SuspendReason;
+use sluice_policy::params::{Bounds, Params, Slo};
 use sluice_policy::reclaim::PolicyName;
 
 use super::super::commit::{Committed, Refusal};
 use super::super::test_tenant::{NOW, STEP_TOKENS, Tenant};
 use super::pauses::Overdue;
-use crate::step_plan::{Eviction, StepPlan};
+use crate::step_plan::{Eviction, PlanLimits, PlanNotes, StepPlan};
 
 /// Memory lacks a KV block.
 const SHORT_KV: Refusal = Refusal::Short { missing_kv_blocks: 1, activation: false };
@@ -67,9 +68,11 @@ fn short_activations_halve_the_tokens_of_the_step_and_evict_nothing() {
     tenant.submit(2, 60);
     let plan = tenant.plan();
     assert_eq!(batch(&plan), [(1, 10), (2, STEP_TOKENS - 10)]);
-    let plan = tenant.plan_again(plan, SHORT_ACTIVATIONS);
-    assert_eq!(batch(&plan), [(1, 10), (2, STEP_TOKENS / 2 - 10)]);
-    assert_eq!((admitted(&plan), plan.evict.len()), (vec![2], 0));
+    let smaller = tenant.plan_again(plan.clone(), SHORT_ACTIVATIONS);
+    assert_eq!(batch(&smaller), [(1, 10), (2, STEP_TOKENS / 2 - 10)]);
+    let limits = PlanLimits { max_tokens: STEP_TOKENS / 2, keeps_layers: true, ..plan.limits.clone() };
+    let expected = StepPlan { limits, batch: smaller.batch.clone(), notes: PlanNotes::default(), ..plan };
+    assert_eq!(smaller, expected, "nothing else changes");
 }
 
 #[test]
@@ -78,7 +81,8 @@ fn short_activations_first_give_up_whole_prompts() {
     tenant.submit(2, 60);
     let mut plan = tenant.plan();
     (plan.limits.usual_tokens, plan.limits.max_tokens) = (32, 100);
-    assert_eq!(tenant.plan_again(plan, SHORT_ACTIVATIONS).limits.max_tokens, 32);
+    let expected = PlanLimits { max_tokens: 32, keeps_layers: true, ..plan.limits.clone() };
+    assert_eq!(tenant.plan_again(plan, SHORT_ACTIVATIONS).limits, expected);
 }
 
 #[test]
@@ -88,10 +92,10 @@ fn short_kv_refuses_the_newest_admission_before_it_evicts() {
     let before = tenant.scheduler.digest();
     let mut plan = tenant.plan();
     assert_eq!(admitted(&plan), [3, 4]);
+    let refused = PlanNotes { refused_admission: true, ..PlanNotes::default() };
     for left in [vec![3], vec![]] {
         plan = tenant.plan_again(plan, SHORT_KV);
-        assert_eq!((admitted(&plan), plan.evict.len()), (left, 0));
-        assert!(plan.notes.refused_admission);
+        assert_eq!((admitted(&plan), &plan.evict[..], &plan.notes), (left, &[][..], &refused));
     }
     plan = tenant.plan_again(plan, SHORT_KV);
     assert_eq!(plan.evict, [Eviction::Preempt(RequestId(2))], "the latest admission");
@@ -111,8 +115,10 @@ fn policy_with_host_memory_pauses_the_request_with_the_most_kv() {
 #[test]
 fn oldest_request_is_never_evicted() {
     let tenant = Tenant::running(PolicyName::Recompute, &[10]);
-    let plan = tenant.plan_again(tenant.plan(), SHORT_KV);
-    assert!(plan.is_starved && plan.evict.is_empty(), "nothing is left to try");
+    let plan = tenant.plan();
+    let limits = PlanLimits { has_made_room: false, ..plan.limits.clone() };
+    let expected = StepPlan { is_starved: true, notes: PlanNotes::default(), limits, ..plan.clone() };
+    assert_eq!(tenant.plan_again(plan, SHORT_KV), expected, "nothing is left to try");
 }
 
 #[test]
@@ -171,25 +177,88 @@ fn commit_evicts_then_runs_what_is_left() {
 fn plan_for_another_cache_is_refused_and_admits_nothing() {
     let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
     tenant.submit(2, 20);
-    let mut plan = tenant.plan();
-    plan.cache_epoch += 1;
-    assert_eq!(tenant.scheduler.commit(NOW, &plan), Committed::Refused(Refusal::Changed));
+    let fresh = StepPlan { notes: PlanNotes::default(), ..tenant.plan() };
+    let stale = StepPlan { cache_epoch: fresh.cache_epoch + 1, ..fresh.clone() };
+    assert_eq!(tenant.scheduler.commit(NOW, &stale), Committed::Refused(Refusal::Changed));
     assert!(!tenant.scheduler.requests.running.contains(RequestId(2)));
-    let plan = tenant.plan_again(plan, Refusal::Changed);
-    assert_eq!(
-        (admitted(&plan), plan.cache_epoch),
-        (vec![2], tenant.scheduler.manager.status().cache_epoch())
-    );
+    assert_eq!(admitted(&fresh), [2]);
+    assert_eq!(tenant.plan_again(stale, Refusal::Changed), fresh);
 }
 
 #[test]
 fn kept_admissions_are_planned_with_fresh_token_limits() {
     let mut tenant = Tenant::running(PolicyName::Recompute, &[10]);
     tenant.submit(2, 20);
-    let mut kept = tenant.plan();
-    kept.limits.max_tokens = 1;
+    let kept = tenant.plan();
+    let limits = PlanLimits { max_tokens: 1, usual_tokens: 1, ..kept.limits.clone() };
     tenant.submit(3, 20);
-    let plan = tenant.scheduler.planner(NOW).plan_step(Some(kept));
-    assert_eq!(admitted(&plan), [2], "as kept");
-    assert_eq!(plan.limits.max_tokens, STEP_TOKENS);
+    let limited = StepPlan { limits, ..kept.clone() };
+    let plan = tenant.scheduler.planner(NOW).plan_step(Some(limited));
+    assert_eq!((plan.limits.max_tokens, admitted(&plan)), (STEP_TOKENS, vec![2]), "3 came later");
+    assert_eq!(plan, kept);
+}
+
+/// A tenant whose share is cut to its floor, which has KV for one of its requests. It owes memory to the device.
+fn indebted(params: Params, prompts: &[usize]) -> Tenant {
+    let mut tenant = Tenant::guaranteed(params, 256 << 10).run(prompts);
+    tenant.retire_step();
+    let loans = tenant.scheduler.manager.loans();
+    let bounds = Bounds { share_chunks: loans.floor_chunks(), remap_cap_permille: 0 };
+    tenant.scheduler.manager.set_bounds(bounds).expect("the floor is enough");
+    tenant.settle_memory();
+    tenant
+}
+
+#[test]
+fn debt_takes_running_requests_then_layers_then_kv_of_waiting_requests() {
+    let params = Params { policy: PolicyName::Recompute, ..Params::default() };
+    let mut tenant = indebted(params, &[60, 60, 60]);
+    assert!(tenant.scheduler.manager.loans().debt_lacks_room(), "its requests hold the memory");
+    let debt = |tenant: &Tenant, asked| tenant.scheduler.planner(NOW).plan_debt(asked);
+    tenant.scheduler.evict(NOW, &Eviction::pause(RequestId(2)));
+    assert_eq!(debt(&tenant, false), Some(Eviction::Preempt(RequestId(3))), "not the oldest");
+    tenant.scheduler.evict(NOW, &Eviction::Preempt(RequestId(3)));
+    assert_eq!(debt(&tenant, false), Some(Eviction::ReclaimLayers));
+    assert_eq!(debt(&tenant, true), Some(Eviction::DropSuspended(RequestId(2))));
+    tenant.scheduler.evict(NOW, &Eviction::DropSuspended(RequestId(2)));
+    assert_eq!(debt(&tenant, true), None, "nothing is left");
+}
+
+#[test]
+fn each_boundary_evicts_only_until_memory_can_go() {
+    let params = Params { policy: PolicyName::Recompute, ..Params::default() };
+    let mut tenant = indebted(params, &[60, 60, 60]);
+    for left in [vec![1, 2], vec![1], vec![1]] {
+        tenant.scheduler.evict_for_debt(NOW);
+        assert!(!tenant.scheduler.manager.loans().debt_lacks_room());
+        let running = tenant.scheduler.requests.running.iter().map(|one| one.id().0);
+        assert_eq!(running.collect::<Vec<_>>(), left);
+        tenant.settle_memory();
+    }
+    assert_eq!(tenant.scheduler.planner(NOW).plan_debt(false), None, "the debt is paid");
+}
+
+#[test]
+fn request_whose_offloaded_prompt_is_computed_waits() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[10, 10]);
+    assert_eq!(tenant.scheduler.planner(NOW).plan_offloaded(), []);
+    let computed = tenant.scheduler.requests.running.get_mut(RequestId(2)).expect("it runs");
+    computed.waiting_offloaded = true;
+    let waits = Eviction::Suspend(RequestId(2), SuspendReason::PrefillOffloaded);
+    assert_eq!(tenant.scheduler.planner(NOW).plan_offloaded(), [waits]);
+}
+
+#[test]
+fn tenant_that_falls_asleep_suspends_all_requests_and_drops_kv_without_a_place_in_the_host_tier() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[60, 60]);
+    assert_eq!(tenant.scheduler.planner(NOW).plan_sleep(), [], "it is awake");
+    tenant.retire_step();
+    tenant.scheduler.manager.sleep(true);
+    let asleep = |id| Eviction::Suspend(RequestId(id), SuspendReason::Sleep);
+    let planned = tenant.scheduler.planner(NOW).plan_sleep();
+    assert_eq!(planned, [asleep(1), asleep(2)]);
+    tenant.scheduler.evict_all(NOW, &planned);
+    tenant.scheduler.manager.boundary(NOW, &mut Vec::new());
+    let debt = tenant.scheduler.planner(NOW).plan_debt(true);
+    assert_eq!(debt, Some(Eviction::DropSuspended(RequestId(2))), "the last that waits");
 }
