@@ -7,6 +7,7 @@ use sluice_memory::Faults;
 use sluice_policy::action::{Address, Fill, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
+use sluice_ports::conformance::SlabChunk;
 
 use super::harness::{Harness, chunks, geometry, map_layer, reback};
 
@@ -112,7 +113,8 @@ fn a_flipped_byte_in_a_slot_is_seen_by_the_reader() {
     let geometry = world.geometry.clone();
     world.succeed(reback(map_layer(&geometry, A, 0), vec![]));
     world.succeed(fill(0, A, 1, None));
-    assert!(world.contents(Address::Layer(A, 0)).is_some());
+    let slab = world.contents(Address::Layer(A, 0));
+    assert_eq!(slab, Some(SlabChunk { layer: Some(A), chunk: 0 }));
     world.memory.set_faults(Faults { flip_slot_byte: true, ..Faults::default() });
     world.succeed(fill(0, A, 2, None));
     assert_eq!(world.contents(Address::Layer(A, 0)), None);

@@ -131,22 +131,29 @@ mod tests {
         let params = Params::default();
         let stats = stats(&params);
         let model = CostModel::new(&stats, &params);
-        let stall_ns = model.stall_ns(&moving(4));
-        // One slot: each of the four copies of 200 µs runs while no other layer of the slot computes.
-        assert_eq!(model.streaming_ns(&moving(4)), 400_000 + stall_ns);
-        assert!(stall_ns >= 4 * 200_000 - 400_000, "copies do not all hide behind compute");
+        // One slot: the copies of 200 µs and the layers of 100 µs take turns, so a token takes four times 300 µs.
+        assert_eq!((model.streaming_ns(&moving(4)), model.stall_ns(&moving(4))), (1_200_000, 800_000));
     }
 
     #[test]
     fn allowance_is_a_share_of_a_tokens_compute() {
-        let params = Params { stall_allowance_permille: 50, ..Params::default() };
+        let params = Params { stall_allowance_permille: 50, cost_window_steps: 10, ..Params::default() };
         let stats = stats(&params);
         let model = CostModel::new(&stats, &params);
         assert_eq!((model.allowance_ns(), model.token_share_ns(1000)), (20_000, 400_000));
-        let context = model.context(3);
-        assert_eq!(model.stall_cost(&context, &moving(0)), 0);
-        let stalls = moving(4);
-        assert_eq!(model.stall_cost(&context, &stalls), context.stalled(model.stall_ns(&stalls)));
+    }
+
+    #[test]
+    fn stall_costs_nothing_within_the_allowance_and_its_share_of_every_token_above_it() {
+        let cost = |stall_allowance_permille| {
+            let params = Params { stall_allowance_permille, cost_window_steps: 10, ..Params::default() };
+            let stats = stats(&params);
+            let model = CostModel::new(&stats, &params);
+            [0, 4].map(|layers| model.stall_cost(&model.context(3), &moving(layers)))
+        };
+        // 800 µs more than 400 µs: two of three tokens of ten steps of three requests, in thousandths.
+        assert_eq!(cost(1999), [0, 20_000]);
+        assert_eq!(cost(2000), [0, 0]);
     }
 
     #[test]

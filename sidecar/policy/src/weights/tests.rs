@@ -121,8 +121,9 @@ fn engine_loss_empties_slots_and_keeps_resident_layers() {
     let locations = vec![LayerLocation::Resident, LayerLocation::Slot(SlotId(0))];
     weights.place(placement(moving(&[1]), locations, vec![]), &mut generations);
     load(&mut weights, &mut generations);
+    let loaded = weights.content_of(LayerId(0), None).expect("it is loaded");
     weights.on_engine_lost();
-    assert!(weights.content_of(LayerId(0), None).is_some());
+    assert_eq!(weights.content_of(LayerId(0), None), Some(loaded));
     assert_eq!(weights.content_of(LayerId(1), Some(SlotId(0))), None);
 }
 

@@ -162,11 +162,14 @@ fn the_papers_bad_example_layers_1_and_8_of_8_stalls_where_1_and_5_do_not() {
 fn clumped_gaps_cost_more_than_interleaved_ones() {
     // 40 layers, 17 moving: gaps of 2 and 3. Compares all short gaps first with interleaved gaps.
     let clumped: Vec<u16> = (0..11).map(|i| 2 * i).chain((0..6).map(|i| 22 + 3 * i)).collect();
+    let interleaved: Vec<u16> = uniform(40, 17).iter().map(|layer| layer.0).collect();
     let (compute, transfer) = ([10; 40], [23; 40]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
-    let clumped = stall_per_token_ns(&times, &Layout { moving: ids(&clumped), beta: 2 });
-    let interleaved = stall_per_token_ns(&times, &Layout { moving: uniform(40, 17), beta: 2 });
-    assert!(interleaved < clumped, "{interleaved} < {clumped}");
+    let stall = |moving: &[u16]| {
+        agree(&compute, &transfer, moving, 2, SlotRule::Constant);
+        stall_per_token_ns(&times, &Layout { moving: ids(moving), beta: 2 })
+    };
+    assert_eq!((stall(&interleaved), stall(&clumped)), (9, 36), "the tick simulator agrees");
 }
 
 #[test]
@@ -184,7 +187,8 @@ fn extreme_measurements_are_bounded() {
     let (compute, transfer) = (vec![u64::MAX; 65_535], vec![u64::MAX; 65_535]);
     let times = Times { compute_ns: &compute, transfer_ns: &transfer };
     let layout = Layout { moving: uniform(65_535, 65_535), beta: 2 };
-    assert!(stall_per_token_ns(&times, &layout) <= 65_535 * MAX_LAYER_NS);
+    // Copies hide behind compute, but for the first layer, which shares its slot with the last one.
+    assert_eq!(stall_per_token_ns(&times, &layout), MAX_LAYER_NS);
 }
 
 #[test]

@@ -213,9 +213,9 @@ fn queued_tenant_lends_only_quickly_restored_layers() {
 #[test]
 fn waking_tenant_is_busy_until_layers_are_resident() {
     let mut world = lender();
-    assert!(ask(&mut world, 1, 10).is_ok());
+    assert_eq!(ask(&mut world, 1, 10), Ok(10));
     vacate(&mut world);
-    assert!(world.manager.status().absent_layers() > 0);
+    assert_eq!(world.manager.status().absent_layers(), 1);
     world.submit(10, 0, vec![1; 20], 4);
     set_active(&mut world, true);
     assert_eq!(ask(&mut world, 2, 1), Err(LoanDenied::Busy));
