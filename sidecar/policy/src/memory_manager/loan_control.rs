@@ -11,7 +11,8 @@ use crate::peers::loan_denied::LoanDenied;
 use crate::peers::loans::Nonce;
 use crate::reason::Reason;
 
-/// The loans of a tenant. A negotiator changes them by [`LoanControl`].
+/// The loans of a tenant. A negotiator changes them by [`LoanControl`]. It holds the memory manager, of which it asks
+/// views, and orders chunks for the floor as loading does; the memory manager never calls it.
 #[derive(Debug)]
 pub struct LoansMut<'a> {
     manager: &'a mut MemoryManager,

@@ -12,7 +12,8 @@ use crate::sizes::Sizes;
 use crate::weights::WeightCopies;
 use crate::whole_prompts::WholePrompts;
 
-/// Pressure on KV while `alpha` layers, or borrowed pieces, of `layer_chunks` chunks may go back.
+/// The pressure on KV. What may go back is counted as layers: `alpha` of them, each of `layer_chunks` chunks. Chunks of
+/// peers count as layers of one chunk.
 pub(super) fn pressure(
     (kv, chunks): (&Kv, &Chunks),
     (sizes, geometry): (&Sizes, &Geometry),
