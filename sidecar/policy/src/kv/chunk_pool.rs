@@ -3,9 +3,9 @@
 use alloc::collections::BTreeSet;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::cmp::Reverse;
 use core::ops::Range;
 
+mod draining;
 mod partial_chunks;
 
 use crate::ids::{KvBlockId, KvChunkId, LayerBlockId};
@@ -268,51 +268,9 @@ impl KvChunkPool {
         self.total_layer_blocks() - self.free_layer_blocks - drained
     }
 
-    /// Returns the draining KV chunks, in order.
-    pub fn draining(&self) -> &BTreeSet<KvChunkId> {
-        &self.draining
-    }
-
-    /// Drains exactly `count` KV chunks, those with the fewest blocks first. Returns the KV chunks that started or
-    /// stopped draining.
-    pub fn drain(&mut self, count: u32) -> Vec<KvChunkId> {
-        let draining = self.draining.len() as u32;
-        if count == draining {
-            return Vec::new();
-        }
-        let changed: Vec<_> = if count >= draining {
-            self.emptiest().into_iter().take((count - draining) as usize).collect()
-        } else {
-            self.draining.iter().copied().take((draining - count) as usize).collect()
-        };
-        changed.iter().for_each(|kv_chunk| self.set_draining(*kv_chunk, count >= draining));
-        changed
-    }
-
-    /// Returns the draining KV chunks that are empty.
-    pub fn drained(&self) -> Vec<KvChunkId> {
-        self.draining.iter().copied().filter(|kv_chunk| self.used(*kv_chunk) == 0).collect()
-    }
-
-    /// Returns the used blocks of draining KV chunks.
-    pub fn used_in_draining(&self) -> u32 {
-        self.draining.iter().map(|kv_chunk| self.used(*kv_chunk)).sum()
-    }
-
     /// Returns the number of empty KV chunks that accept blocks.
     pub fn empty(&self) -> u32 {
         self.open.count(0)
-    }
-
-    /// Returns the backed KV chunks that do not drain, fewest blocks first, ties by the last position in the arena.
-    pub fn emptiest(&self) -> Vec<KvChunkId> {
-        let kv_chunks = (0..self.kv_chunks.len() as u32).map(KvChunkId);
-        let mut kv_chunks: Vec<_> = kv_chunks
-            .filter(|f| self.kv_chunks[f.index()].backed && !self.kv_chunks[f.index()].draining)
-            .map(|f| (self.used(f), Reverse(f)))
-            .collect();
-        kv_chunks.sort_unstable();
-        kv_chunks.into_iter().map(|(_, Reverse(kv_chunk))| kv_chunk).collect()
     }
 
     /// Checks the counts against the bits.
@@ -411,18 +369,5 @@ mod tests {
             assert_eq!(kv_chunks.reserve(2 * per).len() as u32, 2 * per);
             kv_chunks.check();
         }
-    }
-
-    #[test]
-    fn emptiest_kv_chunks_drain_first_and_stop_in_order() {
-        let (mut kv_chunks, mut layer_blocks) = (arena(4), Vec::new());
-        kv_chunks.take(6, KvBlockId(0), &mut layer_blocks);
-        assert_eq!(kv_chunks.drain(2), [KvChunkId(2), KvChunkId(1)], "they have 0 and 2 blocks of 4");
-        assert_eq!((kv_chunks.drained(), kv_chunks.used_in_draining()), (vec![KvChunkId(2)], 2));
-        assert_eq!(kv_chunks.free_layer_blocks(), 0, "they take no blocks");
-        assert_eq!(kv_chunks.drain(2), [], "as many drain already");
-        assert_eq!(kv_chunks.drain(1), [KvChunkId(1)]);
-        assert_eq!(kv_chunks.free_layer_blocks(), 2);
-        kv_chunks.check();
     }
 }
