@@ -1,6 +1,8 @@
 //! The change of ownership that is decided and has not happened: its target, the back-off after a failed one, and the
 //! remaps that were declined. The caller counts steps and boundaries and passes the counts: this file reads no clock.
 
+pub mod step;
+
 use crate::orders::Orders;
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};

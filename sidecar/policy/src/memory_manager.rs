@@ -48,7 +48,7 @@
 //! | `load` | the steps of loading |
 //! | `stalling` | finds and begins remaps that stall |
 //! | `prepare_plan`, `revert` | decide, and change nothing |
-//! | `transition` | carries out one change of ownership |
+//! | `transition` | finds the next action of one change of ownership, and carries it out |
 //! | `step_demand`, `views`, `parts` | values of a step, and borrows of parts |
 //! | `loan_control` | the calls of the negotiator of loans |
 //! | `step_api`, `scheduler_view`, `constants` | values of the interface, no methods of the manager |

@@ -30,7 +30,6 @@ pub mod write_back;
 pub use fetches::FetchesFailed;
 pub use offloading::Offloading;
 pub use paused::EvictedPaused;
-pub use placement::DrainedBuffers;
 pub use view::OffloadView;
 
 use crate::ellm::{BufferController, Violations};

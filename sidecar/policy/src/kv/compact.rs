@@ -1,51 +1,68 @@
 //! Draining and compaction: empties chunks of KV without dropping live blocks.
+//!
+//! [`Kv::plan_drain`] counts what that takes and changes nothing. [`Kv::evict_oldest`], [`Kv::move_buffers`] and
+//! [`Kv::plan_moves`] then do as much as was counted.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use super::Kv;
-use crate::ids::LayerBlockId;
+use crate::ids::{KvBlockId, LayerBlockId};
 
-/// State of the draining KV chunks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drain {
-    /// All are empty.
-    Empty,
-    /// Blocks must move, and there is space for all of them.
-    Movable,
-    /// There is not enough space even if all cached KV blocks are evicted.
-    NoRoom,
+/// What it takes to empty some KV chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainPlan {
+    /// The KV chunks that drain.
+    pub kv_chunks: u32,
+    /// Cached KV blocks to evict, oldest first, so that all other blocks of these KV chunks fit elsewhere.
+    pub evictions: u32,
+    /// Used blocks that would not fit elsewhere even without any cache. If there are some, nothing can be emptied.
+    pub overfull_layer_blocks: u32,
+    /// Blocks of buffers in these KV chunks. They move at once.
+    pub buffer_layer_blocks: u32,
+    /// Blocks of KV in these KV chunks that are left after the evictions. They must move.
+    pub live_layer_blocks: u32,
+    /// Of these, blocks that are being copied to or from the host tier. They cannot move now.
+    pub copied_layer_blocks: u32,
 }
 
 impl Kv {
-    /// Evicts cached KV blocks, oldest first, until all blocks of draining KV chunks fit elsewhere. Returns what
-    /// remains and the number of evicted KV blocks; evicts none if evicting all would not suffice.
-    pub fn make_room(&mut self) -> (Drain, u32) {
-        let mut evicted = 0;
-        if self.overfull_layer_blocks() > 0 {
-            return (Drain::NoRoom, 0);
+    /// Counts what it takes to empty `kv_chunks` KV chunks, those that drain now included.
+    pub fn plan_drain(&self, kv_chunks: u32) -> DrainPlan {
+        let staying = self.chunk_pool.backed().saturating_sub(kv_chunks);
+        let room = staying * self.chunk_pool.layer_blocks_per_chunk();
+        let excess = self.chunk_pool.used_layer_blocks().saturating_sub(room);
+        let overfull_layer_blocks = excess.saturating_sub(self.evictable_layer_blocks());
+        let evictions = (excess - overfull_layer_blocks).div_ceil(self.layers);
+        let evicted: BTreeSet<_> = self.prefix_cache.idle().take(evictions as usize).collect();
+        let mut plan = DrainPlan { kv_chunks, evictions, overfull_layer_blocks, ..DrainPlan::default() };
+        let draining = self.chunk_pool.draining_after(kv_chunks);
+        for layer_block in draining.iter().flat_map(|kv_chunk| self.chunk_pool.layer_blocks(*kv_chunk)) {
+            if self.chunk_pool.is_buffer(layer_block) {
+                plan.buffer_layer_blocks += 1;
+            } else if !self.holds_one_of(&evicted, layer_block) {
+                plan.live_layer_blocks += 1;
+                plan.copied_layer_blocks += u32::from(self.is_copied(layer_block));
+            }
         }
-        while self.chunk_pool.used_in_draining() > self.chunk_pool.free_layer_blocks() && self.evict() {
-            evicted += 1;
-        }
-        let live = self.chunk_pool.used_in_draining();
-        let drain = match live {
-            0 => Drain::Empty,
-            _ if live <= self.chunk_pool.free_layer_blocks() => Drain::Movable,
-            _ => Drain::NoRoom,
-        };
-        (drain, evicted)
+        plan
     }
 
-    /// Returns the used blocks that would not fit into the non-draining KV chunks even without any cache.
-    pub fn overfull_layer_blocks(&self) -> u32 {
-        let draining = self.chunk_pool.draining().len() as u32;
-        let staying = self.chunk_pool.backed() - draining;
-        let layer_blocks =
-            self.chunk_pool.total_layer_blocks().checked_div(self.chunk_pool.backed()).unwrap_or(0);
-        self.chunk_pool
-            .used_layer_blocks()
-            .saturating_sub(staying * layer_blocks + self.evictable_layer_blocks())
+    /// Whether one of these KV blocks has the block.
+    fn holds_one_of(&self, kv_blocks: &BTreeSet<KvBlockId>, layer_block: LayerBlockId) -> bool {
+        self.chunk_pool.holder(layer_block).is_some_and(|id| kv_blocks.contains(&id))
+    }
+
+    /// Whether the block is being copied to or from the host tier.
+    fn is_copied(&self, layer_block: LayerBlockId) -> bool {
+        self.chunk_pool.holder(layer_block).is_some_and(|id| self.transfers.is_copied(id))
+    }
+
+    /// Evicts this many cached KV blocks, oldest first.
+    pub fn evict_oldest(&mut self, kv_blocks: u32) {
+        for _ in 0..kv_blocks {
+            self.evict();
+        }
     }
 
     /// Plans up to `limit` moves out of draining KV chunks, those closest to empty first, and reserves the targets.
@@ -55,8 +72,7 @@ impl Kv {
             self.chunk_pool.draining().iter().map(|f| (self.chunk_pool.used(*f), *f)).collect();
         kv_chunks.sort_unstable();
         let stays = |layer_block: &LayerBlockId| {
-            self.chunk_pool.holder(*layer_block).is_some_and(|id| self.transfers.is_copied(id))
-                || self.chunk_pool.is_buffer(*layer_block)
+            self.is_copied(*layer_block) || self.chunk_pool.is_buffer(*layer_block)
         };
         let layer_blocks = kv_chunks.iter().flat_map(|(_, kv_chunk)| self.chunk_pool.layer_blocks(*kv_chunk));
         let from: Vec<_> = layer_blocks
@@ -85,3 +101,6 @@ impl Kv {
         self.requests.touch(&moved);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -61,9 +61,9 @@ impl MemoryManager {
                 self.offloading().compact_staging();
                 Progress::Changed
             }
-            MemoryStep::Start { transition, or } => {
-                let began = self.start_transition(transition, out);
-                Progress::Answered(if began { Prepared::Wait } else { or })
+            MemoryStep::Start(start) => {
+                self.start_transition(start, out);
+                Progress::Answered(Prepared::Wait)
             }
             MemoryStep::Recreate(chunks) => {
                 self.transfers().recreate(chunks, out);
@@ -91,8 +91,9 @@ impl MemoryManager {
         out: &mut Vec<Action>,
     ) -> Option<Progress> {
         match action {
-            ReclaimAction::Start(transition) => {
-                self.start_transition(transition, out).then_some(Progress::Answered(Prepared::Wait))
+            ReclaimAction::Start(start) => {
+                self.start_transition(start, out);
+                Some(Progress::Answered(Prepared::Wait))
             }
             ReclaimAction::EvictPaused => {
                 Some(match self.offloading().evict_paused(missing, effects, out)? {

@@ -8,6 +8,7 @@
 use alloc::vec::Vec;
 
 use super::{MemoryManager, Prepared, StepNeed};
+use crate::change::step::TransitionStart;
 use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::ellm::{Balloon, balloon};
 use crate::kv::admissions::AdmissionEffects;
@@ -62,8 +63,8 @@ pub(super) enum MemoryStep {
     AbortTransition,
     /// Moves staged KV together, so that buffers lose the blocks of empty staging slots.
     CompactStaging,
-    /// Begins a change, and the step waits for it. If it cannot begin, `or` is the answer.
-    Start { transition: Transition, or: Prepared },
+    /// Begins a change that fits, and the step waits for it.
+    Start(TransitionStart),
     /// Creates this many chunks of the share again.
     Recreate(u32),
     /// Asks peers for loans of these sizes ([`crate::loans::loan_sizes`]), none if they cannot be asked.
@@ -72,21 +73,11 @@ pub(super) enum MemoryStep {
     Reclaim { missing: u32, tried: usize, action: ReclaimAction },
 }
 
-impl MemoryStep {
-    /// Begins this change, or answers `or` without one.
-    fn start_or(transition: Option<Transition>, or: Prepared) -> MemoryStep {
-        match transition {
-            Some(transition) => MemoryStep::Start { transition, or },
-            None => MemoryStep::Answer(or),
-        }
-    }
-}
-
 /// How a step of the policy is carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReclaimAction {
-    /// Begins a change.
-    Start(Transition),
+    /// Begins a change that fits.
+    Start(TransitionStart),
     /// Evicts KV of paused requests.
     EvictPaused,
     /// Counts that own layers are not remapped, and why; `remember` chunks are not tried again for a while.
@@ -135,18 +126,24 @@ impl MemoryManager {
     fn plan_activations(&self, need: &StepNeed, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
         if demand.activation > self.sizes.activation_max {
             let or = Prepared::Short { missing_kv_blocks: 0, activation: true };
-            return Some(MemoryStep::start_or(self.grow_activations(demand), or));
+            return Some(self.start_or(self.grow_activations(demand), or));
         }
         let short_of_blocks = demand.layer_blocks > self.kv.chunk_pool().free_layer_blocks();
         if let Some(transition) = self.whole_prompts().shrink().filter(|_| short_of_blocks) {
-            return Some(MemoryStep::Start { transition, or: self.shortfall(missing) });
+            return Some(self.start_or(Some(transition), self.shortfall(missing)));
         }
         if demand.activation > self.chunks.activation_chunks() {
             let or =
                 Prepared::Short { missing_kv_blocks: missing.div_ceil(self.kv.layers()), activation: true };
-            return Some(MemoryStep::start_or(self.balloon(need, demand), or));
+            return Some(self.start_or(self.balloon(need, demand), or));
         }
         None
+    }
+
+    /// Begins this change if it fits, else answers `or`.
+    fn start_or(&self, transition: Option<Transition>, or: Prepared) -> MemoryStep {
+        let start = transition.and_then(|transition| self.transition_start(transition));
+        start.map_or(MemoryStep::Answer(or), MemoryStep::Start)
     }
 
     /// The activation space of a whole prompt, while weights load.
@@ -163,7 +160,7 @@ impl MemoryManager {
         if lacking > 0 && gainable > 0 && missing <= gainable && !self.in_backoff() {
             let target = TransitionTarget::KvChunks(lacking.div_ceil(per).min(self.free_kv_chunks()));
             let transition = Transition { target, reason: Reason::FreeChunks };
-            return MemoryStep::Start { transition, or: self.shortfall(missing) };
+            return self.start_or(Some(transition), self.shortfall(missing));
         }
         if let Some(chunks) = self.recreation_for(lacking.saturating_sub(gainable)) {
             return MemoryStep::Recreate(chunks);
@@ -201,7 +198,12 @@ impl MemoryManager {
         let mut steps = self.params.policy().steps().iter().zip(1..).skip(tried);
         let possible = steps.find_map(|(step, tried)| {
             let action = match step {
-                ReclaimStep::InflateKv => self.balloon(need, demand).map(ReclaimAction::Start),
+                ReclaimStep::InflateKv => {
+                    let transition = self.balloon(need, demand);
+                    transition
+                        .and_then(|transition| self.transition_start(transition))
+                        .map(ReclaimAction::Start)
+                }
                 ReclaimStep::EvictPaused => self.may_evict_paused().then_some(ReclaimAction::EvictPaused),
                 ReclaimStep::RemapWeights => self.remap_own(missing),
             };
@@ -280,13 +282,14 @@ impl MemoryManager {
             // Not remembered: the next step may measure it.
             return Some(ReclaimAction::Decline { reason: Reason::DeclinedUnmeasured, remember: None });
         }
-        Some(match self.layout_search().freeing(chunks, self.cost().allowance_ns()) {
+        match self.layout_search().freeing(chunks, self.cost().allowance_ns()) {
             Ok(layout) => {
                 let target = TransitionTarget::Layout(layout);
-                ReclaimAction::Start(Transition { target, reason: Reason::RemapOwn })
+                let transition = Transition { target, reason: Reason::RemapOwn };
+                self.transition_start(transition).map(ReclaimAction::Start)
             }
-            Err(reason) => ReclaimAction::Decline { reason, remember: Some(chunks) },
-        })
+            Err(reason) => Some(ReclaimAction::Decline { reason, remember: Some(chunks) }),
+        }
     }
 
     /// Chunks that own layers must give for `missing` layer blocks; none if own layers stay, or KV may not grow by

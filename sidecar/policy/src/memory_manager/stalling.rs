@@ -49,6 +49,9 @@ impl MemoryManager {
     /// Lets these layers move: their chunks become KV. `false` = they do not.
     pub fn apply_stalling_remap(&mut self, stalling: StallingRemap, out: &mut Vec<Action>) -> bool {
         let target = TransitionTarget::Layout(stalling.layout);
-        self.start_transition(Transition { target, reason: Reason::RemapStalls }, out)
+        let start = self.transition_start(Transition { target, reason: Reason::RemapStalls });
+        let fits = start.is_some();
+        start.into_iter().for_each(|start| self.start_transition(start, out));
+        fits
     }
 }

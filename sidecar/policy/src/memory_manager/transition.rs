@@ -4,76 +4,100 @@
 //! ended before, and nothing new is created: a chunk that arrives at an owner leaves another in the same transaction,
 //! so a change is feasible with zero spare chunks. Nothing is recorded before the backend has reported that it
 //! happened.
+//!
+//! [`TransitionFacts`] decides the next step of a change from counts, and `take_action` carries it out. Nothing is drained or
+//! evicted for a change before it is known to fit.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::MemoryManager;
 use crate::action::{Action, LayerBlockMove, Work};
+use crate::change::step::{
+    Misfit, TransitionAction, TransitionFacts, TransitionStart, TransitionStep, TransitionWork,
+};
 use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Ownership;
 use crate::chunks::Applied;
 use crate::event::Outcome;
 use crate::ids::{ChunkId, Generation, LayerId};
-use crate::kv::compact::Drain;
-use crate::offload::{DrainedBuffers, EvictedPaused};
+use crate::offload::EvictedPaused;
 use crate::orders::pending::{Change, Pending};
 use crate::reason::Reason;
 
-/// The outcome of one attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TransitionProgress {
-    /// An action was ordered.
-    Ordered,
-    /// It does not fit; it was given up.
-    Aborted,
-}
-
 impl MemoryManager {
-    /// Decides a change and orders its first action. Returns false if it was given up.
-    pub(super) fn start_transition(&mut self, transition: Transition, out: &mut Vec<Action>) -> bool {
-        self.change.decide(Some(transition));
-        self.advance_transition(out) == TransitionProgress::Ordered
+    /// The next step of a change that is under way or may begin.
+    fn next_transition_step(&self, transition: &Transition) -> TransitionStep {
+        let from_kv = self.transition_shortfall(&transition.target);
+        let keeps_guarantee = from_kv == 0 || from_kv <= self.kv.chunk_pool().above(self.sizes.kv_guaranteed);
+        let drain = keeps_guarantee.then(|| self.kv.plan_drain(from_kv));
+        let missing = drain.map_or(0, |drain| drain.overfull_layer_blocks);
+        let facts = TransitionFacts {
+            drain,
+            fetches: self.kv.layer_offload().fetches() > 0,
+            evicts_paused: transition.reason.must_happen()
+                && self.offload_view().can_evict_paused_for_change(missing),
+            copies_weights: transition.target.moves_weights() && self.orders.pending().fills() > 0,
+        };
+        facts.next_step()
     }
 
-    /// Takes the change one action further.
-    pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
+    /// The change with its first action, if it fits as memory is now.
+    pub(super) fn transition_start(&self, transition: Transition) -> Option<TransitionStart> {
+        match self.next_transition_step(&transition) {
+            TransitionStep::Act(action) => Some(TransitionStart { transition, action }),
+            TransitionStep::EvictPaused { .. } | TransitionStep::GiveUp(_) => None,
+        }
+    }
+
+    /// Decides a change that fits and orders its first action. Nothing has changed since it was planned.
+    pub(super) fn start_transition(&mut self, start: TransitionStart, out: &mut Vec<Action>) {
+        self.change.decide(Some(start.transition.clone()));
+        self.take_action(&start.transition, start.action, out);
+    }
+
+    /// Takes the change under way one action further, or gives it up.
+    pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) {
         let goal = self.change.transition().cloned().expect("a goal is pursued");
-        let from_kv = self.transition_shortfall(&goal.target);
-        if from_kv + self.sizes.kv_guaranteed > self.kv.chunk_pool().backed() && from_kv > 0 {
-            return self.abort_transition();
-        }
-        self.drain(from_kv);
-        match self.offloading().drain_buffers() {
-            DrainedBuffers::Out => {}
-            // It ends by itself.
-            DrainedBuffers::Fetching => return self.abort_transition(),
-            DrainedBuffers::NoRoom => {
-                self.loans.on_no_room(goal.reason);
-                return self.abort_transition();
-            }
-        }
-        let (drain, evicted) = self.kv.make_room();
-        self.orders.count_many(Reason::PrefixEvicted, evicted);
-        match drain {
-            Drain::NoRoom => {
-                let must_happen = goal.reason.must_happen();
-                match must_happen.then(|| self.offloading().evict_paused_for_change(out)).flatten() {
-                    Some(EvictedPaused::UnderWay) => return self.abort_transition(),
-                    Some(EvictedPaused::Freed) => return self.advance_transition(out),
-                    None => {
-                        self.loans.on_no_room(goal.reason);
-                        return self.abort_transition();
+        loop {
+            match self.next_transition_step(&goal) {
+                TransitionStep::Act(action) => return self.take_action(&goal, action, out),
+                TransitionStep::GiveUp(misfit) => return self.give_up_transition(goal.reason, misfit),
+                TransitionStep::EvictPaused { missing } => {
+                    match self.offloading().evict_paused_for_change(missing, out) {
+                        Some(EvictedPaused::Freed) => {}
+                        Some(EvictedPaused::UnderWay) => {
+                            return self.give_up_transition(goal.reason, Misfit::CopiesUnderWay);
+                        }
+                        None => return self.give_up_transition(goal.reason, Misfit::NoRoom),
                     }
                 }
             }
-            Drain::Movable => return self.order_moves(out),
-            Drain::Empty if goal.target.moves_weights() && self.orders.pending().fills() > 0 => {
-                self.orders.drop_copies(goal.reason, out);
-            }
-            Drain::Empty => self.order_goal(&goal, out),
         }
-        TransitionProgress::Ordered
+    }
+
+    /// Carries out the next action of a change.
+    fn take_action(&mut self, goal: &Transition, action: TransitionAction, out: &mut Vec<Action>) {
+        let TransitionAction { drain, work } = action;
+        self.drain(drain.kv_chunks);
+        self.kv.evict_oldest(drain.evictions);
+        self.orders.count_many(Reason::PrefixEvicted, drain.evictions);
+        if drain.buffer_layer_blocks > 0 {
+            self.kv.move_buffers();
+        }
+        match work {
+            TransitionWork::MoveLayerBlocks => self.order_moves(out),
+            TransitionWork::DropCopies => self.orders.drop_copies(goal.reason, out),
+            TransitionWork::Remap => self.order_goal(goal, out),
+        }
+    }
+
+    /// Gives the change up because it does not fit. Copies that are in its way end by themselves.
+    fn give_up_transition(&mut self, reason: Reason, misfit: Misfit) {
+        if misfit == Misfit::NoRoom {
+            self.loans.on_no_room(reason);
+        }
+        self.abort_transition();
     }
 
     /// Chunks that KV must give up for it.
@@ -88,10 +112,9 @@ impl MemoryManager {
     }
 
     /// Gives the change up; every KV chunk takes blocks again.
-    pub(super) fn abort_transition(&mut self) -> TransitionProgress {
+    pub(super) fn abort_transition(&mut self) {
         self.change.give_up(self.orders.boundaries());
         self.drain(0);
-        TransitionProgress::Aborted
     }
 
     /// Lets `count` KV chunks drain, in the tables of KV and of chunks.
@@ -101,15 +124,11 @@ impl MemoryManager {
         }
     }
 
-    /// Moves blocks out of draining chunks. If only blocks are left that are being written to the host tier, the change
-    /// is given up for now.
-    fn order_moves(&mut self, out: &mut Vec<Action>) -> TransitionProgress {
+    /// Moves blocks out of draining chunks.
+    fn order_moves(&mut self, out: &mut Vec<Action>) {
         let limit =
             (self.params.compact_budget_bytes / self.geometry.layer_block_bytes).clamp(1, 1 << 20) as u32;
         let planned = self.kv.plan_moves(limit);
-        if planned.is_empty() {
-            return self.abort_transition();
-        }
         let chunk_of =
             |layer_block| self.chunks.ownership().chunk_of(layer_block, self.sizes.layer_blocks_per_chunk);
         let moves: Vec<_> = planned
@@ -118,7 +137,6 @@ impl MemoryManager {
             .collect();
         self.change.moves_layer_blocks(self.orders.steps());
         self.orders.order(Work::MoveLayerBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
-        TransitionProgress::Ordered
     }
 
     pub(super) fn on_moved(&mut self, moves: &[LayerBlockMove], outcome: Outcome) {

@@ -50,6 +50,12 @@ impl OffloadView<'_> {
         }
     }
 
+    /// KV of paused requests may leave the device for a change that must happen, and `missing` layer blocks leave fast
+    /// enough.
+    pub fn can_evict_paused_for_change(&self, missing: u32) -> bool {
+        self.can_evict_paused() && self.offload.write_back.is_fast_enough(missing)
+    }
+
     /// KV blocks that are swapped out for `missing` layer blocks, while nothing is written back.
     fn paused_kv_blocks_to_swap(&self, missing: u32, piece: u32) -> u32 {
         let room = self.kv.host_pool().room().saturating_sub(self.kv_blocks_to_spill());
@@ -95,15 +101,11 @@ impl Offloading<'_> {
         some
     }
 
-    /// Evicts KV of paused requests for a change that must happen. `None` = the policy does not so, or there is none, or
-    /// it would take too long.
-    pub fn evict_paused_for_change(&mut self, out: &mut Vec<Action>) -> Option<EvictedPaused> {
-        let (view, missing) = (self.view(), self.kv.overfull_layer_blocks());
-        if !(view.can_evict_paused() && view.offload.write_back.is_fast_enough(missing)) {
-            return None;
-        }
+    /// Evicts KV of paused requests for a change that must happen and for which `missing` layer blocks have no place,
+    /// if [`OffloadView::can_evict_paused_for_change`]. `None` = there is none.
+    pub fn evict_paused_for_change(&mut self, missing: u32, out: &mut Vec<Action>) -> Option<EvictedPaused> {
         let effects = AdmissionEffects::default();
-        let on_host = view.kv.paused_on_host(missing, &effects);
+        let on_host = self.kv.paused_on_host(missing, &effects);
         if !on_host.is_empty() {
             self.kv.evict_hosted(&on_host);
             return Some(EvictedPaused::Freed);
@@ -203,10 +205,13 @@ mod tests {
             );
             let written: Vec<_> = parts.kv.requests().kv_blocks(PAUSED).to_vec();
             assert_eq!(written.len(), 2);
-            parts.kv.chunk_pool_mut().drain(1);
             let swaps = swaps_of(&parts, &written);
             parts.kv.finish_write_back(&swaps, true);
-            assert_eq!(parts.parts().evict_paused_for_change(&mut out), expected, "{policy:?}");
+            let evicted = match parts.parts().view().can_evict_paused_for_change(4) {
+                true => parts.parts().evict_paused_for_change(4, &mut out),
+                false => None,
+            };
+            assert_eq!(evicted, expected, "{policy:?}");
         }
     }
 

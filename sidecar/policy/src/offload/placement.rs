@@ -43,17 +43,6 @@ enum PlacementDecision {
     Plan(PlanDecision),
 }
 
-/// Where the buffers of offloaded layers are while chunks of KV drain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DrainedBuffers {
-    /// Outside these chunks.
-    Out,
-    /// A fetch into them is under way.
-    Fetching,
-    /// There is no space for them elsewhere.
-    NoRoom,
-}
-
 impl OffloadView<'_> {
     /// Decides the placement at this boundary.
     fn choose_placement(&self) -> PlacementDecision {
@@ -159,23 +148,6 @@ impl Offloading<'_> {
     pub fn compact_staging(&mut self) {
         let placement = self.kv.layer_offload().placement().clone();
         self.kv.place(placement);
-    }
-
-    /// Moves buffers out of draining chunks.
-    pub fn drain_buffers(&mut self) -> DrainedBuffers {
-        if !self.kv.layer_offload().drains_buffers(self.kv.chunk_pool()) {
-            return DrainedBuffers::Out;
-        }
-        if self.kv.layer_offload().fetches() > 0 {
-            return DrainedBuffers::Fetching;
-        }
-        while !self.kv.move_buffers() {
-            if !self.kv.evict() {
-                return DrainedBuffers::NoRoom;
-            }
-            self.orders.count(Reason::PrefixEvicted);
-        }
-        DrainedBuffers::Out
     }
 }
 

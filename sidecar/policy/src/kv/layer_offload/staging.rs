@@ -18,14 +18,6 @@ impl LayerOffload {
         (self.staging_slots.len() as u32 - self.free_slots, self.free_slots)
     }
 
-    /// Whether draining KV chunks contain blocks of a buffer.
-    pub fn drains_buffers(&self, chunk_pool: &KvChunkPool) -> bool {
-        let kv_chunks = chunk_pool.draining();
-        let mut layer_blocks = self.buffers.iter().flatten();
-        !kv_chunks.is_empty()
-            && layer_blocks.any(|layer_block| kv_chunks.contains(&chunk_pool.kv_chunk_of(*layer_block)))
-    }
-
     /// Returns the part of the request's set that is in the host tier, if the KV block may be staged with it.
     fn resident_set(
         &mut self,
@@ -214,19 +206,16 @@ impl Kv {
         }
     }
 
-    /// Moves buffers out of draining KV chunks. Their contents are fetched again. Returns whether all fitted.
+    /// Moves buffers out of draining KV chunks. Their contents are fetched again.
     ///
     /// # Panics
-    /// If a fetch is in progress.
-    pub fn move_buffers(&mut self) -> bool {
+    /// If a fetch is in progress, or fewer blocks are free.
+    pub fn move_buffers(&mut self) {
         assert!(self.layer_offload.fetching.is_empty(), "buffers move while nothing is copied into them");
         let draining = self.chunk_pool.draining().clone();
         let mut moved = Vec::new();
         for layer_block in self.layer_offload.buffers.iter_mut().flatten() {
             if draining.contains(&self.chunk_pool.kv_chunk_of(*layer_block)) {
-                if self.chunk_pool.free_layer_blocks() == 0 {
-                    break;
-                }
                 moved.push(*layer_block);
                 *layer_block = self.chunk_pool.take_buffer(1)[0];
             }
@@ -238,6 +227,5 @@ impl Kv {
         let staged: BTreeSet<_> =
             self.layer_offload.staging_slots.iter().flatten().map(|staged| staged.kv_block).collect();
         self.requests.touch(&staged);
-        !self.layer_offload.drains_buffers(&self.chunk_pool)
     }
 }

@@ -102,10 +102,7 @@ fn free_chunks_come_first() {
     assert_eq!(manager.chunks.free_count(), 2, "borrowed chunks are free");
     let step = first(&manager, &need(free_kv_blocks(&manager) + 1, 16));
     let transition = Transition { target: TransitionTarget::KvChunks(1), reason: Reason::FreeChunks };
-    assert!(
-        matches!(&step, MemoryStep::Start { transition: planned, .. } if *planned == transition),
-        "{step:?}"
-    );
+    assert!(matches!(&step, MemoryStep::Start(start) if start.transition == transition), "{step:?}");
 }
 
 #[test]
@@ -134,7 +131,7 @@ fn ellm_inflates_kv_by_activations_that_the_step_does_not_use() {
     let MemoryStep::Reclaim { tried: 1, action: ReclaimAction::Start(start), .. } = step else {
         panic!("{step:?}")
     };
-    assert_eq!(start.reason, Reason::Inflate);
+    assert_eq!(start.transition.reason, Reason::Inflate);
 }
 
 #[test]
