@@ -163,9 +163,9 @@ pub static TUNABLES: [Tunable; 23] = [
         plan_first_come,
         "`OrbitFlow`: admit new requests first-come-first-served whenever KV fits, ignoring deadlines"
     ),
-    tunable!("loss_window_steps", cost_window_steps, "steps", STEPS, "steps over which costs are compared"),
+    tunable!("cost_window_steps", cost_window_steps, "steps", STEPS, "steps over which costs are compared"),
     switch!(
-        "remedies_by_loss",
+        "reclaim_by_cost",
         ablations.reclaim_by_cost,
         "`Unified`: take the option with the lowest cost per byte; 0: a fixed order"
     ),
@@ -200,17 +200,23 @@ pub static TUNABLES: [Tunable; 23] = [
     ),
 ];
 
+/// Former names of tunables, which configurations may still use, with the names that replace them.
+const FORMER_NAMES: [(&str, &str); 2] =
+    [("loss_window_steps", "cost_window_steps"), ("remedies_by_loss", "reclaim_by_cost")];
+
 /// Values of some tunables; the last value of each applies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tuned(Vec<(usize, u64)>);
 
 impl Tuned {
-    /// Sets the tunable `name` to `value`.
+    /// Sets the tunable `name` to `value`. A former name sets the tunable that replaces it.
     ///
     /// # Errors
     /// If there is no such tunable, or the value is out of range.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), TunableError> {
-        let found = TUNABLES.iter().position(|tunable| tunable.name == name);
+        let former = FORMER_NAMES.iter().find(|(former, _)| *former == name);
+        let current = former.map_or(name, |(_, current)| current);
+        let found = TUNABLES.iter().position(|tunable| tunable.name == current);
         let index = found.ok_or_else(|| TunableError::Unknown { name: name.to_string() })?;
         let Tunable { name, range: (min, max), .. } = TUNABLES[index];
         if !(min..=max).contains(&value) {

@@ -199,9 +199,9 @@ fn command_errors_name_items_and_lines() {
     );
     assert!(error_of(&["--trace", "poisson", "--rate", "0"]).contains("above 0"));
     let set = |settings: &str| error_of(&["--trace", "poisson", "--rate", "1", "--set", settings]);
-    assert!(set("loss_window_steps").contains("expected NAME=VALUE"));
-    assert!(set("loss_window_steps=few").contains("`few` is not a whole number"));
-    assert!(set("loss_window_steps=0").contains("--set: loss_window_steps is 0, and must be 1 to 1000000"));
+    assert!(set("cost_window_steps").contains("expected NAME=VALUE"));
+    assert!(set("cost_window_steps=few").contains("`few` is not a whole number"));
+    assert!(set("cost_window_steps=0").contains("--set: cost_window_steps is 0, and must be 1 to 1000000"));
     assert!(
         set("replan_mismatches=2,window=3").contains("`window` is not a tunable (stall_allowance_permille, ")
     );

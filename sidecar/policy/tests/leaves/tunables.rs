@@ -45,6 +45,21 @@ fn names_are_unique_and_unknown_name_lists_all() {
 }
 
 #[test]
+fn former_name_sets_the_tunable_that_replaces_it() {
+    for (former, name, value) in
+        [("loss_window_steps", "cost_window_steps", 7), ("remedies_by_loss", "reclaim_by_cost", 0)]
+    {
+        let set = |name: &str| {
+            let mut tuned = Tuned::default();
+            tuned.set(name, value).expect("a tunable");
+            tuned.of(Params::default())
+        };
+        assert_eq!(set(former), set(name), "{former}");
+        assert_ne!(set(former), Params::default(), "{former}");
+    }
+}
+
+#[test]
 fn guide_lists_each_default() {
     let guide = include_str!("../../../../docs/policies.md");
     let section = guide.split("## Tunables").nth(1).unwrap().split("Other mechanisms have").next().unwrap();

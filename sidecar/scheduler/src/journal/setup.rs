@@ -74,8 +74,8 @@ fn put_offload(words: &mut Encoder, params: &Params) {
     words.put(expansion.probe_after_trials).put(expansion.stall_permille);
     words.put(replan.window).put(replan.mismatch_permille).put(replan.mismatches);
     words.put(params.pause_bound_ns);
-    let Params { slo, cost_window_steps: loss_window_steps, .. } = params;
-    words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*loss_window_steps);
+    let Params { slo, cost_window_steps, .. } = params;
+    words.put(slo.ttft_ns).put(slo.tbt_ns).put(slo.allowed_miss_permille).put(*cost_window_steps);
     words.put(params.plan_alike).put(params.plan_first_come);
     words.put(params.premap_bytes).put(params.defers_unmap);
     let Ablations { reclaim_by_cost, next_use_by_arrivals } = params.ablations;
