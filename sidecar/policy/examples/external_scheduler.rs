@@ -203,7 +203,7 @@ impl Scheduler {
                 kv_blocks.into_iter().all(|at| self.tables.contains_key(&(request.id, at))),
                 "KV has blocks"
             );
-            self.manager.commit(request.id, &request.tokens[request.computed..]);
+            self.manager.on_tokens_computed(request.id, &request.tokens[request.computed..]);
             request.computed = request.tokens.len();
             request.tokens.push(next_token(&request.tokens));
         }

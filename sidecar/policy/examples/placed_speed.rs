@@ -1,5 +1,5 @@
 //! Measures a step's decisions while KV is partly offloaded: `boundary`, `prepare`, `begin`, the table changes,
-//! `commit` and `finish` of a decode step of 80 layers. It runs under each policy that places KV in the host tier, with
+//! `on_tokens_computed` and `finish` of a decode step of 80 layers. It runs under each policy that places KV in the host tier, with
 //! device memory for half of the KV at maximum sequence lengths. Sequences grow, end and restart. Copies complete
 //! between decisions and are not counted, nor are boundaries at which the step only waits for copies. Plans are made
 //! between steps and counted separately.
@@ -196,7 +196,7 @@ impl Bench {
         for at in self.batch().collect::<Vec<_>>() {
             let sequence = &mut self.sequences[at];
             let tokens = sequence.next_tokens();
-            self.manager.commit(sequence.id, &WORDS[..tokens as usize]);
+            self.manager.on_tokens_computed(sequence.id, &WORDS[..tokens as usize]);
             sequence.length += tokens;
         }
         self.manager.finish(&self.times);

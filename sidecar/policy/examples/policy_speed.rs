@@ -1,4 +1,4 @@
-//! Measures a step's decisions: `prepare`, `begin`, `commit` and `finish` for a decode step of a model of 80 layers,
+//! Measures a step's decisions: `prepare`, `begin`, `on_tokens_computed` and `finish` for a decode step of a model of 80 layers,
 //! with all layers resident and with 24 layers moving. Copies complete between steps and are not counted.
 //!
 //! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or
@@ -65,7 +65,7 @@ fn measure(sequences: u32, forced: Option<ForcedRemap>) -> Vec<u64> {
     for (id, length) in requests.iter().zip(&lengths) {
         let need = StepNeed { kv_blocks: vec![(*id, 1)], ..StepNeed::default() };
         assert_eq!(manager.prepare(NOW, &need, &mut out), Prepared::Ready, "room for a KV block");
-        manager.commit(*id, &vec![1; *length as usize]);
+        manager.on_tokens_computed(*id, &vec![1; *length as usize]);
     }
     let shape = StepShape { tokens: sequences, sequences, logit_rows: sequences };
     let layer_ns = vec![250_000; LAYERS];
@@ -118,7 +118,7 @@ fn one_step(
     std::hint::black_box(&lease);
     let start = Instant::now();
     for (id, length) in requests.iter().zip(lengths.iter_mut()) {
-        manager.commit(*id, &[*length]);
+        manager.on_tokens_computed(*id, &[*length]);
         *length += 1;
     }
     manager.finish(times);

@@ -44,7 +44,7 @@ pub enum State {
     /// A copy that will show this generation is ordered.
     Filling(Generation),
     /// It contains this generation.
-    Committed(Generation),
+    Filled(Generation),
     /// KV that takes no new blocks, so that it becomes empty.
     Draining,
 }

@@ -348,11 +348,11 @@ pub(crate) mod tests {
     fn contents_belong_to_the_owner_and_not_to_the_chunk() {
         let mut chunks = loaded();
         let slot = Owner::Slot(SlotId(0));
-        chunks.set_contents(slot, State::Committed(Generation(3)));
+        chunks.set_contents(slot, State::Filled(Generation(3)));
         let layout = Layout { moving: vec![LayerId(0), LayerId(1)], beta: 1 };
         chunks.apply(chunks.with_layout(&layout, &[], &[]));
         assert_eq!(chunks.ownership().slots, [ids([2, 3])]);
-        assert_eq!(chunks.table().state(ChunkId(2)), State::Committed(Generation(3)));
+        assert_eq!(chunks.table().state(ChunkId(2)), State::Filled(Generation(3)));
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //! | between two steps | [`set_demand`](MemoryManager::set_demand), [`boundary`](MemoryManager::boundary) |
 //! | a request is admitted | [`cached_prefix`](MemoryManager::cached_prefix), then [`StepNeed::admit`] |
 //! | a step begins | [`prepare`](MemoryManager::prepare), then [`begin`](MemoryManager::begin) |
-//! | a step ends | [`commit`](MemoryManager::commit), [`finish`](MemoryManager::finish) |
+//! | a step ends | [`on_tokens_computed`](MemoryManager::on_tokens_computed), [`finish`](MemoryManager::finish) |
 //! | a request waits, ends, or is cancelled | [`suspend`](MemoryManager::suspend), [`close`](MemoryManager::close), [`cancel`](MemoryManager::cancel) |
 //! | KV was lost in a failed copy | [`take_lost_requests`](MemoryManager::take_lost_requests) |
 //! | the engine is lost | [`engine_lost`](MemoryManager::engine_lost), then `begin` or [`abandon_step`](MemoryManager::abandon_step) |
@@ -272,9 +272,9 @@ impl MemoryManager {
         self.kv.cached_prefix(salt, tokens)
     }
 
-    /// The KV of these tokens is written. They follow the tokens committed before; full blocks become shareable.
-    pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
-        self.kv.commit(request, tokens);
+    /// The KV of these tokens is written. They follow the tokens computed before; full blocks become shareable.
+    pub fn on_tokens_computed(&mut self, request: RequestId, tokens: &[u32]) {
+        self.kv.on_tokens_computed(request, tokens);
     }
 
     /// A running request waits with its KV from now on. [`AdmittedKv::Suspended`] admits it again.
@@ -415,7 +415,7 @@ impl MemoryManager {
         self.offload.clear_pauses();
     }
 
-    /// The engine is lost. Committed KV stays; slots are filled again under new generations. The lease of an unfinished
+    /// The engine is lost. Computed KV stays; slots are filled again under new generations. The lease of an unfinished
     /// step is void, and [`MemoryManager::begin`] is called again.
     pub fn engine_lost(&mut self, now: Nanos, out: &mut Vec<Action>) {
         self.orders.set_now(now);

@@ -35,7 +35,7 @@ pub enum CopyProgress {
     /// It was ordered and has not ended.
     Ordered,
     /// It is complete.
-    Committed,
+    Filled,
 }
 
 /// A layer in a slot, for one step. A layer that is alone in its slot stays under one generation.
@@ -132,7 +132,7 @@ impl Slots {
         let earlier = self.window.range(..at).rev().find(|i| i.slot == slot).copied();
         earlier.or_else(|| {
             let (layer, generation) = self.base[slot.index()]?;
-            Some(Instance { layer, slot, generation, progress: CopyProgress::Committed })
+            Some(Instance { layer, slot, generation, progress: CopyProgress::Filled })
         })
     }
 
@@ -162,8 +162,8 @@ impl Slots {
     }
 
     /// A copy is complete. Its step may be over already: `done` can overtake `ready`.
-    pub fn committed(&mut self, slot: SlotId, layer: LayerId, generation: Generation) {
-        self.mark(generation, CopyProgress::Committed);
+    pub fn on_filled(&mut self, slot: SlotId, layer: LayerId, generation: Generation) {
+        self.mark(generation, CopyProgress::Filled);
         let newer = self.contents[slot.index()].is_none_or(|(_, shown)| shown < generation);
         if newer {
             self.contents[slot.index()] = Some((layer, generation));
@@ -214,7 +214,7 @@ impl Slots {
     /// the end of its reader can overtake.
     pub fn finish_step(&mut self) -> bool {
         assert!(self.window.len() >= self.moving(), "a step that ends was leased");
-        let late = self.window.range(..self.moving()).any(|i| i.progress != CopyProgress::Committed);
+        let late = self.window.range(..self.moving()).any(|i| i.progress != CopyProgress::Filled);
         for instance in self.window.drain(..self.moving()) {
             self.base[instance.slot.index()] = Some((instance.layer, instance.generation));
         }
@@ -232,7 +232,7 @@ impl Slots {
     pub fn loaded(&self) -> bool {
         let beta = usize::from(self.layout.beta);
         let first = self.window.len() >= beta
-            && self.window.range(..beta).all(|i| i.progress == CopyProgress::Committed);
+            && self.window.range(..beta).all(|i| i.progress == CopyProgress::Filled);
         beta == 0 || first
     }
 

@@ -39,7 +39,7 @@ impl Slab {
         match self.progress {
             CopyProgress::Due => State::Idle,
             CopyProgress::Ordered => State::Filling(self.generation),
-            CopyProgress::Committed => State::Committed(self.generation),
+            CopyProgress::Filled => State::Filled(self.generation),
         }
     }
 }
@@ -65,7 +65,7 @@ pub struct Weights {
     global: Option<Slab>,
     /// None for a layer without chunks of its own.
     layers: Vec<Option<Slab>>,
-    /// Every slab is committed. Cached: every step asks.
+    /// Every slab is filled. Cached: every step asks.
     settled: bool,
     slots: Slots,
     /// By layer: the newest generation that a lease named. Its reader may be done with everything up to it.
@@ -129,12 +129,12 @@ impl Weights {
 
     /// The global part is complete.
     pub fn is_global_loaded(&self) -> bool {
-        self.global.is_some_and(|slab| slab.progress == CopyProgress::Committed)
+        self.global.is_some_and(|slab| slab.progress == CopyProgress::Filled)
     }
 
     /// Every holder is complete: each slab, and the first layer of each slot.
     pub fn all_loaded(&self) -> bool {
-        self.all_committed() && self.slots.loaded()
+        self.all_filled() && self.slots.loaded()
     }
 
     /// The layer has chunks of its own.
@@ -151,7 +151,7 @@ impl Weights {
             }
             None => {
                 let slab = self.layers[layer.index()]?;
-                (slab.progress == CopyProgress::Committed).then_some(slab.generation)
+                (slab.progress == CopyProgress::Filled).then_some(slab.generation)
             }
         }
     }
@@ -168,7 +168,7 @@ impl Weights {
         let ordered = self.slots.window().find(|i| i.slot == slot && i.progress == CopyProgress::Ordered);
         match (ordered, self.slots.contents()[slot.index()]) {
             (Some(instance), _) => State::Filling(instance.generation),
-            (None, Some((_, generation))) => State::Committed(generation),
+            (None, Some((_, generation))) => State::Filled(generation),
             (None, None) => State::Idle,
         }
     }
@@ -203,10 +203,10 @@ impl Weights {
     pub fn on_filled(&mut self, target: FillTarget, generation: Generation) {
         self.failures = 0;
         if let FillTarget::Slot(slot, layer) = target {
-            self.slots.committed(slot, layer, generation);
+            self.slots.on_filled(slot, layer, generation);
         } else if let Some(slab) = self.slab_mut(target).filter(|slab| slab.generation == generation) {
-            slab.progress = CopyProgress::Committed;
-            self.settled = self.all_committed();
+            slab.progress = CopyProgress::Filled;
+            self.settled = self.all_filled();
         }
     }
 
@@ -263,7 +263,7 @@ impl Weights {
     /// Resident layers that a step has to wait for.
     fn loading(&self) -> impl Iterator<Item = (LayerId, Generation)> + '_ {
         self.slabs().filter_map(|(target, slab)| match target {
-            FillTarget::Resident(layer) if slab.progress != CopyProgress::Committed => {
+            FillTarget::Resident(layer) if slab.progress != CopyProgress::Filled => {
                 Some((layer, slab.generation))
             }
             _ => None,
@@ -305,13 +305,13 @@ impl Weights {
                 }
                 (LayerLocation::Absent, _) => None,
                 (LayerLocation::Resident, Some(generation)) => {
-                    Some(Slab { generation, progress: CopyProgress::Committed })
+                    Some(Slab { generation, progress: CopyProgress::Filled })
                 }
                 (LayerLocation::Resident, None) => Some(Slab::due(generations)),
             };
         }
         self.slots = Slots::new(layout, contents);
-        self.settled = self.all_committed();
+        self.settled = self.all_filled();
         self.load_reason = reason;
     }
 
@@ -322,8 +322,8 @@ impl Weights {
         assert!(!(waits && self.settled), "settled weights wait for no resident layer");
     }
 
-    fn all_committed(&self) -> bool {
-        self.slabs().all(|(_, slab)| slab.progress == CopyProgress::Committed)
+    fn all_filled(&self) -> bool {
+        self.slabs().all(|(_, slab)| slab.progress == CopyProgress::Filled)
     }
 
     fn slabs(&self) -> impl Iterator<Item = (FillTarget, Slab)> + '_ {

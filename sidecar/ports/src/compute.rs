@@ -10,7 +10,7 @@ use crate::sampling::{SharedSampling, TokenLogprobs};
 pub struct SequenceStep {
     /// Row of the block table and token history.
     pub row: RowId,
-    /// Position of the first token: the committed length of the sequence. The step writes KV only from here
+    /// Position of the first token: the computed tokens of the sequence. The step writes KV only from here
     /// on.
     pub start: u32,
     /// Input tokens, at positions `start..start + tokens.len()`.

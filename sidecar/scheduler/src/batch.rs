@@ -89,7 +89,7 @@ impl ScheduledTokens {
             request: request.id(),
             tokens,
             kv_blocks: request.kv_blocks_for(tokens),
-            samples: request.committed + tokens == request.len(),
+            samples: request.computed_tokens + tokens == request.len(),
             prefill_offloaded: request.prefill_offloaded,
         }
     }

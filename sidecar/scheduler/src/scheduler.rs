@@ -261,7 +261,7 @@ impl Scheduler {
         let queue = &self.requests.queue;
         let mut words = vec![self.manager.digest(), self.next_step, queue.admissions(), queue.len() as u64];
         for sequence in self.requests.iter() {
-            words.push(sequence.id().0 ^ (u64::from(sequence.committed) << 32));
+            words.push(sequence.id().0 ^ (u64::from(sequence.computed_tokens) << 32));
             words.push(sequence.last_step);
             words.push(u64::from(sequence.len()) ^ sequence.row.map_or(u64::MAX, |r| u64::from(r.0)) << 32);
         }

@@ -14,7 +14,7 @@ pub struct Sequence {
     /// Prompt, then generated tokens.
     pub tokens: Vec<u32>,
     /// Tokens whose KV is written.
-    pub committed: u32,
+    pub computed_tokens: u32,
     /// Largest number of tokens whose KV was ever written; computing below it is recomputation.
     pub computed_before: u32,
     /// Row of the shared tables while it runs.
@@ -36,7 +36,7 @@ pub struct Sequence {
     pub row_is_new: bool,
     /// Whether it ends at the next boundary.
     pub cancelled: bool,
-    /// Whether it waits with the KV of its committed tokens.
+    /// Whether it waits with the KV of its computed tokens.
     pub kv_suspended: bool,
     /// Whether it reached the pause limit and resumes next.
     pub is_overdue: bool,
@@ -55,7 +55,7 @@ impl Sequence {
         Sequence {
             request,
             tokens,
-            committed: 0,
+            computed_tokens: 0,
             computed_before: 0,
             row: None,
             admission: None,
@@ -91,7 +91,7 @@ impl Sequence {
 
     /// Returns the known tokens whose KV is not written. 1 means that it decodes.
     pub fn pending(&self) -> u32 {
-        self.len() - self.committed
+        self.len() - self.computed_tokens
     }
 
     /// Returns the number of generated tokens.
@@ -158,9 +158,9 @@ impl Sequence {
 
     /// Drops its memory so that all tokens are recomputed. Returns the number of tokens dropped.
     pub fn preempt(&mut self) -> u32 {
-        let dropped = self.committed;
+        let dropped = self.computed_tokens;
         self.computed_before = self.computed_before.max(dropped);
-        self.committed = 0;
+        self.computed_tokens = 0;
         self.row = None;
         (self.kv_suspended, self.prefill_offloaded, self.waiting_offloaded) = (false, false, false);
         dropped

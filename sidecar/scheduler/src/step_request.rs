@@ -11,7 +11,7 @@ use crate::sequence::Sequence;
 pub struct StepRequest<'a> {
     sequence: &'a Sequence,
     /// Tokens whose KV is written when the step begins.
-    pub committed: u32,
+    pub computed_tokens: u32,
     /// The last step that included it.
     pub last_step: u64,
     /// Whether its prompt's KV is offloaded during prefill.
@@ -25,7 +25,7 @@ impl<'a> StepRequest<'a> {
     pub fn running(sequence: &'a Sequence) -> Self {
         StepRequest {
             sequence,
-            committed: sequence.committed,
+            computed_tokens: sequence.computed_tokens,
             last_step: sequence.last_step,
             prefill_offloaded: sequence.prefill_offloaded,
             is_admitted: false,
@@ -33,8 +33,13 @@ impl<'a> StepRequest<'a> {
     }
 
     /// Returns a request that step `step` admits.
-    pub fn admitted(sequence: &'a Sequence, committed: u32, prefill_offloaded: bool, step: u64) -> Self {
-        StepRequest { sequence, committed, last_step: step, prefill_offloaded, is_admitted: true }
+    pub fn admitted(
+        sequence: &'a Sequence,
+        computed_tokens: u32,
+        prefill_offloaded: bool,
+        step: u64,
+    ) -> Self {
+        StepRequest { sequence, computed_tokens, last_step: step, prefill_offloaded, is_admitted: true }
     }
 
     /// Returns the sequence.
@@ -44,12 +49,12 @@ impl<'a> StepRequest<'a> {
 
     /// Returns the cached KV blocks that it begins with; 0 if it runs already.
     pub fn cached_kv_blocks(&self) -> u32 {
-        if self.is_admitted { self.committed / BLOCK_TOKENS } else { 0 }
+        if self.is_admitted { self.computed_tokens / BLOCK_TOKENS } else { 0 }
     }
 
     /// Returns the known tokens whose KV is not written. 1 means that it decodes.
     pub fn pending(&self) -> u32 {
-        self.len() - self.committed
+        self.len() - self.computed_tokens
     }
 
     /// Returns the KV blocks that it holds when its next step begins. During prefill it holds the capacity for all
@@ -62,7 +67,7 @@ impl<'a> StepRequest<'a> {
     /// are only the KV blocks of these tokens and the tokens before.
     pub fn kv_blocks_for(&self, tokens: u32) -> u32 {
         if self.prefill_offloaded {
-            Geometry::kv_blocks_for(self.committed + tokens)
+            Geometry::kv_blocks_for(self.computed_tokens + tokens)
         } else {
             self.next_kv_blocks()
         }

@@ -113,7 +113,7 @@ mod tests {
         let prefix = kv.cached_prefix(salt, &TOKENS);
         kv.open(request, &prefix);
         kv.allocate(&[(request, 3)], &mut Generations::default());
-        kv.commit(request, &TOKENS);
+        kv.on_tokens_computed(request, &TOKENS);
     }
 
     /// Moves all KV to the host tier.

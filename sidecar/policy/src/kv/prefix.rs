@@ -35,9 +35,9 @@ impl Kv {
         }
     }
 
-    /// Records that the KV of `tokens`, which follow the committed ones, is written.
-    pub fn commit(&mut self, request: RequestId, tokens: &[u32]) {
-        let filled = self.requests.get_mut(request).commit(tokens);
+    /// Records that the KV of `tokens`, which follow the computed ones, is written.
+    pub fn on_tokens_computed(&mut self, request: RequestId, tokens: &[u32]) {
+        let filled = self.requests.get_mut(request).append_computed(tokens);
         (0..filled).for_each(|_| self.complete_kv_block(request));
     }
 
@@ -114,7 +114,7 @@ mod tests {
         let cached = open(kv, id, salt, tokens);
         let kv_blocks = tokens.len().div_ceil(16) as u32 - kv.of(request).kv_blocks();
         kv.allocate(&[(request, kv_blocks)], &mut Generations::default());
-        kv.commit(request, &tokens[cached as usize..]);
+        kv.on_tokens_computed(request, &tokens[cached as usize..]);
         kv.check();
         cached
     }
@@ -153,9 +153,9 @@ mod tests {
         open(&mut kv, 2, 0, &prompt(0));
         kv.allocate(&[(RequestId(1), 3), (RequestId(2), 3)], &mut Generations::default());
         kv.take_table_changes();
-        kv.commit(RequestId(1), &prompt(0));
+        kv.on_tokens_computed(RequestId(1), &prompt(0));
         let used = kv.counts().used_layer_blocks;
-        kv.commit(RequestId(2), &prompt(0));
+        kv.on_tokens_computed(RequestId(2), &prompt(0));
         kv.check();
         assert_eq!(
             kv.counts().used_layer_blocks,

@@ -21,7 +21,7 @@ pub struct Sequence {
     written: u32,
     /// Whether it is suspended: it does not run, and its KV is kept.
     suspended: bool,
-    /// Committed tokens after the last full KV block.
+    /// Computed tokens after the last full KV block.
     tail: Vec<u32>,
     /// Name and hash of the last full KV block (0 and the salt's hash before the first). `None` if the chain is broken,
     /// so that no later KV block may be shared.
@@ -74,8 +74,8 @@ impl Sequence {
         self.suspended
     }
 
-    /// Adds committed tokens. Returns the number of KV blocks that they fill.
-    pub fn commit(&mut self, tokens: &[u32]) -> usize {
+    /// Adds computed tokens. Returns the number of KV blocks that they fill.
+    pub fn append_computed(&mut self, tokens: &[u32]) -> usize {
         self.tail.extend_from_slice(tokens);
         self.tail.len() / BLOCK_TOKENS as usize
     }
@@ -83,11 +83,11 @@ impl Sequence {
     /// Takes the tokens of the next KV block that is full.
     ///
     /// # Panics
-    /// If fewer tokens are committed, or no KV block was allocated for them.
+    /// If fewer tokens are computed, or no KV block was allocated for them.
     pub fn fill_next(&mut self) -> FullKvBlock {
         let at = self.full;
         let id =
-            *self.kv_blocks.get(at as usize).expect("committed tokens lie in KV blocks that were allocated");
+            *self.kv_blocks.get(at as usize).expect("computed tokens lie in KV blocks that were allocated");
         let mut tokens: Tokens = [0; BLOCK_TOKENS as usize];
         tokens.copy_from_slice(&self.tail[..BLOCK_TOKENS as usize]);
         self.tail.drain(..BLOCK_TOKENS as usize);
@@ -352,11 +352,11 @@ mod tests {
     fn kv_block_is_full_after_sixteen_tokens() {
         let mut requests = requests();
         let sequence = requests.get_mut(ONE);
-        assert_eq!([sequence.commit(&[1; 15]), sequence.commit(&[2; 3])], [0, 1]);
+        assert_eq!([sequence.append_computed(&[1; 15]), sequence.append_computed(&[2; 3])], [0, 1]);
         let full = sequence.fill_next();
         assert_eq!((full.at, full.id, full.salt, full.chain), (0, KvBlockId(5), 3, Some((0, 9))));
         assert_eq!((full.tokens[14], full.tokens[15]), (1, 2));
-        assert_eq!((sequence.commit(&[]), requests.full(ONE)), (0, 1), "two tokens are left");
+        assert_eq!((sequence.append_computed(&[]), requests.full(ONE)), (0, 1), "two tokens are left");
     }
 
     #[test]
@@ -364,7 +364,7 @@ mod tests {
         let mut requests = requests();
         assert_eq!(requests.spoil(&set(&[6])), (alloc::vec![ONE], set(&[6])));
         assert_eq!(requests.spoil(&set(&[5])), (alloc::vec![ONE, OTHER], set(&[5, 6, 7])));
-        requests.get_mut(ONE).commit(&[0; 16]);
+        requests.get_mut(ONE).append_computed(&[0; 16]);
         assert_eq!(requests.get_mut(ONE).fill_next().chain, None, "nothing more is shared");
     }
 

@@ -90,7 +90,7 @@ impl MemoryManager {
         let mut digest = Digest::new(self.chunks.table().digest());
         digest.word(self.kv.digest());
         for instance in self.weights.slots().window() {
-            let progress = u64::from(instance.progress == CopyProgress::Committed);
+            let progress = u64::from(instance.progress == CopyProgress::Filled);
             digest.word(u64::from(instance.layer.0) << 48 ^ instance.generation.0 << 1 ^ progress);
         }
         let flags = [

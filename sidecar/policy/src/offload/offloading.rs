@@ -119,7 +119,7 @@ pub(super) mod tests {
             let prefix = self.kv.cached_prefix(request.0, &[]);
             self.kv.open(request, &prefix);
             self.kv.allocate(&[(request, kv_blocks)], &mut self.generations);
-            (0..kv_blocks).for_each(|_| self.kv.commit(request, &[0; 16]));
+            (0..kv_blocks).for_each(|_| self.kv.on_tokens_computed(request, &[0; 16]));
         }
 
         pub fn no_admissions() -> AdmissionEffects {

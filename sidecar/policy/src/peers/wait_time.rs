@@ -12,7 +12,7 @@ pub enum WaitKind {
     Grant,
     /// Its own memory: from the decision to revoke until all revoked chunks are returned.
     Revoke,
-    /// Its layers: from the availability of their memory until every layer is committed.
+    /// Its layers: from the availability of their memory until every layer is loaded.
     Wake,
 }
 

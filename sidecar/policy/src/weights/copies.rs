@@ -255,7 +255,7 @@ mod tests {
         let contents = |tenant: &Tenant| tenant.chunks.table().contents(Owner::WeightsGlobal);
         assert!(matches!(contents(&tenant), State::Filling(_)));
         assert_eq!(tenant.end(0, Outcome::Done { bytes: 128, duration_ns: 10 }), Ok(()));
-        assert!(matches!(contents(&tenant), State::Committed(_)));
+        assert!(matches!(contents(&tenant), State::Filled(_)));
     }
 
     #[test]

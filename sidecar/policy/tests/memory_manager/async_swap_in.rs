@@ -79,7 +79,7 @@ impl Driven {
         assert!(ready, "{id} gets its KV blocks");
         self.manager.begin(NOW, &mut self.out);
         self.settle();
-        self.manager.commit(RequestId(id), &tokens);
+        self.manager.on_tokens_computed(RequestId(id), &tokens);
         let (layer_ns, none) = (vec![1000; LAYERS as usize], vec![0; LAYERS as usize]);
         let (stall_ns, kv_stall_ns, total_ns) = (none.clone(), none, 10_000);
         let times = StepTimes { shape: SHAPE, decode_only: false, layer_ns, stall_ns, kv_stall_ns, total_ns };

@@ -93,11 +93,11 @@ fn running_requests_resume_at_position() {
     while world.steps < 12 || world.in_step() {
         world.tick();
     }
-    let before: Vec<_> = world.running.iter().map(|r| (r.id, r.committed)).collect();
+    let before: Vec<_> = world.running.iter().map(|r| (r.id, r.computed)).collect();
     assert_eq!(before.len(), 3);
     sleep(&mut world);
-    let kept: Vec<_> = world.waiting.iter().map(|r| (r.id, r.committed, r.kept)).collect();
-    assert_eq!(kept, before.iter().map(|(id, committed)| (*id, *committed, true)).collect::<Vec<_>>());
+    let kept: Vec<_> = world.waiting.iter().map(|r| (r.id, r.computed, r.kept)).collect();
+    assert_eq!(kept, before.iter().map(|(id, computed)| (*id, *computed, true)).collect::<Vec<_>>());
     wake(&mut world);
     world.run();
     assert_eq!((world.finished.len(), world.dropped, world.preemptions), (3, 0, 0));

@@ -33,7 +33,7 @@ pub struct Request {
     pub salt: u64,
     pub tokens: Vec<u32>,
     pub limit: usize,
-    pub committed: usize,
+    pub computed: usize,
     /// Whether its KV was kept when it was suspended.
     pub kept: bool,
 }
@@ -160,7 +160,7 @@ impl World {
 
     pub fn submit(&mut self, id: u64, salt: u64, tokens: Vec<u32>, more: usize) {
         let limit = tokens.len() + more;
-        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, committed: 0, kept: false });
+        self.waiting.push_back(Request { id: RequestId(id), salt, tokens, limit, computed: 0, kept: false });
     }
 
     /// Runs until every request has finished.
@@ -327,7 +327,7 @@ impl World {
     ) -> (Vec<(RequestId, usize)>, StepNeed) {
         let mut parts = Vec::new();
         for request in &self.running {
-            let pending = request.tokens.len() - request.committed;
+            let pending = request.tokens.len() - request.computed;
             let mut tokens = pending.min(longest).min(budget);
             if 0 < tokens && tokens < pending && self.spills_prefill(request.id) {
                 tokens = (tokens - tokens % 16).max(16).min(pending);
@@ -338,8 +338,8 @@ impl World {
             }
         }
         let kv_blocks = parts.iter().map(|(id, tokens)| {
-            let committed = self.request(*id).committed;
-            let wanted = (committed + tokens).div_ceil(16) as u32;
+            let computed = self.request(*id).computed;
+            let wanted = (computed + tokens).div_ceil(16) as u32;
             (*id, wanted.saturating_sub(self.held_kv_blocks(*id)))
         });
         let tokens = parts.iter().map(|(_, tokens)| *tokens as u32).sum();
@@ -372,7 +372,7 @@ impl World {
             return;
         }
         self.preemptions += 1;
-        request.committed = 0;
+        request.computed = 0;
         self.manager.close(request.id);
         self.manager.check();
         self.tables.remove(&request.id);

@@ -18,7 +18,7 @@ fn serve(running: &mut [Sequence], batch: &Batch, step: u64) {
     for sequence in running {
         let Some(part) = batch.scheduled_tokens(sequence.id()) else { continue };
         sequence.last_step = step;
-        sequence.committed += part.tokens;
+        sequence.computed_tokens += part.tokens;
         if part.samples {
             let _ = sequence.accept(7);
         }

@@ -1,4 +1,4 @@
-//! Retires a step: delivers tokens, commits KV and ends requests.
+//! Retires a step: delivers tokens, records computed tokens and ends requests.
 
 use sluice_policy::ellm::Violations;
 use sluice_policy::ids::{Nanos, RequestId, StepId};
@@ -42,7 +42,7 @@ impl Scheduler {
         for part in &in_flight.batch.scheduled {
             // The KV of a row with invalid logits is also invalid and must not enter the prefix cache.
             if !failed.iter().any(|(request, _)| *request == part.request) {
-                self.commit_tokens(part, &mut notice);
+                self.on_tokens_computed(part, &mut notice);
             }
         }
         self.counters.add_step(&notice);
@@ -99,14 +99,14 @@ impl Scheduler {
         Some(answered)
     }
 
-    fn commit_tokens(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
+    fn on_tokens_computed(&mut self, part: &ScheduledTokens, notice: &mut StepOutput) {
         let Some(sequence) = self.requests.running.get_mut(part.request) else {
             return;
         };
-        let (start, end) = (sequence.committed, sequence.committed + part.tokens);
+        let (start, end) = (sequence.computed_tokens, sequence.computed_tokens + part.tokens);
         sequence.waiting_offloaded |= sequence.prefill_offloaded && part.samples;
-        self.manager.commit(part.request, &sequence.tokens[start as usize..end as usize]);
-        sequence.committed = end;
+        self.manager.on_tokens_computed(part.request, &sequence.tokens[start as usize..end as usize]);
+        sequence.computed_tokens = end;
         if part.tokens == 1 && part.samples && sequence.generated() > 0 {
             notice.decodes += 1;
         } else {

@@ -14,7 +14,7 @@ impl Scheduler {
     pub(super) fn run(&mut self, planned: &PlannedAdmission) {
         let Some(mut sequence) = self.requests.queue.remove(planned.id) else { return };
         if let Some(prefix) = &planned.prefix {
-            sequence.committed = prefix.tokens();
+            sequence.computed_tokens = prefix.tokens();
         }
         (sequence.prefill_offloaded, sequence.last_step) = (planned.prefill_offloaded, self.next_step);
         self.requests.running.add(sequence);
@@ -31,12 +31,12 @@ impl Scheduler {
             sequence.waiting_offloaded = false;
             self.counters.prefills_offloaded += u64::from(sequence.prefill_offloaded);
             if !std::mem::take(&mut sequence.kv_suspended) {
-                self.counters.cached_tokens += u64::from(sequence.committed);
+                self.counters.cached_tokens += u64::from(sequence.computed_tokens);
                 self.counters.queried_tokens += u64::from(sequence.len());
             }
             self.outputs.push(SchedulerOutput::Admitted {
                 request: *id,
-                cached_tokens: sequence.committed,
+                cached_tokens: sequence.computed_tokens,
                 queued_ns,
             });
         }
@@ -84,7 +84,7 @@ impl Scheduler {
         for sequence in self.requests.running.iter_mut().filter(|s| s.row_is_new) {
             sequence.row_is_new = false;
             if let Some(row) = sequence.row {
-                let tokens = sequence.tokens[..sequence.committed as usize].to_vec();
+                let tokens = sequence.tokens[..sequence.computed_tokens as usize].to_vec();
                 updates.push(TableUpdate::Reset { row, tokens });
             }
         }
@@ -102,14 +102,15 @@ impl Scheduler {
 
     fn sequence_step(&self, part: &ScheduledTokens) -> Option<SequenceStep> {
         let sequence = self.requests.running.get(part.request)?;
-        let (start, end) = (sequence.committed as usize, (sequence.committed + part.tokens) as usize);
+        let (start, end) =
+            (sequence.computed_tokens as usize, (sequence.computed_tokens + part.tokens) as usize);
         let order = || SampleRequest {
             sampling: sequence.request.sampling.clone(),
             prompt_tokens: sequence.request.prompt.len() as u32,
         };
         Some(SequenceStep {
             row: sequence.row?,
-            start: sequence.committed,
+            start: sequence.computed_tokens,
             tokens: sequence.tokens[start..end].to_vec(),
             sample: part.samples.then(order),
         })

@@ -224,7 +224,7 @@ impl Kv {
         offload.fetching.retain(|known| *known != generation);
         let known = slot.0 < offload.placement.layout.beta;
         match done {
-            Ok(()) if known => offload.slots.committed(slot, layer, generation),
+            Ok(()) if known => offload.slots.on_filled(slot, layer, generation),
             Err(clean) if known => offload.slots.incomplete(slot, generation, clean, leased, generations),
             _ => {}
         }

@@ -102,7 +102,7 @@ impl Spills {
     /// attempt and has no effect.
     pub fn on_ended(&mut self, name: Generation, again: bool) -> Option<LayerId> {
         let copy = self.copies.iter_mut().find(|copy| copy.name == name)?;
-        copy.progress = if again { CopyProgress::Due } else { CopyProgress::Committed };
+        copy.progress = if again { CopyProgress::Due } else { CopyProgress::Filled };
         Some(copy.layer)
     }
 

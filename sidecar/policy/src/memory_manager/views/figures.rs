@@ -134,8 +134,8 @@ impl<'a> Figures<'a> {
         let shown = slot.and_then(|s| self.weights.slots().contents()[s.index()]);
         let state = self.chunks.table().contents(holder);
         let present = match slot {
-            Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Committed(g)),
-            None => matches!(state, State::Committed(_)),
+            Some(_) => shown.is_some_and(|(l, g)| l == layer && state == State::Filled(g)),
+            None => matches!(state, State::Filled(_)),
         };
         Residency { slot, state, present }
     }

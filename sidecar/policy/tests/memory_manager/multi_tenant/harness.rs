@@ -536,7 +536,7 @@ impl SimGpu {
         let slot = &mut self.slots[at];
         slot.finished = world.finished;
         let open = world.running.into_iter().chain(world.waiting);
-        slot.waiting = open.map(|request| Request { committed: 0, kept: false, ..request }).collect();
+        slot.waiting = open.map(|request| Request { computed: 0, kept: false, ..request }).collect();
     }
 
     /// Checks the capacity against the devices, and the books against the memory managers.

@@ -61,7 +61,7 @@ impl World {
             let prefix = self.manager.cached_prefix(request.salt, &request.tokens);
             let cached = prefix.tokens() as usize;
             assert!(cached.is_multiple_of(16) && cached < request.tokens.len(), "the last token is computed");
-            request.committed = cached;
+            request.computed = cached;
             let spilled_kv_blocks = one.spills.then_some(request.tokens.len().div_ceil(16) as u32);
             admissions.push(Admission { request: one.id, kv: AdmittedKv::New { prefix, spilled_kv_blocks } });
         }
@@ -77,7 +77,7 @@ impl World {
     /// Returns the KV blocks of a request of the next step.
     pub(super) fn held_kv_blocks(&self, id: RequestId) -> u32 {
         match self.admitted.iter().any(|one| one.id == id && !one.kept) {
-            true => (self.request(id).committed / 16) as u32,
+            true => (self.request(id).computed / 16) as u32,
             false => self.manager.kv_of(id).kv_blocks(),
         }
     }
@@ -109,8 +109,8 @@ impl World {
     pub(super) fn suspend_offloaded(&mut self) {
         let computed = |r: &Request| {
             self.manager.kv_of(r.id).is_prefill_offloaded()
-                && r.tokens.len() - r.committed == 1
-                && r.committed > 0
+                && r.tokens.len() - r.computed == 1
+                && r.computed > 0
         };
         let (going, staying): (Vec<_>, Vec<_>) = self.running.drain(..).partition(computed);
         self.running = staying;
@@ -131,7 +131,7 @@ impl World {
             self.tables.remove(&id);
             request.kept = kept;
             if !kept {
-                request.committed = 0;
+                request.computed = 0;
             }
             self.waiting.push_front(request);
         }

@@ -42,7 +42,7 @@ impl World {
         }
         for request in self.waiting.iter_mut().filter(|request| lost.contains(&request.id)) {
             self.dropped += 1;
-            (request.kept, request.committed) = (false, 0);
+            (request.kept, request.computed) = (false, 0);
             self.manager.close(request.id);
         }
     }
@@ -65,7 +65,7 @@ impl World {
         let manager = &self.manager;
         let kept = self.waiting.iter_mut().rev().find(|request| request.kept && which(manager, request.id));
         let Some(request) = kept else { return false };
-        (request.kept, request.committed) = (false, 0);
+        (request.kept, request.computed) = (false, 0);
         self.manager.close(request.id);
         self.dropped += 1;
         true

@@ -42,7 +42,7 @@ impl World {
             return;
         }
         let request = self.running.iter().find(|r| r.id == id).expect("running").clone();
-        let (start, end) = (request.committed, request.committed + tokens);
+        let (start, end) = (request.computed, request.computed + tokens);
         let table = &self.tables[&id];
         let mut tag = mix(request.salt) ^ u64::from(layer.0);
         for (position, token) in request.tokens[..end].iter().enumerate() {
@@ -64,9 +64,9 @@ impl World {
             // A request that was lost during the step is recomputed.
             let Some(request) = self.running.iter_mut().find(|r| r.id == *id) else { continue };
             decode_only &= *tokens == 1;
-            let end = request.committed + tokens;
-            self.manager.commit(*id, &request.tokens[request.committed..end]);
-            request.committed = end;
+            let end = request.computed + tokens;
+            self.manager.on_tokens_computed(*id, &request.tokens[request.computed..end]);
+            request.computed = end;
             if end == request.tokens.len() && end < request.limit {
                 let next = request.tokens.iter().fold(request.salt, |h, t| mix(h ^ u64::from(*t)));
                 request.tokens.push((next % 50) as u32);
@@ -86,7 +86,7 @@ impl World {
 
     fn retire(&mut self) {
         let (over, still_running): (Vec<_>, Vec<_>) =
-            self.running.drain(..).partition(|r| r.committed == r.limit);
+            self.running.drain(..).partition(|r| r.computed == r.limit);
         self.running = still_running;
         for request in over {
             self.manager.close(request.id);

@@ -17,7 +17,7 @@ impl Planner<'_> {
         admissions: &mut Admissions,
     ) {
         let prefix = (!sequence.kv_suspended).then(|| self.cached_prefix(sequence));
-        let committed = prefix.as_ref().map_or(sequence.committed, CachedPrefix::tokens);
+        let computed_tokens = prefix.as_ref().map_or(sequence.computed_tokens, CachedPrefix::tokens);
         let one = PlannedAdmission {
             id: sequence.id(),
             prefix,
@@ -25,8 +25,9 @@ impl Planner<'_> {
             prefill_offloaded,
             layer_blocks,
         };
-        admissions.budget = admissions.budget.saturating_sub(sequence.len() - committed);
-        admissions.pending_tokens = admissions.pending_tokens.saturating_add(sequence.len() - committed);
+        admissions.budget = admissions.budget.saturating_sub(sequence.len() - computed_tokens);
+        admissions.pending_tokens =
+            admissions.pending_tokens.saturating_add(sequence.len() - computed_tokens);
         admissions.planned.add(&one.admission(), layer_blocks, &self.manager.offload_view());
         admissions.list.push(one);
     }

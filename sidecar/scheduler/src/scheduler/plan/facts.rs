@@ -17,9 +17,10 @@ impl<'a> Planner<'a> {
         let mut requests: Vec<_> = stay.map(StepRequest::running).collect();
         for planned in &plan.admit {
             let Some(sequence) = self.requests.queue.get(planned.id) else { continue };
-            let committed = planned.prefix.as_ref().map_or(sequence.committed, |prefix| prefix.tokens());
+            let computed_tokens =
+                planned.prefix.as_ref().map_or(sequence.computed_tokens, |prefix| prefix.tokens());
             let offloaded = planned.prefill_offloaded;
-            requests.push(StepRequest::admitted(sequence, committed, offloaded, self.step));
+            requests.push(StepRequest::admitted(sequence, computed_tokens, offloaded, self.step));
         }
         if !plan.admit.is_empty() {
             requests.sort_by_key(|request| request.admission.unwrap_or(u64::MAX));

@@ -84,7 +84,7 @@ impl Planner<'_> {
         let pause = |one: &Sequence| prices.pause(one.id(), self.buffered_tokens_of(one));
         let again = |one: &Sequence| {
             let buffered = self.buffered_tokens_of(one);
-            prices.preemption(one.id(), buffered, one.committed)
+            prices.preemption(one.id(), buffered, one.computed_tokens)
         };
         let pauses = first
             .into_iter()
