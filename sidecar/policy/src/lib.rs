@@ -40,7 +40,6 @@
 extern crate alloc;
 
 pub mod action;
-mod change;
 pub mod chunk_table;
 mod chunks;
 pub mod closed_form;
@@ -75,6 +74,7 @@ mod sleep;
 pub mod slots;
 pub mod step_model;
 pub mod token_deposit;
+mod transition;
 pub mod tunables;
 pub mod weights;
 mod whole_prompts;

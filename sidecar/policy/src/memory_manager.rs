@@ -2,7 +2,7 @@
 //!
 //! It owns components that know nothing of it: `chunks` (which chunk backs what), `weights` (copies of layers), `kv`
 //! (requests, blocks, prefix cache, host tier), `offload` (what is known and planned for KV that leaves the device),
-//! `loans` (share and loans), `sleep` and `change` (the change under way). A method here that needs two of them names its
+//! `loans` (share and loans), `sleep` and `transitions` (the transition under way). A method here that needs two of them names its
 //! steps. Logic that truly needs several parts is a small struct that borrows them, made here: `Offloading` of
 //! `crate::offload` places KV and orders its copies. What a policy reclaims, and in which order, is in
 //! [`crate::reclaim`]. At most one change of ownership is under way at a time,
@@ -94,7 +94,6 @@ pub use step_api::{
 pub use views::{Figures, PriceView, Residency, StatusView, TimingView};
 
 use crate::action::{Action, FillTarget};
-use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::config_error::ConfigError;
 use crate::event::{Completion, Outcome};
@@ -104,7 +103,7 @@ use crate::kv::Kv;
 use crate::loans::Loans;
 use crate::offload::{FetchesFailed, Offload};
 use crate::orders::Orders;
-use crate::orders::pending::{Change, Pending};
+use crate::orders::pending::{Pending, Remap};
 use crate::params::{Bounds, ForcedRemap, Params};
 use crate::planner::request::{PlanAnswer, PlanRequest};
 use crate::reason::Reason;
@@ -114,6 +113,7 @@ use crate::sizes::Sizes;
 use crate::sleep::Sleep;
 use crate::slots::Generations;
 use crate::step_model::Layout;
+use crate::transition::TransitionState;
 use crate::weights::{FillFailed, Weights};
 
 /// The memory of one tenant on one GPU.
@@ -131,7 +131,7 @@ pub struct MemoryManager {
     /// What is ordered, counted and under way.
     orders: Orders,
     step_stats: StepStats,
-    change: ChangeState,
+    transitions: TransitionState,
     loans: Loans,
     sleep: Sleep,
     /// KV that is offloaded while its requests run.
@@ -160,7 +160,7 @@ impl MemoryManager {
             generations: Generations::default(),
             orders: Orders::new(params.link_by_deadline),
             step_stats: StepStats::new(&params, &geometry.slab_bytes),
-            change: ChangeState::new(Hysteresis::new(
+            transitions: TransitionState::new(Hysteresis::new(
                 params.revert_patience_steps,
                 params.revert_reserve_permille,
             )),
@@ -199,7 +199,7 @@ impl MemoryManager {
             Pending::Lend(chunks, spare, earmark, claim) => {
                 self.transfers().on_lent(&chunks, spare, (earmark, claim), done.outcome)
             }
-            Pending::Reback(change) => self.on_remapped(*change, done.outcome, out),
+            Pending::Reback(remap) => self.on_remapped(*remap, done.outcome, out),
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.on_moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.on_swapped_out(&swaps, done.outcome),
@@ -241,16 +241,16 @@ impl MemoryManager {
     }
 
     /// Handles the end of a transaction.
-    fn on_remapped(&mut self, change: Change, outcome: Outcome, out: &mut Vec<Action>) {
+    fn on_remapped(&mut self, remap: Remap, outcome: Outcome, out: &mut Vec<Action>) {
         if matches!(outcome, Outcome::Done { .. }) {
-            self.apply(change);
+            self.apply(remap);
         } else {
             self.orders.count(Reason::BackendFailed);
             if self.chunks.is_unmapped() && !self.loaded {
                 self.first_mapping_failed(out);
                 return;
             }
-            self.change.failed(self.orders.boundaries());
+            self.transitions.failed(self.orders.boundaries());
             self.abort_transition();
         }
         self.weight_copies().order_due(out);
@@ -259,7 +259,7 @@ impl MemoryManager {
     /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
     /// again.
     fn on_dropped(&mut self, out: &mut Vec<Action>) {
-        let waiting = self.change.transition().is_some_and(|goal| goal.target.moves_weights());
+        let waiting = self.transitions.current().is_some_and(|transition| transition.target.moves_weights());
         if waiting && !self.orders.step().holds_lease() && !self.orders.pending().blocking() {
             self.advance_transition(out);
         }
@@ -477,7 +477,7 @@ impl MemoryManager {
         let Bounds { share_chunks, remap_cap_permille } = bounds;
         self.set_params(Params { share_chunks, remap_cap_permille, ..self.params.clone() })?;
         self.loans.assign_share(self.sizes.share);
-        self.change.forget_declined();
+        self.transitions.forget_declined();
         if self.loaded && self.forced.is_none() {
             self.base =
                 self.layout_search().starting(self.sizes.useful()).unwrap_or_else(|| self.base.clone());
@@ -499,7 +499,7 @@ impl MemoryManager {
             crate::sizes::refuse_forced(forced, self.sizes.layers)?;
         }
         self.forced = forced;
-        self.change.retry_now(self.orders.boundaries());
+        self.transitions.retry_now(self.orders.boundaries());
         Ok(())
     }
 

@@ -5,11 +5,11 @@
 //! for it, and are returned at the first boundary at which nothing loads. No request loses by it: no cached block is
 //! evicted, no block moves, and KV keeps its guarantee.
 
-use crate::change::{Transition, TransitionTarget};
 use crate::chunks::Chunks;
 use crate::kv::chunk_pool::KvChunkPool;
 use crate::reason::Reason;
 use crate::sizes::Sizes;
+use crate::transition::{Transition, TransitionTarget};
 
 /// The parts that decide how much activation space whole prompts get.
 #[derive(Clone, Copy, Debug)]

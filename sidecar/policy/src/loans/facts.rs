@@ -174,7 +174,6 @@ impl<'a> LoanView<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::TransitionTarget;
     use crate::chunks::Chunks;
     use crate::chunks::tests::{geometry, loaded};
     use crate::cost::{CostModel, LayoutSearch, StepStats};
@@ -186,6 +185,7 @@ mod tests {
     use crate::revert::Hysteresis;
     use crate::sizes::Sizes;
     use crate::sleep::Sleep;
+    use crate::transition::TransitionTarget;
 
     /// A loaded tenant with four layers of two chunks, three activation chunks and two KV chunks, one of which is
     /// guaranteed. No step was measured.

@@ -21,8 +21,8 @@
 
 use super::lendable_layers::LendableLayers;
 use super::transfer::TransferKind;
-use crate::change::TransitionTarget;
 use crate::step_model::Layout;
+use crate::transition::TransitionTarget;
 
 /// What a tenant can free, in chunks.
 #[derive(Clone, Debug)]

@@ -2,10 +2,10 @@
 //! much that only the floor is left, idle activation space is freed: the floor counts on its minimum.
 
 use super::view::LoanView;
-use crate::change::TransitionTarget;
 use crate::cost::CostContext;
 use crate::geometry::BLOCK_TOKENS;
 use crate::step_model::Layout;
+use crate::transition::TransitionTarget;
 
 impl LoanView<'_> {
     /// The change that restores absent layers: all of them if they fit, else moving through slots. `None`: no layout

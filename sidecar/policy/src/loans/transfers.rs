@@ -9,13 +9,13 @@ use alloc::vec::Vec;
 
 use super::{Loans, OutgoingTransfer, TransferKind, TransferResult};
 use crate::action::{Action, Earmark, Work};
-use crate::change::ChangeState;
 use crate::chunks::Chunks;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
 use crate::orders::Orders;
 use crate::orders::pending::Pending;
 use crate::reason::Reason;
+use crate::transition::TransitionState;
 
 /// The parts that a transfer changes.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct LoanTransfers<'a> {
     /// The orders.
     pub orders: &'a mut Orders,
     /// Counts failures of the backend.
-    pub change: &'a mut ChangeState,
+    pub transitions: &'a mut TransitionState,
 }
 
 impl LoanTransfers<'_> {
@@ -49,12 +49,12 @@ impl LoanTransfers<'_> {
         if let Outcome::Done { .. } = outcome {
             self.loans.recreation.remove(chunks.len() as u32);
             self.chunks.create(chunks);
-            self.change.succeeded();
+            self.transitions.succeeded();
         } else if outcome == Outcome::Failed(Failure::OutOfMemory) {
             // Peers still hold the chunks.
             self.loans.recreation.on_refused(chunks.len() as u32, self.orders.boundaries());
         } else {
-            self.change.on_backend_failed(self.orders);
+            self.transitions.on_backend_failed(self.orders);
         }
     }
 
@@ -75,9 +75,9 @@ impl LoanTransfers<'_> {
             self.chunks.release(chunks);
             self.orders.count_moved(Reason::ReleaseShare, chunks.len() as u32);
             self.loans.balance.on_released(chunks.len() as u32, assigned);
-            self.change.succeeded();
+            self.transitions.succeeded();
         } else {
-            self.change.on_backend_failed(self.orders);
+            self.transitions.on_backend_failed(self.orders);
         }
     }
 
@@ -107,7 +107,7 @@ impl LoanTransfers<'_> {
                 TransferKind::Return => self.loans.balance.on_repaid(chunks),
             }
             self.orders.count_moved(claim.reason(), chunks);
-            self.change.succeeded();
+            self.transitions.succeeded();
             self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
             return;
         }
@@ -116,9 +116,9 @@ impl LoanTransfers<'_> {
             // The loan is refused; its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
             (Outcome::Failed(Failure::Busy), TransferKind::Return) => {
-                self.change.failed(self.orders.boundaries());
+                self.transitions.failed(self.orders.boundaries());
             }
-            _ => self.change.on_backend_failed(self.orders),
+            _ => self.transitions.on_backend_failed(self.orders),
         }
         self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, claim });
     }
@@ -194,7 +194,7 @@ mod tests {
         loans: Loans,
         chunks: Chunks,
         orders: Orders,
-        change: ChangeState,
+        transitions: TransitionState,
         out: Vec<Action>,
     }
 
@@ -215,14 +215,14 @@ mod tests {
                 loans: Loans::new(10, Hysteresis::new(1, 0)),
                 chunks,
                 orders: Orders::new(false),
-                change: ChangeState::new(Hysteresis::new(1, 0)),
+                transitions: TransitionState::new(Hysteresis::new(1, 0)),
                 out: Vec::new(),
             }
         }
 
         fn transfers(&mut self) -> (LoanTransfers<'_>, &mut Vec<Action>) {
-            let Parts { loans, chunks, orders, change, out } = self;
-            (LoanTransfers { loans, chunks, orders, change }, out)
+            let Parts { loans, chunks, orders, transitions, out } = self;
+            (LoanTransfers { loans, chunks, orders, transitions }, out)
         }
 
         fn send(&mut self, chunks: u32, claim: TransferKind) -> Option<Work> {
@@ -232,7 +232,7 @@ mod tests {
         }
 
         fn in_backoff(&self) -> bool {
-            self.change.in_backoff(self.orders.boundaries())
+            self.transitions.in_backoff(self.orders.boundaries())
         }
     }
 

@@ -15,13 +15,13 @@ use alloc::vec::Vec;
 
 use super::{MemoryManager, SleepState, TransferKind};
 use crate::action::Action;
-use crate::change::Transition;
 use crate::event::Outcome;
 use crate::kv::Swap;
 use crate::loans::next_step::LoanStep;
-use crate::orders::pending::Change;
+use crate::orders::pending::Remap;
 use crate::reason::Reason;
 use crate::step_model::Layout;
+use crate::transition::Transition;
 
 impl MemoryManager {
     /// Decides the next change at this boundary and takes it one action further.
@@ -34,26 +34,26 @@ impl MemoryManager {
         }
         self.loans.take_growth(self.sizes.useful(), self.chunks.table().created());
         self.offloading().place_kv(out);
-        let can_wait = self.change.transition().is_some_and(|goal| !goal.reason.must_happen());
+        let can_wait = self.transitions.current().is_some_and(|transition| !transition.reason.must_happen());
         if can_wait && (self.loans().has_debt() || self.loans().should_restore_layers()) {
             // It may wait for the next step, which waits for what must happen first.
             self.abort_transition();
         }
-        if self.change.transition().is_none() && !self.status().weights_loading() {
-            self.change.decide(self.whole_prompts().shrink());
+        if self.transitions.current().is_none() && !self.status().weights_loading() {
+            self.transitions.decide(self.whole_prompts().shrink());
         }
-        if self.change.transition().is_none() {
+        if self.transitions.current().is_none() {
             self.take_loan_step(out);
         }
         if self.orders.pending().blocking() {
             return;
         }
-        if self.change.transition().is_none() && !self.loans().has_step() {
+        if self.transitions.current().is_none() && !self.loans().has_step() {
             let (next, calm) = self.plan_transition();
-            calm.into_iter().for_each(|calm| self.change.record_calm(calm));
-            self.change.decide(next);
+            calm.into_iter().for_each(|calm| self.transitions.record_calm(calm));
+            self.transitions.decide(next);
         }
-        if self.change.is_due(self.orders.steps(), self.kv.requests().count() > 0) {
+        if self.transitions.is_due(self.orders.steps(), self.kv.requests().count() > 0) {
             self.advance_transition(out);
         }
         self.unmap_deferred(out);
@@ -67,9 +67,8 @@ impl MemoryManager {
         {
             return;
         }
-        let change =
-            Change { next: self.chunks.ownership().clone(), layout: None, reason: Reason::UnmapLater };
-        self.order_change(change, &[], out);
+        let remap = Remap { next: self.chunks.ownership().clone(), layout: None, reason: Reason::UnmapLater };
+        self.order_remap(remap, &[], out);
     }
 
     /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
@@ -89,7 +88,7 @@ impl MemoryManager {
             && settled
             && self.whole_prompts().excess() == 0
             && self.loans().is_settled()
-            && self.change.transition().is_none()
+            && self.transitions.current().is_none()
             && self.offload_view().is_offload_idle()
             && !self.orders.pending().blocking()
     }
@@ -121,7 +120,9 @@ impl MemoryManager {
             LoanStep::Free { missing, kind } => {
                 let loans = self.loans();
                 match loans.reclaimable().for_transfer(missing, kind, loans.smaller_layouts()) {
-                    Some(target) => self.change.decide(Some(Transition { target, reason: kind.reason() })),
+                    Some(target) => {
+                        self.transitions.decide(Some(Transition { target, reason: kind.reason() }))
+                    }
                     None => self.loans.refuse_first(),
                 }
             }
@@ -137,7 +138,7 @@ impl MemoryManager {
         if !self.transfers().release_share(chunks, out) {
             let loans = self.loans();
             let target = loans.reclaimable().for_smaller_share(chunks, loans.smaller_layouts());
-            self.change.decide(target.map(|target| Transition { target, reason: Reason::ReleaseShare }));
+            self.transitions.decide(target.map(|target| Transition { target, reason: Reason::ReleaseShare }));
         }
     }
 
@@ -154,7 +155,7 @@ impl MemoryManager {
             return;
         }
         match loans.restoration() {
-            Some(target) => self.change.decide(Some(Transition { target, reason: Reason::Wake })),
+            Some(target) => self.transitions.decide(Some(Transition { target, reason: Reason::Wake })),
             None => self.loans.set_lacks_room(true),
         }
     }
@@ -173,7 +174,7 @@ impl MemoryManager {
         if self.in_backoff() {
             return;
         }
-        if self.change.transition().is_some() {
+        if self.transitions.current().is_some() {
             self.abort_transition();
         }
         if self.kv.layer_offload().has_pending_spills() || self.kv.transfers().has_loads() {
@@ -188,12 +189,12 @@ impl MemoryManager {
         } else if self.orders.pending().fills() > 0 {
             self.orders.drop_copies(Reason::Hibernate, out);
         } else if !self.chunks.is_unmapped() {
-            let change = Change {
+            let remap = Remap {
                 next: self.chunks.ownership().unmapped(),
                 layout: Some(Layout::resident()),
                 reason: Reason::Hibernate,
             };
-            self.order_change(change, &[], out);
+            self.order_remap(remap, &[], out);
         } else if self.chunks.table().created() > 0 {
             self.order_release(Reason::Hibernate, out);
         } else {
@@ -233,7 +234,7 @@ impl MemoryManager {
         self.kv.finish_swap_out(swaps, done);
         self.sleep.on_swapped_out(done);
         if !done {
-            self.change.on_backend_failed(&mut self.orders);
+            self.transitions.on_backend_failed(&mut self.orders);
         }
     }
 
@@ -264,7 +265,7 @@ impl MemoryManager {
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
         if let Some(layout) = layout.filter(|_| whole || !self.loans.awaits_loans()) {
             let next = self.initial_ownership(&layout);
-            self.order_change(Change { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
+            self.order_remap(Remap { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
         }
     }
 }

@@ -5,11 +5,11 @@ use crate::offload::write_back;
 /// Fixed constants of decisions by name, recorded with each run. The names are part of the records, so they stay.
 pub const CONSTANTS: [(&str, u64); 13] = [
     ("most_stall_permille", crate::reclaim::MAX_STALL_PERMILLE),
-    ("decline_memory_steps", crate::change::DECLINE_MEMORY_STEPS),
+    ("decline_memory_steps", crate::transition::DECLINE_MEMORY_STEPS),
     ("write_piece_ns", write_back::WRITE_PIECE_NS),
     ("most_piece_bytes", write_back::MAX_PIECE_BYTES),
     ("most_wait_ns", write_back::MAX_WAIT_NS),
-    ("retry_boundaries", crate::change::RETRY_BOUNDARIES),
+    ("retry_boundaries", crate::transition::RETRY_BOUNDARIES),
     ("regrow_boundaries", crate::loans::REGROW_BOUNDARIES),
     ("regrow_piece_bytes", crate::loans::REGROW_PIECE_BYTES),
     ("idle_boundaries", crate::loans::IDLE_BOUNDARIES as u64),

@@ -63,8 +63,8 @@ impl MemoryManager {
             assert_eq!(self.chunks.table().state(*chunk), expected, "{kv_chunk:?} drains in both tables");
         }
         assert!(
-            self.change.transition().is_some() || self.kv.chunk_pool().draining().is_empty(),
-            "KV chunks drain for a goal"
+            self.transitions.current().is_some() || self.kv.chunk_pool().draining().is_empty(),
+            "KV chunks drain for a transition"
         );
     }
 
@@ -98,12 +98,12 @@ impl MemoryManager {
             self.orders.step().is_running(),
             self.orders.step().is_interrupted(),
             self.weights.is_settled(),
-            self.change.transition().is_some(),
+            self.transitions.current().is_some(),
             self.failure.is_some(),
             self.orders.step().waited_for_weights(),
         ];
         digest.word(flags.iter().fold(0, |word, flag| word << 1 | u64::from(*flag)));
-        let [retry_at, failures, moved_at_step, remapped_at_step] = self.change.digest_words();
+        let [retry_at, failures, moved_at_step, remapped_at_step] = self.transitions.digest_words();
         for word in [
             self.orders.pending().ordered(),
             self.orders.pending().iter().count() as u64,

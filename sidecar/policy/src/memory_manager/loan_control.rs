@@ -124,7 +124,7 @@ impl LoanControl for LoansMut<'_> {
             return left;
         }
         let away = manager.layout_search().is_remapped();
-        let in_use = away || manager.change.transition().is_some();
+        let in_use = away || manager.transitions.current().is_some();
         let open_requests = manager.kv.requests().count() > 0;
         let MemoryManager { loans, kv, chunks, sizes, geometry, .. } = manager;
         loans.surplus(left, in_use, open_requests, || {

@@ -65,7 +65,7 @@ impl MemoryManager {
             loans: &mut self.loans,
             chunks: &mut self.chunks,
             orders: &mut self.orders,
-            change: &mut self.change,
+            transitions: &mut self.transitions,
         }
     }
 
@@ -97,7 +97,7 @@ impl MemoryManager {
 
     /// The backend failed a change within the back-off: no other change is tried now; steps without a change continue.
     pub(super) fn in_backoff(&self) -> bool {
-        self.change.in_backoff(self.orders.boundaries())
+        self.transitions.in_backoff(self.orders.boundaries())
     }
 
     /// Everything is mapped again, if it is.

@@ -5,10 +5,10 @@ use alloc::vec::Vec;
 use super::prepare_plan::{Attempt, MemoryStep, ReclaimAction, Tried};
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
-use crate::change::RemapKind;
 use crate::kv::admissions::{AdmissionEffects, AdmittedKv};
 use crate::offload::EvictedPaused;
 use crate::reason::Reason;
+use crate::transition::RemapKind;
 
 /// What a step towards memory has led to.
 enum Progress {
@@ -104,7 +104,7 @@ impl MemoryManager {
             ReclaimAction::Decline { reason, remember } => {
                 self.orders.count(reason);
                 if let Some(chunks) = remember {
-                    self.change.decline(RemapKind::Hidden, self.orders.steps(), chunks);
+                    self.transitions.decline(RemapKind::Hidden, self.orders.steps(), chunks);
                 }
                 None
             }

@@ -8,13 +8,13 @@
 use alloc::vec::Vec;
 
 use super::{MemoryManager, Prepared, StepNeed};
-use crate::change::step::TransitionStart;
-use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::ellm::{Balloon, balloon};
 use crate::kv::admissions::AdmissionEffects;
 use crate::loans::loan_sizes;
 use crate::reason::Reason;
 use crate::reclaim::ReclaimStep;
+use crate::transition::step::TransitionStart;
+use crate::transition::{RemapKind, Transition, TransitionTarget};
 
 /// The need of a step in layer blocks and chunks.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,7 @@ impl MemoryManager {
         if demand.activation <= held && demand.layer_blocks <= free {
             return MemoryStep::Allocate;
         }
-        if self.change.transition().is_some() {
+        if self.transitions.current().is_some() {
             return MemoryStep::AbortTransition;
         }
         if demand.layer_blocks > free && self.kv.layer_offload().slot_counts().1 > 0 {
@@ -275,7 +275,7 @@ impl MemoryManager {
     /// Oneiros: remaps as many layers as cover what is missing, if their copies hide.
     fn remap_own(&self, missing: u32) -> Option<ReclaimAction> {
         let chunks = self.chunks_of_layers(missing)?;
-        if self.change.is_declined(RemapKind::Hidden, self.orders.steps(), chunks) {
+        if self.transitions.is_declined(RemapKind::Hidden, self.orders.steps(), chunks) {
             return None;
         }
         if !self.step_stats.compute_known() {

@@ -2,10 +2,10 @@
 
 use super::MemoryManager;
 use super::parts::pressure;
-use crate::change::{Transition, TransitionTarget};
 use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
 use crate::step_model::Layout;
+use crate::transition::{Transition, TransitionTarget};
 
 impl MemoryManager {
     /// Plans the change that is due at this boundary, and the count of calm boundaries if this one counts.
@@ -13,7 +13,8 @@ impl MemoryManager {
         let to_layout = |layout, reason| Transition { target: TransitionTarget::Layout(layout), reason };
         if let Some(forced) = self.forced {
             let layout = self.sizes.forced_layout(forced);
-            let differs = layout != *self.weights.layout() && self.change.may_retry(self.orders.boundaries());
+            let differs =
+                layout != *self.weights.layout() && self.transitions.may_retry(self.orders.boundaries());
             return (differs.then(|| to_layout(layout, Reason::Forced)), None);
         }
         if let Some(layout) = self.layout_below_cap() {
@@ -27,7 +28,7 @@ impl MemoryManager {
     /// Activations that eLLM converted to KV are restored under another policy.
     fn activations_to_return(&self) -> Option<Transition> {
         let few = self.chunks.activation_chunks() < self.sizes.activation_min;
-        let due = few && self.loaded && self.change.may_retry(self.orders.boundaries());
+        let due = few && self.loaded && self.transitions.may_retry(self.orders.boundaries());
         due.then_some(Transition {
             target: TransitionTarget::Activation(self.sizes.activation_min),
             reason: Reason::Deflate,
@@ -41,7 +42,7 @@ impl MemoryManager {
         let alpha = current.alpha();
         if alpha <= self.base.alpha()
             || !self.weights.is_settled()
-            || !self.change.may_retry(self.orders.boundaries())
+            || !self.transitions.may_retry(self.orders.boundaries())
         {
             return None;
         }
@@ -50,7 +51,7 @@ impl MemoryManager {
         }
         let pressure = self.pressure(alpha - self.base.alpha());
         let patience = self.patience();
-        let (layers, calm) = self.change.layers_to_revert(patience, &pressure);
+        let (layers, calm) = self.transitions.layers_to_revert(patience, &pressure);
         if layers == 0 {
             return Some((None, calm));
         }
@@ -81,13 +82,13 @@ impl MemoryManager {
     /// Memory that was taken for a step is not reverted before a step has run: until its blocks are allocated it looks
     /// spare, and with a short patience reversion and remapping would alternate at one boundary for ever.
     fn is_remapped_this_step(&self) -> bool {
-        self.change.is_remapped(self.orders.steps()) && self.kv.requests().count() > 0
+        self.transitions.is_remapped(self.orders.steps()) && self.kv.requests().count() > 0
     }
 
     /// If more layers move than the cap allows: the layout within the cap, if it fits without cost to a request.
     fn layout_below_cap(&self) -> Option<Layout> {
         let moving = self.weights.layout().moving.len();
-        if moving <= usize::from(self.sizes.cap_m) || !self.change.may_retry(self.orders.boundaries()) {
+        if moving <= usize::from(self.sizes.cap_m) || !self.transitions.may_retry(self.orders.boundaries()) {
             return None;
         }
         let max_moving = self.sizes.cap_m.saturating_sub(1);

@@ -4,9 +4,9 @@ use alloc::vec::Vec;
 
 use super::{MemoryManager, StallsTooLong};
 use crate::action::Action;
-use crate::change::{RemapKind, Transition, TransitionTarget};
 use crate::reason::Reason;
 use crate::step_model::Layout;
+use crate::transition::{RemapKind, Transition, TransitionTarget};
 
 /// A remap that covers a shortfall, although tokens wait for the moving layers longer than the allowance.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ impl MemoryManager {
         let missing_layer_blocks = missing_kv_blocks.saturating_mul(self.kv.layers());
         let chunks = self
             .chunks_of_layers(missing_layer_blocks)
-            .filter(|_| remaps && self.change.transition().is_none())?;
-        if self.change.is_declined(RemapKind::Stalling, self.orders.steps(), chunks) {
+            .filter(|_| remaps && self.transitions.current().is_none())?;
+        if self.transitions.is_declined(RemapKind::Stalling, self.orders.steps(), chunks) {
             return None;
         }
         let Ok(layout) = self.layout_search().freeing(chunks, self.cost().token_share_ns(max_permille))
@@ -43,7 +43,7 @@ impl MemoryManager {
 
     /// Does not look for such a layout again for a while.
     pub(super) fn decline_stalling_remap(&mut self, declined: StallsTooLong) {
-        self.change.decline(RemapKind::Stalling, self.orders.steps(), declined.chunks);
+        self.transitions.decline(RemapKind::Stalling, self.orders.steps(), declined.chunks);
     }
 
     /// Lets these layers move: their chunks become KV. `false` = they do not.

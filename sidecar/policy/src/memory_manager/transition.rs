@@ -1,32 +1,32 @@
 //! Changes the ownership of chunks while the tenant serves.
 //!
-//! Every change is one transaction between two steps. Chunks that KV gives up are drained first, copies into slots have
-//! ended before, and nothing new is created: a chunk that arrives at an owner leaves another in the same transaction,
-//! so a change is feasible with zero spare chunks. Nothing is recorded before the backend has reported that it
-//! happened.
+//! Every transition is one transaction between two steps. Chunks that KV gives up are drained first, copies into slots
+//! have ended before, and nothing new is created: a chunk that arrives at an owner leaves another in the same
+//! transaction, so a transition is feasible with zero spare chunks. Nothing is recorded before the backend has reported
+//! that it happened.
 //!
-//! [`TransitionFacts`] decides the next step of a change from counts, and `take_action` carries it out. Nothing is drained or
-//! evicted for a change before it is known to fit.
+//! [`TransitionFacts`] decides the next step of a transition from counts, and `take_action` carries it out. Nothing is drained or
+//! evicted for a transition before it is known to fit.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use super::MemoryManager;
 use crate::action::{Action, LayerBlockMove, Work};
-use crate::change::step::{
-    Misfit, TransitionAction, TransitionFacts, TransitionStart, TransitionStep, TransitionWork,
-};
-use crate::change::{Transition, TransitionTarget};
 use crate::chunk_table::Ownership;
 use crate::chunks::Applied;
 use crate::event::Outcome;
 use crate::ids::{ChunkId, Generation, LayerId};
 use crate::offload::EvictedPaused;
-use crate::orders::pending::{Change, Pending};
+use crate::orders::pending::{Pending, Remap};
 use crate::reason::Reason;
+use crate::transition::step::{
+    Misfit, TransitionAction, TransitionFacts, TransitionStart, TransitionStep, TransitionWork,
+};
+use crate::transition::{Transition, TransitionTarget};
 
 impl MemoryManager {
-    /// The next step of a change that is under way or may begin.
+    /// The next step of a transition that is under way or may begin.
     fn next_transition_step(&self, transition: &Transition) -> TransitionStep {
         let from_kv = self.transition_shortfall(&transition.target);
         let keeps_guarantee = from_kv == 0 || from_kv <= self.kv.chunk_pool().above(self.sizes.kv_guaranteed);
@@ -36,13 +36,13 @@ impl MemoryManager {
             drain,
             fetches: self.kv.layer_offload().fetches() > 0,
             evicts_paused: transition.reason.must_happen()
-                && self.offload_view().can_evict_paused_for_change(missing),
+                && self.offload_view().can_evict_paused_for_transition(missing),
             copies_weights: transition.target.moves_weights() && self.orders.pending().fills() > 0,
         };
         facts.next_step()
     }
 
-    /// The change with its first action, if it fits as memory is now.
+    /// The transition with its first action, if it fits as memory is now.
     pub(super) fn transition_start(&self, transition: Transition) -> Option<TransitionStart> {
         match self.next_transition_step(&transition) {
             TransitionStep::Act(action) => Some(TransitionStart { transition, action }),
@@ -50,34 +50,34 @@ impl MemoryManager {
         }
     }
 
-    /// Decides a change that fits and orders its first action. Nothing has changed since it was planned.
+    /// Decides a transition that fits and orders its first action. Nothing has changed since it was planned.
     pub(super) fn start_transition(&mut self, start: TransitionStart, out: &mut Vec<Action>) {
-        self.change.decide(Some(start.transition.clone()));
+        self.transitions.decide(Some(start.transition.clone()));
         self.take_action(&start.transition, start.action, out);
     }
 
-    /// Takes the change under way one action further, or gives it up.
+    /// Takes the transition under way one action further, or gives it up.
     pub(super) fn advance_transition(&mut self, out: &mut Vec<Action>) {
-        let goal = self.change.transition().cloned().expect("a goal is pursued");
+        let transition = self.transitions.current().cloned().expect("a transition is under way");
         loop {
-            match self.next_transition_step(&goal) {
-                TransitionStep::Act(action) => return self.take_action(&goal, action, out),
-                TransitionStep::GiveUp(misfit) => return self.give_up_transition(goal.reason, misfit),
+            match self.next_transition_step(&transition) {
+                TransitionStep::Act(action) => return self.take_action(&transition, action, out),
+                TransitionStep::GiveUp(misfit) => return self.give_up_transition(transition.reason, misfit),
                 TransitionStep::EvictPaused { missing } => {
-                    match self.offloading().evict_paused_for_change(missing, out) {
+                    match self.offloading().evict_paused_for_transition(missing, out) {
                         Some(EvictedPaused::Freed) => {}
                         Some(EvictedPaused::UnderWay) => {
-                            return self.give_up_transition(goal.reason, Misfit::CopiesUnderWay);
+                            return self.give_up_transition(transition.reason, Misfit::CopiesUnderWay);
                         }
-                        None => return self.give_up_transition(goal.reason, Misfit::NoRoom),
+                        None => return self.give_up_transition(transition.reason, Misfit::NoRoom),
                     }
                 }
             }
         }
     }
 
-    /// Carries out the next action of a change.
-    fn take_action(&mut self, goal: &Transition, action: TransitionAction, out: &mut Vec<Action>) {
+    /// Carries out the next action of a transition.
+    fn take_action(&mut self, transition: &Transition, action: TransitionAction, out: &mut Vec<Action>) {
         let TransitionAction { drain, work } = action;
         self.drain(drain.kv_chunks);
         self.kv.evict_oldest(drain.evictions);
@@ -87,12 +87,12 @@ impl MemoryManager {
         }
         match work {
             TransitionWork::MoveLayerBlocks => self.order_moves(out),
-            TransitionWork::DropCopies => self.orders.drop_copies(goal.reason, out),
-            TransitionWork::Remap => self.order_goal(goal, out),
+            TransitionWork::DropCopies => self.orders.drop_copies(transition.reason, out),
+            TransitionWork::Remap => self.order_transition(transition, out),
         }
     }
 
-    /// Gives the change up because it does not fit. Copies that are in its way end by themselves.
+    /// Gives the transition up because it does not fit. Copies that are in its way end by themselves.
     fn give_up_transition(&mut self, reason: Reason, misfit: Misfit) {
         if misfit == Misfit::NoRoom {
             self.loans.on_no_room(reason);
@@ -111,9 +111,9 @@ impl MemoryManager {
         after.saturating_sub(before + self.chunks.free_count())
     }
 
-    /// Gives the change up; every KV chunk takes blocks again.
+    /// Gives the transition up; every KV chunk takes blocks again.
     pub(super) fn abort_transition(&mut self) {
-        self.change.give_up(self.orders.boundaries());
+        self.transitions.give_up(self.orders.boundaries());
         self.drain(0);
     }
 
@@ -135,7 +135,7 @@ impl MemoryManager {
             .into_iter()
             .map(|(from, to)| LayerBlockMove { from, from_chunk: chunk_of(from), to, to_chunk: chunk_of(to) })
             .collect();
-        self.change.moves_layer_blocks(self.orders.steps());
+        self.transitions.moves_layer_blocks(self.orders.steps());
         self.orders.order(Work::MoveLayerBlocks(moves.clone()), Reason::Compact, Pending::Move(moves), out);
     }
 
@@ -143,14 +143,14 @@ impl MemoryManager {
         let done = matches!(outcome, Outcome::Done { .. });
         self.kv.finish_moves(moves.iter().map(|m| (m.from, m.to)), done);
         if !done {
-            self.change.on_backend_failed(&mut self.orders);
+            self.transitions.on_backend_failed(&mut self.orders);
             self.abort_transition();
         }
     }
 
-    fn order_goal(&mut self, goal: &Transition, out: &mut Vec<Action>) {
+    fn order_transition(&mut self, transition: &Transition, out: &mut Vec<Action>) {
         let drained = self.kv.chunk_pool().drained();
-        let (next, layout) = match &goal.target {
+        let (next, layout) = match &transition.target {
             TransitionTarget::Layout(layout) => {
                 let next = self.chunks.with_layout(layout, self.weights.slots().contents(), &drained);
                 (next, Some(layout.clone()))
@@ -163,19 +163,19 @@ impl MemoryManager {
             }
         };
         let kept = layout.as_ref().map_or(Vec::new(), |_| self.preserved_chunks(&next));
-        self.order_change(Change { next, layout, reason: goal.reason }, &kept, out);
+        self.order_remap(Remap { next, layout, reason: transition.reason }, &kept, out);
     }
 
-    /// Orders the transaction that leads to `change`.
-    pub(super) fn order_change(&mut self, mut change: Change, kept: &[ChunkId], out: &mut Vec<Action>) {
-        let reason = change.reason;
+    /// Orders the transaction of `remap`.
+    pub(super) fn order_remap(&mut self, mut remap: Remap, kept: &[ChunkId], out: &mut Vec<Action>) {
+        let reason = remap.reason;
         let defers_unmap = reason == Reason::Inflate && self.params.defers_unmap;
-        change.next = self.chunks.with_stale(change.next, defers_unmap);
-        let transaction = self.chunks.ownership().transaction(&change.next, kept);
-        self.orders.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(change)), out);
+        remap.next = self.chunks.with_stale(remap.next, defers_unmap);
+        let transaction = self.chunks.ownership().transaction(&remap.next, kept);
+        self.orders.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(remap)), out);
     }
 
-    /// Layers whose contents stay readable at their addresses across the change.
+    /// Layers whose contents stay readable at their addresses across the transition.
     fn preserved_layers(&self, next: &Ownership) -> Vec<(LayerId, Generation)> {
         let ownership = self.chunks.ownership();
         let slots = ownership.slot_of.iter().enumerate();
@@ -188,8 +188,8 @@ impl MemoryManager {
         self.preserved_layers(next).iter().flat_map(|(layer, _)| next.layer_chunks(*layer).to_vec()).collect()
     }
 
-    pub(super) fn apply(&mut self, change: Change) {
-        let Change { next, layout, reason } = change;
+    pub(super) fn apply(&mut self, remap: Remap) {
+        let Remap { next, layout, reason } = remap;
         let preserved = self.preserved_layers(&next);
         let Applied { moved_chunks, kv_chunks } = self.chunks.apply(next);
         if !reason.is_trade() {
@@ -202,7 +202,7 @@ impl MemoryManager {
                 self.kv.chunk_pool_mut().unback(kv_chunk)
             }
         }
-        self.change.applied(layout.is_some().then_some(reason), self.orders.steps());
+        self.transitions.applied(layout.is_some().then_some(reason), self.orders.steps());
         if let Some(layout) = layout {
             self.weight_copies().place(layout, preserved, reason);
         }

@@ -50,9 +50,9 @@ impl OffloadView<'_> {
         }
     }
 
-    /// KV of paused requests may leave the device for a change that must happen, and `missing` layer blocks leave fast
+    /// KV of paused requests may leave the device for a transition that must happen, and `missing` layer blocks leave fast
     /// enough.
-    pub fn can_evict_paused_for_change(&self, missing: u32) -> bool {
+    pub fn can_evict_paused_for_transition(&self, missing: u32) -> bool {
         self.can_evict_paused() && self.offload.write_back.is_fast_enough(missing)
     }
 
@@ -101,9 +101,13 @@ impl Offloading<'_> {
         some
     }
 
-    /// Evicts KV of paused requests for a change that must happen and for which `missing` layer blocks have no place,
-    /// if [`OffloadView::can_evict_paused_for_change`]. `None` = there is none.
-    pub fn evict_paused_for_change(&mut self, missing: u32, out: &mut Vec<Action>) -> Option<EvictedPaused> {
+    /// Evicts KV of paused requests for a transition that must happen and for which `missing` layer blocks have no place,
+    /// if [`OffloadView::can_evict_paused_for_transition`]. `None` = there is none.
+    pub fn evict_paused_for_transition(
+        &mut self,
+        missing: u32,
+        out: &mut Vec<Action>,
+    ) -> Option<EvictedPaused> {
         let effects = AdmissionEffects::default();
         let on_host = self.kv.paused_on_host(missing, &effects);
         if !on_host.is_empty() {
@@ -207,8 +211,8 @@ mod tests {
             assert_eq!(written.len(), 2);
             let swaps = swaps_of(&parts, &written);
             parts.kv.finish_write_back(&swaps, true);
-            let evicted = match parts.parts().view().can_evict_paused_for_change(4) {
-                true => parts.parts().evict_paused_for_change(4, &mut out),
+            let evicted = match parts.parts().view().can_evict_paused_for_transition(4) {
+                true => parts.parts().evict_paused_for_transition(4, &mut out),
                 false => None,
             };
             assert_eq!(evicted, expected, "{policy:?}");

@@ -84,7 +84,7 @@ impl<'a> OffloadView<'a> {
         self.offload.longest_pause_ns().is_some() && self.offload.write_back.is_fast_enough(self.kv.layers())
     }
 
-    /// KV of paused requests may leave the device for a change that must happen.
+    /// KV of paused requests may leave the device for a transition that must happen.
     pub fn can_evict_paused(&self) -> bool {
         self.offload.longest_pause_ns().is_some() && self.params.cost_rule().evicts_paused_for_debts()
     }

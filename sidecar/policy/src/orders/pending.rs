@@ -28,7 +28,7 @@ pub enum Pending {
     /// These chunks, and this number that do not exist, go to a peer.
     Lend(Vec<ChunkId>, u32, Earmark, TransferKind),
     /// The address table becomes this one.
-    Reback(Box<Change>),
+    Reback(Box<Remap>),
     /// Weights are copied.
     Fill {
         /// The holder.
@@ -79,9 +79,9 @@ impl Pending {
     }
 }
 
-/// A change of ownership.
+/// A transaction of the device that changes owners.
 #[derive(Clone, Debug)]
-pub struct Change {
+pub struct Remap {
     /// The owners afterwards.
     pub next: Ownership,
     /// The layout afterwards, if it changes.
@@ -178,7 +178,7 @@ impl PendingActions {
     pub fn fills_blocked(&self) -> bool {
         let holds = |effect: &Pending| match effect {
             Pending::Drop => true,
-            Pending::Reback(change) => change.layout.is_some(),
+            Pending::Reback(remap) => remap.layout.is_some(),
             _ => false,
         };
         self.blocking() && self.effects().any(holds)

@@ -18,7 +18,7 @@ fn run(kv: &mut Kv, id: u64, kv_blocks: u32) {
     let prefix = kv.cached_prefix(id, &[]);
     kv.open(RequestId(id), &prefix);
     kv.allocate(&[(RequestId(id), kv_blocks)], &mut Generations::default());
-    (0..kv_blocks).for_each(|_| kv.commit(RequestId(id), &[7; 16]));
+    (0..kv_blocks).for_each(|_| kv.on_tokens_computed(RequestId(id), &[7; 16]));
 }
 
 /// Drains as planned. Returns the blocks that are left in the draining KV chunks, of KV and of buffers.

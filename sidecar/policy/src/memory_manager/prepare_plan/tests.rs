@@ -156,7 +156,7 @@ fn paused_kv_stays_during_a_back_off() {
     let mut manager = manager(PolicyName::OrbitFlow);
     let evict = MemoryStep::Reclaim { missing: 4, tried: 1, action: ReclaimAction::EvictPaused };
     assert_eq!(after_peers(&manager, &need(1, 16), 4), evict);
-    manager.change.failed(manager.orders.boundaries());
+    manager.transitions.failed(manager.orders.boundaries());
     let short = Prepared::Short { missing_kv_blocks: 1, activation: false };
     assert_eq!(after_peers(&manager, &need(1, 16), 4), MemoryStep::Answer(short));
 }

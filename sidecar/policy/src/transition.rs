@@ -1,5 +1,6 @@
-//! The change of ownership that is decided and has not happened: its target, the back-off after a failed one, and the
-//! remaps that were declined. The caller counts steps and boundaries and passes the counts: this file reads no clock.
+//! The transition (a change of ownership) that is decided and has not happened: its target, the back-off after a failed
+//! one, and the remaps that were declined. The caller counts steps and boundaries and passes the counts: this file reads
+//! no clock.
 
 pub mod step;
 
@@ -8,7 +9,8 @@ use crate::reason::Reason;
 use crate::revert::{Hysteresis, Pressure};
 use crate::step_model::Layout;
 
-/// Boundaries after which a change that was given up is tried again. Each failure of the backend in a row doubles them.
+/// Boundaries after which a transition that was given up is tried again. Each failure of the backend in a row doubles
+/// them.
 pub const RETRY_BOUNDARIES: u64 = 16;
 
 /// Failures in a row that still double the back-off.
@@ -42,7 +44,7 @@ impl TransitionTarget {
     }
 }
 
-/// A change that was decided and has not happened.
+/// A transition that was decided and has not happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// Its target.
@@ -67,16 +69,16 @@ pub enum RemapKind {
     Stalling,
 }
 
-/// The state of changes: at most one is under way. It says whether that one goes on, and whether another may be
+/// The state of transitions: at most one is under way. It says whether that one goes on, and whether another may be
 /// decided.
 #[derive(Clone, Debug)]
-pub struct ChangeState {
+pub struct TransitionState {
     transition: Option<Transition>,
-    /// Calm boundaries since the last change.
+    /// Calm boundaries since the last transition.
     hysteresis: Hysteresis,
-    /// Changes that the backend failed in a row.
+    /// Transitions that the backend failed in a row.
     failures: u32,
-    /// No change that can wait is tried before this boundary.
+    /// No transition that can wait is tried before this boundary.
     retry_at: u64,
     /// Of each [`RemapKind`]: the last one that was declined, at which step, and how many chunks it was to give.
     declined: [Option<(u64, u32)>; 2],
@@ -86,10 +88,10 @@ pub struct ChangeState {
     remapped_at_step: Option<u64>,
 }
 
-impl ChangeState {
+impl TransitionState {
     /// Creates the state in which nothing is decided.
-    pub fn new(hysteresis: Hysteresis) -> ChangeState {
-        ChangeState {
+    pub fn new(hysteresis: Hysteresis) -> TransitionState {
+        TransitionState {
             transition: None,
             hysteresis,
             failures: 0,
@@ -100,12 +102,12 @@ impl ChangeState {
         }
     }
 
-    /// Returns the change that is decided and has not happened.
-    pub fn transition(&self) -> Option<&Transition> {
+    /// Returns the transition that is decided and has not happened.
+    pub fn current(&self) -> Option<&Transition> {
         self.transition.as_ref()
     }
 
-    /// Sets the change that is decided; `None` = none is.
+    /// Sets the transition that is decided; `None` = none is.
     pub fn decide(&mut self, transition: Option<Transition>) {
         self.transition = transition;
     }
@@ -130,7 +132,7 @@ impl ChangeState {
         self.back_off(boundary);
     }
 
-    /// Ends a change that has happened. `new_layout` is its reason if it came with a new layout, else `None`.
+    /// Ends a transition that has happened. `new_layout` is its reason if it came with a new layout, else `None`.
     pub fn applied(&mut self, new_layout: Option<Reason>, step: u64) {
         if let Some(reason) = new_layout {
             self.remapped_at_step = reason.takes_layers().then_some(step);
@@ -141,13 +143,13 @@ impl ChangeState {
         self.succeeded();
     }
 
-    /// Counts a failure of the backend, in a change or a transfer: the back-off grows.
+    /// Counts a failure of the backend, in a transition or a transfer: the back-off grows.
     pub fn failed(&mut self, boundary: u64) {
         self.failures += 1;
         self.back_off(boundary);
     }
 
-    /// As [`ChangeState::failed`], at this boundary; the failure is counted among the decisions.
+    /// As [`TransitionState::failed`], at this boundary; the failure is counted among the decisions.
     pub fn on_backend_failed(&mut self, orders: &mut Orders) {
         orders.count(Reason::BackendFailed);
         self.failed(orders.boundaries());
@@ -162,13 +164,13 @@ impl ChangeState {
         self.retry_at = boundary + (RETRY_BOUNDARIES << self.failures.min(MAX_DOUBLINGS));
     }
 
-    /// Returns whether a change that was given up may be tried again.
+    /// Returns whether a transition that was given up may be tried again.
     pub fn may_retry(&self, boundary: u64) -> bool {
         boundary >= self.retry_at
     }
 
-    /// Returns whether the backend failed a change within the back-off: no other change is tried now. Reclaim steps without a
-    /// change go on.
+    /// Returns whether the backend failed a transition within the back-off: no other transition is tried now. Reclaim
+    /// steps without a transition go on.
     pub fn in_backoff(&self, boundary: u64) -> bool {
         self.failures > 0 && !self.may_retry(boundary)
     }
@@ -226,71 +228,71 @@ mod tests {
     /// Room for one layer of 100.
     const ROOMY: Pressure = Pressure { spare_bytes: 100, used_bytes: 0, layer_bytes: 100, alpha: 1 };
 
-    fn state() -> ChangeState {
-        ChangeState::new(Hysteresis::new(4, 0))
+    fn state() -> TransitionState {
+        TransitionState::new(Hysteresis::new(4, 0))
     }
 
-    fn decided(target: TransitionTarget, reason: Reason) -> ChangeState {
-        let mut change = state();
-        change.decide(Some(Transition { target, reason }));
-        change
+    fn decided(target: TransitionTarget, reason: Reason) -> TransitionState {
+        let mut transitions = state();
+        transitions.decide(Some(Transition { target, reason }));
+        transitions
     }
 
     #[test]
     fn declined_remap_is_reconsidered_later_or_smaller() {
-        let mut change = state();
-        assert!(!change.is_declined(RemapKind::Hidden, 7, 3), "nothing was");
-        change.decline(RemapKind::Hidden, 7, 3);
-        let declined = |step, chunks| change.is_declined(RemapKind::Hidden, step, chunks);
+        let mut transitions = state();
+        assert!(!transitions.is_declined(RemapKind::Hidden, 7, 3), "nothing was");
+        transitions.decline(RemapKind::Hidden, 7, 3);
+        let declined = |step, chunks| transitions.is_declined(RemapKind::Hidden, step, chunks);
         assert_eq!([2, 3, 4].map(|chunks| declined(7, chunks)), [false, true, true], "less may do");
         assert_eq!([22, 23].map(|step| declined(step, 3)), [true, false]);
-        assert!(!change.is_declined(RemapKind::Stalling, 7, 3), "the other kind has another allowance");
+        assert!(!transitions.is_declined(RemapKind::Stalling, 7, 3), "the other kind has another allowance");
     }
 
     #[test]
-    fn change_clears_declined_remaps() {
-        let mut change = state();
-        change.decline(RemapKind::Stalling, 7, 3);
-        change.applied(None, 7);
-        assert!(!change.is_declined(RemapKind::Stalling, 7, 3));
+    fn transition_clears_declined_remaps() {
+        let mut transitions = state();
+        transitions.decline(RemapKind::Stalling, 7, 3);
+        transitions.applied(None, 7);
+        assert!(!transitions.is_declined(RemapKind::Stalling, 7, 3));
     }
 
     #[test]
     fn the_back_off_doubles_with_each_failure_up_to_a_bound() {
-        let mut change = state();
+        let mut transitions = state();
         let waits = [1, 2, 3, 4, 5, 6, 7, 8].map(|_| {
-            change.failed(100);
-            (100..).find(|boundary| change.may_retry(*boundary)).map(|boundary| boundary - 100)
+            transitions.failed(100);
+            (100..).find(|boundary| transitions.may_retry(*boundary)).map(|boundary| boundary - 100)
         });
         assert_eq!(waits, [32, 64, 128, 256, 512, 1024, 1024, 1024].map(Some));
     }
 
     #[test]
-    fn change_without_space_waits_without_failure() {
-        let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
-        change.give_up(100);
-        assert_eq!(change.transition(), None);
-        assert_eq!([115, 116].map(|boundary| change.may_retry(boundary)), [false, true]);
-        assert!(!change.in_backoff(100), "other changes may be tried");
+    fn transition_without_space_waits_without_failure() {
+        let mut transitions = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
+        transitions.give_up(100);
+        assert_eq!(transitions.current(), None);
+        assert_eq!([115, 116].map(|boundary| transitions.may_retry(boundary)), [false, true]);
+        assert!(!transitions.in_backoff(100), "other transitions may be tried");
     }
 
     #[test]
     fn the_back_off_ends_with_its_boundary_or_with_a_success() {
-        let mut change = state();
-        change.failed(0);
-        assert_eq!([31, 32].map(|boundary| change.in_backoff(boundary)), [true, false]);
-        change.succeeded();
-        assert!(!change.in_backoff(0));
-        assert!(!change.may_retry(0), "a change that can wait still does");
+        let mut transitions = state();
+        transitions.failed(0);
+        assert_eq!([31, 32].map(|boundary| transitions.in_backoff(boundary)), [true, false]);
+        transitions.succeeded();
+        assert!(!transitions.in_backoff(0));
+        assert!(!transitions.may_retry(0), "a transition that can wait still does");
     }
 
     #[test]
     fn transition_after_moves_waits_for_step() {
-        let mut change = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
-        assert!(change.is_due(5, true), "nothing has moved");
-        change.moves_layer_blocks(5);
+        let mut transitions = decided(TransitionTarget::KvChunks(1), Reason::FreeChunks);
+        assert!(transitions.is_due(5, true), "nothing has moved");
+        transitions.moves_layer_blocks(5);
         assert_eq!(
-            [(5, true), (5, false), (6, true)].map(|(s, on)| change.is_due(s, on)),
+            [(5, true), (5, false), (6, true)].map(|(s, on)| transitions.is_due(s, on)),
             [false, true, true]
         );
     }
@@ -303,51 +305,57 @@ mod tests {
             (vacate.clone(), Reason::Repay, true),
             (vacate, Reason::Lend, false),
         ] {
-            let mut change = decided(target, reason);
-            change.moves_layer_blocks(5);
-            assert_eq!(change.is_due(5, true), due, "{reason:?}");
+            let mut transitions = decided(target, reason);
+            transitions.moves_layer_blocks(5);
+            assert_eq!(transitions.is_due(5, true), due, "{reason:?}");
         }
         assert!(!state().is_due(5, false), "nothing is decided");
     }
 
     #[test]
     fn only_layouts_taking_layers_count_as_remap() {
-        let mut change = state();
-        change.applied(Some(Reason::RemapOwn), 3);
-        assert_eq!([3, 4].map(|step| change.is_remapped(step)), [true, false]);
-        change.applied(None, 3);
-        assert!(change.is_remapped(3), "the layout is the same");
-        change.applied(Some(Reason::Revert), 3);
-        assert!(!change.is_remapped(3));
+        let mut transitions = state();
+        transitions.applied(Some(Reason::RemapOwn), 3);
+        assert_eq!([3, 4].map(|step| transitions.is_remapped(step)), [true, false]);
+        transitions.applied(None, 3);
+        assert!(transitions.is_remapped(3), "the layout is the same");
+        transitions.applied(Some(Reason::Revert), 3);
+        assert!(!transitions.is_remapped(3));
     }
 
     #[test]
-    fn change_resets_steady_boundaries() {
-        let mut change = state();
-        let boundary = |change: &mut ChangeState| {
-            let (layers, calm) = change.layers_to_revert(4, &ROOMY);
-            change.record_calm(calm);
+    fn transition_resets_steady_boundaries() {
+        let mut transitions = state();
+        let boundary = |transitions: &mut TransitionState| {
+            let (layers, calm) = transitions.layers_to_revert(4, &ROOMY);
+            transitions.record_calm(calm);
             layers
         };
-        let calm = |change: &mut ChangeState| (1..).find(|_| boundary(change) > 0).expect("layers come back");
-        assert_eq!(calm(&mut change), 4);
-        boundary(&mut change);
-        change.applied(None, 0);
-        assert_eq!(calm(&mut change), 4);
-        assert_eq!([1, 2].map(|_| change.layers_to_revert(1, &ROOMY).0), [1, 1], "asking counts no boundary");
-        boundary(&mut change);
-        change.give_up(0);
-        assert_eq!(calm(&mut change), 4);
+        let calm = |transitions: &mut TransitionState| {
+            (1..).find(|_| boundary(transitions) > 0).expect("layers come back")
+        };
+        assert_eq!(calm(&mut transitions), 4);
+        boundary(&mut transitions);
+        transitions.applied(None, 0);
+        assert_eq!(calm(&mut transitions), 4);
+        assert_eq!(
+            [1, 2].map(|_| transitions.layers_to_revert(1, &ROOMY).0),
+            [1, 1],
+            "asking counts no boundary"
+        );
+        boundary(&mut transitions);
+        transitions.give_up(0);
+        assert_eq!(calm(&mut transitions), 4);
     }
 
     #[test]
     fn a_digest_covers_the_next_try_failures_moves_and_remaps() {
-        let mut change = state();
-        assert_eq!(change.digest_words(), [0, 0, u64::MAX, u64::MAX]);
-        change.moves_layer_blocks(8);
-        change.applied(Some(Reason::Wake), 9);
-        change.failed(10);
-        assert_eq!(change.digest_words(), [42, 1, 8, 9]);
+        let mut transitions = state();
+        assert_eq!(transitions.digest_words(), [0, 0, u64::MAX, u64::MAX]);
+        transitions.moves_layer_blocks(8);
+        transitions.applied(Some(Reason::Wake), 9);
+        transitions.failed(10);
+        assert_eq!(transitions.digest_words(), [42, 1, 8, 9]);
     }
 
     #[test]

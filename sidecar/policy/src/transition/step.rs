@@ -1,13 +1,13 @@
-//! The next step of a change of ownership: a decision over counts. It changes nothing; the memory manager carries it
+//! The next step of a transition: a decision over counts. It changes nothing; the memory manager carries it
 //! out (`memory_manager/transition.rs`).
 
 use super::Transition;
 use crate::kv::compact::DrainPlan;
 
-/// What decides the next step of a change.
+/// What decides the next step of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransitionFacts {
-    /// What it takes to empty the KV chunks that the change needs; `None`: KV would have less than its guarantee.
+    /// What it takes to empty the KV chunks that the transition needs; `None`: KV would have less than its guarantee.
     pub drain: Option<DrainPlan>,
     /// Copies into buffers of offloaded layers are under way.
     pub fetches: bool,
