@@ -25,7 +25,7 @@ const SIDECAR_LIMIT: Duration = Duration::from_secs(12);
 /// The default of `hangTimeoutSeconds`.
 const HANG_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delays per layer of a step and per change of mappings, so that the test can stop a process in the middle.
-const SLOWED: &str = "--layer-delay-ms 2 --reback-delay-ms 60";
+const SLOWED: &str = "--layer-delay-ms 2 --remap-delay-ms 60";
 
 /// A process of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ enum When {
     /// It has borrowed memory.
     Borrowing,
     /// Its engine changes the backing of its addresses.
-    Rebacking,
+    Remapping,
 }
 
 impl When {
@@ -56,7 +56,7 @@ impl When {
             When::Computing => holds && has_reached(state, "step"),
             When::Lending => place.lent_bytes > 0,
             When::Borrowing => place.borrowed_bytes > 0,
-            When::Rebacking => has_reached(state, "remapping"),
+            When::Remapping => has_reached(state, "remapping"),
         }
     }
 }
@@ -193,12 +193,12 @@ async fn stopped_worker_is_replaced_and_peers_continue() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_sidecar_is_replaced_and_peers_continue() {
-    cases(&[When::Lending, When::Rebacking].map(|when| (Stopped::Sidecar, when))).await;
+    cases(&[When::Lending, When::Remapping].map(|when| (Stopped::Sidecar, when))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
-    cases(&[(Stopped::Supervisor, When::Rebacking)]).await;
+    cases(&[(Stopped::Supervisor, When::Remapping)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +206,7 @@ async fn a_supervisor_that_is_stopped_disturbs_no_stream() {
 async fn process_that_stops_in_any_other_state_is_replaced() {
     cases(&[
         (Stopped::Worker, When::Lending),
-        (Stopped::Worker, When::Rebacking),
+        (Stopped::Worker, When::Remapping),
         (Stopped::Sidecar, When::Computing),
         (Stopped::Sidecar, When::Borrowing),
         (Stopped::Supervisor, When::Computing),

@@ -137,5 +137,5 @@ async fn stopped_tenant_is_replaced_and_its_memory_returns() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "cargo xtask nightly: two minutes"]
 async fn tenant_that_stops_in_any_other_state_is_replaced() {
-    stopped_in_states(&[When::Computing, When::Lending, When::Rebacking]).await;
+    stopped_in_states(&[When::Computing, When::Lending, When::Remapping]).await;
 }

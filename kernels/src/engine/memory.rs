@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use sluice_link::message::EngineSetup;
-use sluice_link::vocabulary::{Address, KvChunkId, LayerId, Reback};
+use sluice_link::vocabulary::{Address, KvChunkId, LayerId, MapOp};
 use sluice_memory::mapping::{Mapping, MappingError, Range, RangeSizes};
 use thiserror::Error;
 
@@ -93,7 +93,7 @@ impl EngineMemory {
     }
 
     /// Applies all of `ops`, in order, or none of them. After [`MappingError::RollbackFailed`] no step may run.
-    pub(super) fn apply(&mut self, ops: &[Reback]) -> Result<(), MappingError> {
+    pub(super) fn apply(&mut self, ops: &[MapOp]) -> Result<(), MappingError> {
         let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
         self.weights = self.find_weights();
         // A chunk that became KV may still back its old address: no step may claim it as activations.

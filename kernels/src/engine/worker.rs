@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::error::LinkError;
 use sluice_link::message::StepOrder;
-use sluice_link::vocabulary::{ActionId, FailedSequence, Reback};
+use sluice_link::vocabulary::{ActionId, FailedSequence, MapOp};
 use sluice_link::watch::send_watch;
 use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
@@ -123,15 +123,15 @@ fn threads(options: &Options, default_threads: u16) -> usize {
 fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
     loop {
         match link.recv()? {
-            EngineRequest::Reback { id, ops } => reback(link, &mut stepper, id, &ops)?,
+            EngineRequest::Remap { id, ops } => remap(link, &mut stepper, id, &ops)?,
             EngineRequest::Step(order) => step(link, &mut stepper, &order)?,
             EngineRequest::Bye => return Ok(()),
         }
     }
 }
 
-fn reback(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[Reback]) -> anyhow::Result<()> {
-    let delay = Duration::from_nanos(stepper.faults().reback_delay_ns);
+fn remap(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[MapOp]) -> anyhow::Result<()> {
+    let delay = Duration::from_nanos(stepper.faults().remap_delay_ns);
     if !delay.is_zero() {
         std::thread::sleep(delay);
     }

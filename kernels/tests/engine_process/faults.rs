@@ -137,19 +137,19 @@ fn steps_outside_of_memory_or_layers_are_refused_and_change_nothing() {
         let refused = sidecar.run(&mut link, &step).expect_err(word);
         assert!(refused.contains(word), "{word}: {refused}");
     }
-    let kv_full = Reback::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
-    let unmap = Reback::Unmap(Address::Global(0), ChunkId(0));
+    let kv_full = MapOp::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
+    let unmap = MapOp::Unmap(Address::Global(0), ChunkId(0));
     for bad in [
         kv_full,
-        Reback::Map(Address::Kv(KvChunkId(99)), ChunkId(0)),
-        Reback::Map(Address::Staging(0), ChunkId(sidecar.chunk_layout.end)),
-        Reback::Unmap(Address::Staging(0), ChunkId(0)),
-        Reback::Unmap(Address::Layer(LayerId(9), 0), ChunkId(0)),
+        MapOp::Map(Address::Kv(KvChunkId(99)), ChunkId(0)),
+        MapOp::Map(Address::Staging(0), ChunkId(sidecar.chunk_layout.end)),
+        MapOp::Unmap(Address::Staging(0), ChunkId(0)),
+        MapOp::Unmap(Address::Layer(LayerId(9), 0), ChunkId(0)),
     ] {
-        assert!(reback(&mut link, &[unmap, bad]).is_err(), "{bad:?}");
+        assert!(remap(&mut link, &[unmap, bad]).is_err(), "{bad:?}");
     }
     assert_eq!(sidecar.generate(&mut link, &[1, 2, 3], 2), good, "the refused orders changed nothing");
-    reback(&mut link, &[unmap]).unwrap();
+    remap(&mut link, &[unmap]).unwrap();
     let step = sidecar.step(0, &[1, 2, 3]);
     let refused = sidecar.run(&mut link, &step).unwrap_err();
     assert!(refused.contains("global range is not fully backed"), "{refused}");

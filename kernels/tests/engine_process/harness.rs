@@ -156,9 +156,9 @@ impl MiniSidecar {
     }
 
     /// Returns the mappings of every range to its own chunks.
-    pub fn resident(&self) -> Vec<Reback> {
+    pub fn resident(&self) -> Vec<MapOp> {
         let mut ops = Vec::new();
-        ops.extend((0..self.chunk_layout.layers).map(|at| Reback::Map(Address::Global(at), ChunkId(at))));
+        ops.extend((0..self.chunk_layout.layers).map(|at| MapOp::Map(Address::Global(at), ChunkId(at))));
         for layer in 0..self.setup.spec.layers {
             ops.extend(self.map_layer(layer, self.layer_chunk(layer)));
         }
@@ -167,15 +167,15 @@ impl MiniSidecar {
     }
 
     /// Returns the mappings of a layer's range to the chunks from `first` on.
-    pub fn map_layer(&self, layer: u16, first: u32) -> Vec<Reback> {
-        let at = |at| Reback::Map(Address::Layer(LayerId(layer), at), ChunkId(first + at));
+    pub fn map_layer(&self, layer: u16, first: u32) -> Vec<MapOp> {
+        let at = |at| MapOp::Map(Address::Layer(LayerId(layer), at), ChunkId(first + at));
         (0..self.setup.layer_chunks()).map(at).collect()
     }
 
-    fn map_rest(&self) -> Vec<Reback> {
-        let kv = |at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(self.chunk_layout.kv + at));
+    fn map_rest(&self) -> Vec<MapOp> {
+        let kv = |at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(self.chunk_layout.kv + at));
         let activation =
-            |at| Reback::Map(Address::Activation(at), ChunkId(self.chunk_layout.activations + at));
+            |at| MapOp::Map(Address::Activation(at), ChunkId(self.chunk_layout.activations + at));
         (0..self.setup.kv_chunks).map(kv).chain((0..self.setup.activation_chunks).map(activation)).collect()
     }
 
@@ -192,9 +192,9 @@ impl MiniSidecar {
     }
 
     /// Waits for the next engine and applies `ops`.
-    pub fn attach(&self, ops: &[Reback]) -> EngineLink {
+    pub fn attach(&self, ops: &[MapOp]) -> EngineLink {
         let mut link = self.accept().unwrap();
-        assert_eq!(reback(&mut link, ops), Ok(()));
+        assert_eq!(remap(&mut link, ops), Ok(()));
         link
     }
 
@@ -270,8 +270,8 @@ impl MiniSidecar {
 }
 
 /// Orders remaps and waits for the reply.
-pub fn reback(link: &mut EngineLink, ops: &[Reback]) -> Result<(), String> {
-    link.sender.send_reback(ActionId(1), ops).unwrap();
+pub fn remap(link: &mut EngineLink, ops: &[MapOp]) -> Result<(), String> {
+    link.sender.send_remap(ActionId(1), ops).unwrap();
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::Applied { .. } => Ok(()),
         EngineEvent::Refused { message, .. } => Err(message),

@@ -54,9 +54,8 @@ fn each_layer_reports_its_time_and_only_moving_ones_their_stall() {
 }
 
 /// Returns mappings in which layers 1 and 2 share layer 1's chunks.
-fn shared_slot(sidecar: &MiniSidecar) -> Vec<Reback> {
-    let mine =
-        |op: &Reback| matches!(op, Reback::Map(Address::Layer(LayerId(2), _), _) | Reback::Unmap(_, _));
+fn shared_slot(sidecar: &MiniSidecar) -> Vec<MapOp> {
+    let mine = |op: &MapOp| matches!(op, MapOp::Map(Address::Layer(LayerId(2), _), _) | MapOp::Unmap(_, _));
     let mut ops = sidecar.resident();
     ops.retain(|op| !mine(op));
     ops.extend(sidecar.map_layer(2, sidecar.layer_chunk(1)));

@@ -31,7 +31,7 @@ struct Faulty {
     layer_delay_ms: u64,
     /// The engine sleeps so long before each change of its mappings, milliseconds. No fault either.
     #[arg(long, default_value_t = 0)]
-    reback_delay_ms: u64,
+    remap_delay_ms: u64,
     #[command(flatten)]
     args: Args,
 }
@@ -51,7 +51,7 @@ impl Faulty {
         let mut faults =
             InjectedFaults { loan: self.loan_ms.map(Duration::from_millis), ..InjectedFaults::default() };
         faults.engine.layer_delay_ns = self.layer_delay_ms * 1_000_000;
-        faults.engine.reback_delay_ns = self.reback_delay_ms * 1_000_000;
+        faults.engine.remap_delay_ns = self.remap_delay_ms * 1_000_000;
         match self.fault {
             None => {}
             Some(Fault::LostEarmark) => faults.ledger.lose_earmark = true,

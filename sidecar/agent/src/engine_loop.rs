@@ -233,10 +233,10 @@ impl EngineLoop {
     /// Kills an engine that makes no progress before its deadline.
     fn watch_engine(&mut self) {
         let compute = self.driver.compute();
-        let (ordered, steps, rebacks) =
-            (compute.pending_work(), compute.take_step_times(), compute.take_reback_times());
+        let (ordered, steps, remaps) =
+            (compute.pending_work(), compute.take_step_times(), compute.take_remap_times());
         steps.into_iter().for_each(|(tokens, took)| self.engine_watch.on_step_done(tokens, took));
-        rebacks.into_iter().for_each(|(addresses, took)| self.engine_watch.on_rebacked(addresses, took));
+        remaps.into_iter().for_each(|(addresses, took)| self.engine_watch.on_remapped(addresses, took));
         let carried = self.driver.memory().transferred_bytes();
         let before = self.engine_watch.hangs();
         self.engine_watch.poll(Instant::now(), ordered, carried);

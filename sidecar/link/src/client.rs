@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
-use sluice_policy::action::Reback;
+use sluice_policy::action::MapOp;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::ActionId;
 use sluice_ports::compute::StepDone;
@@ -16,7 +16,7 @@ use crate::frame::{MessageKind, ProtocolError};
 use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
 use crate::process_exit::own_pidfd;
 use crate::region::check_sealed;
-use crate::server::{HANDSHAKE_TIMEOUT, MAX_REBACK_OPS, connect, unexpected};
+use crate::server::{HANDSHAKE_TIMEOUT, MAX_REMAP_OPS, connect, unexpected};
 use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender};
 use crate::tables::{TableReader, TableShape};
@@ -46,11 +46,11 @@ pub struct EngineWelcome {
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineRequest {
     /// Change the chunks behind some addresses, in this order.
-    Reback {
+    Remap {
         /// Identifies the reply.
         id: ActionId,
         /// Changes.
-        ops: Vec<Reback>,
+        ops: Vec<MapOp>,
     },
     /// Run a step.
     Step(StepOrder),
@@ -99,12 +99,12 @@ impl SidecarLink {
         self.sender.send(&ready, &[own.as_fd(), supervisor.as_fd()])
     }
 
-    /// Returns the next complete command. A `Reback` that spans several messages is one command. Blocks.
+    /// Returns the next complete command. A `Remap` that spans several messages is one command. Blocks.
     pub fn recv(&mut self) -> Result<EngineRequest, LinkError> {
         self.busy_poll()?;
         match self.receiver.recv()?.0 {
-            Message::Reback { id, ops, more: false } => Ok(EngineRequest::Reback { id, ops }),
-            Message::Reback { id, ops, more: true } => self.recv_reback_parts(id, ops),
+            Message::Remap { id, ops, more: false } => Ok(EngineRequest::Remap { id, ops }),
+            Message::Remap { id, ops, more: true } => self.recv_remap_parts(id, ops),
             Message::Step(order) => Ok(EngineRequest::Step(order)),
             Message::Bye => Ok(EngineRequest::Bye),
             other => Err(unexpected(&other, "an order")),
@@ -120,17 +120,17 @@ impl SidecarLink {
         Ok(())
     }
 
-    /// Receives the rest of a `Reback`. The engine applies none of it before the last message has arrived.
-    fn recv_reback_parts(&mut self, id: ActionId, mut ops: Vec<Reback>) -> Result<EngineRequest, LinkError> {
+    /// Receives the rest of a `Remap`. The engine applies none of it before the last message has arrived.
+    fn recv_remap_parts(&mut self, id: ActionId, mut ops: Vec<MapOp>) -> Result<EngineRequest, LinkError> {
         loop {
             match self.receiver.recv()?.0 {
-                Message::Reback { id: same, ops: next, more } if same == id => {
+                Message::Remap { id: same, ops: next, more } if same == id => {
                     ops.extend(next);
-                    if ops.len() > MAX_REBACK_OPS {
-                        return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+                    if ops.len() > MAX_REMAP_OPS {
+                        return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
                     }
                     if !more {
-                        return Ok(EngineRequest::Reback { id, ops });
+                        return Ok(EngineRequest::Remap { id, ops });
                     }
                 }
                 other => return Err(unexpected(&other, "the rest of an order of changes")),
@@ -146,12 +146,12 @@ impl SidecarLink {
         self.recv()
     }
 
-    /// Reports that all changes of a `Reback` are made.
+    /// Reports that all changes of a `Remap` are made.
     pub fn send_applied(&self, id: ActionId) -> Result<(), LinkError> {
         self.sender.send(&Message::Applied { id }, &[])
     }
 
-    /// Reports that a `Reback` was refused and nothing changed.
+    /// Reports that a `Remap` was refused and nothing changed.
     pub fn send_refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::Refused { id, message }, &[])
     }

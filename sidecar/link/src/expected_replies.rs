@@ -16,7 +16,7 @@ use crate::message::{EngineSetup, Message};
 pub(crate) struct ExpectedReplies {
     vocab: u32,
     layers: usize,
-    rebacks: VecDeque<ActionId>,
+    remaps: VecDeque<ActionId>,
     step: Option<ExpectedStep>,
 }
 
@@ -31,12 +31,12 @@ struct ExpectedStep {
 impl ExpectedReplies {
     pub(crate) fn new(setup: &EngineSetup) -> ExpectedReplies {
         let layers = usize::from(setup.spec.layers);
-        ExpectedReplies { vocab: setup.spec.vocab, layers, rebacks: VecDeque::new(), step: None }
+        ExpectedReplies { vocab: setup.spec.vocab, layers, remaps: VecDeque::new(), step: None }
     }
 
-    /// Records a `Reback`, before it is sent.
-    pub(crate) fn expect_reback(&mut self, id: ActionId) {
-        self.rebacks.push_back(id);
+    /// Records a `Remap`, before it is sent.
+    pub(crate) fn expect_remap(&mut self, id: ActionId) {
+        self.remaps.push_back(id);
     }
 
     /// Records a step, before it is sent.
@@ -48,7 +48,7 @@ impl ExpectedReplies {
     /// Accepts a reply if it answers the oldest command of its kind and fits it.
     pub(crate) fn check_reply(&mut self, message: &Message) -> Result<(), ProtocolError> {
         let problem = match message {
-            Message::Applied { id } | Message::Refused { id, .. } => self.check_reback(*id),
+            Message::Applied { id } | Message::Refused { id, .. } => self.check_remap(*id),
             Message::Done(done) => self.check_done(done),
             Message::StepRefused { id, attempt, .. } | Message::StaleEpoch { id, attempt } => {
                 self.take_step(*id, *attempt).map(drop)
@@ -58,8 +58,8 @@ impl ExpectedReplies {
         problem.map_err(|reason| ProtocolError::Contradiction { kind: message.kind(), reason })
     }
 
-    fn check_reback(&mut self, id: ActionId) -> Result<(), String> {
-        match self.rebacks.pop_front() {
+    fn check_remap(&mut self, id: ActionId) -> Result<(), String> {
+        match self.remaps.pop_front() {
             Some(owed) if owed == id => Ok(()),
             Some(owed) => Err(format!("it answers command {}, but the next command is {}", id.0, owed.0)),
             None => Err(format!("it answers command {}, but no command is open", id.0)),

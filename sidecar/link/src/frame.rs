@@ -30,10 +30,10 @@ pub enum MessageKind {
     /// Engine: it has reserved its ranges.
     Ready = 3,
     /// Sidecar: change the chunks behind some addresses.
-    Reback = 4,
-    /// Engine: a `Reback` is complete.
+    Remap = 4,
+    /// Engine: a `Remap` is complete.
     Applied = 5,
-    /// Engine: a `Reback` was refused.
+    /// Engine: a `Remap` was refused.
     Refused = 6,
     /// Sidecar: run a step.
     Step = 7,
@@ -50,7 +50,7 @@ pub enum MessageKind {
 impl MessageKind {
     fn from_wire(word: u16) -> Option<MessageKind> {
         use MessageKind::*;
-        [Hello, Model, Ready, Reback, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch]
+        [Hello, Model, Ready, Remap, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch]
             .into_iter()
             .find(|kind| *kind as u16 == word)
     }

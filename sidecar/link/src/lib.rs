@@ -41,7 +41,7 @@ pub mod watch;
 
 /// Types of the policy and the ports that messages contain, for an engine that depends on neither crate.
 pub mod vocabulary {
-    pub use sluice_policy::action::{Address, Reback};
+    pub use sluice_policy::action::{Address, MapOp};
     pub use sluice_policy::geometry::{ActivationCost, BLOCK_TOKENS, StepShape};
     pub use sluice_policy::ids::{
         ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, RowId, StepId,

@@ -3,7 +3,7 @@
 mod setup;
 mod wire;
 
-use sluice_policy::action::Reback;
+use sluice_policy::action::MapOp;
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
 use sluice_ports::compute::{SampleRequest, StepDone};
@@ -77,22 +77,22 @@ pub enum Message {
     /// Engine: the reply to `Model`. Carries a pidfd of itself and one of its supervisor (of itself again without one).
     Ready(Ready),
     /// Sidecar: make these changes in order. The engine is between steps.
-    Reback {
+    Remap {
         /// Identifies the reply.
         id: ActionId,
         /// Changes.
-        ops: Vec<Reback>,
+        ops: Vec<MapOp>,
         /// Whether the command continues in the next message. The engine changes nothing before it has all of it.
         more: bool,
     },
-    /// Engine: all changes of a `Reback` are made.
+    /// Engine: all changes of a `Remap` are made.
     Applied {
-        /// The `Reback`.
+        /// The `Remap`.
         id: ActionId,
     },
-    /// Engine: the `Reback` contradicts the engine's mappings; nothing changed.
+    /// Engine: the `Remap` contradicts the engine's mappings; nothing changed.
     Refused {
-        /// The `Reback`.
+        /// The `Remap`.
         id: ActionId,
         /// The reason.
         message: String,
@@ -130,7 +130,7 @@ impl Message {
             Message::Hello(_) => MessageKind::Hello,
             Message::Model(_) => MessageKind::Model,
             Message::Ready(_) => MessageKind::Ready,
-            Message::Reback { .. } => MessageKind::Reback,
+            Message::Remap { .. } => MessageKind::Remap,
             Message::Applied { .. } => MessageKind::Applied,
             Message::Refused { .. } => MessageKind::Refused,
             Message::Step(_) => MessageKind::Step,

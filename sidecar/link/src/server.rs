@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
-use sluice_policy::action::Reback;
+use sluice_policy::action::MapOp;
 use sluice_policy::ids::{ActionId, StepId};
 use sluice_ports::compute::{EngineHello, Step, StepDone};
 
@@ -28,10 +28,10 @@ use crate::tables::TableWriter;
 
 /// Longest wait for each reply of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most changes in one `Reback` message. A longer command is sent in several messages, which the engine joins first.
-pub const REBACK_OPS: usize = 8192;
+/// Most changes in one `Remap` message. A longer command is sent in several messages, which the engine joins first.
+pub const REMAP_OPS: usize = 8192;
 /// Most changes of one command: several per chunk of the largest pool.
-pub const MAX_REBACK_OPS: usize = 1 << 24;
+pub const MAX_REMAP_OPS: usize = 1 << 24;
 
 /// A socket that engines connect to. Its path is removed on drop.
 #[derive(Debug)]
@@ -267,16 +267,16 @@ impl EngineSender {
     }
 
     /// Sends changes of mappings: one command of any length, applied completely or not at all, with one reply.
-    pub fn send_reback(&self, id: ActionId, ops: &[Reback]) -> Result<(), LinkError> {
-        if ops.len() > MAX_REBACK_OPS {
-            return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REBACK_OPS }.into());
+    pub fn send_remap(&self, id: ActionId, ops: &[MapOp]) -> Result<(), LinkError> {
+        if ops.len() > MAX_REMAP_OPS {
+            return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
         }
-        self.expected().expect_reback(id);
+        self.expected().expect_remap(id);
         let mut rest = ops;
         loop {
-            let (now, later) = rest.split_at(rest.len().min(REBACK_OPS));
+            let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
             let more = !later.is_empty();
-            self.send(&Message::Reback { id, ops: now.to_vec(), more })?;
+            self.send(&Message::Remap { id, ops: now.to_vec(), more })?;
             if !more {
                 return Ok(());
             }
@@ -333,14 +333,14 @@ pub fn step_order(step: &Step, parity: u8) -> StepOrder {
 /// A reply of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
-    /// All changes of a `Reback` are made.
+    /// All changes of a `Remap` are made.
     Applied {
-        /// The `Reback`.
+        /// The `Remap`.
         id: ActionId,
     },
-    /// A `Reback` was refused; nothing changed.
+    /// A `Remap` was refused; nothing changed.
     Refused {
-        /// The `Reback`.
+        /// The `Remap`.
         id: ActionId,
         /// The reason.
         message: String,

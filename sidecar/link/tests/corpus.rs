@@ -89,7 +89,7 @@ fn committed(prefixes: &[&str]) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// Sends the engine a `Reback` with id 5, then attempt 2 of step 9, in which rows 1 and 3 sample and row 2 does not.
+/// Sends the engine a `Remap` with id 5, then attempt 2 of step 9, in which rows 1 and 3 sample and row 2 does not.
 fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
     let part = |row, sample: bool| SequenceStep {
         row: RowId(row),
@@ -107,7 +107,7 @@ fn orders(link: &EngineLink, sidecar: &mut Sidecar) {
         kv_generations: Vec::new(),
         activation_limit_bytes: 0,
     };
-    link.sender.send_reback(ActionId(5), &[]).expect("sent");
+    link.sender.send_remap(ActionId(5), &[]).expect("sent");
     link.sender.send_step(&step, &mut sidecar.tables).expect("sent");
 }
 
@@ -240,7 +240,7 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
             "header-only-half",
             Header { kind: MessageKind::Bye, part: 0, parts: 1, length: 0 }.encode()[..8].to_vec(),
         ),
-        ("reback-states-2-to-the-63-changes", framed(MessageKind::Reback, &huge_length)),
+        ("reback-states-2-to-the-63-changes", framed(MessageKind::Remap, &huge_length)),
         ("hello-states-a-huge-string", framed(MessageKind::Hello, &huge_length[1..])),
         ("hello-is-not-utf8", framed(MessageKind::Hello, &[2, 0xff, 0xfe, 1, 1])),
         ("varint-without-end", framed(MessageKind::Applied, &[0xff; 40])),
@@ -251,7 +251,7 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         ("begins-in-the-middle", parts(1, 2)),
         ("step-of-a-third-parity", framed(MessageKind::Step, &[1, 0, 0, 2, 0, 0, 0, 0])),
         ("step-with-an-empty-sequence", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])),
-        ("unknown-address", framed(MessageKind::Reback, &[1, 1, 0, 9, 1, 1])),
+        ("unknown-address", framed(MessageKind::Remap, &[1, 1, 0, 9, 1, 1])),
         ("done-with-an-unknown-failure", framed(MessageKind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
         ("option-is-neither", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),
     ]

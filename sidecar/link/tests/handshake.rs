@@ -89,9 +89,9 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     let (mut sidecar, mut link, mut client, welcome) = attached();
     assert_eq!(link.hello.pid, std::process::id());
     assert_eq!(welcome.setup, small_setup());
-    let ops = vec![Reback::Map(Address::Global(0), ChunkId(3))];
-    link.sender.send_reback(ActionId(5), &ops).unwrap();
-    assert_eq!(client.recv().unwrap(), EngineRequest::Reback { id: ActionId(5), ops });
+    let ops = vec![MapOp::Map(Address::Global(0), ChunkId(3))];
+    link.sender.send_remap(ActionId(5), &ops).unwrap();
+    assert_eq!(client.recv().unwrap(), EngineRequest::Remap { id: ActionId(5), ops });
     client.send_applied(ActionId(5)).unwrap();
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), EngineEvent::Applied { id: ActionId(5) });
 
@@ -155,12 +155,12 @@ fn pidfds_of_peer_and_supervisor_are_exchanged() {
 #[test]
 fn long_mapping_has_one_answer() {
     let (_sidecar, mut link, mut client, _welcome) = attached();
-    let ops: Vec<_> = (0..20_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
+    let ops: Vec<_> = (0..20_000).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
     let (sent, sender) = (ops.clone(), link.sender.clone());
-    let sending = std::thread::spawn(move || sender.send_reback(ActionId(1), &sent).unwrap());
+    let sending = std::thread::spawn(move || sender.send_remap(ActionId(1), &sent).unwrap());
     assert_eq!(
         client.recv().unwrap(),
-        EngineRequest::Reback { id: ActionId(1), ops },
+        EngineRequest::Remap { id: ActionId(1), ops },
         "whole, before anything is made"
     );
     client.send_refused(ActionId(1), "no".to_owned()).unwrap();
@@ -170,10 +170,10 @@ fn long_mapping_has_one_answer() {
 }
 
 #[test]
-fn incomplete_or_mixed_reback_is_refused() {
+fn incomplete_or_mixed_remap_is_refused() {
     let begun = |id, more| {
-        let ops = vec![Reback::Map(Address::Global(0), ChunkId(0))];
-        packets(&Message::Reback { id: ActionId(id), ops, more }).remove(0)
+        let ops = vec![MapOp::Map(Address::Global(0), ChunkId(0))];
+        packets(&Message::Remap { id: ActionId(id), ops, more }).remove(0)
     };
     let sidecar = Sidecar::new();
     for next in [packets(&Message::Bye).remove(0), begun(2, false), begun(2, true)] {

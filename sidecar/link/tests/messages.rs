@@ -88,8 +88,8 @@ proptest! {
 
 #[test]
 fn large_message_is_split_into_parts() {
-    let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
-    let message = Message::Reback { id: ActionId(7), ops, more: false };
+    let ops = (0..60_000).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
+    let message = Message::Remap { id: ActionId(7), ops, more: false };
     let packets = packets(&message);
     assert!(packets.len() > 1, "60,000 changes do not fit one packet");
     assert!(packets.iter().all(|packet| packet.len() <= MAX_PACKET_BYTES));
@@ -99,8 +99,8 @@ fn large_message_is_split_into_parts() {
 #[test]
 fn parts_out_of_order_missing_or_mixed_are_refused() {
     let big = |id| {
-        let ops = (0..60_000).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
-        packets(&Message::Reback { id: ActionId(id), ops, more: false })
+        let ops = (0..60_000).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
+        packets(&Message::Remap { id: ActionId(id), ops, more: false })
     };
     let (one, other) = (big(1), packets(&Message::Bye));
     for order in [

@@ -132,7 +132,7 @@ fn done() -> impl Strategy<Value = StepDone> {
 }
 
 /// Generates a change at any address.
-pub fn reback() -> impl Strategy<Value = Reback> {
+pub fn remap() -> impl Strategy<Value = MapOp> {
     let address = prop_oneof![
         any::<u32>().prop_map(Address::Global),
         (any::<u16>(), any::<u32>()).prop_map(|(layer, at)| Address::Layer(LayerId(layer), at)),
@@ -141,8 +141,8 @@ pub fn reback() -> impl Strategy<Value = Reback> {
         any::<u32>().prop_map(Address::Staging),
     ];
     (address, any::<u32>(), any::<bool>()).prop_map(|(address, chunk, map)| match map {
-        true => Reback::Map(address, ChunkId(chunk)),
-        false => Reback::Unmap(address, ChunkId(chunk)),
+        true => MapOp::Map(address, ChunkId(chunk)),
+        false => MapOp::Unmap(address, ChunkId(chunk)),
     })
 }
 
@@ -153,8 +153,8 @@ fn setup() -> impl Strategy<Value = EngineSetup> {
         setup.spec.layers = layers;
         setup.max_rows = rows;
         setup.threads = threads;
-        let (dropped_wait, layer_delay_ns, reback_delay_ns, poison_activations) = faults;
-        setup.faults = Faults { dropped_wait, layer_delay_ns, reback_delay_ns, poison_activations };
+        let (dropped_wait, layer_delay_ns, remap_delay_ns, poison_activations) = faults;
+        setup.faults = Faults { dropped_wait, layer_delay_ns, remap_delay_ns, poison_activations };
         setup
     })
 }
@@ -182,8 +182,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         hello.prop_map(Message::Hello),
         setup().prop_map(|setup| Message::Model(Box::new(setup))),
         ready.prop_map(Message::Ready),
-        (any::<u64>(), vec(reback(), 0..300), any::<bool>())
-            .prop_map(|(id, ops, more)| { Message::Reback { id: ActionId(id), ops, more } }),
+        (any::<u64>(), vec(remap(), 0..300), any::<bool>())
+            .prop_map(|(id, ops, more)| { Message::Remap { id: ActionId(id), ops, more } }),
         any::<u64>().prop_map(|id| Message::Applied { id: ActionId(id) }),
         refused.prop_map(|(id, _, message)| Message::Refused { id: ActionId(id), message }),
         step_order().prop_map(Message::Step),

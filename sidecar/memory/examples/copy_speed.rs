@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use sluice_memory::{
     EngineConnection, HostMemory, HostOptions, HostWeightsBuilder, LayerGate, RangeSizes, Slab,
 };
-use sluice_policy::action::{Action, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Action, Fill, FillTarget, MapOp, Work};
 use sluice_policy::event::Outcome;
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos};
@@ -184,7 +184,7 @@ impl LayerGate for OpenGate {
 struct NoEngine;
 
 impl EngineConnection for NoEngine {
-    fn reback(&mut self, _: ActionId, _: &[Reback]) -> bool {
+    fn remap(&mut self, _: ActionId, _: &[MapOp]) -> bool {
         false
     }
 }

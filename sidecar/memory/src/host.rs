@@ -1,6 +1,6 @@
 //! [`HostMemory`]: the implementation of [`sluice_ports::Memory`] in host memory.
 //!
-//! All operations except copies form one serial queue. A `Reback` stays at its head until the engine has
+//! All operations except copies form one serial queue. A `Remap` stays at its head until the engine has
 //! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
 //! the queue refers to one of their chunks or host blocks.
 
@@ -20,7 +20,7 @@ use std::sync::mpsc::{Receiver, channel};
 
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
-use sluice_policy::action::{Action, Address, Reback, Work};
+use sluice_policy::action::{Action, Address, MapOp, Work};
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
@@ -44,7 +44,7 @@ use table::MappingTable;
 pub trait EngineConnection: Send {
     /// Sends the changes to the engine, which answers through [`HostMemory::on_acknowledge`]. Returns false
     /// if no engine is attached, so there is no answer to wait for.
-    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool;
+    fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool;
 }
 
 /// Configuration of a host memory.
@@ -207,7 +207,7 @@ impl HostMemory {
     /// operation fails. Returns false if no such transaction is pending, for example after
     /// [`HostMemory::on_engine_lost`].
     pub fn on_acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
-        let known = self.complete_reback(id, ok);
+        let known = self.complete_remap(id, ok);
         self.process_events();
         known
     }
@@ -222,8 +222,8 @@ impl HostMemory {
 
     /// Returns the operations that map everything in the table. They are sent first to an engine that
     /// replaces another.
-    pub fn snapshot(&self) -> Vec<Reback> {
-        self.table.mappings().map(|(address, chunk)| Reback::Map(address, chunk)).collect()
+    pub fn snapshot(&self) -> Vec<MapOp> {
+        self.table.mappings().map(|(address, chunk)| MapOp::Map(address, chunk)).collect()
     }
 
     /// Returns the first difference between this table and `expected` as the error.

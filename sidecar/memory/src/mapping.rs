@@ -10,7 +10,7 @@ pub mod reservation;
 use std::collections::BTreeMap;
 
 use rustix::fd::BorrowedFd;
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::ids::ChunkId;
 
 pub use error::MappingError;
@@ -58,10 +58,10 @@ impl Mapping {
     ///
     /// Nothing in this process may use the address during the call: it must run between steps, or while the
     /// engine is idle.
-    pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &Reback) -> Result<(), MappingError> {
+    pub fn apply(&mut self, pool: BorrowedFd<'_>, op: &MapOp) -> Result<(), MappingError> {
         match *op {
-            Reback::Map(address, chunk) => self.map(pool, &[(address, chunk)]),
-            Reback::Unmap(address, chunk) => self.unmap(address, chunk),
+            MapOp::Map(address, chunk) => self.map(pool, &[(address, chunk)]),
+            MapOp::Unmap(address, chunk) => self.unmap(address, chunk),
         }
     }
 
@@ -69,7 +69,7 @@ impl Mapping {
     ///
     /// # Errors
     /// The failure, with nothing changed; [`MappingError::RollbackFailed`] if the rollback failed too.
-    pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
+    pub fn apply_all(&mut self, pool: BorrowedFd<'_>, ops: &[MapOp]) -> Result<(), MappingError> {
         let mut done = 0;
         while done < ops.len() {
             let run = self.contiguous_maps(&ops[done..]);
@@ -89,10 +89,10 @@ impl Mapping {
 
     /// Returns the leading changes that map consecutive chunks at consecutive addresses, which take one
     /// system call.
-    fn contiguous_maps(&self, ops: &[Reback]) -> Vec<(Address, ChunkId)> {
+    fn contiguous_maps(&self, ops: &[MapOp]) -> Vec<(Address, ChunkId)> {
         let maps = ops.iter().map_while(|op| match *op {
-            Reback::Map(address, chunk) => Some((self.layout.index(address)?, address, chunk)),
-            Reback::Unmap(..) => None,
+            MapOp::Map(address, chunk) => Some((self.layout.index(address)?, address, chunk)),
+            MapOp::Unmap(..) => None,
         });
         let mut expected = None;
         let contiguous = maps.take_while(|(index, _, chunk)| {
@@ -104,10 +104,10 @@ impl Mapping {
         contiguous.map(|(_, address, chunk)| (address, chunk)).collect()
     }
 
-    fn rollback(&mut self, pool: BorrowedFd<'_>, ops: &[Reback]) -> Result<(), MappingError> {
+    fn rollback(&mut self, pool: BorrowedFd<'_>, ops: &[MapOp]) -> Result<(), MappingError> {
         ops.iter().rev().try_for_each(|op| match *op {
-            Reback::Map(address, chunk) => self.unmap(address, chunk),
-            Reback::Unmap(address, chunk) => self.map(pool, &[(address, chunk)]),
+            MapOp::Map(address, chunk) => self.unmap(address, chunk),
+            MapOp::Unmap(address, chunk) => self.map(pool, &[(address, chunk)]),
         })
     }
 

@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use sluice_memory::{Faults, HostOptions, KvCopyStats};
-use sluice_policy::action::{Address, Fetch, Fill, FillTarget, LayerBlockSwap, Reback, Work};
+use sluice_policy::action::{Address, Fetch, Fill, FillTarget, LayerBlockSwap, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId};
 
-use super::harness::{Harness, chunks, geometry, reback};
+use super::harness::{Harness, chunks, geometry, remap};
 
 const CHUNK: u64 = 256 << 10;
 /// A chunk has eight blocks.
@@ -27,8 +27,8 @@ fn world(change: impl Fn(&mut HostOptions)) -> Harness {
         change(options);
     });
     world.succeed(Work::Create(chunks(0..8)));
-    let map = |chunk| Reback::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
-    world.succeed(reback((0..6).map(map).collect(), vec![]));
+    let map = |chunk| MapOp::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
+    world.succeed(remap((0..6).map(map).collect(), vec![]));
     world.write_layer_block(LayerBlockId(0), 10);
     world.write_layer_block(LayerBlockId(1), 11);
     world.succeed(Work::SwapOut(vec![swap(0, 0, 1), swap(1, 1, 2)]));
@@ -95,10 +95,10 @@ fn slab_ends_first(rate: u64, needed: Option<Nanos>, behind: Option<Nanos>) -> b
     let mut world = world(|_| ());
     world.memory.set_link_bandwidth(Some(rate));
     world.hold_engine(true);
-    world.submit_work(reback(vec![Reback::Unmap(Address::Kv(KvChunkId(5)), ChunkId(5))], vec![]));
+    world.submit_work(remap(vec![MapOp::Unmap(Address::Kv(KvChunkId(5)), ChunkId(5))], vec![]));
     world.wait_for_held_answer();
     let home = [(8, 0, 1), (9, 1, 2)].map(|one| world.submit_work(Work::SwapIn(vec![swap_from_tuple(one)])));
-    world.submit_with_deadline(behind, reback(vec![], vec![]));
+    world.submit_with_deadline(behind, remap(vec![], vec![]));
     let slab = world.submit_to_link(needed, fill());
     world.hold_engine(false);
     world.wait_for_first(&[home[0], home[1], slab]) == slab
@@ -220,7 +220,7 @@ fn use_of_host_block_under_write_back_is_refused() {
         fetch(A, 0, 1, &[swap(8, 0, 1)]),
         Work::SwapIn(vec![swap(0, 1, 2)]),
         fetch(A, 0, 1, &[swap(0, 1, 2)]),
-        reback(vec![Reback::Unmap(Address::Kv(KvChunkId(0)), ChunkId(0))], vec![]),
+        remap(vec![MapOp::Unmap(Address::Kv(KvChunkId(0)), ChunkId(0))], vec![]),
     ];
     for work in wrong {
         let shown = format!("{work:?}");

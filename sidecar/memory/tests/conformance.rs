@@ -76,7 +76,7 @@ rules!(
     chunk_is_remapped_before_old_address_is_unmapped,
     chunk_with_two_owners_is_refused,
     mapped_chunk_cannot_be_released,
-    a_reback_waits_for_the_engine,
+    a_remap_waits_for_the_engine,
     operations_take_effect_in_order,
     a_moved_layer_block_keeps_its_contents,
     fill_copies_slab_chunks_in_order,

@@ -9,7 +9,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
 use sluice_ports::conformance::SlabChunk;
 
-use super::harness::{Harness, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, remap};
 
 const CHUNK: u64 = 256 << 10;
 /// Four layers of four chunks; two slots fit.
@@ -79,7 +79,7 @@ fn measured_time_excludes_reader_wait() {
 fn drop_fills_waits_for_running_copy() {
     let mut world = world(|_| ());
     let geometry = world.geometry.clone();
-    world.succeed(reback(map_layer(&geometry, A, 0), vec![]));
+    world.succeed(remap(map_layer(&geometry, A, 0), vec![]));
     world.memory.set_faults(Faults { chunk_delay: Duration::from_millis(200), ..Faults::default() });
     let running = world.submit_work(fill(0, A, 1, None));
     while world.contents(Address::Layer(A, 0)).is_none() {
@@ -111,7 +111,7 @@ fn a_failed_copy_publishes_nothing_and_the_next_one_runs() {
 fn a_flipped_byte_in_a_slot_is_seen_by_the_reader() {
     let mut world = world(|_| ());
     let geometry = world.geometry.clone();
-    world.succeed(reback(map_layer(&geometry, A, 0), vec![]));
+    world.succeed(remap(map_layer(&geometry, A, 0), vec![]));
     world.succeed(fill(0, A, 1, None));
     let slab = world.contents(Address::Layer(A, 0));
     assert_eq!(slab, Some(SlabChunk { layer: Some(A), chunk: 0 }));
@@ -126,10 +126,10 @@ fn filling_chunk_cannot_be_released_or_handed_over() {
     let waits = world.submit_work(fill(0, A, 1, Some((B, Generation(1)))));
     let refused = Outcome::Failed(Failure::Refused);
     assert_eq!(world.run(Work::Release(chunks(3..4))), refused);
-    assert_eq!(world.run(reback(vec![], chunks(0..1))), refused);
+    assert_eq!(world.run(remap(vec![], chunks(0..1))), refused);
     world.page.set_done(B, Generation(1));
     world.wait(waits);
-    world.succeed(reback(vec![], chunks(0..1)));
+    world.succeed(remap(vec![], chunks(0..1)));
     world.succeed(Work::Release(chunks(3..4)));
 }
 
@@ -170,7 +170,7 @@ fn streaming_slab_copy_is_exact() {
     let mut world = Harness::new(&geometry);
     let layer = LayerId(0);
     world.succeed(Work::Create(chunks(0..25)));
-    world.succeed(reback(map_layer(&geometry, layer, 0), vec![]));
+    world.succeed(remap(map_layer(&geometry, layer, 0), vec![]));
     let target = FillTarget::Resident(layer);
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(0..25) };
     world.succeed(Work::Fill(fill));

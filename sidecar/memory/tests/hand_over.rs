@@ -1,12 +1,12 @@
 //! Chunks that change owners: poison, the engine's answers and loss, the snapshot and the audit.
 
 use sluice_memory::AuditError;
-use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Address, Fill, FillTarget, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId};
 use sluice_ports::conformance::SlabChunk;
 
-use super::harness::{Harness, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, remap};
 
 const KV_CHUNK: Address = Address::Kv(KvChunkId(0));
 const OTHER: Address = Address::Kv(KvChunkId(1));
@@ -23,9 +23,9 @@ fn world(poison: bool) -> Harness {
 fn handed_over_chunk_is_poisoned_before_mapping() {
     for poison in [false, true] {
         let mut world = world(poison);
-        world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
+        world.succeed(remap(vec![MapOp::Map(KV_CHUNK, C0)], vec![]));
         world.write_layer_block(LayerBlockId(0), 3);
-        world.succeed(reback(vec![Reback::Unmap(KV_CHUNK, C0), Reback::Map(OTHER, C0)], vec![C0]));
+        world.succeed(remap(vec![MapOp::Unmap(KV_CHUNK, C0), MapOp::Map(OTHER, C0)], vec![C0]));
         let bytes = world.read(OTHER).unwrap();
         assert_eq!(bytes.iter().all(|byte| *byte == 0xFF), poison);
         assert_eq!(world.layer_block(LayerBlockId(8)), (!poison).then_some(3), "kept without the option");
@@ -38,16 +38,16 @@ fn chunk_mapped_at_two_addresses_is_poisoned_once() {
     let poisoned = |world: &Harness, at| world.read(at).map(|bytes| bytes.iter().all(|byte| *byte == 0xFF));
     for later in [false, true] {
         let mut world = world(true);
-        world.succeed(reback(vec![Reback::Map(activation, C0)], vec![]));
-        let (map, unmap) = (Reback::Map(KV_CHUNK, C0), Reback::Unmap(activation, C0));
+        world.succeed(remap(vec![MapOp::Map(activation, C0)], vec![]));
+        let (map, unmap) = (MapOp::Map(KV_CHUNK, C0), MapOp::Unmap(activation, C0));
         let ops = if later { vec![map] } else { vec![map, unmap] };
-        world.succeed(reback(ops, vec![C0]));
+        world.succeed(remap(ops, vec![C0]));
         assert_eq!(poisoned(&world, KV_CHUNK), Some(true));
         assert_eq!(poisoned(&world, activation), later.then_some(true));
         // The new owner's data remains when the old address is unmapped.
         world.write_layer_block(LayerBlockId(0), 3);
         if later {
-            world.succeed(reback(vec![unmap], vec![]));
+            world.succeed(remap(vec![unmap], vec![]));
         }
         assert_eq!((world.layer_block(LayerBlockId(0)), poisoned(&world, activation)), (Some(3), None));
     }
@@ -56,9 +56,9 @@ fn chunk_mapped_at_two_addresses_is_poisoned_once() {
 #[test]
 fn a_refused_transaction_poisons_nothing() {
     let mut world = world(true);
-    world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
+    world.succeed(remap(vec![MapOp::Map(KV_CHUNK, C0)], vec![]));
     world.write_layer_block(LayerBlockId(0), 3);
-    let refused = world.run(reback(vec![Reback::Unmap(OTHER, C0)], vec![C0]));
+    let refused = world.run(remap(vec![MapOp::Unmap(OTHER, C0)], vec![C0]));
     assert_eq!((refused, world.layer_block(LayerBlockId(0))), (Outcome::Failed(Failure::Refused), Some(3)));
 }
 
@@ -68,7 +68,7 @@ fn fill_waits_for_transaction_with_same_chunks() {
     let geometry = world.geometry.clone();
     world.hold_engine(true);
     let layer = LayerId(0);
-    world.submit_work(reback(map_layer(&geometry, layer, 0), chunks(0..2)));
+    world.submit_work(remap(map_layer(&geometry, layer, 0), chunks(0..2)));
     let target = FillTarget::Resident(layer);
     let fill = world.submit_work(Work::Fill(Fill {
         target,
@@ -88,20 +88,20 @@ fn fill_waits_for_transaction_with_same_chunks() {
 fn transaction_refused_by_engine_is_rolled_back() {
     let mut world = world(false);
     world.hold_engine(true);
-    let order = world.submit_work(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
+    let order = world.submit_work(remap(vec![MapOp::Map(KV_CHUNK, C0)], vec![]));
     world.settle();
-    assert_eq!(world.memory.snapshot(), [Reback::Map(KV_CHUNK, C0)]);
+    assert_eq!(world.memory.snapshot(), [MapOp::Map(KV_CHUNK, C0)]);
     assert!(world.memory.on_acknowledge(order, false));
     assert_eq!(world.wait(order), Outcome::Failed(Failure::Refused));
     assert_eq!(world.memory.snapshot(), []);
 }
 
 #[test]
-fn engine_loss_completes_unacknowledged_reback() {
+fn engine_loss_completes_unacknowledged_remap() {
     let mut world = world(false);
     world.hold_engine(true);
-    let first = world.submit_work(reback(vec![Reback::Map(KV_CHUNK, C0)], vec![]));
-    let second = world.submit_work(reback(vec![Reback::Map(OTHER, ChunkId(1))], vec![]));
+    let first = world.submit_work(remap(vec![MapOp::Map(KV_CHUNK, C0)], vec![]));
+    let second = world.submit_work(remap(vec![MapOp::Map(OTHER, ChunkId(1))], vec![]));
     world.settle();
     assert_eq!(world.outcome(first), None);
     world.detach_engine();
@@ -110,13 +110,13 @@ fn engine_loss_completes_unacknowledged_reback() {
         assert!(matches!(world.outcome(order), Some(Outcome::Done { .. })), "{order:?}");
     }
     assert!(!world.memory.on_acknowledge(first, true), "a late answer belongs to no request");
-    assert_eq!(world.memory.snapshot(), [Reback::Map(KV_CHUNK, C0), Reback::Map(OTHER, ChunkId(1))]);
+    assert_eq!(world.memory.snapshot(), [MapOp::Map(KV_CHUNK, C0), MapOp::Map(OTHER, ChunkId(1))]);
 }
 
 #[test]
 fn audit_reports_first_difference() {
     let mut world = world(false);
-    world.succeed(reback(vec![Reback::Map(KV_CHUNK, C0), Reback::Map(OTHER, ChunkId(1))], vec![]));
+    world.succeed(remap(vec![MapOp::Map(KV_CHUNK, C0), MapOp::Map(OTHER, ChunkId(1))], vec![]));
     let audit = |entries: &[(Address, ChunkId)]| world.memory.audit(entries.iter().copied());
     assert_eq!(audit(&[(KV_CHUNK, C0), (OTHER, ChunkId(1))]), Ok(()));
     let missing = AuditError { address: OTHER, backing: Some(ChunkId(1)), expected: None };

@@ -9,7 +9,7 @@ use sluice_memory::{
     EngineConnection, HostMemory, HostOptions, HostWeights, HostWeightsBuilder, LayerGate, Mapping, Notify,
     RangeSizes, Slab,
 };
-use sluice_policy::action::{Action, Address, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, Nanos};
@@ -186,7 +186,7 @@ enum Wake {
 }
 
 enum Command {
-    Reback(ActionId, Vec<Reback>),
+    Remap(ActionId, Vec<MapOp>),
     Read(Address, Sender<Option<Vec<u8>>>),
     Write(Address, usize, Vec<u8>, Sender<()>),
 }
@@ -196,7 +196,7 @@ fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wak
     let chunk_bytes = mapping.chunk_bytes() as usize;
     while let Ok(command) = commands.recv() {
         match command {
-            Command::Reback(id, ops) => {
+            Command::Remap(id, ops) => {
                 let ok = mapping.apply_all(pool.as_fd(), &ops).is_ok();
                 let _ = wake.send(Wake::Answer(id, ok));
             }
@@ -228,8 +228,8 @@ struct TestEngineConnection {
 }
 
 impl EngineConnection for TestEngineConnection {
-    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
-        *self.attached.lock().unwrap() && self.commands.send(Command::Reback(id, ops.to_vec())).is_ok()
+    fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool {
+        *self.attached.lock().unwrap() && self.commands.send(Command::Remap(id, ops.to_vec())).is_ok()
     }
 }
 
@@ -461,12 +461,12 @@ pub fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
     range.map(ChunkId).collect()
 }
 
-pub fn reback(ops: Vec<Reback>, handed_over: Vec<ChunkId>) -> Work {
-    Work::Reback(Transaction { ops, handed_over })
+pub fn remap(ops: Vec<MapOp>, handed_over: Vec<ChunkId>) -> Work {
+    Work::Remap(Transaction { ops, handed_over })
 }
 
 /// Maps a layer's range to the chunks from `first` on.
-pub fn map_layer(geometry: &Geometry, layer: LayerId, first: u32) -> Vec<Reback> {
+pub fn map_layer(geometry: &Geometry, layer: LayerId, first: u32) -> Vec<MapOp> {
     let parts = 0..geometry.slab_chunks(layer.index());
-    parts.map(|part| Reback::Map(Address::Layer(layer, part), ChunkId(first + part))).collect()
+    parts.map(|part| MapOp::Map(Address::Layer(layer, part), ChunkId(first + part))).collect()
 }

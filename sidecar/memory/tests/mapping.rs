@@ -1,7 +1,7 @@
 //! The engine's half: constant addresses, refusals, and `PROT_NONE` wherever no chunk is mapped.
 
 use sluice_memory::{ChunkPool, Mapping, MappingError, Range, RangeSizes};
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::ids::{ChunkId, KvChunkId, LayerId};
 
 use super::harness::read;
@@ -56,7 +56,7 @@ fn ranges_keep_their_addresses_and_a_guard_follows_each() {
         assert_eq!(pair[1] - pair[0], (chunks[at] + 1) * CHUNK, "{:?} and its guard", all[at]);
     }
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
     assert_eq!(starts, all.map(|range| mapping.address(range) as u64));
     assert_eq!(mapping.position_ptr(KV_CHUNK).unwrap() as u64, starts[3] + CHUNK);
 }
@@ -67,10 +67,10 @@ fn unbacked_address_is_prot_none() {
     let pool = pool();
     let at = mapping.position_ptr(KV_CHUNK).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
-    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
     let (start, end, permissions) = mapped_area(at);
     assert_eq!((start, end, permissions.as_str()), (at as usize, at as usize + CHUNK as usize, "rw-s"));
-    mapping.apply(pool.fd(), &Reback::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
 }
 
@@ -78,20 +78,20 @@ fn unbacked_address_is_prot_none() {
 fn inconsistent_change_is_refused_without_effect() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
     let mut refused = |op| mapping.apply(pool.fd(), &op).unwrap_err();
     let outside = Address::Layer(LayerId(0), 2);
     assert!(matches!(
-        refused(Reback::Map(KV_CHUNK, ChunkId(1))),
+        refused(MapOp::Map(KV_CHUNK, ChunkId(1))),
         MappingError::Occupied { found: ChunkId(0), .. }
     ));
     assert!(matches!(
-        refused(Reback::Unmap(KV_CHUNK, ChunkId(1))),
+        refused(MapOp::Unmap(KV_CHUNK, ChunkId(1))),
         MappingError::NotMapped { found: Some(_), .. }
     ));
-    assert!(matches!(refused(Reback::Unmap(LAYER, ChunkId(0))), MappingError::NotMapped { found: None, .. }));
-    assert!(matches!(refused(Reback::Map(outside, ChunkId(1))), MappingError::OutOfRange { .. }));
-    assert!(matches!(refused(Reback::Map(LAYER, ChunkId(4))), MappingError::BeyondPool { .. }));
+    assert!(matches!(refused(MapOp::Unmap(LAYER, ChunkId(0))), MappingError::NotMapped { found: None, .. }));
+    assert!(matches!(refused(MapOp::Map(outside, ChunkId(1))), MappingError::OutOfRange { .. }));
+    assert!(matches!(refused(MapOp::Map(LAYER, ChunkId(4))), MappingError::BeyondPool { .. }));
     assert_eq!((mapping.chunk_at(KV_CHUNK), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
 }
 
@@ -99,9 +99,9 @@ fn inconsistent_change_is_refused_without_effect() {
 fn refused_transaction_is_rolled_back() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
     let ops =
-        [Reback::Unmap(KV_CHUNK, ChunkId(0)), Reback::Map(LAYER, ChunkId(0)), Reback::Map(LAYER, ChunkId(1))];
+        [MapOp::Unmap(KV_CHUNK, ChunkId(0)), MapOp::Map(LAYER, ChunkId(0)), MapOp::Map(LAYER, ChunkId(1))];
     assert!(mapping.apply_all(pool.fd(), &ops).is_err());
     assert_eq!((mapping.chunk_at(KV_CHUNK), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
     assert_eq!(mapped_area(mapping.position_ptr(KV_CHUNK).unwrap()).2, "rw-s");
@@ -113,11 +113,11 @@ fn failed_rollback_is_reported_with_cause() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&pool, 4 * CHUNK).unwrap();
-    mapping.apply(pool.as_fd(), &Reback::Map(KV_CHUNK, ChunkId(3))).unwrap();
+    mapping.apply(pool.as_fd(), &MapOp::Map(KV_CHUNK, ChunkId(3))).unwrap();
     // The sidecar's seals forbid this: the rollback cannot map the chunk again, because the file ends before
     // it.
     rustix::fs::ftruncate(&pool, CHUNK).unwrap();
-    let ops = [Reback::Unmap(KV_CHUNK, ChunkId(3)), Reback::Unmap(LAYER, ChunkId(1))];
+    let ops = [MapOp::Unmap(KV_CHUNK, ChunkId(3)), MapOp::Unmap(LAYER, ChunkId(1))];
     let Err(MappingError::RollbackFailed { refused, stuck }) = mapping.apply_all(pool.as_fd(), &ops) else {
         panic!("it can be neither made nor taken back")
     };
@@ -130,7 +130,7 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
     let layer = |at| Address::Layer(LayerId(1), at);
-    let run = |first: u32| (0..3).map(move |at| Reback::Map(layer(at), ChunkId(first + at)));
+    let run = |first: u32| (0..3).map(move |at| MapOp::Map(layer(at), ChunkId(first + at)));
     mapping.apply_all(pool.fd(), &run(1).collect::<Vec<_>>()).unwrap();
     assert_eq!([0, 1, 2].map(|at| mapping.chunk_at(layer(at))), [1, 2, 3].map(|c| Some(ChunkId(c))));
     let start = mapping.address(Range::Layer(LayerId(1))) as usize;
@@ -143,7 +143,7 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     pool.write(ChunkId(3), 0, b"sluice").unwrap();
     assert_eq!(&read(&mapping, layer(2), CHUNK as usize).unwrap()[..6], b"sluice");
 
-    mapping.apply(pool.fd(), &Reback::Unmap(layer(0), ChunkId(1))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Unmap(layer(0), ChunkId(1))).unwrap();
     let Err(MappingError::Occupied { address, chunk, found }) =
         mapping.apply_all(pool.fd(), &run(0).collect::<Vec<_>>())
     else {
@@ -153,8 +153,8 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     assert_eq!(mapping.chunk_at(layer(0)), None);
     // The last chunk is beyond the pool: the first two are unmapped again, also those of a run within a
     // transaction.
-    let kv_chunks = (0..3).map(|at| Reback::Map(Address::Kv(KvChunkId(at)), ChunkId(2 + at)));
-    let ops: Vec<_> = std::iter::once(Reback::Map(layer(0), ChunkId(0))).chain(kv_chunks).collect();
+    let kv_chunks = (0..3).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(2 + at)));
+    let ops: Vec<_> = std::iter::once(MapOp::Map(layer(0), ChunkId(0))).chain(kv_chunks).collect();
     let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
     assert!(matches!(beyond, MappingError::BeyondPool { chunk: ChunkId(4), .. }), "{beyond}");
     assert_eq!((mapping.chunk_at(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
@@ -166,7 +166,7 @@ fn one_chunk_shows_the_same_bytes_at_every_address() {
     let pool = pool();
     let addresses = [LAYER, Address::Layer(LayerId(0), 1), KV_CHUNK, Address::Staging(0)];
     for address in addresses {
-        mapping.apply(pool.fd(), &Reback::Map(address, ChunkId(3))).unwrap();
+        mapping.apply(pool.fd(), &MapOp::Map(address, ChunkId(3))).unwrap();
     }
     pool.write(ChunkId(3), 100, b"sluice").unwrap();
     for address in addresses {
@@ -204,17 +204,17 @@ fn chunk_size_not_multiple_of_page_is_refused() {
 fn shared_chunk_ends_exclusive_prefix() {
     let mut mapping = Mapping::reserve(CHUNK, RangeSizes { activation_chunks: 3, ..sizes() }).unwrap();
     let pool = pool();
-    let ops: Vec<_> = (0..3).map(|at| Reback::Map(Address::Activation(at), ChunkId(at))).collect();
+    let ops: Vec<_> = (0..3).map(|at| MapOp::Map(Address::Activation(at), ChunkId(at))).collect();
     mapping.apply_all(pool.fd(), &ops).unwrap();
     let prefixes = |mapping: &Mapping| {
         [mapping.backed_prefix_chunks(Range::Activation), mapping.exclusive_prefix_chunks(Range::Activation)]
     };
     assert_eq!(prefixes(&mapping), [3, 3]);
     // An inflation that defers the unmapping of the old address.
-    mapping.apply(pool.fd(), &Reback::Map(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 2]);
-    mapping.apply(pool.fd(), &Reback::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 3]);
-    mapping.apply(pool.fd(), &Reback::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
+    mapping.apply(pool.fd(), &MapOp::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
     assert_eq!(prefixes(&mapping), [0, 0], "from the front");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use sluice_memory::{Faults, Mapping};
-use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Address, Fill, FillTarget, MapOp, Work};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 use sluice_ports::conformance::SlabChunk;
@@ -75,7 +75,7 @@ fn run(stays: &[LayerUse], faults: Faults, copy_threads: usize) -> Result<(), St
     for layer in 0..LAYERS {
         let first = u32::from(layer % 2) * PARTS;
         for part in 0..PARTS {
-            let map = Reback::Map(Address::Layer(LayerId(layer), part), ChunkId(first + part));
+            let map = MapOp::Map(Address::Layer(LayerId(layer), part), ChunkId(first + part));
             mapping.apply(world.memory.pool_fd(), &map).unwrap();
         }
     }

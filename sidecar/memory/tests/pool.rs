@@ -1,13 +1,13 @@
 //! Physical memory: capacity, allocation and release of the machine's memory, seals.
 
 use sluice_memory::{ChunkPool, Faults, PoolError};
-use sluice_policy::action::{Address, Fill, FillTarget, Reback, Work};
+use sluice_policy::action::{Address, Fill, FillTarget, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerId};
 use sluice_policy::reason::Reason;
 use sluice_ports::conformance::SlabChunk;
 
-use super::harness::{Harness, chunks, geometry, map_layer, reback};
+use super::harness::{Harness, chunks, geometry, map_layer, remap};
 
 /// Returns the bytes that the file occupies.
 fn allocated_bytes(pool: &ChunkPool) -> u64 {
@@ -85,9 +85,9 @@ fn weight_pages_allocate_on_copy_and_kv_pages_before_map() {
     world.succeed_with_reason(Reason::Wake, Work::Create(chunks(0..4)));
     assert_eq!(allocated(&world), 0);
     world.hold_engine(true);
-    let kv = (2..4).map(|c| Reback::Map(Address::Kv(KvChunkId(c)), ChunkId(c)));
+    let kv = (2..4).map(|c| MapOp::Map(Address::Kv(KvChunkId(c)), ChunkId(c)));
     let ops: Vec<_> = map_layer(&geometry, layer, 0).into_iter().chain(kv).collect();
-    let order = world.submit_work(reback(ops, vec![]));
+    let order = world.submit_work(remap(ops, vec![]));
     world.settle();
     assert_eq!(
         (world.outcome(order), allocated(&world)),

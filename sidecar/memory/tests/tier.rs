@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sluice_memory::{EngineConnection, Faults, HostError, HostMemory, HostOptions};
-use sluice_policy::action::{Address, Fill, FillTarget, LayerBlockSwap, Reback, Work};
+use sluice_policy::action::{Address, Fill, FillTarget, LayerBlockSwap, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId};
 
-use super::harness::{ControlPage, Harness, chunks, geometry, master, options, reback};
+use super::harness::{ControlPage, Harness, chunks, geometry, master, options, remap};
 
 const CHUNK: u64 = 256 << 10;
 /// A chunk has eight blocks.
@@ -27,8 +27,8 @@ fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
     });
     let all = geometry.capacity_chunks;
     world.succeed(Work::Create(chunks(0..all)));
-    let map = |chunk| Reback::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
-    world.succeed(reback((0..all).map(map).collect(), vec![]));
+    let map = |chunk| MapOp::Map(Address::Kv(KvChunkId(chunk)), ChunkId(chunk));
+    world.succeed(remap((0..all).map(map).collect(), vec![]));
     world
 }
 
@@ -96,7 +96,7 @@ fn swaps_are_paced_and_only_swap_in_shares_link_with_fills() {
     let taken = |layer_blocks: u64| Duration::from_secs_f64((layer_blocks * BLOCK) as f64 / rate as f64);
     // The copy of a slab's chunk, which occupies the link for two seconds.
     let (kv_chunk, layer) = (Address::Kv(KvChunkId(6)), Address::Layer(LayerId(0), 0));
-    world.succeed(reback(vec![Reback::Map(layer, ChunkId(6)), Reback::Unmap(kv_chunk, ChunkId(6))], vec![]));
+    world.succeed(remap(vec![MapOp::Map(layer, ChunkId(6)), MapOp::Unmap(kv_chunk, ChunkId(6))], vec![]));
     let begun = Instant::now();
     let target = FillTarget::Resident(LayerId(0));
     let fill = Fill { target, generation: Generation(1), after: None, chunks: chunks(6..8) };
@@ -164,9 +164,9 @@ fn swaps_continue_after_engine_exit() {
     let mut world = world(&small(), |_| ());
     world.write_layer_block(LayerBlockId(0), 10);
     world.hold_engine(true);
-    let mapped = Reback::Unmap(Address::Kv(KvChunkId(7)), ChunkId(7));
+    let mapped = MapOp::Unmap(Address::Kv(KvChunkId(7)), ChunkId(7));
     let orders =
-        [reback(vec![mapped], vec![]), Work::SwapOut(vec![swap(0, 0, 1)]), Work::SwapIn(vec![swap(8, 0, 1)])];
+        [remap(vec![mapped], vec![]), Work::SwapOut(vec![swap(0, 0, 1)]), Work::SwapIn(vec![swap(8, 0, 1)])];
     let ids = orders.map(|work| world.submit_work(work));
     world.detach_engine();
     world.memory.on_engine_lost();
@@ -200,7 +200,7 @@ fn tier_memory_is_allocated_at_start_and_freed_on_drop() {
 struct NoEngine;
 
 impl EngineConnection for NoEngine {
-    fn reback(&mut self, _: ActionId, _: &[Reback]) -> bool {
+    fn remap(&mut self, _: ActionId, _: &[MapOp]) -> bool {
         false
     }
 }

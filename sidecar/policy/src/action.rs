@@ -45,7 +45,7 @@ impl Address {
 
 /// One change of the chunk that backs an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reback {
+pub enum MapOp {
     /// The chunk no longer backs the address; accesses to the address fault.
     Unmap(Address, ChunkId),
     /// The chunk backs the address. A chunk may back several addresses ([`Address::may_share`]; also a move, which maps
@@ -57,7 +57,7 @@ pub enum Reback {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Transaction {
     /// The changes.
-    pub ops: Vec<Reback>,
+    pub ops: Vec<MapOp>,
     /// Chunks that change owner in it. A backend that poisons transferred memory poisons these before the maps.
     pub handed_over: Vec<ChunkId>,
 }
@@ -179,7 +179,7 @@ pub enum Work {
         earmark: Earmark,
     },
     /// Changes what backs some addresses.
-    Reback(Transaction),
+    Remap(Transaction),
     /// Copies a slab to the device.
     Fill(Fill),
     /// Moves blocks between KV chunks, at a step boundary.
@@ -220,9 +220,9 @@ impl Work {
             | Work::Release(chunks)
             | Work::Accept { chunks, .. }
             | Work::Lend { chunks, .. } => chunks.clone(),
-            Work::Reback(transaction) => {
-                let chunk = |op: &Reback| match *op {
-                    Reback::Map(_, chunk) | Reback::Unmap(_, chunk) => chunk,
+            Work::Remap(transaction) => {
+                let chunk = |op: &MapOp| match *op {
+                    MapOp::Map(_, chunk) | MapOp::Unmap(_, chunk) => chunk,
                 };
                 transaction.ops.iter().map(chunk).chain(transaction.handed_over.iter().copied()).collect()
             }

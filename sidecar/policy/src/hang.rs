@@ -30,7 +30,7 @@ pub enum Work {
         tokens: u32,
     },
     /// A mapping change at a step boundary.
-    Reback {
+    Remap {
         /// Addresses that change.
         addresses: u32,
     },
@@ -43,7 +43,7 @@ impl Work {
     pub fn label(self) -> &'static str {
         match self {
             Work::Step { .. } => "step",
-            Work::Reback { .. } => "remapping",
+            Work::Remap { .. } => "remapping",
             Work::Attach => "attach",
         }
     }
@@ -92,7 +92,7 @@ impl HangLimits {
     }
 
     /// Records the duration of a mapping change.
-    pub fn rebacked(&mut self, addresses: u32, total_ns: u64) {
+    pub fn remapped(&mut self, addresses: u32, total_ns: u64) {
         let each = total_ns / u64::from(addresses.max(1));
         self.address_ns = each.max(self.address_ns - self.address_ns / 16).max(ADDRESS_NS);
     }
@@ -108,7 +108,7 @@ impl HangLimits {
     pub fn slice_limit_ns(&self, work: Work) -> u64 {
         let expected = match work {
             Work::Step { tokens } => self.expected_ns(tokens).unwrap_or(0),
-            Work::Reback { .. } | Work::Attach => 0,
+            Work::Remap { .. } | Work::Attach => 0,
         };
         TIMES.saturating_mul(expected).saturating_add(FLOOR_NS).saturating_mul(1 << self.overtaken)
     }
@@ -123,7 +123,7 @@ impl HangLimits {
     pub fn limit_ns(&self, work: Work) -> u64 {
         let usual = match work {
             Work::Step { tokens } => self.step_limit_ns(tokens),
-            Work::Reback { addresses } => {
+            Work::Remap { addresses } => {
                 let expected = self.address_ns.saturating_mul(addresses.into());
                 TIMES.saturating_mul(expected).saturating_add(self.floor_ns)
             }
@@ -219,17 +219,17 @@ mod tests {
         assert_eq!(of_step(&limits, 1), 2 * MS + FLOOR_NS);
         limits.attached();
         assert_eq!(of_step(&limits, 1), UNKNOWN_NS, "another engine may compile again");
-        assert_eq!(limits.limit_ns(Work::Reback { addresses: 0 }), FLOOR_NS);
+        assert_eq!(limits.limit_ns(Work::Remap { addresses: 0 }), FLOOR_NS);
     }
 
     #[test]
     fn mapping_change_has_time_per_address() {
         let mut limits = HangLimits::new(FLOOR_NS);
-        let limit = |limits: &HangLimits| limits.limit_ns(Work::Reback { addresses: 1000 });
+        let limit = |limits: &HangLimits| limits.limit_ns(Work::Remap { addresses: 1000 });
         assert_eq!(limit(&limits), 2 * 1000 * ADDRESS_NS + FLOOR_NS);
-        limits.rebacked(10, 10 * MS);
+        limits.remapped(10, 10 * MS);
         assert_eq!(limit(&limits), 2 * 1000 * MS + FLOOR_NS);
-        (0..1000).for_each(|_| limits.rebacked(10, 0));
+        (0..1000).for_each(|_| limits.remapped(10, 0));
         assert_eq!(limit(&limits), 2 * 1000 * ADDRESS_NS + FLOOR_NS, "it decays");
     }
 
@@ -252,7 +252,7 @@ mod tests {
         limits.step_done(1, MS);
         assert_eq!(of_step(&limits, 1), 2 * MS + 2 * UNKNOWN_NS);
         assert_eq!(
-            [Work::Reback { addresses: 0 }, Work::Attach].map(|work| limits.limit_ns(work)),
+            [Work::Remap { addresses: 0 }, Work::Attach].map(|work| limits.limit_ns(work)),
             [2 * UNKNOWN_NS; 2]
         );
     }
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(of_step(&limits, 1), 2 * usual);
         limits.hung();
         assert_eq!(
-            (of_step(&limits, 1), limits.limit_ns(Work::Reback { addresses: 0 })),
+            (of_step(&limits, 1), limits.limit_ns(Work::Remap { addresses: 0 })),
             (4 * usual, 4 * FLOOR_NS)
         );
         (0..40).for_each(|_| limits.hung());

@@ -199,7 +199,7 @@ impl MemoryManager {
             Pending::Lend(chunks, spare, earmark, claim) => {
                 self.transfers().on_lent(&chunks, spare, (earmark, claim), done.outcome)
             }
-            Pending::Reback(remap) => self.on_remapped(*remap, done.outcome, out),
+            Pending::Remap(remap) => self.on_remapped(*remap, done.outcome, out),
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.on_moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.on_swapped_out(&swaps, done.outcome),

@@ -27,11 +27,12 @@ pub use spills::{
     spill_waits_for_step_and_layer_blocks_fetch_into_its_buffer,
 };
 pub use table::{
-    a_chunk_backs_many_addresses, a_moved_layer_block_keeps_its_contents, a_reback_waits_for_the_engine,
-    a_refused_transaction_changes_nothing, chunk_is_remapped_before_old_address_is_unmapped,
-    chunk_with_two_owners_is_refused, create_beyond_capacity_creates_no_chunk,
-    every_action_completes_exactly_once, inconsistent_operation_is_refused, mapped_chunk_cannot_be_released,
-    operations_take_effect_in_order, released_chunks_can_be_recreated,
+    a_chunk_backs_many_addresses, a_moved_layer_block_keeps_its_contents,
+    a_refused_transaction_changes_nothing, a_remap_waits_for_the_engine,
+    chunk_is_remapped_before_old_address_is_unmapped, chunk_with_two_owners_is_refused,
+    create_beyond_capacity_creates_no_chunk, every_action_completes_exactly_once,
+    inconsistent_operation_is_refused, mapped_chunk_cannot_be_released, operations_take_effect_in_order,
+    released_chunks_can_be_recreated,
 };
 
 pub use tier::{
@@ -51,7 +52,7 @@ pub fn run_all<B: Backend>() {
     chunk_is_remapped_before_old_address_is_unmapped::<B>();
     chunk_with_two_owners_is_refused::<B>();
     mapped_chunk_cannot_be_released::<B>();
-    a_reback_waits_for_the_engine::<B>();
+    a_remap_waits_for_the_engine::<B>();
     operations_take_effect_in_order::<B>();
     a_moved_layer_block_keeps_its_contents::<B>();
     fill_copies_slab_chunks_in_order::<B>();

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use sluice_policy::action::{Address, LayerBlockMove, Reback};
+use sluice_policy::action::{Address, LayerBlockMove, MapOp};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId};
 
@@ -122,19 +122,19 @@ impl FakeMemory {
     ///
     /// # Errors
     /// `Refused` if a change contradicts the table or a chunk has two owners at the end.
-    pub fn reback(&mut self, ops: &[Reback]) -> Result<(), Failure> {
+    pub fn remap(&mut self, ops: &[MapOp]) -> Result<(), Failure> {
         self.apply_all(ops, true)
     }
 
-    /// Like [`FakeMemory::reback`], but permits chunks with two owners: for a planted bug.
+    /// Like [`FakeMemory::remap`], but permits chunks with two owners: for a planted bug.
     ///
     /// # Errors
     /// `Refused` if a change contradicts the table.
-    pub fn reback_with_two_owners(&mut self, ops: &[Reback]) -> Result<(), Failure> {
+    pub fn remap_with_two_owners(&mut self, ops: &[MapOp]) -> Result<(), Failure> {
         self.apply_all(ops, false)
     }
 
-    fn apply_all(&mut self, ops: &[Reback], one_owner: bool) -> Result<(), Failure> {
+    fn apply_all(&mut self, ops: &[MapOp], one_owner: bool) -> Result<(), Failure> {
         let made = ops.iter().take_while(|op| self.apply(**op)).count();
         let owned = !one_owner || ops.iter().all(|op| self.has_one_owner(op));
         if made == ops.len() && owned {
@@ -145,16 +145,16 @@ impl FakeMemory {
     }
 
     /// Applies a change. Returns `false` and changes nothing if it contradicts the table.
-    fn apply(&mut self, op: Reback) -> bool {
+    fn apply(&mut self, op: MapOp) -> bool {
         match op {
-            Reback::Unmap(address, chunk) => {
+            MapOp::Unmap(address, chunk) => {
                 let fits = self.table.get(&address) == Some(&chunk);
                 if fits {
                     self.unmap(address, chunk);
                 }
                 fits
             }
-            Reback::Map(address, chunk) => {
+            MapOp::Map(address, chunk) => {
                 let fits = self.chunks.contains_key(&chunk) && !self.table.contains_key(&address);
                 if fits {
                     self.map(address, chunk);
@@ -164,16 +164,16 @@ impl FakeMemory {
         }
     }
 
-    fn revert(&mut self, op: Reback) {
+    fn revert(&mut self, op: MapOp) {
         match op {
-            Reback::Unmap(address, chunk) => self.map(address, chunk),
-            Reback::Map(address, chunk) => self.unmap(address, chunk),
+            MapOp::Unmap(address, chunk) => self.map(address, chunk),
+            MapOp::Map(address, chunk) => self.unmap(address, chunk),
         }
     }
 
     /// Whether a mapped chunk backs only addresses that may share it.
-    fn has_one_owner(&self, op: &Reback) -> bool {
-        let Reback::Map(address, chunk) = *op else { return true };
+    fn has_one_owner(&self, op: &MapOp) -> bool {
+        let MapOp::Map(address, chunk) = *op else { return true };
         let mut others = self.addresses_of(chunk).iter().filter(|other| **other != address);
         self.table.get(&address) != Some(&chunk) || others.all(|other| address.may_share(*other))
     }

@@ -5,7 +5,7 @@ mod host_tier;
 
 use std::collections::VecDeque;
 
-use sluice_policy::action::{Action, Address, LayerBlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, LayerBlockMove, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
@@ -76,7 +76,7 @@ impl SimMemory {
             Work::SwapOut(_) => Direction::Out,
             Work::SwapIn(_) => Direction::In,
             _ => {
-                let ns = device.profile.reback_ns;
+                let ns = device.profile.remap_ns;
                 self.head = HeadState::Timed(LinkTransfer { ends: since.plus(ns), ns });
                 return;
             }
@@ -102,7 +102,7 @@ impl SimMemory {
     }
 
     fn is_held(&self) -> bool {
-        self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Reback(_)))
+        self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Remap(_)))
     }
 
     /// Returns the device.
@@ -187,7 +187,7 @@ impl SimDevice {
         match work {
             Work::Create(chunks) | Work::Accept { chunks, .. } => self.memory.create(&chunks)?,
             Work::Lend { chunks, .. } | Work::Release(chunks) => self.memory.release(&chunks)?,
-            Work::Reback(transaction) => self.reback(&transaction)?,
+            Work::Remap(transaction) => self.remap(&transaction)?,
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
             Work::SwapIn(swaps) => self.swap_in(&swaps)?,
@@ -245,7 +245,7 @@ impl SimDevice {
     }
 
     /// Applies a transaction atomically: if one operation does not fit, the earlier ones are reverted.
-    fn reback(&mut self, transaction: &Transaction) -> Result<(), Failure> {
+    fn remap(&mut self, transaction: &Transaction) -> Result<(), Failure> {
         if self.rng.chance(self.faults.refused_permille) {
             return Err(Failure::Refused);
         }
@@ -255,14 +255,14 @@ impl SimDevice {
         }
         let kv = self.kv_chunks();
         // KV copies need the KV addresses of their chunks. Other addresses of these chunks may be unmapped.
-        let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if kv.contains(chunk));
+        let taken = |op: &MapOp| matches!(op, MapOp::Unmap(Address::Kv(_), chunk) if kv.contains(chunk));
         if transaction.ops.iter().any(taken) {
             return Err(Failure::Refused);
         }
         let ops = self.kept(&transaction.ops);
         match self.faults.keep_unmapped {
-            true => self.memory.reback_with_two_owners(&ops)?,
-            false => self.memory.reback(&ops)?,
+            true => self.memory.remap_with_two_owners(&ops)?,
+            false => self.memory.remap(&ops)?,
         }
         if self.detail == Detail::Fingerprints {
             self.memory.poison(&transaction.handed_over);
@@ -271,9 +271,9 @@ impl SimDevice {
     }
 
     /// Returns the operations that are applied: all of them, unless a bug is planted.
-    fn kept(&self, ops: &[Reback]) -> Vec<Reback> {
-        let mapped = |at: &Address| ops.iter().any(|op| matches!(op, Reback::Map(other, _) if other == at));
-        let lost = |op: &Reback| matches!(op, Reback::Unmap(address, _) if !mapped(address));
+    fn kept(&self, ops: &[MapOp]) -> Vec<MapOp> {
+        let mapped = |at: &Address| ops.iter().any(|op| matches!(op, MapOp::Map(other, _) if other == at));
+        let lost = |op: &MapOp| matches!(op, MapOp::Unmap(address, _) if !mapped(address));
         ops.iter().filter(|op| !(self.faults.keep_unmapped && lost(op))).copied().collect()
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, MapOp, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{
@@ -48,7 +48,7 @@ impl Bench {
         let layers = [Address::Layer(LayerId(0), 0), Address::Layer(LayerId(1), 0)];
         let kv_chunks = [Address::Kv(KvChunkId(0)), Address::Kv(KvChunkId(1))];
         let all = [Address::Global(0)].into_iter().chain(layers).chain(kv_chunks);
-        bench.reback(all.zip(0..).map(|(address, chunk)| Reback::Map(address, ChunkId(chunk))).collect());
+        bench.remap(all.zip(0..).map(|(address, chunk)| MapOp::Map(address, ChunkId(chunk))).collect());
         let targets =
             [FillTarget::Global, FillTarget::Resident(LayerId(0)), FillTarget::Resident(LayerId(1))];
         for (target, chunk) in targets.into_iter().zip(0..) {
@@ -105,8 +105,8 @@ impl Bench {
         };
     }
 
-    fn reback(&mut self, ops: Vec<Reback>) {
-        let outcome = self.run(Work::Reback(Transaction { ops, handed_over: vec![] }));
+    fn remap(&mut self, ops: Vec<MapOp>) {
+        let outcome = self.run(Work::Remap(Transaction { ops, handed_over: vec![] }));
         assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
     }
 
@@ -246,7 +246,7 @@ fn token_after(away: bool, faults: SimFaults) -> u32 {
         return bench.step(16, vec![7], &[(1, [7, 8])]);
     }
     bench.swap(Work::SwapOut, &[(0, 1, 1), (1, 0, 2)]);
-    bench.reback(vec![Reback::Unmap(Address::Kv(KvChunkId(0)), ChunkId(3))]);
+    bench.remap(vec![MapOp::Unmap(Address::Kv(KvChunkId(0)), ChunkId(3))]);
     bench.run(Work::Release(vec![ChunkId(3)]));
     bench.set_faults(faults);
     bench.swap(Work::SwapIn, &[(6, 0, 2), (5, 1, 1)]);

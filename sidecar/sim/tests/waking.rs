@@ -77,7 +77,7 @@ impl Case {
         let rate = slab_bytes * 1_000_000_000 / u128::from(self.transfer_ns());
         setup.profile.link_bytes_per_second = rate as u64;
         setup.profile.copy_start_ns = 0;
-        setup.profile.reback_ns = 5_000;
+        setup.profile.remap_ns = 5_000;
         (setup.profile.layer_ns, setup.profile.layer_token_ns) = (CHUNK_NS, TOKEN_NS);
         setup
     }

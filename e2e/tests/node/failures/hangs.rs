@@ -81,7 +81,7 @@ const fn row(target: Target, when: HangState, until: Until, culprit: &'static st
 pub const ROWS: [Row; 5] = [
     row(Target::Worker, HangState::Computing, Until::Dead, CHAT),
     row(Target::Sidecar, HangState::Computing, Until::Continued, SUMMARY),
-    row(Target::Supervisor, HangState::Rebacking, Until::Dead, CHAT),
+    row(Target::Supervisor, HangState::Remapping, Until::Dead, CHAT),
     row(Target::Sidecar, HangState::Computing, Until::Dead, CHAT),
     row(Target::Whole, HangState::Computing, Until::Dead, CODE),
 ];
@@ -91,14 +91,14 @@ pub const ROWS: [Row; 5] = [
 pub const NIGHTLY_ROWS: [Row; 13] = [
     row(Target::Worker, HangState::Lending, Until::Dead, CHAT),
     row(Target::Worker, HangState::Borrowing, Until::Dead, CHAT),
-    row(Target::Worker, HangState::Rebacking, Until::Dead, CHAT),
+    row(Target::Worker, HangState::Remapping, Until::Dead, CHAT),
     row(Target::Worker, HangState::Waking, Until::Dead, CHAT),
     row(Target::Supervisor, HangState::Computing, Until::Continued, CHAT),
     row(Target::Supervisor, HangState::Lending, Until::Continued, CHAT),
     row(Target::Supervisor, HangState::Waking, Until::Continued, CHAT),
     row(Target::Sidecar, HangState::Lending, Until::Dead, SUMMARY),
     row(Target::Sidecar, HangState::Borrowing, Until::Dead, SUMMARY),
-    row(Target::Sidecar, HangState::Rebacking, Until::Dead, CODE),
+    row(Target::Sidecar, HangState::Remapping, Until::Dead, CODE),
     row(Target::Sidecar, HangState::Waking, Until::Dead, CHAT),
     row(Target::Whole, HangState::Computing, Until::Continued, SUMMARY),
     row(Target::Whole, HangState::Waiting, Until::Dead, CHAT),

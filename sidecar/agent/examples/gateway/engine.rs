@@ -75,7 +75,7 @@ impl FakeEngine {
         loop {
             match self.link.recv()? {
                 EngineRequest::Bye => return Ok(self.sent),
-                EngineRequest::Reback { id, .. } => self.link.send_applied(id)?,
+                EngineRequest::Remap { id, .. } => self.link.send_applied(id)?,
                 EngineRequest::Step(order) => {
                     let done = self.run(&order, period)?;
                     begun = wait(begun, period);

@@ -10,7 +10,7 @@ use sluice_link::error::LinkError;
 use sluice_link::server::{EngineEvent, EngineSender};
 use sluice_link::tables::TableWriter;
 use sluice_memory::{EngineConnection, HostMemory, LayerGate};
-use sluice_policy::action::Reback;
+use sluice_policy::action::MapOp;
 use sluice_policy::hang::Work;
 use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
 use sluice_ports::compute::{
@@ -68,10 +68,10 @@ pub struct EngineHandle(Arc<Mutex<EngineHandleState>>);
 #[derive(Debug, Default)]
 struct EngineHandleState {
     engine: Option<EngineSender>,
-    /// Reback that the engine has not answered: its id, its number of addresses, and the time it was sent.
+    /// Remap that the engine has not answered: its id, its number of addresses, and the time it was sent.
     pending: Option<(ActionId, u32, Instant)>,
-    /// Numbers of addresses and durations of completed rebacks.
-    reback_times: Vec<(u32, Duration)>,
+    /// Numbers of addresses and durations of completed remaps.
+    remap_times: Vec<(u32, Duration)>,
 }
 
 impl EngineHandle {
@@ -89,11 +89,11 @@ impl EngineHandle {
         if answered.is_none() {
             tracing::warn!(action = id.0, "the engine acknowledged a mapping change that was not requested");
         }
-        self.state().reback_times.extend(answered);
+        self.state().remap_times.extend(answered);
         answered.is_some()
     }
 
-    /// Removes the pending reback `id`. Returns its number of addresses and the time since it was sent, or `None` if it
+    /// Removes the pending remap `id`. Returns its number of addresses and the time since it was sent, or `None` if it
     /// is not pending.
     fn close(&self, id: ActionId) -> Option<(u32, Duration)> {
         let (_, addresses, sent) = self.state().pending.take_if(|(awaited, ..)| *awaited == id)?;
@@ -102,10 +102,10 @@ impl EngineHandle {
 }
 
 impl EngineConnection for EngineHandle {
-    fn reback(&mut self, id: ActionId, ops: &[Reback]) -> bool {
+    fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool {
         let mut state = self.state();
         let Some(engine) = &state.engine else { return false };
-        match engine.send_reback(id, ops) {
+        match engine.send_remap(id, ops) {
             Ok(()) => {
                 let addresses = u32::try_from(ops.len()).unwrap_or(u32::MAX);
                 state.pending = Some((id, addresses, Instant::now()));
@@ -189,7 +189,7 @@ impl EngineCompute {
         self.past_messages + self.engine.as_ref().map_or(0, EngineSender::messages)
     }
 
-    /// Returns the work that the engine was ordered to do and has not answered. At most one order is pending: no reback
+    /// Returns the work that the engine was ordered to do and has not answered. At most one order is pending: no remap
     /// happens during a step.
     pub fn pending_work(&self) -> Option<PendingWork> {
         if self.mapping_hello.is_some() {
@@ -199,7 +199,7 @@ impl EngineCompute {
             return Some(PendingWork { number: self.commands_sent, work: Work::Step { tokens } });
         }
         let awaited = self.engine_handle.state().pending;
-        awaited.map(|(id, addresses, _)| PendingWork { number: id.0, work: Work::Reback { addresses } })
+        awaited.map(|(id, addresses, _)| PendingWork { number: id.0, work: Work::Remap { addresses } })
     }
 
     /// Returns tokens and durations of the steps that finished since the last call.
@@ -207,9 +207,9 @@ impl EngineCompute {
         std::mem::take(&mut self.step_times)
     }
 
-    /// Returns numbers of addresses and durations of the rebacks that finished since the last call.
-    pub fn take_reback_times(&mut self) -> Vec<(u32, Duration)> {
-        std::mem::take(&mut self.engine_handle.state().reback_times)
+    /// Returns numbers of addresses and durations of the remaps that finished since the last call.
+    pub fn take_remap_times(&mut self) -> Vec<(u32, Duration)> {
+        std::mem::take(&mut self.engine_handle.state().remap_times)
     }
 
     /// Records the duration of the finished step. Excludes time in which this process was stopped. Tokens of refused
@@ -265,7 +265,7 @@ type EngineDriver = Driver<HostMemory, EngineCompute>;
 /// Sends a new engine the whole mapping. The engine counts as attached when it has applied the mapping.
 pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
     let snapshot = driver.memory().snapshot();
-    let sent = link.sender.send_reback(SNAPSHOT_ACTION, &snapshot);
+    let sent = link.sender.send_remap(SNAPSHOT_ACTION, &snapshot);
     let compute = driver.compute();
     compute.engine_handle.set(Some(link.sender.clone()));
     match sent {
@@ -335,17 +335,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_reback_is_closed_without_a_time() {
+    fn refused_remap_is_closed_without_a_time() {
         let peer = EngineHandle::default();
         let shape = TableShape { rows: 1, max_kv_blocks: 1, max_history: 1, layers: 1 };
         let tables = Arc::new(Mutex::new(TableWriter::create(shape).unwrap()));
         let mut compute = EngineCompute::new(tables, peer.clone());
         peer.state().pending = Some((ActionId(3), 7, Instant::now()));
         assert_eq!(peer.close(ActionId(2)), None, "a stray answer");
-        let ordered = PendingWork { number: 3, work: Work::Reback { addresses: 7 } };
+        let ordered = PendingWork { number: 3, work: Work::Remap { addresses: 7 } };
         assert_eq!(compute.pending_work(), Some(ordered));
         assert!(peer.close(ActionId(3)).is_some());
-        assert_eq!((compute.pending_work(), compute.take_reback_times().len()), (None, 0));
+        assert_eq!((compute.pending_work(), compute.take_remap_times().len()), (None, 0));
     }
 
     /// Otherwise steps that ran nothing would shorten the limit of real steps.

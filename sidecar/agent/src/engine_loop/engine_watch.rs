@@ -99,9 +99,9 @@ impl EngineWatch {
         self.lost = Some(LostEngine { supervisor: engine.supervisor, watched, silence });
     }
 
-    /// Records that a reback of `addresses` took `took`.
-    pub fn on_rebacked(&mut self, addresses: u32, took: Duration) {
-        self.limits.rebacked(addresses, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    /// Records that a remap of `addresses` took `took`.
+    pub fn on_remapped(&mut self, addresses: u32, took: Duration) {
+        self.limits.remapped(addresses, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Records that a step of `tokens` took `took`.

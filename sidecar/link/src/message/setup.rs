@@ -14,7 +14,7 @@ pub struct Faults {
     /// Sleep before each layer, so that a test can interrupt a step, nanoseconds.
     pub layer_delay_ns: u64,
     /// Sleep before a change of mappings, so that a test can interrupt it, nanoseconds.
-    pub reback_delay_ns: u64,
+    pub remap_delay_ns: u64,
     /// Fill the activation range with NaN before each step, because no result may depend on its old contents.
     pub poison_activations: bool,
 }

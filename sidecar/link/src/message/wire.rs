@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerId, RowId, StepId};
 use sluice_ports::compute::SampleRequest;
@@ -50,7 +50,7 @@ enum WireOp {
 }
 
 #[derive(Serialize, Deserialize)]
-struct WireReback {
+struct WireRemap {
     id: u64,
     ops: Vec<WireOp>,
     more: bool,
@@ -111,8 +111,8 @@ impl Message {
             Message::Hello(hello) => bytes(&WireHello::from(hello)),
             Message::Model(setup) => bytes(setup.as_ref()),
             Message::Ready(ready) => bytes(&WireReady::from(ready)),
-            Message::Reback { id, ops, more } => {
-                bytes(&WireReback { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
+            Message::Remap { id, ops, more } => {
+                bytes(&WireRemap { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
             }
             Message::Applied { id } => bytes(&WireReply::new(id.0, 0, "")),
             Message::Refused { id, message } => bytes(&WireReply::new(id.0, 0, message)),
@@ -130,10 +130,10 @@ impl Message {
             MessageKind::Hello => Message::Hello(read::<WireHello>(kind, payload)?.into()),
             MessageKind::Model => Message::Model(Box::new(read_setup(payload)?)),
             MessageKind::Ready => Message::Ready(read::<WireReady>(kind, payload)?.into()),
-            MessageKind::Reback => {
-                let order: WireReback = read(kind, payload)?;
-                let ops = order.ops.into_iter().map(Reback::from).collect();
-                Message::Reback { id: ActionId(order.id), ops, more: order.more }
+            MessageKind::Remap => {
+                let order: WireRemap = read(kind, payload)?;
+                let ops = order.ops.into_iter().map(MapOp::from).collect();
+                Message::Remap { id: ActionId(order.id), ops, more: order.more }
             }
             MessageKind::Applied => Message::Applied { id: ActionId(read::<WireReply>(kind, payload)?.id) },
             MessageKind::Refused => {
@@ -263,20 +263,20 @@ impl From<WireAddress> for Address {
     }
 }
 
-impl From<&Reback> for WireOp {
-    fn from(op: &Reback) -> Self {
+impl From<&MapOp> for WireOp {
+    fn from(op: &MapOp) -> Self {
         match *op {
-            Reback::Unmap(address, chunk) => WireOp::Unmap(address.into(), chunk.0),
-            Reback::Map(address, chunk) => WireOp::Map(address.into(), chunk.0),
+            MapOp::Unmap(address, chunk) => WireOp::Unmap(address.into(), chunk.0),
+            MapOp::Map(address, chunk) => WireOp::Map(address.into(), chunk.0),
         }
     }
 }
 
-impl From<WireOp> for Reback {
+impl From<WireOp> for MapOp {
     fn from(wire: WireOp) -> Self {
         match wire {
-            WireOp::Unmap(address, chunk) => Reback::Unmap(address.into(), ChunkId(chunk)),
-            WireOp::Map(address, chunk) => Reback::Map(address.into(), ChunkId(chunk)),
+            WireOp::Unmap(address, chunk) => MapOp::Unmap(address.into(), ChunkId(chunk)),
+            WireOp::Map(address, chunk) => MapOp::Map(address.into(), ChunkId(chunk)),
         }
     }
 }

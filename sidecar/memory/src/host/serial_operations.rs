@@ -1,8 +1,8 @@
-//! Runs the operations of the serial queue: create, release, accept, lend, reback, and moves and swaps of blocks.
+//! Runs the operations of the serial queue: create, release, accept, lend, remap, and moves and swaps of blocks.
 
 use std::time::Instant;
 
-use sluice_policy::action::{Address, LayerBlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Address, LayerBlockMove, MapOp, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, KvChunkId, LayerBlockId};
 use sluice_policy::reason::Reason;
@@ -59,7 +59,7 @@ impl HostMemory {
                 let (spare_chunks, earmark) = (*spare_chunks, *earmark);
                 self.start_release(chunks, SerialJob::Lend { chunks: chunks.clone(), spare_chunks, earmark })
             }
-            Work::Reback(transaction) => self.start_reback(transaction),
+            Work::Remap(transaction) => self.start_remap(transaction),
             Work::MoveLayerBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => {
                 let copies = self.swap_out(swaps)?;
@@ -100,9 +100,9 @@ impl HostMemory {
     /// no byte. The engine is at a step boundary or idle, so poisoned chunks are not being
     /// read. Copies of KV need the KV chunks of their chunks, so these cannot be unmapped; other addresses of
     /// such a chunk can.
-    fn start_reback(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {
+    fn start_remap(&mut self, transaction: &Transaction) -> Result<StartResult, Failure> {
         let handed_over = &transaction.handed_over;
-        let taken = |op: &Reback| matches!(op, Reback::Unmap(Address::Kv(_), chunk) if self.reservations.is_chunk_in_use(*chunk));
+        let taken = |op: &MapOp| matches!(op, MapOp::Unmap(Address::Kv(_), chunk) if self.reservations.is_chunk_in_use(*chunk));
         if handed_over.iter().any(|c| !self.pool.exists(*c) || self.has_pending_copy(*c))
             || transaction.ops.iter().any(taken)
         {
@@ -112,7 +112,7 @@ impl HostMemory {
         let backed = self.unbacked_chunks(transaction);
         let poisoned = if self.poison { handed_over.clone() } else { Vec::new() };
         if backed.is_empty() && poisoned.is_empty() {
-            return Ok(self.send_reback(transaction));
+            return Ok(self.send_remap(transaction));
         }
         self.table.revert(&transaction.ops);
         self.worker.submit(SerialJob::Prepare { backed, poisoned });
@@ -123,17 +123,17 @@ impl HostMemory {
     /// are not among them: the engine reads them after they are copied in, which allocates the pages.
     fn unbacked_chunks(&self, transaction: &Transaction) -> Vec<ChunkId> {
         let maps = transaction.ops.iter().filter_map(|op| match *op {
-            Reback::Map(Address::Kv(_) | Address::Activation(_) | Address::Staging(_), chunk) => Some(chunk),
-            Reback::Map(..) | Reback::Unmap(..) => None,
+            MapOp::Map(Address::Kv(_) | Address::Activation(_) | Address::Staging(_), chunk) => Some(chunk),
+            MapOp::Map(..) | MapOp::Unmap(..) => None,
         });
         maps.filter(|chunk| !self.pool.is_backed(*chunk)).collect()
     }
 
     /// Sends a transaction that is already applied to the table.
-    fn send_reback(&mut self, transaction: &Transaction) -> StartResult {
+    fn send_remap(&mut self, transaction: &Transaction) -> StartResult {
         let begun = Instant::now();
         let id = self.serial_queue.queue.front().expect("the transaction is the first operation").id;
-        if !transaction.ops.is_empty() && self.engine.reback(id, &transaction.ops) {
+        if !transaction.ops.is_empty() && self.engine.remap(id, &transaction.ops) {
             StartResult::Pending(HeadState::AwaitingEngine(begun))
         } else {
             StartResult::Completed(done_since(begun))
@@ -180,25 +180,25 @@ impl HostMemory {
             self.end_operation(outcome);
             return;
         }
-        let Work::Reback(transaction) = &operation.work else { unreachable!("only transactions get ready") };
+        let Work::Remap(transaction) = &operation.work else { unreachable!("only transactions get ready") };
         let transaction = transaction.clone();
         let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));
         assert!(applied.is_ok(), "what fitted before it got ready fits then: {transaction:?}");
-        match self.send_reback(&transaction) {
+        match self.send_remap(&transaction) {
             StartResult::Completed(outcome) => self.end_operation(outcome),
             StartResult::Pending(at_hand) => self.serial_queue.head_state = at_hand,
         }
     }
 
     /// Completes the transaction that the engine has, if it is this one.
-    pub(super) fn complete_reback(&mut self, id: ActionId, ok: bool) -> bool {
+    pub(super) fn complete_remap(&mut self, id: ActionId, ok: bool) -> bool {
         let HeadState::AwaitingEngine(begun) = self.serial_queue.head_state else { return false };
         let operation = self.serial_queue.queue.front().expect("the engine has the first operation");
         if operation.id != id {
             return false;
         }
         let outcome = if ok { done_since(begun) } else { Outcome::Failed(Failure::Refused) };
-        if let (false, Work::Reback(transaction)) = (ok, &operation.work) {
+        if let (false, Work::Remap(transaction)) = (ok, &operation.work) {
             self.table.revert(&transaction.ops);
         }
         self.end_operation(outcome);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::event::Failure;
 use sluice_policy::ids::ChunkId;
 
@@ -53,7 +53,7 @@ impl MappingTable {
 
     /// Applies all changes or none. During the transaction a chunk may back its old and its new address; at
     /// the end it has one owner.
-    pub(super) fn apply(&mut self, ops: &[Reback], exists: impl Fn(ChunkId) -> bool) -> Result<(), Failure> {
+    pub(super) fn apply(&mut self, ops: &[MapOp], exists: impl Fn(ChunkId) -> bool) -> Result<(), Failure> {
         let made = ops.iter().take_while(|op| self.apply_one(**op, &exists)).count();
         if made < ops.len() || !ops.iter().all(|op| self.has_one_owner(op)) {
             self.revert(&ops[..made]);
@@ -62,26 +62,26 @@ impl MappingTable {
         Ok(())
     }
 
-    fn has_one_owner(&self, op: &Reback) -> bool {
-        let Reback::Map(address, chunk) = *op else { return true };
+    fn has_one_owner(&self, op: &MapOp) -> bool {
+        let MapOp::Map(address, chunk) = *op else { return true };
         let others = self.mapped[chunk.index()].iter().filter(|other| **other != address);
         self.backing(address) != Some(chunk) || others.copied().all(|other| address.may_share(other))
     }
 
     /// Reverts changes that were applied, the last one first.
-    pub(super) fn revert(&mut self, ops: &[Reback]) {
+    pub(super) fn revert(&mut self, ops: &[MapOp]) {
         for op in ops.iter().rev() {
             let back = match *op {
-                Reback::Map(address, chunk) => Reback::Unmap(address, chunk),
-                Reback::Unmap(address, chunk) => Reback::Map(address, chunk),
+                MapOp::Map(address, chunk) => MapOp::Unmap(address, chunk),
+                MapOp::Unmap(address, chunk) => MapOp::Map(address, chunk),
             };
             assert!(self.apply_one(back, &|_| true), "a change that was made can be taken back: {op:?}");
         }
     }
 
-    fn apply_one(&mut self, op: Reback, exists: &impl Fn(ChunkId) -> bool) -> bool {
+    fn apply_one(&mut self, op: MapOp, exists: &impl Fn(ChunkId) -> bool) -> bool {
         match op {
-            Reback::Map(address, chunk) => {
+            MapOp::Map(address, chunk) => {
                 let free = self.layout.index(address).is_some() && !self.backing.contains_key(&address);
                 if !free || !exists(chunk) {
                     return false;
@@ -89,7 +89,7 @@ impl MappingTable {
                 self.backing.insert(address, chunk);
                 self.mapped[chunk.index()].push(address);
             }
-            Reback::Unmap(address, chunk) => {
+            MapOp::Unmap(address, chunk) => {
                 if self.backing(address) != Some(chunk) {
                     return false;
                 }

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::Owner;
-use crate::action::{Address, Reback, Transaction};
+use crate::action::{Address, MapOp, Transaction};
 use crate::geometry::Geometry;
 use crate::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId, SlotId};
 
@@ -180,7 +180,7 @@ impl Ownership {
         let late: BTreeSet<(Address, ChunkId)> = next.stale.iter().copied().collect();
         let mut diff = Diff::default();
         let stale = self.stale.iter().filter(|mapped| !late.contains(mapped));
-        diff.replaced.extend(stale.map(|(address, chunk)| Reback::Unmap(*address, *chunk)));
+        diff.replaced.extend(stale.map(|(address, chunk)| MapOp::Unmap(*address, *chunk)));
         diff.range(&self.global, &next.global, Address::Global);
         for l in 0..self.layers.len() {
             let layer = LayerId(l as u16);
@@ -194,7 +194,7 @@ impl Ownership {
         let kept: BTreeSet<ChunkId> = kept.iter().copied().collect();
         let handed_over = self.changes(next).into_iter().map(|(chunk, _, _)| chunk);
         let handed_over = handed_over.filter(|chunk| !kept.contains(chunk)).collect();
-        let stays = |op: &Reback| matches!(op, Reback::Unmap(at, chunk) if late.contains(&(*at, *chunk)));
+        let stays = |op: &MapOp| matches!(op, MapOp::Unmap(at, chunk) if late.contains(&(*at, *chunk)));
         diff.emptied.retain(|op| !stays(op));
         Transaction { ops: [diff.replaced, diff.maps, diff.emptied].concat(), handed_over }
     }
@@ -234,10 +234,10 @@ impl Ownership {
 #[derive(Default)]
 struct Diff {
     /// Unmaps of addresses that another chunk backs afterwards.
-    replaced: Vec<Reback>,
-    maps: Vec<Reback>,
+    replaced: Vec<MapOp>,
+    maps: Vec<MapOp>,
     /// Unmaps of addresses that nothing backs afterwards.
-    emptied: Vec<Reback>,
+    emptied: Vec<MapOp>,
 }
 
 impl Diff {
@@ -252,8 +252,8 @@ impl Diff {
             return;
         }
         let unmaps = if new.is_some() { &mut self.replaced } else { &mut self.emptied };
-        unmaps.extend(old.map(|chunk| Reback::Unmap(address, chunk)));
-        self.maps.extend(new.map(|chunk| Reback::Map(address, chunk)));
+        unmaps.extend(old.map(|chunk| MapOp::Unmap(address, chunk)));
+        self.maps.extend(new.map(|chunk| MapOp::Map(address, chunk)));
     }
 }
 

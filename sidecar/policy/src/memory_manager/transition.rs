@@ -172,7 +172,7 @@ impl MemoryManager {
         let defers_unmap = reason == Reason::Inflate && self.params.defers_unmap;
         remap.next = self.chunks.with_stale(remap.next, defers_unmap);
         let transaction = self.chunks.ownership().transaction(&remap.next, kept);
-        self.orders.order(Work::Reback(transaction), reason, Pending::Reback(Box::new(remap)), out);
+        self.orders.order(Work::Remap(transaction), reason, Pending::Remap(Box::new(remap)), out);
     }
 
     /// Layers whose contents stay readable at their addresses across the transition.

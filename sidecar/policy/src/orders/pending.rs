@@ -28,7 +28,7 @@ pub enum Pending {
     /// These chunks, and this number that do not exist, go to a peer.
     Lend(Vec<ChunkId>, u32, Earmark, TransferKind),
     /// The address table becomes this one.
-    Reback(Box<Remap>),
+    Remap(Box<Remap>),
     /// Weights are copied.
     Fill {
         /// The holder.
@@ -178,7 +178,7 @@ impl PendingActions {
     pub fn fills_blocked(&self) -> bool {
         let holds = |effect: &Pending| match effect {
             Pending::Drop => true,
-            Pending::Reback(remap) => remap.layout.is_some(),
+            Pending::Remap(remap) => remap.layout.is_some(),
             _ => false,
         };
         self.blocking() && self.effects().any(holds)

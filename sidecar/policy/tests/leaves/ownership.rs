@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ChunkId, KvChunkId};
@@ -65,20 +65,20 @@ fn inflation_changes_the_label_of_the_same_chunks_and_makes_none() {
 /// on the way. Calls `left` with each chunk that an unmap leaves without an address.
 fn applied(
     from: &Ownership,
-    ops: &[Reback],
+    ops: &[MapOp],
     mut left: impl FnMut(ChunkId),
 ) -> (BTreeMap<Address, ChunkId>, usize) {
     let mut table: BTreeMap<Address, ChunkId> = from.addresses().collect();
     let mut most = 1;
     for op in ops {
         match *op {
-            Reback::Unmap(address, chunk) => {
+            MapOp::Unmap(address, chunk) => {
                 assert_eq!(table.remove(&address), Some(chunk), "as mapped");
                 if !table.values().any(|other| *other == chunk) {
                     left(chunk);
                 }
             }
-            Reback::Map(address, chunk) => {
+            MapOp::Map(address, chunk) => {
                 assert_eq!(table.insert(address, chunk), None, "over nothing");
                 most = most.max(table.values().filter(|other| **other == chunk).count());
             }
@@ -87,8 +87,8 @@ fn applied(
     (table, most)
 }
 
-fn is_map(op: &Reback) -> bool {
-    matches!(op, Reback::Map(..))
+fn is_map(op: &MapOp) -> bool {
+    matches!(op, MapOp::Map(..))
 }
 
 /// eLLM 5.1: map at the new address first, unmap the old one later.
@@ -127,7 +127,7 @@ fn deferred_unmap_precedes_other_changes() {
     };
     let two = inflate(&one, 2);
     let (activation, kv) = (Address::Activation, |kv_chunk| Address::Kv(KvChunkId(kv_chunk)));
-    let maps = |kv_chunk, chunk| Reback::Map(kv(kv_chunk), ChunkId(chunk));
+    let maps = |kv_chunk, chunk| MapOp::Map(kv(kv_chunk), ChunkId(chunk));
     assert_eq!(one.transaction(&two, &[]).ops, [maps(0, 4), maps(1, 5)], "it only maps");
     assert_eq!(two.stale, [4, 5].map(|at| (activation(at), ChunkId(at))));
     let four = inflate(&two, 2);
@@ -142,7 +142,7 @@ fn deferred_unmap_precedes_other_changes() {
     back.activation.extend([back.kv_chunks[2].take(), back.kv_chunks[0].take()].into_iter().flatten());
     back.stale.clear();
     let ops = four.transaction(&back, &[]).ops;
-    let gone = [2, 3, 4, 5].map(|at| Reback::Unmap(activation(at), ChunkId(at)));
+    let gone = [2, 3, 4, 5].map(|at| MapOp::Unmap(activation(at), ChunkId(at)));
     assert_eq!(ops[..4], gone);
     let (table, most) = applied(&four, &ops, |_| ());
     assert_eq!((table, most), (back.addresses().collect(), 2));

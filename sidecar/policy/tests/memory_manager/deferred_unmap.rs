@@ -1,7 +1,7 @@
 //! Tests eLLM's overlap: an inflation also takes memory for the next tokens, and old addresses are unmapped while no
 //! step waits.
 
-use sluice_policy::action::{Address, Reback, Work};
+use sluice_policy::action::{Address, MapOp, Work};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::memory_manager::SleepState;
 use sluice_policy::params::Params;
@@ -55,8 +55,8 @@ fn inflation_defers_unmap_until_idle() {
     for policy in [PolicyName::Ellm, PolicyName::Unified] {
         let mut world = world(policy, |_| ());
         world.corrupt_action = Some(|action| {
-            if let (Reason::Inflate, Work::Reback(transaction)) = (action.reason, &action.work) {
-                let kv = |op: &Reback| matches!(op, Reback::Map(Address::Kv(_), _));
+            if let (Reason::Inflate, Work::Remap(transaction)) = (action.reason, &action.work) {
+                let kv = |op: &MapOp| matches!(op, MapOp::Map(Address::Kv(_), _));
                 assert!(transaction.ops.iter().all(kv), "{transaction:?}");
             }
         });
@@ -81,8 +81,8 @@ fn deferred_unmap_runs_alone_when_idle() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
     world.corrupt_action = Some(|action| {
-        if let (Reason::UnmapLater, Work::Reback(transaction)) = (action.reason, &action.work) {
-            let old = |op: &Reback| matches!(op, Reback::Unmap(Address::Activation(_), _));
+        if let (Reason::UnmapLater, Work::Remap(transaction)) = (action.reason, &action.work) {
+            let old = |op: &MapOp| matches!(op, MapOp::Unmap(Address::Activation(_), _));
             assert!(transaction.ops.iter().all(old), "{transaction:?}");
             assert!(transaction.handed_over.is_empty(), "no memory changes hands");
         }
@@ -131,11 +131,11 @@ fn refused_change_keeps_old_addresses() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
     let left = world.manager.figures().stale_addresses();
-    world.device.refuse_rebacks = true;
+    world.device.refuse_remaps = true;
     world.run_idle(3);
     assert_eq!(world.manager.figures().stale_addresses(), left);
     assert_eq!(world.manager.figures().counted(Reason::BackendFailed), 1, "it is not tried again at once");
-    world.device.refuse_rebacks = false;
+    world.device.refuse_remaps = false;
     world.run_idle(1000);
     assert_eq!(world.manager.figures().stale_addresses(), 0);
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use sluice_common::random::Rng;
-use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockMove, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockMove, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerBlockId, LayerId};
@@ -87,11 +87,11 @@ pub struct Device {
     pub fetched: u32,
     /// Successful spills.
     pub spilt: u32,
-    pub rebacks: u32,
+    pub remaps: u32,
     pub moves: u32,
     pub bytes_filled: u64,
     pub fill_ns_per_byte: u64,
-    pub refuse_rebacks: bool,
+    pub refuse_remaps: bool,
     /// The ledger of a shared GPU.
     pub quota: Option<Quota>,
     /// Whether the last completion moved chunks between peers.
@@ -120,11 +120,11 @@ impl Device {
             slow_writes_permille: 0,
             fetched: 0,
             spilt: 0,
-            rebacks: 0,
+            remaps: 0,
             moves: 0,
             bytes_filled: 0,
             fill_ns_per_byte: 1,
-            refuse_rebacks: false,
+            refuse_remaps: false,
             quota: None,
             traded: false,
         }
@@ -254,7 +254,7 @@ impl Device {
                 return Some(failed(id, Failure::OutOfMemory));
             }
         }
-        let refused = self.refuse_rebacks && matches!(action.work, Work::Reback(_));
+        let refused = self.refuse_remaps && matches!(action.work, Work::Remap(_));
         if self.faults.lost_swaps > 0 && matches!(action.work, Work::SwapIn(_)) {
             self.faults.lost_swaps -= 1;
             return Some(failed(id, Failure::CopyFailed));
@@ -287,7 +287,7 @@ impl Device {
                 chunks.iter().for_each(|chunk| self.check_untouched(*chunk));
                 self.memory.release(&chunks).expect("released chunks exist and are unmapped");
             }
-            Work::Reback(transaction) => self.reback(&transaction),
+            Work::Remap(transaction) => self.remap(&transaction),
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
             Work::SwapIn(swaps) => self.swap_in(&swaps),
@@ -299,14 +299,14 @@ impl Device {
     }
 
     /// Applies the changes one by one. During it a chunk may back two addresses; at the end it has one owner.
-    pub fn reback(&mut self, transaction: &Transaction) {
-        self.rebacks += 1;
+    pub fn remap(&mut self, transaction: &Transaction) {
+        self.remaps += 1;
         for op in &transaction.ops {
-            if let Reback::Unmap(Address::Kv(_), chunk) = *op {
+            if let MapOp::Unmap(Address::Kv(_), chunk) = *op {
                 self.check_untouched(chunk);
             }
         }
-        let applied = self.memory.reback(&transaction.ops);
+        let applied = self.memory.remap(&transaction.ops);
         applied.unwrap_or_else(|_| {
             panic!("every change of {transaction:?} fits the table, and owners are single")
         });

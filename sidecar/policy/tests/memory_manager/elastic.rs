@@ -137,11 +137,11 @@ fn tenant_without_shortage_changes_nothing() {
     for policy in [PolicyName::Recompute, PolicyName::Oneiros, PolicyName::Ellm] {
         let mut world = world(policy, 60);
         assert!(world.load());
-        let (rebacks, filled) = (world.device.rebacks, world.device.bytes_filled);
+        let (remaps, filled) = (world.device.remaps, world.device.bytes_filled);
         (0..6).for_each(|id| world.submit(id, id, vec![1, 2, 3], 30));
         world.run();
         world.run_idle(100);
-        assert_eq!((world.device.rebacks, world.device.bytes_filled), (rebacks, filled), "{policy:?}");
+        assert_eq!((world.device.remaps, world.device.bytes_filled), (remaps, filled), "{policy:?}");
         assert_eq!(world.device.moves, 0);
     }
 }

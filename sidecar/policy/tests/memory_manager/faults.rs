@@ -87,7 +87,7 @@ fn failing_changes_leave_other_reclaims_and_leak_nothing() {
         let mut world = world(policy, 2, Faults::default());
         assert!(world.load());
         let created = world.manager.figures().ledger().created();
-        world.device.refuse_rebacks = true;
+        world.device.refuse_remaps = true;
         (0..6).for_each(|id| world.submit(id, id, (0..40).collect(), 50));
         world.run();
         assert_eq!(world.finished.len(), 6);

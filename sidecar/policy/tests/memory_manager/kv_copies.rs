@@ -1,6 +1,6 @@
 //! Tests the test device: its execution of KV copies in parallel with steps.
 
-use sluice_policy::action::{Action, Address, Fetch, LayerBlockSwap, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fetch, LayerBlockSwap, MapOp, Transaction, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId};
@@ -21,9 +21,9 @@ fn device(seed: u64) -> Device {
         staging_chunks: 0,
     };
     let mut device = Device::new(geometry, seed, Faults::default());
-    let map = Reback::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
+    let map = MapOp::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
     order(&mut device, 1, Work::Create(vec![ChunkId(0)]));
-    order(&mut device, 2, Work::Reback(Transaction { ops: vec![map], handed_over: vec![] }));
+    order(&mut device, 2, Work::Remap(Transaction { ops: vec![map], handed_over: vec![] }));
     run(&mut device);
     device.write_token(LayerBlockId(0), 0, 10);
     device.write_token(LayerBlockId(1), 0, 11);

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sluice_policy::action::{Action, Reback, Work};
+use sluice_policy::action::{Action, MapOp, Work};
 use sluice_policy::params::ForcedRemap;
 use sluice_policy::reclaim::PolicyName;
 
@@ -64,8 +64,8 @@ fn copy_with_stale_generation_is_detected() {
 #[test]
 fn lost_unmap_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Reback(transaction) = &mut action.work
-            && let Some(at) = transaction.ops.iter().position(|op| matches!(op, Reback::Unmap(..)))
+        if let Work::Remap(transaction) = &mut action.work
+            && let Some(at) = transaction.ops.iter().position(|op| matches!(op, MapOp::Unmap(..)))
         {
             transaction.ops.remove(at);
         }
@@ -75,8 +75,8 @@ fn lost_unmap_is_detected() {
 #[test]
 fn lost_map_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Reback(transaction) = &mut action.work
-            && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, Reback::Map(..)))
+        if let Work::Remap(transaction) = &mut action.work
+            && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, MapOp::Map(..)))
         {
             transaction.ops.remove(at);
         }
@@ -86,8 +86,8 @@ fn lost_map_is_detected() {
 #[test]
 fn kept_old_address_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Reback(transaction) = &mut action.work
-            && let Some(Reback::Unmap(..)) = transaction.ops.last()
+        if let Work::Remap(transaction) = &mut action.work
+            && let Some(MapOp::Unmap(..)) = transaction.ops.last()
         {
             transaction.ops.pop();
         }
@@ -97,13 +97,13 @@ fn kept_old_address_is_detected() {
 #[test]
 fn chunk_mapped_for_two_owners_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Reback(transaction) = &mut action.work {
-            let maps = transaction.ops.iter().position(|op| matches!(op, Reback::Map(..)));
+        if let Work::Remap(transaction) = &mut action.work {
+            let maps = transaction.ops.iter().position(|op| matches!(op, MapOp::Map(..)));
             let Some(first) = maps else { return };
-            let Reback::Map(_, chunk) = transaction.ops[first] else { return };
+            let MapOp::Map(_, chunk) = transaction.ops[first] else { return };
             let last = transaction.ops.iter_mut().rev().find_map(|op| match op {
-                Reback::Map(_, chunk) => Some(chunk),
-                Reback::Unmap(..) => None,
+                MapOp::Map(_, chunk) => Some(chunk),
+                MapOp::Unmap(..) => None,
             });
             last.into_iter().for_each(|last| *last = chunk);
         }

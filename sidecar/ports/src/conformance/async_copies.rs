@@ -6,7 +6,7 @@ use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerBlockId, LayerId};
 
 use super::backend::Backend;
 use super::harness::{
-    BackendTest, HOST_BLOCKS, LAYERS, geometry, map, reback, swap, swap_in, swap_out, unmap,
+    BackendTest, HOST_BLOCKS, LAYERS, geometry, map, remap, swap, swap_in, swap_out, unmap,
 };
 
 const KV_CHUNK: Address = Address::Kv(KvChunkId(0));
@@ -45,7 +45,7 @@ pub(super) fn after(layer: LayerId, generation: u64) -> CopyOrder {
 /// blocks 1 and 2, with generations 5 and 6.
 pub(super) fn with_offloaded_layer_blocks<B: Backend>(rule: &'static str) -> BackendTest<B> {
     let mut trial = BackendTest::<B>::with_chunks(rule, 3);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
     [1, 2, 8]
         .into_iter()
         .for_each(|layer_block| trial.backend.write_layer_block(LayerBlockId(layer_block), layer_block));
@@ -221,7 +221,7 @@ pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     let mut trial = with_offloaded_layer_blocks::<B>(rule);
     trial.backend.hold_engine(true);
     let orders = [
-        reback(vec![map(THIRD, 2)]),
+        remap(vec![map(THIRD, 2)]),
         fetch(A, 0, 4, None, &[swap(16, 2, 1, 5)]),
         swap_out(&[swap(8, 1, 3, 7)]),
         fetch(B_LAYER, 1, 5, None, &[swap(17, 2, 3, 7)]),
@@ -242,10 +242,10 @@ pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     let rule = "memory that KV is fetched to stays";
     let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let activation = Address::Activation(0);
-    trial.succeed(reback(vec![map(activation, 1)]));
+    trial.succeed(remap(vec![map(activation, 1)]));
     trial.submit(fetch(A, 0, 4, after(LayerId(0), 1), &[swap(9, 1, 1, 5)]));
     // The chunk's address from before it was KV may be unmapped.
-    trial.succeed(reback(vec![unmap(activation, 1)]));
+    trial.succeed(remap(vec![unmap(activation, 1)]));
     let moved = |from, to| {
         let (from, to) = (LayerBlockId(from), LayerBlockId(to));
         let chunk = |layer_block: LayerBlockId| ChunkId(layer_block.0 / 8);
@@ -253,8 +253,8 @@ pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     };
     let handed_over = Transaction { ops: Vec::new(), handed_over: vec![ChunkId(1)] };
     let wrong = [
-        reback(vec![unmap(OTHER, 1)]),
-        Work::Reback(handed_over),
+        remap(vec![unmap(OTHER, 1)]),
+        Work::Remap(handed_over),
         moved(9, 10),
         moved(8, 9),
         swap_out(&[swap(9, 1, 3, 7)]),
@@ -268,5 +268,5 @@ pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     trial.succeed(swap_out(&[swap(10, 1, 3, 7)]));
     trial.succeed(write_back(&[swap(8, 1, 4, 8)]));
     trial.succeed(Work::DropFills);
-    trial.succeed(reback(vec![unmap(OTHER, 1)]));
+    trial.succeed(remap(vec![unmap(OTHER, 1)]));
 }

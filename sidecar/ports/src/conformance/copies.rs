@@ -5,7 +5,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
 
 use super::backend::{Backend, SlabChunk};
-use super::harness::{BackendTest, CHUNK_BYTES, chunks, fill, map, map_layer, reback};
+use super::harness::{BackendTest, CHUNK_BYTES, chunks, fill, map, map_layer, remap};
 
 const A: LayerId = LayerId(1);
 const B_LAYER: LayerId = LayerId(2);
@@ -22,7 +22,7 @@ pub fn fill_copies_slab_chunks_in_order<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
     let mut ops = map_layer(A, 1);
     ops.push(map(Address::Global(0), 0));
-    trial.succeed(reback(ops));
+    trial.succeed(remap(ops));
     let global =
         Fill { target: FillTarget::Global, generation: Generation(1), after: None, chunks: chunks(0..1) };
     trial.succeed(Work::Fill(global));
@@ -63,7 +63,7 @@ pub fn fill_waits_for_its_reader<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
     let mut ops = map_layer(A, 0);
     ops.extend(map_layer(B_LAYER, 0));
-    trial.succeed(reback(ops));
+    trial.succeed(remap(ops));
     trial.succeed(fill(FillTarget::Slot(SLOT, A), 4, 0, None));
     let waits = trial.submit(fill(FillTarget::Slot(SLOT, B_LAYER), 5, 0, Some((A, Generation(4)))));
     let free = trial.submit(fill(FillTarget::Resident(LayerId(3)), 6, 2, None));
@@ -87,7 +87,7 @@ pub fn fill_waits_for_its_reader<B: Backend>() {
 pub fn fills_of_one_slot_run_in_the_order_submitted<B: Backend>() {
     let rule = "fills of one slot run in the order submitted";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
-    trial.succeed(reback(map_layer(A, 0)));
+    trial.succeed(remap(map_layer(A, 0)));
     let after = Some((LayerId(0), Generation(1)));
     let first = trial.submit(fill(FillTarget::Slot(SLOT, A), 4, 0, after));
     let second = trial.submit(fill(FillTarget::Slot(SLOT, B_LAYER), 5, 0, None));

@@ -1,6 +1,6 @@
 //! Helpers of the rules: a small geometry, and orders that are awaited.
 
-use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, Reback, Transaction, Work};
+use sluice_policy::action::{Action, Address, Fill, FillTarget, LayerBlockSwap, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::{ActivationCost, Geometry};
 use sluice_policy::ids::{ActionId, ChunkId, Generation, HostBlockId, LayerBlockId, LayerId};
@@ -135,16 +135,16 @@ pub(super) fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
     range.map(ChunkId).collect()
 }
 
-pub(super) fn reback(ops: Vec<Reback>) -> Work {
-    Work::Reback(Transaction { ops, handed_over: Vec::new() })
+pub(super) fn remap(ops: Vec<MapOp>) -> Work {
+    Work::Remap(Transaction { ops, handed_over: Vec::new() })
 }
 
-pub(super) fn map(address: Address, chunk: u32) -> Reback {
-    Reback::Map(address, ChunkId(chunk))
+pub(super) fn map(address: Address, chunk: u32) -> MapOp {
+    MapOp::Map(address, ChunkId(chunk))
 }
 
-pub(super) fn unmap(address: Address, chunk: u32) -> Reback {
-    Reback::Unmap(address, ChunkId(chunk))
+pub(super) fn unmap(address: Address, chunk: u32) -> MapOp {
+    MapOp::Unmap(address, ChunkId(chunk))
 }
 
 /// Returns a swap of block `layer_block`, backed by `chunk`, and host block `host` of `generation`.
@@ -176,6 +176,6 @@ pub(super) fn fill(
 }
 
 /// Maps both positions of a layer's range to chunks `first` and `first + 1`.
-pub(super) fn map_layer(layer: LayerId, first: u32) -> Vec<Reback> {
+pub(super) fn map_layer(layer: LayerId, first: u32) -> Vec<MapOp> {
     vec![map(Address::Layer(layer, 0), first), map(Address::Layer(layer, 1), first + 1)]
 }

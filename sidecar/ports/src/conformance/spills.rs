@@ -9,7 +9,7 @@ use super::async_copies::{
     write_back,
 };
 use super::backend::Backend;
-use super::harness::{LAYERS, reback, swap, swap_in, swap_out, unmap};
+use super::harness::{LAYERS, remap, swap, swap_in, swap_out, unmap};
 
 fn spill(layer: LayerId, buffer: u8, after: u64, layer_blocks: &[LayerBlockSwap]) -> Work {
     Work::Spill(Spill { layer, buffer, after: Generation(after), layer_blocks: layer_blocks.to_vec() })
@@ -71,12 +71,12 @@ pub fn inconsistent_spill_is_refused_and_memory_kept<B: Backend>() {
     }
     trial.fail(spill(LayerId(LAYERS), 0, 0, &[swap(8, 1, 3, 7)]), Failure::Refused);
     let waits = trial.submit(spill(A, 0, 4, &[swap(8, 1, 3, 7)]));
-    trial.fail(reback(vec![unmap(OTHER, 1)]), Failure::Refused);
+    trial.fail(remap(vec![unmap(OTHER, 1)]), Failure::Refused);
     trial.fail(write_back(&[swap(8, 1, 4, 8)]), Failure::Refused);
     trial.fail(swap_in(&[swap(8, 1, 1, 5)]), Failure::Refused);
     trial.backend.set_kv_done(A, Generation(4));
     assert!(matches!(trial.wait(waits), Outcome::Done { .. }), "{rule}: what was refused left nothing");
-    trial.succeed(reback(vec![unmap(OTHER, 1)]));
+    trial.succeed(remap(vec![unmap(OTHER, 1)]));
 }
 
 /// A waiting spill is dropped with the fetches behind it, and its host blocks keep their contents.

@@ -6,7 +6,7 @@ use sluice_policy::ids::{ChunkId, KvChunkId, LayerBlockId, LayerId, SlotId};
 
 use super::backend::{Backend, SlabChunk};
 use super::harness::{
-    BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, reback, swap, swap_in, swap_out, unmap,
+    BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, remap, swap, swap_in, swap_out, unmap,
 };
 use crate::Memory;
 
@@ -20,9 +20,9 @@ pub fn every_action_completes_exactly_once<B: Backend>() {
     let orders = [
         Work::Create(chunks(0..2)),
         Work::Create(chunks(0..2)),
-        reback(vec![map(KV_CHUNK, 0)]),
-        reback(vec![map(KV_CHUNK, 1)]),
-        reback(vec![]),
+        remap(vec![map(KV_CHUNK, 0)]),
+        remap(vec![map(KV_CHUNK, 1)]),
+        remap(vec![]),
         Work::MoveLayerBlocks(vec![]),
         swap_in(&[swap(0, 0, 0, 1)]),
         swap_out(&[swap(0, 0, 0, 1)]),
@@ -46,7 +46,7 @@ pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY - 2);
     trial.fail(Work::Create(chunks(CAPACITY - 2..CAPACITY + 1)), Failure::OutOfMemory);
     assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
-    trial.fail(reback(vec![map(KV_CHUNK, CAPACITY - 2)]), Failure::Refused);
+    trial.fail(remap(vec![map(KV_CHUNK, CAPACITY - 2)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(CAPACITY - 2..CAPACITY)));
     assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
 }
@@ -58,15 +58,15 @@ pub fn released_chunks_can_be_recreated<B: Backend>() {
     trial.succeed(Work::Release(chunks(3..CAPACITY)));
     assert_eq!(trial.backend.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
     trial.fail(Work::Release(chunks(3..4)), Failure::Refused);
-    trial.fail(reback(vec![map(KV_CHUNK, 5)]), Failure::Refused);
+    trial.fail(remap(vec![map(KV_CHUNK, 5)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(3..CAPACITY)));
-    trial.succeed(reback(vec![map(KV_CHUNK, 5)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 5)]));
 }
 
 /// Map over a mapping, unmap of a chunk that is not there, chunks that do not exist.
 pub fn inconsistent_operation_is_refused<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("what contradicts the table is refused", 2);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0)]));
     for ops in [
         vec![map(KV_CHUNK, 1)],
         vec![map(KV_CHUNK, 0)],
@@ -75,7 +75,7 @@ pub fn inconsistent_operation_is_refused<B: Backend>() {
         vec![map(OTHER, 7)],
         vec![map(OTHER, CAPACITY + 3)],
     ] {
-        trial.fail(reback(ops), Failure::Refused);
+        trial.fail(remap(ops), Failure::Refused);
     }
     let move_away = LayerBlockMove {
         from: LayerBlockId(0),
@@ -85,20 +85,20 @@ pub fn inconsistent_operation_is_refused<B: Backend>() {
     };
     trial.fail(Work::MoveLayerBlocks(vec![move_away]), Failure::Refused);
     trial.fail(Work::Create(chunks(1..2)), Failure::Refused);
-    trial.succeed(reback(vec![unmap(KV_CHUNK, 0)]));
+    trial.succeed(remap(vec![unmap(KV_CHUNK, 0)]));
 }
 
 /// A transaction whose last change is impossible reverts its first ones.
 pub fn a_refused_transaction_changes_nothing<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a refused transaction changes nothing", 3);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0)]));
     trial.backend.write_layer_block(LayerBlockId(0), 7);
     let ops = vec![unmap(KV_CHUNK, 0), map(KV_CHUNK, 1), map(OTHER, 2), unmap(OTHER, 0)];
     let contradiction = Transaction { ops, handed_over: chunks(0..1) };
-    trial.fail(Work::Reback(contradiction), Failure::Refused);
+    trial.fail(Work::Remap(contradiction), Failure::Refused);
     assert_eq!(trial.backend.layer_block(LayerBlockId(0)), Some(7), "a refused transaction changes nothing");
     assert_eq!(trial.backend.layer_block(LayerBlockId(8)), None, "a refused transaction changes nothing");
-    trial.succeed(reback(vec![unmap(KV_CHUNK, 0), map(OTHER, 0)]));
+    trial.succeed(remap(vec![unmap(KV_CHUNK, 0), map(OTHER, 0)]));
     assert_eq!(
         trial.backend.layer_block(LayerBlockId(8)),
         Some(7),
@@ -111,7 +111,7 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
     let rule = "a chunk backs many addresses";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
     let layers = || (0..3).map(LayerId);
-    trial.succeed(reback(layers().flat_map(|layer| map_layer(layer, 0)).collect()));
+    trial.succeed(remap(layers().flat_map(|layer| map_layer(layer, 0)).collect()));
     trial.succeed(fill(FillTarget::Slot(SlotId(0), LayerId(1)), 1, 0, None));
     let part = |layer, part| Address::Layer(layer, part);
     let written = |at| Some(SlabChunk { layer: Some(LayerId(1)), chunk: at });
@@ -119,7 +119,7 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
         assert_eq!([0, 1].map(|at| trial.backend.contents(part(layer, at))), [0, 1].map(written), "{rule}");
     }
     assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "{rule}: it counts once");
-    trial.succeed(reback(vec![unmap(part(LayerId(0), 1), 1)]));
+    trial.succeed(remap(vec![unmap(part(LayerId(0), 1), 1)]));
     let read = [0, 1].map(|layer| trial.backend.contents(part(LayerId(layer), 1)));
     assert_eq!(read, [None, written(1)], "{rule}");
 }
@@ -128,12 +128,12 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
 pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
     let rule = "a chunk is mapped anew before its old address goes";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0), map(OTHER, 1), map(ACTIVATION, 2)]));
     trial.backend.write_layer_block(LayerBlockId(1), 5);
     // KV chunk 1 gets the chunk of KV chunk 0, and its own becomes staging.
     let last = CAPACITY - 1;
     let ops = vec![unmap(OTHER, 1), map(OTHER, 0), map(Address::Staging(0), 1), unmap(KV_CHUNK, 0)];
-    trial.succeed(reback(ops));
+    trial.succeed(remap(ops));
     assert_eq!([1, 9].map(|b| trial.backend.layer_block(LayerBlockId(b))), [None, Some(5)], "{rule}");
     assert_eq!(
         trial.backend.memory().used_bytes(),
@@ -141,12 +141,12 @@ pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
         "{rule}: it counts once"
     );
     // A transaction that ends in a contradiction leaves no change.
-    trial.fail(reback(vec![map(KV_CHUNK, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
+    trial.fail(remap(vec![map(KV_CHUNK, 0), unmap(OTHER, 0), unmap(OTHER, last)]), Failure::Refused);
     assert_eq!([1, 9].map(|b| trial.backend.layer_block(LayerBlockId(b))), [None, Some(5)], "{rule}");
     // An inflation may defer the unmapping of the old address, where the contents are those of the new owner.
-    trial.succeed(reback(vec![map(KV_CHUNK, 2)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 2)]));
     trial.backend.write_layer_block(LayerBlockId(3), 7);
-    trial.succeed(reback(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
+    trial.succeed(remap(vec![unmap(ACTIVATION, 2), map(ACTIVATION, last)]));
     assert_eq!(trial.backend.layer_block(LayerBlockId(3)), Some(7), "{rule}");
 }
 
@@ -167,18 +167,18 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
         (Address::Staging(0), KV_CHUNK),
         (Address::Staging(0), ACTIVATION),
     ] {
-        trial.fail(reback(vec![map(one, 0), map(other, 0)]), Failure::Refused);
-        trial.succeed(reback(vec![map(one, 0)]));
+        trial.fail(remap(vec![map(one, 0), map(other, 0)]), Failure::Refused);
+        trial.succeed(remap(vec![map(one, 0)]));
         // The old address of a move is no longer mapped.
-        trial.fail(reback(vec![map(other, 0)]), Failure::Refused);
-        trial.succeed(reback(vec![map(other, 0), unmap(one, 0)]));
-        trial.succeed(reback(vec![map(one, 1), unmap(other, 0)]));
-        trial.succeed(reback(vec![unmap(one, 1)]));
+        trial.fail(remap(vec![map(other, 0)]), Failure::Refused);
+        trial.succeed(remap(vec![map(other, 0), unmap(one, 0)]));
+        trial.succeed(remap(vec![map(one, 1), unmap(other, 0)]));
+        trial.succeed(remap(vec![unmap(one, 1)]));
     }
     for (one, other) in [(layer(0, 1), layer(3, 1)), (KV_CHUNK, ACTIVATION)] {
-        trial.succeed(reback(vec![map(one, 0), map(other, 0)]));
-        trial.fail(reback(vec![map(OTHER, 0)]), Failure::Refused);
-        trial.succeed(reback(vec![unmap(one, 0), unmap(other, 0)]));
+        trial.succeed(remap(vec![map(one, 0), map(other, 0)]));
+        trial.fail(remap(vec![map(OTHER, 0)]), Failure::Refused);
+        trial.succeed(remap(vec![unmap(one, 0), unmap(other, 0)]));
     }
     trial.succeed(Work::Release(chunks(0..2)));
 }
@@ -186,20 +186,20 @@ pub fn chunk_with_two_owners_is_refused<B: Backend>() {
 /// A release requires that no address maps the chunk.
 pub fn mapped_chunk_cannot_be_released<B: Backend>() {
     let mut trial = BackendTest::<B>::with_chunks("a chunk that is mapped is not released", 2);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]));
-    trial.succeed(reback(vec![unmap(KV_CHUNK, 0)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]));
+    trial.succeed(remap(vec![unmap(KV_CHUNK, 0)]));
     trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
     assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
-    trial.succeed(reback(vec![unmap(ACTIVATION, 0)]));
+    trial.succeed(remap(vec![unmap(ACTIVATION, 0)]));
     trial.succeed(Work::Release(chunks(0..2)));
 }
 
-/// A reback does not complete before the engine has acknowledged it.
-pub fn a_reback_waits_for_the_engine<B: Backend>() {
-    let rule = "a reback waits for the engine";
+/// A remap does not complete before the engine has acknowledged it.
+pub fn a_remap_waits_for_the_engine<B: Backend>() {
+    let rule = "a remap waits for the engine";
     let mut trial = BackendTest::<B>::with_chunks(rule, 1);
     trial.backend.hold_engine(true);
-    let order = trial.submit(reback(vec![map(KV_CHUNK, 0)]));
+    let order = trial.submit(remap(vec![map(KV_CHUNK, 0)]));
     trial.settle();
     assert_eq!(trial.outcome(order), None, "{rule}");
     trial.backend.hold_engine(false);
@@ -210,13 +210,13 @@ pub fn a_reback_waits_for_the_engine<B: Backend>() {
 pub fn operations_take_effect_in_order<B: Backend>() {
     let rule = "operations take effect in order";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0)]));
     trial.backend.hold_engine(true);
     let orders = [
-        reback(vec![unmap(KV_CHUNK, 0)]),
+        remap(vec![unmap(KV_CHUNK, 0)]),
         Work::Release(chunks(0..1)),
         Work::Create(chunks(0..1)),
-        reback(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]),
+        remap(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]),
     ];
     let ids = orders.map(|work| trial.submit(work));
     trial.settle();
@@ -233,7 +233,7 @@ pub fn operations_take_effect_in_order<B: Backend>() {
 pub fn a_moved_layer_block_keeps_its_contents<B: Backend>() {
     let rule = "a moved block keeps its contents";
     let mut trial = BackendTest::<B>::with_chunks(rule, 2);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
     trial.backend.write_layer_block(LayerBlockId(2), 21);
     trial.backend.write_layer_block(LayerBlockId(3), 31);
     let to_other = LayerBlockMove {

@@ -6,8 +6,7 @@ use sluice_policy::ids::{Generation, KvChunkId, LayerBlockId, LayerId};
 
 use super::backend::Backend;
 use super::harness::{
-    BackendTest, CHUNK_BYTES, HOST_BLOCKS, chunks, fill, geometry, map, reback, swap, swap_in, swap_out,
-    unmap,
+    BackendTest, CHUNK_BYTES, HOST_BLOCKS, chunks, fill, geometry, map, remap, swap, swap_in, swap_out, unmap,
 };
 use crate::Memory;
 
@@ -18,7 +17,7 @@ const OTHER: Address = Address::Kv(KvChunkId(1));
 /// the tag.
 fn two_kv_chunks<B: Backend>(rule: &'static str, written: &[u32]) -> BackendTest<B> {
     let mut trial = BackendTest::<B>::with_chunks(rule, 4);
-    trial.succeed(reback(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
+    trial.succeed(remap(vec![map(KV_CHUNK, 0), map(OTHER, 1)]));
     written.iter().for_each(|tag| trial.backend.write_layer_block(LayerBlockId(*tag), *tag));
     trial
 }
@@ -82,7 +81,7 @@ pub fn rewritten_host_block_has_only_new_generation<B: Backend>() {
 pub fn inconsistent_swap_is_refused<B: Backend>() {
     let rule = "a swap that contradicts the table is refused";
     let mut trial = two_kv_chunks::<B>(rule, &[1, 2, 3, 8]);
-    trial.succeed(reback(vec![map(Address::Kv(KvChunkId(3)), 2)]));
+    trial.succeed(remap(vec![map(Address::Kv(KvChunkId(3)), 2)]));
     trial.succeed(swap_out(&[swap(1, 0, 0, 5), swap(3, 0, 1, 6)]));
     let never = Some((LayerId(0), Generation(1)));
     let waits = trial.submit(fill(FillTarget::Resident(LayerId(1)), 1, 2, never));
@@ -108,7 +107,7 @@ pub fn inconsistent_swap_is_refused<B: Backend>() {
     assert_eq!(trial.outcome(waits), Some(Outcome::Failed(Failure::Dropped)), "{rule}");
     let mut without = BackendTest::<B>::with_tier(rule, 0);
     without.succeed(Work::Create(chunks(0..1)));
-    without.succeed(reback(vec![map(KV_CHUNK, 0)]));
+    without.succeed(remap(vec![map(KV_CHUNK, 0)]));
     without.fail(swap_out(&[swap(0, 0, 0, 1)]), Failure::Refused);
 }
 
@@ -121,11 +120,11 @@ pub fn swap_waits_for_earlier_operations<B: Backend>() {
     let third = Address::Kv(KvChunkId(2));
     let orders = [
         swap_out(&[swap(3, 0, 2, 5)]),
-        reback(vec![unmap(KV_CHUNK, 0)]),
+        remap(vec![unmap(KV_CHUNK, 0)]),
         Work::Release(chunks(0..1)),
         swap_out(&[swap(3, 0, 2, 6)]),
         Work::Create(chunks(0..1)),
-        reback(vec![map(third, 0)]),
+        remap(vec![map(third, 0)]),
         swap_in(&[swap(20, 0, 2, 5)]),
     ];
     let ids = orders.map(|work| trial.submit(work));

@@ -17,7 +17,7 @@ pub struct Profile {
     /// Start-up time of a copy, nanoseconds.
     pub copy_start_ns: u64,
     /// Time of one mapping transaction, nanoseconds.
-    pub reback_ns: u64,
+    pub remap_ns: u64,
     /// Time of one layer per activation chunk of a step, nanoseconds.
     pub layer_ns: u64,
     /// Additional time of one layer per token, nanoseconds.
@@ -48,7 +48,7 @@ impl Profile {
             out_bytes_per_second: link.out_bytes_per_s,
             coupled_permille: link.coupled_permille.into(),
             copy_start_ns: link.setup_ns,
-            reback_ns: 100_000,
+            remap_ns: 100_000,
             restart_ns: 5_000_000_000,
             kernels: Some(kernels),
             ..Profile::default()
@@ -72,7 +72,7 @@ impl Default for Profile {
             out_bytes_per_second: 16_000_000_000,
             coupled_permille: 1000,
             copy_start_ns: 1_000,
-            reback_ns: 20_000,
+            remap_ns: 20_000,
             layer_ns: 100_000,
             layer_token_ns: 500,
             restart_ns: 5_000_000,

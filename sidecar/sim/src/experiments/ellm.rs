@@ -1,6 +1,6 @@
 //! eLLM's two algorithms and its ownership changes, case by case.
 
-use sluice_policy::action::{Address, Reback};
+use sluice_policy::action::{Address, MapOp};
 use sluice_policy::chunk_table::{ChunkTable, Owner, Ownership};
 use sluice_policy::ellm::{BufferController, Need, Supply, Violations, balloon, premap_chunks};
 use sluice_policy::geometry::{ActivationCost, Geometry};
@@ -143,10 +143,10 @@ fn owners() -> Vec<ComparisonRow> {
     ]
 }
 
-fn describe_ops(ops: &[Reback]) -> String {
-    let word = |op: &Reback| match op {
-        Reback::Map(..) => "map new",
-        Reback::Unmap(..) => "unmap old",
+fn describe_ops(ops: &[MapOp]) -> String {
+    let word = |op: &MapOp| match op {
+        MapOp::Map(..) => "map new",
+        MapOp::Unmap(..) => "unmap old",
     };
     ops.iter().map(word).collect::<Vec<_>>().join(", ")
 }

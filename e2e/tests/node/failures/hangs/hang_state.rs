@@ -36,7 +36,7 @@ pub enum HangState {
     /// It has requests, and a peer has the time slice.
     Waiting,
     /// Its engine changes the backing of its addresses.
-    Rebacking,
+    Remapping,
     /// It was hibernated and wakes for a request.
     Waking,
 }
@@ -75,7 +75,7 @@ impl HangState {
             HangState::Lending => place.lent_bytes > 0,
             HangState::Borrowing => place.borrowed_bytes > 0,
             HangState::Waiting => !holds && state.queue.running > 0,
-            HangState::Rebacking => has_reached(state, "remapping"),
+            HangState::Remapping => has_reached(state, "remapping"),
             HangState::Waking => state.phase == Phase::Waking,
         }
     }
@@ -93,7 +93,7 @@ impl HangState {
         if self == HangState::Waking {
             return self.wake(views, tenant, worker, loads).await;
         }
-        let slowed = (self == HangState::Rebacking).then(|| Traced::attach(worker, "mmap", SLOWED));
+        let slowed = (self == HangState::Remapping).then(|| Traced::attach(worker, "mmap", SLOWED));
         let met = async || {
             loads.keep_sent();
             tokio::time::sleep(GLANCE).await;
@@ -164,7 +164,7 @@ impl<'a, 'p> Loads<'a, 'p> {
             HangState::Computing | HangState::Waiting => (TENANTS.into(), 12),
             HangState::Lending => (others.take(1).collect(), 40),
             HangState::Borrowing => (own.collect(), 40),
-            HangState::Rebacking => (own.chain(others.take(1)).collect(), 40),
+            HangState::Remapping => (own.chain(others.take(1)).collect(), 40),
             HangState::Waking => (own.collect(), 2),
         };
         let sent = names.into_iter().map(|name| (name, JoinSet::new())).collect();
