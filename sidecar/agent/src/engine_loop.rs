@@ -11,7 +11,7 @@ mod idle_sleep;
 mod load;
 mod max_map_count;
 mod peers;
-mod planner;
+mod placement_planner;
 mod share_control;
 mod state_recorder;
 

@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use sluice_common::statistics::percentile_of_sorted;
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::request::{PlanRequest, RequestState};
-use sluice_policy::planner::search::DEFAULT_EXPANSIONS;
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::request::{PlanRequest, RequestState};
+use sluice_policy::placement_planner::search::DEFAULT_EXPANSIONS;
 
 const LIMIT_NS: u64 = 1_000_000;
 const LAYERS: u16 = 80;

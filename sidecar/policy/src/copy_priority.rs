@@ -3,7 +3,7 @@
 //! One link carries streamed weights, KV fetched or spilled for a step, write-backs and restored KV. Each direction
 //! serves one copy at a time, earliest deadline first; a copy that yields at a quantum keeps its progress. The memory
 //! manager sets the deadlines ([`CopyDeadlines`]); a backend serves the least [`CopyPriority`]. The planner's step
-//! model has the same rule ([`crate::planner::steps`]), with layers instead of times.
+//! model has the same rule ([`crate::placement_planner::steps`]), with layers instead of times.
 //!
 //! Source: OrbitFlow Fig. 3 for deadlines with carried-over progress; one link for all copies is ours.
 

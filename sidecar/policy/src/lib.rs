@@ -64,7 +64,7 @@ mod orders;
 pub mod params;
 pub mod peers;
 pub mod pie;
-pub mod planner;
+pub mod placement_planner;
 pub mod reason;
 pub mod reclaim;
 pub mod remap;

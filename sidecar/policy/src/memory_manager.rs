@@ -105,7 +105,7 @@ use crate::offload::{FetchesFailed, Offload};
 use crate::orders::Orders;
 use crate::orders::pending::{Pending, Remap};
 use crate::params::{Bounds, ForcedRemap, Params};
-use crate::planner::request::{PlanAnswer, PlanRequest};
+use crate::placement_planner::request::{PlanAnswer, PlanRequest};
 use crate::reason::Reason;
 use crate::reclaim::PolicyName;
 use crate::revert::Hysteresis;

@@ -75,7 +75,7 @@ pub struct Params {
     /// Tunables of the number of offloaded layers (`Pie`).
     pub expansion: crate::pie::expansion::ExpansionTunables,
     /// Tunables of the validity of a plan (`OrbitFlow`, `Unified`).
-    pub replan: crate::planner::replan::ReplanTunables,
+    pub replan: crate::placement_planner::replan::ReplanTunables,
     /// Node expansions of one plan.
     pub plan_expansions: u32,
     /// Whether plans offload the same layers of all requests: the batch-uniform variant of OrbitFlow's ablation.
@@ -86,7 +86,7 @@ pub struct Params {
     pub plan_first_come: bool,
     /// Maximum total pause time of one request, nanoseconds; 0 = no request is paused. Under deadline scheduling a
     /// pause counts from the time when the client has read all tokens, and a request that is too late for its first
-    /// token is deferred by this time, once. Default 10 s ([`crate::planner::pause::DEFAULT_BOUND_NS`]).
+    /// token is deferred by this time, once. Default 10 s ([`crate::placement_planner::pause::DEFAULT_BOUND_NS`]).
     pub pause_bound_ns: u64,
     /// Objectives of a good answer; they determine predicted losses and the size of eLLM's buffer.
     pub slo: Slo,
@@ -184,11 +184,11 @@ impl Default for Params {
             fixed_away_permille: 500,
             offload_reserve_permille: 125,
             expansion: crate::pie::expansion::ExpansionTunables::default(),
-            replan: crate::planner::replan::ReplanTunables::default(),
-            plan_expansions: crate::planner::search::DEFAULT_EXPANSIONS,
+            replan: crate::placement_planner::replan::ReplanTunables::default(),
+            plan_expansions: crate::placement_planner::search::DEFAULT_EXPANSIONS,
             plan_alike: false,
             plan_first_come: false,
-            pause_bound_ns: crate::planner::pause::DEFAULT_BOUND_NS,
+            pause_bound_ns: crate::placement_planner::pause::DEFAULT_BOUND_NS,
             slo: Slo::default(),
             cost_window_steps: 64,
             ablations: Ablations::default(),

@@ -67,7 +67,7 @@ mod pie {
 }
 
 /// Tests of the planner, with oracles.
-mod planner {
+mod placement_planner {
     mod batch;
     mod deadline;
     mod many;

@@ -1,5 +1,5 @@
 //! The scheduler's interfaces to the outside: memory that runs the policy's actions, compute that runs steps,
-//! the peers on the same GPU, and the planner. Simulated, host and CUDA backends implement the same traits;
+//! the peers on the same GPU, and the placement planner. Simulated, host and CUDA backends implement the same traits;
 //! all memory backends pass the same conformance suite.
 //!
 //! All interfaces are asynchronous: `submit` returns immediately and `poll` returns what has ended. Callers
@@ -49,9 +49,9 @@ pub mod conformance;
 pub mod fake_memory;
 pub mod memory;
 pub mod peers;
-pub mod planner;
+pub mod placement_planner;
 pub mod sampling;
 
 pub use compute::{Compute, ComputeEvent, EngineHello};
 pub use memory::Memory;
-pub use planner::Planner;
+pub use placement_planner::PlacementPlanner;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
 use sluice_ports::peers::PeerPort;
-use sluice_ports::{Compute, Memory, Planner};
+use sluice_ports::{Compute, Memory, PlacementPlanner};
 
 use crate::event::{Command, Event, SchedulerOutput};
 use crate::journal::Recorder;
@@ -22,7 +22,7 @@ pub struct Ports {
     /// Sends commands to the peers.
     pub peers: Box<dyn PeerPort>,
     /// Makes placement plans.
-    pub planner: Box<dyn Planner>,
+    pub planner: Box<dyn PlacementPlanner>,
 }
 
 /// The scheduler with its memory, compute, peer and planner ports.

@@ -7,7 +7,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::loan_negotiator::PeerCommand;
 use sluice_policy::params::Bounds;
 use sluice_policy::peers::wait_time::WaitSpan;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::compute::{ComputeEvent, Step};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
@@ -97,7 +97,7 @@ pub enum Command {
     Peer(PeerCommand),
     /// Requests or releases the time slice.
     Slice(SliceCommand),
-    /// To the planner.
+    /// To the placement planner.
     Plan(PlanRequest),
 }
 

@@ -33,8 +33,8 @@ use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::Bounds;
 use sluice_policy::peers::loans::LoanBook;
 use sluice_policy::peers::next_use::NextUse;
-use sluice_policy::planner::pause::Pauses;
-use sluice_policy::planner::request::{PlanAnswer, PlanResult};
+use sluice_policy::placement_planner::pause::Pauses;
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanResult};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 

@@ -29,7 +29,7 @@ pub mod gpu_ledger;
 pub mod machine;
 pub mod memory;
 pub mod paper;
-pub mod planner;
+pub mod placement_planner;
 pub mod profiles;
 pub mod serve;
 pub mod simulation;

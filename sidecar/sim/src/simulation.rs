@@ -8,9 +8,9 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Params;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
 use sluice_ports::peers::{NoPeers, PeerPort};
-use sluice_ports::planner::Planner;
+use sluice_ports::placement_planner::PlacementPlanner;
 use sluice_scheduler::driver::Ports;
 use sluice_scheduler::journal::Recorder;
 use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Scheduler, SchedulerOutput};
@@ -18,7 +18,7 @@ use sluice_scheduler::{Config, Driver, Event, Finish, RejectReason, Request, Sch
 use crate::compute::SimCompute;
 use crate::device::{Profile, SharedDevice, SimDevice};
 use crate::memory::SimMemory;
-use crate::planner::TimedPlanner;
+use crate::placement_planner::TimedPlanner;
 
 /// Virtual time of a plan, nanoseconds: the limit for 16 requests and 80 layers.
 pub const PLAN_NS: u64 = 1_000_000;
@@ -60,7 +60,7 @@ struct RecordingPlanner {
     plan_requests: Arc<Mutex<Vec<PlanRequest>>>,
 }
 
-impl Planner for RecordingPlanner {
+impl PlacementPlanner for RecordingPlanner {
     fn submit(&mut self, now: Nanos, request: PlanRequest) {
         self.plan_requests.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
         self.planner.submit(now, request);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sluice_policy::ids::RequestId;
-use sluice_policy::planner::pause::PausedSince;
+use sluice_policy::placement_planner::pause::PausedSince;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::config::QueueOrder;

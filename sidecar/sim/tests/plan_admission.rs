@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use sluice_common::random::Rng;
 use sluice_policy::ids::RequestId;
-use sluice_policy::planner::request::PlanRequest;
+use sluice_policy::placement_planner::request::PlanRequest;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::sampling::Sampling;

@@ -1,6 +1,6 @@
 //! Plans under the scheduler: the requests they cover, admit and pause, and that no token changes.
 
-use sluice_policy::planner::request::{PlanRequest, PlanResult};
+use sluice_policy::placement_planner::request::{PlanRequest, PlanResult};
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 use sluice_sim::Simulation;

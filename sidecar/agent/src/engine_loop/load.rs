@@ -53,7 +53,7 @@ use super::engine_watch::EngineWatch;
 use super::idle_sleep::IdleSleep;
 use super::max_map_count;
 use super::peers::{self, PeerContext};
-use super::planner::PlannerThread;
+use super::placement_planner::PlannerThread;
 use super::share_control::{ShareController, ShareGrant, ShareSource};
 use super::state_recorder::StateRecorder;
 use crate::clock::Clock;

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::MIN_MOVING_LAYERS;
 use crate::ids::LayerId;
-use crate::planner::placement::spread;
+use crate::placement_planner::placement::spread;
 use crate::step_model::{Layout, MAX_BETA};
 
 /// A layout with `away` layers offloaded, spread over the model, in buffers that serve at least two each; resident if

@@ -24,7 +24,7 @@ use crate::cost::StepTimes;
 use crate::ids::RequestId;
 use crate::kv::admissions::AdmissionEffects;
 use crate::kv::layer_offload::Placement;
-use crate::planner::steps::StepTime;
+use crate::placement_planner::steps::StepTime;
 use crate::reason::Reason;
 use crate::reclaim::PlacementRule;
 use crate::step_model::Layout;
@@ -220,7 +220,9 @@ mod tests {
         parts.offload.note_admission(Some(Some(ONE)), None);
         assert_eq!(decide(&mut parts), PlacementDecision::Plan(PlanDecision::Watch(None)));
         let request = parts.parts().ask_plan(&Default::default());
-        parts.offload.on_planned(crate::planner::request::PlanAnswer { id: request.id, result: None });
+        parts
+            .offload
+            .on_planned(crate::placement_planner::request::PlanAnswer { id: request.id, result: None });
         assert_eq!(decide(&mut parts), PlacementDecision::Plan(PlanDecision::Adopt));
     }
 

@@ -10,8 +10,8 @@ use super::admission::{AdmissionView, PlannedAdmissions};
 use super::scheduler_view::{RunningRequest, SchedulerView, WaitingRequest};
 use super::view::OffloadView;
 use crate::geometry::BLOCK_TOKENS;
-use crate::planner::link::Link;
-use crate::planner::request::{PlanRequest, RequestState};
+use crate::placement_planner::link::Link;
+use crate::placement_planner::request::{PlanRequest, RequestState};
 
 impl OffloadView<'_> {
     /// The request for a plan of these requests.
@@ -27,12 +27,8 @@ impl OffloadView<'_> {
             id: self.offload.plans.next_id(),
             layers: self.sizes.layers,
             layer_block_bytes: self.geometry.layer_block_bytes,
-            running: self.planner_requests(&view.running, growth),
-            waiting: view
-                .waiting
-                .iter()
-                .map(|waiter| self.planner_request_of_waiting(waiter, growth))
-                .collect(),
+            running: self.running_request_states(&view.running, growth),
+            waiting: view.waiting.iter().map(|waiter| self.waiting_request_state(waiter, growth)).collect(),
             capacity_bytes: self.plan_capacity_bytes(),
             compute_ns,
             kv_block_ns,
@@ -72,11 +68,11 @@ impl OffloadView<'_> {
 
     /// Running requests as the planner sees them, `growth` blocks later. KV without a host block stays on the device;
     /// the first candidates for a pause get host blocks first.
-    fn planner_requests(&self, running: &[RunningRequest], growth: u32) -> Vec<RequestState> {
+    fn running_request_states(&self, running: &[RunningRequest], growth: u32) -> Vec<RequestState> {
         let mut places = self.kv.host_pool().available();
         let standing = |runner: &RunningRequest| {
             let (one, placed) =
-                (self.planner_request(runner, growth), self.kv.of(runner.request).placed_kv_blocks());
+                (self.running_request_state(runner, growth), self.kv.of(runner.request).placed_kv_blocks());
             let leaving = one.full.min(placed + places);
             places -= leaving.saturating_sub(placed);
             let staying = one.full - leaving;
@@ -91,7 +87,7 @@ impl OffloadView<'_> {
         running.iter().map(standing).collect()
     }
 
-    fn planner_request(&self, runner: &RunningRequest, growth: u32) -> RequestState {
+    fn running_request_state(&self, runner: &RunningRequest, growth: u32) -> RequestState {
         let (held, full) =
             (self.kv.of(runner.request).kv_blocks(), self.kv.of(runner.request).full_kv_blocks());
         let tails = held.saturating_sub(full).max(1);
@@ -106,7 +102,7 @@ impl OffloadView<'_> {
     }
 
     /// A waiting request as the planner sees it.
-    fn planner_request_of_waiting(&self, waiter: &WaitingRequest, growth: u32) -> RequestState {
+    fn waiting_request_state(&self, waiter: &WaitingRequest, growth: u32) -> RequestState {
         let none = PlannedAdmissions::default();
         let memory = AdmissionView { memory: *self, planned: &none };
         let kv_blocks = self.kv.of(waiter.request).kv_blocks().max(waiter.kv_blocks);

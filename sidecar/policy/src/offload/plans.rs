@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use sluice_common::random::mix;
 
 use crate::ids::{LayerId, RequestId};
-use crate::planner::request::{PlanAnswer, PlanResult, options};
+use crate::placement_planner::request::{PlanAnswer, PlanResult, options};
 
 /// A requested plan, and the requests that it is for.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use crate::geometry::{Geometry, StepShape};
 use crate::ids::{LayerId, RequestId};
 use crate::kv::Kv;
 use crate::params::Params;
-use crate::planner::request::PlanAnswer;
+use crate::placement_planner::request::PlanAnswer;
 use crate::sizes::Sizes;
 
 /// Which KV may leave the device now: of prompts, of running requests, of paused ones.

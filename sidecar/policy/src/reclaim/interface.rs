@@ -27,7 +27,7 @@ pub enum PlacementRule {
 pub enum ServiceOrder {
     /// By arrival.
     Arrival,
-    /// By token deadlines ([`crate::planner::deadline`]).
+    /// By token deadlines ([`crate::placement_planner::deadline`]).
     Deadline,
 }
 

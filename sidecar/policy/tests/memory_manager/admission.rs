@@ -7,8 +7,8 @@ use sluice_policy::memory_manager::{
     WaitingRequest,
 };
 use sluice_policy::params::{Params, Slo};
-use sluice_policy::planner::replan;
-use sluice_policy::planner::request::{PlanAnswer, PlanResult, RequestState};
+use sluice_policy::placement_planner::replan;
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanResult, RequestState};
 use sluice_policy::reclaim::PolicyName;
 
 use super::cases::{BLOCK, guaranteed_chunks, open, tenant};

@@ -10,7 +10,7 @@ use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::Failed;
 use sluice_policy::params::Params;
 use sluice_policy::pie::expansion::ExpansionTunables;
-use sluice_policy::planner::replan;
+use sluice_policy::placement_planner::replan;
 use sluice_policy::reason::Reason;
 use sluice_policy::reclaim::PolicyName;
 

@@ -13,7 +13,7 @@ use sluice_policy::memory_manager::{
     Admission, Demand, MemoryManager, Prepared, StepLease, StepNeed, SuspendReason,
 };
 use sluice_policy::params::Params;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
 use sluice_policy::reclaim::PolicyName;
 
 use super::device::{Device, Faults, chance};

@@ -6,7 +6,7 @@ use sluice_policy::event::{Completion, Failure, Outcome};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::{ActionId, RequestId, RowId, StepId};
 use sluice_policy::params::Bounds;
-use sluice_policy::planner::request::{PlanAnswer, PlanResult};
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanResult};
 use sluice_policy::reclaim::PolicyName;
 use sluice_ports::compute::{ComputeEvent, EngineHello, FailedSequence, Sampled, SequenceFailure, StepDone};
 use sluice_ports::sampling::{Sampling, TokenLogprobs};

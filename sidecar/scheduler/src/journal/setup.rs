@@ -3,7 +3,7 @@
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, Slo};
 use sluice_policy::pie::expansion;
-use sluice_policy::planner::replan;
+use sluice_policy::placement_planner::replan;
 use sluice_policy::reclaim::{Ablations, PolicyName};
 
 use super::peers;

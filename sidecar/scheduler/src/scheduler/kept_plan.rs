@@ -5,7 +5,7 @@
 //!
 //! - a step runs,
 //! - a request comes, ends or changes places,
-//! - the planner of placements answers, or its plan no longer admits the requests as it did,
+//! - the placement planner answers, or its plan no longer admits the requests as it did,
 //! - the tenant returns or lends memory,
 //! - the policy, the bounds or the order to sleep change.
 //!
@@ -77,7 +77,7 @@ mod tests {
     use sluice_policy::ids::RequestId;
     use sluice_policy::memory_manager::{MemoryNotes, RunningRequest, SchedulerView, WaitingRequest};
     use sluice_policy::params::{Bounds, Params};
-    use sluice_policy::planner::request::{PlanAnswer, PlanResult};
+    use sluice_policy::placement_planner::request::{PlanAnswer, PlanResult};
     use sluice_policy::reclaim::PolicyName;
 
     /// Returns a tenant with a step in flight and a waiting request, and a plan that admits it.

@@ -1,7 +1,7 @@
 //! The requests of the tenant: those that wait, those that run, and what holds them back.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::pause::Pauses;
+use sluice_policy::placement_planner::pause::Pauses;
 
 use super::admission_hold::AdmissionHold;
 use super::running::Running;

@@ -1,9 +1,9 @@
 //! OrbitFlow's worked examples.
 
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::placement::distances;
-use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::steps::{FetchStream, Steps};
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::placement::distances;
+use sluice_policy::placement_planner::problem::{Object, Problem};
+use sluice_policy::placement_planner::steps::{FetchStream, Steps};
 
 use super::{ComparisonRow, ExperimentReport, Figure, Series};
 

@@ -17,7 +17,7 @@ use crate::compute::SimCompute;
 use crate::device::{Detail, SharedDevice, SimDevice};
 use crate::gpu_ledger::Quota;
 use crate::memory::SimMemory;
-use crate::planner::TimedPlanner;
+use crate::placement_planner::TimedPlanner;
 use crate::simulation::PLAN_NS;
 
 impl SimTenant {

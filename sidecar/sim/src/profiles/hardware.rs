@@ -1,6 +1,6 @@
 //! Published machines: one accelerator and its link to the host.
 
-use sluice_policy::planner::link::Link;
+use sluice_policy::placement_planner::link::Link;
 
 /// The accelerator's link to host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

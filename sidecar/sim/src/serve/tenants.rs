@@ -3,7 +3,7 @@
 use sluice_policy::geometry::{Geometry, StepShape};
 use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{self, Params};
-use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
+use sluice_policy::placement_planner::pause::DEFAULT_BOUND_NS;
 use sluice_scheduler::Config;
 
 use super::config::{ServeConfig, TenantModel};

@@ -9,7 +9,7 @@ use sluice_policy::loan_negotiator::NegotiationPolicy;
 use sluice_policy::params::{Params, Slo};
 use sluice_policy::peers::time_slice::{Quantum, SliceOrder};
 use sluice_policy::peers::victim::VictimRule;
-use sluice_policy::planner::pause::DEFAULT_BOUND_NS;
+use sluice_policy::placement_planner::pause::DEFAULT_BOUND_NS;
 use sluice_policy::reclaim::{Ablations, PolicyName};
 use sluice_ports::sampling::Sampling;
 use sluice_scheduler::{Config, Request};

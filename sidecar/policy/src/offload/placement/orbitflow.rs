@@ -16,9 +16,9 @@ use crate::offload::offloading::Offloading;
 use crate::offload::plans::PlanInFlight;
 use crate::offload::scheduler_view::SchedulerView;
 use crate::offload::view::OffloadView;
-use crate::planner::replan::ReplanWatch;
-use crate::planner::request::{PlanAnswer, PlanRequest, PlanResult};
-use crate::planner::steps::StepTime;
+use crate::placement_planner::replan::ReplanWatch;
+use crate::placement_planner::request::{PlanAnswer, PlanRequest, PlanResult};
+use crate::placement_planner::steps::StepTime;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 

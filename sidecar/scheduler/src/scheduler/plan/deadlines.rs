@@ -1,7 +1,7 @@
-//! Orders admissions and pauses by token deadlines (`Unified`): [`sluice_policy::planner::deadline`].
+//! Orders admissions and pauses by token deadlines (`Unified`): [`sluice_policy::placement_planner::deadline`].
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::planner::deadline::{self, RoomRequest};
+use sluice_policy::placement_planner::deadline::{self, RoomRequest};
 
 use super::Planner;
 use super::admissions::Admissions;

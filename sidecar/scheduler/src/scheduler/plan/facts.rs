@@ -2,8 +2,8 @@
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::WaitingRequest;
-use sluice_policy::planner::deadline::{self, Holder, RoomRequest};
-use sluice_policy::planner::pause::Candidate;
+use sluice_policy::placement_planner::deadline::{self, Holder, RoomRequest};
+use sluice_policy::placement_planner::pause::Candidate;
 
 use super::Planner;
 use crate::sequence::Sequence;

@@ -1,5 +1,5 @@
 //! Implements Pause-Resume (OrbitFlow 4.2): excess requests wait with their KV instead of being recomputed. It also
-//! builds the planner's view of the requests and plans the pauses of an adopted plan.
+//! builds the placement planner's view of the requests and plans the pauses of an adopted plan.
 
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{RunningRequest, SchedulerView, WaitingRequest};

@@ -1,11 +1,11 @@
-//! The planner, which makes plans concurrently with steps.
+//! The placement planner, which makes plans concurrently with steps.
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
 
 /// Answers the policy's plan requests. `submit` returns immediately; answers arrive in the order of the
 /// requests.
-pub trait Planner: Send + std::fmt::Debug {
+pub trait PlacementPlanner: Send + std::fmt::Debug {
     /// Starts a plan.
     fn submit(&mut self, now: Nanos, request: PlanRequest);
 

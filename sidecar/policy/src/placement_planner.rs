@@ -1,4 +1,4 @@
-//! The planner: chooses where the layers of every object reside, so that the batch meets its objectives.
+//! The placement planner: chooses where the layers of every object reside, so that the batch meets its objectives.
 //!
 //! Everything that can leave the device is an object of L layers: a model's weights are an object that every
 //! step reads; a request's KV is an object that grows. For each object a [`problem::Choice`] lists the offloaded

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
-use sluice_ports::Planner;
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
+use sluice_ports::PlacementPlanner;
 
 /// Handle of the planner thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl PlannerThread {
     }
 }
 
-impl Planner for PlannerThread {
+impl PlacementPlanner for PlannerThread {
     fn submit(&mut self, _now: Nanos, request: PlanRequest) {
         self.requests.send(request).expect("the planner's thread runs as long as the engine loop");
     }
@@ -49,8 +49,8 @@ impl Planner for PlannerThread {
 mod tests {
     use std::time::Duration;
 
-    use sluice_policy::planner::link::Link;
-    use sluice_policy::planner::request::RequestState;
+    use sluice_policy::placement_planner::link::Link;
+    use sluice_policy::placement_planner::request::RequestState;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 //! Tests Pause-Resume and the triggers of a new plan.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::pause::{Candidate, PausedSince, Pauses};
-use sluice_policy::planner::replan::{ReplanTrigger, ReplanTunables, ReplanWatch};
-use sluice_policy::planner::steps::StepTime;
+use sluice_policy::placement_planner::pause::{Candidate, PausedSince, Pauses};
+use sluice_policy::placement_planner::replan::{ReplanTrigger, ReplanTunables, ReplanWatch};
+use sluice_policy::placement_planner::steps::StepTime;
 
 const BOUND_NS: u64 = 100;
 const NOW: Nanos = Nanos(1_000);

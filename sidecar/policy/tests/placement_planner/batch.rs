@@ -3,12 +3,12 @@
 use std::cmp::Reverse;
 
 use sluice_common::random::Rng;
-use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext, BatchPlan, BatchScore};
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::request::{PlanRequest, PlanResult, RequestState, options};
-use sluice_policy::planner::search::NoPlan;
-use sluice_policy::planner::shared_buffers;
+use sluice_policy::placement_planner::batch::{self, BatchCandidate, BatchContext, BatchPlan, BatchScore};
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::problem::{Object, Problem};
+use sluice_policy::placement_planner::request::{PlanRequest, PlanResult, RequestState, options};
+use sluice_policy::placement_planner::search::NoPlan;
+use sluice_policy::placement_planner::shared_buffers;
 
 /// With 10 KV blocks of 100 bytes in each of 8 layers a request has 8,000 bytes of KV; with every second layer
 /// offloaded over two buffers it keeps 6,000. A byte takes a nanosecond on the link, a step without stalls 8,000.

@@ -1,10 +1,10 @@
 //! Tests OrbitFlow's worked examples: Fig. 3 and the numbers of options.
 
-use sluice_policy::planner::batch::late_tokens;
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::placement::{by_distance, distances, spread};
-use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::steps::{FetchStream, Steps};
+use sluice_policy::placement_planner::batch::late_tokens;
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::placement::{by_distance, distances, spread};
+use sluice_policy::placement_planner::problem::{Object, Problem};
+use sluice_policy::placement_planner::steps::{FetchStream, Steps};
 
 const LAYERS: u16 = 9;
 /// A block takes one unit of time, a layer's compute three.

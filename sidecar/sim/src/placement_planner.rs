@@ -1,10 +1,10 @@
-//! The planner in virtual time.
+//! The placement planner in virtual time.
 
 use std::collections::VecDeque;
 
 use sluice_policy::ids::Nanos;
-use sluice_policy::planner::request::{PlanAnswer, PlanRequest};
-use sluice_ports::planner::Planner;
+use sluice_policy::placement_planner::request::{PlanAnswer, PlanRequest};
+use sluice_ports::placement_planner::PlacementPlanner;
 
 /// A planner that solves each request in `submit` and returns the answer after a fixed time.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ impl TimedPlanner {
     }
 }
 
-impl Planner for TimedPlanner {
+impl PlacementPlanner for TimedPlanner {
     fn submit(&mut self, now: Nanos, request: PlanRequest) {
         self.plans.push_back((now.plus(self.latency_ns), request.solve()));
     }

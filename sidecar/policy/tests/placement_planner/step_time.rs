@@ -1,8 +1,8 @@
 //! A step's time as OrbitFlow has it: every request with its own prefetch buffer, and no step before it.
 
-use sluice_policy::planner::problem::Problem;
-use sluice_policy::planner::search::Plan;
-use sluice_policy::planner::steps::{FetchStream, Steps};
+use sluice_policy::placement_planner::problem::Problem;
+use sluice_policy::placement_planner::search::Plan;
+use sluice_policy::placement_planner::steps::{FetchStream, Steps};
 
 /// Returns the time of a step with these choices, nanoseconds.
 pub fn step_ns(problem: &Problem, chosen: &[u16]) -> u64 {

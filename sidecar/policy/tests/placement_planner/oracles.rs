@@ -5,10 +5,10 @@ use std::cell::Cell;
 
 use good_lp::{Expression, ProblemVariables, Solution, SolverModel, Variable, microlp, variable};
 use proptest::prelude::*;
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::placement::{by_distance, distances, spread};
-use sluice_policy::planner::problem::{Choice, Object, Problem};
-use sluice_policy::planner::search::{Cost, NoPlan, plan};
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::placement::{by_distance, distances, spread};
+use sluice_policy::placement_planner::problem::{Choice, Object, Problem};
+use sluice_policy::placement_planner::search::{Cost, NoPlan, plan};
 
 use super::step_time::{gap_permille, step_ns};
 

@@ -1,10 +1,10 @@
 //! Tests searches with more objects than expansions.
 
-use sluice_policy::planner::batch::{self, BatchCandidate, BatchContext};
-use sluice_policy::planner::link::Link;
-use sluice_policy::planner::placement::spread;
-use sluice_policy::planner::problem::{Object, Problem};
-use sluice_policy::planner::search::{DEFAULT_EXPANSIONS, Plan, plan};
+use sluice_policy::placement_planner::batch::{self, BatchCandidate, BatchContext};
+use sluice_policy::placement_planner::link::Link;
+use sluice_policy::placement_planner::placement::spread;
+use sluice_policy::placement_planner::problem::{Object, Problem};
+use sluice_policy::placement_planner::search::{DEFAULT_EXPANSIONS, Plan, plan};
 
 use super::step_time::{gap_permille, step_ns};
 

@@ -1,8 +1,8 @@
 //! Tests which requests are paused for another one, by deadline.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::planner::deadline::{Holder, RoomRequest, make_room};
-use sluice_policy::planner::pause::Pauses;
+use sluice_policy::placement_planner::deadline::{Holder, RoomRequest, make_room};
+use sluice_policy::placement_planner::pause::Pauses;
 
 const HOLDERS: [Holder; 4] = [holder(1, 100, 10), holder(2, 400, 10), holder(3, 300, 25), holder(4, 400, 5)];
 
