@@ -48,9 +48,13 @@ impl Admission {
     }
 }
 
-/// What the admissions of a step will change.
-#[derive(Clone, Debug, Default)]
+/// What the admissions of a step will change. A plan adds its requests one by one, and the step counts them again when
+/// it asks for its memory, which may have changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdmissionEffects {
+    pub(super) requests: u32,
+    /// KV blocks of whole prompts that go to the host tier while they are computed.
+    pub(super) spilled_kv_blocks: u32,
     /// KV blocks that the requests will use.
     pub(super) used: BTreeSet<KvBlockId>,
     /// Suspended requests that resume.
@@ -69,6 +73,21 @@ impl AdmissionEffects {
     /// Whether a request that is admitted will use the KV block.
     pub fn uses(&self, id: KvBlockId) -> bool {
         self.used.contains(&id)
+    }
+
+    /// Returns the number of requests.
+    pub fn requests(&self) -> u32 {
+        self.requests
+    }
+
+    /// Returns the KV blocks of whole prompts that go to the host tier while they are computed.
+    pub fn spilled_kv_blocks(&self) -> u32 {
+        self.spilled_kv_blocks
+    }
+
+    /// Returns the KV blocks on the device that the requests will use and that are only cache until then.
+    pub fn reused_kv_blocks(&self) -> u32 {
+        self.reused_kv_blocks
     }
 
     /// Whether the suspended request resumes.

@@ -2,7 +2,6 @@
 
 use alloc::vec::Vec;
 
-use super::blocks::KvBlocks;
 use crate::geometry::BLOCK_TOKENS;
 use crate::ids::KvBlockId;
 
@@ -20,11 +19,6 @@ impl CachedPrefix {
     /// Returns the number of cached tokens: a multiple of 16.
     pub fn tokens(&self) -> u32 {
         self.kv_blocks.len() as u32 * BLOCK_TOKENS
-    }
-
-    /// Returns the KV blocks that are only cache, on the device.
-    pub(crate) fn unused<'a>(&'a self, kv_blocks: &'a KvBlocks) -> impl Iterator<Item = KvBlockId> + 'a {
-        self.kv_blocks.iter().copied().filter(|id| kv_blocks.is_unused(*id))
     }
 
     /// Returns the number of KV blocks.

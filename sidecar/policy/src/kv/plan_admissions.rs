@@ -14,21 +14,34 @@ impl Kv {
         offloaded: impl Fn(RequestId) -> &'a [LayerId],
     ) -> AdmissionEffects {
         let mut effects = AdmissionEffects::default();
-        for Admission { request, kv } in admissions {
-            let layers: LayerSet = offloaded(*request).iter().copied().collect();
-            match kv {
-                AdmittedKv::New { prefix, .. } => {
-                    let loads = self.add_uses(&prefix.kv_blocks, u32::MAX, layers, &mut effects);
-                    effects.loads_for_new |= loads;
-                }
-                AdmittedKv::Suspended => {
-                    effects.resumed.insert(*request);
-                    let (kv_blocks, full) = (self.requests.kv_blocks(*request), self.requests.full(*request));
-                    self.add_uses(kv_blocks, full, layers, &mut effects);
-                }
-            }
+        for admission in admissions {
+            self.add_admission(admission, offloaded(admission.request), &mut effects);
         }
         effects
+    }
+
+    /// Adds what one more admission will change. `offloaded` as in [`Kv::admission_effects`].
+    pub fn add_admission(
+        &self,
+        admission: &Admission,
+        offloaded: &[LayerId],
+        effects: &mut AdmissionEffects,
+    ) {
+        let layers: LayerSet = offloaded.iter().copied().collect();
+        let request = admission.request;
+        effects.requests += 1;
+        match &admission.kv {
+            AdmittedKv::New { prefix, spilled_kv_blocks } => {
+                effects.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
+                let loads = self.add_uses(&prefix.kv_blocks, u32::MAX, layers, effects);
+                effects.loads_for_new |= loads;
+            }
+            AdmittedKv::Suspended => {
+                effects.resumed.insert(request);
+                let (kv_blocks, full) = (self.requests.kv_blocks(request), self.requests.full(request));
+                self.add_uses(kv_blocks, full, layers, effects);
+            }
+        }
     }
 
     /// Adds the KV blocks of one request, of which the first `full` are full. Returns whether some are to be loaded.

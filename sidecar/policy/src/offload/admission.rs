@@ -2,63 +2,34 @@
 //!
 //! The view adds the admissions that the plan has made so far to the state of memory. It changes nothing.
 
-use alloc::collections::BTreeSet;
-
 use super::scheduler_view::WaitingRequest;
 use super::view::OffloadView;
 use crate::ellm::{Need, Supply};
 use crate::geometry::Geometry;
-use crate::ids::{KvBlockId, RequestId};
-use crate::kv::admissions::{Admission, AdmittedKv};
+use crate::ids::RequestId;
+use crate::kv::admissions::{Admission, AdmissionEffects};
 use crate::memory_manager::MemoryNotes;
 
-/// The requests that a plan admits so far, as its next decisions see them.
+/// The requests that a plan admits so far, as its next decisions see them: what they will change about KV
+/// ([`AdmissionEffects`], which the step counts too), and the device memory that the plan expects all of their KV to
+/// take, not only the next step's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlannedAdmissions {
-    requests: u32,
-    /// Layer blocks that they take on the device.
+    effects: AdmissionEffects,
     layer_blocks: u32,
-    /// KV blocks of prompts that go to the host tier.
-    spilled_kv_blocks: u32,
-    /// KV blocks on the device that they use and that are only cache until then.
-    reused: BTreeSet<KvBlockId>,
-    /// Of them, the suspended requests.
-    resumed: BTreeSet<RequestId>,
 }
 
 impl PlannedAdmissions {
     /// Adds a request that takes `layer_blocks` layer blocks on the device.
     pub fn add(&mut self, admission: &Admission, layer_blocks: u32, memory: &OffloadView<'_>) {
-        self.requests += 1;
         self.layer_blocks += layer_blocks;
-        match &admission.kv {
-            AdmittedKv::New { prefix, spilled_kv_blocks } => {
-                self.spilled_kv_blocks += spilled_kv_blocks.unwrap_or(0);
-                self.reused.extend(prefix.unused(memory.kv.blocks()));
-            }
-            AdmittedKv::Suspended => drop(self.resumed.insert(admission.request)),
-        }
+        let offloaded = memory.joining_layers(admission.request).unwrap_or_default();
+        memory.kv.add_admission(admission, offloaded, &mut self.effects);
     }
 
     /// Layer blocks that they take on the device.
     pub fn layer_blocks(&self) -> u32 {
         self.layer_blocks
-    }
-
-    fn requests(&self) -> u32 {
-        self.requests
-    }
-
-    fn spilled_kv_blocks(&self) -> u32 {
-        self.spilled_kv_blocks
-    }
-
-    fn reused_kv_blocks(&self) -> u32 {
-        self.reused.len() as u32
-    }
-
-    fn resumes(&self, request: RequestId) -> bool {
-        self.resumed.contains(&request)
     }
 }
 
@@ -104,7 +75,7 @@ impl AdmissionView<'_> {
         let needed = self.layer_blocks_needed(waiter) + self.planned.layer_blocks() + self.memory.kv.layers();
         let next = self.target_spare_layer_blocks() - self.memory.reserve_layer_blocks();
         let lacking = (needed + next).saturating_sub(self.spare_layer_blocks());
-        let stays = |request| request == waiter.request || self.planned.resumes(request);
+        let stays = |request| request == waiter.request || self.planned.effects.resumes(request);
         let fits = lacking == 0 || lacking <= self.memory.kv.evictable_paused_layer_blocks(stays);
         let buffers_rest = set.is_empty() || self.memory.kv.layer_offload().fetches() == 0;
         Some(match (fits, buffers_rest) {
@@ -128,7 +99,7 @@ impl AdmissionView<'_> {
 
     /// Whether nothing is offloaded, and all of the KV of a waiting request and the next tokens of all requests fit.
     pub fn has_room(&self, waiter: &WaitingRequest) -> bool {
-        let offloads = self.memory.is_placed() || self.planned.spilled_kv_blocks() > 0;
+        let offloads = self.memory.is_placed() || self.planned.effects.spilled_kv_blocks() > 0;
         !offloads && self.fits_with_target(waiter, self.planned.layer_blocks())
     }
 
@@ -172,19 +143,19 @@ impl AdmissionView<'_> {
 
     /// Host blocks for requests that are paused next.
     pub fn host_capacity_blocks(&self) -> u32 {
-        let unplaced = self.memory.kv.unplaced_paused(|request| self.planned.resumes(request));
+        let unplaced = self.memory.kv.unplaced_paused(|request| self.planned.effects.resumes(request));
         self.memory.kv.host_pool().available().saturating_sub(unplaced)
     }
 
     /// Blocks that are free, or would be at no cost, after the planned admissions have the cached blocks that they use.
     pub(crate) fn spare_layer_blocks(&self) -> u32 {
-        self.memory.spare_layer_blocks() - self.planned.reused_kv_blocks() * self.memory.kv.layers()
+        self.memory.spare_layer_blocks() - self.planned.effects.reused_kv_blocks() * self.memory.kv.layers()
     }
 
     /// Blocks that should be free: the next tokens of the running requests and of the planned admissions, and the
     /// reserve.
     pub(crate) fn target_spare_layer_blocks(&self) -> u32 {
-        self.memory.target_spare_layer_blocks(self.planned.requests())
+        self.memory.target_spare_layer_blocks(self.planned.effects.requests())
     }
 
     pub(crate) fn kv_is_short(&self) -> bool {
@@ -207,7 +178,7 @@ impl AdmissionView<'_> {
     }
 
     fn fits_buffer(&self, kv_blocks: u32) -> bool {
-        let to_spill = self.memory.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let to_spill = self.memory.kv_blocks_to_spill() + self.planned.effects.spilled_kv_blocks();
         let slot_layer_blocks = self.memory.staging_slot_layer_blocks();
         let used = self.memory.kv.host_pool().used_without_cache() + to_spill;
         let places = self.memory.kv.host_pool().available().saturating_sub(to_spill);
@@ -222,7 +193,7 @@ impl AdmissionView<'_> {
 
     /// Blocks of the next tokens of the running requests, of the planned admissions and of one more.
     pub(crate) fn next_layer_blocks(&self) -> u32 {
-        (self.memory.running() + self.planned.requests() + 1) * self.memory.kv.layers()
+        (self.memory.running() + self.planned.effects.requests() + 1) * self.memory.kv.layers()
     }
 
     /// A request with these blocks, of which the next step computes `tokens`, may be admitted: at least theta stays
@@ -255,7 +226,7 @@ impl AdmissionView<'_> {
 
     /// Host blocks that neither offloaded prompts nor paused requests will take.
     fn unreserved_host_places(&self) -> u32 {
-        let reserved = self.memory.kv_blocks_to_spill() + self.planned.spilled_kv_blocks();
+        let reserved = self.memory.kv_blocks_to_spill() + self.planned.effects.spilled_kv_blocks();
         self.host_capacity_blocks().saturating_sub(reserved)
     }
 
