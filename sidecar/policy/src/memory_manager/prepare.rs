@@ -23,6 +23,8 @@ enum Progress {
 impl MemoryManager {
     pub(super) fn prepare_step(&mut self, need: &StepNeed, out: &mut Vec<Action>) -> Prepared {
         self.kv.recount_missing();
+        // Whatever the answer is, a request that asks touches its cache: changes of memory that the step waits for
+        // evict other cache first. Nothing but the order of evictions changes.
         for admission in &need.admit {
             match &admission.kv {
                 AdmittedKv::New { prefix, .. } => self.kv.mark_used(prefix),
