@@ -2,11 +2,11 @@
 //!
 //! It owns components that know nothing of it: `chunks` (which chunk backs what), `weights` (copies of layers), `kv`
 //! (requests, blocks, prefix cache, host tier), `offload` (what is known and planned for KV that leaves the device),
-//! `loans` (share and loans), `sleep` and `transitions` (the transition under way). A method here that needs two of them names its
-//! steps. Logic that truly needs several parts is a small struct that borrows them, made here: `Offloading` of
-//! `crate::offload` places KV and orders its copies. What a policy reclaims, and in which order, is in
-//! [`crate::reclaim`]. At most one change of ownership is under way at a time,
-//! and only between two steps; copies run during steps, ordered by generations.
+//! `loans` (share and loans), `sleep` and `transitions` (the transition under way). A method here that needs two of
+//! them names its steps. Logic that truly needs several parts is a small struct that borrows them, made here:
+//! `Offloading` of `crate::offload` places KV and orders its copies. What a policy reclaims, and in which order, is in
+//! [`crate::reclaim`]. At most one transition is under way at a time, and only between two steps; copies run during
+//! steps, ordered by generations.
 //!
 //! # Interface
 //!
@@ -48,7 +48,7 @@
 //! | `load` | the steps of loading |
 //! | `stalling` | finds and begins remaps that stall |
 //! | `prepare_plan`, `revert` | decide, and change nothing |
-//! | `transition` | finds the next action of one change of ownership, and carries it out |
+//! | `transition` | finds the next action of a transition, and carries it out |
 //! | `step_demand`, `views`, `parts` | values of a step, and borrows of parts |
 //! | `loan_control` | the calls of the negotiator of loans |
 //! | `step_api`, `scheduler_view`, `constants` | values of the interface, no methods of the manager |

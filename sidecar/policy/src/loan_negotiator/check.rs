@@ -10,8 +10,8 @@ impl LoanNegotiator {
     ///
     /// | side | balance | = | book |
     /// |---|---|---|---|
-    /// | lender | lent, promised, and results that the book has not read | = | given, and transfers that the book has struck |
-    /// | borrower | borrowed, and returns that the book has not read | = | held, and transfers that the book does not know |
+    /// | lender | lent, promised, and results that the book has not read | = | given, and transfers whose entry the book has deleted |
+    /// | borrower | borrowed, and returns that the book has not read | = | held, and transfers that have no entry in the book |
     pub fn check(&self, audit: &LoanAudit) {
         self.check_lender(audit);
         self.check_borrower(audit);
@@ -19,7 +19,7 @@ impl LoanNegotiator {
 
     fn check_lender(&self, audit: &LoanAudit) {
         let mut counted = audit.lent + outgoing(audit, TransferKind::Lend, |_| true);
-        // The ledger or an exit struck these from the book while they were under way.
+        // The book deleted the entry of these while they were under way, after an exit or by the ledger.
         let mut booked =
             self.book.lent_out() + outgoing(audit, TransferKind::Lend, |earmark| !self.lends(earmark));
         for result in &audit.unread {

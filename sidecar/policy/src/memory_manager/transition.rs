@@ -5,8 +5,8 @@
 //! transaction, so a transition is feasible with zero spare chunks. Nothing is recorded before the backend has reported
 //! that it happened.
 //!
-//! [`TransitionFacts`] decides the next step of a transition from counts, and `take_action` carries it out. Nothing is drained or
-//! evicted for a transition before it is known to fit.
+//! [`TransitionFacts`] decides the next step of a transition from counts, and `take_action` carries it out. Nothing is
+//! drained or evicted for a transition before it is known to fit.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
