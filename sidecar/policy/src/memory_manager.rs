@@ -25,9 +25,9 @@
 //! | the tenant sleeps | [`sleep`](MemoryManager::sleep), [`wake_up`](MemoryManager::wake_up) |
 //!
 //! Policies that plan placements (OrbitFlow, Unified) also need [`note`](MemoryManager::note),
-//! [`ask_plan`](MemoryManager::ask_plan), [`planned`](MemoryManager::planned) and
-//! [`clear_pauses`](MemoryManager::clear_pauses); those that compare costs [`stalling_remap`](MemoryManager::stalling_remap)
-//! and [`apply_stalling_remap`](MemoryManager::apply_stalling_remap). A directive is
+//! [`ask_plan`](MemoryManager::ask_plan) and [`planned`](MemoryManager::planned); those that compare costs
+//! [`stalling_remap`](MemoryManager::stalling_remap) and
+//! [`apply_stalling_remap`](MemoryManager::apply_stalling_remap). A directive is
 //! [`set_policy`](MemoryManager::set_policy) or [`set_bounds`](MemoryManager::set_bounds).
 //!
 //! Views only read: [`status`](MemoryManager::status), [`kv_of`](MemoryManager::kv_of) a request,
@@ -380,6 +380,9 @@ impl MemoryManager {
     /// Remembers what planning found.
     pub fn note(&mut self, notes: &MemoryNotes) {
         self.offload.note_admission(notes.blocked_head, notes.skips_early_fetches);
+        if notes.pauses_are_made {
+            self.offload.clear_pauses();
+        }
         if notes.probes_link {
             self.offload.request_probe(self.orders.boundaries());
         }
@@ -408,11 +411,6 @@ impl MemoryManager {
     /// Handles a placement plan. The next boundary carries it out, unless something else is due by then.
     pub fn planned(&mut self, answer: PlanAnswer) {
         self.offload.on_planned(answer);
-    }
-
-    /// The pauses of the plan adopted last are made ([`OffloadView::pauses`]).
-    pub fn clear_pauses(&mut self) {
-        self.offload.clear_pauses();
     }
 
     /// The engine is lost. Computed KV stays; slots are filled again under new generations. The lease of an unfinished

@@ -33,6 +33,10 @@ pub struct MemoryNotes {
     /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
     /// before, and no if a blocked head is given.
     pub skips_early_fetches: Option<bool>,
+    /// Whether the pauses of the placement plan adopted last are made ([`OffloadView::pauses`]).
+    ///
+    /// [`OffloadView::pauses`]: super::OffloadView::pauses
+    pub pauses_are_made: bool,
     /// Whether the link to the host is to be measured, again from time to time.
     pub probes_link: bool,
     /// A remap that was found to stall for too long.

@@ -41,8 +41,8 @@ impl<'a> OffloadView<'a> {
         self.offload.plans.admitted_layers(request)
     }
 
-    /// The requests that the plan adopted last pauses, until
-    /// [`MemoryManager::clear_pauses`](crate::memory_manager::MemoryManager::clear_pauses).
+    /// The requests that the plan adopted last pauses, until they are paused
+    /// ([`MemoryNotes::pauses_are_made`](crate::memory_manager::MemoryNotes::pauses_are_made)).
     pub fn pauses(&self) -> &'a [RequestId] {
         self.offload.plans.pauses()
     }

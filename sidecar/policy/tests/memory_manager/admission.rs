@@ -108,7 +108,7 @@ fn plan_decides_pauses_and_admissions() {
     manager.planned(answer(id, (1, 0), 1));
     boundary(&mut manager);
     assert_eq!(manager.offload_view().pauses(), [RequestId(1)]);
-    manager.clear_pauses();
+    manager.note(&MemoryNotes { pauses_are_made: true, ..MemoryNotes::default() });
     assert!(manager.offload_view().pauses().is_empty());
     // There is memory for it, but not in addition to the reserve.
     let large = most - 4;

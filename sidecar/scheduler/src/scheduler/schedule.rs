@@ -43,7 +43,6 @@ impl Scheduler {
     /// Pauses and orders requests before the step is planned. Each plan sees what the one before has changed.
     fn arrange_requests(&mut self, now: Nanos) {
         let pauses = self.planner(now).plan_pauses();
-        self.manager.clear_pauses();
         self.evict_all(now, &pauses);
         self.refresh_offloaded();
         let computed = self.planner(now).plan_offloaded();

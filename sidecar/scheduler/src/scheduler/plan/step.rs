@@ -13,6 +13,8 @@ impl<'a> Planner<'a> {
     /// Plans the next step: the requests that it admits, as far as they are not `kept`, and what it computes.
     pub(in crate::scheduler) fn plan_step(&self, kept: Option<StepPlan>) -> StepPlan {
         let mut plan = kept.unwrap_or_else(|| self.plan_admissions());
+        // `plan_pauses` came before.
+        plan.notes.memory.pauses_are_made = true;
         let requests = self.step_requests(&plan);
         let fitting = self.slice.fitting_tokens(self.now, decodes(&requests), self.manager.timing());
         let usual = self.config.max_step_tokens.min(fitting).min(self.tokens_beside_decodes(&requests));
