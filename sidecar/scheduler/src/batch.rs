@@ -31,13 +31,14 @@ pub struct Batch {
 impl Batch {
     /// Plans decodes first, then prefill chunks, within `max_tokens`. Within each kind, sequences with the oldest
     /// `last_step` come first, ties by admission. The sequence with the oldest `last_step` of all always gets a token,
-    /// so none of n running sequences is skipped n times in a row. `requests` are in admission order.
+    /// also if decodes would take all of them, so none of n running sequences is skipped n times in a row. `requests`
+    /// are in admission order.
     pub fn plan<'a>(requests: impl Iterator<Item = StepRequest<'a>>, max_tokens: u32) -> Batch {
         let mut running: Vec<_> = requests.enumerate().filter(|(_, s)| s.pending() > 0).collect();
         running.sort_by_key(|(_, request)| request.last_step);
         let decodes = running.iter().filter(|(_, s)| s.pending() == 1).count() as u32;
-        let kept = u32::from(running.first().is_some_and(|(_, longest)| longest.pending() > 1));
-        let mut decode_budget = decodes.min(max_tokens.saturating_sub(kept));
+        let for_longest = u32::from(running.first().is_some_and(|(_, longest)| longest.pending() > 1));
+        let mut decode_budget = decodes.min(max_tokens.saturating_sub(for_longest));
         let mut prefill_budget = max_tokens - decode_budget;
         let mut parts = Vec::new();
         for (place, request) in running {

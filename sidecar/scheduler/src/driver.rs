@@ -41,22 +41,22 @@ pub struct Driver<M, C> {
 impl<M: Memory, C: Compute> Driver<M, C> {
     /// Starts to load the tenant.
     pub fn start(
-        around: Ports,
+        ports: Ports,
         now: Nanos,
-        mut core: Scheduler,
+        mut scheduler: Scheduler,
         memory: M,
         compute: C,
         mut journal: Option<Recorder>,
     ) -> Self {
         if let Some(journal) = &mut journal {
-            journal.start(now, &core);
+            journal.start(now, &scheduler);
         }
-        core.start(now);
+        scheduler.start(now);
         let mut driver = Driver {
-            scheduler: core,
+            scheduler,
             memory,
             compute,
-            ports: around,
+            ports,
             queue: VecDeque::new(),
             journal,
             outputs: Vec::new(),

@@ -11,8 +11,8 @@ use crate::sequence::Sequence;
 /// Sort key of waiting requests; the smallest is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// False for requests that have waited as long as allowed: they are first.
-    is_deferred: bool,
+    /// False for requests at the pause limit: they are first.
+    may_wait: bool,
     /// Higher priorities first.
     priority: std::cmp::Reverse<i32>,
     /// Tokens left to compute; 0 under [`QueueOrder::FirstCome`].
@@ -46,7 +46,7 @@ impl Queue {
             QueueOrder::ShortestRemaining => sequence.remaining(),
         };
         Key {
-            is_deferred: !sequence.is_overdue,
+            may_wait: !sequence.is_overdue,
             priority: std::cmp::Reverse(sequence.request.priority),
             remaining,
             deadline: self.objectives.map_or(Nanos(0), |slo| sequence.deadline(&slo)),

@@ -120,7 +120,7 @@ impl Scheduler {
     fn start_step(&mut self, now: Nanos, plan: &StepPlan) {
         (self.head_starved, self.kept) = (0, None);
         plan.admit.iter().for_each(|one| self.run(one));
-        self.commit_admissions(now, &plan.admit);
+        self.report_admissions(now, &plan.admit);
         self.submit_step(now, plan.batch.clone());
     }
 

@@ -147,13 +147,13 @@ impl Scheduler {
         let ttft = |one: &Sequence| one.first_token.is_none() && late(one.arrived, 1, slo.ttft_ns);
         let tpot =
             |one: &Sequence| one.first_token.is_some_and(|first| late(first, one.generated(), slo.tbt_ns));
-        let made: Vec<_> =
+        let with_token: Vec<_> =
             sampled.iter().filter_map(|token| self.requests.running.in_row(token.row)).collect();
         let waiting = || self.requests.queue.iter().take(MAX_CHECKED);
-        let out = || waiting().filter(|one| one.waiting_offloaded);
+        let offloaded = || waiting().filter(|one| one.waiting_offloaded);
         let slo_violations = Some(Violations {
-            ttft: made.iter().any(|one| ttft(one)) || waiting().any(ttft),
-            tpot: made.iter().any(|one| tpot(one)) || out().any(tpot),
+            ttft: with_token.iter().any(|one| ttft(one)) || waiting().any(ttft),
+            tpot: with_token.iter().any(|one| tpot(one)) || offloaded().any(tpot),
         });
         self.manager.note(&MemoryNotes { slo_violations, ..MemoryNotes::default() });
     }

@@ -1,6 +1,6 @@
 //! Submits the step of a plan that memory has space for; replays or undoes a step that lost its engine.
 
-use sluice_policy::ids::Nanos;
+use sluice_policy::ids::{Nanos, StepId};
 use sluice_policy::memory_manager::{StepLease, TableChange};
 use sluice_ports::compute::{SampleRequest, SequenceStep, Step, TableUpdate};
 
@@ -10,7 +10,7 @@ use crate::event::{Command, Finish, SchedulerOutput};
 use crate::step_plan::PlannedAdmission;
 
 impl Scheduler {
-    /// Moves a waiting request into a free row.
+    /// Moves a request that the step admits from the queue into a free row.
     pub(super) fn run(&mut self, planned: &PlannedAdmission) {
         let Some(mut sequence) = self.requests.queue.remove(planned.id) else { return };
         if let Some(prefix) = &planned.prefix {
@@ -20,14 +20,15 @@ impl Scheduler {
         self.requests.running.add(sequence);
     }
 
-    pub(super) fn commit_admissions(&mut self, now: Nanos, admitted: &[PlannedAdmission]) {
+    /// Counts and reports the requests that begin to run, and ends their pauses.
+    pub(super) fn report_admissions(&mut self, now: Nanos, admitted: &[PlannedAdmission]) {
         for PlannedAdmission { id, .. } in admitted {
             self.requests.end_pause(now, *id);
             let Some(sequence) = self.requests.running.get_mut(*id) else {
                 continue;
             };
-            let first = !std::mem::replace(&mut sequence.started, true);
-            let queued_ns = first.then(|| now.since(sequence.arrived));
+            let is_first = !std::mem::replace(&mut sequence.started, true);
+            let queued_ns = is_first.then(|| now.since(sequence.arrived));
             sequence.waiting_offloaded = false;
             self.counters.prefills_offloaded += u64::from(sequence.prefill_offloaded);
             if !std::mem::take(&mut sequence.kv_suspended) {
@@ -42,6 +43,7 @@ impl Scheduler {
         }
     }
 
+    /// Begins the step and sends it to the engine.
     pub(super) fn submit_step(&mut self, now: Nanos, batch: Batch) {
         let lease = self.manager.begin(now, &mut self.actions);
         self.slice.on_step();
@@ -51,15 +53,16 @@ impl Scheduler {
         self.in_flight = Some(InFlight { step, batch, submitted: now, lost: false });
     }
 
+    /// Returns the step as the engine computes it.
     fn build(&mut self, batch: &Batch, lease: StepLease) -> Step {
         let updates = self.table_updates(lease.table_changes);
         let mut sequences: Vec<_> =
             batch.scheduled.iter().filter_map(|part| self.sequence_step(part)).collect();
         sequences.sort_by_key(|s| s.row);
         self.next_step += 1;
-        self.record_scheduled(batch);
+        self.record_last_step(batch);
         Step {
-            id: sluice_policy::ids::StepId(self.next_step),
+            id: StepId(self.next_step),
             attempt: 0,
             epoch: self.epoch(),
             sequences,
@@ -70,7 +73,7 @@ impl Scheduler {
         }
     }
 
-    fn record_scheduled(&mut self, batch: &Batch) {
+    fn record_last_step(&mut self, batch: &Batch) {
         for part in &batch.scheduled {
             if let Some(sequence) = self.requests.running.get_mut(part.request) {
                 sequence.last_step = self.next_step;
@@ -104,7 +107,7 @@ impl Scheduler {
         let sequence = self.requests.running.get(part.request)?;
         let (start, end) =
             (sequence.computed_tokens as usize, (sequence.computed_tokens + part.tokens) as usize);
-        let order = || SampleRequest {
+        let sample = || SampleRequest {
             sampling: sequence.request.sampling.clone(),
             prompt_tokens: sequence.request.prompt.len() as u32,
         };
@@ -112,7 +115,7 @@ impl Scheduler {
             row: sequence.row?,
             start: sequence.computed_tokens,
             tokens: sequence.tokens[start..end].to_vec(),
-            sample: part.samples.then(order),
+            sample: part.samples.then(sample),
         })
     }
 
