@@ -44,7 +44,6 @@ use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutpu
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use crate::step_plan::KeptPlan;
-use kept_plan::ends_kept_plan;
 pub use limits::CONSTANTS;
 use peer_waits::PeerWaits;
 use requests::Requests;
@@ -139,7 +138,7 @@ impl Scheduler {
 
     /// Handles one event. `now` never decreases.
     pub fn handle(&mut self, now: Nanos, event: Event) {
-        self.kept.take_if(|_| ends_kept_plan(&event));
+        self.end_kept_plan(&event);
         match event {
             Event::Submit(request) => self.submit(now, request),
             Event::Cancel(request) => self.cancel(request),

@@ -19,12 +19,14 @@ use crate::event::Event;
 use crate::sequence::Sequence;
 use crate::step_plan::{KeptPlan, PlannedAdmission, StepPlan};
 
-/// Whether the event alone ends a kept plan.
-pub(super) fn ends_kept_plan(event: &Event) -> bool {
-    matches!(event, Event::Sleep(_) | Event::Policy(_) | Event::Bounds(_) | Event::Plan(_))
-}
-
 impl Scheduler {
+    /// Ends the kept plan if the event alone does so.
+    pub(super) fn end_kept_plan(&mut self, event: &Event) {
+        if matches!(event, Event::Sleep(_) | Event::Policy(_) | Event::Bounds(_) | Event::Plan(_)) {
+            self.kept = None;
+        }
+    }
+
     /// Keeps the admissions of a plan that waits for memory. One that offloads a prefill is not kept: it depends on
     /// copies that may begin in the meantime. Nor is one that was made while running requests lacked KV: it may admit
     /// too much.
