@@ -1,6 +1,6 @@
 //! [`HostMemory`]: the implementation of [`sluice_ports::Memory`] in host memory.
 //!
-//! All operations except copies form one serial queue. A `Remap` stays at its head until the engine has
+//! All operations except copies form one serial queue. A `Transaction` stays at its head until the engine has
 //! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
 //! the queue refers to one of their chunks or host blocks.
 

@@ -462,7 +462,7 @@ pub fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
 }
 
 pub fn remap(ops: Vec<MapOp>, handed_over: Vec<ChunkId>) -> Work {
-    Work::Remap(Transaction { ops, handed_over })
+    Work::Transaction(Transaction { ops, handed_over })
 }
 
 /// Maps a layer's range to the chunks from `first` on.

@@ -179,7 +179,7 @@ pub enum Work {
         earmark: Earmark,
     },
     /// Changes what backs some addresses.
-    Remap(Transaction),
+    Transaction(Transaction),
     /// Copies a slab to the device.
     Fill(Fill),
     /// Moves blocks between KV chunks, at a step boundary.
@@ -220,7 +220,7 @@ impl Work {
             | Work::Release(chunks)
             | Work::Accept { chunks, .. }
             | Work::Lend { chunks, .. } => chunks.clone(),
-            Work::Remap(transaction) => {
+            Work::Transaction(transaction) => {
                 let chunk = |op: &MapOp| match *op {
                     MapOp::Map(_, chunk) | MapOp::Unmap(_, chunk) => chunk,
                 };

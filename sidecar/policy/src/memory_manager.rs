@@ -103,7 +103,7 @@ use crate::kv::Kv;
 use crate::loans::Loans;
 use crate::offload::{FetchesFailed, Offload};
 use crate::orders::Orders;
-use crate::orders::pending::{Pending, Remap};
+use crate::orders::pending::{Pending, PendingTransaction};
 use crate::params::{Bounds, ForcedRemap, Params};
 use crate::placement_planner::request::{PlanAnswer, PlanRequest};
 use crate::reason::Reason;
@@ -199,7 +199,7 @@ impl MemoryManager {
             Pending::Lend(chunks, spare, earmark, claim) => {
                 self.transfers().on_lent(&chunks, spare, (earmark, claim), done.outcome)
             }
-            Pending::Remap(remap) => self.on_remapped(*remap, done.outcome, out),
+            Pending::Transaction(ended) => self.on_transaction_ended(*ended, done.outcome, out),
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),
             Pending::Move(moves) => self.on_moved(&moves, done.outcome),
             Pending::SwapOut(swaps) => self.on_swapped_out(&swaps, done.outcome),
@@ -241,9 +241,9 @@ impl MemoryManager {
     }
 
     /// Handles the end of a transaction.
-    fn on_remapped(&mut self, remap: Remap, outcome: Outcome, out: &mut Vec<Action>) {
+    fn on_transaction_ended(&mut self, ended: PendingTransaction, outcome: Outcome, out: &mut Vec<Action>) {
         if matches!(outcome, Outcome::Done { .. }) {
-            self.apply(remap);
+            self.apply(ended);
         } else {
             self.orders.count(Reason::BackendFailed);
             if self.chunks.is_unmapped() && !self.loaded {

@@ -9,10 +9,10 @@ use sluice_policy::ids::Nanos;
 /// Contract, checked by the conformance suite:
 /// - Every submitted action completes exactly once, also when it fails.
 /// - `Create` beyond the capacity fails with `OutOfMemory` and creates no chunk.
-/// - `Remap`, `MoveLayerBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in submission order. A
-///   `Remap` is complete only when the engine, if there is one, has acknowledged it.
-/// - A `Remap` makes its changes in their order: during it a chunk may back its old and its new address, and
-///   counts once. A `Remap` after which a chunk would back addresses of two owners
+/// - `Transaction`, `MoveLayerBlocks`, `SwapOut`, `SwapIn`, `Create` and `Release` take effect in submission order. A
+///   `Transaction` is complete only when the engine, if there is one, has acknowledged it.
+/// - A `Transaction` makes its changes in their order: during it a chunk may back its old and its new address, and
+///   counts once. A `Transaction` after which a chunk would back addresses of two owners
 ///   ([`sluice_policy::action::Address::may_share`]) fails with `Refused` and changes nothing.
 /// - Fills of one slot run in submission order, start only when their `after` is satisfied, and publish their
 ///   generation after the last byte.

@@ -102,7 +102,7 @@ impl SimMemory {
     }
 
     fn is_held(&self) -> bool {
-        self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Remap(_)))
+        self.held && self.serial.front().is_some_and(|first| matches!(first.work, Work::Transaction(_)))
     }
 
     /// Returns the device.
@@ -187,7 +187,7 @@ impl SimDevice {
         match work {
             Work::Create(chunks) | Work::Accept { chunks, .. } => self.memory.create(&chunks)?,
             Work::Lend { chunks, .. } | Work::Release(chunks) => self.memory.release(&chunks)?,
-            Work::Remap(transaction) => self.remap(&transaction)?,
+            Work::Transaction(transaction) => self.remap(&transaction)?,
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves)?,
             Work::SwapOut(swaps) => self.swap_out(&swaps)?,
             Work::SwapIn(swaps) => self.swap_in(&swaps)?,

@@ -106,7 +106,7 @@ impl Bench {
     }
 
     fn remap(&mut self, ops: Vec<MapOp>) {
-        let outcome = self.run(Work::Remap(Transaction { ops, handed_over: vec![] }));
+        let outcome = self.run(Work::Transaction(Transaction { ops, handed_over: vec![] }));
         assert!(matches!(outcome, Outcome::Done { .. }), "{outcome:?}");
     }
 

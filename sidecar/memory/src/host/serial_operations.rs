@@ -59,7 +59,7 @@ impl HostMemory {
                 let (spare_chunks, earmark) = (*spare_chunks, *earmark);
                 self.start_release(chunks, SerialJob::Lend { chunks: chunks.clone(), spare_chunks, earmark })
             }
-            Work::Remap(transaction) => self.start_remap(transaction),
+            Work::Transaction(transaction) => self.start_remap(transaction),
             Work::MoveLayerBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => {
                 let copies = self.swap_out(swaps)?;
@@ -180,7 +180,9 @@ impl HostMemory {
             self.end_operation(outcome);
             return;
         }
-        let Work::Remap(transaction) = &operation.work else { unreachable!("only transactions get ready") };
+        let Work::Transaction(transaction) = &operation.work else {
+            unreachable!("only transactions get ready")
+        };
         let transaction = transaction.clone();
         let applied = self.table.apply(&transaction.ops, |chunk| self.pool.exists(chunk));
         assert!(applied.is_ok(), "what fitted before it got ready fits then: {transaction:?}");
@@ -198,7 +200,7 @@ impl HostMemory {
             return false;
         }
         let outcome = if ok { done_since(begun) } else { Outcome::Failed(Failure::Refused) };
-        if let (false, Work::Remap(transaction)) = (ok, &operation.work) {
+        if let (false, Work::Transaction(transaction)) = (ok, &operation.work) {
             self.table.revert(&transaction.ops);
         }
         self.end_operation(outcome);

@@ -18,7 +18,7 @@ use crate::action::Action;
 use crate::event::Outcome;
 use crate::kv::Swap;
 use crate::loans::next_step::LoanStep;
-use crate::orders::pending::Remap;
+use crate::orders::pending::PendingTransaction;
 use crate::reason::Reason;
 use crate::step_model::Layout;
 use crate::transition::Transition;
@@ -67,8 +67,12 @@ impl MemoryManager {
         {
             return;
         }
-        let remap = Remap { next: self.chunks.ownership().clone(), layout: None, reason: Reason::UnmapLater };
-        self.order_remap(remap, &[], out);
+        let unmap = PendingTransaction {
+            next: self.chunks.ownership().clone(),
+            layout: None,
+            reason: Reason::UnmapLater,
+        };
+        self.order_transaction(unmap, &[], out);
     }
 
     /// Without new requests the coming boundaries change nothing: everything borrowed has been returned.
@@ -189,12 +193,12 @@ impl MemoryManager {
         } else if self.orders.pending().fills() > 0 {
             self.orders.drop_copies(Reason::Hibernate, out);
         } else if !self.chunks.is_unmapped() {
-            let remap = Remap {
+            let unmap = PendingTransaction {
                 next: self.chunks.ownership().unmapped(),
                 layout: Some(Layout::resident()),
                 reason: Reason::Hibernate,
             };
-            self.order_remap(remap, &[], out);
+            self.order_transaction(unmap, &[], out);
         } else if self.chunks.table().created() > 0 {
             self.order_release(Reason::Hibernate, out);
         } else {
@@ -265,7 +269,11 @@ impl MemoryManager {
         let whole = layout.as_ref().is_some_and(|layout| *layout == self.base);
         if let Some(layout) = layout.filter(|_| whole || !self.loans.awaits_loans()) {
             let next = self.initial_ownership(&layout);
-            self.order_remap(Remap { next, layout: Some(layout), reason: Reason::Wake }, &[], out);
+            self.order_transaction(
+                PendingTransaction { next, layout: Some(layout), reason: Reason::Wake },
+                &[],
+                out,
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::chunk_table::Ownership;
 use crate::chunks::FixedParts;
 use crate::event::{Failure, Outcome};
 use crate::ids::ChunkId;
-use crate::orders::pending::{Pending, Remap};
+use crate::orders::pending::{Pending, PendingTransaction};
 use crate::reason::Reason;
 use crate::step_model::Layout;
 
@@ -60,7 +60,11 @@ impl MemoryManager {
             .unwrap_or_else(|| layout.clone());
         self.base = if self.forced.is_some() { Layout::resident() } else { base };
         let next = self.initial_ownership(&layout);
-        self.order_remap(Remap { next, layout: Some(layout), reason: Reason::Load }, &[], out);
+        self.order_transaction(
+            PendingTransaction { next, layout: Some(layout), reason: Reason::Load },
+            &[],
+            out,
+        );
     }
 
     /// Not even the floor exists: everything is released.

@@ -18,7 +18,7 @@ use crate::chunks::Applied;
 use crate::event::Outcome;
 use crate::ids::{ChunkId, Generation, LayerId};
 use crate::offload::EvictedPaused;
-use crate::orders::pending::{Pending, Remap};
+use crate::orders::pending::{Pending, PendingTransaction};
 use crate::reason::Reason;
 use crate::transition::step::{
     Misfit, TransitionAction, TransitionFacts, TransitionStart, TransitionStep, TransitionWork,
@@ -88,7 +88,7 @@ impl MemoryManager {
         match work {
             TransitionWork::MoveLayerBlocks => self.order_moves(out),
             TransitionWork::DropCopies => self.orders.drop_copies(transition.reason, out),
-            TransitionWork::Remap => self.order_transition(transition, out),
+            TransitionWork::Transaction => self.order_transition(transition, out),
         }
     }
 
@@ -163,16 +163,26 @@ impl MemoryManager {
             }
         };
         let kept = layout.as_ref().map_or(Vec::new(), |_| self.preserved_chunks(&next));
-        self.order_remap(Remap { next, layout, reason: transition.reason }, &kept, out);
+        self.order_transaction(PendingTransaction { next, layout, reason: transition.reason }, &kept, out);
     }
 
-    /// Orders the transaction of `remap`.
-    pub(super) fn order_remap(&mut self, mut remap: Remap, kept: &[ChunkId], out: &mut Vec<Action>) {
-        let reason = remap.reason;
+    /// Orders the transaction after which `pending` takes effect.
+    pub(super) fn order_transaction(
+        &mut self,
+        mut pending: PendingTransaction,
+        kept: &[ChunkId],
+        out: &mut Vec<Action>,
+    ) {
+        let reason = pending.reason;
         let defers_unmap = reason == Reason::Inflate && self.params.defers_unmap;
-        remap.next = self.chunks.with_stale(remap.next, defers_unmap);
-        let transaction = self.chunks.ownership().transaction(&remap.next, kept);
-        self.orders.order(Work::Remap(transaction), reason, Pending::Remap(Box::new(remap)), out);
+        pending.next = self.chunks.with_stale(pending.next, defers_unmap);
+        let transaction = self.chunks.ownership().transaction(&pending.next, kept);
+        self.orders.order(
+            Work::Transaction(transaction),
+            reason,
+            Pending::Transaction(Box::new(pending)),
+            out,
+        );
     }
 
     /// Layers whose contents stay readable at their addresses across the transition.
@@ -188,8 +198,8 @@ impl MemoryManager {
         self.preserved_layers(next).iter().flat_map(|(layer, _)| next.layer_chunks(*layer).to_vec()).collect()
     }
 
-    pub(super) fn apply(&mut self, remap: Remap) {
-        let Remap { next, layout, reason } = remap;
+    pub(super) fn apply(&mut self, ended: PendingTransaction) {
+        let PendingTransaction { next, layout, reason } = ended;
         let preserved = self.preserved_layers(&next);
         let Applied { moved_chunks, kv_chunks } = self.chunks.apply(next);
         if !reason.is_trade() {

@@ -28,7 +28,7 @@ pub enum Pending {
     /// These chunks, and this number that do not exist, go to a peer.
     Lend(Vec<ChunkId>, u32, Earmark, TransferKind),
     /// The address table becomes this one.
-    Remap(Box<Remap>),
+    Transaction(Box<PendingTransaction>),
     /// Weights are copied.
     Fill {
         /// The holder.
@@ -81,7 +81,7 @@ impl Pending {
 
 /// A transaction of the device that changes owners.
 #[derive(Clone, Debug)]
-pub struct Remap {
+pub struct PendingTransaction {
     /// The owners afterwards.
     pub next: Ownership,
     /// The layout afterwards, if it changes.
@@ -178,7 +178,7 @@ impl PendingActions {
     pub fn fills_blocked(&self) -> bool {
         let holds = |effect: &Pending| match effect {
             Pending::Drop => true,
-            Pending::Remap(remap) => remap.layout.is_some(),
+            Pending::Transaction(pending) => pending.layout.is_some(),
             _ => false,
         };
         self.blocking() && self.effects().any(holds)

@@ -48,7 +48,7 @@ pub enum TransitionWork {
     /// Copies of weights are dropped.
     DropCopies,
     /// The transaction of the change itself.
-    Remap,
+    Transaction,
 }
 
 /// Why a change does not fit.
@@ -86,7 +86,7 @@ impl TransitionFacts {
         }
         let work = match drain.live_layer_blocks {
             0 if self.copies_weights => TransitionWork::DropCopies,
-            0 => TransitionWork::Remap,
+            0 => TransitionWork::Transaction,
             live if live == drain.copied_layer_blocks => {
                 return TransitionStep::GiveUp(Misfit::CopiesUnderWay);
             }
@@ -129,7 +129,7 @@ mod tests {
             act(live, TransitionWork::MoveLayerBlocks)
         );
         assert_eq!(copies.next_step(), act(DRAIN, TransitionWork::DropCopies));
-        assert_eq!(QUIET.next_step(), act(DRAIN, TransitionWork::Remap));
+        assert_eq!(QUIET.next_step(), act(DRAIN, TransitionWork::Transaction));
     }
 
     #[test]
@@ -142,9 +142,9 @@ mod tests {
     fn buffers_move_only_while_nothing_is_fetched() {
         let buffers = DrainPlan { buffer_layer_blocks: 2, ..DRAIN };
         let fetching = |drain| TransitionFacts { drain: Some(drain), fetches: true, ..QUIET }.next_step();
-        assert_eq!(after(buffers), act(buffers, TransitionWork::Remap));
+        assert_eq!(after(buffers), act(buffers, TransitionWork::Transaction));
         assert_eq!(fetching(buffers), TransitionStep::GiveUp(Misfit::CopiesUnderWay));
-        assert_eq!(fetching(DRAIN), act(DRAIN, TransitionWork::Remap), "no buffer is in the way");
+        assert_eq!(fetching(DRAIN), act(DRAIN, TransitionWork::Transaction), "no buffer is in the way");
     }
 
     #[test]

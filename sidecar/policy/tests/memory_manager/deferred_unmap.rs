@@ -55,7 +55,7 @@ fn inflation_defers_unmap_until_idle() {
     for policy in [PolicyName::Ellm, PolicyName::Unified] {
         let mut world = world(policy, |_| ());
         world.corrupt_action = Some(|action| {
-            if let (Reason::Inflate, Work::Remap(transaction)) = (action.reason, &action.work) {
+            if let (Reason::Inflate, Work::Transaction(transaction)) = (action.reason, &action.work) {
                 let kv = |op: &MapOp| matches!(op, MapOp::Map(Address::Kv(_), _));
                 assert!(transaction.ops.iter().all(kv), "{transaction:?}");
             }
@@ -81,7 +81,7 @@ fn deferred_unmap_runs_alone_when_idle() {
     let mut world = world(PolicyName::Ellm, |_| ());
     grow(&mut world);
     world.corrupt_action = Some(|action| {
-        if let (Reason::UnmapLater, Work::Remap(transaction)) = (action.reason, &action.work) {
+        if let (Reason::UnmapLater, Work::Transaction(transaction)) = (action.reason, &action.work) {
             let old = |op: &MapOp| matches!(op, MapOp::Unmap(Address::Activation(_), _));
             assert!(transaction.ops.iter().all(old), "{transaction:?}");
             assert!(transaction.handed_over.is_empty(), "no memory changes hands");

@@ -254,7 +254,7 @@ impl Device {
                 return Some(failed(id, Failure::OutOfMemory));
             }
         }
-        let refused = self.refuse_remaps && matches!(action.work, Work::Remap(_));
+        let refused = self.refuse_remaps && matches!(action.work, Work::Transaction(_));
         if self.faults.lost_swaps > 0 && matches!(action.work, Work::SwapIn(_)) {
             self.faults.lost_swaps -= 1;
             return Some(failed(id, Failure::CopyFailed));
@@ -287,7 +287,7 @@ impl Device {
                 chunks.iter().for_each(|chunk| self.check_untouched(*chunk));
                 self.memory.release(&chunks).expect("released chunks exist and are unmapped");
             }
-            Work::Remap(transaction) => self.remap(&transaction),
+            Work::Transaction(transaction) => self.remap(&transaction),
             Work::MoveLayerBlocks(moves) => self.move_layer_blocks(&moves),
             Work::SwapOut(swaps) => self.swap_out(&swaps),
             Work::SwapIn(swaps) => self.swap_in(&swaps),

@@ -23,7 +23,7 @@ fn device(seed: u64) -> Device {
     let mut device = Device::new(geometry, seed, Faults::default());
     let map = MapOp::Map(Address::Kv(KvChunkId(0)), ChunkId(0));
     order(&mut device, 1, Work::Create(vec![ChunkId(0)]));
-    order(&mut device, 2, Work::Remap(Transaction { ops: vec![map], handed_over: vec![] }));
+    order(&mut device, 2, Work::Transaction(Transaction { ops: vec![map], handed_over: vec![] }));
     run(&mut device);
     device.write_token(LayerBlockId(0), 0, 10);
     device.write_token(LayerBlockId(1), 0, 11);

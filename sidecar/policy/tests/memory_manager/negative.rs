@@ -64,7 +64,7 @@ fn copy_with_stale_generation_is_detected() {
 #[test]
 fn lost_unmap_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Remap(transaction) = &mut action.work
+        if let Work::Transaction(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().position(|op| matches!(op, MapOp::Unmap(..)))
         {
             transaction.ops.remove(at);
@@ -75,7 +75,7 @@ fn lost_unmap_is_detected() {
 #[test]
 fn lost_map_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Remap(transaction) = &mut action.work
+        if let Work::Transaction(transaction) = &mut action.work
             && let Some(at) = transaction.ops.iter().rposition(|op| matches!(op, MapOp::Map(..)))
         {
             transaction.ops.remove(at);
@@ -86,7 +86,7 @@ fn lost_map_is_detected() {
 #[test]
 fn kept_old_address_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Remap(transaction) = &mut action.work
+        if let Work::Transaction(transaction) = &mut action.work
             && let Some(MapOp::Unmap(..)) = transaction.ops.last()
         {
             transaction.ops.pop();
@@ -97,7 +97,7 @@ fn kept_old_address_is_detected() {
 #[test]
 fn chunk_mapped_for_two_owners_is_detected() {
     assert!(is_detected(|action| {
-        if let Work::Remap(transaction) = &mut action.work {
+        if let Work::Transaction(transaction) = &mut action.work {
             let maps = transaction.ops.iter().position(|op| matches!(op, MapOp::Map(..)));
             let Some(first) = maps else { return };
             let MapOp::Map(_, chunk) = transaction.ops[first] else { return };

@@ -183,7 +183,7 @@ impl Quota {
                 ledger.earmark(instance, *earmark, chunks.len() as u32, *spare_chunks)
             }
             Work::Accept { chunks, earmark } => ledger.accept(instance, *earmark, chunks.len() as u32),
-            Work::Remap(_)
+            Work::Transaction(_)
             | Work::MoveLayerBlocks(_)
             | Work::SwapOut(_)
             | Work::Fetch(_)

@@ -254,7 +254,7 @@ pub fn fetch_target_memory_cannot_be_reused<B: Backend>() {
     let handed_over = Transaction { ops: Vec::new(), handed_over: vec![ChunkId(1)] };
     let wrong = [
         remap(vec![unmap(OTHER, 1)]),
-        Work::Remap(handed_over),
+        Work::Transaction(handed_over),
         moved(9, 10),
         moved(8, 9),
         swap_out(&[swap(9, 1, 3, 7)]),

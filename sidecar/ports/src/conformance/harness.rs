@@ -136,7 +136,7 @@ pub(super) fn chunks(range: std::ops::Range<u32>) -> Vec<ChunkId> {
 }
 
 pub(super) fn remap(ops: Vec<MapOp>) -> Work {
-    Work::Remap(Transaction { ops, handed_over: Vec::new() })
+    Work::Transaction(Transaction { ops, handed_over: Vec::new() })
 }
 
 pub(super) fn map(address: Address, chunk: u32) -> MapOp {

@@ -95,7 +95,7 @@ pub fn a_refused_transaction_changes_nothing<B: Backend>() {
     trial.backend.write_layer_block(LayerBlockId(0), 7);
     let ops = vec![unmap(KV_CHUNK, 0), map(KV_CHUNK, 1), map(OTHER, 2), unmap(OTHER, 0)];
     let contradiction = Transaction { ops, handed_over: chunks(0..1) };
-    trial.fail(Work::Remap(contradiction), Failure::Refused);
+    trial.fail(Work::Transaction(contradiction), Failure::Refused);
     assert_eq!(trial.backend.layer_block(LayerBlockId(0)), Some(7), "a refused transaction changes nothing");
     assert_eq!(trial.backend.layer_block(LayerBlockId(8)), None, "a refused transaction changes nothing");
     trial.succeed(remap(vec![unmap(KV_CHUNK, 0), map(OTHER, 0)]));
