@@ -90,7 +90,7 @@ pub struct LoanNegotiator {
 struct Arrival {
     earmark: Earmark,
     chunks: u32,
-    claim: TransferKind,
+    kind: TransferKind,
     expires: Nanos,
     ordered: bool,
 }
@@ -249,10 +249,10 @@ impl LoanNegotiator {
             return;
         }
         let given = self.book.loans_out();
-        self.arriving.retain(|arrival| arrival.claim == TransferKind::Lend || arrival.is_repayment(given));
+        self.arriving.retain(|arrival| arrival.kind == TransferKind::Lend || arrival.is_repayment(given));
         if let Some(arrival) = self.arriving.first_mut() {
             arrival.ordered = true;
-            loans.accept(arrival.earmark, arrival.chunks, arrival.claim, out);
+            loans.accept(arrival.earmark, arrival.chunks, arrival.kind, out);
         }
     }
 

@@ -335,7 +335,7 @@ mod tests {
         for nonce in [1, 1] {
             let peer = crate::peers::Peer { index: 1, instance: 1 };
             let earmark = crate::action::Earmark { peer, nonce: crate::peers::loans::Nonce(nonce) };
-            loans.outgoing.push(OutgoingTransfer { earmark, chunks: 1, claim: TransferKind::Lend });
+            loans.outgoing.push(OutgoingTransfer { earmark, chunks: 1, kind: TransferKind::Lend });
         }
         assert_eq!(loans.digest_word(), 0x863d_d705_c789_d474);
     }

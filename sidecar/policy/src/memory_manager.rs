@@ -193,11 +193,11 @@ impl MemoryManager {
             Pending::Create(chunks) => self.on_created(&chunks, done.outcome, out),
             Pending::Release(chunks) => self.on_released(&chunks, done.outcome),
             Pending::Recreate(chunks) => self.transfers().on_recreated(&chunks, done.outcome),
-            Pending::Accept(chunks, earmark, claim) => {
-                self.transfers().on_accepted(&chunks, earmark, claim, done.outcome)
+            Pending::Accept(chunks, earmark, kind) => {
+                self.transfers().on_accepted(&chunks, earmark, kind, done.outcome)
             }
-            Pending::Lend(chunks, spare, earmark, claim) => {
-                self.transfers().on_lent(&chunks, spare, (earmark, claim), done.outcome)
+            Pending::Lend(chunks, spare, earmark, kind) => {
+                self.transfers().on_lent(&chunks, spare, (earmark, kind), done.outcome)
             }
             Pending::Transaction(ended) => self.on_transaction_ended(*ended, done.outcome, out),
             Pending::Fill { target, generation } => self.on_filled(target, generation, done.outcome, out),

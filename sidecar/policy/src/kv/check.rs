@@ -54,7 +54,7 @@ impl Kv {
         assert_eq!(
             self.kv_blocks.iter().map(away).sum::<u32>(),
             self.kv_blocks.offloaded_layers(),
-            "blocks behind seats"
+            "layer blocks away from the device belong to offloaded layers"
         );
         let running = self.requests.kv_blocks_of_running();
         for id in self.missing_layer_blocks.kv_blocks() {

@@ -50,7 +50,7 @@ impl LoanNegotiator {
 
     /// Whether the bytes of a loan are being transferred.
     fn is_loan_arriving(&self) -> bool {
-        self.arriving.iter().any(|arrival| arrival.claim == TransferKind::Lend)
+        self.arriving.iter().any(|arrival| arrival.kind == TransferKind::Lend)
     }
 
     /// Ends a search without a loan.

@@ -24,10 +24,10 @@ impl LoanNegotiator {
             self.book.lent_out() + outgoing(audit, TransferKind::Lend, |earmark| !self.lends(earmark));
         for result in &audit.unread {
             match *result {
-                TransferResult::Refused { earmark, chunks, claim: TransferKind::Lend } => {
+                TransferResult::Refused { earmark, chunks, kind: TransferKind::Lend } => {
                     counted += if self.lends(earmark) { chunks } else { 0 };
                 }
-                TransferResult::Granted { earmark, chunks, claim: TransferKind::Lend } => {
+                TransferResult::Granted { earmark, chunks, kind: TransferKind::Lend } => {
                     booked += if self.lends(earmark) { 0 } else { chunks };
                 }
                 TransferResult::Accepted { earmark, chunks }
@@ -40,7 +40,7 @@ impl LoanNegotiator {
             }
         }
         let struck = |arrival: &&super::Arrival| {
-            arrival.ordered && arrival.claim == TransferKind::Return && !self.lends(arrival.earmark)
+            arrival.ordered && arrival.kind == TransferKind::Return && !self.lends(arrival.earmark)
         };
         booked += self.arriving.iter().filter(struck).map(|arrival| arrival.chunks).sum::<u32>();
         assert_eq!(counted, booked, "loans given, as executed and in the book: {audit:?}, {:?}", self.book);
@@ -52,10 +52,10 @@ impl LoanNegotiator {
         let mut booked = self.book.borrowed() + unknown;
         for result in &audit.unread {
             match *result {
-                TransferResult::Granted { earmark, chunks, claim: TransferKind::Return } => {
+                TransferResult::Granted { earmark, chunks, kind: TransferKind::Return } => {
                     counted += if self.holds(earmark) { chunks } else { 0 };
                 }
-                TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
+                TransferResult::Refused { earmark, chunks, kind: TransferKind::Return } => {
                     booked += if self.holds(earmark) { 0 } else { chunks };
                 }
                 TransferResult::Accepted { earmark, chunks }
@@ -72,7 +72,7 @@ impl LoanNegotiator {
 
     /// Whether an earmark of this kind is being accepted.
     fn accepts(&self, earmark: Earmark, kind: TransferKind) -> bool {
-        self.arriving.iter().any(|one| one.ordered && one.earmark == earmark && one.claim == kind)
+        self.arriving.iter().any(|one| one.ordered && one.earmark == earmark && one.kind == kind)
     }
 
     /// Whether the book has chunks of this loan from a peer.

@@ -1,11 +1,11 @@
-//! The terms of trade.
+//! What the directive says about loans.
 
 use alloc::vec::Vec;
 
 use crate::peers::Peer;
 use crate::peers::victim::VictimRule;
 
-/// The directive's terms of trade.
+/// What the directive says about loans: priorities, the order of peers, and durations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NegotiationPolicy {
     /// The tenant's priority.

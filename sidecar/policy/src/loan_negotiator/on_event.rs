@@ -80,7 +80,7 @@ impl LoanNegotiator {
         self.clear_timeouts(peer);
         self.search = Search::Idle;
         let expires = now.plus(ttl_ns);
-        self.arriving.push(Arrival { earmark, chunks, claim: TransferKind::Lend, expires, ordered: false });
+        self.arriving.push(Arrival { earmark, chunks, kind: TransferKind::Lend, expires, ordered: false });
     }
 
     fn on_refused(
@@ -114,7 +114,7 @@ impl LoanNegotiator {
             self.arriving.push(Arrival {
                 earmark,
                 chunks,
-                claim: TransferKind::Return,
+                kind: TransferKind::Return,
                 expires,
                 ordered: false,
             });
@@ -144,14 +144,14 @@ impl LoanNegotiator {
     }
 
     fn on_peer_exit(&mut self, peer: Peer, loans: &mut dyn LoanControl) {
-        let bereaved = self.book.on_peer_exit(peer);
+        let after_exit = self.book.on_peer_exit(peer);
         self.clear_timeouts(peer);
         self.arriving.retain(|arrival| arrival.ordered || arrival.earmark.peer != peer);
-        for given in &bereaved.freed {
+        for given in &after_exit.freed {
             let chunks = self.ownerless_chunks(given, loans);
             loans.recover_share(chunks);
         }
-        self.send_debts(&bereaved.vacate, loans);
+        self.send_debts(&after_exit.vacate, loans);
     }
 
     /// Chunks of a loan that no tenant has after the exit of its borrower. What is under way to the borrower or back
@@ -161,7 +161,7 @@ impl LoanNegotiator {
         if loans.is_lending(given.nonce) || loans.cancel_loan(earmark) {
             return 0;
         }
-        let comes = |arrival: &&Arrival| arrival.earmark == earmark && arrival.claim == TransferKind::Return;
+        let comes = |arrival: &&Arrival| arrival.earmark == earmark && arrival.kind == TransferKind::Return;
         let coming: u32 = self.arriving.iter().filter(comes).map(|arrival| arrival.chunks).sum();
         given.chunks.saturating_sub(coming)
     }

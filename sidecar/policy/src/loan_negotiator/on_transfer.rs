@@ -8,18 +8,18 @@ use crate::peers::loan_denied::LoanDenied;
 
 impl LoanNegotiator {
     pub(super) fn process_transfer_results(&mut self, now: Nanos, loans: &mut dyn LoanControl) {
-        for traded in loans.take_transfer_results() {
-            match traded {
-                TransferResult::Granted { earmark, chunks, claim: TransferKind::Lend } => {
+        for result in loans.take_transfer_results() {
+            match result {
+                TransferResult::Granted { earmark, chunks, kind: TransferKind::Lend } => {
                     self.on_lent(earmark, chunks, loans)
                 }
-                TransferResult::Granted { earmark, chunks, claim: TransferKind::Return } => {
+                TransferResult::Granted { earmark, chunks, kind: TransferKind::Return } => {
                     self.on_repaid(earmark, chunks)
                 }
-                TransferResult::Refused { earmark, claim: TransferKind::Lend, .. } => {
+                TransferResult::Refused { earmark, kind: TransferKind::Lend, .. } => {
                     self.on_declined(earmark, loans)
                 }
-                TransferResult::Refused { earmark, chunks, claim: TransferKind::Return } => {
+                TransferResult::Refused { earmark, chunks, kind: TransferKind::Return } => {
                     // It is still owed.
                     loans.queue_transfer(earmark, chunks, TransferKind::Return);
                 }
@@ -60,15 +60,15 @@ impl LoanNegotiator {
     fn on_accepted(&mut self, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
-        let entered = match arrival.claim {
+        let entered = match arrival.kind {
             TransferKind::Lend => self.book.granted(nonce, peer, chunks, arrival.expires),
             TransferKind::Return => self.book.returned(nonce, peer, chunks),
         };
-        if entered.is_err() && arrival.claim == TransferKind::Lend {
+        if entered.is_err() && arrival.kind == TransferKind::Lend {
             // Its lender revoked it, or exited, during the transfer.
             loans.queue_transfer(earmark, chunks, TransferKind::Return);
         }
-        self.loans_accepted += u64::from(entered.is_ok() && arrival.claim == TransferKind::Lend);
+        self.loans_accepted += u64::from(entered.is_ok() && arrival.kind == TransferKind::Lend);
     }
 
     /// Handles accepted bytes without memory: a loan is returned at once and no peer is asked for a while; a repayment
@@ -76,7 +76,7 @@ impl LoanNegotiator {
     fn on_not_backed(&mut self, now: Nanos, earmark: Earmark, chunks: u32, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
-        match arrival.claim {
+        match arrival.kind {
             TransferKind::Lend => {
                 // Its lender may have revoked it, or exited, during the transfer.
                 let _ = self.book.timed_out(nonce);
@@ -101,13 +101,13 @@ impl LoanNegotiator {
     fn on_not_accepted(&mut self, now: Nanos, earmark: Earmark, loans: &mut dyn LoanControl) {
         let Some(arrival) = self.on_arrived(earmark) else { return };
         let Earmark { peer, nonce } = earmark;
-        if arrival.claim == TransferKind::Lend {
+        if arrival.kind == TransferKind::Lend {
             self.next_ask_at = now.plus(self.policy.retry_ns);
             if self.book.timed_out(nonce).is_ok() {
                 self.commands.push(PeerCommand::Withdraw { peer, nonce });
             }
         }
-        if arrival.claim == TransferKind::Return && !self.lends(earmark) {
+        if arrival.kind == TransferKind::Return && !self.lends(earmark) {
             loans.recover_share(arrival.chunks);
         }
     }

@@ -149,7 +149,7 @@ fn a_loan_is_queued_and_answered_when_it_is_earmarked() {
     assert_eq!(ask(&mut negotiator, &mut loans, 1, 12), []);
     assert_eq!(loans.queued, [(earmark(1), 10, TransferKind::Lend)], "at most what can be lent");
     loans.results =
-        vec![TransferResult::Granted { earmark: earmark(1), chunks: 10, claim: TransferKind::Lend }];
+        vec![TransferResult::Granted { earmark: earmark(1), chunks: 10, kind: TransferKind::Lend }];
     negotiator.boundary(NOW, &mut loans, &mut Vec::new());
     let commands = negotiator.take_commands();
     assert!(matches!(commands[..], [PeerCommand::Answer { peer: PEER, nonce: Nonce(1), chunks: 10, .. }]));
@@ -259,12 +259,12 @@ fn with_loan() -> LoanNegotiator {
 #[test]
 fn book_and_balance_agree_at_every_stage_of_a_loan() {
     let negotiator = with_loan();
-    let (earmark, chunks, claim) = (earmark(1), 5, TransferKind::Lend);
-    let promised = LoanAudit { outgoing: vec![(earmark, chunks, claim)], ..lender(0) };
+    let (earmark, chunks, kind) = (earmark(1), 5, TransferKind::Lend);
+    let promised = LoanAudit { outgoing: vec![(earmark, chunks, kind)], ..lender(0) };
     negotiator.check(&promised);
     let unread = |lent, result| LoanAudit { unread: vec![result], ..lender(lent) };
-    negotiator.check(&unread(0, TransferResult::Refused { earmark, chunks, claim }));
-    negotiator.check(&unread(5, TransferResult::Granted { earmark, chunks, claim }));
+    negotiator.check(&unread(0, TransferResult::Refused { earmark, chunks, kind }));
+    negotiator.check(&unread(5, TransferResult::Granted { earmark, chunks, kind }));
     negotiator.check(&lender(5));
 }
 

@@ -22,7 +22,7 @@ pub struct LoanAudit {
 impl Loans {
     /// The loans as they were counted.
     pub fn audit(&self, pending: &PendingActions) -> LoanAudit {
-        let queued = self.outgoing.queued().map(|one| (one.earmark, one.chunks, one.claim));
+        let queued = self.outgoing.queued().map(|one| (one.earmark, one.chunks, one.kind));
         LoanAudit {
             lent: self.balance.lent(),
             borrowed: self.balance.borrowed(),

@@ -50,8 +50,8 @@ impl Loans {
         let Some(transfer) = self.outgoing.first() else { return LoanStep::RestoreLayers };
         match transfer.chunks.checked_sub(facts.vacant) {
             None | Some(0) => LoanStep::Send(transfer),
-            Some(_) if facts.restores_layers && transfer.claim == TransferKind::Lend => LoanStep::RefuseFirst,
-            Some(missing) => LoanStep::Free { missing, kind: transfer.claim },
+            Some(_) if facts.restores_layers && transfer.kind == TransferKind::Lend => LoanStep::RefuseFirst,
+            Some(missing) => LoanStep::Free { missing, kind: transfer.kind },
         }
     }
 }
@@ -68,9 +68,9 @@ mod tests {
     const IDLE: BoundaryFacts =
         BoundaryFacts { recreates: false, share_to_release: 0, vacant: 4, restores_layers: false };
 
-    fn transfer(chunks: u32, claim: TransferKind) -> OutgoingTransfer {
+    fn transfer(chunks: u32, kind: TransferKind) -> OutgoingTransfer {
         let peer = Peer { index: 1, instance: 1 };
-        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(chunks.into()) }, chunks, claim }
+        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(chunks.into()) }, chunks, kind }
     }
 
     fn loans(transfers: &[OutgoingTransfer]) -> Loans {

@@ -29,7 +29,7 @@ impl OutgoingTransfers {
 
     /// Queues a transfer: a return before all loans.
     pub fn push(&mut self, transfer: OutgoingTransfer) {
-        let loan = |other: &OutgoingTransfer| other.claim == TransferKind::Lend;
+        let loan = |other: &OutgoingTransfer| other.kind == TransferKind::Lend;
         let before = self.queue.iter().position(|other| loan(other) && !loan(&transfer));
         self.queue.insert(before.unwrap_or(self.queue.len()), transfer);
     }
@@ -41,43 +41,42 @@ impl OutgoingTransfers {
 
     /// Refuses the first transfer if it is a loan; returns whether it was one.
     pub fn refuse_first_loan(&mut self) -> bool {
-        let refused = self.queue.pop_front_if(|first| first.claim == TransferKind::Lend);
+        let refused = self.queue.pop_front_if(|first| first.kind == TransferKind::Lend);
         refused.is_some_and(|loan| self.refuse(loan))
     }
 
     /// Refuses the last transfer if it is a loan; returns whether it was one.
     pub fn refuse_last_loan(&mut self) -> bool {
-        let refused = self.queue.pop_back_if(|last| last.claim == TransferKind::Lend);
+        let refused = self.queue.pop_back_if(|last| last.kind == TransferKind::Lend);
         refused.is_some_and(|loan| self.refuse(loan))
     }
 
     fn refuse(&mut self, loan: OutgoingTransfer) -> bool {
-        let OutgoingTransfer { earmark, chunks, claim } = loan;
-        self.results.push(TransferResult::Refused { earmark, chunks, claim });
+        let OutgoingTransfer { earmark, chunks, kind } = loan;
+        self.results.push(TransferResult::Refused { earmark, chunks, kind });
         true
     }
 
     /// Removes the loan of this name without a result; returns whether it was queued.
     pub fn cancel_loan(&mut self, earmark: Earmark) -> bool {
         let before = self.queue.len();
-        self.queue.retain(|other| other.earmark != earmark || other.claim == TransferKind::Return);
+        self.queue.retain(|other| other.earmark != earmark || other.kind == TransferKind::Return);
         self.queue.len() < before
     }
 
     /// A return is queued.
     pub fn has_return(&self) -> bool {
-        self.queue.iter().any(|other| other.claim == TransferKind::Return)
+        self.queue.iter().any(|other| other.kind == TransferKind::Return)
     }
 
     /// Chunks of the queued transfers of this kind.
-    pub fn chunks_of(&self, claim: TransferKind) -> u32 {
-        self.queue.iter().filter(|other| other.claim == claim).map(|other| other.chunks).sum()
+    pub fn chunks_of(&self, kind: TransferKind) -> u32 {
+        self.queue.iter().filter(|other| other.kind == kind).map(|other| other.chunks).sum()
     }
 
     /// Chunks of the queued returns of this name.
     pub fn return_chunks(&self, earmark: Earmark) -> u32 {
-        let same =
-            |other: &&OutgoingTransfer| other.earmark == earmark && other.claim == TransferKind::Return;
+        let same = |other: &&OutgoingTransfer| other.earmark == earmark && other.kind == TransferKind::Return;
         self.queue.iter().filter(same).map(|other| other.chunks).sum()
     }
 
@@ -107,15 +106,15 @@ mod tests {
     use crate::peers::Peer;
     use crate::peers::loans::Nonce;
 
-    fn transfer(nonce: u64, claim: TransferKind) -> OutgoingTransfer {
+    fn transfer(nonce: u64, kind: TransferKind) -> OutgoingTransfer {
         let peer = Peer { index: nonce as u32, instance: nonce };
-        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(nonce) }, chunks: nonce as u32, claim }
+        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(nonce) }, chunks: nonce as u32, kind }
     }
 
     fn queue() -> OutgoingTransfers {
         let mut queue = OutgoingTransfers::default();
-        for (nonce, claim) in [(1, TransferKind::Lend), (2, TransferKind::Return), (3, TransferKind::Lend)] {
-            queue.push(transfer(nonce, claim));
+        for (nonce, kind) in [(1, TransferKind::Lend), (2, TransferKind::Return), (3, TransferKind::Lend)] {
+            queue.push(transfer(nonce, kind));
         }
         queue
     }

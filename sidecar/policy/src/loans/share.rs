@@ -43,7 +43,7 @@ impl Loans {
     /// If a loan would take the tenant below its floor, or a return is larger than what was borrowed: the caller has
     /// checked.
     pub fn queue(&mut self, transfer: OutgoingTransfer, pending: &PendingActions, floor: u32) {
-        let most = match transfer.claim {
+        let most = match transfer.kind {
             TransferKind::Lend => self.chunks_above_floor(pending, floor),
             TransferKind::Return => self.unreturned(pending),
         };
@@ -169,7 +169,7 @@ mod tests {
 
     fn loan(nonce: u64, chunks: u32) -> OutgoingTransfer {
         let peer = Peer { index: 1, instance: 1 };
-        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(nonce) }, chunks, claim: TransferKind::Lend }
+        OutgoingTransfer { earmark: Earmark { peer, nonce: Nonce(nonce) }, chunks, kind: TransferKind::Lend }
     }
 
     #[test]

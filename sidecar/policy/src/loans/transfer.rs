@@ -31,7 +31,7 @@ pub enum TransferResult {
         /// Count.
         chunks: u32,
         /// Loan or return.
-        claim: TransferKind,
+        kind: TransferKind,
     },
     /// The loan did not fit, the GPU ledger was full, or the backend failed; no chunk was transferred.
     Refused {
@@ -40,7 +40,7 @@ pub enum TransferResult {
         /// Count.
         chunks: u32,
         /// Loan or return.
-        claim: TransferKind,
+        kind: TransferKind,
     },
     /// The peer's chunks belong to this tenant now.
     Accepted {
@@ -71,5 +71,5 @@ pub struct OutgoingTransfer {
     /// Count.
     pub chunks: u32,
     /// Loan or return.
-    pub claim: TransferKind,
+    pub kind: TransferKind,
 }

@@ -83,12 +83,12 @@ impl LoanTransfers<'_> {
 
     /// Earmarks vacant chunks for a peer.
     pub fn send(&mut self, transfer: OutgoingTransfer, out: &mut Vec<Action>) {
-        let OutgoingTransfer { earmark, chunks, claim } = transfer;
+        let OutgoingTransfer { earmark, chunks, kind } = transfer;
         // Chunks that were never created go first: no other method creates them.
         let spare_chunks = self.loans.spare_chunks(self.chunks.table().created()).min(chunks);
         let earmarked = self.chunks.earmark(chunks - spare_chunks, earmark.peer);
         let work = Work::Lend { chunks: earmarked.clone(), spare_chunks, earmark };
-        self.orders.order(work, claim.reason(), Pending::Lend(earmarked, spare_chunks, earmark, claim), out);
+        self.orders.order(work, kind.reason(), Pending::Lend(earmarked, spare_chunks, earmark, kind), out);
     }
 
     /// The chunks are earmarked in the GPU ledger, or it refused.
@@ -96,23 +96,23 @@ impl LoanTransfers<'_> {
         &mut self,
         earmarked: &[ChunkId],
         spare: u32,
-        (earmark, claim): (Earmark, TransferKind),
+        (earmark, kind): (Earmark, TransferKind),
         outcome: Outcome,
     ) {
         let chunks = earmarked.len() as u32 + spare;
         if let Outcome::Done { .. } = outcome {
             self.chunks.release(earmarked);
-            match claim {
+            match kind {
                 TransferKind::Lend => self.loans.balance.on_lent(chunks),
                 TransferKind::Return => self.loans.balance.on_repaid(chunks),
             }
-            self.orders.count_moved(claim.reason(), chunks);
+            self.orders.count_moved(kind.reason(), chunks);
             self.transitions.succeeded();
-            self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, claim });
+            self.loans.outgoing.report(TransferResult::Granted { earmark, chunks, kind });
             return;
         }
         self.chunks.take_back(earmarked, earmark.peer);
-        match (outcome, claim) {
+        match (outcome, kind) {
             // The loan is refused; its borrower asks again later.
             (Outcome::Failed(Failure::Busy), TransferKind::Lend) => {}
             (Outcome::Failed(Failure::Busy), TransferKind::Return) => {
@@ -120,22 +120,22 @@ impl LoanTransfers<'_> {
             }
             _ => self.transitions.on_backend_failed(self.orders),
         }
-        self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, claim });
+        self.loans.outgoing.report(TransferResult::Refused { earmark, chunks, kind });
     }
 
     /// Creates chunks that a peer has earmarked for this tenant, as a loan or as a return.
     ///
     /// # Panics
     /// If more is returned than was lent.
-    pub fn accept(&mut self, earmark: Earmark, chunks: u32, claim: TransferKind, out: &mut Vec<Action>) {
+    pub fn accept(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind, out: &mut Vec<Action>) {
         assert!(
-            claim == TransferKind::Lend || chunks <= self.loans.balance.lent(),
+            kind == TransferKind::Lend || chunks <= self.loans.balance.lent(),
             "a peer returns only chunks that were lent"
         );
         let chunks = self.fresh_chunks(chunks);
         let work = Work::Accept { chunks: chunks.clone(), earmark };
-        let reason = if claim == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
-        self.orders.order(work, reason, Pending::Accept(chunks, earmark, claim), out);
+        let reason = if kind == TransferKind::Lend { Reason::Borrow } else { Reason::Wake };
+        self.orders.order(work, reason, Pending::Accept(chunks, earmark, kind), out);
     }
 
     /// The peer's chunks are here, or their bytes without memory, or the earmark was void.
@@ -143,13 +143,13 @@ impl LoanTransfers<'_> {
         &mut self,
         arrived: &[ChunkId],
         earmark: Earmark,
-        claim: TransferKind,
+        kind: TransferKind,
         outcome: Outcome,
     ) {
         let chunks = arrived.len() as u32;
         let ended = match outcome {
             Outcome::Done { .. } => {
-                match claim {
+                match kind {
                     TransferKind::Lend => self.on_borrowed(chunks),
                     TransferKind::Return => self.loans.balance.on_lent_returned(chunks),
                 }
@@ -161,7 +161,7 @@ impl LoanTransfers<'_> {
                 if failure != Failure::Busy {
                     self.orders.count(Reason::BackendFailed);
                 }
-                match (failure, claim) {
+                match (failure, kind) {
                     (Failure::OutOfMemory, TransferKind::Lend) => self.on_borrowed(chunks),
                     (Failure::OutOfMemory, TransferKind::Return) => self.loans.recover_share(chunks),
                     _ => return self.loans.outgoing.report(TransferResult::NotAccepted { earmark }),
@@ -225,9 +225,9 @@ mod tests {
             (LoanTransfers { loans, chunks, orders, transitions }, out)
         }
 
-        fn send(&mut self, chunks: u32, claim: TransferKind) -> Option<Work> {
+        fn send(&mut self, chunks: u32, kind: TransferKind) -> Option<Work> {
             let (mut transfers, out) = self.transfers();
-            transfers.send(OutgoingTransfer { earmark: PEER, chunks, claim }, out);
+            transfers.send(OutgoingTransfer { earmark: PEER, chunks, kind }, out);
             self.out.pop().map(|action| action.work)
         }
 
@@ -249,22 +249,22 @@ mod tests {
         let counts =
             (parts.loans.balance.lent(), parts.loans.balance.budget(), parts.chunks.table().created());
         assert_eq!(counts, (6, 4, 4));
-        let claim = TransferKind::Lend;
-        assert_eq!(parts.loans.take_results(), [TransferResult::Granted { earmark: PEER, chunks: 6, claim }]);
+        let kind = TransferKind::Lend;
+        assert_eq!(parts.loans.take_results(), [TransferResult::Granted { earmark: PEER, chunks: 6, kind }]);
     }
 
     #[test]
     fn a_refused_transfer_frees_its_chunks_and_a_return_is_tried_later() {
-        for (claim, waits) in [(TransferKind::Lend, false), (TransferKind::Return, true)] {
+        for (kind, waits) in [(TransferKind::Lend, false), (TransferKind::Return, true)] {
             let mut parts = Parts::new();
-            parts.send(6, claim);
+            parts.send(6, kind);
             assert_eq!(parts.chunks.free_count(), 4);
-            parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, claim), Outcome::Failed(Failure::Busy));
+            parts.transfers().0.on_lent(&ids(0..2), 4, (PEER, kind), Outcome::Failed(Failure::Busy));
             assert_eq!(
                 (parts.chunks.free_count(), parts.loans.balance.lent(), parts.in_backoff()),
                 (6, 0, waits)
             );
-            let refused = TransferResult::Refused { earmark: PEER, chunks: 6, claim };
+            let refused = TransferResult::Refused { earmark: PEER, chunks: 6, kind };
             assert_eq!(parts.loans.take_results(), [refused]);
         }
     }

@@ -254,7 +254,7 @@ impl MemoryManager {
             return;
         }
         if let Some(transfer) = self.loans.first_outgoing() {
-            return match transfer.claim {
+            return match transfer.kind {
                 TransferKind::Lend => self.loans.refuse_first(),
                 TransferKind::Return => self.take_loan_step(out),
             };

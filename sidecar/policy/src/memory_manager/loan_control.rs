@@ -97,7 +97,7 @@ impl LoanControl for LoansMut<'_> {
 
     fn queue_transfer(&mut self, earmark: Earmark, chunks: u32, kind: TransferKind) {
         let floor = self.manager.loans().limits().floor;
-        let transfer = OutgoingTransfer { earmark, chunks, claim: kind };
+        let transfer = OutgoingTransfer { earmark, chunks, kind };
         self.manager.loans.queue(transfer, self.manager.orders.pending(), floor);
     }
 

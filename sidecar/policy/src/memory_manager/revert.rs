@@ -100,8 +100,9 @@ impl MemoryManager {
 
     /// `alpha` layers move beyond those of the base layout.
     fn pressure(&self, alpha: u16) -> Pressure {
-        let lent = self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
-        let layer_chunks = lent.div_ceil(u32::from(alpha)).max(1);
+        let remapped =
+            self.sizes.weights(&self.base).saturating_sub(self.sizes.weights(self.weights.layout()));
+        let layer_chunks = remapped.div_ceil(u32::from(alpha)).max(1);
         pressure((&self.kv, &self.chunks), (&self.sizes, &self.geometry), (alpha, layer_chunks))
     }
 }

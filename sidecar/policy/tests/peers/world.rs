@@ -217,8 +217,8 @@ impl LoanSimulation {
         self.earmarks.retain(|e| !(e.owner == me && e.to == dead));
         let book = self.book(me).expect("it lives");
         let before = book.budget();
-        let bereaved = book.on_peer_exit(dead);
-        let freed: u32 = bereaved.freed.iter().map(|given| given.chunks).sum();
+        let after_exit = book.on_peer_exit(dead);
+        let freed: u32 = after_exit.freed.iter().map(|given| given.chunks).sum();
         assert_eq!(book.budget(), before + freed);
     }
 

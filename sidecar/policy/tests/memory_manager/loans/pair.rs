@@ -120,11 +120,11 @@ impl Pair {
         self.collect();
         if !self.earmarks.is_empty() && self.rng.chance(300) {
             let (to, nonce, chunks, repays) = self.earmarks[0];
-            let claim = if repays.is_some() { TransferKind::Return } else { TransferKind::Lend };
+            let kind = if repays.is_some() { TransferKind::Return } else { TransferKind::Lend };
             let earmark = Earmark { peer: peer(1 - to), nonce: Nonce(nonce) };
             if !self.worlds[to].manager.status().is_blocked() {
                 self.worlds[to]
-                    .send_event(|manager, out| manager.loans_mut().accept(earmark, chunks, claim, out));
+                    .send_event(|manager, out| manager.loans_mut().accept(earmark, chunks, kind, out));
             }
         }
         self.audit();
