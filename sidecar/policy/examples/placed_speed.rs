@@ -1,8 +1,8 @@
 //! Measures a step's decisions while KV is partly offloaded: `boundary`, `prepare`, `begin`, the table changes,
-//! `on_tokens_computed` and `finish` of a decode step of 80 layers. It runs under each policy that places KV in the host tier, with
-//! device memory for half of the KV at maximum sequence lengths. Sequences grow, end and restart. Copies complete
-//! between decisions and are not counted, nor are boundaries at which the step only waits for copies. Plans are made
-//! between steps and counted separately.
+//! `on_tokens_computed` and `finish` of a decode step of 80 layers. It runs under each policy that places KV in the
+//! host tier, with device memory for half of the KV at maximum sequence lengths. Sequences grow, end and restart.
+//! Copies complete between decisions and are not counted, nor are boundaries at which the step only waits for copies.
+//! Plans are made between steps and counted separately.
 //!
 //! Run with `cargo run --release -p sluice-policy --example placed_speed`. Prints the medians, the limits and pass or
 //! fail; `-- --json` prints them as JSON.

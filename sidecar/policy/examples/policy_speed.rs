@@ -1,5 +1,5 @@
-//! Measures a step's decisions: `prepare`, `begin`, `on_tokens_computed` and `finish` for a decode step of a model of 80 layers,
-//! with all layers resident and with 24 layers moving. Copies complete between steps and are not counted.
+//! Measures a step's decisions: `prepare`, `begin`, `on_tokens_computed` and `finish` for a decode step of a model of
+//! 80 layers, with all layers resident and with 24 layers moving. Copies complete between steps and are not counted.
 //!
 //! Run with `cargo run --release -p sluice-policy --example policy_speed`. Prints the median, the limit and pass or
 //! fail; `-- --json` prints each result as one JSON object.

@@ -9,6 +9,20 @@
 //!
 //! [`memory_manager`] lists the calls that a scheduler makes. The example `external_scheduler` makes them.
 //!
+//! # Modules
+//!
+//! | group | modules |
+//! |---|---|
+//! | the calls of a scheduler, and of peers | `memory_manager`, `loan_negotiator` |
+//! | state: chunks and weights | `chunk_table`, `chunks`, `weights`, `slots`, `sleep`, `transition`, `orders` |
+//! | state: KV and loans | `kv`, `offload`, `loans`, `peers` |
+//! | policies: what is reclaimed, in which order | `reclaim` |
+//! | decisions about layers | `remap`, `revert`, `cost`, `step_model`, `closed_form` |
+//! | decisions about KV and activations | `ellm`, `pie`, `placement_planner`, `whole_prompts` |
+//! | decisions about time | `copy_priority`, `hang`, `token_deposit` |
+//! | values of the interface | `action`, `event`, `reason`, `ids`, `geometry`, `params`, `tunables`, `config_error` |
+//! | values inside | `sizes`, `layer_set`, `digest`, `ewma`, `linear_fit` |
+//!
 //! # Example
 //!
 //! ```

@@ -19,9 +19,11 @@
 //! | a request is admitted | [`cached_prefix`](MemoryManager::cached_prefix), then [`StepNeed::admit`] |
 //! | a step begins | [`prepare`](MemoryManager::prepare), then [`begin`](MemoryManager::begin) |
 //! | a step ends | [`on_tokens_computed`](MemoryManager::on_tokens_computed), [`finish`](MemoryManager::finish) |
-//! | a request waits, ends, or is cancelled | [`suspend`](MemoryManager::suspend), [`close`](MemoryManager::close), [`cancel`](MemoryManager::cancel) |
+//! | a request waits or ends | [`suspend`](MemoryManager::suspend), [`close`](MemoryManager::close) |
+//! | a waiting request is cancelled | [`cancel`](MemoryManager::cancel) |
 //! | KV was lost in a failed copy | [`take_lost_requests`](MemoryManager::take_lost_requests) |
-//! | the engine is lost | [`engine_lost`](MemoryManager::engine_lost), then `begin` or [`abandon_step`](MemoryManager::abandon_step) |
+//! | the engine is lost | [`engine_lost`](MemoryManager::engine_lost) |
+//! | its step runs again, or never | `begin`, or [`abandon_step`](MemoryManager::abandon_step) |
 //! | the tenant sleeps | [`sleep`](MemoryManager::sleep), [`wake_up`](MemoryManager::wake_up) |
 //!
 //! Policies that plan placements (OrbitFlow, Unified) also need [`note`](MemoryManager::note),
@@ -51,7 +53,7 @@
 //! | `transition` | finds the next action of a transition, and carries it out |
 //! | `step_demand`, `views`, `parts` | values of a step, and borrows of parts |
 //! | `loan_control` | the calls of the negotiator of loans |
-//! | `step_api`, `scheduler_view`, `constants` | values of the interface, no methods of the manager |
+//! | `step_api`, `constants` | values of the interface, no methods of the manager |
 //! | `invariants` | the audit of tests |
 
 use alloc::vec::Vec;
@@ -256,7 +258,7 @@ impl MemoryManager {
         self.weight_copies().order_due(out);
     }
 
-    /// No copy is under way any more. A change of layout that waited for this continues; else due copies are ordered
+    /// No copy is under way any more. A transition that waited for this continues; else due copies are ordered
     /// again.
     fn on_dropped(&mut self, out: &mut Vec<Action>) {
         let waiting = self.transitions.current().is_some_and(|transition| transition.target.moves_weights());

@@ -94,7 +94,7 @@ impl Orders {
         self.step.on_engine_lost();
     }
 
-    /// No step runs, and no action is pending that no step may run with: memory may change.
+    /// No step runs, and every pending action may go on during a step: memory may change.
     pub fn is_between_steps(&self) -> bool {
         !self.step.is_running() && !self.pending.blocking()
     }

@@ -5,9 +5,9 @@
 //! that reads like its paper. A policy sees values and moves nothing: the memory manager carries out what it names, and
 //! skips what cannot be done now.
 //!
-//! A new policy is one file in this folder and one line in the table below. The places outside this crate that name
-//! policies are in CONTRIBUTING.md ("Add a reclaim policy"). This policy preempts the request with the most KV, and
-//! reclaims own weights before:
+//! A new policy is one file in this folder, its `mod` line, and one line in the table below. The places outside this
+//! crate that name policies are in CONTRIBUTING.md ("Add a reclaim policy"). This policy preempts the request with the
+//! most KV, and reclaims own weights before:
 //!
 //! ```
 //! use sluice_policy::reclaim::{PreemptionCandidate, ReclaimPolicy, ReclaimStep};

@@ -136,7 +136,8 @@ impl Sizes {
         Layout { moving: uniform(self.layers, forced.alpha + u16::from(forced.beta)), beta: forced.beta }
     }
 
-    /// Own layers may move, for KV or for a peer. Otherwise the tenant keeps to its share: it lends and borrows nothing.
+    /// Own layers may move, for KV or for a peer. Otherwise the tenant keeps to its share: it lends and borrows
+    /// nothing.
     pub fn moves_layers(&self) -> bool {
         self.movable_m.is_some()
     }

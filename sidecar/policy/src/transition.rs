@@ -1,6 +1,6 @@
-//! The transition (a change of ownership) that is decided and has not happened: its target, the back-off after a failed
-//! one, and the remaps that were declined. The caller counts steps and boundaries and passes the counts: this file reads
-//! no clock.
+//! The transition (chunks that change their owner) that is decided and has not happened: its target, the back-off after
+//! a failed one, and the remaps that were declined. The caller counts steps and boundaries and passes the counts: this
+//! file reads no clock.
 
 pub mod step;
 

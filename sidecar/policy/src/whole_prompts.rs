@@ -32,8 +32,8 @@ impl WholePrompts<'_> {
         held + self.chunks.free_count() + unused.min(self.chunk_pool.above(self.sizes.kv_guaranteed))
     }
 
-    /// The growth to `activation` chunks for a step with these layer blocks. A step with more than the usual activations
-    /// has them at once or is not run: its gain is not worth memory of a request. `None` = it is not run.
+    /// The growth to `activation` chunks for a step with these layer blocks. A step with more than the usual
+    /// activations has them at once or is not run: its gain is not worth memory of a request. `None` = it is not run.
     pub fn grow(&self, activation: u32, layer_blocks: u32) -> Option<Transition> {
         let gains =
             activation > self.chunks.activation_chunks() && activation <= self.max_chunks(layer_blocks);

@@ -113,8 +113,8 @@ impl Queue {
         }
     }
 
-    /// Extends the deadlines of the first requests by `by_ns` and orders them again, one after the other, until the first
-    /// one is not late. `is_late` must not hold for a request that was deferred.
+    /// Extends the deadlines of the first requests by `by_ns` and orders them again, one after the other, until the
+    /// first one is not late. `is_late` must not hold for a request that was deferred.
     pub fn defer_front_while(&mut self, by_ns: u64, is_late: impl Fn(&Sequence) -> bool) {
         while self.front().is_some_and(&is_late) {
             let Some(mut late) = self.pop() else { return };

@@ -167,7 +167,8 @@ impl StepPlan {
         self.admit.iter().any(|one| one.id == id)
     }
 
-    /// Returns the KV blocks that an admitted new request finds in the cache; `None` if the step admits no such request.
+    /// Returns the KV blocks that an admitted new request finds in the cache; `None` if the step admits no such
+    /// request.
     pub fn cached_kv_blocks(&self, id: RequestId) -> Option<u32> {
         let one = self.admit.iter().find(|one| one.id == id)?;
         one.prefix.as_ref().map(CachedPrefix::kv_block_count)

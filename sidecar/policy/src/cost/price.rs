@@ -102,8 +102,8 @@ impl CostContext {
         LateTokens { late, lost: unmade }
     }
 
-    /// Returns the loss if a request with `buffered_tokens` buffered tokens pauses for the window, and the whole batch stops
-    /// for `leaving_ns` while its KV is copied.
+    /// Returns the loss if a request with `buffered_tokens` buffered tokens pauses for the window, and the whole batch
+    /// stops for `leaving_ns` while its KV is copied.
     pub fn pause(&self, buffered_tokens: u32, leaving_ns: u64, clients: &Clients<'_>) -> LateTokens {
         let halt = self.halt_cost(leaving_ns, clients);
         let late = u64::from(self.read_in_window().saturating_sub(buffered_tokens)) * MILLI as u64;

@@ -1,7 +1,7 @@
 //! Algorithm 1, lines 23 to 28: decides the direction in which chunks change owner. Only ownership changes; no bytes
 //! are copied.
 
-/// A change of ownership.
+/// The direction in which chunks pass between activations and KV, and their number; or why none passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Balloon {
     /// Both pools cover their needs.

@@ -76,7 +76,8 @@ impl MissingLayerBlocks {
         core::mem::take(&mut self.kv_blocks_to_recheck)
     }
 
-    /// Returns the missing blocks of all tracked KV blocks. Those that are marked for a recount lack what `lacking` says.
+    /// Returns the missing blocks of all tracked KV blocks. Those that are marked for a recount lack what `lacking`
+    /// says.
     pub fn layer_blocks_with(&self, lacking: impl Fn(KvBlockId) -> u32) -> u32 {
         let marked: BTreeSet<_> = self.kv_blocks_to_recheck.iter().collect();
         let known = |id: &&KvBlockId| self.kv_blocks.get(id).map(|known| (**id, *known));

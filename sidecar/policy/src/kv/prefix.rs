@@ -63,8 +63,8 @@ impl Kv {
         self.requests.get_mut(request).set_chain(chain);
     }
 
-    /// Replaces the KV block of a row by `same`, which has the same tokens in the same place. So a shareable child never
-    /// outlives its parent, and the duplicate's blocks are freed.
+    /// Replaces the KV block of a row by `same`, which has the same tokens in the same place. So a shareable child
+    /// never outlives its parent, and the duplicate's blocks are freed.
     fn replace(&mut self, row: (RequestId, u32), same: KvBlockId) {
         self.add_reference(same);
         let old = self.requests.replace(row, same);

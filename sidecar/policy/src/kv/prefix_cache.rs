@@ -1,5 +1,5 @@
-//! The prefix cache: finds full KV blocks by the chained hash of their tokens, scoped by a salt, and keeps those without
-//! a user on the device until their space is needed.
+//! The prefix cache: finds full KV blocks by the chained hash of their tokens, scoped by a salt, and keeps those
+//! without a user on the device until their space is needed.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -72,7 +72,8 @@ impl PrefixCache {
         self.index.len() as u32
     }
 
-    /// The cached full KV blocks of the first tokens. The last token is never among them, because its logits are needed.
+    /// The cached full KV blocks of the first tokens. The last token is never among them, because its logits are
+    /// needed.
     pub fn prefix(&self, salt: u64, tokens: &[u32], kv_blocks: &KvBlocks) -> CachedPrefix {
         let mut chain = (0, Digest::new(salt).value());
         let mut found = Vec::new();

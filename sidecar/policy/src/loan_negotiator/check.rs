@@ -8,10 +8,10 @@ use crate::loans::{TransferKind, TransferResult};
 impl LoanNegotiator {
     /// Checks that the book and the memory manager count the same loans; panics with a message when they do not.
     ///
-    /// | side | balance | = | book |
-    /// |---|---|---|---|
-    /// | lender | lent, promised, and results that the book has not read | = | given, and transfers whose entry the book has deleted |
-    /// | borrower | borrowed, and returns that the book has not read | = | held, and transfers that have no entry in the book |
+    /// | side | balance, equal to: | book |
+    /// |---|---|---|
+    /// | lender | lent, promised, results not read by the book | given, transfers whose entry it has deleted |
+    /// | borrower | borrowed, returns not read by the book | held, transfers without an entry in it |
     pub fn check(&self, audit: &LoanAudit) {
         self.check_lender(audit);
         self.check_borrower(audit);

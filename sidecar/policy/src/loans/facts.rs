@@ -57,7 +57,7 @@ impl<'a> LoanView<'a> {
                 && self.loans.balance.excess(sizes.share) == 0,
             is_active: self.loans.is_active(),
             borrows: self.loans.borrow_request().is_some(),
-            above_floor: self.loans.chunks_above_floor(self.orders.pending(), self.limits().floor),
+            above_floor: self.loans.unpromised_chunks_above_floor(self.orders.pending(), self.limits().floor),
             idle: self.vacant_chunks() + idle_kv + self.lendable_layers().hidden_chunks(),
             promised: self.loans.outgoing_chunks(self.orders.pending(), TransferKind::Lend),
         }
@@ -103,7 +103,8 @@ impl<'a> LoanView<'a> {
         self.layouts.current.moving.len() + usize::from(self.chunks.absent_layers())
     }
 
-    /// Layers that an inactive tenant can lend, last one first. With moving and absent layers at most the cap.
+    /// Layers that an inactive tenant can lend, the last one first. Together with moving and absent layers they are at
+    /// most the cap.
     pub(crate) fn lendable_layers(&self) -> LendableLayers {
         let sizes = self.layouts.sizes;
         let idle = !self.loans.is_active() && self.loaded;
@@ -148,8 +149,8 @@ impl<'a> LoanView<'a> {
         }
     }
 
-    /// Layouts that take fewer and fewer chunks. Allowed are those that the share demands in any case, and those within
-    /// the policy's stall.
+    /// Layouts, each with fewer chunks than the one before. A layout is allowed if the tenant is inactive, if the share
+    /// demands it in any case, or if its stall is within the policy's allowance.
     pub(crate) fn smaller_layouts(self) -> impl Iterator<Item = SmallerLayout> + Clone + 'a {
         let (cost, base) = (self.layouts.cost, self.layouts.base);
         let allowance_ns = cost.allowance_ns();
@@ -161,7 +162,7 @@ impl<'a> LoanView<'a> {
         })
     }
 
-    /// Layouts that free more and more layers, beginning with one more than now.
+    /// Layouts in the order of the layers that they free. The first one frees one layer more than now.
     pub(super) fn larger_remaps(self) -> impl Iterator<Item = Layout> + Clone + 'a {
         self.layouts.larger(self.loans.balance.lent() > 0)
     }

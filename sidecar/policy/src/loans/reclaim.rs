@@ -80,7 +80,7 @@ impl ActivationSpace {
 }
 
 impl Reclaimable {
-    /// The change that frees `missing` more chunks for a transfer. `layouts` take fewer and fewer chunks.
+    /// The target that frees `missing` more chunks for a transfer. `layouts` take fewer and fewer chunks.
     pub fn for_transfer(
         &self,
         missing: u32,
@@ -103,7 +103,7 @@ impl Reclaimable {
             .or_else(|| self.activation.freeing(rest))
     }
 
-    /// The cheapest change that frees some of `missing` chunks for a smaller share. `layouts` take fewer and fewer
+    /// The cheapest target that frees some of `missing` chunks for a smaller share. `layouts` take fewer and fewer
     /// chunks.
     pub fn for_smaller_share(
         &self,

@@ -8,7 +8,7 @@ use crate::step_model::Layout;
 use crate::transition::TransitionTarget;
 
 impl LoanView<'_> {
-    /// The change that restores absent layers: all of them if they fit, else moving through slots. `None`: no layout
+    /// The target that restores absent layers: all of them if they fit, else moving through slots. `None`: no layout
     /// fits.
     pub(crate) fn restoration(&self) -> Option<TransitionTarget> {
         let own_chunks = self.chunks.weights_held() + self.chunks.free_count();
@@ -16,9 +16,9 @@ impl LoanView<'_> {
         cheapest.or_else(|| self.last_layout(own_chunks))
     }
 
-    /// If no layout chosen by its stall fits: the evenly spaced one with the fewest moving layers that fits after all
-    /// idle activation space is freed. A tenant whose loan does not come back has no other way, whatever policy and cap
-    /// are in force.
+    /// Returns the target if [`LoanView::cheapest_layout`] finds none: the evenly spaced layout with the fewest moving
+    /// layers that fits once idle activation space is freed, or that freeing first. A tenant whose loan does not come
+    /// back has no other way, whatever policy and cap are in force.
     fn last_layout(&self, own_chunks: u32) -> Option<TransitionTarget> {
         let sizes = self.layouts.sizes;
         let room = own_chunks + self.kv.chunk_pool().above(sizes.kv_guaranteed);

@@ -29,7 +29,7 @@ impl Loans {
     }
 
     /// Chunks that can be lent above the floor, besides those that are lent or promised.
-    pub fn chunks_above_floor(&self, pending: &PendingActions, floor: u32) -> u32 {
+    pub fn unpromised_chunks_above_floor(&self, pending: &PendingActions, floor: u32) -> u32 {
         chunks_above_floor(
             self.balance.share(),
             self.balance.lent() + self.outgoing_chunks(pending, TransferKind::Lend),
@@ -44,7 +44,7 @@ impl Loans {
     /// checked.
     pub fn queue(&mut self, transfer: OutgoingTransfer, pending: &PendingActions, floor: u32) {
         let most = match transfer.kind {
-            TransferKind::Lend => self.chunks_above_floor(pending, floor),
+            TransferKind::Lend => self.unpromised_chunks_above_floor(pending, floor),
             TransferKind::Return => self.unreturned(pending),
         };
         assert!(

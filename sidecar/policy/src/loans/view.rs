@@ -23,7 +23,7 @@ pub struct LoanView<'a> {
     pub(crate) loaded: bool,
     /// The backend has failed for good.
     pub(crate) failed: bool,
-    /// A change of chunks failed within the back-off.
+    /// The backend failed within the back-off.
     pub(crate) in_backoff: bool,
 }
 
@@ -91,8 +91,9 @@ impl LoanView<'_> {
         self.lendable().unwrap_or(0)
     }
 
-    /// As [`LoanView::lendable_chunks`], at least one. This is the rule that keeps a tenant at its floor; the loan
-    /// book checks its own figures again ([`crate::peers::loans::LoanError::BelowFloor`]); this rule refuses first.
+    /// As [`LoanView::lendable_chunks`], at least one. The rule that keeps a tenant at its floor is
+    /// `chunks_above_floor` in `peers/loans/floor.rs`. This function asks it first; the loan book asks it again with
+    /// its own figures ([`crate::peers::loans::LoanError::BelowFloor`]).
     ///
     /// # Errors
     /// Why nothing can be lent now.
@@ -117,8 +118,8 @@ impl LoanView<'_> {
         self.wants_layers() && !self.awaits_loans()
     }
 
-    /// A change that must happen, such as a return, found too few chunks to free at a boundary: the scheduler pauses or
-    /// preempts a request and calls the boundary again.
+    /// A transition that must happen, such as one for a return, found too few chunks to free at a boundary: the
+    /// scheduler pauses or preempts a request and calls the boundary again.
     pub fn debt_lacks_room(&self) -> bool {
         self.loans.lacks_room()
     }

@@ -1,5 +1,5 @@
 //! A step boundary of a tenant that has loaded. It takes the first due work one action further, in this order: sleep,
-//! growth of the share, placement of KV, activation space, loans and share, then a change that the policy wants.
+//! growth of the share, placement of KV, activation space, loans and share, then a transition that the policy wants.
 //!
 //! An unused tenant sleeps: it gives up every chunk. Its KV goes to the host tier; its weights stay in host memory.
 //! It wakes with all layers if they fit, else with moving ones, and its layers load during the first prefill.
@@ -24,7 +24,7 @@ use crate::step_model::Layout;
 use crate::transition::Transition;
 
 impl MemoryManager {
-    /// Decides the next change at this boundary and takes it one action further.
+    /// Takes the first due work at this boundary one action further, and decides the next transition.
     pub(super) fn at_boundary(&mut self, out: &mut Vec<Action>) {
         match self.sleep.state() {
             SleepState::Suspending => return self.suspend_at_boundary(out),
@@ -59,8 +59,8 @@ impl MemoryManager {
         self.unmap_deferred(out);
     }
 
-    /// Unmaps stale addresses at a boundary with nothing else to do and no waiting request: off the path of a step (eLLM
-    /// 5.1).
+    /// Unmaps stale addresses at a boundary with nothing else to do and no waiting request: off the path of a step
+    /// (eLLM 5.1).
     fn unmap_deferred(&mut self, out: &mut Vec<Action>) {
         let idle = !self.loans.is_busy() && self.kv.requests().count() == 0;
         if self.chunks.ownership().stale.is_empty() || !idle || !self.is_at_base_layout() || self.in_backoff()

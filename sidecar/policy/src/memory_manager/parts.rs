@@ -95,7 +95,7 @@ impl MemoryManager {
         }
     }
 
-    /// The backend failed a change within the back-off: no other change is tried now; steps without a change continue.
+    /// The backend failed within the back-off: no transition and no transfer begins now. A step that needs none begins.
     pub(super) fn in_backoff(&self) -> bool {
         self.transitions.in_backoff(self.orders.boundaries())
     }

@@ -2,8 +2,8 @@
 //! [`MemoryManager::plan_memory`] names one [`MemoryStep`] at a time, and `prepare` carries it out.
 //!
 //! The order: free blocks, free chunks, chunks of the share that do not exist yet, unused prefix blocks, loans; then
-//! what the named policy proposes ([`crate::reclaim`]). All or nothing: no change is planned that does not cover what
-//! is missing.
+//! what the named policy proposes ([`crate::reclaim`]). All or nothing: a transition that does not cover what is
+//! missing is not planned.
 
 use alloc::vec::Vec;
 
@@ -43,8 +43,8 @@ pub(super) struct Attempt {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tried {
     Nothing,
-    /// Peers were asked, or cannot be asked, and then this many of the policy's steps were tried. This many layer blocks
-    /// are missing.
+    /// Peers were asked, or cannot be asked. After that `steps` of the policy's steps were tried. `missing` layer
+    /// blocks are missing.
     Peers {
         missing: u32,
         steps: usize,
@@ -59,11 +59,11 @@ pub(super) enum MemoryStep {
     /// The device has enough: evicts unused prefix blocks as far as necessary, loads KV from the host tier, or
     /// allocates the blocks.
     Allocate,
-    /// Gives up the change under way, whose chunks take no blocks.
+    /// Gives up the transition under way, whose chunks take no blocks.
     AbortTransition,
     /// Moves staged KV together, so that buffers lose the blocks of empty staging slots.
     CompactStaging,
-    /// Begins a change that fits, and the step waits for it.
+    /// Begins a transition that fits, and the step waits for it.
     Start(TransitionStart),
     /// Creates this many chunks of the share again.
     Recreate(u32),
@@ -76,7 +76,7 @@ pub(super) enum MemoryStep {
 /// How a step of the policy is carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReclaimAction {
-    /// Begins a change that fits.
+    /// Begins a transition that fits.
     Start(TransitionStart),
     /// Evicts KV of paused requests.
     EvictPaused,
@@ -122,7 +122,7 @@ impl MemoryManager {
         self.plan_activations(need, demand, missing).unwrap_or_else(|| self.plan_kv(need, demand, missing))
     }
 
-    /// Plans changes of the activation space that come before any of KV.
+    /// Plans transitions of the activation space, which come before those of KV.
     fn plan_activations(&self, need: &StepNeed, demand: StepDemand, missing: u32) -> Option<MemoryStep> {
         if demand.activation > self.sizes.activation_max {
             let or = Prepared::Short { missing_kv_blocks: 0, activation: true };
@@ -140,7 +140,7 @@ impl MemoryManager {
         None
     }
 
-    /// Begins this change if it fits, else answers `or`.
+    /// Begins this transition if it fits, else answers `or`.
     fn start_or(&self, transition: Option<Transition>, or: Prepared) -> MemoryStep {
         let start = transition.and_then(|transition| self.transition_start(transition));
         start.map_or(MemoryStep::Answer(or), MemoryStep::Start)

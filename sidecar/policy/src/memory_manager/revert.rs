@@ -1,4 +1,4 @@
-//! Plans the change that the policy wants at a boundary: Dynamic Reversion (Oneiros), forced layouts, the cap.
+//! Plans the transition that the policy wants at a boundary: Dynamic Reversion (Oneiros), forced layouts, the cap.
 
 use super::MemoryManager;
 use super::parts::pressure;
@@ -8,7 +8,7 @@ use crate::step_model::Layout;
 use crate::transition::{Transition, TransitionTarget};
 
 impl MemoryManager {
-    /// Plans the change that is due at this boundary, and the count of calm boundaries if this one counts.
+    /// Plans the transition that is due at this boundary, and the count of calm boundaries if this one counts.
     pub(super) fn plan_transition(&self) -> (Option<Transition>, Option<Hysteresis>) {
         let to_layout = |layout, reason| Transition { target: TransitionTarget::Layout(layout), reason };
         if let Some(forced) = self.forced {

@@ -27,11 +27,11 @@ pub struct StepNeed {
 /// Facts that planning finds and that the memory manager must know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNotes {
-    /// The queue head that admission skipped, which the next placement plan includes; `Some(None)`: it skipped none.
-    /// `None`: as before.
+    /// The queue head that admission skipped, if admission was planned. The next placement plan includes it.
+    /// `Some(None)`: admission skipped none. `None`: admission was not planned, and the former answer holds.
     pub blocked_head: Option<Option<RequestId>>,
-    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`: as
-    /// before, and no if a blocked head is given.
+    /// Whether the next step orders no fetches early, so that a request that a plan admits can join after it. `None`:
+    /// as before, and no if a blocked head is given.
     pub skips_early_fetches: Option<bool>,
     /// Whether the pauses of the placement plan adopted last are made ([`OffloadView::pauses`]).
     ///

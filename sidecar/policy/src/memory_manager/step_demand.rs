@@ -24,8 +24,8 @@ impl MemoryManager {
         self.need_view(need).attempt()
     }
 
-    /// Tokens that a step of this need may have while weights load, whatever the largest usual step is: as many as free
-    /// memory holds the activations of. 0 while nothing loads. `need.shape.tokens` is ignored.
+    /// The most tokens that a step of this need may have while weights load. Their activations fit in free memory; the
+    /// largest usual step is no limit. 0 while nothing loads. `need.shape.tokens` is ignored.
     pub fn whole_prompt_tokens(&self, need: &StepNeed) -> u32 {
         if !self.status().weights_loading() || self.in_backoff() {
             return 0;

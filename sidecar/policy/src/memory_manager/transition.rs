@@ -1,4 +1,4 @@
-//! Changes the ownership of chunks while the tenant serves.
+//! Carries out transitions: chunks change their owner while the tenant serves.
 //!
 //! Every transition is one transaction between two steps. Chunks that KV gives up are drained first, copies into slots
 //! have ended before, and nothing new is created: a chunk that arrives at an owner leaves another in the same
@@ -6,7 +6,8 @@
 //! that it happened.
 //!
 //! [`TransitionFacts`] decides the next step of a transition from counts, and `take_action` carries it out. Nothing is
-//! drained or evicted for a transition before it is known to fit.
+//! drained or evicted for a transition before it is known to fit as memory is now. The exception is a transition that
+//! must happen: KV of paused requests may be evicted before it fits.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;

@@ -51,7 +51,8 @@ pub enum PlanAdmission {
 pub enum PrefillOffload {
     /// It may.
     Fits,
-    /// The link to the host is unknown or too slow: [`crate::memory_manager::MemoryNotes::probes_link`] has it measured.
+    /// The link to the host is unknown or too slow: [`crate::memory_manager::MemoryNotes::probes_link`] has it
+    /// measured.
     LinkTooSlow,
     /// Not now, or not under this policy.
     NotNow,
@@ -206,8 +207,8 @@ impl AdmissionView<'_> {
         needed <= self.spare_layer_blocks() + self.memory.inflatable_layer_blocks(tokens)
     }
 
-    /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and the
-    /// next tokens of all requests fit the device.
+    /// An offloaded prompt may continue, after the planned admissions and with a step of `tokens`: all of its KV and
+    /// the next tokens of all requests fit the device.
     pub fn can_onload(&self, request: RequestId, tokens: u32) -> bool {
         let layer_blocks = self.memory.kv.of(request).absent_layer_blocks() + self.planned.layer_blocks();
         layer_blocks + self.next_layer_blocks()
@@ -230,8 +231,8 @@ impl AdmissionView<'_> {
         self.host_capacity_blocks().saturating_sub(reserved)
     }
 
-    /// A placement plan is due, with what the plan of the step found: the driver asks for it. Not if everything fits and
-    /// the waiting request was admitted without one.
+    /// A placement plan is due, with what the plan of the step found: the driver asks for it. Not if everything fits
+    /// and the waiting request was admitted without one.
     pub fn wants_plan(&self, notes: &MemoryNotes) -> bool {
         let plans = &self.memory.offload.plans;
         let next = notes.blocked_head.unwrap_or_else(|| plans.blocked_head());

@@ -97,8 +97,8 @@ impl Offloading<'_> {
         self.orders.order(Work::SwapOut(layer_blocks), Reason::SwapOut, Pending::SwapOut(swaps), out);
     }
 
-    /// Loads missing KV between two steps if a running request or a new one needs it, else during steps. Returns whether
-    /// steps wait for it.
+    /// Loads missing KV between two steps if a running request or a new one needs it, else during steps. Returns
+    /// whether steps wait for it.
     pub fn load_missing(&mut self, effects: &mut AdmissionEffects, out: &mut Vec<Action>) -> bool {
         if self.kv.missing_layer_block_count() > 0 || effects.loads_for_new() {
             let swaps = self.kv.plan_swap_in(self.swap_piece(), effects);

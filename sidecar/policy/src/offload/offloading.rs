@@ -24,7 +24,7 @@ pub struct Offloading<'a> {
     pub params: &'a Params,
     pub sizes: &'a Sizes,
     pub geometry: &'a Geometry,
-    /// A change of chunks failed within the back-off.
+    /// The backend failed within the back-off.
     pub in_backoff: bool,
     /// The tenant has failed: no copy is ordered again.
     pub has_failed: bool,

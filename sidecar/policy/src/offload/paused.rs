@@ -14,8 +14,8 @@ use crate::kv::admissions::AdmissionEffects;
 /// How KV of paused requests makes space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum PausedKv {
-    /// KV is loading for a request that is admitted while none runs. It would be evicted for it and loaded again, and so
-    /// on without a step.
+    /// KV is loading for a request that is admitted while none runs. It would be evicted for it and loaded again, and
+    /// so on without a step.
     IsLoading,
     /// The host tier has these KV blocks.
     OnHost(Vec<KvBlockId>),
@@ -50,8 +50,8 @@ impl OffloadView<'_> {
         }
     }
 
-    /// KV of paused requests may leave the device for a transition that must happen, and `missing` layer blocks leave fast
-    /// enough.
+    /// KV of paused requests may leave the device for a transition that must happen, and `missing` layer blocks leave
+    /// fast enough.
     pub fn can_evict_paused_for_transition(&self, missing: u32) -> bool {
         self.can_evict_paused() && self.offload.write_back.is_fast_enough(missing)
     }
@@ -101,8 +101,8 @@ impl Offloading<'_> {
         some
     }
 
-    /// Evicts KV of paused requests for a transition that must happen and for which `missing` layer blocks have no place,
-    /// if [`OffloadView::can_evict_paused_for_transition`]. `None` = there is none.
+    /// Evicts KV of paused requests for a transition that must happen and for which `missing` layer blocks have no
+    /// place, if [`OffloadView::can_evict_paused_for_transition`]. `None` = there is none.
     pub fn evict_paused_for_transition(
         &mut self,
         missing: u32,

@@ -23,13 +23,13 @@ pub struct OffloadView<'a> {
     pub(crate) geometry: &'a Geometry,
     /// Step boundaries so far.
     pub(crate) boundary: u64,
-    /// A change of chunks failed within the back-off.
+    /// The backend failed within the back-off.
     pub(crate) in_backoff: bool,
 }
 
 impl<'a> OffloadView<'a> {
-    /// Waiting requests are admitted by placement plans while KV is short, because a new request can delay every running
-    /// one. Under deadline scheduling the scheduler admits, and plans place KV alone.
+    /// Waiting requests are admitted by placement plans while KV is short, because a new request can delay every
+    /// running one. Under deadline scheduling the scheduler admits, and plans place KV alone.
     pub fn admits_by_plan(&self) -> bool {
         self.offload.plans_in_force().is_some()
             && self.params.deadlines().is_none()

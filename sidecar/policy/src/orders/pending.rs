@@ -164,7 +164,7 @@ impl PendingActions {
         self.fills
     }
 
-    /// An action is pending that no step may run with: any but copies of weights and KV.
+    /// An action is pending, and no step may begin before it ends: it is no copy that runs during steps.
     pub fn blocking(&self) -> bool {
         self.count > self.fills + self.streams
     }

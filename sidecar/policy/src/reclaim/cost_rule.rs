@@ -11,9 +11,10 @@ pub const MAX_STALL_PERMILLE: u64 = 1000;
 
 /// Compares options that cost requests tokens.
 pub trait CostRule: Debug + Sync {
-    /// Chooses which request is paused or preempted, or that own layers move although tokens wait for them. `None` = the
-    /// request that [`ReclaimPolicy::preemption_rank`](super::ReclaimPolicy::preemption_rank) ranks first is preempted,
-    /// if no other way is left. The scheduler asks after the memory manager answered
+    /// Chooses an option: a request is paused or preempted, or own layers move although tokens wait for them. After
+    /// `None` the scheduler preempts the request that
+    /// [`ReclaimPolicy::preemption_rank`](super::ReclaimPolicy::preemption_rank) ranks first, if no other way is left.
+    /// The scheduler asks when memory is owed, and after the memory manager answered
     /// [`Prepared::Short`](crate::memory_manager::Prepared::Short).
     fn choose(&self, options: &[ReclaimOption]) -> Option<ReclaimOption>;
 

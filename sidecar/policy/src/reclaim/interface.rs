@@ -87,8 +87,8 @@ pub trait ReclaimPolicy: Debug + Sync {
     /// (`plan_reclaim`). If none frees enough, the scheduler pauses or preempts a request.
     fn steps(&self) -> &'static [ReclaimStep];
 
-    /// Own weight layers that may become KV or a peer's memory, of the `cap` that the tenant's bounds allow. `None`: own
-    /// layers stay, and the tenant keeps to its share: it lends and borrows nothing.
+    /// Own weight layers that may become KV or a peer's memory, of the `cap` that the tenant's bounds allow. `None`:
+    /// own layers stay, and the tenant keeps to its share: it lends and borrows nothing.
     fn movable_layers(&self, _cap: u16) -> Option<u16> {
         None
     }
@@ -120,8 +120,8 @@ pub trait ReclaimPolicy: Debug + Sync {
         &FixedOrder
     }
 
-    /// Ranks a layout for a tenant that wakes, by the losses of its stall and of the KV that it displaces. The layout with
-    /// the lowest rank is restored. Default: the least stall, then the least KV.
+    /// Ranks a layout for a tenant that wakes, by the losses of its stall and of the KV that it displaces. The layout
+    /// with the lowest rank is restored. Default: the least stall, then the least KV.
     fn restore_rank(&self, stall_loss: u64, kv_loss: u64) -> (u64, u64) {
         (stall_loss, kv_loss)
     }
@@ -131,8 +131,13 @@ pub trait ReclaimPolicy: Debug + Sync {
         NextUseEstimate::LastUse
     }
 
-    /// Ranks a running request among those of the same priority: the highest rank is preempted first, of equal ranks the
-    /// earliest admission. Default: the latest admission, as vLLM does. The scheduler asks when it preempts.
+    /// Ranks a running request among those of the same priority: the highest rank is preempted first, of equal ranks
+    /// the earliest admission. Default: the latest admission, as vLLM does.
+    ///
+    /// The scheduler asks when it looks for a victim. The oldest request of the step is never ranked, nor are requests
+    /// that the step admits. A request at the pause limit is preempted only if all other candidates are at that limit
+    /// too, whatever its rank and its priority. `kv_blocks` includes blocks that other requests share, so a preemption
+    /// may free less. [`ReclaimPolicy::cost_rule`] may choose to pause a request instead of this preemption.
     fn preemption_rank(&self, request: &PreemptionCandidate) -> u64 {
         request.admission
     }

@@ -11,18 +11,19 @@ pub struct TransitionFacts {
     pub drain: Option<DrainPlan>,
     /// Copies into buffers of offloaded layers are under way.
     pub fetches: bool,
-    /// KV of paused requests may leave the device for this change, and fast enough.
+    /// KV of paused requests may leave the device for this transition, and its copies are fast enough.
     pub evicts_paused: bool,
-    /// Copies of weights are under way, and the change moves weights.
+    /// Copies of weights are under way, and the transition moves weights.
     pub copies_weights: bool,
 }
 
-/// The next step of a change.
+/// The next step of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransitionStep {
-    /// The change fits: this is its next action.
+    /// The transition fits: this is its next action.
     Act(TransitionAction),
-    /// KV of paused requests leaves first: this many layer blocks fit nowhere else. Then the change is planned again.
+    /// KV of paused requests leaves first: this many layer blocks fit nowhere else. Then the transition is
+    /// planned again.
     EvictPaused {
         /// Layer blocks.
         missing: u32,
@@ -31,7 +32,7 @@ pub enum TransitionStep {
     GiveUp(Misfit),
 }
 
-/// The next action of a change that fits.
+/// The next action of a transition that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransitionAction {
     /// What is evicted and moved within KV before it.
@@ -40,18 +41,18 @@ pub struct TransitionAction {
     pub work: TransitionWork,
 }
 
-/// What is ordered for a change.
+/// What is ordered for a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransitionWork {
     /// Blocks move out of draining KV chunks.
     MoveLayerBlocks,
     /// Copies of weights are dropped.
     DropCopies,
-    /// The transaction of the change itself.
+    /// The transaction of the transition itself.
     Transaction,
 }
 
-/// Why a change does not fit.
+/// Why a transition does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// KV would have less than its guarantee.
@@ -62,10 +63,10 @@ pub enum Misfit {
     NoRoom,
 }
 
-/// A change with its first action, which fits.
+/// A transition that fits, with its first action.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransitionStart {
-    /// The change.
+    /// The transition.
     pub transition: Transition,
     /// Its first action.
     pub action: TransitionAction,

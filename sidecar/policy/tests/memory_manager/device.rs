@@ -1,6 +1,6 @@
 //! A test device: executes actions with delays, in any order that the contract allows, and sometimes fails them. Its
-//! [`FakeMemory`] has the contents of every chunk, so that it detects a wrong read. It trusts no statement of the memory
-//! manager: what a backend refuses fails the test here.
+//! [`FakeMemory`] has the contents of every chunk, so that it detects a wrong read. It trusts no statement of the
+//! memory manager: what a backend refuses fails the test here.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -61,16 +61,16 @@ fn grant_can_be_smaller_than_request() {
 #[test]
 fn floor_is_not_lent() {
     let mut a = LoanBook::new(A, 50, 20);
-    assert_eq!(a.chunks_above_floor(), 30);
+    assert_eq!(a.unlent_chunks_above_floor(), 30);
     refuses(&mut a, LoanError::BelowFloor { asked: 31, lendable: 30 }, |a| a.lent(Nonce(1), B, 31, TTL));
     a.lent(Nonce(1), B, 30, TTL).expect("down to the floor");
-    assert_eq!((a.budget(), a.chunks_above_floor()), (20, 0));
+    assert_eq!((a.budget(), a.unlent_chunks_above_floor()), (20, 0));
 }
 
 #[test]
 fn borrowed_chunks_are_not_lent() {
     let (_, b, _) = lent();
-    assert_eq!((b.budget(), b.chunks_above_floor()), (40, 20), "share 30 less floor 10");
+    assert_eq!((b.budget(), b.unlent_chunks_above_floor()), (40, 20), "share 30 less floor 10");
 }
 
 #[test]
@@ -78,11 +78,11 @@ fn sleeping_tenant_lends_floor_unless_missing() {
     let mut a = LoanBook::new(A, 50, 20);
     a.set_floor(0);
     a.lent(Nonce(1), B, 45, TTL).expect("it needs nothing");
-    assert_eq!((a.budget(), a.chunks_above_floor()), (5, 5));
+    assert_eq!((a.budget(), a.unlent_chunks_above_floor()), (5, 5));
     a.set_floor(20);
-    assert_eq!((a.budget(), a.chunks_above_floor()), (5, 0));
+    assert_eq!((a.budget(), a.unlent_chunks_above_floor()), (5, 0));
     a.returned(Nonce(1), B, 20).expect("20 of 45");
-    assert_eq!((a.budget(), a.chunks_above_floor()), (25, 5));
+    assert_eq!((a.budget(), a.unlent_chunks_above_floor()), (25, 5));
 }
 
 #[test]

@@ -28,8 +28,8 @@ impl AdmissionHold {
         *self = AdmissionHold::default();
     }
 
-    /// Whether no request is admitted after `step` steps. Never for a request that would run `alone`: no other could end
-    /// then, so requests that were refused while memory was moving are retried.
+    /// Whether no request is admitted after `step` steps. Never for a request that would run `alone`: no other could
+    /// end then, so requests that were refused while memory was moving are retried.
     pub fn holds(&self, step: u64, alone: bool) -> bool {
         !alone && step < self.until
     }

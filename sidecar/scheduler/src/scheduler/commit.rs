@@ -1,4 +1,5 @@
-//! Carries out plans. Nothing else asks memory for a step, starts it, or lets KV of requests leave the device for it.
+//! Carries out plans. Nothing else asks memory for a step, starts a new one, or lets KV of requests leave the device
+//! for it. `Scheduler::replay` starts the step of a lost engine again.
 //!
 //! [`Scheduler::commit`] carries out the plan of a step. `evict` carries out evictions: those of this plan, and those
 //! that are planned before it, for sleep, for memory that is owed, and for requests that pause or go first.

@@ -1,7 +1,7 @@
 //! Keeps the admissions of a plan while their memory moves.
 //!
-//! Memory often moves for one plan over several boundaries. If the plan were made again with the memory that has come so
-//! far, it could admit other requests, whose memory would have to move as well. A plan is kept until:
+//! Memory often moves for one plan over several boundaries. If the plan were made again with the memory that has come
+//! so far, it could admit other requests, whose memory would have to move as well. A plan is kept until:
 //!
 //! - a step runs,
 //! - a request comes, ends or changes places,

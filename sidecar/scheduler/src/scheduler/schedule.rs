@@ -1,7 +1,8 @@
 //! Implements the step boundary: plans the next step and carries the plan out.
 //!
 //! Planning reads and changes nothing. [`Scheduler::commit`] carries a plan out. If memory refuses it, the next plan
-//! follows from the answer: a smaller one, or one that evicts something first. Only a plan that memory accepts opens KV.
+//! follows from the answer: a smaller one, or one that evicts something first. Only a plan that memory accepts opens
+//! KV.
 
 use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::LoanControl;

@@ -77,8 +77,8 @@ impl LayerOffload {
         self.prefill_spills.kv_blocks().contains(&id)
     }
 
-    /// Begins a step, new or repeated: every layer's part of its KV blocks must be copied. Returns their number; `None`: it
-    /// writes none into buffers.
+    /// Begins a step, new or repeated: every layer's part of its KV blocks must be copied. Returns their number;
+    /// `None`: it writes none into buffers.
     pub(super) fn begin_spills(&mut self, generations: &mut Generations) -> Option<u32> {
         let from = self.prefill_spills.first_slot()?;
         let slots = self.staging_slots.len() as u32;
@@ -221,8 +221,8 @@ impl Kv {
         }
     }
 
-    /// Abandons a step that will not be repeated: the KV blocks that it should have written are lost. Returns the number
-    /// of requests that lose KV.
+    /// Abandons a step that will not be repeated: the KV blocks that it should have written are lost. Returns the
+    /// number of requests that lose KV.
     pub fn abandon_spills(&mut self) -> u32 {
         if self.layer_offload.prefill_spills.first_slot().is_none() {
             return 0;

@@ -98,8 +98,8 @@ impl Spills {
         due.map(order).collect()
     }
 
-    /// Records the end of a copy; with `again` it is due once more. Returns its layer; `None` = it belongs to an earlier
-    /// attempt and has no effect.
+    /// Records the end of a copy; with `again` it is due once more. Returns its layer; `None` = it belongs to an
+    /// earlier attempt and has no effect.
     pub fn on_ended(&mut self, name: Generation, again: bool) -> Option<LayerId> {
         let copy = self.copies.iter_mut().find(|copy| copy.name == name)?;
         copy.progress = if again { CopyProgress::Due } else { CopyProgress::Filled };

@@ -11,7 +11,8 @@ use crate::slots::Generations;
 
 impl Kv {
     /// Plans copies of up to `max` blocks that the host tier lacks: of paused requests if `paused`, except those that
-    /// resume, then of full KV blocks that the placement names if `placed`. The device blocks stay until [`Kv::finish_write_back`].
+    /// resume, then of full KV blocks that the placement names if `placed`. The device blocks stay until
+    /// [`Kv::finish_write_back`].
     pub fn plan_write_back(
         &mut self,
         max: u32,

@@ -97,7 +97,8 @@ impl<'a> Figures<'a> {
         self.chunks.table()
     }
 
-    /// The address table, for the backend's audit. While a transaction is pending the backend can be one transaction ahead.
+    /// The address table, for the backend's audit. While a transaction is pending the backend can be one transaction
+    /// ahead.
     pub fn addresses(&self) -> impl Iterator<Item = (Address, ChunkId)> + use<'a> {
         self.chunks.ownership().addresses()
     }

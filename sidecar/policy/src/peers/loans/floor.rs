@@ -1,7 +1,7 @@
-//! The rule that keeps a lender at its floor.
+//! The rule that keeps a lender at its floor: every check of a loan asks it.
 
 /// Chunks that a lender can lend: its share, less what it has lent or promised, above its floor. Borrowed chunks are
-/// never lent: these are returned instead. Every check of a loan asks this function.
+/// never lent: these are returned instead.
 pub fn chunks_above_floor(share: u32, given: u32, floor: u32) -> u32 {
     share.saturating_sub(given).saturating_sub(floor)
 }

@@ -6,7 +6,7 @@ use crate::peers::Peer;
 
 impl LoanBook {
     /// Returns the chunks that can be lent: own share less loans, above the floor. Borrowed chunks are never lent.
-    pub fn chunks_above_floor(&self) -> u32 {
+    pub fn unlent_chunks_above_floor(&self) -> u32 {
         chunks_above_floor(self.share, self.lent_out(), self.floor)
     }
 
@@ -34,7 +34,7 @@ impl LoanBook {
         if self.loans_out.iter().any(|given| given.nonce == nonce) {
             return Err(LoanError::Replayed { nonce, answered: nonce }); // another instance's nonce
         }
-        let lendable = self.chunks_above_floor();
+        let lendable = self.unlent_chunks_above_floor();
         if chunks > lendable {
             return Err(LoanError::BelowFloor { asked: chunks, lendable });
         }

@@ -76,7 +76,7 @@ impl LoanSimulation {
         }
         let expires = Nanos(self.now + TTL_NS);
         let book = self.book(me).expect("it lives");
-        let chunks = chunks.min(book.chunks_above_floor());
+        let chunks = chunks.min(book.unlent_chunks_above_floor());
         match attempt(book, |book| book.lent(nonce, borrower, chunks, expires)) {
             Ok(()) => {
                 self.earmarks.push(Earmark { owner: me, to: borrower, nonce, chunks, returns: false });

@@ -1,5 +1,5 @@
-//! Carries out evictions, of the plan of a step and before it: pauses, preemptions, dropped KV, remapped layers. Nothing
-//! else takes KV or the device from a request that goes on.
+//! Carries out evictions, of the plan of a step and before it: pauses, preemptions, dropped KV, remapped layers.
+//! Nothing else takes KV or the device from a request that goes on.
 
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::memory_manager::SuspendReason;

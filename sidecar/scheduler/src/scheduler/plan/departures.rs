@@ -1,5 +1,5 @@
-//! Plans which requests leave the device before a step is planned, for another reason than a pause: the tenant falls
-//! asleep, memory is owed, or an offloaded prompt is computed.
+//! Plans which requests leave the device before a step is planned, because the tenant falls asleep, memory is owed, or
+//! an offloaded prompt is computed. `pauses` plans the pauses.
 
 use sluice_policy::memory_manager::{SleepState, SuspendReason};
 

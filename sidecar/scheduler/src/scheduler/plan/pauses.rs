@@ -79,8 +79,8 @@ impl Planner<'_> {
         planned.iter().filter(|id| victims.contains(id)).copied().map(Eviction::pause).collect()
     }
 
-    /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no row
-    /// is free. The oldest request and requests at the pause limit are exempt.
+    /// Plans that a request that reached the pause limit goes first, and that a running one makes space for it if no
+    /// row is free. The oldest request and requests at the pause limit are exempt.
     pub(in crate::scheduler) fn plan_overdue(&self) -> Option<Overdue> {
         let id = self.requests.pauses.overdue(self.now).filter(|id| self.is_immune(*id))?;
         let front = self.requests.queue.front().filter(|front| front.id() != id && !front.is_overdue);

@@ -51,8 +51,8 @@ impl Planner<'_> {
         !self.manager.offload_view().reserves_prefill_buffer(step) || leaves_buffer()
     }
 
-    /// Plans requests with offloaded prefills while the first waiting request waits, or waits for capacity after its own
-    /// offloaded prefill: they need almost no device memory.
+    /// Plans requests with offloaded prefills while the first waiting request waits, or waits for capacity after its
+    /// own offloaded prefill: they need almost no device memory.
     pub(super) fn plan_offloaded_prefills(&self, admissions: &mut Admissions) {
         while self.manager.offload_view().offloads_prefills()
             && admissions.budget > 0

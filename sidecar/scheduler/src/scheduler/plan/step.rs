@@ -95,10 +95,10 @@ impl<'a> Planner<'a> {
         self.manager.whole_prompt_tokens(&need)
     }
 
-    /// Plans less after memory refused this plan, or an eviction. If activations are short, the step has fewer tokens (a
-    /// whole-prompt prefill first drops to the usual number). Then the newest admissions wait, then the running request
-    /// that the policy ranks first is evicted. The oldest request is never a victim. Returns false if nothing is left to
-    /// try.
+    /// Plans less after memory refused this plan, or an eviction. If activations are short, the step has fewer tokens
+    /// (a whole-prompt prefill first drops to the usual number). Then the newest admissions wait, then the running
+    /// request that the policy ranks first is evicted. The oldest request is never a victim. Returns false if nothing
+    /// is left to try.
     fn plan_smaller(&self, plan: &mut StepPlan, missing_kv_blocks: u32, activation: bool) -> bool {
         let limits = &mut plan.limits;
         if activation && limits.max_tokens > limits.usual_tokens {
