@@ -1,5 +1,5 @@
-//! Small algorithms that several crates need: a hash, random numbers, percentiles, back-off delays, and a reader of
-//! metrics.
+//! Small algorithms that several crates need: a hash, random numbers, percentiles, back-off delays, a reader of
+//! metrics, and figures in messages.
 //!
 //! This crate uses only `core` and `alloc` and has no effect. Hashes and random numbers are the same on every machine
 //! and in every version: digests, journals and generated models depend on them.
@@ -23,3 +23,4 @@ pub mod hash;
 pub mod metrics_text;
 pub mod random;
 pub mod statistics;
+pub mod text;

@@ -121,7 +121,7 @@ async fn floors_that_do_not_fit_together_are_refused_by_line_before_anything_sta
     // The larger one is placed first, by its name.
     for words in [
         "default/smaller: cannot be served",
-        "up.yaml:6: GpuPool/box spec.device.host.memory: no room on 1 GPUs; the nearest is box-one-0: the floors of \
+        "up.yaml:6: GpuPool/box spec.device.host.memory: no room on 1 GPU; the nearest is box-one-0: the floors of \
          its tenants leave too little device memory: ",
         ": ModelTenant/smaller spec.model.maxModelLen: ",
     ] {

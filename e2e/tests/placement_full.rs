@@ -20,7 +20,7 @@ async fn a_device_that_is_too_small_for_the_weights_is_refused() {
     let outcome = up("1Mi", ", maxModelLen: 64").await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
     assert!(outcome.stderr.contains("default/large"), "{}", outcome.stderr);
-    let size = "exceeds its largest usable GPU, which has 1048576 bytes";
+    let size = "exceeds its largest usable GPU, which has 1 MiB";
     assert!(outcome.stderr.contains(size), "{}", outcome.stderr);
     for line in [
         "up.yaml:6: GpuPool/box spec.device.host.memory: the tenant's floor of ",
@@ -34,8 +34,8 @@ async fn a_device_that_is_too_small_for_the_weights_is_refused() {
 async fn a_context_that_does_not_fit_is_refused_and_a_shorter_one_is_served() {
     let outcome = up("6Mi", "").await;
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""), "{}", outcome.stderr);
-    let words = "GpuPool/box spec.device.host.memory: the tenant's floor of 7340032 bytes exceeds its largest usable GPU, \
-                 which has 6291456 bytes";
+    let words = "GpuPool/box spec.device.host.memory: the tenant's floor of 7 MiB exceeds its largest usable GPU, \
+                 which has 6 MiB";
     assert_eq!(outcome.stderr.matches(words).count(), 1, "{}", outcome.stderr);
 
     let world = TestEnv::new();

@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sluice_client::run_at;
+use sluice_common::text::counted;
 use tokio::sync::Semaphore;
 
 use crate::print;
@@ -81,7 +82,7 @@ async fn send_all(
     // A trace may contain fewer requests than the command line asked for.
     bar.set_length(jobs.len() as u64);
     let client = Arc::new(client::BenchClient::connect(args).await?);
-    say(format!("sends {} requests to {client}", jobs.len()));
+    say(format!("sends {} to {client}", counted(jobs.len(), "request")));
     let gate = Arc::new(Semaphore::new(args.concurrency.unwrap_or(Semaphore::MAX_PERMITS)));
     let start = Instant::now();
     let jobs = jobs.into_iter().map(|job| {

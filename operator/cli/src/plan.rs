@@ -12,6 +12,7 @@ pub(crate) mod sizes;
 use std::path::PathBuf;
 
 use anyhow::bail;
+use sluice_common::text::counted;
 use sluice_plan::observed::ObservedPool;
 use sluice_plan::pool_plan::{PoolPlan, plan};
 
@@ -123,8 +124,7 @@ fn print_plan(
     }
     match unplaced {
         0 => Ok(()),
-        1 => bail!("1 of {slots} slots would not be served"),
-        _ => bail!("{unplaced} of {slots} slots would not be served"),
+        _ => bail!("{unplaced} of {} would not be served", counted(slots, "slot")),
     }
 }
 

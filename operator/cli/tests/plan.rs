@@ -82,7 +82,7 @@ fn unplaced_exits_1_and_invalid_config_exits_78() {
     let outcome = finish(world.sluice(&["plan", "-f", "all.yaml"]));
     assert_eq!(outcome.code, Some(1), "{}", outcome.stdout);
     assert!(outcome.stdout.contains("no GPU: "), "{}", outcome.stdout);
-    assert!(outcome.stderr.contains("1 of 1 slots would not be served"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("1 of 1 slot would not be served"), "{}", outcome.stderr);
     world.write("wrong.yaml", &POOL.replace("gpus", "gpu"));
     let outcome = finish(world.sluice(&["plan", "-f", "wrong.yaml"]));
     assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(78), ""));

@@ -22,7 +22,7 @@ async fn tenant_scales_up_down_and_to_zero() {
     // Two slots of a tenant never share a GPU.
     stage.update_spec::<ModelTenant>("t", json!({"replicas": 3})).await;
     let lacking = stage.condition("t", "Placed", "False", "Unschedulable").await;
-    assert!(lacking.message.starts_with("1 of 3 slots have no GPU: slot 2:"), "{}", lacking.message);
+    assert!(lacking.message.starts_with("1 of 3 slots has no GPU: slot 2:"), "{}", lacking.message);
     stage.update_spec::<ModelTenant>("t", json!({"replicas": 1})).await;
     stage.deployments(&[("t-0", "p-chat-0-e1")]).await;
     stage.claims(&["p-chat-0-e1"]).await;

@@ -8,13 +8,17 @@
 
 mod gpu_capacity;
 mod slot;
+mod smaller_floor;
 mod unfit_reason;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use sluice_common::text::{bytes, counted};
+
 use self::gpu_capacity::GpuCapacity;
 pub use self::slot::Slot;
+pub use self::smaller_floor::SmallerFloor;
 pub use self::unfit_reason::UnfitReason;
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
@@ -35,17 +39,19 @@ pub enum UnplacedReason {
     },
     /// Its floor exceeds every GPU that it may use.
     #[error(
-        "the tenant's floor of {floor_bytes} bytes exceeds its largest usable GPU, which has \
-         {capacity_bytes} bytes; lower memory.guaranteedKv or raise memory.maxRemappedPercent"
+        "the tenant's floor of {} exceeds its largest usable GPU, which has {}{}",
+        bytes(*floor_bytes), bytes(*capacity_bytes), smaller_floor.advice()
     )]
     ModelLargerThanGpu {
         /// The floor, bytes.
         floor_bytes: u64,
         /// Device memory of the largest, bytes.
         capacity_bytes: u64,
+        /// What would lower the floor.
+        smaller_floor: SmallerFloor,
     },
     /// Every GPU that it may use lacks something.
-    #[error("no room on {tried} GPUs; the nearest is {gpu}: {misfit}")]
+    #[error("no room on {}; the nearest is {gpu}: {misfit}", counted(*tried, "GPU"))]
     NoCapacity {
         /// GPUs that it may use.
         tried: usize,
@@ -166,7 +172,11 @@ fn check_floor_fits(
     if demand.floor_bytes <= largest || usable().any(holds) {
         return Ok(());
     }
-    Err(UnplacedReason::ModelLargerThanGpu { floor_bytes: demand.floor_bytes, capacity_bytes: largest })
+    Err(UnplacedReason::ModelLargerThanGpu {
+        floor_bytes: demand.floor_bytes,
+        capacity_bytes: largest,
+        smaller_floor: slot.smaller_floor,
+    })
 }
 
 fn no_capacity_error(capacities: &[GpuCapacity<'_>], slot: &Slot) -> UnplacedReason {

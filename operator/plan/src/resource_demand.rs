@@ -131,16 +131,18 @@ const fn activation_bytes(model: &EngineGeometry, policy: Policy) -> u64 {
     if policy.reclaims_activations() { model.activation_bytes } else { model.step_activation_bytes }
 }
 
+/// Whether layers of the tenant may leave the GPU. Most policies move no layers, and a proxied engine moves none.
+pub fn moves_layers(spec: &ModelTenantSpec, policy: Policy) -> bool {
+    spec.engine.kind == EngineKind::Native && policy.reclaims_weights()
+}
+
 /// Returns how many layers' memory the tenant keeps under its cap: the resident layers, and a slot for the moving
-/// ones. At least one layer stays; moving fewer than two frees nothing. Most policies move no layers, and a proxied
-/// engine moves none.
+/// ones. At least one layer stays; moving fewer than two frees nothing.
 fn min_layers(spec: &ModelTenantSpec, layers: u32, policy: Policy) -> u32 {
     let percent = u64::try_from(spec.memory.max_remapped_percent).unwrap_or(0).min(100);
     let capped = u64::from(layers) * percent / 100;
     let moving = u32::try_from(capped).unwrap_or(u32::MAX).min(layers.saturating_sub(1));
-    let native = spec.engine.kind == EngineKind::Native;
-    let moves = native && policy.reclaims_weights();
-    if moving < 2 || !moves { layers } else { layers - moving + 1 }
+    if moving < 2 || !moves_layers(spec, policy) { layers } else { layers - moving + 1 }
 }
 
 /// Returns the chunks of KV that the tenant can always hold: its guarantee, within its limit, and at least one

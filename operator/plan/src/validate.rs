@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 
+use sluice_common::text::counted;
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
 use sluice_types::tenant::{EngineKind, SourceType};
@@ -109,7 +110,8 @@ pub fn placement_conditions<'a>(
         return (None, ConditionResult::as_expected(ConditionStatus::True));
     };
     let said: Vec<String> = missing.iter().map(|(index, why)| format!("slot {index}: {why}")).collect();
-    let message = format!("{} of {all} slots have no GPU: {}", missing.len(), said.join("; "));
+    let verb = if missing.len() == 1 { "has" } else { "have" };
+    let message = format!("{} of {} {verb} no GPU: {}", missing.len(), counted(all, "slot"), said.join("; "));
     match worst {
         UnplacedReason::ModelNotInspected => {
             (None, ConditionResult::unknown(Reason::ModelNotInspected, message))

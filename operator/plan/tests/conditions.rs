@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 use sluice_plan::conditions::{ConditionResult, ConditionResults, ConditionStatus, conditions, summary};
-use sluice_plan::placement::{UnfitReason, UnplacedReason};
+use sluice_plan::placement::{SmallerFloor, UnfitReason, UnplacedReason};
 use sluice_plan::validate::{ClusterFeatures, placement_conditions, rejections};
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::{GpuPool, ModelTenant};
@@ -192,16 +192,17 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
     let (refused, full) = found(&[(0, Ok("a")), (1, Err(full))]);
     assert_eq!((refused, full.status, full.reason), (None, ConditionStatus::False, Reason::Unschedulable));
     assert!(
-        full.message.starts_with("1 of 2 slots have no GPU: slot 1: no room on 3 GPUs"),
+        full.message.starts_with("1 of 2 slots has no GPU: slot 1: no room on 3 GPUs"),
         "{}",
         full.message
     );
-    static LARGE: UnplacedReason =
-        UnplacedReason::ModelLargerThanGpu { floor_bytes: 101, capacity_bytes: 100 };
-    let (refused, _) = found(&[(0, Err(&WAITS)), (1, Err(&LARGE))]);
+    let smaller_floor = SmallerFloor::default();
+    let large = UnplacedReason::ModelLargerThanGpu { floor_bytes: 101, capacity_bytes: 100, smaller_floor };
+    let large: &'static UnplacedReason = Box::leak(Box::new(large));
+    let (refused, _) = found(&[(0, Err(&WAITS)), (1, Err(large))]);
     let refused = refused.expect("no pool change but a larger GPU helps");
     assert_eq!(refused.reason, Reason::ModelLargerThanGpu);
-    assert!(refused.message.contains("101 bytes") && refused.message.contains("100 bytes"));
+    assert!(refused.message.contains("101 B") && refused.message.contains("100 B"));
 }
 
 #[test]

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
 use sluice_plan::gpu::{Gpu, GpuSizes, gpus};
 use sluice_plan::gpu_settings::GpuSettings;
-use sluice_plan::placement::{Slot, UnplacedReason, place};
+use sluice_plan::placement::{Slot, SmallerFloor, UnplacedReason, place};
 use sluice_plan::resource_demand::Demand;
 use sluice_types::GpuPool;
-use sluice_types::pool::{Sharing, SharingMode};
+use sluice_types::pool::{Policy, Sharing, SharingMode};
 
-use super::fixtures::{first_gpu, host_pool};
+use super::fixtures::{first_gpu, host_pool, tenant};
 
 pub fn gpu(name: &str, group: &str, mode: SharingMode) -> Gpu {
     let sharing = Sharing { mode, ..Sharing::default() };
@@ -43,6 +44,7 @@ pub fn slot(tenant: &str, floor_bytes: u64) -> Slot {
         created: 0,
         demand: Some(takes(floor_bytes, 100)),
         demand_by_gpu: BTreeMap::new(),
+        smaller_floor: SmallerFloor::default(),
         is_exclusive: false,
         is_admitted: false,
         is_serving: false,
@@ -175,21 +177,44 @@ fn an_instance_takes_one_slot() {
 fn refusals_carry_the_numbers() {
     let refused = |gpus: &[Gpu], slots: &[Slot]| of(&place(gpus, slots), "z").unwrap_err().to_string();
     let large = refused(&[temporal_gpu("a")], &[slot("z", 101)]);
-    assert!(large.contains("101 bytes") && large.contains("100 bytes"), "{large}");
+    assert!(large.contains("101 B") && large.contains("100 B"), "{large}");
     let full = refused(
         &[temporal_gpu("a"), temporal_gpu("b")],
         &[with_current_gpu("a", slot("x", 90)), with_current_gpu("b", slot("y", 70)), slot("z", 40)],
     );
     assert_eq!(
         full,
-        "no room on 2 GPUs; the nearest is b: the floors of its tenants leave too little device memory: 10 \
-         bytes are missing"
+        "no room on 2 GPUs; the nearest is b: the floors of its tenants leave too little device memory: 10 B \
+         are missing"
     );
     let host = Slot { demand: Some(takes(1, 1001)), ..slot("z", 1) };
     let host = refused(&[temporal_gpu("a")], &[host]);
-    assert!(host.contains("too little host memory: 1 bytes are missing"), "{host}");
+    assert!(host.contains("too little host memory: 1 B are missing"), "{host}");
     let group = refused(&[temporal_gpu("a")], &[Slot { group: Some("agents".into()), ..slot("z", 1) }]);
     assert_eq!(group, "the pool has no group `agents`; its groups are chat");
+}
+
+#[test]
+fn advice_names_only_fields_that_lower_the_floor() {
+    let said = |spec: serde_json::Value, policy| {
+        let smaller_floor = SmallerFloor::of(&tenant("z", spec).spec, policy);
+        let large = Slot { smaller_floor, ..slot("z", 101) };
+        of(&place(&[temporal_gpu("a")], &[large]), "z").unwrap_err().to_string()
+    };
+    let whole = "the tenant's floor of 101 B exceeds its largest usable GPU, which has 100 B";
+    let all = json!({"memory": {"maxRemappedPercent": 100}});
+    let kv = json!({"memory": {"guaranteedKv": "1Mi"}});
+    let proxied = json!({"engine": {"kind": "Vllm"}});
+    for (spec, policy, advice) in [
+        (json!({}), Policy::Unified, "; raise memory.maxRemappedPercent"),
+        (json!({}), Policy::Recompute, ""),
+        (proxied, Policy::Unified, ""),
+        (all, Policy::Oneiros, ""),
+        (kv.clone(), Policy::Recompute, "; lower memory.guaranteedKv"),
+        (kv, Policy::Oneiros, "; lower memory.guaranteedKv or raise memory.maxRemappedPercent"),
+    ] {
+        assert_eq!(said(spec, policy), format!("{whole}{advice}"));
+    }
 }
 
 #[test]

@@ -224,14 +224,14 @@ mod tests {
     #[test]
     fn unplaced_tenant_gets_reason_and_advice() {
         let conditions = [
-            condition("Placed", "False", "Unschedulable", "1 of 1 slots have no GPU"),
-            condition("Ready", "False", "Unschedulable", "Placed: 1 of 1 slots have no GPU"),
+            condition("Placed", "False", "Unschedulable", "1 of 1 slot has no GPU"),
+            condition("Ready", "False", "Unschedulable", "Placed: 1 of 1 slot has no GPU"),
         ];
         let said =
             summary(&tenant(json!({}), json!({"conditions": conditions, "observedGeneration": 2})), NOW);
-        assert_eq!(said[0], "team/chat is not ready: Unschedulable: Placed: 1 of 1 slots have no GPU");
+        assert_eq!(said[0], "team/chat is not ready: Unschedulable: Placed: 1 of 1 slot has no GPU");
         assert!(said[1].contains("has not reconciled the last change"), "{said:?}");
-        assert_eq!(said[2], "  Placed            False    for 100s  Unschedulable: 1 of 1 slots have no GPU");
+        assert_eq!(said[2], "  Placed            False    for 100s  Unschedulable: 1 of 1 slot has no GPU");
         assert!(said[4].starts_with("What to do: add GPUs"), "{said:?}");
     }
 

@@ -1,5 +1,6 @@
 //! Renders a plan as text.
 
+use sluice_common::text::counted;
 use sluice_plan::conditions::ConditionResult;
 use sluice_plan::placement::UnplacedReason;
 use sluice_plan::pool_plan::{GpuPlan, PoolPlan, SlotPlan, TenantPlan};
@@ -63,7 +64,11 @@ impl PoolRenderer<'_> {
         let spec = &pool.spec;
         let count = self.plan.gpus.len();
         let class = &spec.device_class_name;
-        format!("GpuPool {namespace}/{name}: {count} GPUs of {class}, policy {}", spec.policy.as_str())
+        format!(
+            "GpuPool {namespace}/{name}: {} of {class}, policy {}",
+            counted(count, "GPU"),
+            spec.policy.as_str()
+        )
     }
 
     fn gpu_lines(&self, at: usize) -> Vec<String> {

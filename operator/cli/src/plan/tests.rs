@@ -76,7 +76,7 @@ fn slot_lists_gpu_floor_and_share() {
     assert_eq!(
         lines,
         [
-            "GpuPool default/local: 1 GPUs of host.sluice.dev, policy Unified",
+            "GpuPool default/local: 1 GPU of host.sluice.dev, policy Unified",
             "  local-chat-0  Temporal  floors 18 MiB of 40 MiB, 22 MiB to lend  host memory 288 MiB of 1 GiB",
             "    chat  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
             "    code  slot 0  floor 9 MiB  share 20 MiB  host memory 144 MiB",
@@ -94,8 +94,8 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     // Four floors take 36 of 40 MiB.
     assert_line(
         &lines,
-        "e slot 0 no GPU: no room on 1 GPUs; the nearest is local-chat-0: the floors of its tenants leave \
-         too little device memory: 5242880 bytes are missing",
+        "e slot 0 no GPU: no room on 1 GPU; the nearest is local-chat-0: the floors of its tenants leave \
+         too little device memory: 5 MiB are missing",
     );
     // The pool takes 11 lines, each tenant 8; an omitted field is reported at the field around it.
     assert_line(&lines, "tenants.yaml:6: GpuPool/local spec.device.host.memory: change this");
@@ -107,7 +107,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     let (lines, _) = rendered(&inputs(&(pool(1, "", "") + &two)), None);
     assert_line(
         &lines,
-        "chat slot 1 no GPU: no room on 1 GPUs; the nearest is local-chat-0: another slot of this tenant is on it, and \
+        "chat slot 1 no GPU: no room on 1 GPU; the nearest is local-chat-0: another slot of this tenant is on it, and \
          two slots of a tenant never share a GPU",
     );
     let (lines, error) =
@@ -132,7 +132,7 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
         refused[1].contains("(DeviceUnsupported)") && refused[1].ends_with("tenants.yaml:18)"),
         "{refused:#?}"
     );
-    assert_eq!(error.as_deref(), Some("1 of 1 slots would not be served"));
+    assert_eq!(error.as_deref(), Some("1 of 1 slot would not be served"));
     let (lines, error) = rendered(&inputs(&tenant("orphan", "")), None);
     assert_line(&lines, "GpuPool default/local does not exist");
     assert_line(&lines, "orphan refused (PoolNotFound)");

@@ -1,24 +1,8 @@
 //! Quantities as short text for people, and which moves they are shown.
 
+pub use sluice_common::text::bytes;
 use sluice_wire::State;
 use sluice_wire::state::{Move, Percentiles, Phase};
-
-/// Bytes in the largest binary unit that they reach, as the page writes them: `32 MiB`, `1.5 GiB`. Below 100 of a
-/// unit
-/// there is one decimal, unless the number is whole.
-pub fn bytes(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    let decimals = usize::from(unit != "B" && value < 100.0 && value.fract() != 0.0);
-    format!("{value:.decimals$} {unit}")
-}
 
 /// A duration in milliseconds; from ten seconds on in seconds, with the unit.
 pub fn milliseconds(ns: u64) -> String {
@@ -123,12 +107,6 @@ pub const fn phase(state: &State) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_use_largest_binary_unit_and_three_digits() {
-        let shown = [0, 1023, 1024, 1536 << 10, 96 << 20, (400 << 20) + 1, 3 << 40].map(bytes);
-        assert_eq!(shown, ["0 B", "1023 B", "1 KiB", "1.5 MiB", "96 MiB", "400 MiB", "3 TiB"]);
-    }
 
     #[test]
     fn nothing_measured_is_not_zero() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::smaller_floor::SmallerFloor;
 use crate::gpu::Gpu;
 use crate::resource_demand::Demand;
 
@@ -23,6 +24,8 @@ pub struct Slot {
     /// Resources that it takes of GPUs with other settings in force, by name, while an update is pending; `None` = it
     /// cannot run there.
     pub demand_by_gpu: BTreeMap<String, Option<Demand>>,
+    /// The fields of its tenant that lower its floor.
+    pub smaller_floor: SmallerFloor,
     /// It has a proxied engine, whose memory Sluice does not manage: it shares its GPU with no slot.
     pub is_exclusive: bool,
     /// The GPU that it has.

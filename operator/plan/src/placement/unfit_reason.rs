@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use sluice_common::text::bytes;
+
 /// What a GPU lacks for a slot, from farthest to nearest to a fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum UnfitReason {
@@ -27,9 +29,9 @@ pub enum UnfitReason {
     #[error("it has its maximum number of tenants")]
     Full,
     /// The floors of its slots leave too little.
-    #[error("the floors of its tenants leave too little device memory: {} bytes are missing", .0.0)]
+    #[error("the floors of its tenants leave too little device memory: {} are missing", bytes(.0.0))]
     DeviceMemory(Reverse<u64>),
     /// Its slots leave too little host memory.
-    #[error("its tenants leave too little host memory: {} bytes are missing", .0.0)]
+    #[error("its tenants leave too little host memory: {} are missing", bytes(.0.0))]
     HostMemory(Reverse<u64>),
 }

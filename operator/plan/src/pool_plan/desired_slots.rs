@@ -10,7 +10,7 @@ use crate::gpu::Gpu;
 use crate::gpu_settings::GpuSettings;
 use crate::objects::name;
 use crate::observed::{ObservedIndex, ObservedPool, SidecarReport};
-use crate::placement::Slot;
+use crate::placement::{Slot, SmallerFloor};
 use crate::resource_demand::{Demand, DemandParams, check_kv_fits, demand};
 use crate::slots::{ExistingSlot, slot_indices};
 
@@ -80,6 +80,7 @@ pub fn desired_slots(
         created: created_at(planned.tenant),
         demand: own,
         demand_by_gpu: elsewhere.clone(),
+        smaller_floor: SmallerFloor::of(spec, terms.configured.policy),
         is_exclusive: spec.engine.kind != EngineKind::Native,
         current_gpu: gpu_of(at).map(str::to_owned),
         reported_floor_bytes: gpu_of(at).map_or(0, |gpu| reported_floor(tenant, gpu, seen)),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use sluice_common::text::counted;
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::pool::{GpuPoolStatus, GpuStatus};
 use sluice_types::rules::MAX_GPUS;
@@ -126,9 +127,9 @@ fn pending_update_condition(plan: &PoolPlan<'_>) -> ConditionResult {
             status: ConditionStatus::True,
             reason: Reason::UpdateWaits,
             message: format!(
-                "a change is pending until no tenant is on {} GPUs, the first is {first} \
+                "a change is pending until no tenant is on {}, the first is {first} \
                  (spec.updatePolicy: WhenEmpty)",
-                names.len()
+                counted(names.len(), "GPU")
             ),
         },
     }

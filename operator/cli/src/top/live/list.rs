@@ -2,6 +2,7 @@
 
 use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
+use sluice_common::text::counted;
 use sluice_page::history::Metric;
 use sluice_page::text::formatting::{bytes, duration, percent};
 use sluice_page::text::reason::Level;
@@ -371,7 +372,7 @@ fn gpus(
         shown += 1;
     }
     if shown < all.len() {
-        let more = format!("and {} more GPUs", all.len() - shown);
+        let more = format!("and {}", counted(all.len() - shown, "more GPU"));
         lines.push(join_fitting([vec![Span::styled(more, theme.muted())]], 0, most));
     }
     lines
