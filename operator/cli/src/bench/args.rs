@@ -22,8 +22,8 @@ The exit status is 1 if no request was answered.";
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = METRIC_DEFINITIONS)]
 pub struct BenchArgs {
-    /// Base URL, without /v1.
-    #[arg(long, default_value = "http://127.0.0.1:8000")]
+    /// Base URL, without /v1. An address without a scheme is taken as http.
+    #[arg(long, default_value = "http://127.0.0.1:8000", value_parser = parse_url)]
     pub url: String,
     /// Model name. Default: the first model of the server.
     #[arg(long)]
@@ -75,4 +75,39 @@ pub struct BenchArgs {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|count| *count > 0).ok_or_else(|| "a whole number above 0".into())
+}
+
+/// Parses an address as curl does: one without a scheme is of http.
+fn parse_url(text: &str) -> Result<String, String> {
+    let url = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let parsed =
+        reqwest::Url::parse(&url).map_err(|error| format!("{error}; an example is http://127.0.0.1:8000"))?;
+    match parsed.scheme() {
+        "http" | "https" => Ok(url),
+        scheme => Err(format!("the scheme is `{scheme}`, expected http or https")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_scheme_is_of_http() {
+        for (text, url) in [
+            ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+            ("localhost:8001", "http://localhost:8001"),
+            ("[::1]:80", "http://[::1]:80"),
+            ("https://models.example/llm", "https://models.example/llm"),
+        ] {
+            assert_eq!(parse_url(text).as_deref(), Ok(url));
+        }
+        for (text, said) in [
+            ("ftp://a", "the scheme is `ftp`, expected http or https"),
+            ("", "empty host; an example is http://127.0.0.1:8000"),
+            ("localhost:port", "invalid port number; an example is http://127.0.0.1:8000"),
+        ] {
+            assert_eq!(parse_url(text).unwrap_err(), said);
+        }
+    }
 }

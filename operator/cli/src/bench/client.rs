@@ -1,9 +1,10 @@
 //! Sends one streamed completion and records when its chunks arrive at the client.
 
 use std::fmt::{Display, Formatter};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 use sluice_client::{EventStream, RequestError, send};
 
@@ -62,18 +63,39 @@ impl BenchClient {
         };
         client.model = match &args.model {
             Some(model) => model.clone(),
-            None => client.first_model().await.with_context(|| format!("{}/v1/models", client.url))?,
+            None => client.first_model().await?,
         };
         Ok(client)
     }
 
     async fn first_model(&self) -> anyhow::Result<String> {
-        let request = self.with_api_key(self.http.get(format!("{}/v1/models", self.url)));
-        let models: Value = request.send().await?.error_for_status()?.json().await?;
+        let url = format!("{}/v1/models", self.url);
+        let request = self.with_api_key(self.http.get(&url));
+        let answer = request.send().await.map_err(|error| self.no_answer(error))?;
+        // The context names the URL, so the errors do not.
+        let read = async || answer.error_for_status()?.json().await;
+        let models: Value = read().await.map_err(reqwest::Error::without_url).context(url)?;
         models["data"][0]["id"]
             .as_str()
             .map(str::to_owned)
             .context("the server lists no model at /v1/models; name one with --model")
+    }
+
+    /// Reports a request without an answer, with its first cause alone: the errors that contain it repeat the URL.
+    fn no_answer(&self, error: reqwest::Error) -> anyhow::Error {
+        if !error.is_connect() {
+            return anyhow::Error::from(error);
+        }
+        let error = anyhow::Error::from(error);
+        let cause = error.root_cause();
+        let cause = match cause.downcast_ref::<std::io::Error>() {
+            Some(refused) if refused.kind() == ErrorKind::ConnectionRefused => refused.kind().to_string(),
+            _ => cause.to_string(),
+        };
+        anyhow!(
+            "no server answers at {}: {cause}; start one with `sluice up` or name another with --url",
+            self.url
+        )
     }
 
     fn with_api_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
