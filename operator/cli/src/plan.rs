@@ -31,8 +31,8 @@ pub struct PlanArgs {
     /// The files as they are now: shows which pods the change replaces. May be given more than once.
     #[arg(long, value_name = "FILE")]
     pub before: Vec<PathBuf>,
-    /// Folder with the model of a tenant, from which its sizes are read, as they are from `File` sources. May be
-    /// given more than once.
+    /// Folder with the model of a tenant, NAME or NAMESPACE/NAME, from which its sizes are read, as they are from
+    /// `File` sources. May be given more than once.
     #[arg(long = "model", value_name = "TENANT=FOLDER", value_parser = parse_model)]
     pub models: Vec<(String, PathBuf)>,
     /// Where else objects and sizes are.

@@ -75,6 +75,28 @@ fn a_model_of_a_tenant_that_is_in_no_file_is_refused() {
 }
 
 #[test]
+fn a_name_of_two_namespaces_needs_its_namespace() {
+    let world = test_env();
+    let in_b = |text: &str, name: &str| {
+        text.replace(&format!("name: {name}"), &format!("name: {name}, namespace: b"))
+    };
+    let chat = tenant("chat", HUB, "");
+    world.write("a.yaml", &format!("{POOL}---\n{chat}"));
+    world.write("b.yaml", &POOL.replace("metadata: {", "metadata: {namespace: b, "));
+    world.write("chat.yaml", &in_b(&chat, "chat"));
+    let plan = |model: &str| {
+        let files = ["plan", "-f", "a.yaml", "-f", "b.yaml", "-f", "chat.yaml", "--model", model];
+        finish(world.sluice(&files))
+    };
+    let said =
+        "sluice: --model chat=here: several tenants have the name `chat`: name one of b/chat, default/chat\n";
+    assert_eq!((plan("chat=here").stderr.as_str(), world.path("asked").exists()), (said, false));
+    let outcome = plan("b/chat=here");
+    assert_eq!(outcome.stdout.matches("not placed").count(), 1, "{}\n{}", outcome.stdout, outcome.stderr);
+    assert_eq!(outcome.stdout.matches("chat  slot 0  floor").count(), 1, "{}", outcome.stdout);
+}
+
+#[test]
 fn unplaced_exits_1_and_invalid_config_exits_78() {
     let world = test_env();
     let large = tenant("chat", FILE, "  memory: {guaranteedKv: 60Mi}\n");

@@ -196,9 +196,9 @@ impl PlanInputs {
         unknown.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Returns the names of all tenants, of every namespace.
-    pub fn tenants(&self) -> impl Iterator<Item = &str> {
-        self.tenants.keys().map(|(_, name)| name.as_str())
+    /// Returns the namespaces and names of all tenants.
+    pub fn tenants(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.tenants.keys()
     }
 
     /// Returns a tenant.

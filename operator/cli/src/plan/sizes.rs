@@ -10,27 +10,47 @@ use sluice_types::tenant::WeightType;
 use super::inputs::{ObjectKey, PlanInputs};
 use crate::inspect::{ModelLocation, inspect};
 
-/// Checks that each of `named` is a tenant of a scene.
-///
-/// # Errors
-/// A name matches no tenant, so that its folder would be ignored silently.
-pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) -> anyhow::Result<()> {
-    let tenants: BTreeSet<&str> = scenes.iter().copied().flatten().flat_map(PlanInputs::tenants).collect();
-    let Some((tenant, folder)) = named.iter().find(|(tenant, _)| !tenants.contains(tenant.as_str())) else {
-        return Ok(());
-    };
-    let there = match tenants.into_iter().collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => "there is none".to_owned(),
-        names => format!("the tenants are: {names}"),
-    };
-    bail!("--model {tenant}={}: no tenant has the name `{tenant}`; {there}", folder.display());
+/// Whether `target`, NAME or NAMESPACE/NAME, names the tenant `key`.
+fn is_named(target: &str, (namespace, name): &ObjectKey) -> bool {
+    target.split_once('/').map_or(target == name, |(its, own)| its == namespace && own == name)
 }
 
-/// Reads the sizes of every tenant that has a folder and unknown sizes; `named` are folders of tenants of that name
-/// in every namespace.
+/// Checks that each of `named` is one tenant of the scenes.
+///
+/// # Errors
+/// A name matches no tenant, so that its folder would be ignored silently, or tenants of several namespaces.
+pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) -> anyhow::Result<()> {
+    let tenants: BTreeSet<&ObjectKey> =
+        scenes.iter().copied().flatten().flat_map(PlanInputs::tenants).collect();
+    for (target, folder) in named {
+        let option = format!("--model {target}={}", folder.display());
+        let found: Vec<_> = tenants.iter().filter(|key| is_named(target, key)).collect();
+        match found.len() {
+            0 => bail!("{option}: no tenant has the name `{target}`; {}", known_names(&tenants)),
+            1 => {}
+            _ => {
+                let titles: Vec<_> =
+                    found.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
+                bail!("{option}: several tenants have the name `{target}`: name one of {}", titles.join(", "))
+            }
+        }
+    }
+    Ok(())
+}
+
+fn known_names(tenants: &BTreeSet<&ObjectKey>) -> String {
+    let names: BTreeSet<&str> = tenants.iter().map(|(_, name)| name.as_str()).collect();
+    match names.into_iter().collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => "there is none".to_owned(),
+        names => format!("the tenants are: {names}"),
+    }
+}
+
+/// Reads the sizes of every tenant that has a folder and unknown sizes; `named` are folders of tenants, checked by
+/// [`check_names`].
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     let folder = |key: ObjectKey| {
-        let named = named.iter().rev().find(|(tenant, _)| *tenant == key.1).map(|(_, folder)| folder);
+        let named = named.iter().rev().find(|(target, _)| is_named(target, &key)).map(|(_, folder)| folder);
         let folder = named.or_else(|| scene.folders.get(&key))?.clone();
         let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
         Some((key, folder, dtype))
