@@ -34,6 +34,16 @@ pub use self::problem::Problem;
 use self::problem::list;
 pub use self::spanned_object::SpannedObject;
 pub use self::validate::{InvalidObject, validate};
+use crate::pool::Policy;
+
+/// Reads the name of a policy, as `spec.policy` of a GpuPool has it.
+///
+/// # Errors
+/// [`Problem::UnknownValue`].
+pub fn parse_policy(text: &str) -> Result<Policy, Problem> {
+    let found = Policy::ALL.into_iter().find(|policy| policy.as_str() == text);
+    found.ok_or_else(|| check::unknown_value(&Policy::ALL.map(Policy::as_str), text))
+}
 
 /// Reads every document of `text`, in order, without applying rules. `file_name` is used in errors alone. Documents
 /// that hold nothing (comments, a trailing `---`) are passed over.

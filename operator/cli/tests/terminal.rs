@@ -212,6 +212,6 @@ fn an_error_of_the_command_line_breaks_its_lines_between_words() {
     let mut run = PtyProcess::start(&world, &["run", "model", "--policy", "none"]);
     run.wait_for_output("For more information, try '--help'.");
     assert_eq!(run.child.wait().unwrap().code(), Some(2), "{}", run.screen_text);
-    let broken = "unknown variant `none`, expected one of\r\n`Unified`, `Recompute`, ";
+    let broken = "unknown value `none`, expected one of\r\n`Unified`, `Recompute`, ";
     assert!(run.screen_text.contains(broken), "{}", run.screen_text);
 }

@@ -199,14 +199,16 @@ fn one_of(known: &[&str], node: &Node) -> Result<(), Problem> {
     let Value::Str(text) = &node.value else {
         return Err(wrong_type(node, &format!("one of {}", super::list(known))));
     };
-    if known.contains(&text.as_str()) {
-        return Ok(());
-    }
-    Err(Problem::UnknownValue {
-        found: text.clone(),
+    if known.contains(&text.as_str()) { Ok(()) } else { Err(unknown_value(known, text)) }
+}
+
+/// `text` is none of `known`.
+pub(super) fn unknown_value(known: &[&str], text: &str) -> Problem {
+    Problem::UnknownValue {
+        found: text.to_owned(),
         expected: known.iter().map(ToString::to_string).collect(),
         suggestion: hint::closest(text, known.iter().copied()).map(ToOwned::to_owned),
-    })
+    }
 }
 
 fn quantity(schema: &Schema, node: &Node) -> Result<(), Problem> {

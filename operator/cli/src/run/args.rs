@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use sluice_types::load;
 use sluice_types::pool::Policy;
 
 use super::memory::parse_memory;
@@ -36,7 +37,7 @@ pub struct RunArgs {
     #[arg(long, default_value_t = 0)]
     pub threads: u32,
     /// How a tenant finds memory when its KV runs short, as `spec.policy` of a GpuPool.
-    #[arg(long, default_value = "Unified", value_parser = parse_policy)]
+    #[arg(long, default_value = "Unified", value_parser = load::parse_policy)]
     pub policy: Policy,
     /// Hub of models that are named ORG/NAME. The variable HF_TOKEN holds a token, if the hub needs one; it is not sent
     /// to a hub that a URL names.
@@ -53,18 +54,17 @@ pub struct RunArgs {
     pub runtime_dir: Option<PathBuf>,
 }
 
-fn parse_policy(text: &str) -> Result<Policy, String> {
-    serde_json::from_value(text.into()).map_err(|error| error.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_policy_is_one_of_those_of_a_pool() {
-        assert_eq!(parse_policy("Oneiros"), Ok(Policy::Oneiros));
-        let refused = parse_policy("Magic").unwrap_err();
-        assert!(refused.contains("Magic") && refused.contains("`Unified`"), "{refused}");
+        for policy in Policy::ALL {
+            assert_eq!(load::parse_policy(policy.as_str()), Ok(policy));
+        }
+        let refused = |name| load::parse_policy(name).unwrap_err().to_string();
+        assert!(refused("Magic").starts_with("unknown value `Magic`, expected one of `Unified`"));
+        assert!(refused("unified").ends_with("; did you mean `Unified`?"), "{}", refused("unified"));
     }
 }
