@@ -134,6 +134,7 @@ async fn a_signal_in_the_middle_ends_everything_at_once() {
     processes::signal(demo.child.id(), Signal::INT);
     assert_eq!(demo.ended().await, Some(1));
     let stderr = world.stderr();
+    assert!(stderr.contains("sluice: interrupted: ending all tenants\n"), "{stderr}");
     assert!(stderr.contains("sluice: ended by a signal before the demo was complete"), "{stderr}");
 }
 

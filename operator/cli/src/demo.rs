@@ -43,6 +43,8 @@ const DEFAULT_PORT: u16 = 8000;
 const KEEP_CONTEXT_TOKENS: u32 = 1024;
 /// Name of the manifest in the loader's messages.
 const MANIFEST_NAME: &str = "the demo's tenants";
+/// The note of a signal: the tenants give open streams no more than a second.
+const ENDING: &str = "ending all tenants";
 
 /// Options of `sluice demo`.
 #[derive(Clone, Debug, clap::Args)]
@@ -196,7 +198,8 @@ impl DemoRun {
         print_line(format_args!("\n{}", rule.title()));
         let (setting, is_random) = (self.setting, self.args.model.is_none());
         let mut screen = LiveOutput::new(setting.memory_bytes);
-        let work = async |tenants: &RunningTenants| {
+        // The work owns the screen, so that a signal, which drops the work, also clears the line of the tenants.
+        let work = async move |tenants: &RunningTenants| {
             print_line(format_args!("  ask a tenant: {}", curl_command(&tenants.urls[0])));
             if is_random {
                 print_line("  (the weights of this model are random: its answer is not language)");
@@ -250,7 +253,7 @@ impl DemoRun {
             done = Some(work(&tenants).await?);
             Ok(())
         };
-        fleet.run(&mut self.signals, foreground).await?;
+        fleet.run(&mut self.signals, ENDING, foreground).await?;
         done.context(Interrupted)
     }
 

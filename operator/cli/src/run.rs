@@ -29,7 +29,7 @@ use crate::manifests::{self, SourceObject};
 use crate::up::output::{eprint_hint, eprint_note, print_line};
 use crate::up::plan::UpOptions;
 use crate::up::ready::{ReadyEvent, ReadySink};
-use crate::up::{Fleet, Signals};
+use crate::up::{Fleet, Signals, WAITING_FOR_STREAMS};
 use crate::{print, sibling_binaries};
 pub use args::RunArgs;
 use chat::{Chat, ChatModel, Recommended};
@@ -101,7 +101,7 @@ async fn serve(
     let interrupt = signal(SignalKind::interrupt())?;
     let mut signals = if args.chat { signals.without_interrupt() } else { signals };
     let front = Frontend { chat: args.chat, address, prepared, routes };
-    let ended = fleet.run(&mut signals, front.run(ready, interrupt)).await;
+    let ended = fleet.run(&mut signals, WAITING_FOR_STREAMS, front.run(ready, interrupt)).await;
     drop(stop);
     // A client that does not read its answer does not hold this process up.
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, server).await;

@@ -28,7 +28,7 @@ use crate::manifests::{self, SourceObject};
 use crate::{Misconfigured, sibling_binaries};
 pub(crate) use config_error::{FieldLocator, unplaced_fields};
 pub(crate) use dashboard::{DEFAULT_ADDRESS as DEFAULT_PAGE, DashboardServer};
-pub(crate) use fleet::Fleet;
+pub(crate) use fleet::{Fleet, WAITING_FOR_STREAMS};
 use output::eprint_note;
 use plan::UpOptions;
 use ready::ReadySink;
@@ -101,7 +101,7 @@ pub async fn run(args: UpArgs) -> anyhow::Result<()> {
         }
         None => None,
     };
-    fleet.run(&mut Signals::new()?, std::future::pending()).await
+    fleet.run(&mut Signals::new()?, WAITING_FOR_STREAMS, std::future::pending()).await
 }
 
 /// Loads the objects of all files, each with the base folder of its relative paths.

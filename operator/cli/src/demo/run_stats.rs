@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use sluice_wire::State;
+use sluice_wire::state::Phase;
 
 use super::config::LatencySlo;
 use crate::bench::{Distribution, RequestRecord};
 
-/// Counts the layers of all tenants whose memory other tenants use.
+/// Counts the layers whose memory tenants lent. A tenant that sleeps, or has not woken completely, has layers in host
+/// memory that it did not lend.
 pub fn absent_layers<'a>(states: impl Iterator<Item = &'a State>) -> u32 {
-    states.map(|state| u32::from(state.activity.lent_layers)).sum()
+    let awake = states.filter(|state| !matches!(state.phase, Phase::Hibernated | Phase::Waking));
+    awake.map(|state| u32::from(state.activity.lent_layers)).sum()
 }
 
 /// Figures over some bursts. Times in milliseconds.
@@ -165,12 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn lent_layers_are_summed_over_tenants() {
-        let state = |absent_layers| {
-            let mut state = State::default();
+    fn lent_layers_are_summed_over_tenants_that_are_awake() {
+        let state = |absent_layers, phase| {
+            let mut state = State { phase, ..State::default() };
             state.activity.lent_layers = absent_layers;
             state
         };
-        assert_eq!(absent_layers([state(3), state(4)].iter()), 7);
+        let awake = [state(3, Phase::Active), state(4, Phase::Idle)];
+        let asleep = [state(12, Phase::Hibernated), state(9, Phase::Waking)];
+        assert_eq!(absent_layers(awake.iter().chain(&asleep)), 7);
     }
 }

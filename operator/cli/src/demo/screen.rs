@@ -57,6 +57,13 @@ impl LiveOutput {
     }
 }
 
+/// A run that a signal ends leaves no line of tenants to the messages that follow.
+impl Drop for LiveOutput {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 fn rewrite_line(line: &str) {
     // A failed write is ignored. The rest of a longer previous line is erased.
     let mut stdout = std::io::stdout();

@@ -25,6 +25,9 @@ use crate::plan::sizes;
 use crate::runtime_dir::{LockedDir, RuntimeDir};
 use crate::{Misconfigured, sibling_binaries};
 
+/// The note of a signal, where tenants give open streams time.
+pub const WAITING_FOR_STREAMS: &str = "waiting until open streams end; a second signal ends them";
+
 /// Tenants whose folders are claimed and whose processes are not started.
 pub struct Fleet {
     tenants: Vec<TenantProcess>,
@@ -80,18 +83,20 @@ impl Fleet {
         self.tenants.iter().map(|tenant| &tenant.config).collect()
     }
 
-    /// Runs until one of `signals` is received or `foreground` ends, then lets open streams finish.
+    /// Runs until one of `signals` is received or `foreground` ends, then lets open streams finish for as long as the
+    /// tenants allow. `what_follows` is the note that a signal prints.
     ///
     /// # Errors
     /// A tenant cannot be served at all, `foreground` failed, or a second signal cut open streams.
     pub async fn run(
         self,
         signals: &mut Signals,
+        what_follows: &str,
         foreground: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
         let Fleet { tenants, mut shared } = self;
         let directive_pushers = std::mem::take(&mut shared.pushers);
-        supervise(tenants, directive_pushers, signals, foreground).await
+        supervise(tenants, directive_pushers, signals, what_follows, foreground).await
     }
 }
 
@@ -156,6 +161,7 @@ async fn supervise(
     tenants: Vec<TenantProcess>,
     directive_pushers: Vec<DirectivePusher>,
     signals: &mut Signals,
+    what_follows: &str,
     foreground: impl Future<Output = anyhow::Result<()>>,
 ) -> anyhow::Result<()> {
     let (order, orders) = tokio::sync::watch::channel(ProcessCommand::Serve);
@@ -170,9 +176,7 @@ async fn supervise(
     }
     let mut failure = None;
     tokio::select! {
-        which = signals.next() => {
-            eprint_note(format_args!("{which}: waiting until open streams end; a second signal ends them"));
-        }
+        which = signals.next() => eprint_note(format_args!("{which}: {what_follows}")),
         ended = foreground => failure = Some(Ok(ended)),
         ended = running.join_next() => failure = ended,
         ended = wait_for_failure(&mut pushers) => failure = Some(ended),
