@@ -51,10 +51,7 @@ impl MemoryManager {
     ) -> Progress {
         match step {
             MemoryStep::Answer(answer) => Progress::Answered(answer),
-            MemoryStep::Allocate => {
-                self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
-                Progress::Answered(self.allocate(need, attempt, out))
-            }
+            MemoryStep::Allocate => Progress::Answered(self.allocate(need, attempt, out)),
             MemoryStep::AbortTransition => {
                 self.abort_transition();
                 Progress::Changed
@@ -116,6 +113,7 @@ impl MemoryManager {
     /// There are enough free blocks: loads KV from the host tier first.
     fn allocate(&mut self, need: &StepNeed, attempt: &mut Attempt, out: &mut Vec<Action>) -> Prepared {
         if attempt.demand.to_load > 0 {
+            self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
             let steps_wait = self.offloading().load_missing(&mut attempt.effects, out);
             return if steps_wait { Prepared::Wait } else { Prepared::Loading };
         }
@@ -131,6 +129,7 @@ impl MemoryManager {
                 self.shortfall(self.kv.layers())
             };
         }
+        self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
         self.commit_need(need);
         Prepared::Ready
     }

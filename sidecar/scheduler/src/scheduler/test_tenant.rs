@@ -113,12 +113,17 @@ impl Tenant {
         }
     }
 
+    /// Submits a request whose prompt no other has.
     pub fn submit(&mut self, id: u64, tokens: usize) {
-        // Equal prompts of one salt would share their KV.
+        self.submit_as(id, id, tokens);
+    }
+
+    /// Submits a request that shares its KV with those of the same `prompt`.
+    pub fn submit_as(&mut self, id: u64, prompt: u64, tokens: usize) {
         let request = Request {
-            prompt: vec![id as u32; tokens],
+            prompt: vec![prompt as u32; tokens],
             max_tokens: 64,
-            salt: id,
+            salt: prompt,
             ..Request::of_test(id, tokens)
         };
         self.handle(Event::Submit(request));

@@ -28,7 +28,8 @@ impl<'a> Planner<'a> {
     /// Plans the step again after the plan was refused: with what is there now, or less, or with an eviction before.
     pub(in crate::scheduler) fn plan_again(&self, plan: StepPlan, refusal: Refusal) -> StepPlan {
         let mut plan = StepPlan { evict: Vec::new(), notes: PlanNotes::default(), placement: None, ..plan };
-        plan.add_up(self.manager);
+        // First: a prefix may name cache that was evicted since.
+        self.refresh(&mut plan);
         match refusal {
             Refusal::Changed => {}
             Refusal::Loading => {

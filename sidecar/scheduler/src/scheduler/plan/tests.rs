@@ -1,13 +1,14 @@
 //! Plans of steps, compared as values.
 
 use sluice_policy::ids::{Nanos, RequestId};
-use sluice_policy::memory_manager::SuspendReason;
+use sluice_policy::memory_manager::{Prepared, StepNeed, SuspendReason};
 use sluice_policy::params::{Bounds, Params, Slo};
 use sluice_policy::reclaim::PolicyName;
 
 use super::super::commit::{Committed, Refusal};
 use super::super::test_tenant::{NOW, STEP_TOKENS, Tenant};
 use super::pauses::Overdue;
+use crate::event::Event;
 use crate::step_plan::{Eviction, PlanLimits, PlanNotes, StepPlan};
 
 /// Memory lacks a KV block.
@@ -101,6 +102,24 @@ fn short_kv_refuses_the_newest_admission_before_it_evicts() {
     assert_eq!(plan.evict, [Eviction::Preempt(RequestId(2))], "the latest admission");
     assert_eq!(batch(&plan).len(), 1, "the batch is what the eviction leaves");
     assert_eq!(tenant.scheduler.digest(), before, "planning changes nothing");
+}
+
+#[test]
+fn plan_whose_cache_was_evicted_is_planned_again_without_it() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[40, 10]);
+    tenant.handle(Event::Cancel(RequestId(1)));
+    // The same prompt: the KV of the cancelled request is its cache.
+    tenant.submit_as(3, 1, 40);
+    tenant.retire_step();
+    let plan = tenant.plan();
+    assert_eq!(plan.cached_kv_blocks(RequestId(3)), Some(2));
+    let manager = &mut tenant.scheduler.manager;
+    let need = StepNeed { kv_blocks: vec![(RequestId(2), 1)], ..StepNeed::default() };
+    while manager.status().cache_epoch() == plan.cache_epoch {
+        assert_eq!(manager.prepare(NOW, &need, &mut Vec::new()), Prepared::Ready, "free memory goes first");
+    }
+    let again = tenant.plan_again(plan, Refusal::Changed);
+    assert_eq!((admitted(&again), again.cached_kv_blocks(RequestId(3))), (vec![3], Some(1)));
 }
 
 #[test]
