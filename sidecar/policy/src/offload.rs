@@ -196,11 +196,6 @@ impl Offload {
         self.write_back.layer_block_ns()
     }
 
-    /// Blocks of the host tier that prompts may use by the controller, whether it is in force or not.
-    pub fn prompt_kv_blocks(&self) -> u64 {
-        self.prompts.logical()
-    }
-
     /// A number that changes with the plans.
     pub fn plans_digest(&self) -> u64 {
         self.plans.digest_word()

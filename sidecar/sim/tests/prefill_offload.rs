@@ -153,10 +153,9 @@ fn the_buffer_grows_with_late_first_tokens_and_shrinks_with_late_others() {
     let kv_blocks = |slo| {
         let mut world = loaded(short(slo, 200));
         serve(&mut world, (1..=10).map(|id| request(id, 100, 40)));
-        (
-            world.driver.scheduler().manager().figures().prefill_buffer_kv_blocks(),
-            counters(&world).prefills_offloaded,
-        )
+        let manager = world.driver.scheduler().manager();
+        let buffer_bytes = manager.figures().prefill_buffer_bytes();
+        (buffer_bytes / manager.geometry().kv_block_bytes(), counters(&world).prefills_offloaded)
     };
     assert_eq!(kv_blocks(EAGER).0, 200, "never more than there is");
     assert_eq!(kv_blocks(Slo { tbt_ns: 1, ..EAGER }).0, 1, "TPOT before TTFT");

@@ -82,11 +82,6 @@ impl<'a> Figures<'a> {
         self.offload.fetched_bytes()
     }
 
-    /// Copies that had to be repeated.
-    pub fn fill_retries(&self) -> u64 {
-        self.weights.retries()
-    }
-
     /// Chunks of the activation range that are backed.
     pub fn activation_chunks(&self) -> u32 {
         self.chunks.activation_chunks()
@@ -113,12 +108,7 @@ impl<'a> Figures<'a> {
         self.kv.layer_offload().placement()
     }
 
-    /// Blocks of the host tier that prompts may use now.
-    pub fn prefill_buffer_kv_blocks(&self) -> u64 {
-        self.offload.prompt_kv_blocks()
-    }
-
-    /// The same in bytes; 0 under a policy that offloads no prompts.
+    /// Bytes of the host tier that prompts may use now; 0 under a policy that offloads no prompts.
     pub fn prefill_buffer_bytes(&self) -> u64 {
         let kv_blocks = self.offload.prompts_in_force().map_or(0, BufferController::logical);
         kv_blocks.saturating_mul(self.geometry.kv_block_bytes())
