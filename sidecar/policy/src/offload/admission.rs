@@ -239,3 +239,29 @@ impl AdmissionView<'_> {
         plans.is_due() && (self.memory.is_placed() || next.is_some() || self.kv_is_short())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::admissions::AdmittedKv;
+    use crate::offload::offloading::tests::Parts;
+    use crate::reclaim::PolicyName;
+
+    #[test]
+    fn prompt_finds_no_host_place_that_an_admitted_prompt_will_take() {
+        let mut parts = Parts::new(PolicyName::OrbitFlow);
+        // The link is known, so that prompts may go to the host tier.
+        parts.offload.write_back.on_written(1, 1);
+        let prefix = parts.kv.cached_prefix(1, &[]);
+        let parts = parts.parts();
+        let memory = parts.view();
+        let mut planned = PlannedAdmissions::default();
+        let fits = |planned: &PlannedAdmissions, kv_blocks| {
+            AdmissionView { memory, planned }.fits_host_tier(kv_blocks)
+        };
+        assert_eq!([8, 9].map(|kv_blocks| fits(&planned, kv_blocks)), [true, false], "the host tier has 8");
+        let kv = AdmittedKv::New { prefix, spilled_kv_blocks: Some(5) };
+        planned.add(&Admission { request: RequestId(1), kv }, 0, &memory);
+        assert_eq!([3, 4].map(|kv_blocks| fits(&planned, kv_blocks)), [true, false], "5 of 8 are taken");
+    }
+}

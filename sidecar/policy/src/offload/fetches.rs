@@ -137,3 +137,44 @@ impl Offloading<'_> {
         self.offload.forget_plan();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::RequestId;
+    use crate::kv::layer_offload::Placement;
+    use crate::offload::offloading::tests::Parts;
+    use crate::reclaim::PolicyName;
+
+    /// A running request whose KV block is in the host tier, with two of its layers in a buffer.
+    fn offloaded() -> Parts {
+        let mut parts = Parts::new(PolicyName::OrbitFlow);
+        parts.run(RequestId(1), 1);
+        let layout = Layout { moving: [0, 1].map(LayerId).to_vec(), beta: 1 };
+        let Offloading { kv, generations, .. } = parts.parts();
+        kv.place(Placement::uniform(layout, [RequestId(1)].into_iter()));
+        for _ in 0..2 {
+            let written = kv.plan_write_back(u32::MAX, (false, true), &Parts::no_admissions(), generations);
+            kv.finish_write_back(&written, true);
+        }
+        kv.evict_staged();
+        assert_eq!(kv.layer_offload().slot_counts(), (1, 0));
+        parts
+    }
+
+    #[test]
+    fn step_orders_the_first_fetches_of_the_next_one_unless_an_admission_waits_for_fetches() {
+        let fetched = |skips| {
+            let (mut parts, mut out) = (offloaded(), Vec::new());
+            parts.offload.note_admission(Some(Some(RequestId(2))), Some(skips));
+            parts.parts().begin_fetches(&mut out);
+            let layer = |action: &Action| match &action.work {
+                Work::Fetch(fetch) => fetch.layer.0,
+                other => panic!("only fetches are due: {other:?}"),
+            };
+            out.iter().map(layer).collect::<Vec<_>>()
+        };
+        assert_eq!(fetched(false), [0, 1, 0]);
+        assert_eq!(fetched(true), [0, 1]);
+    }
+}

@@ -1,8 +1,11 @@
 //! Plans of drains, and that carrying them out does as much as they count.
 
 use super::*;
-use crate::ids::{KvChunkId, RequestId};
+use crate::ids::{KvChunkId, LayerId, RequestId};
+use crate::kv::admissions::AdmissionEffects;
+use crate::kv::layer_offload::Placement;
 use crate::slots::Generations;
+use crate::step_model::Layout;
 
 const CHUNKS: u32 = 6;
 
@@ -19,6 +22,10 @@ fn run(kv: &mut Kv, id: u64, kv_blocks: u32) {
     kv.open(RequestId(id), &prefix);
     kv.allocate(&[(RequestId(id), kv_blocks)], &mut Generations::default());
     (0..kv_blocks).for_each(|_| kv.on_tokens_computed(RequestId(id), &[7; 16]));
+}
+
+fn no_admissions() -> AdmissionEffects {
+    AdmissionEffects::default()
 }
 
 /// Drains as planned. Returns the blocks that are left in the draining KV chunks, of KV and of buffers.
@@ -83,12 +90,7 @@ fn blocks_that_are_being_copied_stay() {
     let mut kv = kv();
     run(&mut kv, 1, 12);
     kv.suspend(RequestId(1));
-    let written = kv.plan_write_back(
-        4,
-        (true, false),
-        &crate::kv::admissions::AdmissionEffects::default(),
-        &mut Generations::default(),
-    );
+    let written = kv.plan_write_back(4, (true, false), &no_admissions(), &mut Generations::default());
     assert_eq!(written.len(), 2);
     kv.close(RequestId(1));
     // All others are cache, and so is the rest of this KV block once its copy has ended.
@@ -96,11 +98,26 @@ fn blocks_that_are_being_copied_stay() {
     assert_eq!((plan.evictions, plan.live_layer_blocks, plan.copied_layer_blocks), (10, 4, 4));
 }
 
-/// A plan counts what carrying it out does, in every mixture of running requests and cache.
+/// Keeps this request's full KV blocks in the host tier and in buffers, as far as there is space for them.
+fn offload(kv: &mut Kv, id: u64) {
+    let layout = Layout { moving: [0, 1].map(LayerId).to_vec(), beta: 1 };
+    kv.place(Placement::uniform(layout, [RequestId(id)].into_iter()));
+    let write = |kv: &mut Kv| {
+        kv.plan_write_back(u32::MAX, (false, true), &no_admissions(), &mut Generations::default())
+    };
+    let written = write(kv);
+    kv.finish_write_back(&written, true);
+    assert!(write(kv).is_empty(), "its copies are complete");
+    kv.evict_staged();
+}
+
+/// A plan counts what carrying it out does, in mixtures of running and paused requests, cache, buffers and KV blocks
+/// that are being written to the host tier.
 #[test]
 fn plan_and_drain_agree() {
     let mut random = sluice_common::random::Rng::new(5);
-    for _ in 0..200 {
+    let (mut with_buffers, mut with_copies) = (0, 0);
+    for _ in 0..400 {
         let mut kv = kv();
         let mut left = CHUNKS * 2;
         let mut id = 0;
@@ -109,20 +126,37 @@ fn plan_and_drain_agree() {
             id += 1;
             run(&mut kv, id, kv_blocks);
             left -= kv_blocks;
+            if left > 0 && random.below(4) == 0 {
+                offload(&mut kv, id);
+                left = kv.chunk_pool().free_layer_blocks() / 2;
+            }
         }
-        (1..=id)
-            .filter(|_| random.below(2) == 0)
-            .collect::<Vec<_>>()
-            .into_iter()
-            .for_each(|id| kv.close(RequestId(id)));
+        for id in 1..=id {
+            match random.below(4) {
+                0 | 1 => kv.close(RequestId(id)),
+                2 => kv.suspend(RequestId(id)),
+                _ => {}
+            }
+        }
+        kv.plan_write_back(
+            random.below(6) as u32,
+            (true, false),
+            &no_admissions(),
+            &mut Generations::default(),
+        );
         let plan = kv.plan_drain(random.below(u64::from(CHUNKS)) as u32);
         if plan.overfull_layer_blocks > 0 {
             continue;
         }
+        with_buffers += u32::from(plan.buffer_layer_blocks > 0);
+        with_copies += u32::from(plan.copied_layer_blocks > 0);
         let cached = kv.counts().idle_kv_blocks;
         assert_eq!(carry_out(&mut kv, plan), (plan.live_layer_blocks, plan.buffer_layer_blocks));
         assert_eq!(kv.counts().idle_kv_blocks, cached - plan.evictions);
-        assert!(kv.chunk_pool().free_layer_blocks() >= plan.live_layer_blocks, "all that moves has a place");
-        assert_eq!(kv.plan_moves(u32::MAX).len() as u32, plan.live_layer_blocks);
+        let leaving = plan.live_layer_blocks + plan.buffer_layer_blocks;
+        assert!(kv.chunk_pool().free_layer_blocks() >= leaving, "all that moves has a place");
+        let moving = plan.live_layer_blocks - plan.copied_layer_blocks;
+        assert_eq!(kv.plan_moves(u32::MAX).len() as u32, moving);
     }
+    assert!(with_buffers > 20 && with_copies > 20, "{with_buffers} with buffers, {with_copies} with copies");
 }

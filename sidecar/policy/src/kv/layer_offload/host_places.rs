@@ -51,3 +51,39 @@ impl Kv {
         Some(host_location)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{KvChunkId, RequestId};
+    use crate::kv::admissions::AdmissionEffects;
+    use crate::kv::layer_offload::Placement;
+    use crate::step_model::Layout;
+
+    /// KV of a paused request with one KV block, next to a prompt that goes to the host tier and still needs two of its
+    /// `host_kv_blocks` places.
+    fn kv(host_kv_blocks: u32) -> Kv {
+        let mut kv = Kv::new(2, 4, 4, host_kv_blocks, true);
+        (0..4).for_each(|chunk| kv.chunk_pool_mut().back(KvChunkId(chunk)));
+        for request in [1, 2].map(RequestId) {
+            let prefix = kv.cached_prefix(request.0, &[]);
+            kv.open(request, &prefix);
+        }
+        kv.allocate(&[(RequestId(1), 1)], &mut Generations::default());
+        kv.on_tokens_computed(RequestId(1), &[7; 16]);
+        kv.suspend(RequestId(1));
+        let layout = Layout { moving: [0, 1].map(LayerId).to_vec(), beta: 1 };
+        kv.place(Placement::uniform(layout, core::iter::empty()));
+        kv.start_prefill_spill(RequestId(2), 2);
+        kv
+    }
+
+    #[test]
+    fn paused_kv_takes_no_place_that_a_prompt_needs() {
+        let written = |host_kv_blocks| {
+            let none = AdmissionEffects::default();
+            kv(host_kv_blocks).plan_write_back(8, (true, false), &none, &mut Generations::default()).len()
+        };
+        assert_eq!([2, 3].map(written), [0, 1]);
+    }
+}

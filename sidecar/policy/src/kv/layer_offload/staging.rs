@@ -229,3 +229,43 @@ impl Kv {
         self.requests.touch(&staged);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::KvChunkId;
+    use crate::kv::admissions::AdmissionEffects;
+    use crate::kv::layer_offload::Placement;
+    use crate::slots::Generations;
+    use crate::step_model::Layout;
+
+    /// The staging slots of a request with two KV blocks of four layers, of which the first `offloaded` go out through
+    /// one buffer. Of the KV chunks, each with space for one KV block, two have its KV.
+    fn slots(kv_chunks: u32, offloaded: usize) -> u32 {
+        let (request, mut generations) = (RequestId(1), Generations::default());
+        let mut kv = Kv::new(4, kv_chunks, 4, 8, true);
+        (0..kv_chunks).for_each(|chunk| kv.chunk_pool_mut().back(KvChunkId(chunk)));
+        let prefix = kv.cached_prefix(1, &[]);
+        kv.open(request, &prefix);
+        kv.allocate(&[(request, 2)], &mut generations);
+        (0..2).for_each(|_| kv.on_tokens_computed(request, &[7; 16]));
+        let moving: Vec<_> = [0, 1, 2].map(LayerId).to_vec();
+        let sets = vec![moving[..offloaded].to_vec()];
+        let of = [(request, 0)].into();
+        kv.place(Placement { layout: Layout { moving, beta: 1 }, sets, of });
+        for _ in 0..2 {
+            let none = AdmissionEffects::default();
+            let written = kv.plan_write_back(u32::MAX, (false, true), &none, &mut generations);
+            kv.finish_write_back(&written, true);
+        }
+        kv.evict_staged();
+        kv.check();
+        kv.layer_offload().slot_counts().0
+    }
+
+    #[test]
+    fn kv_block_is_staged_if_it_frees_blocks_and_its_buffers_have_space() {
+        assert_eq!([1, 2, 3].map(|offloaded| slots(3, offloaded)), [0, 2, 2], "one layer frees nothing");
+        assert_eq!(slots(2, 3), 0, "no block is free for the buffer");
+    }
+}
