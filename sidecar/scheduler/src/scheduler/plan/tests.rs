@@ -123,6 +123,15 @@ fn plan_whose_cache_was_evicted_is_planned_again_without_it() {
 }
 
 #[test]
+fn lowest_priority_is_preempted_first_and_among_equals_the_latest_admission() {
+    let mut tenant = Tenant::running(PolicyName::Recompute, &[10, 10, 10]);
+    let preempted = |tenant: &Tenant| tenant.plan_again(tenant.plan(), SHORT_KV).evict;
+    assert_eq!(preempted(&tenant), [Eviction::Preempt(RequestId(3))]);
+    tenant.scheduler.requests.running.get_mut(RequestId(3)).expect("it runs").request.priority = 1;
+    assert_eq!(preempted(&tenant), [Eviction::Preempt(RequestId(2))]);
+}
+
+#[test]
 fn policy_with_host_memory_pauses_the_request_with_the_most_kv() {
     let params = Params { policy: PolicyName::OrbitFlow, host_kv_bytes: 1 << 20, ..Params::default() };
     let tenant = Tenant::with(params).run(&[10, 60, 10]);
@@ -241,6 +250,19 @@ fn debt_takes_running_requests_then_layers_then_kv_of_waiting_requests() {
     assert_eq!(debt(&tenant, true), Some(Eviction::DropSuspended(RequestId(2))));
     tenant.scheduler.evict(NOW, &Eviction::DropSuspended(RequestId(2)));
     assert_eq!(debt(&tenant, true), None, "nothing is left");
+}
+
+#[test]
+fn debt_drops_no_waiting_request_without_kv_on_the_device() {
+    let params = Params { policy: PolicyName::Recompute, ..Params::default() };
+    let mut tenant = indebted(params, &[60, 60, 60]);
+    tenant.scheduler.evict_all(NOW, &[Eviction::pause(RequestId(2)), Eviction::Preempt(RequestId(3))]);
+    // The last one waits as if its KV were in the host tier.
+    let mut last = tenant.scheduler.requests.queue.remove(RequestId(3)).expect("it waits");
+    last.kv_suspended = true;
+    tenant.scheduler.requests.queue.push(last);
+    let debt = tenant.scheduler.planner(NOW).plan_debt(true);
+    assert_eq!(debt, Some(Eviction::DropSuspended(RequestId(2))));
 }
 
 #[test]
