@@ -19,10 +19,14 @@ const FIRST_SEED: u64 = 1376;
 /// Seeds in which requests join by plans; in the last one, fetches sometimes fail.
 const PLAN_ADMISSION_SEEDS: [u64; 4] = [27, 49, 79, 3580];
 
+/// A seed in which a prompt goes to the host tier that shares a KV block with staged layers of another placement.
+const SHARED_STAGING_SEED: u64 = 200_085;
+
 #[test]
 fn seeds_hold_and_cover_every_mechanism() {
     let seeds = FIRST_SEED..FIRST_SEED + SEEDS;
-    let sum = PLAN_ADMISSION_SEEDS.into_iter().chain(seeds).fold(SoakStats::default(), |sum, seed| {
+    let known = PLAN_ADMISSION_SEEDS.into_iter().chain([SHARED_STAGING_SEED]);
+    let sum = known.chain(seeds).fold(SoakStats::default(), |sum, seed| {
         sum.plus(soak::run(seed, None).unwrap_or_else(|broken| panic!("{broken}")))
     });
     for (what, count) in [

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use super::prepare_plan::{Attempt, MemoryStep, ReclaimAction, Tried};
 use super::{MemoryManager, Prepared, StepNeed};
 use crate::action::Action;
-use crate::kv::admissions::{AdmissionEffects, AdmittedKv};
+use crate::kv::admissions::{Admission, AdmissionEffects, AdmittedKv};
 use crate::offload::EvictedPaused;
 use crate::reason::Reason;
 use crate::transition::RemapKind;
@@ -51,7 +51,7 @@ impl MemoryManager {
     ) -> Progress {
         match step {
             MemoryStep::Answer(answer) => Progress::Answered(answer),
-            MemoryStep::Allocate => Progress::Answered(self.allocate(need, attempt, out)),
+            MemoryStep::Allocate => self.allocate(need, attempt, out),
             MemoryStep::AbortTransition => {
                 self.abort_transition();
                 Progress::Changed
@@ -111,11 +111,11 @@ impl MemoryManager {
     }
 
     /// There are enough free blocks: loads KV from the host tier first.
-    fn allocate(&mut self, need: &StepNeed, attempt: &mut Attempt, out: &mut Vec<Action>) -> Prepared {
+    fn allocate(&mut self, need: &StepNeed, attempt: &mut Attempt, out: &mut Vec<Action>) -> Progress {
         if attempt.demand.to_load > 0 {
             self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
             let steps_wait = self.offloading().load_missing(&mut attempt.effects, out);
-            return if steps_wait { Prepared::Wait } else { Prepared::Loading };
+            return Progress::Answered(if steps_wait { Prepared::Wait } else { Prepared::Loading });
         }
         let admitted = |request| need.admit.iter().any(|one| one.request == request && one.spills_prefill());
         let spills = |request| self.kv.layer_offload().is_spilling_prefill(request) || admitted(request);
@@ -123,15 +123,20 @@ impl MemoryManager {
         let spilled_kv_blocks = spilled.map(|(_, count)| *count).sum();
         if !self.offloading().reserve_host_places(spilled_kv_blocks, &attempt.effects) {
             // A host block that a fetch may still read is free when the fetch has ended.
-            return if self.kv.layer_offload().fetches() > 0 {
-                Prepared::Wait
-            } else {
-                self.shortfall(self.kv.layers())
-            };
+            let waits = self.kv.layer_offload().fetches() > 0;
+            return Progress::Answered(if waits { Prepared::Wait } else { self.shortfall(self.kv.layers()) });
+        }
+        if need.admit.iter().any(Admission::spills_prefill) {
+            // Before the request has KV: a KV block that it shares keeps its staging slot only if all of its users
+            // offload it, and this request does not yet.
+            self.offloading().place_prefills();
+            if self.kv.missing_layer_block_count() > 0 {
+                return Progress::Changed;
+            }
         }
         self.evict_until(attempt.demand.layer_blocks, &attempt.effects);
         self.commit_need(need);
-        Prepared::Ready
+        Progress::Answered(Prepared::Ready)
     }
 
     /// Opens or resumes the requests that the step admits, and allocates its KV blocks.
@@ -145,7 +150,7 @@ impl MemoryManager {
         }
         for admission in &need.admit {
             if let AdmittedKv::New { spilled_kv_blocks: Some(kv_blocks), .. } = admission.kv {
-                self.offloading().start_prefill_offload(admission.request, kv_blocks);
+                self.kv.start_prefill_spill(admission.request, kv_blocks);
             }
         }
         self.kv.allocate(&need.kv_blocks, &mut self.generations);

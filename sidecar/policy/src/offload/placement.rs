@@ -205,7 +205,8 @@ mod tests {
     fn ellm_places_all_layers_while_a_prompt_is_offloaded() {
         let mut parts = Parts::new(PolicyName::Ellm);
         parts.run(ONE, 0);
-        parts.parts().start_prefill_offload(ONE, 3);
+        parts.parts().place_prefills();
+        parts.kv.start_prefill_spill(ONE, 3);
         let all: Vec<_> = (0..4).map(LayerId).collect();
         assert_eq!(parts.kv.layer_offload().placement().layout, Layout { moving: all, beta: 2 });
         assert_eq!(decide(&mut parts), PlacementDecision::Due(None));

@@ -1,7 +1,7 @@
 //! Computes prompts without space for their KV: it goes to the host tier layer by layer, and returns when the request
 //! continues (eLLM 4.4.2). Algorithm 2 sizes the part of the tier that prompts may use.
 
-use crate::ids::{LayerId, RequestId};
+use crate::ids::LayerId;
 use crate::kv::layer_offload::Placement;
 use crate::offload::layouts::buffers;
 use crate::offload::offloading::Offloading;
@@ -21,15 +21,15 @@ fn prefill_layout(layers: u16) -> Layout {
 }
 
 impl Offloading<'_> {
-    /// Sends the KV of a new request to the host tier, `kv_blocks` blocks in all.
+    /// Lets the placement in force offload prompts too.
     ///
     /// # Panics
-    /// If a copy into a buffer is under way: the caller asks [`crate::memory_manager::AdmissionView::prefill_offload`]
-    /// or [`crate::memory_manager::AdmissionView::admits_by_prefill_offload`] before.
-    pub fn start_prefill_offload(&mut self, request: RequestId, kv_blocks: u32) {
+    /// If it does not yet and a copy into a buffer is under way: the caller asks
+    /// [`crate::memory_manager::AdmissionView::prefill_offload`] or
+    /// [`crate::memory_manager::AdmissionView::admits_by_prefill_offload`] before.
+    pub fn place_prefills(&mut self) {
         if !self.kv.layer_offload().places_prefills() {
             self.kv.place(self.kv.layer_offload().placement_with_prefills(prefill_layout(self.sizes.layers)));
         }
-        self.kv.start_prefill_spill(request, kv_blocks);
     }
 }
