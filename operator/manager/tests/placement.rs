@@ -196,7 +196,7 @@ async fn unsupported_spec_is_reported_with_field() {
     stage.tenant("large", json!({})).await;
     stage.inspect_ok("large", 400).await;
     let large = stage.condition("large", "Accepted", "False", "ModelLargerThanGpu").await;
-    assert!(large.message.contains("which has 100663296 bytes"), "{}", large.message);
+    assert!(large.message.contains("which has 96 MiB; raise memory.maxRemappedPercent"), "{}", large.message);
     stage.condition("large", "Ready", "False", "ModelLargerThanGpu").await;
     stage.deployments(&[]).await;
 }
