@@ -39,6 +39,9 @@ use super::{Api, TestResult, crds, error_text, exit_hooks, is_ci, try_api};
 /// Limit from the start of the components to Ready; 4 s on two idle cores.
 const READY: Duration = Duration::from_secs(120);
 
+/// Components that are started again until a node is Ready. A component that cannot run exits more often.
+const STARTUP_RESTARTS: u32 = 3;
+
 /// Import command of `kind load image-archive` (kind 0.33, `pkg/cluster/nodeutils/util.go`).
 const IMPORT: [&str; 4] = ["images", "import", "--all-platforms", "--digests"];
 
@@ -239,16 +242,35 @@ impl Own {
         lock(&self.running).components.insert(name, component);
     }
 
-    /// Waits until the node is Ready.
+    /// Waits until the node is Ready and takes pods, which shows that controllers run: one of them removes the taint of
+    /// a new node.
     async fn ready(&self, api: &Api) {
         let nodes = kube::Api::<NodeObject>::all(api.client().await);
-        within(READY, "a node that is Ready", async || {
-            lock(&self.running).components.values_mut().for_each(Component::assert_alive);
+        let mut restarts = STARTUP_RESTARTS;
+        within(READY, "a node that is Ready and without taints", async || {
+            self.revive_components(&mut restarts);
             let node = nodes.get_opt(self.layout.dirs.name()).await.ok()??;
+            let is_tainted = node.spec?.taints.is_some_and(|taints| !taints.is_empty());
             let conditions = node.status?.conditions?;
-            conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True").then_some(())
+            let is_ready = conditions.iter().any(|one| one.type_ == "Ready" && one.status == "True");
+            (is_ready && !is_tainted).then_some(())
         })
         .await;
+    }
+
+    /// Starts components again that have exited, as a kubelet does for those of a control plane. A controller manager
+    /// exits if the API server resets one of its first connections.
+    ///
+    /// # Panics
+    /// If one exits and no restart is left.
+    fn revive_components(&self, restarts: &mut u32) {
+        for component in lock(&self.running).components.values_mut() {
+            if *restarts > 0 && component.has_exited() {
+                *restarts -= 1;
+                component.restart(&self.spawner);
+            }
+            component.assert_alive();
+        }
     }
 
     /// Returns a `ctr` command, with the node's mounts.
