@@ -12,6 +12,7 @@ mod leader;
 #[cfg(feature = "cluster")]
 mod objects;
 
+use std::borrow::Borrow;
 use std::path::PathBuf;
 
 use anyhow::bail;
@@ -107,6 +108,17 @@ pub fn parse_target(target: &str) -> anyhow::Result<(Option<&str>, &str)> {
         None if !target.is_empty() => Ok((None, target)),
         _ => bail!("`{target}` is not the name of a tenant; write NAME, NAMESPACE/NAME or tenant/NAME"),
     }
+}
+
+/// Whether a tenant, by its namespace and name, has the `name` that a user wrote. Without a namespace only names are
+/// compared.
+pub fn is_named((its, own): (&str, &str), namespace: Option<&str>, name: &str) -> bool {
+    own == name && namespace.is_none_or(|namespace| namespace == its)
+}
+
+/// Refuses a name that several tenants have, each given as NAMESPACE/NAME.
+pub fn ambiguous_name(name: &str, titles: &[impl Borrow<str>]) -> String {
+    format!("several tenants have the name `{name}`: name one of {}", titles.join(", "))
 }
 
 #[cfg(test)]

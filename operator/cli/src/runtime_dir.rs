@@ -13,6 +13,8 @@ use anyhow::{Context, bail};
 use rustix::fs::{FlockOperation, flock};
 use sluice_wire::config::SidecarRecord;
 
+use crate::cluster::{ambiguous_name, is_named};
+
 /// File in a claimed folder that its owner has locked.
 const LOCK_FILE: &str = "lock";
 
@@ -97,7 +99,7 @@ impl RuntimeDir {
         let named = running.iter().enumerate().filter(|(_, one)| matches_title(&one.title, namespace, name));
         let (indices, titles): (Vec<_>, Vec<_>) = named.map(|(at, one)| (at, one.title.as_str())).unzip();
         if titles.len() > 1 {
-            bail!("several tenants have the name `{name}`: name one of {}", titles.join(", "));
+            bail!(ambiguous_name(name, &titles));
         }
         let Some(at) = indices.first().copied() else {
             let titles: Vec<_> = running.into_iter().map(|sidecar| sidecar.title).collect();
@@ -135,8 +137,7 @@ fn running(folder: &Path) -> Option<RunningSidecar> {
 
 /// Whether `title`, NAMESPACE/NAME, is that of the tenant. Without a namespace, only the name is compared.
 fn matches_title(title: &str, namespace: Option<&str>, name: &str) -> bool {
-    let own = title.split_once('/');
-    own.is_some_and(|(its, own)| own == name && namespace.is_none_or(|namespace| namespace == its))
+    title.split_once('/').is_some_and(|own| is_named(own, namespace, name))
 }
 
 /// Reads the record of the sidecar of a tenant's folder; `None` = it does not listen yet.

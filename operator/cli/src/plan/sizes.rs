@@ -8,11 +8,13 @@ use futures_util::future::join_all;
 use sluice_types::tenant::WeightType;
 
 use super::inputs::{ObjectKey, PlanInputs};
+use crate::cluster::{ambiguous_name, is_named};
 use crate::inspect::{ModelLocation, inspect};
 
-/// Whether `target`, NAME or NAMESPACE/NAME, names the tenant `key`.
-fn is_named(target: &str, (namespace, name): &ObjectKey) -> bool {
-    target.split_once('/').map_or(target == name, |(its, own)| its == namespace && own == name)
+/// Whether `target`, NAME or NAMESPACE/NAME, names the tenant.
+fn names(target: &str, (namespace, name): &ObjectKey) -> bool {
+    let target = target.split_once('/').map_or((None, target), |(namespace, name)| (Some(namespace), name));
+    is_named((namespace, name), target.0, target.1)
 }
 
 /// Checks that each of `named` is one tenant of the scenes.
@@ -24,14 +26,14 @@ pub fn check_names(named: &[(String, PathBuf)], scenes: &[Option<&PlanInputs>]) 
         scenes.iter().copied().flatten().flat_map(PlanInputs::tenants).collect();
     for (target, folder) in named {
         let option = format!("--model {target}={}", folder.display());
-        let found: Vec<_> = tenants.iter().filter(|key| is_named(target, key)).collect();
+        let found: Vec<_> = tenants.iter().filter(|key| names(target, key)).collect();
         match found.len() {
             0 => bail!("{option}: no tenant has the name `{target}`; {}", known_names(&tenants)),
             1 => {}
             _ => {
                 let titles: Vec<_> =
                     found.iter().map(|(namespace, name)| format!("{namespace}/{name}")).collect();
-                bail!("{option}: several tenants have the name `{target}`: name one of {}", titles.join(", "))
+                bail!("{option}: {}", ambiguous_name(target, &titles))
             }
         }
     }
@@ -50,7 +52,7 @@ fn known_names(tenants: &BTreeSet<&ObjectKey>) -> String {
 /// [`check_names`].
 pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     let folder = |key: ObjectKey| {
-        let named = named.iter().rev().find(|(target, _)| is_named(target, &key)).map(|(_, folder)| folder);
+        let named = named.iter().rev().find(|(target, _)| names(target, &key)).map(|(_, folder)| folder);
         let folder = named.or_else(|| scene.folders.get(&key))?.clone();
         let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
         Some((key, folder, dtype))
