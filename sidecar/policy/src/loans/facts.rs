@@ -12,11 +12,6 @@ use crate::sleep::SleepState;
 use crate::step_model::Layout;
 
 impl<'a> LoanView<'a> {
-    /// Every layer was loaded once, and the backend works.
-    pub(crate) fn is_loaded(&self) -> bool {
-        self.loaded && !self.failed
-    }
-
     /// What the share and the floor are now.
     pub(crate) fn limits(&self) -> ShareLimits {
         let (assigned, floor) = (self.layouts.sizes.share, self.layouts.sizes.floor);
@@ -51,7 +46,7 @@ impl<'a> LoanView<'a> {
         LendFacts {
             max_moving: sizes.movable_m,
             displaced: self.displaced_layers(),
-            is_settled: self.is_loaded()
+            is_settled: self.is_loaded
                 && self.sleep.is_settled()
                 && !self.should_restore_layers()
                 && self.loans.balance.excess(sizes.share) == 0,
@@ -242,7 +237,7 @@ mod tests {
                     forced: None,
                 },
                 loaded: true,
-                failed: false,
+                is_loaded: true,
                 in_backoff: false,
             })
         }

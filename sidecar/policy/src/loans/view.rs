@@ -21,8 +21,8 @@ pub struct LoanView<'a> {
     pub(crate) layouts: LayoutSearch<'a>,
     /// Every layer was loaded once.
     pub(crate) loaded: bool,
-    /// The backend has failed for good.
-    pub(crate) failed: bool,
+    /// It is loaded, and the backend works ([`crate::memory_manager::StatusView::is_loaded`]).
+    pub(crate) is_loaded: bool,
     /// The backend failed within the back-off.
     pub(crate) in_backoff: bool,
 }
@@ -126,7 +126,7 @@ impl LoanView<'_> {
 
     /// The tenant has work and lent layers are absent.
     pub fn wants_layers(&self) -> bool {
-        self.is_loaded() && self.should_restore_layers()
+        self.is_loaded && self.should_restore_layers()
     }
 
     /// The loans as they were counted, for [`LoanNegotiator::check`](crate::loan_negotiator::LoanNegotiator::check).

@@ -92,7 +92,7 @@ impl MemoryManager {
             sleep: &self.sleep,
             layouts: self.layout_search(),
             loaded: self.loaded,
-            failed: self.failure.is_some(),
+            is_loaded: self.status().is_loaded(),
             in_backoff: self.in_backoff(),
         }
     }
