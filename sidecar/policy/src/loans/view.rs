@@ -80,6 +80,7 @@ impl LoanView<'_> {
     }
 
     /// A return or a release of share is due: no step begins before it is made, unless the backend keeps failing.
+    #[inline]
     pub fn has_debt(&self) -> bool {
         self.share_to_release() > 0 || self.loans.outgoing.has_return()
     }

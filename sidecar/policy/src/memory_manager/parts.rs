@@ -80,11 +80,13 @@ impl MemoryManager {
     }
 
     /// What layouts and reclaim options cost, by measured times.
+    #[inline]
     pub(super) fn cost(&self) -> CostModel<'_> {
         CostModel::new(&self.step_stats, &self.params)
     }
 
     /// Which layouts are possible, and which is best.
+    #[inline]
     pub(super) fn layout_search(&self) -> LayoutSearch<'_> {
         LayoutSearch {
             cost: self.cost(),
@@ -96,6 +98,7 @@ impl MemoryManager {
     }
 
     /// The backend failed within the back-off: no transition and no transfer begins now. A step that needs none begins.
+    #[inline]
     pub(super) fn in_backoff(&self) -> bool {
         self.transitions.in_backoff(self.orders.boundaries())
     }

@@ -1,4 +1,5 @@
-//! Read-only views of the memory manager, one for each reader's question. They change nothing.
+//! Read-only views of the memory manager, one for each reader's question. They change nothing. Those that each step asks
+//! are inlined: a caller with one question need not have the whole view built.
 
 mod figures;
 mod price;
@@ -29,6 +30,7 @@ impl MemoryManager {
     }
 
     /// Returns whether a step may begin, and what it waits for.
+    #[inline]
     pub fn status(&self) -> StatusView<'_> {
         StatusView {
             orders: &self.orders,
@@ -83,6 +85,7 @@ impl MemoryManager {
     }
 
     /// Returns the share, the loans and the debts.
+    #[inline]
     pub fn loans(&self) -> LoanView<'_> {
         LoanView {
             loans: &self.loans,
