@@ -14,12 +14,13 @@ mod check;
 mod chunk;
 pub(crate) mod error;
 mod layer_hooks;
-pub(crate) mod layer_pass;
+pub(crate) mod layer_ops;
+mod layer_pass;
 mod logits;
 mod model;
 mod ranges;
 mod run;
-pub(crate) mod step;
+mod step;
 
 pub use crate::ops::kv::BLOCK_TOKENS;
 pub use batch::{Batch, BlockTable, Sequence};

@@ -71,10 +71,10 @@ impl<E: Element> Step<'_, E> {
 
     /// Runs one chunk through one layer.
     fn pass(&self, chunk: &Chunk, layer: usize) {
-        let pass = LayerPass::new(self, chunk);
+        let mut pass = LayerPass::new(self, chunk, layer);
         match self.model.spec.family {
-            Family::Llama => llama::layer(&pass, layer),
-            Family::Opt => opt::layer(&pass, layer),
+            Family::Llama => llama::layer(&mut pass),
+            Family::Opt => opt::layer(&mut pass),
         }
     }
 }

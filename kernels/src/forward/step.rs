@@ -46,15 +46,6 @@ impl<E> Weights<'_, E> {
     }
 }
 
-/// A matrix product: the tensors of its weights and bias, and the output rows.
-#[derive(Clone, Copy)]
-pub(crate) struct Linear {
-    pub matrix: Tensor,
-    pub bias: Tensor,
-    pub output: Rows,
-    pub epilogue: Epilogue,
-}
-
 /// A step in progress.
 pub(crate) struct Step<'a, E> {
     pub model: &'a Model,
@@ -160,23 +151,24 @@ impl<'a, E: Element> Step<'a, E> {
         }
     }
 
-    /// Returns a product over the first `tokens` rows of `input`, which must be narrowed.
+    /// Returns a product over the first `tokens` rows of `input`, which must be narrowed, into the rows `output`.
     pub(super) fn product(
         &self,
         weights: Weights<'_, E>,
         (input, tokens): (Rows, usize),
-        linear: &Linear,
+        (matrix, bias, epilogue): (Tensor, Tensor, Epilogue),
+        output: Rows,
     ) -> Product<E> {
-        let place = weights.slab.span(linear.matrix).expect("every matrix of a family is in its slab");
+        let place = weights.slab.span(matrix).expect("every matrix of a family is in its slab");
         Product {
-            weights: weights.get(linear.matrix),
-            bias: weights.find(linear.bias),
-            rows: 0..weights.rows(linear.matrix),
+            weights: weights.get(matrix),
+            bias: weights.find(bias),
+            rows: 0..weights.rows(matrix),
             k: place.columns as usize,
             input: (input.0, input.1),
-            output: linear.output,
+            output,
             tokens: 0..tokens,
-            epilogue: linear.epilogue,
+            epilogue,
             scratch: std::ptr::null_mut(),
         }
     }
@@ -232,8 +224,8 @@ impl<'a, E: Element> Step<'a, E> {
             let matrix = if tied { Tensor::Embedding } else { Tensor::Head };
             let output = self.rows(self.layout.logits);
             // No family has a bias here, and a global slab has no layer tensor, so `UpBias` is not found.
-            let head = Linear { matrix, bias: Tensor::UpBias, output, epilogue: Epilogue::Store };
-            self.run_products(&[[self.product(weights, (last, rows), &head)]]);
+            let head = (matrix, Tensor::UpBias, Epilogue::Store);
+            self.run_products(&[[self.product(weights, (last, rows), head, output)]]);
         }
     }
 }
