@@ -5,6 +5,7 @@
 mod activations;
 mod agreement;
 mod checkpoint;
+mod cuda;
 mod engine_process;
 mod generated;
 mod golden;
