@@ -1,9 +1,13 @@
 //! `cargo xtask kernels`: CUDA sources to committed PTX by NVRTC, which needs neither a GPU nor a driver.
 //!
-//! To add a source, add a row to [`SOURCES`].
+//! Machine code is made as well and thrown away: PTX alone lets through what the assembler refuses, and the assembler
+//! says what each kernel of the engine needs. That table is committed as `kernels/cuda/resources.json`.
+//!
+//! To add a source, add a row to [`PROBE`] or [`ENGINE`].
 
 mod find;
 mod nvrtc;
+mod resources;
 
 use std::fs;
 
@@ -11,18 +15,25 @@ use anyhow::{Context, Result};
 use cargo_metadata::camino::Utf8Path;
 
 use find::{Found, VERSION};
-use nvrtc::Nvrtc;
+use nvrtc::{Nvrtc, Source};
+use resources::Table;
 
-/// Every CUDA source; its PTX is in the same folder.
-const SOURCES: [&str; 1] = ["sidecar/probe/cuda/probe.cu"];
+/// The probe's sources. A source's PTX is in the same folder.
+const PROBE: &[&str] = &["sidecar/probe/cuda/probe.cu"];
+
+/// The engine's sources. Their PTX has line information, for the interpreter's messages and for profilers.
+const ENGINE: &[&str] = &[];
+
+/// The committed table of what the engine's kernels need.
+const RESOURCES: &str = "kernels/cuda/resources.json";
 
 /// The oldest architecture of the product. A driver compiles its PTX for every later one.
 const PTX: &str = "compute_80";
 
-/// Machine code is made as well, and thrown away: PTX alone lets through what the assembler refuses.
-const MACHINE: [(&str, i32); 3] = [("sm_80", 80), ("sm_90a", 90), ("sm_100", 100)];
+/// Architectures of the machine code. Never one that ends in `a`, whose code runs on no other.
+const MACHINE: [(&str, i32); 3] = [("sm_80", 80), ("sm_90", 90), ("sm_100", 100)];
 
-/// Compiles every source; `check` compares the committed PTX instead of writing it. `false` if one differs or does
+/// Compiles every source; `check` compares the committed files instead of writing them. `false` if one differs or does
 /// not compile.
 pub fn run(root: &Utf8Path, check: bool) -> Result<bool> {
     with(root, check, &find::find()?)
@@ -44,52 +55,89 @@ fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
     let nvrtc = Nvrtc::load(&found.folder)?;
     let (major, minor) = nvrtc.version()?;
     println!("NVRTC {major}.{minor} in {}", found.folder);
+    let settle = |path: &Utf8Path, new: &[u8]| match (check, found.pinned) {
+        (true, true) => compare(path, new),
+        (true, false) => {
+            println!("skipped: {path} is not compared, it is what NVRTC {VERSION} gives");
+            Ok(())
+        }
+        (false, true) => fs::write(path, new).with_context(|| format!("writing {path}")),
+        (false, false) => anyhow::bail!("the committed files are what NVRTC {VERSION} gives"),
+    };
     let mut passed = true;
-    for source in SOURCES {
-        let result = compile(&nvrtc, root, source, |path, ptx| match (check, found.pinned) {
-            (true, true) => compare(path, ptx),
-            (true, false) => {
-                println!("skipped: {path} is not compared, its PTX is that of NVRTC {VERSION}");
-                Ok(())
-            }
-            (false, true) => fs::write(path, ptx).with_context(|| format!("writing {path}")),
-            (false, false) => anyhow::bail!("the committed PTX is that of NVRTC {VERSION}"),
-        });
+    let mut report = |name: &str, result: Result<()>| {
         if let Err(error) = result {
-            println!("{source}: {error:#}");
+            println!("{name}: {error:#}");
             passed = false;
         }
+    };
+    for source in PROBE {
+        report(source, compile(&nvrtc, root, source, &[], settle).map(drop));
     }
+    let mut table = Table::default();
+    for source in ENGINE {
+        let compiled = compile(&nvrtc, root, source, &["-lineinfo"], settle);
+        report(source, compiled.and_then(|assembled| table.add(&assembled.ptx, &assembled.logs)));
+    }
+    report(RESOURCES, settle(&root.join(RESOURCES), table.json().as_bytes()));
     Ok(passed)
 }
 
-/// Compiles one source for all architectures that this NVRTC knows and hands its PTX and the PTX's path to `settle`.
+/// What the assembler said of one source.
+struct Assembled {
+    /// The source's PTX.
+    ptx: String,
+    /// Per architecture, its log.
+    logs: Vec<(&'static str, String)>,
+}
+
+/// Compiles one source for all architectures that this NVRTC knows, and hands its PTX and the PTX's path to `settle`.
 fn compile(
     nvrtc: &Nvrtc,
     root: &Utf8Path,
     source: &str,
+    options: &[&str],
     settle: impl FnOnce(&Utf8Path, &[u8]) -> Result<()>,
-) -> Result<()> {
+) -> Result<Assembled> {
     let path = root.join(source);
-    let name = path.file_name().context("a source has a name")?;
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+    let text = read(&path)?;
+    let mut logs = Vec::new();
     for (architecture, number) in MACHINE {
         if nvrtc.knows(number)? {
-            let size = nvrtc.compile(name, &text, architecture)?.len();
-            println!("{source}: {architecture}, {size} bytes");
+            let made = nvrtc.compile(&text, architecture, &[options, &["--ptxas-options=-v"]].concat())?;
+            println!("{source}: {architecture}, {} bytes", made.code.len());
+            logs.push((architecture, made.log));
         } else {
             println!("skipped: this NVRTC does not know {architecture}");
         }
     }
-    settle(&path.with_extension("ptx"), &nvrtc.compile(name, &text, PTX)?)
+    let ptx = nvrtc.compile(&text, PTX, options)?.code;
+    settle(&path.with_extension("ptx"), &ptx)?;
+    Ok(Assembled { ptx: String::from_utf8(ptx).context("PTX is text")?, logs })
 }
 
-/// An error if the file is not `ptx`.
-fn compare(path: &Utf8Path, ptx: &[u8]) -> Result<()> {
+/// A source with the headers (`*.cuh`) of its folder.
+fn read(path: &Utf8Path) -> Result<Source> {
+    let text = |path: &Utf8Path| fs::read_to_string(path).with_context(|| format!("reading {path}"));
+    let name = |path: &Utf8Path| path.file_name().map(ToOwned::to_owned).context("a source has a name");
+    let folder = path.parent().context("a source lies in a folder")?;
+    let mut headers = Vec::new();
+    for entry in folder.read_dir_utf8().with_context(|| format!("reading {folder}"))? {
+        let header = entry?;
+        if header.path().extension() == Some("cuh") {
+            headers.push((name(header.path())?, text(header.path())?));
+        }
+    }
+    headers.sort();
+    Ok(Source { name: name(path)?, text: text(path)?, headers })
+}
+
+/// An error if the file is not `new`.
+fn compare(path: &Utf8Path, new: &[u8]) -> Result<()> {
     let committed = fs::read(path).with_context(|| format!("reading {path}"))?;
     anyhow::ensure!(
-        committed == ptx,
-        "{path} differs from the PTX of its source: run `cargo xtask kernels` and commit the result"
+        committed == new,
+        "{path} differs from what its sources give: run `cargo xtask kernels` and commit the result"
     );
     Ok(())
 }

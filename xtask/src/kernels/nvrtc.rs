@@ -1,4 +1,4 @@
-//! The six calls of NVRTC, NVIDIA's run-time compiler, that turn one source into PTX or into machine code.
+//! The calls of NVRTC, NVIDIA's run-time compiler, that turn one source into PTX or into machine code.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -21,6 +21,24 @@ type Bytes = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
 type Architectures = unsafe extern "C" fn(*mut c_int) -> c_int;
+
+/// A source and the headers that it may include by name.
+pub struct Source {
+    /// Name in messages and line information.
+    pub name: String,
+    /// The text.
+    pub text: String,
+    /// Name and text of each header.
+    pub headers: Vec<(String, String)>,
+}
+
+/// What a compilation gave.
+pub struct Compiled {
+    /// PTX or machine code.
+    pub code: Vec<u8>,
+    /// What the compiler and the assembler said.
+    pub log: String,
+}
 
 /// A loaded NVRTC.
 pub struct Nvrtc {
@@ -61,39 +79,58 @@ impl Nvrtc {
     ///
     /// # Errors
     /// The compiler's messages.
-    pub fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>> {
-        let program = self.create(name, source)?;
-        let result = self.compile_program(program, architecture);
+    pub fn compile(&self, source: &Source, architecture: &str, options: &[&str]) -> Result<Compiled> {
+        let program = self.create(source)?;
+        let result = self.compile_program(program, architecture, options);
         let mut program = program;
         // SAFETY: the program was created above and is not used after this.
         unsafe { self.function::<Destroy>("nvrtcDestroyProgram")?(&raw mut program) };
         result
     }
 
-    fn create(&self, name: &str, source: &str) -> Result<Program> {
-        let (name, source) = (CString::new(name)?, CString::new(source)?);
-        let (none, mut program) = (std::ptr::null(), std::ptr::null_mut());
+    fn create(&self, source: &Source) -> Result<Program> {
+        let (name, text) = (CString::new(&*source.name)?, CString::new(&*source.text)?);
+        let names = strings(source.headers.iter().map(|(name, _)| name))?;
+        let texts = strings(source.headers.iter().map(|(_, text)| text))?;
+        let (names_list, texts_list) = (pointers(&names), pointers(&texts));
+        let mut program = std::ptr::null_mut();
         let create = self.function::<Create>("nvrtcCreateProgram")?;
-        // SAFETY: both strings outlive the call, which copies them; no headers are given, so both lists may be null.
-        let status = unsafe { create(&raw mut program, source.as_ptr(), name.as_ptr(), 0, none, none) };
+        // SAFETY: all strings and both lists outlive the call, which copies them; the lists have as many entries as the
+        // call says.
+        let status = unsafe {
+            create(
+                &raw mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                c_int::try_from(names.len())?,
+                texts_list.as_ptr(),
+                names_list.as_ptr(),
+            )
+        };
         ensure!(status == 0, "nvrtcCreateProgram answered {status}");
         Ok(program)
     }
 
-    fn compile_program(&self, program: Program, architecture: &str) -> Result<Vec<u8>> {
-        let option = CString::new(format!("--gpu-architecture={architecture}"))?;
-        let options = [option.as_ptr()];
-        // SAFETY: the program is alive and the one option outlives the call.
-        let status =
-            unsafe { self.function::<Compile>("nvrtcCompileProgram")?(program, 1, options.as_ptr()) };
+    fn compile_program(&self, program: Program, architecture: &str, options: &[&str]) -> Result<Compiled> {
+        let architecture_option = format!("--gpu-architecture={architecture}");
+        let options = strings([architecture_option.as_str()].iter().chain(options))?;
+        let list = pointers(&options);
+        // SAFETY: the program is alive; the options and their list outlive the call.
+        let status = unsafe {
+            let count = c_int::try_from(list.len())?;
+            self.function::<Compile>("nvrtcCompileProgram")?(program, count, list.as_ptr())
+        };
+        let log = self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?;
+        let log = String::from_utf8_lossy(&log).trim().to_owned();
         if status != 0 {
-            let log = self.bytes(program, "nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?;
-            bail!("for {architecture}, NVRTC answered {status}: {}", String::from_utf8_lossy(&log).trim());
+            bail!("for {architecture}, NVRTC answered {status}: {log}");
         }
-        if architecture.starts_with("compute_") {
-            return self.bytes(program, "nvrtcGetPTXSize", "nvrtcGetPTX");
-        }
-        self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")
+        let code = if architecture.starts_with("compute_") {
+            self.bytes(program, "nvrtcGetPTXSize", "nvrtcGetPTX")?
+        } else {
+            self.bytes(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN")?
+        };
+        Ok(Compiled { code, log })
     }
 
     /// One of the results of a program; the zero that ends a text is not part of it.
@@ -117,6 +154,16 @@ impl Nvrtc {
         let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
         Ok(*symbol.with_context(|| format!("this NVRTC has no {name}"))?)
     }
+}
+
+/// Strings for C.
+fn strings<S: AsRef<str>>(all: impl IntoIterator<Item = S>) -> Result<Vec<CString>> {
+    all.into_iter().map(|one| Ok(CString::new(one.as_ref())?)).collect()
+}
+
+/// Their addresses.
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).collect()
 }
 
 /// Opens the file in `folder` whose name starts with `prefix`.

@@ -1,10 +1,11 @@
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use cargo_metadata::camino::Utf8Path;
 
 use super::find::find;
 use super::nvrtc::Nvrtc;
-use super::{SOURCES, compare, compile};
+use super::{ENGINE, PROBE, RESOURCES, compare, compile, read};
 
 /// The root of the workspace.
 fn root() -> &'static Utf8Path {
@@ -12,8 +13,8 @@ fn root() -> &'static Utf8Path {
 }
 
 #[test]
-fn every_source_has_its_ptx_and_every_kernel_is_an_entry_of_it() {
-    for source in SOURCES {
+fn every_source_of_the_probe_has_its_ptx_and_every_kernel_is_an_entry_of_it() {
+    for source in PROBE {
         let path = root().join(source);
         let text = fs::read_to_string(&path).expect("the source is committed");
         let ptx = fs::read_to_string(path.with_extension("ptx")).expect("so is its PTX");
@@ -30,6 +31,20 @@ fn every_source_has_its_ptx_and_every_kernel_is_an_entry_of_it() {
 }
 
 #[test]
+fn the_table_of_resources_has_every_kernel_of_the_engine_and_no_other() {
+    let table = fs::read_to_string(root().join(RESOURCES)).expect("the table is committed");
+    let table: BTreeMap<String, serde_json::Value> = serde_json::from_str(&table).expect("it is JSON");
+    let mut entries = BTreeSet::new();
+    for source in ENGINE {
+        let path = root().join(source).with_extension("ptx");
+        let ptx = fs::read_to_string(path).expect("the PTX is committed");
+        let names = ptx.lines().filter_map(|line| line.strip_prefix(".visible .entry "));
+        entries.extend(names.filter_map(|rest| rest.split('(').next()).map(ToOwned::to_owned));
+    }
+    assert_eq!(table.into_keys().collect::<BTreeSet<_>>(), entries);
+}
+
+#[test]
 fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     let found = match find() {
         Ok(found) => found,
@@ -41,20 +56,22 @@ fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     let nvrtc = Nvrtc::load(&found.folder).expect("it loads");
     let folder = tempfile::tempdir().expect("a folder");
     let folder = Utf8Path::from_path(folder.path()).expect("a plain name");
-    let source = fs::read_to_string(root().join(SOURCES[0])).expect("the source is committed");
+    let source = fs::read_to_string(root().join(PROBE[0])).expect("the source is committed");
     fs::write(folder.join("probe.cu"), &source).expect("a copy");
-    fs::copy(root().join(SOURCES[0]).with_extension("ptx"), folder.join("probe.ptx")).expect("a copy");
-    let check = || compile(&nvrtc, folder, "probe.cu", compare);
+    fs::copy(root().join(PROBE[0]).with_extension("ptx"), folder.join("probe.ptx")).expect("a copy");
+    let check = || compile(&nvrtc, folder, "probe.cu", &[], compare).map(drop);
     if found.pinned {
         check().expect("an unchanged copy passes");
     }
 
     fs::write(folder.join("probe.cu"), source.replace("at += 256", "at += 128")).expect("written");
-    assert!(check().expect_err("it differs").to_string().contains("differs from the PTX of its source"));
+    assert!(check().expect_err("it differs").to_string().contains("differs from what its sources give"));
     // Of Hopper alone: the PTX says it, and only the assembler refuses it for an older device.
     let fence = "extern \"C\" __global__ void f() { asm volatile(\"wgmma.fence.sync.aligned;\"); }";
     fs::write(folder.join("probe.cu"), fence).expect("written");
-    nvrtc.compile("probe.cu", fence, "compute_80").expect("PTX is not looked at");
+    nvrtc
+        .compile(&read(&folder.join("probe.cu")).expect("a source"), "compute_80", &[])
+        .expect("PTX is not looked at");
     let error = check().expect_err("it does not assemble").to_string();
     assert!(error.starts_with("for sm_80, NVRTC answered "), "{error}");
     fs::write(folder.join("probe.cu"), source.replace("now_ns() - start < ns", "broken")).expect("written");
