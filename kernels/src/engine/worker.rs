@@ -104,6 +104,7 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     let fence = SliceFence::open(life.as_fd()).context("the epoch of the time slice")?;
     // Stays open until this process ends: peers count the tenant as alive while its engine runs.
     std::mem::forget(life);
+    let pool = pool.context("this engine computes on the host, and the sidecar offers a GPU")?;
     let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
     let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
     let model = model.in_chunks_of(setup.chunk_tokens);
@@ -124,6 +125,9 @@ fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
     loop {
         match link.recv()? {
             EngineRequest::Remap { id, ops } => remap(link, &mut stepper, id, &ops)?,
+            EngineRequest::Chunks(_) | EngineRequest::Release { .. } => {
+                bail!("the sidecar sends chunks of a GPU, and this engine computes on the host")
+            }
             EngineRequest::Step(order) => step(link, &mut stepper, &order)?,
             EngineRequest::Bye => return Ok(()),
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
-use sluice_link::message::{EngineSetup, Faults};
+use sluice_link::message::{Device, EngineSetup, Faults};
 use sluice_link::model::ModelSpec;
 use sluice_link::region::Region;
 use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory};
@@ -88,6 +88,7 @@ pub struct MiniSidecar {
 fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
     let mut setup = EngineSetup {
         spec: spec.clone(),
+        device: Device::Host,
         chunk_bytes: 65_536,
         capacity_chunks: 0,
         kv_chunks: 24,
@@ -183,7 +184,7 @@ impl MiniSidecar {
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.as_ref().unwrap().accept(TEST_TIMEOUT)?.expect("an engine connects");
         let shared = SharedMemory {
-            pool: self.pool.fd(),
+            pool: Some(self.pool.fd()),
             control: &self.control,
             tables: &self.tables,
             lifetime_lock: self.participant.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),

@@ -17,7 +17,7 @@ use sluice_common::statistics::percentile;
 use sluice_link::client::{EngineRequest, SidecarLink};
 use sluice_link::control::ControlPage;
 use sluice_link::frame::HEADER_BYTES;
-use sluice_link::message::{EngineSetup, Faults, Message};
+use sluice_link::message::{Device, EngineSetup, Faults, Message};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory, step_order};
 use sluice_link::socket::wait_readable;
@@ -110,6 +110,7 @@ fn setup() -> EngineSetup {
     };
     EngineSetup {
         spec,
+        device: Device::Host,
         chunk_bytes: 1 << 21,
         capacity_chunks: 1,
         kv_chunks: 1024,
@@ -145,8 +146,12 @@ fn sidecar(json: bool) -> Outcome<bool> {
     let control = ControlPage::create(LAYERS)?;
     let mut tables = TableWriter::create(TableShape::of(&setup))?;
     let connection = listener.accept(Duration::from_secs(10))?.ok_or("the engine does not connect")?;
-    let shared =
-        SharedMemory { pool: pool.as_fd(), control: &control, tables: &tables, lifetime_lock: pool.as_fd() };
+    let shared = SharedMemory {
+        pool: Some(pool.as_fd()),
+        control: &control,
+        tables: &tables,
+        lifetime_lock: pool.as_fd(),
+    };
     let mut link = connection.recv_hello()?.send_setup(&setup, shared)?.recv_ready(&setup)?;
     let small = measure("1 decode", &mut link, &mut tables, 1)?.print(json, floor_ns(Duration::ZERO)?);
     let real = measure("16 decodes", &mut link, &mut tables, 16)?.print(json, floor_ns(READING)?);

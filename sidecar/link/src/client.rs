@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 use sluice_policy::action::MapOp;
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::ActionId;
+use sluice_policy::ids::{ActionId, ChunkId};
 use sluice_ports::compute::StepDone;
 
 use crate::control::ControlPage;
 use crate::error::{LinkError, syscall_error};
 use crate::frame::{MessageKind, ProtocolError};
-use crate::message::{EngineSetup, Hello, Message, Ready, StepOrder};
+use crate::message::{Device, EngineSetup, Hello, Message, Ready, StepOrder};
 use crate::process_exit::own_pidfd;
 use crate::region::check_sealed;
 use crate::server::{HANDSHAKE_TIMEOUT, MAX_REMAP_OPS, connect, unexpected};
@@ -30,8 +30,8 @@ const BUSY_POLL_TIME: Duration = Duration::from_micros(100);
 pub struct EngineWelcome {
     /// Model and sizes of the tenant.
     pub setup: EngineSetup,
-    /// The pool of chunks.
-    pub pool: OwnedFd,
+    /// The pool of chunks; `None` on a GPU.
+    pub pool: Option<OwnedFd>,
     /// Generations of each layer's weights and KV.
     pub control: ControlPage,
     /// Block tables and token histories.
@@ -43,8 +43,17 @@ pub struct EngineWelcome {
 }
 
 /// A command from the sidecar.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub enum EngineRequest {
+    /// Import these chunks of a GPU. There is no reply.
+    Chunks(Vec<(ChunkId, OwnedFd)>),
+    /// Release the imports of these chunks, which are not mapped.
+    Release {
+        /// Identifies the reply.
+        id: ActionId,
+        /// The chunks.
+        chunks: Vec<ChunkId>,
+    },
     /// Change the chunks behind some addresses, in this order.
     Remap {
         /// Identifies the reply.
@@ -99,12 +108,16 @@ impl SidecarLink {
         self.sender.send(&ready, &[own.as_fd(), supervisor.as_fd()])
     }
 
-    /// Returns the next complete command. A `Remap` that spans several messages is one command. Blocks.
+    /// Returns the next complete command. A `Remap` or `Release` that spans several messages is one command. Blocks.
     pub fn recv(&mut self) -> Result<EngineRequest, LinkError> {
         self.busy_poll()?;
-        match self.receiver.recv()?.0 {
-            Message::Remap { id, ops, more: false } => Ok(EngineRequest::Remap { id, ops }),
-            Message::Remap { id, ops, more: true } => self.recv_remap_parts(id, ops),
+        let (message, descriptors) = self.receiver.recv()?;
+        match message {
+            Message::Remap { id, ops, more } => self.recv_remap_parts(id, ops, more),
+            Message::Chunks { chunks } => {
+                Ok(EngineRequest::Chunks(chunks.into_iter().zip(descriptors).collect()))
+            }
+            Message::Release { id, chunks, more } => self.recv_release_parts(id, chunks, more),
             Message::Step(order) => Ok(EngineRequest::Step(order)),
             Message::Bye => Ok(EngineRequest::Bye),
             other => Err(unexpected(&other, "an order")),
@@ -121,21 +134,41 @@ impl SidecarLink {
     }
 
     /// Receives the rest of a `Remap`. The engine applies none of it before the last message has arrived.
-    fn recv_remap_parts(&mut self, id: ActionId, mut ops: Vec<MapOp>) -> Result<EngineRequest, LinkError> {
-        loop {
+    fn recv_remap_parts(
+        &mut self,
+        id: ActionId,
+        mut ops: Vec<MapOp>,
+        mut more: bool,
+    ) -> Result<EngineRequest, LinkError> {
+        while more {
             match self.receiver.recv()?.0 {
-                Message::Remap { id: same, ops: next, more } if same == id => {
-                    ops.extend(next);
-                    if ops.len() > MAX_REMAP_OPS {
-                        return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
-                    }
-                    if !more {
-                        return Ok(EngineRequest::Remap { id, ops });
-                    }
+                Message::Remap { id: same, ops: next, more: last } if same == id => {
+                    append(&mut ops, next)?;
+                    more = last;
                 }
                 other => return Err(unexpected(&other, "the rest of an order of changes")),
             }
         }
+        Ok(EngineRequest::Remap { id, ops })
+    }
+
+    /// Receives the rest of a `Release`, as of a `Remap`.
+    fn recv_release_parts(
+        &mut self,
+        id: ActionId,
+        mut chunks: Vec<ChunkId>,
+        mut more: bool,
+    ) -> Result<EngineRequest, LinkError> {
+        while more {
+            match self.receiver.recv()?.0 {
+                Message::Release { id: same, chunks: next, more: last } if same == id => {
+                    append(&mut chunks, next)?;
+                    more = last;
+                }
+                other => return Err(unexpected(&other, "the rest of an order of releases")),
+            }
+        }
+        Ok(EngineRequest::Release { id, chunks })
     }
 
     /// As [`SidecarLink::recv`], but fails after `limit`; for tests of a peer that sends nothing.
@@ -146,12 +179,12 @@ impl SidecarLink {
         self.recv()
     }
 
-    /// Reports that all changes of a `Remap` are made.
+    /// Reports that all changes of a `Remap` or `Release` are made.
     pub fn send_applied(&self, id: ActionId) -> Result<(), LinkError> {
         self.sender.send(&Message::Applied { id }, &[])
     }
 
-    /// Reports that a `Remap` was refused and nothing changed.
+    /// Reports that a `Remap` or `Release` was refused and nothing changed.
     pub fn send_refused(&self, id: ActionId, message: String) -> Result<(), LinkError> {
         self.sender.send(&Message::Refused { id, message }, &[])
     }
@@ -185,12 +218,25 @@ impl SidecarLink {
     }
 }
 
-fn parse_welcome(setup: EngineSetup, descriptors: Vec<OwnedFd>) -> Result<EngineWelcome, LinkError> {
+/// Appends the next part of a command, within the limit of a command.
+fn append<T>(whole: &mut Vec<T>, part: Vec<T>) -> Result<(), LinkError> {
+    whole.extend(part);
+    if whole.len() > MAX_REMAP_OPS {
+        return Err(ProtocolError::Oversized { got: whole.len(), limit: MAX_REMAP_OPS }.into());
+    }
+    Ok(())
+}
+
+fn parse_welcome(setup: EngineSetup, mut descriptors: Vec<OwnedFd>) -> Result<EngineWelcome, LinkError> {
     let got = descriptors.len();
-    let [pool, control, tables, life, sidecar]: [OwnedFd; 5] = descriptors.try_into().map_err(|_| {
-        crate::frame::ProtocolError::Descriptors { kind: MessageKind::Model, got, expected: 5 }
-    })?;
-    check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
+    let pool = (setup.device == Device::Host && got > 0).then(|| descriptors.remove(0));
+    let expected = Message::Model(Box::new(setup.clone())).descriptors();
+    let [control, tables, life, sidecar]: [OwnedFd; 4] = descriptors
+        .try_into()
+        .map_err(|_| ProtocolError::Descriptors { kind: MessageKind::Model, got, expected })?;
+    if let Some(pool) = &pool {
+        check_sealed(pool.as_fd(), u64::from(setup.capacity_chunks) * setup.chunk_bytes)?;
+    }
     let control = ControlPage::open(control, setup.spec.layers)?;
     let tables = TableReader::open(tables, TableShape::of(&setup))?;
     Ok(EngineWelcome { setup, pool, control, tables, lifetime_lock: life, sidecar })

@@ -16,7 +16,8 @@ use crate::message::{EngineSetup, Message};
 pub(crate) struct ExpectedReplies {
     vocab: u32,
     layers: usize,
-    remaps: VecDeque<ActionId>,
+    /// `Remap` and `Release` commands.
+    changes: VecDeque<ActionId>,
     step: Option<ExpectedStep>,
 }
 
@@ -31,12 +32,12 @@ struct ExpectedStep {
 impl ExpectedReplies {
     pub(crate) fn new(setup: &EngineSetup) -> ExpectedReplies {
         let layers = usize::from(setup.spec.layers);
-        ExpectedReplies { vocab: setup.spec.vocab, layers, remaps: VecDeque::new(), step: None }
+        ExpectedReplies { vocab: setup.spec.vocab, layers, changes: VecDeque::new(), step: None }
     }
 
-    /// Records a `Remap`, before it is sent.
-    pub(crate) fn expect_remap(&mut self, id: ActionId) {
-        self.remaps.push_back(id);
+    /// Records a `Remap` or `Release`, before it is sent.
+    pub(crate) fn expect_change(&mut self, id: ActionId) {
+        self.changes.push_back(id);
     }
 
     /// Records a step, before it is sent.
@@ -48,7 +49,7 @@ impl ExpectedReplies {
     /// Accepts a reply if it answers the oldest command of its kind and fits it.
     pub(crate) fn check_reply(&mut self, message: &Message) -> Result<(), ProtocolError> {
         let problem = match message {
-            Message::Applied { id } | Message::Refused { id, .. } => self.check_remap(*id),
+            Message::Applied { id } | Message::Refused { id, .. } => self.check_change(*id),
             Message::Done(done) => self.check_done(done),
             Message::StepRefused { id, attempt, .. } | Message::StaleEpoch { id, attempt } => {
                 self.take_step(*id, *attempt).map(drop)
@@ -58,8 +59,8 @@ impl ExpectedReplies {
         problem.map_err(|reason| ProtocolError::Contradiction { kind: message.kind(), reason })
     }
 
-    fn check_remap(&mut self, id: ActionId) -> Result<(), String> {
-        match self.remaps.pop_front() {
+    fn check_change(&mut self, id: ActionId) -> Result<(), String> {
+        match self.changes.pop_front() {
             Some(owed) if owed == id => Ok(()),
             Some(owed) => Err(format!("it answers command {}, but the next command is {}", id.0, owed.0)),
             None => Err(format!("it answers command {}, but no command is open", id.0)),

@@ -9,7 +9,7 @@ use thiserror::Error;
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
 /// Version of the protocol. Both ends must use the same one.
-pub const LINK_VERSION: u16 = 6;
+pub const LINK_VERSION: u16 = 7;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest packet. The kernel accepts about 200 KiB with its default buffers.
@@ -45,14 +45,17 @@ pub enum MessageKind {
     Bye = 10,
     /// Engine: a step stopped before its end, because another time slice is in force.
     StaleEpoch = 11,
+    /// Sidecar: descriptors of chunks.
+    Chunks = 12,
+    /// Sidecar: release the imports of chunks.
+    Release = 13,
 }
 
 impl MessageKind {
     fn from_wire(word: u16) -> Option<MessageKind> {
         use MessageKind::*;
-        [Hello, Model, Ready, Remap, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch]
-            .into_iter()
-            .find(|kind| *kind as u16 == word)
+        let sent = [Hello, Model, Ready, Remap, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch];
+        sent.into_iter().chain([Chunks, Release]).find(|kind| *kind as u16 == word)
     }
 }
 

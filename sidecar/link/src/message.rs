@@ -5,12 +5,15 @@ mod wire;
 
 use sluice_policy::action::MapOp;
 use sluice_policy::geometry::ActivationCost;
-use sluice_policy::ids::{ActionId, Generation, LayerId, RowId, StepId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, RowId, StepId};
 use sluice_ports::compute::{SampleRequest, StepDone};
 
 use crate::frame::MessageKind;
 
-pub use setup::{EngineSetup, Faults, SetupError};
+pub use setup::{Device, EngineSetup, Faults, SetupError};
+
+/// Most chunks of one [`Message::Chunks`]; Linux passes at most 253 descriptors in one packet.
+pub const CHUNKS_PER_MESSAGE: usize = 64;
 
 /// Identity of the engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,11 +74,26 @@ pub struct StepOrder {
 pub enum Message {
     /// Engine: the first message.
     Hello(Hello),
-    /// Sidecar: the reply to `Hello`. Carries as descriptors, in this order: the pool, the control page, the tables,
-    /// the lifetime lock and a pidfd of the sidecar.
+    /// Sidecar: the reply to `Hello`. Carries as descriptors, in this order: the pool ([`Device::Host`] only), the
+    /// control page, the tables, the lifetime lock and a pidfd of the sidecar.
     Model(Box<EngineSetup>),
     /// Engine: the reply to `Model`. Carries a pidfd of itself and one of its supervisor (of itself again without one).
     Ready(Ready),
+    /// Sidecar: chunks of a GPU that the engine imports, each with its descriptor, in this order. They precede the first
+    /// `Remap` that maps them. The engine holds an import until `Release`, so a chunk is exported once per engine.
+    Chunks {
+        /// The chunks, at most [`CHUNKS_PER_MESSAGE`].
+        chunks: Vec<ChunkId>,
+    },
+    /// Sidecar: release the imports of these chunks, which are not mapped. Their memory is free only then.
+    Release {
+        /// Identifies the reply.
+        id: ActionId,
+        /// The chunks.
+        chunks: Vec<ChunkId>,
+        /// Whether the command continues in the next message.
+        more: bool,
+    },
     /// Sidecar: make these changes in order. The engine is between steps.
     Remap {
         /// Identifies the reply.
@@ -85,14 +103,14 @@ pub enum Message {
         /// Whether the command continues in the next message. The engine changes nothing before it has all of it.
         more: bool,
     },
-    /// Engine: all changes of a `Remap` are made.
+    /// Engine: all changes of a `Remap` or `Release` are made.
     Applied {
-        /// The `Remap`.
+        /// The command.
         id: ActionId,
     },
-    /// Engine: the `Remap` contradicts the engine's mappings; nothing changed.
+    /// Engine: the `Remap` or `Release` contradicts the engine's mappings; nothing changed.
     Refused {
-        /// The `Remap`.
+        /// The command.
         id: ActionId,
         /// The reason.
         message: String,
@@ -130,6 +148,8 @@ impl Message {
             Message::Hello(_) => MessageKind::Hello,
             Message::Model(_) => MessageKind::Model,
             Message::Ready(_) => MessageKind::Ready,
+            Message::Chunks { .. } => MessageKind::Chunks,
+            Message::Release { .. } => MessageKind::Release,
             Message::Remap { .. } => MessageKind::Remap,
             Message::Applied { .. } => MessageKind::Applied,
             Message::Refused { .. } => MessageKind::Refused,
@@ -141,11 +161,13 @@ impl Message {
         }
     }
 
-    /// Returns the number of file descriptors that a message of `kind` carries.
-    pub fn descriptors(kind: MessageKind) -> usize {
-        match kind {
-            MessageKind::Model => 5,
-            MessageKind::Ready => 2,
+    /// Returns the number of file descriptors that the message carries.
+    pub fn descriptors(&self) -> usize {
+        match self {
+            Message::Model(setup) if setup.device == Device::Host => 5,
+            Message::Model(_) => 4,
+            Message::Ready(_) => 2,
+            Message::Chunks { chunks } => chunks.len(),
             _ => 0,
         }
     }

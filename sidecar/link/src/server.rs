@@ -12,14 +12,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
 };
 use sluice_policy::action::MapOp;
-use sluice_policy::ids::{ActionId, StepId};
+use sluice_policy::ids::{ActionId, ChunkId, StepId};
 use sluice_ports::compute::{EngineHello, Step, StepDone};
 
 use crate::control::ControlPage;
 use crate::error::{LinkError, syscall_error};
 use crate::expected_replies::ExpectedReplies;
 use crate::frame::ProtocolError;
-use crate::message::{EngineSetup, Hello, Message, SequenceOrder, StepOrder};
+use crate::message::{CHUNKS_PER_MESSAGE, Device, EngineSetup, Hello, Message, SequenceOrder, StepOrder};
 use crate::message_counters::MessageCounters;
 use crate::process_exit::{PeerProcess, own_pidfd};
 use crate::slab::reference_digest;
@@ -28,7 +28,7 @@ use crate::tables::TableWriter;
 
 /// Longest wait for each reply of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most changes in one `Remap` message. A longer command is sent in several messages, which the engine joins first.
+/// Most changes in one `Remap` or `Release` message. A longer command is sent in several messages, which the engine joins first.
 pub const REMAP_OPS: usize = 8192;
 /// Most changes of one command: several per chunk of the largest pool.
 pub const MAX_REMAP_OPS: usize = 1 << 24;
@@ -144,8 +144,8 @@ pub struct Connection {
 /// Memory that the sidecar shares with an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedMemory<'a> {
-    /// The pool's memfd; chunk `c` is at `c * chunk_bytes`.
-    pub pool: BorrowedFd<'a>,
+    /// The pool's memfd, in which chunk `c` is at `c * chunk_bytes`; `None` on a GPU.
+    pub pool: Option<BorrowedFd<'a>>,
     /// Generations of each layer's weights and KV.
     pub control: &'a ControlPage,
     /// Block tables and token histories.
@@ -211,8 +211,9 @@ impl HandshakeHello {
     ) -> Result<HandshakeSetup, LinkError> {
         setup.check()?;
         let own = own_pidfd()?;
-        let descriptors =
-            [shared.pool, shared.control.fd(), shared.tables.fd(), shared.lifetime_lock, own.as_fd()];
+        assert_eq!(shared.pool.is_some(), setup.device == Device::Host, "host memory alone is one file");
+        let others = [shared.control.fd(), shared.tables.fd(), shared.lifetime_lock, own.as_fd()];
+        let descriptors: Vec<_> = shared.pool.into_iter().chain(others).collect();
         self.sender.send(&Message::Model(Box::new(setup.clone())), &descriptors)?;
         let HandshakeHello { sender, receiver, hello } = self;
         Ok(HandshakeSetup { sender, receiver, hello })
@@ -271,12 +272,38 @@ impl EngineSender {
         if ops.len() > MAX_REMAP_OPS {
             return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
         }
-        self.expected().expect_remap(id);
+        self.expected().expect_change(id);
         let mut rest = ops;
         loop {
             let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
             let more = !later.is_empty();
             self.send(&Message::Remap { id, ops: now.to_vec(), more })?;
+            if !more {
+                return Ok(());
+            }
+            rest = later;
+        }
+    }
+
+    /// Sends chunks of a GPU, each with its descriptor. The engine imports them and does not reply.
+    pub fn send_chunks(&self, chunks: &[(ChunkId, OwnedFd)]) -> Result<(), LinkError> {
+        for batch in chunks.chunks(CHUNKS_PER_MESSAGE) {
+            let message = Message::Chunks { chunks: batch.iter().map(|(chunk, _)| *chunk).collect() };
+            let descriptors: Vec<_> = batch.iter().map(|(_, fd)| fd.as_fd()).collect();
+            self.sender.send(&message, &descriptors)?;
+            self.counters.on_sent();
+        }
+        Ok(())
+    }
+
+    /// Asks the engine to release its imports of `chunks`: one command of any length, with one reply.
+    pub fn send_release(&self, id: ActionId, chunks: &[ChunkId]) -> Result<(), LinkError> {
+        self.expected().expect_change(id);
+        let mut rest = chunks;
+        loop {
+            let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
+            let more = !later.is_empty();
+            self.send(&Message::Release { id, chunks: now.to_vec(), more })?;
             if !more {
                 return Ok(());
             }
@@ -333,14 +360,14 @@ pub fn step_order(step: &Step, parity: u8) -> StepOrder {
 /// A reply of an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineEvent {
-    /// All changes of a `Remap` are made.
+    /// All changes of a `Remap` or `Release` are made.
     Applied {
-        /// The `Remap`.
+        /// The command.
         id: ActionId,
     },
-    /// A `Remap` was refused; nothing changed.
+    /// A `Remap` or `Release` was refused; nothing changed.
     Refused {
-        /// The `Remap`.
+        /// The command.
         id: ActionId,
         /// The reason.
         message: String,

@@ -15,12 +15,12 @@ use rustix::net::{
 
 use crate::error::{LinkError, syscall_error};
 use crate::frame::{self, Assembler, MAX_PACKET_BYTES, MessageKind, ProtocolError};
-use crate::message::Message;
+use crate::message::{CHUNKS_PER_MESSAGE, Message};
 
 /// A peer that accepts no byte for this long is lost.
 pub const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Descriptors that one receive can hold: more than any message carries, so that a surplus is detected.
-const MAX_FDS: usize = 8;
+const MAX_FDS: usize = CHUNKS_PER_MESSAGE + 1;
 
 /// The sending half. Can be used in another thread than the receiving half.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl Sender {
     /// Sends `message`, with `descriptors` on its first packet.
     pub fn send(&self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let kind = message.kind();
-        let expected = Message::descriptors(kind);
+        let expected = message.descriptors();
         assert_eq!(descriptors.len(), expected, "{kind:?} carries {expected} descriptors");
         let payload = message.encode();
         for (header, part) in frame::split_payload(kind, &payload)? {
@@ -127,7 +127,7 @@ impl Receiver {
     fn decode_message(&mut self, kind: MessageKind) -> Result<(Message, Vec<OwnedFd>), LinkError> {
         let message = Message::decode(kind, self.assembler.payload())?;
         let descriptors = std::mem::take(&mut self.descriptors);
-        let (got, expected) = (descriptors.len(), Message::descriptors(kind));
+        let (got, expected) = (descriptors.len(), message.descriptors());
         if got != expected {
             return Err(ProtocolError::Descriptors { kind, got, expected }.into());
         }

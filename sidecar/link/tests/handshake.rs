@@ -10,7 +10,7 @@ use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
 use sluice_link::frame::{Header, MAX_PACKET_BYTES, MessageKind, ProtocolError};
 use sluice_link::hang::WatchedProcess;
-use sluice_link::message::{Hello, Message};
+use sluice_link::message::{CHUNKS_PER_MESSAGE, Device, EngineSetup, Hello, Message};
 use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory};
 use sluice_link::slab::reference_digest;
 use sluice_link::tables::{TableShape, TableWriter};
@@ -54,15 +54,25 @@ impl Sidecar {
     }
 
     fn attach(&self) -> Result<EngineLink, LinkError> {
+        self.attach_with(&small_setup())
+    }
+
+    fn attach_with(&self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
         let connection = self.listener.accept(TIMEOUT)?.expect("an engine connected");
         let shared = SharedMemory {
-            pool: self.pool.as_fd(),
+            pool: (setup.device == Device::Host).then(|| self.pool.as_fd()),
             control: &self.control,
             tables: &self.tables,
             lifetime_lock: self.pool.as_fd(),
         };
-        let setup = small_setup();
-        connection.recv_hello()?.send_setup(&setup, shared)?.recv_ready(&setup)
+        connection.recv_hello()?.send_setup(setup, shared)?.recv_ready(setup)
+    }
+}
+
+fn recv_remap(client: &mut SidecarLink) -> (ActionId, Vec<MapOp>) {
+    match client.recv().unwrap() {
+        EngineRequest::Remap { id, ops } => (id, ops),
+        other => panic!("{other:?} where a change of mappings was sent"),
     }
 }
 
@@ -91,7 +101,7 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     assert_eq!(welcome.setup, small_setup());
     let ops = vec![MapOp::Map(Address::Global(0), ChunkId(3))];
     link.sender.send_remap(ActionId(5), &ops).unwrap();
-    assert_eq!(client.recv().unwrap(), EngineRequest::Remap { id: ActionId(5), ops });
+    assert_eq!(recv_remap(&mut client), (ActionId(5), ops));
     client.send_applied(ActionId(5)).unwrap();
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), EngineEvent::Applied { id: ActionId(5) });
 
@@ -125,7 +135,7 @@ fn both_ends_agree_and_exchange_orders_and_answers() {
     assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), passed);
     assert_eq!(link.sender.messages(), 6, "three orders and three answers, the handshake apart");
     link.sender.send_bye().unwrap();
-    assert_eq!(client.recv().unwrap(), EngineRequest::Bye);
+    assert!(matches!(client.recv().unwrap(), EngineRequest::Bye));
     assert_eq!(link.sender.clone().messages(), 7);
 }
 
@@ -158,11 +168,7 @@ fn long_mapping_has_one_answer() {
     let ops: Vec<_> = (0..20_000).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(at))).collect();
     let (sent, sender) = (ops.clone(), link.sender.clone());
     let sending = std::thread::spawn(move || sender.send_remap(ActionId(1), &sent).unwrap());
-    assert_eq!(
-        client.recv().unwrap(),
-        EngineRequest::Remap { id: ActionId(1), ops },
-        "whole, before anything is made"
-    );
+    assert_eq!(recv_remap(&mut client), (ActionId(1), ops), "whole, before anything is made");
     client.send_refused(ActionId(1), "no".to_owned()).unwrap();
     let refused = EngineEvent::Refused { id: ActionId(1), message: "no".to_owned() };
     sending.join().unwrap();
@@ -184,6 +190,50 @@ fn incomplete_or_mixed_remap_is_refused() {
         let refused = refusal(client.recv().unwrap_err());
         assert!(matches!(refused, ProtocolError::Unexpected { .. }), "{refused}");
     }
+}
+
+#[test]
+fn chunks_of_a_gpu_arrive_with_their_descriptors_and_are_released() {
+    let sidecar = Sidecar::new();
+    let setup = EngineSetup { device: Device::Cuda { uuid: [7; 16] }, chunk_bytes: 2 << 20, ..small_setup() };
+    let path = sidecar.path.clone();
+    let other = std::thread::spawn(move || engine(&path, None).unwrap());
+    let mut link = sidecar.attach_with(&setup).unwrap();
+    let (mut client, welcome) = other.join().unwrap();
+    assert!(welcome.pool.is_none() && welcome.setup == setup);
+
+    let ids: Vec<_> = (0..CHUNKS_PER_MESSAGE as u32 + 5).map(|chunk| ChunkId(3 * chunk)).collect();
+    let sent: Vec<_> = ids.iter().map(|chunk| (*chunk, pool(1))).collect();
+    link.sender.send_chunks(&sent).unwrap();
+    let mut received = Vec::new();
+    for expected in [CHUNKS_PER_MESSAGE, 5] {
+        let EngineRequest::Chunks(chunks) = client.recv().unwrap() else { panic!("chunks were sent") };
+        assert_eq!(chunks.len(), expected);
+        received.extend(chunks);
+    }
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+    let files =
+        |chunks: &[(ChunkId, OwnedFd)]| chunks.iter().map(|(c, fd)| (*c, inode(fd))).collect::<Vec<_>>();
+    assert_eq!(files(&received), files(&sent), "each descriptor with its own chunk");
+
+    let ids: Vec<_> = (0..20_000).map(ChunkId).collect();
+    let (sender, all) = (link.sender.clone(), ids.clone());
+    let sending = std::thread::spawn(move || sender.send_release(ActionId(8), &all).unwrap());
+    let EngineRequest::Release { id, chunks } = client.recv().unwrap() else { panic!("a release was sent") };
+    sending.join().unwrap();
+    assert!((id, &chunks) == (ActionId(8), &ids), "one command, however long");
+    client.send_applied(id).unwrap();
+    assert_eq!(link.receiver.recv_within(TIMEOUT).unwrap(), EngineEvent::Applied { id });
+    client.send_applied(id).unwrap();
+    let twice = refusal(link.receiver.recv_within(TIMEOUT).unwrap_err());
+    assert!(matches!(twice, ProtocolError::Contradiction { .. }), "{twice}");
+}
+
+#[test]
+fn a_gpu_with_chunks_below_its_granularity_is_refused() {
+    let setup = EngineSetup { device: Device::Cuda { uuid: [7; 16] }, ..small_setup() };
+    let refused = setup.check().unwrap_err().to_string();
+    assert_eq!(refused, "chunk_bytes is 65536, which must be a multiple of 2 MiB on CUDA");
 }
 
 #[test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
-use sluice_link::message::{EngineSetup, Faults, Hello, Message, Ready, SequenceOrder, StepOrder};
+use sluice_link::message::{
+    CHUNKS_PER_MESSAGE, Device, EngineSetup, Faults, Hello, Message, Ready, SequenceOrder, StepOrder,
+};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_link::vocabulary::*;
 
@@ -35,6 +37,7 @@ pub fn small_spec() -> ModelSpec {
 pub fn small_setup() -> EngineSetup {
     EngineSetup {
         spec: small_spec(),
+        device: Device::Host,
         chunk_bytes: 65_536,
         capacity_chunks: 16,
         kv_chunks: 16,
@@ -148,8 +151,12 @@ pub fn remap() -> impl Strategy<Value = MapOp> {
 
 fn setup() -> impl Strategy<Value = EngineSetup> {
     let faults = (option::of(any::<u64>()), any::<u64>(), any::<u64>(), any::<bool>());
-    (1..40u16, 1..64u32, any::<u16>(), faults).prop_map(|(layers, rows, threads, faults)| {
+    let device = option::of(any::<[u8; 16]>());
+    (1..40u16, 1..64u32, any::<u16>(), device, faults).prop_map(|(layers, rows, threads, uuid, faults)| {
         let mut setup = small_setup();
+        if let Some(uuid) = uuid {
+            (setup.device, setup.chunk_bytes) = (Device::Cuda { uuid }, 2 << 20);
+        }
         setup.spec.layers = layers;
         setup.max_rows = rows;
         setup.threads = threads;
@@ -184,6 +191,12 @@ pub fn message() -> impl Strategy<Value = Message> {
         ready.prop_map(Message::Ready),
         (any::<u64>(), vec(remap(), 0..300), any::<bool>())
             .prop_map(|(id, ops, more)| { Message::Remap { id: ActionId(id), ops, more } }),
+        vec(any::<u32>(), 0..=CHUNKS_PER_MESSAGE)
+            .prop_map(|chunks| Message::Chunks { chunks: chunks.into_iter().map(ChunkId).collect() }),
+        (any::<u64>(), vec(any::<u32>(), 0..300), any::<bool>()).prop_map(|(id, chunks, more)| {
+            let chunks = chunks.into_iter().map(ChunkId).collect();
+            Message::Release { id: ActionId(id), chunks, more }
+        }),
         any::<u64>().prop_map(|id| Message::Applied { id: ActionId(id) }),
         refused.prop_map(|(id, _, message)| Message::Refused { id: ActionId(id), message }),
         step_order().prop_map(Message::Step),

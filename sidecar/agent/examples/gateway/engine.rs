@@ -75,7 +75,10 @@ impl FakeEngine {
         loop {
             match self.link.recv()? {
                 EngineRequest::Bye => return Ok(self.sent),
-                EngineRequest::Remap { id, .. } => self.link.send_applied(id)?,
+                EngineRequest::Remap { id, .. } | EngineRequest::Release { id, .. } => {
+                    self.link.send_applied(id)?
+                }
+                EngineRequest::Chunks(_) => {}
                 EngineRequest::Step(order) => {
                     let done = self.run(&order, period)?;
                     begun = wait(begun, period);

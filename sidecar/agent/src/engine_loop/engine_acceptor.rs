@@ -118,7 +118,7 @@ impl EngineAcceptor {
             // The lock is held only for the send, never while waiting for a peer.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
             let shared = SharedMemory {
-                pool: self.pool.as_fd(),
+                pool: Some(self.pool.as_fd()),
                 control: &self.control,
                 tables: &tables,
                 lifetime_lock: self.liveness.as_fd(),

@@ -19,14 +19,29 @@ pub struct Faults {
     pub poison_activations: bool,
 }
 
+/// The device whose memory the chunks are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Device {
+    /// Host memory: all chunks are ranges of one memfd, which `Model` carries.
+    #[default]
+    Host,
+    /// A GPU: each chunk is a physical allocation, and `Chunks` carries its POSIX file descriptor.
+    Cuda {
+        /// UUID of the GPU or of the MIG device (`cuDeviceGetUuid_v2`), because ordinals differ between processes.
+        uuid: [u8; 16],
+    },
+}
+
 /// The engine's view of a tenant: the model and the sizes of all shared memory. Constant while the tenant is loaded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EngineSetup {
     /// The model's shape.
     pub spec: ModelSpec,
-    /// Bytes of a chunk: a power of two, at least a page.
+    /// The device that computes.
+    pub device: Device,
+    /// Bytes of a chunk: a power of two, at least a page; on CUDA a multiple of 2 MiB.
     pub chunk_bytes: u64,
-    /// Chunks in the pool; chunk `c` is at `c * chunk_bytes` in the pool's memfd.
+    /// Chunks in the pool; on the host, chunk `c` is at `c * chunk_bytes` in the pool's memfd.
     pub capacity_chunks: u32,
     /// Chunks of the KV arena's virtual range.
     pub kv_chunks: u32,
@@ -68,6 +83,8 @@ pub enum SetupError {
 
 /// Largest virtual space that a setup may reserve, in bytes (16 TiB).
 const MAX_RESERVED_BYTES: u64 = 1 << 44;
+/// Granularity of physical allocations on every GPU so far, in bytes.
+const CUDA_GRANULARITY_BYTES: u64 = 2 << 20;
 /// Largest width in a model; the product of two such widths is far below 2^64.
 const MAX_WIDTH: u32 = 1 << 22;
 
@@ -138,6 +155,8 @@ impl EngineSetup {
         let chunk = self.chunk_bytes;
         let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
         within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")?;
+        let granular = self.device == Device::Host || chunk.is_multiple_of(CUDA_GRANULARITY_BYTES);
+        within("chunk_bytes", chunk, granular, "a multiple of 2 MiB on CUDA")?;
         let layer_block = self.spec.layer_block_bytes();
         within("block_bytes", layer_block, layer_block <= chunk, "at most chunk_bytes")?;
         let layout = self.layout();

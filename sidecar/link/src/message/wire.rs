@@ -13,7 +13,7 @@ use sluice_ports::compute::SampleRequest;
 use sluice_ports::sampling::Sampling;
 
 use self::done::WireDone;
-use super::{EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
+use super::{CHUNKS_PER_MESSAGE, EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
 use crate::frame::{MessageKind, ProtocolError};
 
 #[derive(Serialize, Deserialize)]
@@ -53,6 +53,18 @@ enum WireOp {
 struct WireRemap {
     id: u64,
     ops: Vec<WireOp>,
+    more: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireChunks {
+    chunks: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WireRelease {
+    id: u64,
+    chunks: Vec<u32>,
     more: bool,
 }
 
@@ -114,6 +126,10 @@ impl Message {
             Message::Remap { id, ops, more } => {
                 bytes(&WireRemap { id: id.0, ops: ops.iter().map(WireOp::from).collect(), more: *more })
             }
+            Message::Chunks { chunks } => bytes(&WireChunks { chunks: to_wire_chunks(chunks) }),
+            Message::Release { id, chunks, more } => {
+                bytes(&WireRelease { id: id.0, chunks: to_wire_chunks(chunks), more: *more })
+            }
             Message::Applied { id } => bytes(&WireReply::new(id.0, 0, "")),
             Message::Refused { id, message } => bytes(&WireReply::new(id.0, 0, message)),
             Message::Step(order) => bytes(&WireStep::from(order)),
@@ -134,6 +150,11 @@ impl Message {
                 let order: WireRemap = read(kind, payload)?;
                 let ops = order.ops.into_iter().map(MapOp::from).collect();
                 Message::Remap { id: ActionId(order.id), ops, more: order.more }
+            }
+            MessageKind::Chunks => Message::Chunks { chunks: read_chunks(payload)? },
+            MessageKind::Release => {
+                let WireRelease { id, chunks, more } = read(kind, payload)?;
+                Message::Release { id: ActionId(id), chunks: from_wire_chunks(chunks), more }
             }
             MessageKind::Applied => Message::Applied { id: ActionId(read::<WireReply>(kind, payload)?.id) },
             MessageKind::Refused => {
@@ -177,6 +198,23 @@ fn read_setup(payload: &[u8]) -> Result<EngineSetup, ProtocolError> {
         .check()
         .map_err(|error| ProtocolError::Payload { kind: MessageKind::Model, reason: error.to_string() })?;
     Ok(setup)
+}
+
+fn read_chunks(payload: &[u8]) -> Result<Vec<ChunkId>, ProtocolError> {
+    let WireChunks { chunks } = read(MessageKind::Chunks, payload)?;
+    if chunks.len() > CHUNKS_PER_MESSAGE {
+        let reason = format!("{} chunks, above the limit of {CHUNKS_PER_MESSAGE}", chunks.len());
+        return Err(ProtocolError::Payload { kind: MessageKind::Chunks, reason });
+    }
+    Ok(from_wire_chunks(chunks))
+}
+
+fn to_wire_chunks(chunks: &[ChunkId]) -> Vec<u32> {
+    chunks.iter().map(|chunk| chunk.0).collect()
+}
+
+fn from_wire_chunks(wire: Vec<u32>) -> Vec<ChunkId> {
+    wire.into_iter().map(ChunkId).collect()
 }
 
 fn read_step(payload: &[u8]) -> Result<StepOrder, ProtocolError> {

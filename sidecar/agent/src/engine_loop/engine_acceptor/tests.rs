@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 
 use rustix::net::{RecvFlags, SocketAddrUnix, recv};
 use sluice_link::client::SidecarLink;
-use sluice_link::message::Faults;
+use sluice_link::message::{Device, Faults};
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_link::tables::TableShape;
 use sluice_policy::geometry::ActivationCost;
@@ -38,6 +38,7 @@ pub fn setup() -> EngineSetup {
     };
     EngineSetup {
         spec,
+        device: Device::Host,
         chunk_bytes: 65_536,
         capacity_chunks: 16,
         kv_chunks: 16,

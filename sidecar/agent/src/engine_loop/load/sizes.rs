@@ -1,6 +1,6 @@
 //! Derives ranges, geometry and limits from the configuration and the model's shape.
 
-use sluice_link::message::EngineSetup;
+use sluice_link::message::{Device, EngineSetup};
 use sluice_link::slab::SlabLayout;
 use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
@@ -26,6 +26,7 @@ pub(super) fn engine_setup(loaded: &LoadedTenant) -> EngineSetup {
     let capacity_chunks = capacity_chunks(config);
     EngineSetup {
         spec: spec.clone(),
+        device: Device::Host,
         chunk_bytes: config.gpu.chunk_bytes,
         capacity_chunks,
         // Ranges are virtual. Each is as long as the GPU, so that any share of it can back any of them.
