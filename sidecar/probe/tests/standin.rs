@@ -16,13 +16,15 @@ mod signals;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use sluice_cuda_standin::leak_report;
+use sluice_cuda_standin::library_folder::LibraryFolder;
 use sluice_probe::report::{Answer, CheckResult, ProbeReport};
 use tempfile::TempDir;
 
 /// A machine with one fake device.
 pub struct TestEnv {
     folder: TempDir,
+    library: LibraryFolder,
     variables: Vec<(String, String)>,
 }
 
@@ -34,15 +36,14 @@ impl TestEnv {
         let folder = folder.expect("a folder for tests");
         let pool = folder.path().join("pool");
         std::fs::create_dir(&pool).expect("the folder is ours");
-        std::os::unix::fs::symlink(library(), folder.path().join("libcuda.so.1"))
-            .expect("the folder is ours");
+        let library = LibraryFolder::new(folder.path()).expect("the folder is ours");
         let paths = [
             ("LD_LIBRARY_PATH", folder.path().to_owned()),
             ("SLUICE_STANDIN_POOL", pool),
             ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
         ];
         let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
-        TestEnv { folder, variables }
+        TestEnv { folder, library, variables }
     }
 
     /// Adds a configuration variable of the stand-in.
@@ -51,17 +52,9 @@ impl TestEnv {
         self
     }
 
-    /// Simulates a driver older than this function: renames the function in the library to a name of the same length.
-    pub fn without(self, function: &str) -> TestEnv {
-        let place = self.folder.path().join("libcuda.so.1");
-        let mut bytes = std::fs::read(&place).expect("the stand-in is a file");
-        let wanted = format!("\0{function}\0").into_bytes();
-        let ends = bytes.len() - wanted.len();
-        let found: Vec<usize> = (0..ends).filter(|at| bytes[*at..].starts_with(&wanted)).collect();
-        assert!(!found.is_empty(), "the stand-in has {function}");
-        found.iter().for_each(|at| bytes[at + 1] = b'x');
-        std::fs::remove_file(&place).expect("a link of ours");
-        std::fs::write(&place, bytes).expect("the folder is ours");
+    /// Simulates a driver older than this function.
+    pub fn without(mut self, function: &str) -> TestEnv {
+        self.library = self.library.without(function).expect("the folder is ours");
         self
     }
 
@@ -102,27 +95,13 @@ impl TestEnv {
 
     /// Checks that every process with a context released everything before its exit.
     pub fn assert_nothing_leaked(&self) {
-        let text = std::fs::read_to_string(self.folder.path().join("held")).expect("processes reported");
-        for line in text.lines() {
-            let held: Value = serde_json::from_str(line).expect("a line of JSON");
-            let counts = held.as_object().expect("an object").iter().filter(|(name, _)| *name != "pid");
-            let left: Vec<_> = counts.filter(|(_, count)| count.as_u64() != Some(0)).collect();
-            assert!(left.is_empty(), "a process ended with {left:?}");
-        }
+        leak_report::assert_nothing_held(&self.folder.path().join("held"));
     }
 }
 
 fn read(output: &Output) -> ProbeReport {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
-}
-
-/// Returns the stand-in's path: cargo builds it next to this test, as its dependency.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("this test is a file");
-    let beside = test.parent().unwrap_or(Path::new("/")).join("libsluice_cuda_standin.so");
-    assert!(beside.is_file(), "{} was built", beside.display());
-    beside
 }
 
 #[test]

@@ -11,6 +11,9 @@ pub mod code {
     pub const INVALID_DEVICE: u32 = 101;
     pub const INVALID_IMAGE: u32 = 200;
     pub const INVALID_CONTEXT: u32 = 201;
+    pub const NO_BINARY_FOR_GPU: u32 = 209;
+    pub const INVALID_PTX: u32 = 218;
+    pub const UNSUPPORTED_PTX_VERSION: u32 = 222;
     pub const OPERATING_SYSTEM: u32 = 304;
     pub const INVALID_HANDLE: u32 = 400;
     pub const NOT_FOUND: u32 = 500;
@@ -34,6 +37,14 @@ pub fn code_text(code: u32) -> (&'static [u8], &'static [u8]) {
         code::INVALID_DEVICE => (b"CUDA_ERROR_INVALID_DEVICE\0", b"invalid device ordinal\0"),
         code::INVALID_IMAGE => (b"CUDA_ERROR_INVALID_IMAGE\0", b"device kernel image is invalid\0"),
         code::INVALID_CONTEXT => (b"CUDA_ERROR_INVALID_CONTEXT\0", b"invalid device context\0"),
+        code::NO_BINARY_FOR_GPU => {
+            (b"CUDA_ERROR_NO_BINARY_FOR_GPU\0", b"no kernel image is available for execution on the device\0")
+        }
+        code::INVALID_PTX => (b"CUDA_ERROR_INVALID_PTX\0", b"a PTX JIT compilation failed\0"),
+        code::UNSUPPORTED_PTX_VERSION => (
+            b"CUDA_ERROR_UNSUPPORTED_PTX_VERSION\0",
+            b"the provided PTX was compiled with an unsupported toolchain.\0",
+        ),
         code::OPERATING_SYSTEM => (b"CUDA_ERROR_OPERATING_SYSTEM\0", b"OS call failed\0"),
         code::INVALID_HANDLE => (b"CUDA_ERROR_INVALID_HANDLE\0", b"invalid resource handle\0"),
         code::NOT_FOUND => (b"CUDA_ERROR_NOT_FOUND\0", b"named symbol not found\0"),

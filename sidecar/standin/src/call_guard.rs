@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::code;
 use crate::current_context::current;
-use crate::env_config::{ENV_CONFIG, Fault};
+use crate::env_config::ENV_CONFIG;
+use crate::injected_fault::Fault;
 use crate::objects::objects;
 
 /// The state that a function requires.
@@ -30,8 +31,8 @@ pub fn start() {
 
 /// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met.
 pub fn run(name: &str, needs: CallRequirement, work: impl FnOnce() -> Result<(), u32>) -> u32 {
-    match ENV_CONFIG.faults.get(name) {
-        Some(Fault::Code(code)) => return *code,
+    match ENV_CONFIG.faults.next(name) {
+        Some(Fault::Code(code)) => return code,
         Some(Fault::Drop) => return 0,
         None => {}
     }

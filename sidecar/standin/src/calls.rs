@@ -2,6 +2,7 @@
 
 mod context;
 mod copy;
+mod cublas;
 mod device;
 mod event;
 mod graph;

@@ -4,29 +4,25 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
+use crate::driver_pose::DriverPose;
+use crate::injected_fault::InjectedFaults;
+
 /// The configuration, read once.
 pub struct EnvConfig {
     /// Folder of the device's memory; `None`: there is no device.
     pub pool: Option<PathBuf>,
     /// Device memory in bytes.
     pub bytes: u64,
-    /// Faults by name of the driver function.
-    pub faults: BTreeMap<String, Fault>,
+    /// Faults by name of the function.
+    pub faults: InjectedFaults,
+    /// The driver that the stand-in poses as.
+    pub driver: DriverPose,
     /// Device attributes that differ from the defaults.
     pub attributes: BTreeMap<i32, i32>,
     /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`) and not at their first launch.
     pub eager: bool,
     /// File to which a process appends its held resources at exit.
     pub report: Option<PathBuf>,
-}
-
-/// What a driver function does instead of its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Fails with this code.
-    Code(u32),
-    /// Succeeds without doing anything.
-    Drop,
 }
 
 /// The configuration of this process.
@@ -42,11 +38,8 @@ impl EnvConfig {
         Self {
             pool: variable("SLUICE_STANDIN_POOL").map(PathBuf::from),
             bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(4 << 30),
-            faults: pairs("SLUICE_STANDIN_FAULTS")
-                .into_iter()
-                .chain(mps_faults)
-                .map(|(call, what)| (call, fault(&what)))
-                .collect(),
+            faults: InjectedFaults::new(pairs("SLUICE_STANDIN_FAULTS").into_iter().chain(mps_faults)),
+            driver: DriverPose::named(variable("SLUICE_STANDIN_DRIVER").as_deref()),
             attributes: pairs("SLUICE_STANDIN_ATTRIBUTES")
                 .into_iter()
                 .map(|(number, value)| (parsed(&number), parsed(&value)))
@@ -65,17 +58,14 @@ fn pairs(text: &str) -> Vec<(String, String)> {
     pairs.collect()
 }
 
-fn fault(what: &str) -> Fault {
-    if what == "drop" { Fault::Drop } else { Fault::Code(parsed(what).cast_unsigned()) }
-}
-
 fn parsed(text: &str) -> i32 {
     text.parse().unwrap_or_else(|_| panic!("{text} is not a number"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EnvConfig, Fault};
+    use super::EnvConfig;
+    use crate::injected_fault::Fault;
 
     #[test]
     fn faults_and_attributes_are_lists_of_pairs() {
@@ -84,8 +74,8 @@ mod tests {
             "SLUICE_STANDIN_ATTRIBUTES" => Some("102=0".into()),
             _ => None,
         });
-        assert_eq!(switches.faults["cuMemCreate"], Fault::Code(801));
-        assert_eq!(switches.faults["cuStreamWriteValue64_v2"], Fault::Drop);
+        assert_eq!(switches.faults.next("cuMemCreate"), Some(Fault::Code(801)));
+        assert_eq!(switches.faults.next("cuStreamWriteValue64_v2"), Some(Fault::Drop));
         assert_eq!(switches.attributes[&102], 0);
         assert_eq!((switches.pool, switches.bytes), (None, 4 << 30));
     }
@@ -105,7 +95,7 @@ mod tests {
         std::fs::write(folder.join("control"), "").expect("the folder is ours");
         let with = read().faults;
         std::fs::remove_dir_all(&folder).expect("the folder is ours");
-        assert!(without.is_empty(), "{without:?}");
-        assert_eq!(with["cuMemCreate"], Fault::Code(801));
+        assert_eq!(without.next("cuMemCreate"), None);
+        assert_eq!(with.next("cuMemCreate"), Some(Fault::Code(801)));
     }
 }

@@ -30,7 +30,7 @@ impl Node {
     /// Returns the `CUgraphNodeType`.
     pub fn kind(&self) -> u32 {
         match self.operation {
-            Operation::Kernel(_) => 0,
+            Operation::Kernel(_) | Operation::Matmul(_) => 0,
             Operation::Copy { .. } => 1,
             Operation::Fill { .. } => 2,
             Operation::Wait(_) => 6,

@@ -2,10 +2,26 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::path::Path;
 
 use crate::address_space::space;
 use crate::env_config::ENV_CONFIG;
 use crate::objects::objects;
+
+/// Asserts that every process that ended by itself had released everything: its line in the file that
+/// `SLUICE_STANDIN_REPORT` names has zeros only.
+///
+/// # Panics
+/// If a process still held something, or if no process has reported.
+pub fn assert_nothing_held(report: &Path) {
+    let text = std::fs::read_to_string(report).unwrap_or_default();
+    assert!(!text.is_empty(), "a process with the stand-in has reported to {}", report.display());
+    for line in text.lines() {
+        let fields = line.trim_matches(['{', '}']).split(',').filter(|field| !field.starts_with("\"pid\":"));
+        let held: Vec<_> = fields.filter(|field| !field.ends_with(":0")).collect();
+        assert!(held.is_empty(), "a process ended with {held:?}");
+    }
+}
 
 /// Registers the report to be written when the process exits.
 pub fn report_at_exit() {
@@ -26,5 +42,34 @@ extern "C" fn report() {
     if let Ok(mut file) = OpenOptions::new().append(true).create(true).open(path) {
         // One write per line, so that lines of several processes do not mix. A test detects a missing line.
         let _ = file.write_all(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::assert_nothing_held;
+
+    fn check(text: &str) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("held");
+        std::fs::write(&path, text).expect("the folder is ours");
+        assert_nothing_held(&path);
+    }
+
+    #[test]
+    fn a_report_of_zeros_is_empty() {
+        check("{\"pid\":12,\"contexts\":0,\"streams\":0}\n");
+    }
+
+    #[test]
+    #[should_panic(expected = "a process ended with [\"\\\"streams\\\":10\"]")]
+    fn a_held_stream_is_found() {
+        check("{\"pid\":12,\"contexts\":0,\"streams\":10}\n");
+    }
+
+    #[test]
+    #[should_panic(expected = "has reported")]
+    fn a_missing_report_is_found() {
+        check("");
     }
 }

@@ -1,4 +1,5 @@
-//! A stand-in for `libcuda.so.1` over host memory, for tests of code that calls the CUDA driver. It is never shipped.
+//! A stand-in for `libcuda.so.1` and `libcublasLt.so` over host memory, for tests of code that calls the CUDA driver. It
+//! is never shipped.
 //!
 //! It implements the driver's bookkeeping: contexts, physical handles that are files and are passed to other processes
 //! as descriptors, address ranges, mappings, registrations, streams with a thread each, events, graphs. Kernels are
@@ -12,11 +13,16 @@
 //! |---|---|
 //! | `SLUICE_STANDIN_POOL` | the folder of the device's memory, shared by processes; if unset, there is no device |
 //! | `SLUICE_STANDIN_BYTES` | device memory in bytes (4 GiB) |
-//! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: the call fails with it; `CALL=drop`: it does nothing |
+//! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: the call fails with it; `CALL=drop`: it does nothing; `CALL=CODE@N`: only its Nth call |
+//! | `SLUICE_STANDIN_DRIVER` | the driver that it poses as: 12.0, 12.4 (default), 12.8 or 13.0; it refuses newer PTX |
 //! | `SLUICE_STANDIN_MPS_FAULTS` | more faults, in processes whose `CUDA_MPS_PIPE_DIRECTORY` has a daemon's `control` |
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ from the defaults |
 //! | `CUDA_MODULE_LOADING` | as for the driver: unless `EAGER`, a kernel's first launch waits for all streams |
 //! | `SLUICE_STANDIN_REPORT` | a file: each process appends one line of JSON with the resources that it holds at exit |
+//!
+//! cuBLASLt is the same library under a second name, as [`library_folder::LibraryFolder`] makes it. Its products add in
+//! f32 in one order, whatever the shape. It checks what the library documents: handles, formats, leading dimensions,
+//! alignment of pointers, workspace.
 //!
 //! # Example
 //!
@@ -39,14 +45,19 @@ mod abi;
 mod address_space;
 mod call_guard;
 mod calls;
+mod cublas;
 mod current_context;
+mod driver_pose;
 mod env_config;
 mod event;
 mod graph;
+mod injected_fault;
 mod kernels;
-mod leak_report;
+pub mod leak_report;
+pub mod library_folder;
 mod objects;
 mod operation;
 mod pool;
+mod ptx_header;
 mod stream;
 mod wait_until;

@@ -1,11 +1,12 @@
 //! All objects that the driver returns as opaque pointers: numbers that are never reused.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::code;
+use crate::cublas::descriptor::{MatmulDescriptor, MatrixLayout, Preference};
 use crate::current_context::current;
 use crate::env_config::ENV_CONFIG;
 use crate::event::Event;
@@ -32,6 +33,16 @@ pub struct Objects {
     pub handles: BTreeMap<u64, Arc<File>>,
     pub graphs: BTreeMap<usize, Graph>,
     pub ready_graphs: BTreeMap<usize, Graph>,
+    pub cublas: CublasObjects,
+}
+
+/// The objects of cuBLASLt.
+#[derive(Default)]
+pub struct CublasObjects {
+    pub handles: BTreeSet<usize>,
+    pub descriptors: BTreeMap<usize, MatmulDescriptor>,
+    pub layouts: BTreeMap<usize, MatrixLayout>,
+    pub preferences: BTreeMap<usize, Preference>,
 }
 
 /// A kernel of a module.
@@ -203,6 +214,11 @@ impl Objects {
             ("modules", self.modules.len()),
             ("handles", self.handles.len()),
             ("graphs", self.graphs.len() + self.ready_graphs.len()),
+            ("cublas_handles", self.cublas.handles.len()),
+            (
+                "cublas_descriptors",
+                self.cublas.descriptors.len() + self.cublas.layouts.len() + self.cublas.preferences.len(),
+            ),
         ]
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use crate::abi::{BatchOperation, code};
 use crate::address_space::{View, word};
+use crate::cublas::matmul::Matmul;
 use crate::event::RecordedEvent;
 use crate::kernels::Launch;
 use crate::wait_until::wait_until;
@@ -18,6 +19,8 @@ pub enum Operation {
     Fill { to: u64, word: u32, count: u64 },
     /// Runs a kernel.
     Kernel(Launch),
+    /// Runs a product of cuBLASLt.
+    Matmul(Box<Matmul>),
     /// Waits for words and writes words, in order.
     Words(Vec<WordOperation>),
     /// Marks an event as reached.
@@ -76,6 +79,7 @@ impl Operation {
             Self::Copy { to, from, bytes } => copy(*to, *from, *bytes),
             Self::Fill { to, word, count } => fill(*to, *word, *count),
             Self::Kernel(launch) => launch.run(given_up),
+            Self::Matmul(matmul) => matmul.run(),
             Self::Words(all) => all.iter().try_for_each(|one| one.run(given_up)),
             Self::Record(mark) => {
                 mark.reach();

@@ -46,7 +46,7 @@ calls! {
     }
 
     Nothing fn cuDriverGetVersion(version: OutPtr<i32>) {
-        version.set(12040)
+        version.set(ENV_CONFIG.driver.number())
     }
 
     Nothing fn cuGetErrorName(error: u32, text: OutPtr<*const c_char>) {
@@ -95,9 +95,14 @@ calls! {
 
     Start fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: i32, device: i32) {
         check_ordinal(device)?;
-        let usual = ATTRIBUTES.iter().find(|(number, _)| *number == attribute).map_or(0, |(_, value)| *value);
-        value.set(ENV_CONFIG.attributes.get(&attribute).copied().unwrap_or(usual))
+        value.set(self::attribute(attribute))
     }
+}
+
+/// Returns an attribute of the device.
+pub fn attribute(number: i32) -> i32 {
+    let usual = ATTRIBUTES.iter().find(|(known, _)| *known == number).map_or(0, |(_, value)| *value);
+    ENV_CONFIG.attributes.get(&number).copied().unwrap_or(usual)
 }
 
 fn check_ordinal(device: i32) -> Result<(), u32> {

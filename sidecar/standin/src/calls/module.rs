@@ -9,17 +9,27 @@ use crate::env_config::ENV_CONFIG;
 use crate::kernels::{Kernel, Launch};
 use crate::objects::{Function, objects};
 use crate::operation::Operation;
+use crate::ptx_header;
+
+use super::device::attribute;
 
 calls! {
     Context fn cuModuleLoadData(module: OutPtr<usize>, image: *const c_char) {
         if image.is_null() {
             return Err(code::INVALID_VALUE);
         }
+        // SAFETY: every image is longer than this.
+        if unsafe { image.cast::<[u8; 4]>().read_unaligned() } == *b"\x7fELF" {
+            eprintln!("stand-in: a module is refused: it is a cubin, and only PTX can run here");
+            return Err(code::NO_BINARY_FOR_GPU);
+        }
         // SAFETY: the caller passes PTX, a text that ends with a zero byte.
         let image = unsafe { CStr::from_ptr(image) }.to_str().map_err(|_| code::INVALID_IMAGE)?;
-        if !image.contains(".version") {
-            return Err(code::INVALID_IMAGE);
-        }
+        let capability = attribute(75) * 10 + attribute(76);
+        ptx_header::check(image, ENV_CONFIG.driver, capability.cast_unsigned()).map_err(|(code, words)| {
+            eprintln!("stand-in: a module is refused: {words}");
+            code
+        })?;
         let mut objects = objects();
         let number = objects.next_handle();
         objects.modules.insert(number, image.to_owned());
