@@ -19,6 +19,7 @@
 //! ```
 
 mod clock;
+pub mod cuda;
 mod faults;
 mod fence;
 pub mod gpu_ledger;

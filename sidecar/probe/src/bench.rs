@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use crate::Error;
-use crate::cuda::{Context, CudaDevice};
-use crate::driver::CudaDriver;
+use sluice_memory::cuda::CudaDriver;
+use sluice_memory::cuda::{Context, CudaDevice};
 
 /// Options of the command line. Child processes of the probe get the same.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ impl Bench {
     }
 
     /// Repeats this work on the device for 50 or 400 ms: clocks and the link are slow after idle time.
-    pub fn warm_up(&self, mut work: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    pub fn warm_up<E>(&self, mut work: impl FnMut() -> Result<(), E>) -> Result<(), E> {
         let (start, moment) = (Instant::now(), Duration::from_millis(self.setup.pick(50, 400)));
         while start.elapsed() < moment {
             work()?;

@@ -3,39 +3,14 @@
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sluice_memory::cuda;
 
 /// An error between the probe and the device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The driver's library cannot be loaded.
-    #[error("no CUDA driver: libcuda.so.1 is not on the library path")]
-    NoDriver,
-    /// The driver lacks a function that every check needs.
-    #[error("the CUDA driver is too old: it lacks {0}")]
-    MissingSymbol(&'static str),
-    /// The driver lacks a function that this check needs.
-    #[error("this CUDA driver lacks {0}")]
-    Absent(&'static str),
-    /// The device does not exist.
-    #[error("there is no CUDA device {asked}: the driver reports {seen}")]
-    NoDevice {
-        /// Requested index.
-        asked: u32,
-        /// Number of devices in the driver.
-        seen: u32,
-    },
-    /// The driver refused a call.
-    #[error("{call}: {name} ({words})")]
-    Call {
-        /// Function of the driver.
-        call: &'static str,
-        /// Numeric result.
-        code: u32,
-        /// The driver's name for the result.
-        name: String,
-        /// The driver's message.
-        words: String,
-    },
+    /// The driver or the device refused a call.
+    #[error(transparent)]
+    Cuda(cuda::Error),
     /// The kernel refused a call.
     #[error("{call}: {source}")]
     Kernel {
@@ -90,18 +65,21 @@ impl Error {
 
     /// Whether no usable driver exists, as opposed to a driver that has no device or refuses a call.
     pub fn is_no_driver(&self) -> bool {
-        match self {
-            Error::NoDriver | Error::MissingSymbol(_) => true,
-            Error::Call { call: "cuInit", code, .. } => *code != NO_DEVICE,
-            _ => false,
-        }
+        matches!(self, Error::Cuda(error) if error.is_no_driver())
     }
 
     /// Whether the driver works but does not have the device.
     pub fn is_no_device(&self) -> bool {
-        matches!(self, Error::NoDevice { .. } | Error::Call { call: "cuInit", code: NO_DEVICE, .. })
+        matches!(self, Error::Cuda(error) if error.is_no_device())
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE`.
-const NO_DEVICE: u32 = 100;
+impl From<cuda::Error> for Error {
+    /// A wait for the device that takes too long is a timeout like that for another process.
+    fn from(error: cuda::Error) -> Error {
+        match error {
+            cuda::Error::Timeout { what, limit } => Error::Timeout { what, limit },
+            other => Error::Cuda(other),
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Checks whether a GPU does what the design needs, and prints the answers with figures.
 //!
-//! [`driver`] opens the CUDA driver, [`cuda`] wraps its calls, [`checks`] holds the checks, and [`report`] their
+//! [`sluice_memory::cuda`] wraps the calls of the CUDA driver, [`checks`] holds the checks, and [`report`] their
 //! results. Every check runs in its own process ([`child_process`]), so that a device fault, a crash or a hang affects
 //! only that check.
 //!
@@ -20,10 +20,9 @@ pub mod bench;
 pub mod channel;
 pub mod checks;
 pub mod child_process;
-pub mod cuda;
-pub mod driver;
 pub mod error;
 pub mod fitness;
+pub mod kernels;
 pub mod layouts;
 pub mod machine;
 pub mod models;

@@ -12,12 +12,12 @@ use crate::args::{Part, ProbeArgs};
 use crate::bench::{Bench, ProbeOptions};
 use crate::checks::{self, Check};
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::CudaDevice;
-use crate::driver::CudaDriver;
 use crate::fitness;
 use crate::machine::{self, Machine};
 use crate::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
 use crate::results::{CheckEvent, Findings};
+use sluice_memory::cuda::CudaDevice;
+use sluice_memory::cuda::CudaDriver;
 
 /// A check has no answer.
 const UNANSWERED: u8 = 1;

@@ -13,7 +13,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Whether this machine has a driver. If so, the tests of a missing driver are skipped.
 fn has_driver() -> bool {
-    let found = sluice_probe::driver::is_present();
+    let found = sluice_memory::cuda::driver::is_present();
     if found {
         eprintln!(
             "SKIPPED: this machine has a CUDA driver, so nothing here shows what the probe says without one"

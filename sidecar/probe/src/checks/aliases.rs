@@ -5,11 +5,12 @@ use std::time::Duration;
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::memory::granularity;
-use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
+use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
+use sluice_memory::cuda::memory::granularity;
+use sluice_memory::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// Check 1.
 pub const CHECK: Check = Check {
@@ -50,7 +51,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let handle = Handle::create(context, chunk)?;
     let mut range = Range::reserve(context, chunk * ADDRESSES)?;
     (0..ADDRESSES).try_for_each(|place| range.remap(place * chunk, &handle))?;
-    let (host, kernels) = (HostMemory::registered(context, 4096)?, Kernels::load(context)?);
+    let (host, kernels) = (PinnedMemory::registered(context, 4096)?, Kernels::load(context)?);
     let world = AliasSetup { chunk, range, host, kernels, wrong: Buffer::new(context, 16)? };
     let mut tally = Tally::default();
     let rounds = bench.setup.pick(1, 8);
@@ -66,7 +67,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
 struct AliasSetup {
     chunk: u64,
     range: Range,
-    host: HostMemory,
+    host: PinnedMemory,
     kernels: Kernels,
     wrong: Buffer,
 }

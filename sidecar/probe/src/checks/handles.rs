@@ -7,10 +7,10 @@ use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
-use crate::cuda::{Handle, Range};
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, timed};
+use sluice_memory::cuda::{Handle, Range};
 
 mod chunks;
 pub mod context;
@@ -93,7 +93,8 @@ fn import_from_peer(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Resul
         let got = timed(&mut created, || {
             order(&mut peer, exporter::ExporterCommand::Release)?;
             let got = handles(bench)?;
-            remap_all(&mut range, &got).map(|()| got)
+            remap_all(&mut range, &got)?;
+            Ok::<_, Error>(got)
         })?;
         unmap_all(&mut range)?;
         drop(got);
@@ -102,7 +103,8 @@ fn import_from_peer(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Resul
             let fds = order(&mut peer, exporter::ExporterCommand::HandOver)?;
             let import = |fd: &OwnedFd| Handle::import(&bench.context, fd.as_fd(), CHUNK);
             let got = fds.iter().map(import).collect::<Result<Vec<_>, _>>()?;
-            remap_all(&mut range, &got).map(|()| got)
+            remap_all(&mut range, &got)?;
+            Ok::<_, Error>(got)
         })?;
         unmap_all(&mut range)?;
         drop(got);

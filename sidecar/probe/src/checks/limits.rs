@@ -8,11 +8,11 @@ use cudarc::driver::sys::CUmemAllocationHandleType;
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::memory::granularity;
-use crate::cuda::{CudaStream, Handle, HostMemory, Range};
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
+use sluice_memory::cuda::memory::granularity;
+use sluice_memory::cuda::{self, CudaStream, Handle, PinnedMemory, Range};
 
 /// Check 8.
 pub const CHECK: Check = Check {
@@ -61,7 +61,7 @@ const OPTIONAL: [Flag; 11] = [
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let mut lacks: Vec<String> = REQUIRED.iter().filter_map(|flag| missing(bench, flag)).collect();
-    let page = HostMemory::registered(&bench.context, 4096);
+    let page = PinnedMemory::registered(&bench.context, 4096);
     for (what, outcome) in [
         (
             "64-bit wait and write values on a registered memfd page",
@@ -104,7 +104,7 @@ fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
 }
 
 /// One stream writes a word, another one waits for it.
-fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
+fn waits(bench: &Bench, page: &PinnedMemory) -> Result<(), cuda::Error> {
     const WORD: u64 = 0x1_0000_0001;
     let (writer, waiting) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     writer.write_value(page.address()?, WORD)?;
@@ -119,7 +119,7 @@ fn waits(bench: &Bench, page: &HostMemory) -> Result<(), Error> {
     waited
 }
 
-fn maps(bench: &Bench) -> Result<(), Error> {
+fn maps(bench: &Bench) -> Result<(), cuda::Error> {
     let bytes = granularity(bench.device)?;
     let handle = Handle::create(&bench.context, bytes)?;
     let mut range = Range::reserve(&bench.context, bytes)?;
@@ -137,14 +137,14 @@ fn attempted_features(bench: &Bench) -> Result<Vec<String>, Error> {
         ("fabric handles can be made", fabric(bench, bytes)),
         ("handles of host memory can be made", Handle::create_on_host(&bench.context, 0, bytes).map(drop)),
     ];
-    let note = |(what, outcome): (&str, Result<(), Error>)| match outcome {
+    let note = |(what, outcome): (&str, Result<(), cuda::Error>)| match outcome {
         Ok(()) => what.to_owned(),
         Err(error) => format!("not supported: {what}: {error}"),
     };
     Ok(outcomes.map(note).to_vec())
 }
 
-fn fabric(bench: &Bench, bytes: u64) -> Result<(), Error> {
+fn fabric(bench: &Bench, bytes: u64) -> Result<(), cuda::Error> {
     Handle::create_as(&bench.context, bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC).map(drop)
 }
 

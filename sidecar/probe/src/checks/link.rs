@@ -7,11 +7,12 @@ use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory, Kernels};
+use crate::kernels::Kernels;
 use crate::numa;
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, median_of};
+use sluice_memory::cuda::{self, Buffer, CudaEvent, CudaStream, PinnedMemory};
 
 /// Check 4.
 pub const CHECK: Check = Check {
@@ -68,12 +69,12 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
         findings.notes.push(words.into());
     }
     findings.figures.push(device_memory(bench)?);
-    let registered = Lanes::new(bench, "registered", HostMemory::registered)?;
+    let registered = Lanes::new(bench, "registered", PinnedMemory::registered)?;
     let ours = registered.measure(bench, &mut findings.figures)?;
     registered.together(bench, ours, &mut findings.figures)?;
     // Freed before the driver's memory is allocated: only one kind of host memory at a time.
     drop(registered);
-    let pinned = Lanes::new(bench, "cuMemHostAlloc", HostMemory::pinned)?;
+    let pinned = Lanes::new(bench, "cuMemHostAlloc", PinnedMemory::allocate)?;
     let theirs = pinned.measure(bench, &mut findings.figures)?;
     Ok(verdict(ours, theirs))
 }
@@ -123,12 +124,12 @@ struct Lanes {
 
 struct Lane {
     direction: Direction,
-    host: HostMemory,
+    host: PinnedMemory,
     device: Buffer,
     stream: CudaStream,
 }
 
-type AllocateHost = fn(&crate::cuda::Context, u64) -> Result<HostMemory, Error>;
+type AllocateHost = fn(&cuda::Context, u64) -> Result<PinnedMemory, cuda::Error>;
 
 impl Lanes {
     fn new(bench: &Bench, kind: &'static str, take: AllocateHost) -> Result<Lanes, Error> {
@@ -227,7 +228,7 @@ fn overlapping(ends: &[Vec<f64>; 2]) -> [f64; 2] {
 }
 
 impl Lane {
-    fn copy(&self, bytes: u64) -> Result<(), Error> {
+    fn copy(&self, bytes: u64) -> Result<(), cuda::Error> {
         match self.direction {
             Direction::ToDevice => self.stream.upload(self.device.at(0), &self.host, 0, bytes),
             Direction::ToHost => self.stream.download(&self.host, 0, self.device.at(0), bytes),

@@ -7,11 +7,12 @@ use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::ChildProcess;
-use crate::cuda::memory::granularity;
-use crate::cuda::{CudaStream, Handle, Kernels, Range};
+use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::Figure;
+use sluice_memory::cuda::memory::granularity;
+use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 pub mod importer;
 mod wrong_words;

@@ -9,10 +9,11 @@ use super::sharing::busy::{Busy, BusyWork};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::Environment;
-use crate::cuda::{CudaStream, GraphBuilder, Kernels};
+use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
+use sluice_memory::cuda::{CudaStream, GraphBuilder};
 
 mod page;
 mod pair;
@@ -208,7 +209,7 @@ fn captured(bench: &Bench) -> Result<(), Error> {
         return Err(Error::Otherwise("did not wait in the captured graph".into()));
     }
     page.set(STARTED, 1);
-    stream.finish_within(LIMIT)
+    Ok(stream.finish_within(LIMIT)?)
 }
 
 #[cfg(test)]

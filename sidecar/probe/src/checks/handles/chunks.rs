@@ -1,8 +1,8 @@
 //! The chunks by which a tenant grows.
 
-use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Handle, Range};
+use sluice_memory::cuda::Error;
+use sluice_memory::cuda::{Handle, Range};
 
 /// Bytes of one chunk.
 pub(super) const CHUNK: u64 = 2 << 20;

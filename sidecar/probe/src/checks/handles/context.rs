@@ -7,9 +7,10 @@ use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::checks::role::Role;
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::{Buffer, CudaStream, Kernels};
+use crate::kernels::Kernels;
 use crate::results::Findings;
 use crate::statistics::Figure;
+use sluice_memory::cuda::{Buffer, CudaStream};
 
 /// The role of the measured process.
 pub const ROLE: (&str, Role) = ("context", run);

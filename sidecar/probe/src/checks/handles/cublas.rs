@@ -4,8 +4,8 @@ use std::ptr;
 
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cublasStatus_t, cudaDataType};
 
-use crate::Error;
-use crate::cuda::{Buffer, Context, CudaStream};
+use sluice_memory::cuda::Error;
+use sluice_memory::cuda::{Buffer, Context, CudaStream};
 
 /// Rows and columns of the matrices.
 const SIDE: u64 = 256;

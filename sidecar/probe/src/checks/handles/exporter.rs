@@ -9,7 +9,7 @@ use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::checks::role::Role;
 use crate::child_process::ParentPipe;
-use crate::cuda::{Handle, Range};
+use sluice_memory::cuda::{Handle, Range};
 
 /// The role's name and function.
 pub const ROLE: (&str, Role) = ("peer", run);

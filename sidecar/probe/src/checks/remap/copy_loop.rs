@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use crate::Error;
-use crate::cuda::CudaEvent;
+use sluice_memory::cuda::CudaEvent;
+use sluice_memory::cuda::Error;
 
 /// Copies in flight, so that the link always has a next one.
 const DEPTH: usize = 4;

@@ -6,11 +6,12 @@ use sluice_policy::ids::LayerId;
 use sluice_policy::step_model::Layout;
 
 use super::copy_loop::CopyLoop;
-use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::memory::granularity;
-use crate::cuda::stream::{WAIT_LIMIT, poll_until};
-use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
+use crate::kernels::Kernels;
+use sluice_memory::cuda::Error;
+use sluice_memory::cuda::memory::granularity;
+use sluice_memory::cuda::stream::{WAIT_LIMIT, poll_until};
+use sluice_memory::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// A model's layers, represented by their bytes.
 pub struct Decode {
@@ -28,7 +29,7 @@ pub struct Decode {
     addresses: Range,
     slots: [Slot; 2],
     /// All layers' bytes on the host: layer `i` starts at page `i`, so its content is unique.
-    master: HostMemory,
+    master: PinnedMemory,
     /// Counter of tags that do not belong to the layer.
     wrong: Buffer,
 }
@@ -254,8 +255,8 @@ fn token_times(ends: &[CudaEvent]) -> Result<Vec<f64>, Error> {
 }
 
 /// Returns the host's bytes, with a tag at the start of every page.
-fn master(bench: &Bench, layers: u16, bytes: u64) -> Result<HostMemory, Error> {
-    let master = HostMemory::registered(&bench.context, bytes + u64::from(layers) * PAGE)?;
+fn master(bench: &Bench, layers: u16, bytes: u64) -> Result<PinnedMemory, Error> {
+    let master = PinnedMemory::registered(&bench.context, bytes + u64::from(layers) * PAGE)?;
     let pages = master.bytes() / PAGE;
     (0..pages).for_each(|page| master.word(page * PAGE / 8).store(TAG + page, Ordering::Release));
     Ok(master)

@@ -9,8 +9,9 @@ use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::checks::role::Role;
 use crate::child_process::ParentPipe;
-use crate::cuda::{CudaStream, Handle, Kernels, Range};
+use crate::kernels::Kernels;
 use crate::statistics::timed;
+use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 /// The role's name and function.
 pub const ROLE: (&str, Role) = ("importer", run);

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Buffer, CudaStream, HostMemory, Kernels, Range};
+use crate::kernels::Kernels;
+use sluice_memory::cuda::{Buffer, CudaStream, PinnedMemory, Range};
 
 /// Returns the number of words in `range` that differ from the pattern of `value`.
 pub(super) fn wrong_words(
@@ -15,7 +16,7 @@ pub(super) fn wrong_words(
     value: u64,
 ) -> Result<u64, Error> {
     let (stream, count) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 8)?);
-    let host = HostMemory::registered(&bench.context, 4096)?;
+    let host = PinnedMemory::registered(&bench.context, 4096)?;
     stream.fill(count.at(0), 0, 8)?;
     kernels.compare(&stream, range.at(0), (bytes / 8, value), count.at(0))?;
     stream.download(&host, 0, count.at(0), 8)?;

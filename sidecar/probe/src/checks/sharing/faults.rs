@@ -8,8 +8,9 @@ use super::worker::{self, WORKER, WorkerCommand, WorkerReply};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::{ChildProcess, Environment, REPLY_LIMIT};
-use crate::cuda::memory::granularity;
-use crate::cuda::{CudaStream, Handle, Kernels, Range};
+use crate::kernels::Kernels;
+use sluice_memory::cuda::memory::granularity;
+use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 /// Pattern written to the memory before the exits.
 const VALUE: u64 = 0x5111_ce00_0000_0000;

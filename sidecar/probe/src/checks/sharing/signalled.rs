@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::clock::now_ns;
 use crate::Error;
-use crate::cuda::stream::poll_until;
-use crate::cuda::{Address, CudaStream, HostMemory};
+use sluice_memory::cuda::stream::poll_until;
+use sluice_memory::cuda::{self, Address, CudaStream, PinnedMemory};
 
 /// Bytes after the copied ones, for the words.
 pub const WORDS: u64 = 4096;
@@ -23,7 +23,7 @@ pub struct SignalledCopies<'a> {
     /// Stream of the copies.
     pub stream: &'a CudaStream,
     /// Source, with [`WORDS`] more bytes at its end.
-    pub host: &'a HostMemory,
+    pub host: &'a PinnedMemory,
     /// Destination.
     pub to: Address,
     /// Bytes per copy.
@@ -50,12 +50,12 @@ impl SignalledCopies<'_> {
         if early {
             return Err(Error::Otherwise("copied before the word was written".into()));
         }
-        let done = || Ok(self.word(DONE).load(Ordering::SeqCst) >= number);
+        let done = || Ok::<_, Error>(self.word(DONE).load(Ordering::SeqCst) >= number);
         poll_until(self.limit, "a copy whose word is there", done)?;
         Ok(now_ns() - start)
     }
 
-    fn queue(&self, number: u64) -> Result<(), Error> {
+    fn queue(&self, number: u64) -> Result<(), cuda::Error> {
         let words = self.host.address()? + self.bytes;
         self.stream.wait_value(words + GO, number)?;
         self.stream.upload(self.to, self.host, 0, self.bytes)?;

@@ -11,7 +11,8 @@ use super::signalled::{self, SignalledCopies, WORDS};
 use super::spread::SampleSpread;
 use crate::Error;
 use crate::bench::ProbeOptions;
-use crate::cuda::{Buffer, Context, CudaEvent, CudaStream, HostMemory, Kernels};
+use crate::kernels::Kernels;
+use sluice_memory::cuda::{Buffer, Context, CudaEvent, CudaStream, PinnedMemory};
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ pub struct RunningLoad {
     stream: CudaStream,
     kernels: Kernels,
     /// Source of copies; one page for loads that do not copy.
-    host: HostMemory,
+    host: PinnedMemory,
     device: Buffer,
     /// Bytes of one copy, of one matrix or of one read.
     bytes: u64,
@@ -112,7 +113,7 @@ impl RunningLoad {
             load,
             stream: CudaStream::new(context)?,
             kernels: Kernels::load(context)?,
-            host: HostMemory::registered(context, host)?,
+            host: PinnedMemory::registered(context, host)?,
             device: Buffer::new(context, device)?,
             bytes,
             side,
@@ -174,11 +175,12 @@ impl RunningLoad {
     fn submit_one(&self) -> Result<(), Error> {
         let at = |number: u64| self.device.at(number * self.bytes);
         match self.load {
-            Load::Copy => self.stream.upload(at(0), &self.host, 0, self.bytes),
-            Load::Signalled => self.signalled().once().map(drop),
-            Load::Read => self.kernels.read(&self.stream, at(0), self.bytes),
-            Load::Product => self.kernels.product(&self.stream, [at(0), at(1), at(2)], self.side),
+            Load::Copy => self.stream.upload(at(0), &self.host, 0, self.bytes)?,
+            Load::Signalled => _ = self.signalled().once()?,
+            Load::Read => self.kernels.read(&self.stream, at(0), self.bytes)?,
+            Load::Product => self.kernels.product(&self.stream, [at(0), at(1), at(2)], self.side)?,
         }
+        Ok(())
     }
 
     fn signalled(&self) -> SignalledCopies<'_> {

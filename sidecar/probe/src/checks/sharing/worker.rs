@@ -13,7 +13,8 @@ use super::work::{Load, RunningLoad, Track};
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe, REPLY_LIMIT};
-use crate::cuda::{Buffer, Context, CudaEvent, CudaStream, Handle, HostMemory, Kernels, Range};
+use crate::kernels::Kernels;
+use sluice_memory::cuda::{Buffer, Context, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// Role of the process.
 pub const WORKER: &str = "worker";
@@ -163,7 +164,7 @@ impl Worker {
 /// Checks that `bytes` of memory at `from` hold the owner's pattern.
 pub fn check(context: &Context, from: u64, bytes: u64, value: u64) -> Result<(), Error> {
     let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
-    let (wrong, host) = (Buffer::new(context, 8)?, HostMemory::registered(context, 4096)?);
+    let (wrong, host) = (Buffer::new(context, 8)?, PinnedMemory::registered(context, 4096)?);
     stream.fill(wrong.at(0), 0, 8)?;
     kernels.compare(&stream, from, (bytes / 8, value), wrong.at(0))?;
     stream.download(&host, 0, wrong.at(0), 8)?;
@@ -228,7 +229,8 @@ impl LoadThread {
         let ends = Arc::new(AtomicBool::new(false));
         let thread_ends = Arc::clone(&ends);
         let thread = thread::spawn(move || {
-            let work = context.enter().and_then(|()| RunningLoad::new(setup, &context, load));
+            let work =
+                context.enter().map_err(Error::from).and_then(|()| RunningLoad::new(setup, &context, load));
             let (work, answer) = match work {
                 Ok(work) => (Some(work), Ok(())),
                 Err(error) => (None, Err(error)),

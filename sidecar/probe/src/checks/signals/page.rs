@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::Error;
-use crate::cuda::stream::poll_until;
-use crate::cuda::{Address, Context, HostMemory};
+use sluice_memory::cuda::stream::poll_until;
+use sluice_memory::cuda::{Address, Context, PinnedMemory};
 
 /// Bytes of the page.
 const BYTES: u64 = 4096;
@@ -34,7 +34,7 @@ const RELEASE: u64 = 1 << 62;
 /// The page, registered with the device.
 #[derive(Debug)]
 pub struct SignalPage {
-    memory: HostMemory,
+    memory: PinnedMemory,
     start: Address,
     /// Whether this process created the page.
     is_owner: bool,
@@ -43,13 +43,13 @@ pub struct SignalPage {
 impl SignalPage {
     /// Creates a page of zeros.
     pub fn new(context: &Context) -> Result<SignalPage, Error> {
-        let memory = HostMemory::registered(context, BYTES)?;
+        let memory = PinnedMemory::registered(context, BYTES)?;
         Ok(SignalPage { start: memory.address()?, memory, is_owner: true })
     }
 
     /// Maps the page of another process.
     pub fn from_file(context: &Context, file: OwnedFd) -> Result<SignalPage, Error> {
-        let memory = HostMemory::from_file(context, file, BYTES)?;
+        let memory = PinnedMemory::from_file(context, file, BYTES)?;
         Ok(SignalPage { start: memory.address()?, memory, is_owner: false })
     }
 

@@ -8,9 +8,9 @@ use super::signal_path::SignalPath;
 use super::wait_process::WaitCommand;
 use crate::Error;
 use crate::bench::Bench;
-use crate::cuda::{Buffer, CudaEvent, CudaStream, HostMemory};
 use crate::results::Findings;
 use crate::statistics::Figure;
+use sluice_memory::cuda::{Buffer, CudaEvent, CudaStream, PinnedMemory};
 
 /// Far above every other value.
 const FAR: u64 = 1 << 40;
@@ -28,7 +28,7 @@ struct ExitTimes {
 /// Repeats the test. Measured times are reported even if a part stalls.
 pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     bench.progress("a copy that waits for a process that exits");
-    let memory = (HostMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
+    let memory = (PinnedMemory::registered(&bench.context, BYTES)?, Buffer::new(&bench.context, BYTES)?);
     let mut times = ExitTimes::default();
     let held = (0..bench.setup.pick(2, 5)).try_for_each(|_| once(bench, &memory, &mut times));
     let figures = [
@@ -41,20 +41,20 @@ pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
     held
 }
 
-fn once(bench: &Bench, memory: &(HostMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
+fn once(bench: &Bench, memory: &(PinnedMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
     let mut pair = Pair::start(bench, &[])?;
     let (stream, other) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
     let held = stages(&mut pair, (&stream, &other), memory, times);
     // In every case, end all waits, so that the memory is unused when it is freed.
     pair.page.set(STARTED, FAR);
     let ended = stream.finish_within(LIMIT).and_then(|()| other.finish_within(LIMIT));
-    held.and(ended)
+    held.and(ended.map_err(Error::from))
 }
 
 fn stages(
     pair: &mut Pair,
     (stream, other): (&CudaStream, &CudaStream),
-    (host, device): &(HostMemory, Buffer),
+    (host, device): &(PinnedMemory, Buffer),
     times: &mut ExitTimes,
 ) -> Result<(), Error> {
     stream.wait_value(pair.page.address(STARTED), FAR)?;
@@ -81,8 +81,8 @@ fn stages(
 }
 
 /// Turns a timeout into a finding about the device; other errors stay the same.
-fn stalled(what: &'static str) -> impl FnOnce(Error) -> Error {
-    move |error| match error {
+fn stalled<E: Into<Error>>(what: &'static str) -> impl FnOnce(E) -> Error {
+    move |error| match error.into() {
         Error::Timeout { limit, .. } => Error::Otherwise(format!("{what} ({limit:?})")),
         error => error,
     }
@@ -96,12 +96,14 @@ fn milliseconds(start: Instant) -> f64 {
 mod tests {
     use std::time::Duration;
 
+    use sluice_memory::cuda;
+
     use super::*;
 
     #[test]
     fn only_timeouts_are_attributed_to_device() {
         let late = Error::Timeout { what: "work".into(), limit: Duration::from_secs(2) };
         assert_eq!(stalled("slept")(late).to_string(), "the device slept (2s)");
-        assert!(matches!(stalled("slept")(Error::Absent("x")), Error::Absent("x")));
+        assert!(matches!(stalled("slept")(cuda::Error::Absent("x")), Error::Cuda(cuda::Error::Absent("x"))));
     }
 }

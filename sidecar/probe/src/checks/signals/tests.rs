@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use sluice_memory::cuda;
+
 use super::{SignalPath, conclude};
 use crate::Error;
 use crate::report::Answer;
@@ -15,7 +17,7 @@ fn one_graph_signal_path_suffices_and_others_are_noted() {
     let mut notes = Vec::new();
     let held = [
         ("a stream", Ok(())),
-        (SignalPath::Parameters.name(), Err(Error::Absent("cuGraphAddBatchMemOpNode"))),
+        (SignalPath::Parameters.name(), Err(cuda::Error::Absent("cuGraphAddBatchMemOpNode").into())),
         (SignalPath::Counter.name(), Ok(())),
         (EXIT, Ok(())),
     ];
@@ -31,7 +33,11 @@ fn no_graph_is_a_no_and_a_stream_that_cannot_be_asked_is_unknown() {
     assert!(matches!(conclude(&held, &mut notes), Answer::No { .. }));
     let held = [("a stream", Err(late())), (SignalPath::Counter.name(), Ok(())), (EXIT, Ok(()))];
     assert!(matches!(conclude(&held, &mut notes), Answer::No { .. }));
-    let held = [("a stream", Err(Error::Absent("x"))), (SignalPath::Counter.name(), Ok(())), (EXIT, Ok(()))];
+    let held = [
+        ("a stream", Err(cuda::Error::Absent("x").into())),
+        (SignalPath::Counter.name(), Ok(())),
+        (EXIT, Ok(())),
+    ];
     assert!(matches!(conclude(&held, &mut notes), Answer::Unknown { .. }));
     let otherwise = || Error::Otherwise("did not wait for the word".into());
     let no = Answer::No { reason: "the device did not wait for the word".into() };

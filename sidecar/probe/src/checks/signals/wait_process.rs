@@ -9,9 +9,12 @@ use super::signal_path::SignalPath;
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe};
-use crate::cuda::graph::{GraphNode, MemOp};
-use crate::cuda::kernels::FlagWait;
-use crate::cuda::{Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, HostMemory, Kernels};
+use crate::kernels::FlagWait;
+use crate::kernels::Kernels;
+use sluice_memory::cuda::graph::{GraphNode, MemOp};
+use sluice_memory::cuda::{
+    self, Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, PinnedMemory,
+};
 
 /// Role of the process.
 pub const WAIT_PROCESS: &str = "waiter";
@@ -156,7 +159,11 @@ impl<'a> WaitProcess<'a> {
 
     /// Returns the microseconds of the CPU in `launch`, and of the device for the launched work. A gate, a kernel that
     /// waits for `step`, holds the device until all work is queued; otherwise the result would be the CPU's time.
-    fn timed(&self, step: u64, launch: impl FnOnce() -> Result<(), Error>) -> Result<(f64, f64), Error> {
+    fn timed(
+        &self,
+        step: u64,
+        launch: impl FnOnce() -> Result<(), cuda::Error>,
+    ) -> Result<(f64, f64), Error> {
         // At first launches the gate is open: loading code may wait for all streams.
         if step <= 2 {
             self.page.set(GATE, step);
@@ -206,7 +213,7 @@ impl<'a> WaitProcess<'a> {
     }
 
     /// Does the work that is needed before each launch.
-    fn prepare(&self, way: SignalPath, graph: &Graph, first: u64, value: u64) -> Result<(), Error> {
+    fn prepare(&self, way: SignalPath, graph: &Graph, first: u64, value: u64) -> Result<(), cuda::Error> {
         if way != SignalPath::Parameters {
             return Ok(());
         }
@@ -234,7 +241,7 @@ impl<'a> WaitProcess<'a> {
     }
 
     fn check_no_timeout(&self) -> Result<(), Error> {
-        let host = HostMemory::registered(&self.bench.context, 4096)?;
+        let host = PinnedMemory::registered(&self.bench.context, 4096)?;
         self.stream.download(&host, 0, self.words.at(8), 8)?;
         self.stream.finish_within(LIMIT)?;
         match host.word(0).load(std::sync::atomic::Ordering::SeqCst) {

@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use cudarc::driver::sys;
 
+use super::Error;
+use super::driver::call;
 use super::{Address, Context, CudaStream};
-use crate::Error;
-use crate::driver::call;
 
 /// Code on the device, unloaded with its last function.
 #[derive(Clone, Debug)]
@@ -29,7 +29,7 @@ pub struct Function {
     _module: Module,
 }
 
-/// A kernel and its arguments, made by `Kernels` for a graph: their number, order and types match the kernel.
+/// A kernel and its arguments: their number, order and types match the kernel.
 #[derive(Debug)]
 pub struct KernelLaunch<'a> {
     pub(super) function: &'a Function,
@@ -96,24 +96,27 @@ impl Function {
     }
 }
 
-impl CudaStream {
-    /// Queues `function` on the stream.
+impl<'a> KernelLaunch<'a> {
+    /// Combines a kernel with its arguments.
     ///
     /// # Safety
     /// The arguments match the kernel in number, order and type, and the kernel writes no host memory that Rust code
     /// uses other than as atomics.
-    pub unsafe fn launch(
-        &self,
-        function: &Function,
-        grid: Grid,
-        arguments: &[Argument],
-    ) -> Result<(), Error> {
+    pub unsafe fn new(function: &'a Function, grid: Grid, arguments: Vec<Argument>) -> KernelLaunch<'a> {
+        KernelLaunch { function, grid, arguments }
+    }
+}
+
+impl CudaStream {
+    /// Queues a kernel on the stream.
+    pub fn launch(&self, launch: &KernelLaunch<'_>) -> Result<(), Error> {
+        let KernelLaunch { function, grid, arguments } = launch;
         let mut values: Vec<u64> = arguments.iter().map(|argument| argument.bits()).collect();
         let mut places: Vec<*mut c_void> = values.iter_mut().map(|value| (&raw mut *value).cast()).collect();
         let ([x, y, z], [a, b, c]) = (grid.blocks, grid.threads);
         let (raw, list, none) = (self.raw(), places.as_mut_ptr(), ptr::null_mut());
         // SAFETY: during the call the driver copies the arguments, for each the number of bytes that the kernel
-        // declares; every argument is a 64-bit word. The caller guarantees that they match the kernel.
+        // declares; every argument is a 64-bit word, and the launch was made with the kernel's arguments.
         unsafe { call!(cuLaunchKernel(function.raw, x, y, z, a, b, c, 0, raw, list, none)) }
     }
 }

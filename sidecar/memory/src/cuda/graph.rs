@@ -12,9 +12,9 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpType, CUstreamCaptureMode, CUstreamWaitValue_flags,
 };
 
+use super::Error;
+use super::driver::call;
 use super::{Address, Context, CudaStream, KernelLaunch};
-use crate::Error;
-use crate::driver::call;
 
 /// Optional driver functions that this module needs.
 const REQUIRED: [&str; 8] = [
@@ -82,10 +82,10 @@ impl GraphBuilder {
     }
 
     /// Captures the work that `work` queues on the stream into a graph; the work does not run.
-    pub fn capture(
+    pub fn capture<E: From<Error>>(
         stream: &CudaStream,
-        work: impl FnOnce(&CudaStream) -> Result<(), Error>,
-    ) -> Result<GraphBuilder, Error> {
+        work: impl FnOnce(&CudaStream) -> Result<(), E>,
+    ) -> Result<GraphBuilder, E> {
         let driver = stream.context().device().driver();
         CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -98,7 +98,7 @@ impl GraphBuilder {
         // A failed capture may still leave a graph, which this value destroys.
         let chain =
             (!raw.is_null()).then(|| GraphBuilder { raw, last: None, context: stream.context().clone() });
-        done.and(ended)?;
+        done.and(ended.map_err(E::from))?;
         Ok(chain.expect("a capture that succeeds makes a graph"))
     }
 

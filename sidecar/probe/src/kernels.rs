@@ -3,11 +3,12 @@
 
 use std::ffi::CString;
 
-use super::{Address, Argument, Buffer, Context, CudaStream, Function, Grid, KernelLaunch, Module};
-use crate::Error;
+use sluice_memory::cuda::{
+    Address, Argument, Buffer, Context, CudaStream, Error, Function, Grid, KernelLaunch, Module,
+};
 
 /// Output of `cargo xtask kernels` for `cuda/probe.cu`; the driver compiles it for its device.
-const PTX: &str = include_str!("../../cuda/probe.ptx");
+const PTX: &str = include_str!("../cuda/probe.ptx");
 /// Threads per block of the kernels that go through memory.
 const THREADS: u32 = 256;
 /// Blocks per multiprocessor, for as many threads as it can hold.
@@ -106,8 +107,7 @@ impl Kernels {
 
     /// Waits on the device until a flag reaches the counter.
     pub fn await_flag(&self, stream: &CudaStream, order: FlagWait) -> Result<(), Error> {
-        let KernelLaunch { function, grid, arguments } = self.await_node(order);
-        run(stream, function, grid, &arguments)
+        stream.launch(&self.await_node(order))
     }
 
     /// Returns the launch of [`Kernels::await_flag`] for a graph.
@@ -115,19 +115,18 @@ impl Kernels {
         let FlagWait { flag, counter, bump, limit_ns, timed_out: gave_up } = order;
         let [flag, counter, gave_up] = [flag, counter, gave_up].map(Argument::Address);
         let arguments = vec![flag, counter, Argument::U64(bump), Argument::U64(limit_ns), gave_up];
-        KernelLaunch { function: &self.await_flag, grid: Grid::line(1, 1), arguments }
+        launch(&self.await_flag, Grid::line(1, 1), arguments)
     }
 
     /// Writes `value` to one word with one thread: the minimal kernel.
     pub fn mark(&self, stream: &CudaStream, word: Address, value: u64) -> Result<(), Error> {
-        let KernelLaunch { function, grid, arguments } = self.mark_node(word, value);
-        run(stream, function, grid, &arguments)
+        stream.launch(&self.mark_node(word, value))
     }
 
     /// Returns the launch of [`Kernels::mark`] for a graph.
     pub fn mark_node(&self, word: Address, value: u64) -> KernelLaunch<'_> {
         let arguments = vec![Argument::Address(word), Argument::U64(1), Argument::U64(value)];
-        KernelLaunch { function: &self.write, grid: Grid::line(1, 1), arguments }
+        launch(&self.write, Grid::line(1, 1), arguments)
     }
 
     fn wide(&self) -> Grid {
@@ -136,7 +135,11 @@ impl Kernels {
 }
 
 fn run(stream: &CudaStream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
+    stream.launch(&launch(function, grid, arguments.to_vec()))
+}
+
+fn launch(function: &Function, grid: Grid, arguments: Vec<Argument>) -> KernelLaunch<'_> {
     // SAFETY: each caller above passes the arguments of its kernel in `cuda/probe.cu`; the kernels write only device
-    // memory, or words of `HostMemory`, which are atomics.
-    unsafe { stream.launch(function, grid, arguments) }
+    // memory, or words of `PinnedMemory`, which are atomics.
+    unsafe { KernelLaunch::new(function, grid, arguments) }
 }

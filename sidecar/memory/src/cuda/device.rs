@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
-use crate::Error;
-use crate::driver::{CudaDriver, call};
+use super::Error;
+use super::driver::{CudaDriver, call};
 
 /// One device.
 #[derive(Clone, Copy, Debug)]

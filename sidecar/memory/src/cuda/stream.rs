@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUresult, CUstream_flags, CUstreamWaitValue_flags};
 
-use super::{Address, Context, HostMemory};
-use crate::Error;
-use crate::driver::{call, check};
+use super::Error;
+use super::driver::{call, check};
+use super::{Address, Context, PinnedMemory};
 
 /// Default time limit for waits for the device.
 pub const WAIT_LIMIT: Duration = Duration::from_secs(20);
@@ -33,7 +33,7 @@ impl CudaStream {
     }
 
     /// Returns the driver's pointer.
-    pub(crate) fn raw(&self) -> sys::CUstream {
+    pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
@@ -84,9 +84,9 @@ impl CudaStream {
     ///
     /// # Panics
     /// If they are not inside `host`.
-    pub fn upload(&self, to: Address, host: &HostMemory, from: u64, bytes: u64) -> Result<(), Error> {
+    pub fn upload(&self, to: Address, host: &PinnedMemory, from: u64, bytes: u64) -> Result<(), Error> {
         // SAFETY: `slice` checks that the source is inside `host`, whose owner keeps it until the work is done (see
-        // `HostMemory`).
+        // `PinnedMemory`).
         unsafe {
             call!(cuMemcpyHtoDAsync_v2(to, host.slice(from, bytes).cast_const(), bytes as usize, self.raw))
         }
@@ -96,7 +96,7 @@ impl CudaStream {
     ///
     /// # Panics
     /// If they are not inside `host`.
-    pub fn download(&self, host: &HostMemory, to: u64, from: Address, bytes: u64) -> Result<(), Error> {
+    pub fn download(&self, host: &PinnedMemory, to: u64, from: Address, bytes: u64) -> Result<(), Error> {
         // SAFETY: as in `upload`.
         unsafe { call!(cuMemcpyDtoHAsync_v2(host.slice(to, bytes), from, bytes as usize, self.raw)) }
     }
@@ -194,15 +194,15 @@ fn ready(call: &'static str, result: CUresult) -> Result<bool, Error> {
 
 /// Polls `done` until it returns `true`, at most `limit`. It spins because the awaited events take microseconds and are
 /// timed.
-pub(crate) fn poll_until(
+pub fn poll_until<E: From<Error>>(
     limit: Duration,
     what: &str,
-    mut done: impl FnMut() -> Result<bool, Error>,
-) -> Result<(), Error> {
+    mut done: impl FnMut() -> Result<bool, E>,
+) -> Result<(), E> {
     let start = Instant::now();
     while !done()? {
         if start.elapsed() > limit {
-            return Err(Error::Timeout { what: what.into(), limit });
+            return Err(Error::Timeout { what: what.into(), limit }.into());
         }
         std::hint::spin_loop();
     }

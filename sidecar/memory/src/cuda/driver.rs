@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::Error;
+use super::Error;
 
 /// Driver functions that every check needs: a driver without one of them is refused.
 pub const REQUIRED: [&str; 47] = [
@@ -79,7 +79,7 @@ pub const OPTIONAL: [&str; 12] = [
 /// justifies the arguments.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {
-        $crate::driver::check(
+        $crate::cuda::driver::check(
             stringify!($function),
             ::cudarc::driver::sys::$function($($argument),*),
         )

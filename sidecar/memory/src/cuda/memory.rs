@@ -10,9 +10,9 @@ use cudarc::driver::sys::{
     CUmemGenericAllocationHandle, CUmemLocation, CUmemLocationType,
 };
 
+use super::Error;
+use super::driver::call;
 use super::{Address, Context, CudaDevice};
-use crate::Error;
-use crate::driver::call;
 
 /// The only handle type that the probe exports.
 const FD: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

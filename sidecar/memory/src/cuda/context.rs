@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::CudaDevice;
-use crate::Error;
-use crate::driver::call;
+use super::Error;
+use super::driver::call;
 
 /// A context of this process. Every object created in it shares it, and the last one destroys it.
 #[derive(Clone, Debug)]

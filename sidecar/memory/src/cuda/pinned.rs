@@ -9,13 +9,13 @@ use cudarc::driver::sys;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{self, MapFlags, ProtFlags};
 
+use super::Error;
+use super::driver::call;
 use super::{Address, Context};
-use crate::Error;
-use crate::driver::call;
 
 /// Page-locked host memory. Before dropping it, the owner must wait for the work that uses it.
 #[derive(Debug)]
-pub struct HostMemory {
+pub struct PinnedMemory {
     start: *mut c_void,
     bytes: u64,
     /// The memory's file; `None` if the driver allocated the memory.
@@ -24,21 +24,22 @@ pub struct HostMemory {
 }
 
 // SAFETY: the memory is owned and not tied to a thread; its words are accessed only as atomics.
-unsafe impl Send for HostMemory {}
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
 
-impl HostMemory {
+impl PinnedMemory {
     /// Creates a memfd of at least `bytes`, in whole pages, and maps, prefaults and registers it.
-    pub fn registered(context: &Context, bytes: u64) -> Result<HostMemory, Error> {
+    pub fn registered(context: &Context, bytes: u64) -> Result<PinnedMemory, Error> {
         let bytes = pages(bytes);
-        let file =
-            memfd_create("sluice-gpu-probe", MemfdFlags::CLOEXEC).map_err(Error::kernel("memfd_create"))?;
+        let file = memfd_create("sluice-host", MemfdFlags::CLOEXEC).map_err(Error::kernel("memfd_create"))?;
         ftruncate(&file, bytes).map_err(Error::kernel("ftruncate"))?;
-        HostMemory::from_file(context, file, bytes)
+        PinnedMemory::from_file(context, file, bytes)
     }
 
     /// Maps, prefaults and registers the first `bytes`, in whole pages, of a memfd that this or another process
     /// created.
-    pub fn from_file(context: &Context, file: OwnedFd, bytes: u64) -> Result<HostMemory, Error> {
+    pub fn from_file(context: &Context, file: OwnedFd, bytes: u64) -> Result<PinnedMemory, Error> {
         let bytes = pages(bytes);
         let start = mapped(file.as_fd(), bytes)?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -49,16 +50,16 @@ impl HostMemory {
             let _ = unsafe { mm::munmap(start, bytes as usize) };
             return Err(error);
         }
-        Ok(HostMemory { start, bytes, file: Some(file), _context: context.clone() })
+        Ok(PinnedMemory { start, bytes, file: Some(file), _context: context.clone() })
     }
 
     /// Lets the driver allocate page-locked memory.
-    pub fn pinned(context: &Context, bytes: u64) -> Result<HostMemory, Error> {
+    pub fn allocate(context: &Context, bytes: u64) -> Result<PinnedMemory, Error> {
         let mut start = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: writes one pointer.
         unsafe { call!(cuMemHostAlloc(&mut start, bytes as usize, flags)) }?;
-        Ok(HostMemory { start, bytes, file: None, _context: context.clone() })
+        Ok(PinnedMemory { start, bytes, file: None, _context: context.clone() })
     }
 
     /// Returns the size in bytes.
@@ -110,7 +111,7 @@ fn mapped(file: BorrowedFd<'_>, bytes: u64) -> Result<*mut c_void, Error> {
         .map_err(Error::kernel("mmap"))
 }
 
-impl Drop for HostMemory {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // After a device fault every call fails, so errors are ignored.
         if self.file.is_none() {
