@@ -1,27 +1,31 @@
 //! The driver's objects, each freed on drop. An object that belongs to a context holds the context.
 //!
-//! The driver is loaded at run time by [`CudaDriver::open`], so a build needs nothing of CUDA. A machine without the
+//! The driver is loaded at run time by [`Driver::open`], so a build needs nothing of CUDA. A machine without the
 //! driver gets [`Error::NoDriver`].
 
+pub mod buffer;
+pub mod chunk;
 pub mod context;
 pub mod device;
 pub mod driver;
 mod error;
 pub mod graph;
 pub mod launch;
-pub mod memory;
 pub mod pinned;
+pub mod range;
 pub mod stream;
 
+pub use buffer::Buffer;
+pub use chunk::{Chunk, granularity};
 pub use context::{Context, MemoryInfo};
-pub use device::CudaDevice;
-pub use driver::CudaDriver;
+pub use device::Device;
+pub use driver::Driver;
 pub use error::Error;
 pub use graph::{ExecGraph, GraphBuilder};
 pub use launch::{Argument, Function, Grid, KernelLaunch, Module};
-pub use memory::{Buffer, Handle, Range};
 pub use pinned::PinnedMemory;
-pub use stream::{CudaEvent, CudaStream};
+pub use range::{Mapping, Range};
+pub use stream::{Event, Stream};
 
 /// An address in the device's address space.
 pub type Address = u64;

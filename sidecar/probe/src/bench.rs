@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use sluice_memory::cuda::{Context, Device, Driver};
+
 use crate::Error;
-use sluice_memory::cuda::CudaDriver;
-use sluice_memory::cuda::{Context, CudaDevice};
 
 /// Options of the command line. Child processes of the probe get the same.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ pub struct Bench {
     /// Options of the command line.
     pub setup: ProbeOptions,
     /// The device.
-    pub device: CudaDevice,
+    pub device: Device,
     /// The context.
     pub context: Context,
 }
@@ -36,7 +36,7 @@ pub struct Bench {
 impl Bench {
     /// Opens the driver and creates a context.
     pub fn open(setup: ProbeOptions) -> Result<Bench, Error> {
-        let device = CudaDevice::open(CudaDriver::open()?, setup.ordinal)?;
+        let device = Device::open(Driver::open()?, setup.ordinal)?;
         let context = Context::new(device)?;
         Ok(Bench { setup, device, context })
     }

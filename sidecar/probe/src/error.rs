@@ -63,14 +63,12 @@ impl Error {
         move |source| Error::Kernel { call, source }
     }
 
-    /// Whether no usable driver exists, as opposed to a driver that has no device or refuses a call.
-    pub fn is_no_driver(&self) -> bool {
-        matches!(self, Error::Cuda(error) if error.is_no_driver())
-    }
-
-    /// Whether the driver works but does not have the device.
-    pub fn is_no_device(&self) -> bool {
-        matches!(self, Error::Cuda(error) if error.is_no_device())
+    /// Returns the error of the driver or the device, if it is one.
+    pub fn cuda(&self) -> Option<&cuda::Error> {
+        match self {
+            Error::Cuda(error) => Some(error),
+            _ => None,
+        }
     }
 }
 

@@ -4,7 +4,7 @@
 use std::ffi::CString;
 
 use sluice_memory::cuda::{
-    Address, Argument, Buffer, Context, CudaStream, Error, Function, Grid, KernelLaunch, Module,
+    Address, Argument, Buffer, Context, Error, Function, Grid, KernelLaunch, Module, Stream,
 };
 
 /// Output of `cargo xtask kernels` for `cuda/probe.cu`; the driver compiles it for its device.
@@ -63,12 +63,12 @@ impl Kernels {
     }
 
     /// Keeps one thread of the device busy for `ns` nanoseconds.
-    pub fn spin(&self, stream: &CudaStream, ns: u64) -> Result<(), Error> {
+    pub fn spin(&self, stream: &Stream, ns: u64) -> Result<(), Error> {
         run(stream, &self.spin, Grid::line(1, 1), &[Argument::U64(ns)])
     }
 
     /// Reads `bytes` bytes (a multiple of 16) once.
-    pub fn read(&self, stream: &CudaStream, from: Address, bytes: u64) -> Result<(), Error> {
+    pub fn read(&self, stream: &Stream, from: Address, bytes: u64) -> Result<(), Error> {
         let arguments =
             [Argument::Address(from), Argument::U64(bytes / 16), Argument::Address(self.sums.at(0))];
         run(stream, &self.read, self.wide(), &arguments)
@@ -78,7 +78,7 @@ impl Kernels {
     ///
     /// # Panics
     /// If `n` is not a multiple of 64.
-    pub fn product(&self, stream: &CudaStream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
+    pub fn product(&self, stream: &Stream, matrices: [Address; 3], n: u64) -> Result<(), Error> {
         assert!(n.is_multiple_of(TILE), "a matrix consists of whole tiles");
         let tiles = u32::try_from(n / TILE).expect("a matrix fits a device");
         let [a, b, c] = matrices.map(Argument::Address);
@@ -87,7 +87,7 @@ impl Kernels {
     }
 
     /// Writes `value`, `value + 1`, ... into `words` words of 64 bits.
-    pub fn write(&self, stream: &CudaStream, to: Address, words: u64, value: u64) -> Result<(), Error> {
+    pub fn write(&self, stream: &Stream, to: Address, words: u64, value: u64) -> Result<(), Error> {
         let arguments = [Argument::Address(to), Argument::U64(words), Argument::U64(value)];
         run(stream, &self.write, self.wide(), &arguments)
     }
@@ -96,7 +96,7 @@ impl Kernels {
     /// [`Kernels::write`].
     pub fn compare(
         &self,
-        stream: &CudaStream,
+        stream: &Stream,
         from: Address,
         (words, value): (u64, u64),
         wrong: Address,
@@ -106,7 +106,7 @@ impl Kernels {
     }
 
     /// Waits on the device until a flag reaches the counter.
-    pub fn await_flag(&self, stream: &CudaStream, order: FlagWait) -> Result<(), Error> {
+    pub fn await_flag(&self, stream: &Stream, order: FlagWait) -> Result<(), Error> {
         stream.launch(&self.await_node(order))
     }
 
@@ -119,7 +119,7 @@ impl Kernels {
     }
 
     /// Writes `value` to one word with one thread: the minimal kernel.
-    pub fn mark(&self, stream: &CudaStream, word: Address, value: u64) -> Result<(), Error> {
+    pub fn mark(&self, stream: &Stream, word: Address, value: u64) -> Result<(), Error> {
         stream.launch(&self.mark_node(word, value))
     }
 
@@ -134,7 +134,7 @@ impl Kernels {
     }
 }
 
-fn run(stream: &CudaStream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
+fn run(stream: &Stream, function: &Function, grid: Grid, arguments: &[Argument]) -> Result<(), Error> {
     stream.launch(&launch(function, grid, arguments.to_vec()))
 }
 

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use sluice_memory::cuda::{self, Device, Driver};
 
 use crate::Error;
 use crate::args::{Part, ProbeArgs};
@@ -16,8 +17,6 @@ use crate::fitness;
 use crate::machine::{self, Machine};
 use crate::report::{Answer, CheckResult, DeviceFacts, ProbeReport, SCHEMA};
 use crate::results::{CheckEvent, Findings};
-use sluice_memory::cuda::CudaDevice;
-use sluice_memory::cuda::CudaDriver;
 
 /// A check has no answer.
 const UNANSWERED: u8 = 1;
@@ -46,11 +45,12 @@ pub fn main(args: &ProbeArgs) -> ExitCode {
 fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|error| {
         eprintln!("sluice-gpu-probe: {error:#}");
-        match error.downcast_ref::<Error>() {
-            Some(error) if error.is_no_driver() => ExitCode::from(NO_DRIVER),
-            Some(error) if error.is_no_device() => ExitCode::from(NO_DEVICE),
-            _ => ExitCode::from(UNANSWERED),
-        }
+        let cuda = error.downcast_ref::<cuda::Error>().or_else(|| error.downcast_ref().and_then(Error::cuda));
+        ExitCode::from(match cuda {
+            Some(error) if error.is_no_driver() => NO_DRIVER,
+            Some(error) if error.is_no_device() => NO_DEVICE,
+            _ => UNANSWERED,
+        })
     })
 }
 
@@ -72,7 +72,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn probe(args: &ProbeArgs) -> anyhow::Result<ProbeReport> {
     let (date, setup) = (machine::now(), args.setup());
-    let device = facts(CudaDevice::open(CudaDriver::open()?, args.device)?)?;
+    let device = facts(Device::open(Driver::open()?, args.device)?)?;
     eprintln!("{}, CUDA {}", device.name, device.cuda);
     let deadline = Instant::now() + setup.pick(QUICK, FULL);
     let mut rows: Vec<CheckResult> =
@@ -112,7 +112,7 @@ fn selected_checks(args: &ProbeArgs) -> Vec<&'static Check> {
     chosen
 }
 
-fn facts(device: CudaDevice) -> Result<DeviceFacts, Error> {
+fn facts(device: Device) -> Result<DeviceFacts, Error> {
     Ok(DeviceFacts {
         name: device.name()?,
         uuid: device.uuid()?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::CudaDevice;
+use super::Device;
 use super::Error;
 use super::driver::call;
 
@@ -18,7 +18,7 @@ pub struct Context {
 #[derive(Debug)]
 struct ContextHandle {
     raw: sys::CUcontext,
-    device: CudaDevice,
+    device: Device,
 }
 
 // SAFETY: a context may be current on any thread, and on several at once; the driver does the necessary locking.
@@ -37,7 +37,7 @@ pub struct MemoryInfo {
 
 impl Context {
     /// Creates a context on `device` and makes it current on this thread.
-    pub fn new(device: CudaDevice) -> Result<Context, Error> {
+    pub fn new(device: Device) -> Result<Context, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer; the driver found the device.
         unsafe { call!(cuCtxCreate_v2(&mut raw, 0, device.raw())) }?;
@@ -56,7 +56,7 @@ impl Context {
     }
 
     /// Returns the device.
-    pub fn device(&self) -> CudaDevice {
+    pub fn device(&self) -> Device {
         self.owned.device
     }
 

@@ -5,18 +5,18 @@ use std::ffi::{CStr, c_char, c_int};
 use cudarc::driver::sys::{self, CUdevice_attribute};
 
 use super::Error;
-use super::driver::{CudaDriver, call};
+use super::driver::{Driver, call};
 
 /// One device.
 #[derive(Clone, Copy, Debug)]
-pub struct CudaDevice {
-    driver: CudaDriver,
+pub struct Device {
+    driver: Driver,
     raw: sys::CUdevice,
 }
 
-impl CudaDevice {
+impl Device {
     /// Opens the device with this index in the driver.
-    pub fn open(driver: CudaDriver, ordinal: u32) -> Result<CudaDevice, Error> {
+    pub fn open(driver: Driver, ordinal: u32) -> Result<Device, Error> {
         let seen = driver.devices()?;
         if ordinal >= seen {
             return Err(Error::NoDevice { asked: ordinal, seen });
@@ -24,11 +24,11 @@ impl CudaDevice {
         let mut raw = 0;
         // SAFETY: writes one integer.
         unsafe { call!(cuDeviceGet(&mut raw, ordinal as c_int)) }?;
-        Ok(CudaDevice { driver, raw })
+        Ok(Device { driver, raw })
     }
 
     /// Returns the driver.
-    pub fn driver(&self) -> CudaDriver {
+    pub fn driver(&self) -> Driver {
         self.driver
     }
 

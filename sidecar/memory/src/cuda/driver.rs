@@ -1,4 +1,4 @@
-//! Opens the CUDA driver. No driver function is called before [`CudaDriver::open`]: cudarc panics if the library or the
+//! Opens the CUDA driver. No driver function is called before [`Driver::open`]: cudarc panics if the library or the
 //! function is missing.
 
 use std::ffi::{CStr, c_char};
@@ -89,17 +89,17 @@ pub(crate) use call;
 
 /// Proof that the driver is open and has every function of [`REQUIRED`].
 #[derive(Clone, Copy, Debug)]
-pub struct CudaDriver {
+pub struct Driver {
     optional: [bool; OPTIONAL.len()],
     version: u32,
 }
 
-impl CudaDriver {
+impl Driver {
     /// Loads the driver, looks up its functions and initializes it.
     ///
     /// # Errors
     /// [`Error::NoDriver`], [`Error::MissingSymbol`], or the error of `cuInit`.
-    pub fn open() -> Result<CudaDriver, Error> {
+    pub fn open() -> Result<Driver, Error> {
         if !is_present() {
             return Err(Error::NoDriver);
         }
@@ -111,7 +111,7 @@ impl CudaDriver {
         let mut version = 0;
         // SAFETY: writes one integer.
         unsafe { call!(cuDriverGetVersion(&mut version)) }?;
-        Ok(CudaDriver { optional: OPTIONAL.map(is_exported), version: u32::try_from(version).unwrap_or(0) })
+        Ok(Driver { optional: OPTIONAL.map(is_exported), version: u32::try_from(version).unwrap_or(0) })
     }
 
     /// Checks that the driver has this function of [`OPTIONAL`]; otherwise returns the error.

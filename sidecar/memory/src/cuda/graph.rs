@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
 
 use super::Error;
 use super::driver::call;
-use super::{Address, Context, CudaStream, KernelLaunch};
+use super::{Address, Context, KernelLaunch, Stream};
 
 /// Optional driver functions that this module needs.
 const REQUIRED: [&str; 8] = [
@@ -83,8 +83,8 @@ impl GraphBuilder {
 
     /// Captures the work that `work` queues on the stream into a graph; the work does not run.
     pub fn capture<E: From<Error>>(
-        stream: &CudaStream,
-        work: impl FnOnce(&CudaStream) -> Result<(), E>,
+        stream: &Stream,
+        work: impl FnOnce(&Stream) -> Result<(), E>,
     ) -> Result<GraphBuilder, E> {
         let driver = stream.context().device().driver();
         CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
@@ -158,7 +158,7 @@ impl ExecGraph {
     }
 
     /// Queues the graph on the stream.
-    pub fn launch(&self, stream: &CudaStream) -> Result<(), Error> {
+    pub fn launch(&self, stream: &Stream) -> Result<(), Error> {
         // SAFETY: graph and stream exist; the driver keeps the resources of a running launch.
         unsafe { call!(cuGraphLaunch(self.raw, stream.raw())) }
     }

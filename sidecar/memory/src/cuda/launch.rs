@@ -2,18 +2,18 @@
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
 use super::Error;
 use super::driver::call;
-use super::{Address, Context, CudaStream};
+use super::{Address, Context, Stream};
 
 /// Code on the device, unloaded with its last function.
 #[derive(Clone, Debug)]
 pub struct Module {
-    owned: Rc<ModuleHandle>,
+    owned: Arc<ModuleHandle>,
 }
 
 #[derive(Debug)]
@@ -22,12 +22,22 @@ struct ModuleHandle {
     _context: Context,
 }
 
+// SAFETY: any thread may use a module; the driver does the necessary locking.
+unsafe impl Send for ModuleHandle {}
+// SAFETY: as above.
+unsafe impl Sync for ModuleHandle {}
+
 /// One kernel of a module.
 #[derive(Debug)]
 pub struct Function {
     raw: sys::CUfunction,
     _module: Module,
 }
+
+// SAFETY: any thread may use a function; the driver does the necessary locking.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
 
 /// A kernel and its arguments: their number, order and types match the kernel.
 #[derive(Debug)]
@@ -68,7 +78,7 @@ impl Module {
         let mut raw = ptr::null_mut();
         // SAFETY: the image ends with a zero byte, as PTX must.
         unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast())) }?;
-        Ok(Module { owned: Rc::new(ModuleHandle { raw, _context: context.clone() }) })
+        Ok(Module { owned: Arc::new(ModuleHandle { raw, _context: context.clone() }) })
     }
 
     /// Returns the kernel with this name.
@@ -107,7 +117,7 @@ impl<'a> KernelLaunch<'a> {
     }
 }
 
-impl CudaStream {
+impl Stream {
     /// Queues a kernel on the stream.
     pub fn launch(&self, launch: &KernelLaunch<'_>) -> Result<(), Error> {
         let KernelLaunch { function, grid, arguments } = launch;

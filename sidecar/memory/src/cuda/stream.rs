@@ -14,22 +14,24 @@ pub const WAIT_LIMIT: Duration = Duration::from_secs(20);
 
 /// A queue of ordered work. Streams do not wait for each other or for the default stream.
 #[derive(Debug)]
-pub struct CudaStream {
+pub struct Stream {
     raw: sys::CUstream,
     context: Context,
 }
 
 // SAFETY: any thread may use a stream; the driver does the necessary locking.
-unsafe impl Send for CudaStream {}
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
 
-impl CudaStream {
+impl Stream {
     /// Creates an empty stream.
-    pub fn new(context: &Context) -> Result<CudaStream, Error> {
+    pub fn new(context: &Context) -> Result<Stream, Error> {
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one pointer.
         unsafe { call!(cuStreamCreate(&mut raw, flags)) }?;
-        Ok(CudaStream { raw, context: context.clone() })
+        Ok(Stream { raw, context: context.clone() })
     }
 
     /// Returns the driver's pointer.
@@ -59,7 +61,7 @@ impl CudaStream {
     }
 
     /// Makes later work of the stream wait for `event`.
-    pub fn wait(&self, event: &CudaEvent) -> Result<(), Error> {
+    pub fn wait(&self, event: &Event) -> Result<(), Error> {
         // SAFETY: stream and event exist; the driver keeps the event's record even after the event is dropped.
         unsafe { call!(cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
@@ -114,7 +116,7 @@ impl CudaStream {
     }
 }
 
-impl Drop for CudaStream {
+impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: this value owns the stream; the driver finishes its work in the background. After a device fault
         // every call fails.
@@ -124,29 +126,32 @@ impl Drop for CudaStream {
 
 /// A point in a stream's work, with its time.
 #[derive(Debug)]
-pub struct CudaEvent {
+pub struct Event {
     raw: sys::CUevent,
     _context: Context,
 }
 
-impl CudaEvent {
+// SAFETY: any thread may use an event; the driver does the necessary locking.
+unsafe impl Send for Event {}
+
+impl Event {
     /// Creates an event that is not recorded yet.
-    pub fn new(context: &Context) -> Result<CudaEvent, Error> {
+    pub fn new(context: &Context) -> Result<Event, Error> {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer.
         unsafe { call!(cuEventCreate(&mut raw, 0)) }?;
-        Ok(CudaEvent { raw, _context: context.clone() })
+        Ok(Event { raw, _context: context.clone() })
     }
 
     /// Creates an event after the stream's work queued so far.
-    pub fn after(stream: &CudaStream) -> Result<CudaEvent, Error> {
-        let event = CudaEvent::new(stream.context())?;
+    pub fn after(stream: &Stream) -> Result<Event, Error> {
+        let event = Event::new(stream.context())?;
         event.record(stream)?;
         Ok(event)
     }
 
     /// Moves the event behind the stream's work queued so far.
-    pub fn record(&self, stream: &CudaStream) -> Result<(), Error> {
+    pub fn record(&self, stream: &Stream) -> Result<(), Error> {
         // SAFETY: event and stream exist, and hold their contexts.
         unsafe { call!(cuEventRecord(self.raw, stream.raw)) }
     }
@@ -169,7 +174,7 @@ impl CudaEvent {
 
     /// Returns the nanoseconds from `start` to this event, by the device's clock (resolution about half a microsecond).
     /// Both must have been reached.
-    pub fn since_ns(&self, start: &CudaEvent) -> Result<f64, Error> {
+    pub fn since_ns(&self, start: &Event) -> Result<f64, Error> {
         let mut milliseconds = 0.0_f32;
         // SAFETY: writes one number; the driver refuses events that are not recorded.
         unsafe { call!(cuEventElapsedTime(&mut milliseconds, start.raw, self.raw)) }?;
@@ -177,7 +182,7 @@ impl CudaEvent {
     }
 }
 
-impl Drop for CudaEvent {
+impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: this value owns the event; the driver keeps the state that queued work needs. After a device fault
         // every call fails.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluice_memory::cuda::{Address, Buffer, Chunk, Event, PinnedMemory, Range, Stream, granularity};
+
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
@@ -9,8 +11,6 @@ use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
-use sluice_memory::cuda::memory::granularity;
-use sluice_memory::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// Check 1.
 pub const CHECK: Check = Check {
@@ -48,14 +48,14 @@ impl Tally {
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let context = &bench.context;
     let chunk = granularity(bench.device)?;
-    let handle = Handle::create(context, chunk)?;
+    let handle = Chunk::create(context, chunk)?;
     let mut range = Range::reserve(context, chunk * ADDRESSES)?;
-    (0..ADDRESSES).try_for_each(|place| range.remap(place * chunk, &handle))?;
+    (0..ADDRESSES).try_for_each(|place| range.map_with_access(place * chunk, &handle))?;
     let (host, kernels) = (PinnedMemory::registered(context, 4096)?, Kernels::load(context)?);
     let world = AliasSetup { chunk, range, host, kernels, wrong: Buffer::new(context, 16)? };
     let mut tally = Tally::default();
     let rounds = bench.setup.pick(1, 8);
-    let (one, other) = (CudaStream::new(context)?, CudaStream::new(context)?);
+    let (one, other) = (Stream::new(context)?, Stream::new(context)?);
     for round in 0..rounds {
         world.by_stream(&one, round, &mut tally)?;
         world.by_event(&one, &other, round, &mut tally)?;
@@ -79,7 +79,7 @@ impl AliasSetup {
     }
 
     /// Writes through each address and reads through another one, in one stream.
-    fn by_stream(&self, stream: &CudaStream, round: u64, tally: &mut Tally) -> Result<(), Error> {
+    fn by_stream(&self, stream: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         for writer in 0..ADDRESSES {
             let word = pattern(round, writer);
             stream.fill(self.alias_address(writer), word, 8)?;
@@ -92,18 +92,12 @@ impl AliasSetup {
     }
 
     /// Writes in one stream and reads in another one that waits for an event.
-    fn by_event(
-        &self,
-        one: &CudaStream,
-        other: &CudaStream,
-        round: u64,
-        tally: &mut Tally,
-    ) -> Result<(), Error> {
+    fn by_event(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         for writer in 0..ADDRESSES {
             let word = pattern(round + 1000, writer);
             // Queue a large write first: a reader that did not wait would read too early.
             one.fill(self.range.at(writer * self.chunk), word, self.chunk)?;
-            other.wait(&CudaEvent::after(one)?)?;
+            other.wait(&Event::after(one)?)?;
             let reader = (writer + ADDRESSES / 2) % ADDRESSES;
             other.download(&self.host, 0, self.alias_address(reader), 8)?;
             other.finish()?;
@@ -114,13 +108,7 @@ impl AliasSetup {
 
     /// Writes the whole chunk with a kernel and reads it with another kernel through another address, in the same
     /// stream or in one that waits for an event.
-    fn by_kernels(
-        &self,
-        one: &CudaStream,
-        other: &CudaStream,
-        round: u64,
-        tally: &mut Tally,
-    ) -> Result<(), Error> {
+    fn by_kernels(&self, one: &Stream, other: &Stream, round: u64, tally: &mut Tally) -> Result<(), Error> {
         let words = self.chunk / 8;
         for writer in 0..ADDRESSES {
             let value = u64::from(pattern(round + 2000, writer)) << 32;
@@ -130,10 +118,10 @@ impl AliasSetup {
             // Load the reader's lines into the caches before the write, so that a stale line would show. The result of
             // this read is ignored.
             self.kernels.compare(reading, from, (words, value), self.wrong.at(8))?;
-            one.wait(&CudaEvent::after(reading)?)?;
+            one.wait(&Event::after(reading)?)?;
             one.fill(self.wrong.at(0), 0, 8)?;
             self.kernels.write(one, to, words, value)?;
-            reading.wait(&CudaEvent::after(one)?)?;
+            reading.wait(&Event::after(one)?)?;
             self.kernels.compare(reading, from, (words, value), self.wrong.at(0))?;
             reading.download(&self.host, 0, self.wrong.at(0), 8)?;
             reading.finish()?;

@@ -3,6 +3,8 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use sluice_memory::cuda::{Chunk, Range};
+
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
@@ -10,7 +12,6 @@ use crate::child_process::ChildProcess;
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, timed};
-use sluice_memory::cuda::{Handle, Range};
 
 mod chunks;
 pub mod context;
@@ -53,10 +54,10 @@ fn one_size(bench: &Bench, mib: u64) -> Result<Vec<Figure>, Error> {
     let mut us: [Vec<f64>; 6] = Default::default();
     for _ in 0..bench.setup.pick(4, 20) {
         let [create, export, map, allow, unmap, release] = &mut us;
-        let handle = timed(create, || Handle::create(&bench.context, bytes))?;
+        let handle = timed(create, || Chunk::create(&bench.context, bytes))?;
         drop(timed(export, || handle.export())?);
         timed(map, || range.map(0, &handle))?;
-        timed(allow, || range.allow(0, bytes))?;
+        timed(allow, || range.set_access(0, bytes))?;
         timed(unmap, || range.unmap(0))?;
         timed(release, || handle.release())?;
     }
@@ -73,7 +74,9 @@ fn grow(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Result<f64, Error
     for _ in 0..bench.setup.pick(3, 15) {
         timed(&mut once, || remap_all(&mut range, &pool))?;
         timed(&mut shrink, || unmap_all(&mut range))?;
-        timed(&mut each, || chunk_offsets().zip(&pool).try_for_each(|(at, handle)| range.remap(at, handle)))?;
+        timed(&mut each, || {
+            chunk_offsets().zip(&pool).try_for_each(|(at, handle)| range.map_with_access(at, handle))
+        })?;
         unmap_all(&mut range)?;
     }
     figures.push(Figure::of("grow by 100 x 2 MiB, access set once", "us", &once));
@@ -101,7 +104,7 @@ fn import_from_peer(bench: &Bench, figures: &mut EventSink<'_, Figure>) -> Resul
         order(&mut peer, exporter::ExporterCommand::Fill)?;
         let got = timed(&mut handed, || {
             let fds = order(&mut peer, exporter::ExporterCommand::HandOver)?;
-            let import = |fd: &OwnedFd| Handle::import(&bench.context, fd.as_fd(), CHUNK);
+            let import = |fd: &OwnedFd| Chunk::import(&bench.context, fd.as_fd(), CHUNK);
             let got = fds.iter().map(import).collect::<Result<Vec<_>, _>>()?;
             remap_all(&mut range, &got)?;
             Ok::<_, Error>(got)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute::{self as Attribute, *};
 use cudarc::driver::sys::CUmemAllocationHandleType;
+use sluice_memory::cuda::{self, Chunk, PinnedMemory, Range, Stream, granularity};
 
 use super::check::Check;
 use crate::Error;
@@ -11,8 +12,6 @@ use crate::bench::Bench;
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
-use sluice_memory::cuda::memory::granularity;
-use sluice_memory::cuda::{self, CudaStream, Handle, PinnedMemory, Range};
 
 /// Check 8.
 pub const CHECK: Check = Check {
@@ -106,7 +105,7 @@ fn missing(bench: &Bench, (attribute, what): &Flag) -> Option<String> {
 /// One stream writes a word, another one waits for it.
 fn waits(bench: &Bench, page: &PinnedMemory) -> Result<(), cuda::Error> {
     const WORD: u64 = 0x1_0000_0001;
-    let (writer, waiting) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (writer, waiting) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     writer.write_value(page.address()?, WORD)?;
     writer.finish_within(AT_ONCE)?;
     waiting.wait_value(page.address()?, WORD)?;
@@ -121,21 +120,21 @@ fn waits(bench: &Bench, page: &PinnedMemory) -> Result<(), cuda::Error> {
 
 fn maps(bench: &Bench) -> Result<(), cuda::Error> {
     let bytes = granularity(bench.device)?;
-    let handle = Handle::create(&bench.context, bytes)?;
+    let handle = Chunk::create(&bench.context, bytes)?;
     let mut range = Range::reserve(&bench.context, bytes)?;
-    range.remap(0, &handle)?;
+    range.map_with_access(0, &handle)?;
     handle.export().map(drop)
 }
 
 /// Tries features that no attribute reports. The design assumes that none of them works.
 fn attempted_features(bench: &Bench) -> Result<Vec<String>, Error> {
     let bytes = granularity(bench.device)?;
-    let whole = Handle::create(&bench.context, 2 * bytes)?;
+    let whole = Chunk::create(&bench.context, 2 * bytes)?;
     let mut range = Range::reserve(&bench.context, 2 * bytes)?;
     let outcomes = [
         ("part of a handle can be mapped", range.map_part(0, &whole, bytes, bytes)),
         ("fabric handles can be made", fabric(bench, bytes)),
-        ("handles of host memory can be made", Handle::create_on_host(&bench.context, 0, bytes).map(drop)),
+        ("handles of host memory can be made", Chunk::create_on_host(&bench.context, 0, bytes).map(drop)),
     ];
     let note = |(what, outcome): (&str, Result<(), cuda::Error>)| match outcome {
         Ok(()) => what.to_owned(),
@@ -145,7 +144,7 @@ fn attempted_features(bench: &Bench) -> Result<Vec<String>, Error> {
 }
 
 fn fabric(bench: &Bench, bytes: u64) -> Result<(), cuda::Error> {
-    Handle::create_as(&bench.context, bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC).map(drop)
+    Chunk::create_as(&bench.context, bytes, CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_FABRIC).map(drop)
 }
 
 /// Describes how this device can be partitioned, as far as an unprivileged process can see.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+use sluice_memory::cuda::{self, Buffer, Event, PinnedMemory, Stream};
 
 use super::check::Check;
 use crate::Error;
@@ -12,7 +13,6 @@ use crate::numa;
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::{Figure, median_of};
-use sluice_memory::cuda::{self, Buffer, CudaEvent, CudaStream, PinnedMemory};
 
 /// Check 4.
 pub const CHECK: Check = Check {
@@ -91,13 +91,13 @@ fn verdict(ours: [f64; 2], theirs: [f64; 2]) -> Answer {
 /// Measures how fast a kernel reads device memory, in GB/s.
 fn device_memory(bench: &Bench) -> Result<Figure, Error> {
     let bytes = bench.setup.pick(256_u64, 1024) << 20;
-    let (stream, kernels) = (CudaStream::new(&bench.context)?, Kernels::load(&bench.context)?);
+    let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
     let memory = Buffer::new(&bench.context, bytes)?;
     stream.fill(memory.at(0), 0, bytes)?;
     bench.warm_up(|| kernels.read(&stream, memory.at(0), bytes).and_then(|()| stream.finish()))?;
     let mut samples = Vec::new();
     for _ in 0..bench.setup.pick(3, 20) {
-        let start = CudaEvent::after(&stream)?;
+        let start = Event::after(&stream)?;
         kernels.read(&stream, memory.at(0), bytes)?;
         samples.push(gigabytes(bytes, ends(&stream, &start)?));
     }
@@ -105,8 +105,8 @@ fn device_memory(bench: &Bench) -> Result<Figure, Error> {
 }
 
 /// Waits for the end of the stream's work and returns the nanoseconds since `start`.
-fn ends(stream: &CudaStream, start: &CudaEvent) -> Result<f64, Error> {
-    let end = CudaEvent::after(stream)?;
+fn ends(stream: &Stream, start: &Event) -> Result<f64, Error> {
+    let end = Event::after(stream)?;
     end.finish()?;
     // The clock's resolution is half a microsecond.
     Ok(end.since_ns(start)?.max(500.0))
@@ -126,7 +126,7 @@ struct Lane {
     direction: Direction,
     host: PinnedMemory,
     device: Buffer,
-    stream: CudaStream,
+    stream: Stream,
 }
 
 type AllocateHost = fn(&cuda::Context, u64) -> Result<PinnedMemory, cuda::Error>;
@@ -137,7 +137,7 @@ impl Lanes {
         let bytes = *sizes(bench).last().expect("there are sizes");
         let lane = |way| -> Result<Lane, Error> {
             let (host, device) = (take(&bench.context, bytes)?, Buffer::new(&bench.context, bytes)?);
-            Ok(Lane { direction: way, host, device, stream: CudaStream::new(&bench.context)? })
+            Ok(Lane { direction: way, host, device, stream: Stream::new(&bench.context)? })
         };
         Ok(Lanes { kind, lanes: [lane(Direction::ToDevice)?, lane(Direction::ToHost)?] })
     }
@@ -203,7 +203,7 @@ impl Lanes {
         for _ in 0..copies / stride {
             for (lane, marks) in self.lanes.iter().zip(&mut marks) {
                 (0..stride).try_for_each(|_| lane.copy(bytes))?;
-                marks.push(CudaEvent::after(&lane.stream)?);
+                marks.push(Event::after(&lane.stream)?);
             }
         }
         self.lanes.iter().try_for_each(|lane| lane.stream.finish())?;
@@ -241,7 +241,7 @@ impl Lane {
         let copies = (whole / bytes).clamp(1, bench.setup.pick(32, 128));
         self.copy(bytes)?;
         let round = |_| -> Result<f64, Error> {
-            let start = CudaEvent::after(&self.stream)?;
+            let start = Event::after(&self.stream)?;
             (0..copies).try_for_each(|_| self.copy(bytes))?;
             Ok(gigabytes(copies * bytes, ends(&self.stream, &start)?))
         };

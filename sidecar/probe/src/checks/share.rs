@@ -3,6 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use sluice_memory::cuda::{Chunk, Range, Stream, granularity};
+
 use super::check::Check;
 use crate::Error;
 use crate::bench::Bench;
@@ -11,8 +13,6 @@ use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::{EventSink, Findings};
 use crate::statistics::Figure;
-use sluice_memory::cuda::memory::granularity;
-use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 pub mod importer;
 mod wrong_words;
@@ -53,9 +53,9 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
 /// kernels.
 fn free_without_peer(bench: &Bench) -> Result<u64, Error> {
     let bytes = granularity(bench.device)?;
-    let (kernels, handle) = (Kernels::load(&bench.context)?, Handle::create(&bench.context, bytes)?);
+    let (kernels, handle) = (Kernels::load(&bench.context)?, Chunk::create(&bench.context, bytes)?);
     let mut range = Range::reserve(&bench.context, bytes)?;
-    range.remap(0, &handle)?;
+    range.map_with_access(0, &handle)?;
     wrong_words(bench, &kernels, &range, bytes, 0)?;
     drop((range, handle, kernels));
     Ok(bench.context.memory()?.free)
@@ -73,10 +73,10 @@ fn answer(wrong: u64, late: &[&str]) -> Answer {
 /// Each process writes what the other one reads. Returns the number of wrong words.
 fn same_bytes(bench: &Bench, peer: &mut ChildProcess, bytes: u64) -> Result<u64, Error> {
     let context = &bench.context;
-    let (stream, kernels) = (CudaStream::new(context)?, Kernels::load(context)?);
-    let handle = Handle::create(context, bytes)?;
+    let (stream, kernels) = (Stream::new(context)?, Kernels::load(context)?);
+    let handle = Chunk::create(context, bytes)?;
     let mut range = Range::reserve(context, bytes)?;
-    range.remap(0, &handle)?;
+    range.map_with_access(0, &handle)?;
     let (ours, theirs) = (0x0A00_0000_0000_0000 | bytes, 0x0B00_0000_0000_0000 | bytes);
     kernels.write(&stream, range.at(0), bytes / 8, ours)?;
     stream.finish()?;
@@ -97,7 +97,7 @@ fn expect_wrong(reply: ImporterReply) -> Result<u64, Error> {
 fn costs(bench: &Bench, peer: &mut ChildProcess, figures: &mut EventSink<'_, Figure>) -> Result<(), Error> {
     let rounds = bench.setup.pick(5, 30);
     for mib in [2_u64, 64] {
-        let handle = Handle::create(&bench.context, mib << 20)?;
+        let handle = Chunk::create(&bench.context, mib << 20)?;
         let order = ImporterCommand::Time { bytes: mib << 20, rounds };
         peer.send(&order, &[handle.export()?.as_fd()])?;
         let costs = match peer.recv()?.0 {
@@ -171,7 +171,7 @@ fn freed_after(
     free_before: u64,
 ) -> Result<FreeTime, Error> {
     let bytes = bench.setup.pick(64_u64, 256) << 20;
-    let handle = Handle::create(&bench.context, bytes)?;
+    let handle = Chunk::create(&bench.context, bytes)?;
     command(peer, ImporterCommand::Hold { bytes }, &[handle.export()?.as_fd()])?;
     handle.release()?;
     // Half the bytes: other processes may allocate a little. A killed process frees its context as well.

@@ -13,7 +13,6 @@ use crate::kernels::Kernels;
 use crate::report::Answer;
 use crate::results::Findings;
 use crate::statistics::Figure;
-use sluice_memory::cuda::{CudaStream, GraphBuilder};
 
 mod page;
 mod pair;
@@ -24,6 +23,7 @@ mod wait_process;
 use page::{SEEN, STARTED, SignalPage};
 use pair::{LIMIT, Pair};
 use signal_path::SignalPath;
+use sluice_memory::cuda::{GraphBuilder, Stream};
 use wait_process::{Costs, LAYERS, WAIT_PROCESS, WaitCommand, WaitReply};
 
 /// Check 6.
@@ -122,7 +122,7 @@ fn signals(
     bench.progress(&format!("signals: {name}"));
     let mut pair = Pair::start(bench, place.environment)?;
     let samples = if busy.is_some() { bench.setup.pick(5, 100) } else { bench.setup.pick(10, 200) };
-    let stream = CudaStream::new(&bench.context)?;
+    let stream = Stream::new(&bench.context)?;
     let stream_limit = samples + 1;
     let mut times = [Vec::new(), Vec::new()];
     for value in 1..2 * stream_limit {
@@ -140,7 +140,7 @@ fn signals(
 }
 
 /// Measures one signal. Returns the microseconds from the write of the word, by `stream` or else by the CPU.
-fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&CudaStream>) -> Result<f64, Error> {
+fn signal(pair: &mut Pair, way: SignalPath, value: u64, stream: Option<&Stream>) -> Result<f64, Error> {
     let (word, wanted) = way.target(value);
     pair.page.set(SEEN, 0);
     pair.request(&WaitCommand::Arm { way, value })?;
@@ -186,7 +186,7 @@ fn costs(bench: &Bench, way: SignalPath, findings: &mut Findings<'_>) -> Result<
 /// Measures, for comparison, the time from a kernel launch until its first write is visible in this process.
 fn launches(bench: &Bench) -> Result<Figure, Error> {
     let kernels = Kernels::load(&bench.context)?;
-    let (page, stream) = (SignalPage::new(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
     let mut times = Vec::new();
     for _ in 0..=bench.setup.pick(10, 200) {
         page.set(STARTED, 0);
@@ -201,7 +201,7 @@ fn launches(bench: &Bench) -> Result<Figure, Error> {
 
 /// Tests whether a stream's wait can be captured.
 fn captured(bench: &Bench) -> Result<(), Error> {
-    let (page, stream) = (SignalPage::new(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (page, stream) = (SignalPage::new(&bench.context)?, Stream::new(&bench.context)?);
     let chain = GraphBuilder::capture(&stream, |stream| stream.wait_value(page.address(STARTED), 1))?;
     let ready = chain.instantiate()?;
     ready.launch(&stream)?;

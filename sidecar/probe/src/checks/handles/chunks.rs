@@ -1,8 +1,10 @@
 //! The chunks by which a tenant grows.
 
+use std::sync::Arc;
+
+use sluice_memory::cuda::{Chunk, Error, Range};
+
 use crate::bench::Bench;
-use sluice_memory::cuda::Error;
-use sluice_memory::cuda::{Handle, Range};
 
 /// Bytes of one chunk.
 pub(super) const CHUNK: u64 = 2 << 20;
@@ -10,8 +12,8 @@ pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const CHUNKS: u64 = 100;
 
 /// Creates the handles of a growth.
-pub(super) fn handles(bench: &Bench) -> Result<Vec<Handle>, Error> {
-    (0..CHUNKS).map(|_| Handle::create(&bench.context, CHUNK)).collect()
+pub(super) fn handles(bench: &Bench) -> Result<Vec<Arc<Chunk>>, Error> {
+    (0..CHUNKS).map(|_| Chunk::create(&bench.context, CHUNK)).collect()
 }
 
 /// Returns the offsets of the chunks in a range.
@@ -20,9 +22,9 @@ pub(super) fn chunk_offsets() -> impl Iterator<Item = u64> {
 }
 
 /// Maps the handles at the start of the range, with access.
-pub(super) fn remap_all(range: &mut Range, handles: &[Handle]) -> Result<(), Error> {
+pub(super) fn remap_all(range: &mut Range, handles: &[Arc<Chunk>]) -> Result<(), Error> {
     chunk_offsets().zip(handles).try_for_each(|(at, handle)| range.map(at, handle))?;
-    range.allow(0, CHUNKS * CHUNK)
+    range.set_access(0, CHUNKS * CHUNK)
 }
 
 /// Unmaps what [`remap_all`] maps.

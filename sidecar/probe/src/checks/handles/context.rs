@@ -1,6 +1,7 @@
 //! The device memory of a process before it allocates any: its context, and cuBLASLt in it.
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::{Buffer, Stream};
 
 use super::cublas;
 use crate::Error;
@@ -10,7 +11,6 @@ use crate::child_process::{ChildProcess, ParentPipe};
 use crate::kernels::Kernels;
 use crate::results::Findings;
 use crate::statistics::Figure;
-use sluice_memory::cuda::{Buffer, CudaStream};
 
 /// The role of the measured process.
 pub const ROLE: (&str, Role) = ("context", run);
@@ -77,7 +77,7 @@ fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     };
     let bench = Bench::open(setup)?;
     say(Stage::Context)?;
-    let (kernels, stream) = (Kernels::load(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (kernels, stream) = (Kernels::load(&bench.context)?, Stream::new(&bench.context)?);
     let words = Buffer::new(&bench.context, 4096)?;
     // The driver may load code only when it is used.
     kernels.write(&stream, words.at(0), 512, 1)?;

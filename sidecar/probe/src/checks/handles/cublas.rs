@@ -3,9 +3,7 @@
 use std::ptr;
 
 use cudarc::cublaslt::sys::{self, cublasComputeType_t, cublasStatus_t, cudaDataType};
-
-use sluice_memory::cuda::Error;
-use sluice_memory::cuda::{Buffer, Context, CudaStream};
+use sluice_memory::cuda::{Buffer, Context, Error, Stream};
 
 /// Rows and columns of the matrices.
 const SIDE: u64 = 256;
@@ -50,7 +48,7 @@ impl Cublas {
 
     fn product(&self, context: &Context) -> Result<(), String> {
         let words = |error: Error| error.to_string();
-        let stream = CudaStream::new(context).map_err(words)?;
+        let stream = Stream::new(context).map_err(words)?;
         let matrices = Buffer::new(context, 3 * SIDE * SIDE * 4).map_err(words)?;
         stream.fill(matrices.at(0), 0, matrices.bytes()).map_err(words)?;
         let [a, b, c] = [0, 1, 2].map(|index| matrices.at(index * SIDE * SIDE * 4));

@@ -3,8 +3,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use sluice_memory::cuda::CudaEvent;
-use sluice_memory::cuda::Error;
+use sluice_memory::cuda::{Error, Event};
 
 /// Copies in flight, so that the link always has a next one.
 const DEPTH: usize = 4;
@@ -17,13 +16,13 @@ pub struct CopyLoop<F> {
 
 #[derive(Default)]
 struct CopyState {
-    flying: VecDeque<CudaEvent>,
+    flying: VecDeque<Event>,
     /// End of the copy before the ones in flight.
-    last: Option<CudaEvent>,
+    last: Option<Event>,
     times_ns: Vec<f64>,
 }
 
-impl<F: Fn() -> Result<CudaEvent, Error>> CopyLoop<F> {
+impl<F: Fn() -> Result<Event, Error>> CopyLoop<F> {
     /// Queues the first copies.
     pub fn start(submit: F) -> Result<CopyLoop<F>, Error> {
         let copies = CopyLoop { submit, state: RefCell::default() };
@@ -34,7 +33,7 @@ impl<F: Fn() -> Result<CudaEvent, Error>> CopyLoop<F> {
     /// Queues a copy in place of each one that is done.
     pub fn top_up(&self) -> Result<(), Error> {
         let mut state = self.state.borrow_mut();
-        while state.flying.front().map_or(Ok(false), CudaEvent::is_reached)? {
+        while state.flying.front().map_or(Ok(false), Event::is_reached)? {
             let done = state.flying.pop_front();
             if let (Some(last), Some(done)) = (&state.last, &done) {
                 let time_ns = done.since_ns(last)?;

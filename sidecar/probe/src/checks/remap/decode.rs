@@ -1,17 +1,18 @@
 //! The decode loop: for every layer a kernel that reads its bytes, for every moving layer first a copy into its slot.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use sluice_memory::cuda::{
+    Address, Buffer, Chunk, Error, Event, PinnedMemory, Range, Stream, granularity,
+    stream::{WAIT_LIMIT, poll_until},
+};
 use sluice_policy::ids::LayerId;
 use sluice_policy::step_model::Layout;
 
 use super::copy_loop::CopyLoop;
 use crate::bench::Bench;
 use crate::kernels::Kernels;
-use sluice_memory::cuda::Error;
-use sluice_memory::cuda::memory::granularity;
-use sluice_memory::cuda::stream::{WAIT_LIMIT, poll_until};
-use sluice_memory::cuda::{Address, Buffer, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// A model's layers, represented by their bytes.
 pub struct Decode {
@@ -22,8 +23,8 @@ pub struct Decode {
     /// Number of timed copies of one layer.
     isolated_copy_count: usize,
     kernels: Kernels,
-    compute: CudaStream,
-    copies: CudaStream,
+    compute: Stream,
+    copies: Stream,
     resident: Buffer,
     /// One address per layer. A moving layer's address is backed by its slot, so no pointer changes.
     addresses: Range,
@@ -36,11 +37,11 @@ pub struct Decode {
 
 /// Memory that moving layers share.
 struct Slot {
-    memory: Handle,
+    memory: Arc<Chunk>,
     /// Its last fill is complete.
-    ready: CudaEvent,
+    ready: Event,
     /// The last reader of its contents is done.
-    read: CudaEvent,
+    read: Event,
 }
 
 /// The first word of a page of the master copy is this plus the page's number.
@@ -71,8 +72,8 @@ impl Decode {
         let context = &bench.context;
         let backed = bytes.next_multiple_of(granularity(bench.device)?);
         let slot = || -> Result<Slot, Error> {
-            let memory = Handle::create(context, backed)?;
-            Ok(Slot { memory, ready: CudaEvent::new(context)?, read: CudaEvent::new(context)? })
+            let memory = Chunk::create(context, backed)?;
+            Ok(Slot { memory, ready: Event::new(context)?, read: Event::new(context)? })
         };
         let decode = Decode {
             layers,
@@ -80,8 +81,8 @@ impl Decode {
             tokens: bench.setup.pick(3, 10),
             isolated_copy_count: bench.setup.pick(5, 20),
             kernels: Kernels::load(context)?,
-            compute: CudaStream::new(context)?,
-            copies: CudaStream::new(context)?,
+            compute: Stream::new(context)?,
+            copies: Stream::new(context)?,
             resident: Buffer::new(context, bytes)?,
             addresses: Range::reserve(context, backed * u64::from(layers))?,
             slots: [slot()?, slot()?],
@@ -96,11 +97,11 @@ impl Decode {
 
     /// Returns the times of copies of one layer without other work, in nanoseconds.
     pub fn isolated_copies(&mut self) -> Result<Vec<f64>, Error> {
-        self.addresses.remap(0, &self.slots[0].memory)?;
+        self.addresses.map_with_access(0, &self.slots[0].memory)?;
         let once = |_| -> Result<f64, Error> {
-            let start = CudaEvent::after(&self.copies)?;
+            let start = Event::after(&self.copies)?;
             self.copies.upload(self.addresses.at(0), &self.master, 0, self.bytes)?;
-            let end = CudaEvent::after(&self.copies)?;
+            let end = Event::after(&self.copies)?;
             end.finish()?;
             Ok(end.since_ns(&start)?.max(500.0))
         };
@@ -123,7 +124,7 @@ impl Decode {
     /// Like [`Decode::run`] with all layers resident, while copies of a layer to the device run back to back. They go to
     /// memory that the tokens do not use.
     pub fn run_while_copying(&mut self, reads: u32, about: f64) -> Result<WhileCopying, Error> {
-        self.addresses.remap(0, &self.slots[0].memory)?;
+        self.addresses.map_with_access(0, &self.slots[0].memory)?;
         let at = self.addresses.at(0);
         self.compute.fill(self.wrong.at(0), 0, 8)?;
         // No tag is there unless a copy brings it.
@@ -131,13 +132,13 @@ impl Decode {
         self.compute.finish()?;
         let copies = CopyLoop::start(|| {
             self.copies.upload(at, &self.master, u64::from(COPIED.0) * PAGE, self.bytes)?;
-            CudaEvent::after(&self.copies)
+            Event::after(&self.copies)
         })?;
         let read = |from, _| copies.top_up().and_then(|()| self.read(from, reads));
         let ends = self.queue_tokens(&Layout::resident(), about, &read)?;
         poll_until(WAIT_LIMIT, "tokens next to copies", || {
             copies.top_up()?;
-            ends.last().map_or(Ok(true), CudaEvent::is_reached)
+            ends.last().map_or(Ok(true), Event::is_reached)
         })?;
         let copies = copies.into_times_ns();
         self.finish()?;
@@ -153,11 +154,11 @@ impl Decode {
         layout: &Layout,
         about: f64,
         read: &dyn Fn(Address, Option<LayerId>) -> Result<(), Error>,
-    ) -> Result<Vec<CudaEvent>, Error> {
+    ) -> Result<Vec<Event>, Error> {
         let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
         let one = |_| {
             self.token(layout, read)?;
-            CudaEvent::after(&self.compute)
+            Event::after(&self.compute)
         };
         (0..WARMUP_TOKENS + tokens).map(one).collect()
     }
@@ -189,7 +190,7 @@ impl Decode {
     ) -> Result<T, Error> {
         for layer in &layout.moving {
             let slot = layout.slot_of(*layer).expect("a moving layer has a slot");
-            self.addresses.remap(self.offset(*layer), &self.slots[usize::from(slot.0)].memory)?;
+            self.addresses.map_with_access(self.offset(*layer), &self.slots[usize::from(slot.0)].memory)?;
         }
         let done = work(self)?;
         layout.moving.iter().try_for_each(|layer| self.addresses.unmap(self.offset(*layer)))?;
@@ -250,7 +251,7 @@ impl Decode {
 }
 
 /// Returns the nanoseconds of each token in the steady state, from the ends of all tokens.
-fn token_times(ends: &[CudaEvent]) -> Result<Vec<f64>, Error> {
+fn token_times(ends: &[Event]) -> Result<Vec<f64>, Error> {
     ends[WARMUP_TOKENS - 1..].windows(2).map(|pair| pair[1].since_ns(&pair[0])).collect()
 }
 

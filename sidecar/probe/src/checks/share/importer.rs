@@ -1,8 +1,10 @@
 //! The child process of check 2: imports the handles that the parent sends.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::{Chunk, Range, Stream};
 
 use super::wrong_words::wrong_words;
 use crate::Error;
@@ -11,7 +13,6 @@ use crate::checks::role::Role;
 use crate::child_process::ParentPipe;
 use crate::kernels::Kernels;
 use crate::statistics::timed;
-use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 /// The role's name and function.
 pub const ROLE: (&str, Role) = ("importer", run);
@@ -115,7 +116,7 @@ pub struct Costs {
 #[derive(Default)]
 struct HeldImport {
     range: Option<Range>,
-    handle: Option<Handle>,
+    handle: Option<Arc<Chunk>>,
     descriptor: Option<OwnedFd>,
 }
 
@@ -163,10 +164,10 @@ fn execute(
 }
 
 fn check(bench: &Bench, fd: &OwnedFd, bytes: u64, (ours, theirs): (u64, u64)) -> Result<u64, Error> {
-    let (stream, kernels) = (CudaStream::new(&bench.context)?, Kernels::load(&bench.context)?);
-    let handle = Handle::import(&bench.context, fd.as_fd(), bytes)?;
+    let (stream, kernels) = (Stream::new(&bench.context)?, Kernels::load(&bench.context)?);
+    let handle = Chunk::import(&bench.context, fd.as_fd(), bytes)?;
     let mut range = Range::reserve(&bench.context, bytes)?;
-    range.remap(0, &handle)?;
+    range.map_with_access(0, &handle)?;
     let wrong = wrong_words(bench, &kernels, &range, bytes, ours)?;
     kernels.write(&stream, range.at(0), bytes / 8, theirs)?;
     stream.finish()?;
@@ -177,9 +178,9 @@ fn time(bench: &Bench, fd: &OwnedFd, bytes: u64, rounds: u32) -> Result<Costs, E
     let mut costs = Costs::default();
     let mut range = Range::reserve(&bench.context, bytes)?;
     for _ in 0..rounds {
-        let handle = timed(&mut costs.import, || Handle::import(&bench.context, fd.as_fd(), bytes))?;
+        let handle = timed(&mut costs.import, || Chunk::import(&bench.context, fd.as_fd(), bytes))?;
         timed(&mut costs.map, || range.map(0, &handle))?;
-        timed(&mut costs.allow, || range.allow(0, bytes))?;
+        timed(&mut costs.allow, || range.set_access(0, bytes))?;
         timed(&mut costs.unmap, || range.unmap(0))?;
         timed(&mut costs.release, || handle.release())?;
     }
@@ -187,8 +188,8 @@ fn time(bench: &Bench, fd: &OwnedFd, bytes: u64, rounds: u32) -> Result<Costs, E
 }
 
 fn hold(bench: &Bench, descriptor: OwnedFd, bytes: u64) -> Result<HeldImport, Error> {
-    let handle = Handle::import(&bench.context, descriptor.as_fd(), bytes)?;
+    let handle = Chunk::import(&bench.context, descriptor.as_fd(), bytes)?;
     let mut range = Range::reserve(&bench.context, bytes)?;
-    range.remap(0, &handle)?;
+    range.map_with_access(0, &handle)?;
     Ok(HeldImport { range: Some(range), handle: Some(handle), descriptor: Some(descriptor) })
 }

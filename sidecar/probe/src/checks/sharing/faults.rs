@@ -2,15 +2,16 @@
 //! engine.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use sluice_memory::cuda::{Chunk, Range, Stream, granularity};
 
 use super::worker::{self, WORKER, WorkerCommand, WorkerReply};
 use crate::Error;
 use crate::bench::Bench;
 use crate::child_process::{ChildProcess, Environment, REPLY_LIMIT};
 use crate::kernels::Kernels;
-use sluice_memory::cuda::memory::granularity;
-use sluice_memory::cuda::{CudaStream, Handle, Range};
 
 /// Pattern written to the memory before the exits.
 const VALUE: u64 = 0x5111_ce00_0000_0000;
@@ -67,18 +68,17 @@ impl ExitKind {
 
 struct Owner<'a> {
     bench: &'a Bench,
-    // Dropped first: unmapped before the handle is released.
     range: Range,
-    handle: Handle,
+    handle: Arc<Chunk>,
 }
 
 impl<'a> Owner<'a> {
     fn new(bench: &'a Bench) -> Result<Owner<'a>, Error> {
         let context = &bench.context;
-        let handle = Handle::create(context, granularity(bench.device)?)?;
+        let handle = Chunk::create(context, granularity(bench.device)?)?;
         let mut range = Range::reserve(context, handle.bytes())?;
-        range.remap(0, &handle)?;
-        let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
+        range.map_with_access(0, &handle)?;
+        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
         kernels.write(&stream, range.at(0), handle.bytes() / 8, VALUE)?;
         stream.finish()?;
         Ok(Owner { bench, range, handle })

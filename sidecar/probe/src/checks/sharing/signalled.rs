@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use sluice_memory::cuda::{self, Address, PinnedMemory, Stream, stream::poll_until};
+
 use super::clock::now_ns;
 use crate::Error;
-use sluice_memory::cuda::stream::poll_until;
-use sluice_memory::cuda::{self, Address, CudaStream, PinnedMemory};
 
 /// Bytes after the copied ones, for the words.
 pub const WORDS: u64 = 4096;
@@ -21,7 +21,7 @@ const COPIES_PER_RATE: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct SignalledCopies<'a> {
     /// Stream of the copies.
-    pub stream: &'a CudaStream,
+    pub stream: &'a Stream,
     /// Source, with [`WORDS`] more bytes at its end.
     pub host: &'a PinnedMemory,
     /// Destination.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::{Buffer, Context, Event, PinnedMemory, Stream};
 
 use super::clock::now_ns;
 use super::signalled::{self, SignalledCopies, WORDS};
@@ -12,7 +13,6 @@ use super::spread::SampleSpread;
 use crate::Error;
 use crate::bench::ProbeOptions;
 use crate::kernels::Kernels;
-use sluice_memory::cuda::{Buffer, Context, CudaEvent, CudaStream, PinnedMemory};
 
 /// A kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +49,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct RunningLoad {
     load: Load,
-    stream: CudaStream,
+    stream: Stream,
     kernels: Kernels,
     /// Source of copies; one page for loads that do not copy.
     host: PinnedMemory,
@@ -111,7 +111,7 @@ impl RunningLoad {
         };
         let work = RunningLoad {
             load,
-            stream: CudaStream::new(context)?,
+            stream: Stream::new(context)?,
             kernels: Kernels::load(context)?,
             host: PinnedMemory::registered(context, host)?,
             device: Buffer::new(context, device)?,
@@ -159,7 +159,7 @@ impl RunningLoad {
         while goes_on() || ends.len() < MIN_SAMPLES {
             while flying.len() < DEPTH {
                 self.submit_one()?;
-                flying.push_back(CudaEvent::after(&self.stream)?);
+                flying.push_back(Event::after(&self.stream)?);
             }
             let first = flying.pop_front().expect("pieces are in flight");
             first.finish_within(LIMIT)?;

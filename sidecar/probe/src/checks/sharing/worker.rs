@@ -8,13 +8,13 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::{Buffer, Chunk, Context, Event, PinnedMemory, Range, Stream};
 
 use super::work::{Load, RunningLoad, Track};
 use crate::Error;
 use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe, REPLY_LIMIT};
 use crate::kernels::Kernels;
-use sluice_memory::cuda::{Buffer, Context, CudaEvent, CudaStream, Handle, PinnedMemory, Range};
 
 /// Role of the process.
 pub const WORKER: &str = "worker";
@@ -135,7 +135,7 @@ impl Worker {
             }
             WorkerCommand::Fault => {
                 let (kernels, stream) =
-                    (Kernels::load(&self.bench.context)?, CudaStream::new(&self.bench.context)?);
+                    (Kernels::load(&self.bench.context)?, Stream::new(&self.bench.context)?);
                 // Address 64 is in the lowest page of the device's addresses, which is never mapped.
                 kernels.mark(&stream, 64, 1)?;
                 stream.finish()?;
@@ -163,7 +163,7 @@ impl Worker {
 
 /// Checks that `bytes` of memory at `from` hold the owner's pattern.
 pub fn check(context: &Context, from: u64, bytes: u64, value: u64) -> Result<(), Error> {
-    let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
+    let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
     let (wrong, host) = (Buffer::new(context, 8)?, PinnedMemory::registered(context, 4096)?);
     stream.fill(wrong.at(0), 0, 8)?;
     kernels.compare(&stream, from, (bytes / 8, value), wrong.at(0))?;
@@ -177,33 +177,31 @@ pub fn check(context: &Context, from: u64, bytes: u64, value: u64) -> Result<(),
 
 /// Memory of another process.
 struct Import {
-    // Dropped first: unmapped before the handle is released.
     range: Range,
-    _handle: Handle,
 }
 
 impl Import {
     fn new(context: &Context, fd: OwnedFd, bytes: u64) -> Result<Import, Error> {
-        let handle = Handle::import(context, std::os::fd::AsFd::as_fd(&fd), bytes)?;
+        let handle = Chunk::import(context, std::os::fd::AsFd::as_fd(&fd), bytes)?;
         let mut range = Range::reserve(context, bytes)?;
-        range.remap(0, &handle)?;
-        Ok(Import { range, _handle: handle })
+        range.map_with_access(0, &handle)?;
+        Ok(Import { range })
     }
 }
 
 /// A kernel that runs for a given time.
 struct Spin {
-    stream: CudaStream,
+    stream: Stream,
     // Kept, because a running kernel must not be unloaded.
     _kernels: Kernels,
 }
 
 impl Spin {
     fn start(context: &Context, ns: u64) -> Result<Spin, Error> {
-        let (kernels, stream) = (Kernels::load(context)?, CudaStream::new(context)?);
+        let (kernels, stream) = (Kernels::load(context)?, Stream::new(context)?);
         // The first kernel loads the code; the second one starts right after the event.
         kernels.spin(&stream, 1)?;
-        let begun = CudaEvent::after(&stream)?;
+        let begun = Event::after(&stream)?;
         kernels.spin(&stream, ns)?;
         begun.finish()?;
         Ok(Spin { stream, _kernels: kernels })

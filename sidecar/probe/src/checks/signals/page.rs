@@ -4,9 +4,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use sluice_memory::cuda::{Address, Context, PinnedMemory, stream::poll_until};
+
 use crate::Error;
-use sluice_memory::cuda::stream::poll_until;
-use sluice_memory::cuda::{Address, Context, PinnedMemory};
 
 /// Bytes of the page.
 const BYTES: u64 = 4096;

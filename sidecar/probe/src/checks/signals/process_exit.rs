@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use sluice_memory::cuda::{Buffer, Event, PinnedMemory, Stream};
+
 use super::page::STARTED;
 use super::pair::{LIMIT, Pair};
 use super::signal_path::SignalPath;
@@ -10,7 +12,6 @@ use crate::Error;
 use crate::bench::Bench;
 use crate::results::Findings;
 use crate::statistics::Figure;
-use sluice_memory::cuda::{Buffer, CudaEvent, CudaStream, PinnedMemory};
 
 /// Far above every other value.
 const FAR: u64 = 1 << 40;
@@ -43,7 +44,7 @@ pub fn study(bench: &Bench, findings: &mut Findings<'_>) -> Result<(), Error> {
 
 fn once(bench: &Bench, memory: &(PinnedMemory, Buffer), times: &mut ExitTimes) -> Result<(), Error> {
     let mut pair = Pair::start(bench, &[])?;
-    let (stream, other) = (CudaStream::new(&bench.context)?, CudaStream::new(&bench.context)?);
+    let (stream, other) = (Stream::new(&bench.context)?, Stream::new(&bench.context)?);
     let held = stages(&mut pair, (&stream, &other), memory, times);
     // In every case, end all waits, so that the memory is unused when it is freed.
     pair.page.set(STARTED, FAR);
@@ -53,13 +54,13 @@ fn once(bench: &Bench, memory: &(PinnedMemory, Buffer), times: &mut ExitTimes) -
 
 fn stages(
     pair: &mut Pair,
-    (stream, other): (&CudaStream, &CudaStream),
+    (stream, other): (&Stream, &Stream),
     (host, device): &(PinnedMemory, Buffer),
     times: &mut ExitTimes,
 ) -> Result<(), Error> {
     stream.wait_value(pair.page.address(STARTED), FAR)?;
     stream.upload(device.at(0), host, 0, BYTES)?;
-    let copied = CudaEvent::after(stream)?;
+    let copied = Event::after(stream)?;
     // The other process waits too, for a word that is not written, so it is killed with work on the device.
     pair.request(&WaitCommand::Arm { way: SignalPath::Stream, value: FAR })?;
     let start = Instant::now();

@@ -3,6 +3,10 @@
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::{
+    self, Address, Buffer, Event, ExecGraph, GraphBuilder, PinnedMemory, Stream,
+    graph::{GraphNode, MemOp},
+};
 
 use super::page::{ARMED, FLAG, GATE, GO, LAYER, SEEN, SignalPage};
 use super::signal_path::SignalPath;
@@ -11,10 +15,6 @@ use crate::bench::{Bench, ProbeOptions};
 use crate::child_process::{ChildProcess, ParentPipe};
 use crate::kernels::FlagWait;
 use crate::kernels::Kernels;
-use sluice_memory::cuda::graph::{GraphNode, MemOp};
-use sluice_memory::cuda::{
-    self, Address, Buffer, CudaEvent, CudaStream, ExecGraph, GraphBuilder, PinnedMemory,
-};
 
 /// Role of the process.
 pub const WAIT_PROCESS: &str = "waiter";
@@ -87,7 +87,7 @@ fn send_reply(parent: &ParentPipe, reply: Result<WaitReply, Error>) -> Result<()
 struct WaitProcess<'a> {
     bench: &'a Bench,
     // Dropped before the memory that its work uses.
-    stream: CudaStream,
+    stream: Stream,
     graph: Option<Graph>,
     kernels: Kernels,
     page: SignalPage,
@@ -104,7 +104,7 @@ struct Graph {
 impl<'a> WaitProcess<'a> {
     fn new(bench: &'a Bench, page: SignalPage) -> Result<WaitProcess<'a>, Error> {
         let kernels = Kernels::load(&bench.context)?;
-        let (stream, words) = (CudaStream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
+        let (stream, words) = (Stream::new(&bench.context)?, Buffer::new(&bench.context, 4096)?);
         stream.fill(words.at(0), 0, 4096)?;
         let process = WaitProcess { bench, stream, graph: None, kernels, page, words };
         // Run each kernel once while nothing waits, so that its code is loaded.
@@ -170,11 +170,11 @@ impl<'a> WaitProcess<'a> {
         }
         let gate = FlagWait { counter: self.gate(), bump: 1, ..self.wait(self.page.address(GATE), true) };
         self.kernels.await_flag(&self.stream, gate)?;
-        let before = CudaEvent::after(&self.stream)?;
+        let before = Event::after(&self.stream)?;
         let start = Instant::now();
         let launched = launch();
         let host = start.elapsed().as_secs_f64() * 1e6;
-        let after = launched.and_then(|()| CudaEvent::after(&self.stream));
+        let after = launched.and_then(|()| Event::after(&self.stream));
         self.page.set(GATE, step);
         let after = after?;
         self.stream.finish_within(LIMIT)?;
