@@ -16,57 +16,25 @@ pub mod code {
     pub const UNSUPPORTED_PTX_VERSION: u32 = 222;
     pub const OPERATING_SYSTEM: u32 = 304;
     pub const INVALID_HANDLE: u32 = 400;
+    pub const ILLEGAL_STATE: u32 = 401;
     pub const NOT_FOUND: u32 = 500;
     pub const NOT_READY: u32 = 600;
     pub const ILLEGAL_ADDRESS: u32 = 700;
     pub const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
     pub const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
+    pub const LAUNCH_FAILED: u32 = 719;
+    pub const NOT_PERMITTED: u32 = 800;
     pub const NOT_SUPPORTED: u32 = 801;
+    pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
     pub const STREAM_CAPTURE_INVALIDATED: u32 = 901;
+    pub const STREAM_CAPTURE_MERGE: u32 = 902;
+    pub const STREAM_CAPTURE_UNMATCHED: u32 = 903;
+    pub const STREAM_CAPTURE_UNJOINED: u32 = 904;
+    pub const STREAM_CAPTURE_ISOLATION: u32 = 905;
+    pub const STREAM_CAPTURE_IMPLICIT: u32 = 906;
+    pub const CAPTURED_EVENT: u32 = 907;
+    pub const STREAM_CAPTURE_WRONG_THREAD: u32 = 908;
     pub const UNKNOWN: u32 = 999;
-}
-
-/// Returns a code's name and description, both ending with a zero byte.
-pub fn code_text(code: u32) -> (&'static [u8], &'static [u8]) {
-    match code {
-        0 => (b"CUDA_SUCCESS\0", b"no error\0"),
-        code::INVALID_VALUE => (b"CUDA_ERROR_INVALID_VALUE\0", b"invalid argument\0"),
-        code::OUT_OF_MEMORY => (b"CUDA_ERROR_OUT_OF_MEMORY\0", b"out of memory\0"),
-        code::NOT_INITIALIZED => (b"CUDA_ERROR_NOT_INITIALIZED\0", b"initialization error\0"),
-        code::NO_DEVICE => (b"CUDA_ERROR_NO_DEVICE\0", b"no CUDA-capable device is detected\0"),
-        code::INVALID_DEVICE => (b"CUDA_ERROR_INVALID_DEVICE\0", b"invalid device ordinal\0"),
-        code::INVALID_IMAGE => (b"CUDA_ERROR_INVALID_IMAGE\0", b"device kernel image is invalid\0"),
-        code::INVALID_CONTEXT => (b"CUDA_ERROR_INVALID_CONTEXT\0", b"invalid device context\0"),
-        code::NO_BINARY_FOR_GPU => {
-            (b"CUDA_ERROR_NO_BINARY_FOR_GPU\0", b"no kernel image is available for execution on the device\0")
-        }
-        code::INVALID_PTX => (b"CUDA_ERROR_INVALID_PTX\0", b"a PTX JIT compilation failed\0"),
-        code::UNSUPPORTED_PTX_VERSION => (
-            b"CUDA_ERROR_UNSUPPORTED_PTX_VERSION\0",
-            b"the provided PTX was compiled with an unsupported toolchain.\0",
-        ),
-        code::OPERATING_SYSTEM => (b"CUDA_ERROR_OPERATING_SYSTEM\0", b"OS call failed\0"),
-        code::INVALID_HANDLE => (b"CUDA_ERROR_INVALID_HANDLE\0", b"invalid resource handle\0"),
-        code::NOT_FOUND => (b"CUDA_ERROR_NOT_FOUND\0", b"named symbol not found\0"),
-        code::NOT_READY => (b"CUDA_ERROR_NOT_READY\0", b"device not ready\0"),
-        code::ILLEGAL_ADDRESS => {
-            (b"CUDA_ERROR_ILLEGAL_ADDRESS\0", b"an illegal memory access was encountered\0")
-        }
-        code::HOST_MEMORY_ALREADY_REGISTERED => (
-            b"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED\0",
-            b"part or all of the requested memory range is already mapped\0",
-        ),
-        code::HOST_MEMORY_NOT_REGISTERED => (
-            b"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED\0",
-            b"pointer does not correspond to a registered memory region\0",
-        ),
-        code::NOT_SUPPORTED => (b"CUDA_ERROR_NOT_SUPPORTED\0", b"operation not supported\0"),
-        code::STREAM_CAPTURE_INVALIDATED => (
-            b"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED\0",
-            b"operation failed due to a previous error during capture\0",
-        ),
-        _ => (b"CUDA_ERROR_UNKNOWN\0", b"unknown error\0"),
-    }
 }
 
 /// An output pointer of the caller. Only callers across the C interface create it, and they guarantee, as for the
@@ -103,6 +71,11 @@ impl<T: Copy> InPtr<T> {
     /// It must satisfy the type's invariant.
     pub unsafe fn new(place: *const T) -> Self {
         Self(place)
+    }
+
+    /// Returns the pointer.
+    pub fn raw(&self) -> *const T {
+        self.0
     }
 
     /// Reads the value.
@@ -163,6 +136,70 @@ pub struct BatchNode {
     pub flags: c_uint,
 }
 
+/// `CUDA_HOST_NODE_PARAMS`, and the arguments of `cuLaunchHostFunc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct HostNode {
+    pub function: Option<extern "C" fn(*mut c_void)>,
+    pub data: *mut c_void,
+}
+
+/// `CUDA_MEMSET_NODE_PARAMS_v1`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FillNode {
+    pub address: u64,
+    pub pitch: usize,
+    pub value: c_uint,
+    pub element: c_uint,
+    pub width: usize,
+    pub height: usize,
+}
+
+/// `CUDA_MEMCPY2D_v2`. Memory type 1 is the host, 2 the device, 4 either, by its address.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Copy2d {
+    pub from: CopySide,
+    pub to: CopySide,
+    pub width: usize,
+    pub height: usize,
+}
+
+/// One side of [`Copy2d`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct CopySide {
+    pub x: usize,
+    pub y: usize,
+    pub kind: c_uint,
+    pub host: u64,
+    pub device: u64,
+    pub array: u64,
+    pub pitch: usize,
+}
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: usize,
+    pub attributes: *const LaunchAttribute,
+    pub count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct LaunchAttribute {
+    pub id: c_uint,
+    pub padding: c_uint,
+    pub value: [u32; 16],
+}
+
 /// `CUDA_KERNEL_NODE_PARAMS_v2`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -179,7 +216,10 @@ pub struct KernelNode {
 
 #[cfg(test)]
 mod tests {
-    use super::{AccessDescription, AllocationProperties, BatchNode, BatchOperation, KernelNode};
+    use super::{
+        AccessDescription, AllocationProperties, BatchNode, BatchOperation, Copy2d, FillNode, HostNode,
+        KernelNode, LaunchAttribute, LaunchConfig,
+    };
 
     #[test]
     fn the_structures_are_as_long_as_the_drivers() {
@@ -189,5 +229,7 @@ mod tests {
         assert_eq!(size_of::<BatchOperation>(), 48);
         assert_eq!(size_of::<BatchNode>(), 32);
         assert_eq!(size_of::<KernelNode>(), 72);
+        assert_eq!((size_of::<HostNode>(), size_of::<FillNode>(), size_of::<Copy2d>()), (16, 40, 128));
+        assert_eq!((size_of::<LaunchConfig>(), size_of::<LaunchAttribute>()), (56, 72));
     }
 }

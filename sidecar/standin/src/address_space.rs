@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fs::File;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
@@ -29,13 +29,21 @@ struct Mapping {
     bytes: u64,
     allowed: bool,
     /// Keeps the memory while it is mapped.
-    _memory: Arc<File>,
+    memory: Arc<File>,
 }
 
 struct HostMemory {
     bytes: u64,
     /// Whether the driver allocated it, rather than only registered it.
     is_owned: bool,
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressRange {
+    pub start: u64,
+    pub bytes: u64,
+    pub is_device: bool,
 }
 
 static SPACE: RwLock<Option<AddressSpace>> = RwLock::new(None);
@@ -93,6 +101,17 @@ pub fn word<R>(address: u64, with: impl FnOnce(&AtomicU64) -> R) -> Result<R, u3
     Ok(with(unsafe { AtomicU64::from_ptr(place) }))
 }
 
+/// Accesses the word of 32 bits at an address as an atomic.
+pub fn half_word<R>(address: u64, with: impl FnOnce(&AtomicU32) -> R) -> Result<R, u32> {
+    let view = View::new();
+    let place = view.host(address, 4)?.cast::<u32>();
+    if !place.is_aligned() {
+        return Err(code::ILLEGAL_ADDRESS);
+    }
+    // SAFETY: as in `word`, with four bytes.
+    Ok(with(unsafe { AtomicU32::from_ptr(place) }))
+}
+
 impl AddressSpace {
     /// Reserves addresses and returns the first one.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, u32> {
@@ -141,7 +160,7 @@ impl AddressSpace {
         // SAFETY: inside a reservation of this process, where nothing is mapped.
         unsafe { mmap(place, bytes as usize, ProtFlags::empty(), flags, memory, 0) }
             .map_err(|_| code::OUT_OF_MEMORY)?;
-        self.mapped.insert(address, Mapping { bytes, allowed: false, _memory: Arc::clone(memory) });
+        self.mapped.insert(address, Mapping { bytes, allowed: false, memory: Arc::clone(memory) });
         Ok(())
     }
 
@@ -238,6 +257,29 @@ impl AddressSpace {
     pub fn is_host(&self, address: u64, bytes: u64) -> bool {
         self.host.range(..=address).next_back().is_some_and(|(start, memory)| {
             address - start <= memory.bytes && bytes <= memory.bytes - (address - start)
+        })
+    }
+
+    /// Returns the memory that is mapped at an address.
+    pub fn memory_at(&self, address: u64) -> Option<Arc<File>> {
+        let (start, mapping) = self.mapped.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then(|| Arc::clone(&mapping.memory))
+    }
+
+    /// Returns what holds an address: an allocation, a reservation, or host memory that the device may use.
+    pub fn range_of(&self, address: u64) -> Option<AddressRange> {
+        let device = [&self.allocated, &self.reserved].into_iter().find_map(|known| {
+            let (start, bytes) = known.range(..=address).next_back()?;
+            (address - start < *bytes).then_some(AddressRange {
+                start: *start,
+                bytes: *bytes,
+                is_device: true,
+            })
+        });
+        device.or_else(|| {
+            let (start, memory) = self.host.range(..=address).next_back()?;
+            let bytes = memory.bytes;
+            (address - start < bytes).then_some(AddressRange { start: *start, bytes, is_device: false })
         })
     }
 

@@ -8,6 +8,7 @@ use crate::current_context::current;
 use crate::env_config::ENV_CONFIG;
 use crate::injected_fault::Fault;
 use crate::objects::objects;
+use crate::operation::is_in_host_function;
 
 /// The state that a function requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub enum CallRequirement {
     Health,
     /// A current context without a fault.
     Context,
+    /// As `Context`, and no capture forbids calls that may wait or allocate.
+    Uncaptured,
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -47,10 +50,16 @@ fn check_requirement(needs: CallRequirement) -> Result<(), u32> {
     if !STARTED.load(Ordering::Acquire) {
         return Err(code::NOT_INITIALIZED);
     }
+    // The driver may allow it. A stand-in that does would hide a call that stands still on another driver.
+    if is_in_host_function() {
+        return Err(code::NOT_PERMITTED);
+    }
     if needs == CallRequirement::Start || (needs == CallRequirement::Health && current() == 0) {
         return Ok(());
     }
-    match objects().context(current())?.fault.load(Ordering::Acquire) {
+    let fault = objects().context(current())?.fault.load(Ordering::Acquire);
+    match fault {
+        0 if needs == CallRequirement::Uncaptured => objects().captures.check_unsafe_call(),
         0 => Ok(()),
         fault => Err(fault),
     }

@@ -1,18 +1,33 @@
-//! The current context of each thread.
+//! The stack of contexts of each thread. Its top is the current context.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 
 thread_local! {
-    /// Number of this thread's current context; 0: none.
-    static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// Numbers of contexts.
+    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the number of this thread's current context; 0: none.
 pub fn current() -> usize {
-    CURRENT.get()
+    STACK.with_borrow(|stack| stack.last().copied().unwrap_or(0))
 }
 
-/// Makes a context current on this thread.
+/// Makes a context current on this thread in place of the current one; 0 only removes that.
 pub fn set_current(context: usize) {
-    CURRENT.set(context);
+    STACK.with_borrow_mut(|stack| {
+        stack.pop();
+        if context != 0 {
+            stack.push(context);
+        }
+    });
+}
+
+/// Makes a context current on this thread until it is popped.
+pub fn push_current(context: usize) {
+    STACK.with_borrow_mut(|stack| stack.push(context));
+}
+
+/// Removes the current context, so that the one before is current again.
+pub fn pop_current() -> Option<usize> {
+    STACK.with_borrow_mut(Vec::pop)
 }

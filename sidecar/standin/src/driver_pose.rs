@@ -20,7 +20,11 @@ const POSES: [(&str, DriverPose); 4] = [
 ];
 
 /// Functions of this library that drivers have since a version.
-const SINCE: [(i32, &[&str]); 1] = [(12080, &["cuEventElapsedTime_v2"])];
+const SINCE: [(i32, &[&str]); 3] = [
+    (12030, &["cuStreamGetCaptureInfo_v3", "cuStreamUpdateCaptureDependencies_v2"]),
+    (12040, &["cuFuncGetParamInfo", "cuFuncIsLoaded", "cuFuncLoad"]),
+    (12080, &["cuEventElapsedTime_v2"]),
+];
 
 impl DriverPose {
     /// Returns the driver with this CUDA version; without one that of CUDA 12.4.

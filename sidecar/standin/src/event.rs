@@ -3,6 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::abi::code;
+use crate::capture::CapturedEvent;
+
 /// One record of an event. Each recording creates a new one, so that waits for the old one are not delayed.
 #[derive(Default)]
 pub struct RecordedEvent {
@@ -10,23 +13,49 @@ pub struct RecordedEvent {
     changed: Condvar,
 }
 
+/// The last record of an event.
+#[derive(Clone)]
+pub enum LastRecord {
+    /// By a stream.
+    Recorded(Arc<RecordedEvent>),
+    /// By a stream under capture: nothing reaches it.
+    Captured(CapturedEvent),
+}
+
 /// An event: its last record, if any.
 #[derive(Default)]
 pub struct Event {
-    last: Mutex<Option<Arc<RecordedEvent>>>,
+    last: Mutex<Option<LastRecord>>,
 }
 
 impl Event {
     /// Creates a new record.
     pub fn renew(&self) -> Arc<RecordedEvent> {
         let mark = Arc::new(RecordedEvent::default());
-        *locked(&self.last) = Some(Arc::clone(&mark));
+        *locked(&self.last) = Some(LastRecord::Recorded(Arc::clone(&mark)));
         mark
     }
 
+    /// Records the event inside a capture.
+    pub fn capture(&self, captured: CapturedEvent) {
+        *locked(&self.last) = Some(LastRecord::Captured(captured));
+    }
+
     /// Returns the last record.
-    pub fn mark(&self) -> Option<Arc<RecordedEvent>> {
+    pub fn last(&self) -> Option<LastRecord> {
         locked(&self.last).clone()
+    }
+
+    /// Returns the last record by a stream.
+    ///
+    /// # Errors
+    /// `CAPTURED_EVENT` if the event was last recorded inside a capture.
+    pub fn mark(&self) -> Result<Option<Arc<RecordedEvent>>, u32> {
+        match self.last() {
+            None => Ok(None),
+            Some(LastRecord::Recorded(mark)) => Ok(Some(mark)),
+            Some(LastRecord::Captured(_)) => Err(code::CAPTURED_EVENT),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::abi::code;
+use crate::abi::{InPtr, code};
 use crate::address_space::{View, word};
 use crate::wait_until::wait_until;
 
@@ -33,9 +33,31 @@ impl Kernel {
         ALL.iter().find(|(known, ..)| *known == name).map(|(_, kernel, _)| *kernel)
     }
 
-    /// Returns the number of arguments, each a 64-bit word.
-    pub fn arguments(self) -> usize {
-        ALL.iter().find(|(_, kernel, _)| *kernel == self).map_or(0, |(.., count)| *count)
+    /// Returns offset and bytes of an argument, each a 64-bit word.
+    pub fn parameter(self, index: usize) -> Option<(usize, usize)> {
+        let count = ALL.iter().find(|(_, kernel, _)| *kernel == self).map_or(0, |(.., count)| *count);
+        (index < count).then_some((index * 8, 8))
+    }
+
+    /// Returns the shared memory that every block has.
+    pub fn static_shared_bytes(self) -> u32 {
+        0
+    }
+
+    /// Returns the most threads of a block, if the kernel says so.
+    pub fn most_threads(self) -> Option<u32> {
+        None
+    }
+
+    /// Reads the arguments of a launch.
+    pub fn read_arguments(self, parameters: &InPtr<InPtr<u8>>) -> Result<Vec<u64>, u32> {
+        let mut arguments = Vec::new();
+        while self.parameter(arguments.len()).is_some() {
+            // SAFETY: by the caller's guarantee the pointer leads to as many bytes as the parameter has.
+            let place = unsafe { InPtr::new(parameters.at(arguments.len())?.raw().cast::<u64>()) };
+            arguments.push(place.get()?);
+        }
+        Ok(arguments)
     }
 }
 
@@ -46,17 +68,20 @@ pub struct Launch {
     pub kernel: Kernel,
     /// The arguments, as many as the kernel has.
     pub arguments: Vec<u64>,
-    /// Number of threads in the grid.
-    pub threads: u64,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
 }
 
 impl Launch {
     /// Runs the kernel.
-    pub fn run(&self, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+    pub fn run(&self, given_up: &(dyn Fn() -> bool + Sync)) -> Result<(), u32> {
         let arguments = self.arguments.as_slice();
+        let threads = self.grid.iter().chain(&self.block).map(|count| u64::from(*count)).product();
         match (self.kernel, arguments) {
             (Kernel::Spin, &[ns]) => spin(Duration::from_nanos(ns), given_up),
-            (Kernel::Read, &[from, count, sums]) => read(from, count, sums, self.threads),
+            (Kernel::Read, &[from, count, sums]) => read(from, count, sums, threads),
             (Kernel::Product, &[a, b, c, n]) => product([a, b, c], n),
             (Kernel::Write, &[words, count, value]) => write(words, count, value),
             (Kernel::Compare, &[words, count, value, wrong]) => compare(words, count, value, wrong),
@@ -68,7 +93,7 @@ impl Launch {
     }
 }
 
-fn spin(time: Duration, given_up: &dyn Fn() -> bool) -> Result<(), u32> {
+fn spin(time: Duration, given_up: &(dyn Fn() -> bool + Sync)) -> Result<(), u32> {
     let start = Instant::now();
     wait_until(given_up, || Ok(start.elapsed() >= time))
 }
@@ -143,7 +168,7 @@ fn await_flag(
     bump: u64,
     limit: Duration,
     gave_up: u64,
-    given_up: &dyn Fn() -> bool,
+    given_up: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), u32> {
     let wanted = word(counter, |word| word.load(Ordering::Acquire))?;
     let start = Instant::now();

@@ -6,12 +6,13 @@ use std::fs::File;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::code;
+use crate::capture::Captures;
 use crate::cublas::descriptor::{MatmulDescriptor, MatrixLayout, Preference};
 use crate::current_context::current;
 use crate::env_config::ENV_CONFIG;
 use crate::event::Event;
+use crate::function::Function;
 use crate::graph::{Graph, Node};
-use crate::kernels::Kernel;
 use crate::operation::Operation;
 use crate::pool::Pool;
 use crate::stream::{ContextState, Stream};
@@ -26,14 +27,35 @@ pub struct Objects {
     contexts: BTreeMap<usize, Context>,
     /// The primary context and its reference count.
     pub primary: Option<(usize, usize)>,
-    streams: BTreeMap<usize, (usize, Arc<Stream>)>,
+    streams: BTreeMap<usize, StreamEntry>,
+    pub captures: Captures,
     pub events: BTreeMap<usize, Arc<Event>>,
+    /// Events that were created without times.
+    pub untimed_events: BTreeSet<usize>,
     pub modules: BTreeMap<usize, String>,
     pub functions: BTreeMap<usize, Function>,
-    pub handles: BTreeMap<u64, Arc<File>>,
+    pub handles: BTreeMap<u64, Allocation>,
     pub graphs: BTreeMap<usize, Graph>,
     pub ready_graphs: BTreeMap<usize, Graph>,
     pub cublas: CublasObjects,
+}
+
+/// A stream with what it was created with.
+#[derive(Clone)]
+pub struct StreamEntry {
+    pub context: usize,
+    pub stream: Arc<Stream>,
+    /// `CU_STREAM_NON_BLOCKING` is 1.
+    pub flags: u32,
+    pub priority: i32,
+}
+
+/// Physical memory that a handle refers to.
+#[derive(Clone)]
+pub struct Allocation {
+    pub file: Arc<File>,
+    /// Kinds of handles that it may be exported as.
+    pub handle_types: u32,
 }
 
 /// The objects of cuBLASLt.
@@ -43,17 +65,6 @@ pub struct CublasObjects {
     pub descriptors: BTreeMap<usize, MatmulDescriptor>,
     pub layouts: BTreeMap<usize, MatrixLayout>,
     pub preferences: BTreeMap<usize, Preference>,
-}
-
-/// A kernel of a module.
-#[derive(Clone, Copy)]
-pub struct Function {
-    /// Module of the kernel.
-    pub module: usize,
-    /// The kernel.
-    pub kernel: Kernel,
-    /// Whether its code is loaded; the first launch loads it.
-    pub loaded: bool,
 }
 
 struct Context {
@@ -135,11 +146,11 @@ impl Objects {
         let gone = self.contexts.remove(&context).ok_or(code::INVALID_CONTEXT)?;
         gone.shared.is_closed.store(true, std::sync::atomic::Ordering::Release);
         gone.default_stream.close();
-        self.streams.retain(|_, (owner, stream)| {
-            if *owner == context {
-                stream.close();
+        self.streams.retain(|_, entry| {
+            if entry.context == context {
+                entry.stream.close();
             }
-            *owner != context
+            entry.context != context
         });
         Ok(())
     }
@@ -150,33 +161,54 @@ impl Objects {
     }
 
     /// Creates a stream of a context.
-    pub fn create_stream(&mut self, context: usize) -> Result<usize, u32> {
+    pub fn create_stream(&mut self, context: usize, flags: u32, priority: i32) -> Result<usize, u32> {
+        if flags > 1 {
+            return Err(code::INVALID_VALUE);
+        }
         let stream = Stream::start(Arc::clone(self.context(context)?));
         let number = self.next_handle();
-        self.streams.insert(number, (context, stream));
+        self.streams.insert(number, StreamEntry { context, stream, flags, priority });
         Ok(number)
     }
 
     /// Returns a stream; the small numbers are the default stream of the current context.
     pub fn stream(&self, stream: usize) -> Result<Arc<Stream>, u32> {
-        if stream <= 2 {
-            let context = self.contexts.get(&current()).ok_or(code::INVALID_CONTEXT)?;
-            return Ok(Arc::clone(&context.default_stream));
+        self.stream_entry(stream).map(|entry| entry.stream)
+    }
+
+    /// Returns a stream with what it was created with.
+    pub fn stream_entry(&self, stream: usize) -> Result<StreamEntry, u32> {
+        if stream > 2 {
+            return self.streams.get(&stream).cloned().ok_or(code::INVALID_HANDLE);
         }
-        self.streams.get(&stream).map(|(_, stream)| Arc::clone(stream)).ok_or(code::INVALID_HANDLE)
+        let context = self.contexts.get(&current()).ok_or(code::INVALID_CONTEXT)?;
+        let stream = Arc::clone(&context.default_stream);
+        Ok(StreamEntry { context: current(), stream, flags: 0, priority: 0 })
     }
 
     /// Returns all streams of a context.
     pub fn streams_of(&self, context: usize) -> Vec<Arc<Stream>> {
-        let own = self.streams.values().filter(|(owner, _)| *owner == context);
+        let own = self.streams.values().filter(|entry| entry.context == context);
         let default = self.contexts.get(&context).map(|context| Arc::clone(&context.default_stream));
-        own.map(|(_, stream)| Arc::clone(stream)).chain(default).collect()
+        own.map(|entry| Arc::clone(&entry.stream)).chain(default).collect()
     }
 
-    /// Destroys a stream after its queued work is done.
+    /// Returns the streams of a context that wait for its legacy stream.
+    pub fn blocking_streams(&self, context: usize) -> Vec<usize> {
+        let own = self.streams.iter().filter(|(_, entry)| entry.context == context && entry.flags == 0);
+        own.map(|(number, _)| *number).collect()
+    }
+
+    /// Destroys a stream after its queued work is done. A capture that it began ends without a graph.
     pub fn destroy_stream(&mut self, stream: usize) -> Result<(), u32> {
-        let (_, stream) = self.streams.remove(&stream).ok_or(code::INVALID_HANDLE)?;
-        stream.close();
+        let entry = self.streams.remove(&stream).ok_or(code::INVALID_HANDLE)?;
+        entry.stream.close();
+        let begun = self.captures.of_stream(stream).filter(|capture| capture.origin == stream);
+        if let Some(id) = begun.map(|capture| capture.id)
+            && let Some(capture) = self.captures.end(id)
+        {
+            self.graphs.remove(&capture.graph);
+        }
         Ok(())
     }
 
@@ -190,19 +222,32 @@ impl Objects {
         Ok((self.stream(stream)?, self.event(event)?))
     }
 
-    /// Creates a graph that runs `operations` in order.
-    pub fn create_graph(&mut self, operations: Vec<Operation>) -> usize {
-        let nodes =
-            operations.into_iter().map(|operation| Node::new(self.next_handle(), operation)).collect();
+    /// Creates an empty graph.
+    pub fn create_graph(&mut self) -> usize {
         let number = self.next_handle();
-        self.graphs.insert(number, Graph { nodes });
+        self.graphs.insert(number, Graph::default());
         number
+    }
+
+    /// Adds a node to a graph that is not instantiated, after nodes of it.
+    pub fn add_node(
+        &mut self,
+        graph: usize,
+        operation: Operation,
+        dependencies: Vec<usize>,
+    ) -> Result<usize, u32> {
+        let number = self.next_handle();
+        let graph = self.graphs.get_mut(&graph).ok_or(code::INVALID_VALUE)?;
+        if dependencies.iter().any(|node| graph.node(*node).is_none()) {
+            return Err(code::INVALID_VALUE);
+        }
+        graph.nodes.push(Node::new(number, operation, dependencies));
+        Ok(number)
     }
 
     /// Returns a node of a graph that is not instantiated.
     pub fn node(&self, node: usize) -> Result<&Node, u32> {
-        let mut nodes = self.graphs.values().flat_map(|graph| &graph.nodes);
-        nodes.find(|known| known.handle == node).ok_or(code::INVALID_VALUE)
+        self.graphs.values().find_map(|graph| graph.node(node)).ok_or(code::INVALID_VALUE)
     }
 
     /// Returns the numbers of held objects by name.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::abi::code;
 use crate::operation::Operation;
 
 /// State that a context shares with its streams.
@@ -29,8 +28,6 @@ struct Queue {
     waiting: VecDeque<Operation>,
     busy: bool,
     closed: bool,
-    /// Receives the operations while the stream is captured.
-    capture: Option<Vec<Operation>>,
 }
 
 impl Stream {
@@ -42,14 +39,9 @@ impl Stream {
         stream
     }
 
-    /// Queues work, or records it during a capture.
+    /// Queues work.
     pub fn push(&self, operation: Operation) {
-        let mut queue = self.locked();
-        match &mut queue.capture {
-            Some(captured) => captured.push(operation),
-            None => queue.waiting.push_back(operation),
-        }
-        self.changed.notify_all();
+        self.extend([operation]);
     }
 
     /// Queues several operations without other work between them.
@@ -76,21 +68,6 @@ impl Stream {
     pub fn close(&self) {
         self.locked().closed = true;
         self.changed.notify_all();
-    }
-
-    /// Starts a capture: work is recorded and not run.
-    pub fn begin_capture(&self) -> Result<(), u32> {
-        let mut queue = self.locked();
-        if queue.capture.is_some() {
-            return Err(code::STREAM_CAPTURE_INVALIDATED);
-        }
-        queue.capture = Some(Vec::new());
-        Ok(())
-    }
-
-    /// Ends the capture and returns the recorded work.
-    pub fn end_capture(&self) -> Result<Vec<Operation>, u32> {
-        self.locked().capture.take().ok_or(code::STREAM_CAPTURE_INVALIDATED)
     }
 
     fn work(&self) {

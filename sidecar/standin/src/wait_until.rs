@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Polls `done` until it returns `true` or `given_up` does. Waits are short in passing tests, so it yields at first and
 /// sleeps only later.
 pub fn wait_until(
-    given_up: &dyn Fn() -> bool,
+    given_up: &(dyn Fn() -> bool + Sync),
     mut done: impl FnMut() -> Result<bool, u32>,
 ) -> Result<(), u32> {
     let mut tries = 0_u32;

@@ -2,8 +2,10 @@
 
 use crate::abi::{OutPtr, code};
 use crate::call_guard::calls;
-use crate::current_context::{current, set_current};
+use crate::current_context::{current, pop_current, push_current, set_current};
 use crate::objects::objects;
+
+use super::stream::GREATEST_PRIORITY;
 
 calls! {
     Start fn cuCtxCreate_v2(context: OutPtr<usize>, _flags: u32, device: i32) {
@@ -35,6 +37,34 @@ calls! {
         context.set(current())
     }
 
+    Start fn cuCtxPushCurrent_v2(context: usize) {
+        objects().context(context)?;
+        push_current(context);
+        Ok(())
+    }
+
+    Start fn cuCtxPopCurrent_v2(context: OutPtr<usize>) {
+        let popped = pop_current().ok_or(code::INVALID_CONTEXT)?;
+        // The caller may not want to know.
+        let _ = context.set(popped);
+        Ok(())
+    }
+
+    Context fn cuCtxGetStreamPriorityRange(least: OutPtr<i32>, greatest: OutPtr<i32>) {
+        // Either may be null.
+        let _ = least.set(0);
+        let _ = greatest.set(GREATEST_PRIORITY);
+        Ok(())
+    }
+
+    Start fn cuDevicePrimaryCtxGetState(device: i32, flags: OutPtr<u32>, active: OutPtr<i32>) {
+        if device != 0 {
+            return Err(code::INVALID_DEVICE);
+        }
+        flags.set(0)?;
+        active.set(objects().primary.is_some().into())
+    }
+
     Start fn cuCtxGetDevice(device: OutPtr<i32>) {
         if current() == 0 {
             return Err(code::INVALID_CONTEXT);
@@ -42,7 +72,7 @@ calls! {
         device.set(0)
     }
 
-    Context fn cuCtxSynchronize() {
+    Uncaptured fn cuCtxSynchronize() {
         let streams = objects().streams_of(current());
         streams.iter().for_each(|stream| stream.drain());
         crate::calls::stream::check_health()

@@ -8,8 +8,11 @@ use crate::cublas::descriptor::{
 };
 use crate::cublas::number::NumberFormat;
 use crate::cublas::plan::{Algorithm, Arguments, HeuristicResult, Plan};
-use crate::cublas::status::{self, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, library_calls};
+use crate::cublas::status::{
+    self, EXECUTION_FAILED, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED, library_calls,
+};
 use crate::current_context::current;
+use crate::enqueue::enqueue;
 use crate::env_config::ENV_CONFIG;
 use crate::objects::objects;
 use crate::operation::Operation;
@@ -166,9 +169,7 @@ library_calls! {
             workspace,
             workspace_bytes: workspace_bytes as u64,
         })?;
-        let stream = objects().stream(stream).map_err(|_| INVALID_VALUE)?;
-        stream.push(Operation::Matmul(Box::new(matmul)));
-        Ok(())
+        enqueue(stream, Operation::Matmul(Box::new(matmul))).map_err(|_| EXECUTION_FAILED)
     }
 }
 

@@ -2,35 +2,56 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::abi::{OutPtr, code, code_text};
+use crate::abi::{OutPtr, code};
 use crate::call_guard::{calls, start};
+use crate::code_text::code_text;
 use crate::env_config::ENV_CONFIG;
 use crate::leak_report;
 use crate::objects::pool;
 
 /// Attributes other than 0: numbers of `CUdevice_attribute`.
-const ATTRIBUTES: [(i32, i32); 21] = [
-    (1, 1024),  // threads per block
-    (8, 49152), // shared memory per block
-    (10, 32),   // warp size
-    (16, 8),    // multiprocessors
-    (19, 1),    // host memory mapped for the device
-    (31, 1),    // concurrent kernels
-    (40, 3),    // asynchronous copies
-    (41, 1),    // unified addressing
-    (75, 9),    // compute capability, major
-    (76, 0),    // compute capability, minor
-    (91, 1),    // host addresses of registered memory
-    (92, 1),    // operations on words by streams, version 1
-    (93, 1),    // 64-bit operations on words by streams, version 1
-    (94, 1),    // waits for no common bit, version 1
-    (99, 1),    // registered host memory
-    (102, 1),   // virtual memory
-    (103, 1),   // handles as file descriptors
-    (115, 1),   // memory pools
-    (119, 0),   // memory pools as file descriptors
-    (122, 1),   // 64-bit operations on words by streams
-    (123, 1),   // waits for no common bit
+/// They are those of an H100, but for eight multiprocessors.
+const ATTRIBUTES: &[(i32, i32)] = &[
+    (1, 1024),        // threads per block
+    (2, 1024),        // threads per block, x
+    (3, 1024),        // threads per block, y
+    (4, 64),          // threads per block, z
+    (5, i32::MAX),    // blocks, x
+    (6, 65535),       // blocks, y
+    (7, 65535),       // blocks, z
+    (8, 49152),       // shared memory per block
+    (9, 65536),       // constant memory
+    (12, 65536),      // registers per block
+    (13, 1_980_000),  // kHz of the multiprocessors
+    (36, 2_619_000),  // kHz of the memory
+    (37, 5120),       // bits of the memory bus
+    (38, 52_428_800), // bytes of the second cache
+    (39, 2048),       // threads per multiprocessor
+    (78, 1),          // priorities of streams
+    (81, 233_472),    // shared memory per multiprocessor
+    (82, 65536),      // registers per multiprocessor
+    (97, 232_448),    // shared memory per block, after opting in
+    (106, 32),        // blocks per multiprocessor
+    (111, 1024),      // shared memory that the driver takes of each block
+    (10, 32),         // warp size
+    (16, 8),          // multiprocessors
+    (19, 1),          // host memory mapped for the device
+    (31, 1),          // concurrent kernels
+    (40, 3),          // asynchronous copies
+    (41, 1),          // unified addressing
+    (75, 9),          // compute capability, major
+    (76, 0),          // compute capability, minor
+    (91, 1),          // host addresses of registered memory
+    (92, 1),          // operations on words by streams, version 1
+    (93, 1),          // 64-bit operations on words by streams, version 1
+    (94, 1),          // waits for no common bit, version 1
+    (99, 1),          // registered host memory
+    (102, 1),         // virtual memory
+    (103, 1),         // handles as file descriptors
+    (115, 1),         // memory pools
+    (119, 0),         // memory pools as file descriptors
+    (122, 1),         // 64-bit operations on words by streams
+    (123, 1),         // waits for no common bit
 ];
 
 calls! {
@@ -91,6 +112,12 @@ calls! {
     Start fn cuDeviceTotalMem_v2(bytes: OutPtr<usize>, device: i32) {
         check_ordinal(device)?;
         bytes.set(pool()?.capacity() as usize)
+    }
+
+    Start fn cuDeviceComputeCapability(major: OutPtr<i32>, minor: OutPtr<i32>, device: i32) {
+        check_ordinal(device)?;
+        major.set(attribute(75))?;
+        minor.set(attribute(76))
     }
 
     Start fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: i32, device: i32) {

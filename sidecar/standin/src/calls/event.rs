@@ -5,29 +5,51 @@ use std::time::Instant;
 
 use crate::abi::{OutPtr, code};
 use crate::call_guard::calls;
+use crate::enqueue::{record, wait};
 use crate::objects::objects;
-use crate::operation::Operation;
+
+/// `CU_EVENT_BLOCKING_SYNC`, `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_INTERPROCESS`.
+const ALL_FLAGS: u32 = 7;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
 
 calls! {
-    Context fn cuEventCreate(event: OutPtr<usize>, _flags: u32) {
+    Context fn cuEventCreate(event: OutPtr<usize>, flags: u32) {
+        if flags > ALL_FLAGS {
+            return Err(code::INVALID_VALUE);
+        }
+        if flags & INTERPROCESS != 0 {
+            return Err(code::NOT_SUPPORTED);
+        }
         let mut objects = objects();
         let number = objects.next_handle();
         objects.events.insert(number, Arc::default());
+        if flags & DISABLE_TIMING != 0 {
+            objects.untimed_events.insert(number);
+        }
         event.set(number)
     }
 
     Start fn cuEventDestroy_v2(event: usize) {
-        objects().events.remove(&event).map(drop).ok_or(code::INVALID_HANDLE)
+        let mut objects = objects();
+        objects.untimed_events.remove(&event);
+        objects.events.remove(&event).map(drop).ok_or(code::INVALID_HANDLE)
     }
 
     Context fn cuEventRecord(event: usize, stream: usize) {
-        let (stream, event) = objects().both(stream, event)?;
-        stream.push(Operation::Record(event.renew()));
-        Ok(())
+        record(event, stream, 0)
+    }
+
+    Context fn cuEventRecordWithFlags(event: usize, stream: usize, flags: u32) {
+        if flags > 1 { Err(code::INVALID_VALUE) } else { record(event, stream, flags) }
+    }
+
+    Context fn cuStreamWaitEvent(stream: usize, event: usize, flags: u32) {
+        if flags > 1 { Err(code::INVALID_VALUE) } else { wait(stream, event, flags) }
     }
 
     Context fn cuEventQuery(event: usize) {
-        let mark = objects().event(event)?.mark();
+        let mark = objects().event(event)?.mark()?;
         match mark {
             Some(mark) if mark.time().is_none() => Err(code::NOT_READY),
             _ => super::stream::check_health(),
@@ -35,7 +57,7 @@ calls! {
     }
 
     Context fn cuEventSynchronize(event: usize) {
-        let mark = objects().event(event)?.mark();
+        let mark = objects().event(event)?.mark()?;
         if let Some(mark) = mark {
             mark.wait(|| false);
         }
@@ -52,8 +74,11 @@ calls! {
 }
 
 fn reached(event: usize) -> Result<Instant, u32> {
-    let event = objects().event(event)?;
-    event.mark().ok_or(code::INVALID_HANDLE)?.time().ok_or(code::NOT_READY)
+    let objects = objects();
+    if objects.untimed_events.contains(&event) {
+        return Err(code::INVALID_HANDLE);
+    }
+    objects.event(event)?.mark()?.ok_or(code::INVALID_HANDLE)?.time().ok_or(code::NOT_READY)
 }
 
 /// Returns the milliseconds from `start` to `end`, negative if `end` is earlier.

@@ -1,22 +1,25 @@
-//! Graphs: captured from a stream, or built node by node as a chain.
+//! Graphs: captured from a stream, or built node by node.
 
 use std::ffi::c_void;
 
-use crate::abi::{BatchNode, InPtr, KernelNode, OutPtr, code};
+use crate::abi::{BatchNode, FillNode, HostNode, InPtr, KernelNode, OutPtr, code};
 use crate::call_guard::calls;
+use crate::enqueue::enqueue_graph;
 use crate::graph::Node;
 use crate::objects::objects;
-use crate::operation::Operation;
+use crate::operation::{HostFunction, Operation};
 
-use super::module::launch;
+use super::copy::fill;
+use super::function::{LaunchShape, launch};
 use super::stream::batch;
 
 calls! {
     Context fn cuGraphCreate(graph: OutPtr<usize>, _flags: u32) {
-        graph.set(objects().create_graph(Vec::new()))
+        graph.set(objects().create_graph())
     }
 
     Start fn cuGraphDestroy(graph: usize) {
+        check_complete(graph)?;
         objects().graphs.remove(&graph).map(drop).ok_or(code::INVALID_VALUE)
     }
 
@@ -32,6 +35,40 @@ calls! {
     ) {
         let operation = kernel(&parameters.get()?)?;
         node.set(append(graph, &before, count, operation)?)
+    }
+
+    Context fn cuGraphAddHostNode(
+        node: OutPtr<usize>, graph: usize, before: InPtr<usize>, count: usize, parameters: InPtr<HostNode>,
+    ) {
+        let function = HostFunction::new(parameters.get()?).ok_or(code::INVALID_VALUE)?;
+        node.set(append(graph, &before, count, Operation::Host(function))?)
+    }
+
+    Context fn cuGraphAddMemsetNode(
+        node: OutPtr<usize>, graph: usize, before: InPtr<usize>, count: usize, parameters: InPtr<FillNode>,
+        _context: usize,
+    ) {
+        let FillNode { address, value, element, width, height, .. } = parameters.get()?;
+        if height != 1 || ![1, 2, 4].contains(&element) {
+            return Err(code::NOT_SUPPORTED);
+        }
+        node.set(append(graph, &before, count, fill(address, value, element, width)?)?)
+    }
+
+    Context fn cuGraphAddEmptyNode(node: OutPtr<usize>, graph: usize, before: InPtr<usize>, count: usize) {
+        node.set(append(graph, &before, count, Operation::Nothing)?)
+    }
+
+    Context fn cuGraphNodeGetDependencies(node: usize, nodes: OutPtr<usize>, count: OutPtr<usize>) {
+        let objects = objects();
+        let known = &objects.node(node)?.dependencies;
+        if !nodes.raw().is_null() {
+            for (index, handle) in known.iter().enumerate() {
+                // SAFETY: the caller provides space for all of them, whose number an earlier call returned.
+                unsafe { nodes.raw().add(index).write(*handle) };
+            }
+        }
+        count.set(known.len())
     }
 
     Context fn cuGraphGetNodes(graph: usize, nodes: OutPtr<usize>, count: OutPtr<usize>) {
@@ -63,6 +100,7 @@ calls! {
     }
 
     Context fn cuGraphInstantiateWithFlags(ready: OutPtr<usize>, graph: usize, _flags: u64) {
+        check_complete(graph)?;
         let mut objects = objects();
         let copy = objects.graphs.get(&graph).ok_or(code::INVALID_VALUE)?.clone();
         let number = objects.next_handle();
@@ -89,33 +127,27 @@ calls! {
     }
 
     Context fn cuGraphLaunch(ready: usize, stream: usize) {
-        let objects = objects();
-        let stream = objects.stream(stream)?;
-        let graph = objects.ready_graphs.get(&ready).ok_or(code::INVALID_VALUE)?;
-        stream.extend(graph.nodes.iter().map(|node| node.operation.clone()));
-        Ok(())
+        let operations = objects().ready_graphs.get(&ready).ok_or(code::INVALID_VALUE)?.operations().collect();
+        enqueue_graph(stream, operations)
     }
 }
 
-/// Adds a node at the end of a chain. It must depend on the last node only, or on nothing if it is the first.
+/// Refuses what the driver refuses for a graph that still receives the work of a stream.
+fn check_complete(graph: usize) -> Result<(), u32> {
+    if objects().captures.is_into(graph) { Err(code::INVALID_VALUE) } else { Ok(()) }
+}
+
+/// Adds a node after `count` nodes of the graph.
 fn append(graph: usize, before: &InPtr<usize>, count: usize, operation: Operation) -> Result<usize, u32> {
-    let mut objects = objects();
-    let number = objects.next_handle();
-    let graph = objects.graphs.get_mut(&graph).ok_or(code::INVALID_VALUE)?;
-    let expected = graph.nodes.last().map(|node| node.handle);
-    let given = if count == 0 { None } else { Some(before.at(count - 1)?) };
-    if count > 1 || expected != given {
-        return Err(code::NOT_SUPPORTED);
-    }
-    graph.nodes.push(Node::new(number, operation));
-    Ok(number)
+    let dependencies = (0..count).map(|index| before.at(index)).collect::<Result<_, _>>()?;
+    objects().add_node(graph, operation, dependencies)
 }
 
 fn change(ready: usize, node: usize, operation: Operation) -> Result<(), u32> {
     let mut objects = objects();
     let graph = objects.ready_graphs.get_mut(&ready).ok_or(code::INVALID_VALUE)?;
     let place = graph.nodes.iter_mut().find(|known| known.handle == node).ok_or(code::INVALID_VALUE)?;
-    let changed = Node::new(node, operation);
+    let changed = Node::new(node, operation, place.dependencies.clone());
     if changed.kind() != place.kind() {
         return Err(code::INVALID_VALUE);
     }
@@ -130,9 +162,8 @@ fn words(parameters: &BatchNode) -> Result<Operation, u32> {
 }
 
 fn kernel(parameters: &KernelNode) -> Result<Operation, u32> {
-    let KernelNode { function, grid, block, extra, .. } = *parameters;
-    let sizes = [grid[0], grid[1], grid[2], block[0], block[1], block[2]];
+    let KernelNode { function, grid, block, shared_bytes, extra, .. } = *parameters;
     // SAFETY: null, or a list of pointers to arguments, by the caller's guarantee for this field.
-    let list = unsafe { InPtr::new(parameters.parameters.cast::<InPtr<u64>>()) };
-    launch(function, &sizes, &list, extra.is_null())
+    let list = unsafe { InPtr::new(parameters.parameters.cast::<InPtr<u8>>()) };
+    launch(function, LaunchShape { grid, block, shared_bytes }, &list, extra.is_null())
 }

@@ -5,22 +5,29 @@ use crate::address_space::space;
 use crate::call_guard::calls;
 
 calls! {
-    Context fn cuMemHostRegister_v2(place: u64, bytes: usize, _flags: u32) {
+    Uncaptured fn cuMemHostRegister_v2(place: u64, bytes: usize, _flags: u32) {
         space().register(place, bytes as u64)
     }
 
-    Context fn cuMemHostUnregister(place: u64) {
+    Uncaptured fn cuMemHostUnregister(place: u64) {
         space().unregister(place)
     }
 
-    Context fn cuMemHostAlloc(place: OutPtr<u64>, bytes: usize, _flags: u32) {
+    Uncaptured fn cuMemHostAlloc(place: OutPtr<u64>, bytes: usize, _flags: u32) {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
         place.set(space().allocate_host(bytes as u64)?)
     }
 
-    Context fn cuMemFreeHost(place: u64) {
+    Uncaptured fn cuMemAllocHost_v2(place: OutPtr<u64>, bytes: usize) {
+        if bytes == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        place.set(space().allocate_host(bytes as u64)?)
+    }
+
+    Uncaptured fn cuMemFreeHost(place: u64) {
         space().free_host(place)
     }
 

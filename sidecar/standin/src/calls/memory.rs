@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::abi::{AccessDescription, AllocationProperties, InPtr, OutPtr, code};
 use crate::address_space::{GRANULARITY, space};
 use crate::call_guard::calls;
-use crate::objects::{objects, pool};
+use crate::objects::{Allocation, objects, pool};
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`, the only supported handle type.
 const DESCRIPTOR: u32 = 1;
@@ -30,7 +30,21 @@ calls! {
             return Err(code::INVALID_VALUE);
         }
         let memory = pool()?.allocate(bytes as u64)?;
-        handle.set(add(memory))
+        handle.set(add(Arc::new(memory), properties.get()?.handle_types))
+    }
+
+    Health fn cuMemGetAllocationPropertiesFromHandle(properties: OutPtr<AllocationProperties>, handle: u64) {
+        let handle_types = allocation(handle)?.handle_types;
+        let (security, flags) = (std::ptr::null_mut(), 0);
+        properties.set(AllocationProperties {
+            kind: 1, handle_types, location_kind: 1, location: 0, security, flags,
+        })
+    }
+
+    // The new handle is released like every other one.
+    Health fn cuMemRetainAllocationHandle(handle: OutPtr<u64>, address: u64) {
+        let memory = space().memory_at(address).ok_or(code::INVALID_VALUE)?;
+        handle.set(add(memory, DESCRIPTOR))
     }
 
     Health fn cuMemRelease(handle: u64) {
@@ -41,8 +55,11 @@ calls! {
         if kind != DESCRIPTOR || flags != 0 {
             return Err(code::NOT_SUPPORTED);
         }
-        let memory = memory(handle)?;
-        let copy = memory.as_fd().try_clone_to_owned().map_err(|_| code::OPERATING_SYSTEM)?;
+        let Allocation { file, handle_types } = allocation(handle)?;
+        if handle_types & DESCRIPTOR == 0 {
+            return Err(code::INVALID_VALUE);
+        }
+        let copy = file.as_fd().try_clone_to_owned().map_err(|_| code::OPERATING_SYSTEM)?;
         descriptor.set(copy.into_raw_fd())
     }
 
@@ -55,7 +72,7 @@ calls! {
         // SAFETY: the caller keeps its descriptor open during the call; with a wrong number the kernel fails the call.
         let borrowed = unsafe { BorrowedFd::borrow_raw(number) };
         let copy = borrowed.try_clone_to_owned().map_err(|_| code::INVALID_VALUE)?;
-        handle.set(add(File::from(copy)))
+        handle.set(add(Arc::new(File::from(copy)), DESCRIPTOR))
     }
 
     Health fn cuMemAddressReserve(address: OutPtr<u64>, bytes: usize, _alignment: usize, _wish: u64, flags: u64) {
@@ -70,7 +87,7 @@ calls! {
     }
 
     Health fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
-        let memory = memory(handle)?;
+        let memory = allocation(handle)?.file;
         let length = memory.metadata().map_err(|_| code::OPERATING_SYSTEM)?.len();
         if offset != 0 || flags != 0 || bytes as u64 > length {
             return Err(code::INVALID_VALUE);
@@ -90,7 +107,7 @@ calls! {
         space().unmap(address, bytes as u64)
     }
 
-    Context fn cuMemAlloc_v2(address: OutPtr<u64>, bytes: usize) {
+    Uncaptured fn cuMemAlloc_v2(address: OutPtr<u64>, bytes: usize) {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
@@ -99,7 +116,7 @@ calls! {
         address.set(space().allocate(bytes, &memory)?)
     }
 
-    Context fn cuMemFree_v2(address: u64) {
+    Uncaptured fn cuMemFree_v2(address: u64) {
         space().free(address)
     }
 }
@@ -112,13 +129,13 @@ fn check(properties: &AllocationProperties) -> Result<(), u32> {
     if properties.handle_types > DESCRIPTOR { Err(code::NOT_SUPPORTED) } else { Ok(()) }
 }
 
-fn add(memory: File) -> u64 {
+fn add(file: Arc<File>, handle_types: u32) -> u64 {
     let mut objects = objects();
     let handle = objects.next_handle() as u64;
-    objects.handles.insert(handle, Arc::new(memory));
+    objects.handles.insert(handle, Allocation { file, handle_types });
     handle
 }
 
-fn memory(handle: u64) -> Result<Arc<File>, u32> {
-    objects().handles.get(&handle).map(Arc::clone).ok_or(code::INVALID_VALUE)
+fn allocation(handle: u64) -> Result<Allocation, u32> {
+    objects().handles.get(&handle).cloned().ok_or(code::INVALID_VALUE)
 }

@@ -7,6 +7,7 @@ use crate::injected_fault::Fault;
 
 pub const NOT_INITIALIZED: u32 = 1;
 pub const INVALID_VALUE: u32 = 7;
+pub const EXECUTION_FAILED: u32 = 13;
 pub const INTERNAL_ERROR: u32 = 14;
 pub const NOT_SUPPORTED: u32 = 15;
 
@@ -16,6 +17,7 @@ pub fn name(status: u32) -> &'static [u8] {
         0 => b"CUBLAS_STATUS_SUCCESS\0",
         NOT_INITIALIZED => b"CUBLAS_STATUS_NOT_INITIALIZED\0",
         INVALID_VALUE => b"CUBLAS_STATUS_INVALID_VALUE\0",
+        EXECUTION_FAILED => b"CUBLAS_STATUS_EXECUTION_FAILED\0",
         INTERNAL_ERROR => b"CUBLAS_STATUS_INTERNAL_ERROR\0",
         NOT_SUPPORTED => b"CUBLAS_STATUS_NOT_SUPPORTED\0",
         _ => b"CUBLAS_STATUS_UNKNOWN\0",
