@@ -56,7 +56,7 @@ const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: fa
 pub const COMMON: &str = "sluice-common";
 
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 22] = [
+pub const TABLE: [Row; 23] = [
     Row { name: COMMON, standalone: true, ..BLANK },
     // tokio: it sends a load at planned times. reqwest: by HTTP.
     Row { name: "sluice-client", may: &["reqwest", "tokio"], never: &["kube", "sluice-types"], ..BLANK },
@@ -128,6 +128,8 @@ pub const TABLE: [Row; 22] = [
         never: &["tokio", "kube"],
         ..BLANK
     },
+    // For tests alone: it runs our PTX in place of a GPU.
+    Row { name: "sluice-ptx", never: SIDECAR, ..BLANK },
     // For tests alone: it stands for libcuda.so.1 over host memory. No crate may link it.
     Row { name: "sluice-cuda-standin", may: &["rustix"], never: SIDECAR, ..BLANK },
     Row {
