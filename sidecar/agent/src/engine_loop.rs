@@ -21,7 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
 use sluice_link::control::ControlPage;
-use sluice_memory::HostMemory;
+use sluice_memory::DeviceMemory;
 use sluice_memory::gpu_ledger::LedgerError;
 use sluice_policy::ids::{Nanos, RequestId};
 use sluice_ports::peers::PeerPortEvent;
@@ -61,7 +61,7 @@ pub struct DeviceFailed(String);
 
 /// The thread's state.
 pub struct EngineLoop {
-    driver: Driver<HostMemory, EngineCompute>,
+    driver: Driver<DeviceMemory, EngineCompute>,
     inbox: Receiver<SchedulerMessage>,
     status: watch::Sender<Status>,
     streams: HashMap<RequestId, mpsc::UnboundedSender<RequestUpdate>>,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use sluice_memory::{
-    EngineConnection, HostMemory, HostOptions, HostWeightsBuilder, LayerGate, RangeSizes, Slab,
+    DeviceMemory, EngineConnection, HostWeightsBuilder, LayerGate, MemoryOptions, RangeSizes, Slab,
 };
 use sluice_policy::action::{Action, Fill, FillTarget, MapOp, Work};
 use sluice_policy::event::Outcome;
@@ -88,7 +88,7 @@ fn measure(chunk_bytes: u64, slab_bytes: u64) -> Result<(f64, f64)> {
 
 /// A host memory with one layer and no engine.
 struct Bench {
-    memory: HostMemory,
+    memory: DeviceMemory,
     wakes: Receiver<()>,
     chunks: Vec<ChunkId>,
     orders: u64,
@@ -109,7 +109,7 @@ impl Bench {
         let ranges = RangeSizes { layer_chunks: vec![chunks.len() as u32], ..RangeSizes::default() };
         let mut master = HostWeightsBuilder::new(0, &geometry.slab_bytes)?;
         master.slab_mut(Slab::Layer(LayerId(0))).fill(3);
-        let options = HostOptions {
+        let options = MemoryOptions {
             geometry,
             ranges,
             poison: false,
@@ -121,7 +121,7 @@ impl Bench {
         };
         let (wake, wakes) = channel();
         let notify = Arc::new(move || _ = wake.send(()));
-        let memory = HostMemory::new(
+        let memory = DeviceMemory::new(
             options,
             Arc::new(master.freeze()?),
             Arc::new(OpenGate),

@@ -1,5 +1,6 @@
-//! Host memory that stands in for device memory. Chunks are ranges of one sealed memfd, mapped at constant
-//! addresses, limited as on a GPU, and filled by transfer threads from the host weights.
+//! Device memory: chunks that are mapped at constant addresses, limited to the size of a GPU, and filled by transfer
+//! threads from the host weights. [`DeviceMemory`] is one code over a [`backing::Backing`]: host memory that stands in
+//! for a GPU, or CUDA.
 //!
 //! The engine uses only [`mapping`] and [`SliceFence`]; the sidecar uses the rest.
 //!
@@ -18,15 +19,18 @@
 //! # Ok::<(), sluice_memory::HostWeightsError>(())
 //! ```
 
+pub mod backing;
 mod clock;
 pub mod cuda;
+mod device_memory;
 mod faults;
 mod fence;
 pub mod gpu_ledger;
-pub mod host;
+mod host_backing;
 pub mod host_weights;
 pub mod mapping;
 pub mod pool;
+mod pool_lane;
 pub mod quota;
 mod region;
 mod tier;
@@ -34,13 +38,16 @@ pub mod transfers;
 mod truncation_guard;
 
 pub use clock::since_boot;
+pub use device_memory::{
+    AuditError, DeviceMemory, EngineConnection, KvCopyStats, MemoryError, MemoryOptions,
+};
 pub use faults::Faults;
 pub use fence::{FenceError, SliceFence};
 pub use gpu_ledger::{
     GpuLedger, JoinError, LedgerError, LedgerIdentity, OpenError, ParticipantHandle, Peer, SliceOrder,
     SliceQueue,
 };
-pub use host::{AuditError, EngineConnection, HostError, HostMemory, HostOptions, KvCopyStats};
+pub use host_backing::HostBacking;
 pub use host_weights::{HostWeights, HostWeightsBuilder, HostWeightsError, Slab};
 pub use mapping::{Mapping, MappingError, Range, RangeSizes};
 pub use pool::{ChunkPool, PoolError};

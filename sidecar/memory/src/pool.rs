@@ -1,25 +1,21 @@
-//! The physical memory: one sealed memfd whose ranges are chunks, so that over-allocation fails as on a GPU.
+//! The chunks that exist, over a [`Backing`], so that over-allocation fails as on a GPU.
 //!
-//! A chunk that does not exist has no pages and is `PROT_NONE` in this process, which catches stray accesses.
-//! A chunk that is created lazily gets its pages with the first copy into it or on request, so pages that a
-//! copy fills need not be zeroed first.
+//! A chunk is created once and used by one owner after the other; only growing and lending create and release chunks.
+//! A chunk that does not exist has no memory and is not mapped in this process, which catches stray accesses. A chunk
+//! that is created lazily may get its memory with the first copy into it or on request.
 
-mod backing;
-mod page_flags;
-mod stream;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::io::Errno;
 use sluice_policy::ids::ChunkId;
 
+use crate::backing::{Backing, BackingError, CopyLane, Region};
+use crate::host_backing::HostBacking;
 use crate::mapping::MappingError;
-use crate::mapping::reservation::Reservation;
 
-/// Byte of poisoned memory: a NaN in f32, f16 and bf16.
-pub const POISON: u8 = 0xFF;
+/// Maximum number of chunks that are exported at a time, as many as one message carries. An export takes 0.6 ms on an
+/// H200 (docs/gpu-probe.md).
+pub const EXPORT_CHUNKS: usize = 64;
 
 /// Why the pool refused an operation.
 #[derive(Debug, thiserror::Error)]
@@ -62,18 +58,18 @@ pub enum PoolError {
         /// Size of a chunk, bytes.
         chunk_bytes: u64,
     },
-    /// The pool's own mapping failed.
-    #[error(transparent)]
-    Mapping(#[from] MappingError),
-    /// A system call failed.
-    #[error("{call} failed")]
-    Kernel {
-        /// The system call.
-        call: &'static str,
-        /// Its error.
-        #[source]
-        source: Errno,
+    /// More chunks than one message carries.
+    #[error("{chunks} chunks are exported at a time, {EXPORT_CHUNKS} are allowed")]
+    ManyExports {
+        /// Requested chunks.
+        chunks: usize,
     },
+    /// The pool has a size that cannot be.
+    #[error(transparent)]
+    Size(#[from] MappingError),
+    /// The memory behind the pool failed.
+    #[error(transparent)]
+    Backing(BackingError),
 }
 
 /// `states` entry of a chunk that does not exist.
@@ -83,39 +79,46 @@ const CREATED: u32 = 1;
 /// `states` entry of a chunk that is being created or released.
 const CHANGING: u32 = u32::MAX;
 
-/// Chunks `0..capacity` of one memfd; chunk `c` starts at byte `c * chunk_bytes`.
+/// Chunks `0..capacity`.
 #[derive(Debug)]
 pub struct ChunkPool {
-    file: OwnedFd,
-    view: Reservation,
+    backing: Box<dyn Backing>,
     chunk_bytes: u64,
     states: Vec<AtomicU32>,
-    page_flags: Vec<AtomicU8>,
     used_chunks: AtomicU32,
 }
 
 impl ChunkPool {
-    /// Creates an empty pool: address space and a sparse file without memory.
+    /// Creates an empty pool of host memory: address space and a sparse file without memory.
     pub fn new(chunk_bytes: u64, capacity_chunks: u32) -> Result<ChunkPool, PoolError> {
-        let page_bytes = rustix::param::page_size() as u64;
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
-            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes }.into());
-        }
-        let chunks = u64::from(capacity_chunks);
-        let bytes = chunks
-            .checked_mul(chunk_bytes)
-            .filter(|bytes| i64::try_from(*bytes).is_ok())
-            .ok_or(MappingError::TooLarge { chunks, chunk_bytes })?;
-        let file = sealed_file(bytes)?;
-        let view = Reservation::new(bytes as usize)?;
-        let states = (0..capacity_chunks).map(|_| AtomicU32::new(ABSENT)).collect();
-        let pages = (0..capacity_chunks).map(|_| AtomicU8::new(page_flags::NONE)).collect();
-        Ok(ChunkPool { file, view, chunk_bytes, states, page_flags: pages, used_chunks: AtomicU32::new(0) })
+        let backing = HostBacking::new(chunk_bytes, capacity_chunks).map_err(|error| match error {
+            BackingError::Mapping(error) => PoolError::Size(error),
+            other => PoolError::Backing(other),
+        })?;
+        Ok(ChunkPool::over(Box::new(backing), chunk_bytes, capacity_chunks))
     }
 
-    /// Returns the memfd from which an engine maps chunks.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    /// Creates an empty pool over `backing`, which has room for as many chunks of this size.
+    pub fn over(backing: Box<dyn Backing>, chunk_bytes: u64, capacity_chunks: u32) -> ChunkPool {
+        let states = (0..capacity_chunks).map(|_| AtomicU32::new(ABSENT)).collect();
+        ChunkPool { backing, chunk_bytes, states, used_chunks: AtomicU32::new(0) }
+    }
+
+    /// Returns the file from which engines map chunks, if one holds all of them ([`Backing::file`]).
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.backing.file()
+    }
+
+    /// Returns a descriptor of each chunk for an engine, at most [`EXPORT_CHUNKS`]. They are made for this call.
+    pub fn export(&self, chunks: &[ChunkId]) -> Result<Vec<OwnedFd>, PoolError> {
+        if chunks.len() > EXPORT_CHUNKS {
+            return Err(PoolError::ManyExports { chunks: chunks.len() });
+        }
+        let export = |chunk: &ChunkId| {
+            let _pin = self.pin(*chunk)?;
+            self.backing.export(*chunk).map_err(|error| self.error(*chunk, error))
+        };
+        chunks.iter().map(export).collect()
     }
 
     /// Returns the size of a chunk, bytes.
@@ -139,89 +142,137 @@ impl ChunkPool {
         state != ABSENT && state != CHANGING
     }
 
-    /// Releases a chunk and its pages. The caller ensures that no engine maps it.
+    /// Creates a chunk with all its memory. On failure the chunk does not exist.
+    pub fn create(&self, chunk: ChunkId) -> Result<(), PoolError> {
+        self.create_all(&[chunk])
+    }
+
+    /// Creates chunks with all their memory, ready for copies. On failure none of them exists.
+    pub(crate) fn create_all(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
+        self.create_lazy(chunks)?;
+        let made = chunks.iter().try_for_each(|&chunk| {
+            let populated = self.backing.ensure_backed(chunk).and_then(|()| self.backing.populate(chunk));
+            populated.map_err(|error| self.error(chunk, error))
+        });
+        made.inspect_err(|_| {
+            let undone = chunks.iter().try_for_each(|chunk| self.release(*chunk));
+            assert!(undone.is_ok(), "half a chunk can be given back: {undone:?}");
+        })
+    }
+
+    /// Creates chunks that may get their memory with the data written to them or by [`ChunkPool::ensure_backed`]. On
+    /// failure none of them exists.
+    pub fn create_lazy(&self, chunks: &[ChunkId]) -> Result<(), PoolError> {
+        for (at, chunk) in chunks.iter().enumerate() {
+            if let Err(error) = self.begin_change(*chunk) {
+                self.end_changes(&chunks[..at], ABSENT);
+                return Err(error);
+            }
+        }
+        if let Err(error) = self.create_mapped(chunks) {
+            self.end_changes(chunks, ABSENT);
+            return Err(self.error(chunks[0], error));
+        }
+        self.used_chunks.fetch_add(chunks.len() as u32, Ordering::AcqRel);
+        self.end_changes(chunks, CREATED);
+        Ok(())
+    }
+
+    fn create_mapped(&self, chunks: &[ChunkId]) -> Result<(), BackingError> {
+        self.backing.create(chunks)?;
+        self.backing.map(chunks).inspect_err(|_| {
+            let undone = chunks.iter().try_for_each(|chunk| self.backing.release(*chunk));
+            assert!(undone.is_ok(), "what was just created can be released: {undone:?}");
+        })
+    }
+
+    /// Releases a chunk and its memory. The caller ensures that no engine maps it.
     pub fn release(&self, chunk: ChunkId) -> Result<(), PoolError> {
         let state = self.states.get(chunk.index()).ok_or(PoolError::Missing { chunk })?;
         compare_exchange(state, CREATED, CHANGING).map_err(|found| state_error(chunk, found))?;
-        let result = self.punch_hole(chunk);
-        self.clear_page_flags(chunk);
+        let result = self.release_mapped(chunk);
         self.used_chunks.fetch_sub(u32::from(result.is_ok()), Ordering::AcqRel);
         state.store(if result.is_ok() { ABSENT } else { CREATED }, Ordering::Release);
-        result
+        result.map_err(|error| self.error(chunk, error))
     }
 
-    /// Copies `bytes` into the chunk, starting at byte `offset`.
-    pub fn write(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
-        let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        if self.write_via_file(chunk, offset, bytes)? {
-            return Ok(());
+    /// On failure the chunk is mapped again, so that it stays usable.
+    fn release_mapped(&self, chunk: ChunkId) -> Result<(), BackingError> {
+        self.backing.unmap(chunk)?;
+        self.backing.release(chunk).inspect_err(|_| {
+            let mapped = self.backing.map(&[chunk]);
+            assert!(mapped.is_ok(), "what was just unmapped can be mapped: {mapped:?}");
+        })
+    }
+
+    /// Allocates all memory of the chunk, so that accesses through any mapping allocate none.
+    pub fn ensure_backed(&self, chunk: ChunkId) -> Result<(), PoolError> {
+        let _pin = self.pin(chunk)?;
+        self.backing.ensure_backed(chunk).map_err(|error| self.error(chunk, error))
+    }
+
+    /// Whether the chunk has all its memory.
+    pub fn is_backed(&self, chunk: ChunkId) -> bool {
+        self.backing.is_backed(chunk)
+    }
+
+    /// Records that the chunk has been filled: later writes find its memory.
+    pub(crate) fn mark_written(&self, chunk: ChunkId) {
+        self.backing.mark_written(chunk);
+    }
+
+    /// Whether a write to the chunk neither allocates nor maps memory.
+    pub(crate) fn is_populated(&self, chunk: ChunkId) -> bool {
+        self.backing.is_populated(chunk)
+    }
+
+    pub(crate) fn backing_lane(&self) -> Box<dyn CopyLane> {
+        self.backing.lane()
+    }
+
+    pub(crate) fn host_region(&self, bytes: u64) -> Result<Region, BackingError> {
+        self.backing.host_region(bytes)
+    }
+
+    pub(crate) fn piece_bytes(&self) -> Option<usize> {
+        self.backing.piece_bytes()
+    }
+
+    pub(crate) fn signals(&self) -> bool {
+        self.backing.signals()
+    }
+
+    /// Checks a range of bytes of `chunks` chunks.
+    pub(crate) fn check_range(&self, chunks: usize, offset: u64, bytes: u64) -> Result<(), PoolError> {
+        let chunk_bytes = self.chunk_bytes;
+        if offset.checked_add(bytes).is_none_or(|end| end > chunks as u64 * chunk_bytes) {
+            return Err(PoolError::OutsideChunk { offset, bytes, chunk_bytes });
         }
-        // SAFETY: the pin keeps the chunk mapped in the pool's view, and `pin` checked that the range is
-        // within it. The engine may read or write the same shared pages; no Rust reference to them exists in
-        // this process.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), pin.at, bytes.len()) };
         Ok(())
     }
 
-    /// As [`ChunkPool::write`], but bypasses the cache: for chunks of a slab that is larger than the caches.
-    pub fn write_streaming(&self, chunk: ChunkId, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
-        let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        if self.write_via_file(chunk, offset, bytes)? {
-            return Ok(());
-        }
-        // SAFETY: as in `write`; `bytes` is outside the pool's view, so the ranges do not overlap.
-        unsafe { stream::copy(bytes.as_ptr(), pin.at, bytes.len()) };
-        Ok(())
-    }
-
-    /// Copies from the chunk, starting at byte `offset`.
-    pub fn read(&self, chunk: ChunkId, offset: u64, bytes: &mut [u8]) -> Result<(), PoolError> {
-        let pin = self.pin(chunk, offset, bytes.len() as u64)?;
-        // SAFETY: as in `write`, in the other direction.
-        unsafe { std::ptr::copy_nonoverlapping(pin.at, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    /// Copies `bytes` bytes between chunks, `(chunk, offset)` each; the ranges may overlap.
-    pub fn copy(&self, from: (ChunkId, u64), to: (ChunkId, u64), bytes: u64) -> Result<(), PoolError> {
-        let source = self.pin(from.0, from.1, bytes)?;
-        let target = self.pin(to.0, to.1, bytes)?;
-        // SAFETY: both pins keep their chunks mapped and both ranges were checked; `copy` allows an overlap.
-        unsafe { std::ptr::copy(source.at, target.at, bytes as usize) };
-        Ok(())
-    }
-
-    /// Overwrites the chunk with [`POISON`], so that a reader of its old contents computes NaN.
-    pub fn poison(&self, chunk: ChunkId) -> Result<(), PoolError> {
-        let pin = self.pin(chunk, 0, self.chunk_bytes)?;
-        // SAFETY: as in `write`; the range is the whole chunk.
-        unsafe { std::ptr::write_bytes(pin.at, POISON, self.chunk_bytes as usize) };
-        Ok(())
-    }
-
-    fn pin(&self, chunk: ChunkId, offset: u64, bytes: u64) -> Result<ChunkPin<'_>, PoolError> {
-        if offset.checked_add(bytes).is_none_or(|end| end > self.chunk_bytes) {
-            return Err(PoolError::OutsideChunk { offset, bytes, chunk_bytes: self.chunk_bytes });
-        }
+    pub(crate) fn pin(&self, chunk: ChunkId) -> Result<ChunkPin<'_>, PoolError> {
         let state = self.states.get(chunk.index()).ok_or(PoolError::Missing { chunk })?;
         let more = |found| (found != ABSENT && found != CHANGING).then(|| found + 1);
         let pinned = state.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         pinned.map_err(|_| PoolError::Missing { chunk })?;
-        Ok(ChunkPin { state, at: self.view.at(self.chunk_offset(chunk) as usize + offset as usize) })
+        Ok(ChunkPin { state })
     }
 
-    fn chunk_offset(&self, chunk: ChunkId) -> u64 {
-        u64::from(chunk.0) * self.chunk_bytes
+    /// Excludes creation, use and release of the chunk until [`ChunkPool::end_changes`].
+    fn begin_change(&self, chunk: ChunkId) -> Result<(), PoolError> {
+        let state = self.states.get(chunk.index()).ok_or_else(|| self.out_of_memory(chunk))?;
+        compare_exchange(state, ABSENT, CHANGING).map(drop).map_err(|_| PoolError::Exists { chunk })
     }
 
-    fn kernel_error(&self, chunk: ChunkId, error: MappingError) -> PoolError {
+    fn end_changes(&self, chunks: &[ChunkId], state: u32) {
+        chunks.iter().for_each(|chunk| self.states[chunk.index()].store(state, Ordering::Release));
+    }
+
+    pub(crate) fn error(&self, chunk: ChunkId, error: BackingError) -> PoolError {
         match error {
-            // A populating page fault that finds no memory reports EFAULT.
-            MappingError::Kernel { source: Errno::NOMEM | Errno::NOSPC | Errno::FAULT, .. } => {
-                self.out_of_memory(chunk)
-            }
-            MappingError::Kernel { call, source } => PoolError::Kernel { call, source },
-            other => other.into(),
+            BackingError::OutOfMemory => self.out_of_memory(chunk),
+            other => PoolError::Backing(other),
         }
     }
 
@@ -232,9 +283,9 @@ impl ChunkPool {
 }
 
 /// Prevents the release of a chunk.
-struct ChunkPin<'a> {
+#[derive(Debug)]
+pub(crate) struct ChunkPin<'a> {
     state: &'a AtomicU32,
-    at: *mut u8,
 }
 
 impl Drop for ChunkPin<'_> {
@@ -249,15 +300,4 @@ fn compare_exchange(state: &AtomicU32, from: u32, to: u32) -> Result<u32, u32> {
 
 fn state_error(chunk: ChunkId, state: u32) -> PoolError {
     if state == ABSENT { PoolError::Missing { chunk } } else { PoolError::Busy { chunk } }
-}
-
-/// Creates a memfd of constant size: no peer can truncate it, which would raise SIGBUS in this process.
-fn sealed_file(bytes: u64) -> Result<OwnedFd, PoolError> {
-    let kernel = |call| move |source| PoolError::Kernel { call, source };
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("sluice-chunks", flags).map_err(kernel("memfd_create"))?;
-    rustix::fs::ftruncate(&file, bytes).map_err(kernel("ftruncate"))?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&file, seals).map_err(kernel("fcntl(ADD_SEALS)"))?;
-    Ok(file)
 }

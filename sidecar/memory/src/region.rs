@@ -7,9 +7,9 @@ use std::ptr;
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
-/// An anonymous mapping, unmapped on drop.
+/// Prefaulted host memory, unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Region {
+pub struct Region {
     start: *mut c_void,
     bytes: usize,
     writable: bool,

@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use rustix::io::Errno;
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId};
 
+use crate::backing::{Caching, Region};
 use crate::faults::SharedFaults;
-use crate::pool::{ChunkPool, PoolError};
-use crate::region::Region;
+use crate::pool::PoolError;
+use crate::pool_lane::PoolLane;
 use crate::transfers::{PacedLink, PacedLinks};
 
 /// A copy of one block between the device, `(chunk, offset)`, and the tier.
@@ -61,16 +61,15 @@ pub(crate) struct HostTier {
 }
 
 impl HostTier {
-    /// Creates a tier of `bytes` bytes, a multiple of the block size.
+    /// Creates a tier in `region`, whose size is a multiple of the block size.
     pub(crate) fn new(
-        bytes: u64,
+        region: Region,
         layer_block_bytes: u64,
         links: PacedLinks,
         faults: SharedFaults,
-    ) -> Result<HostTier, Errno> {
-        let region = Region::new(bytes)?;
+    ) -> HostTier {
         let layer_blocks = vec![LayerBlock::default(); region.bytes().len() / layer_block_bytes as usize];
-        Ok(HostTier {
+        HostTier {
             region,
             layer_block_bytes: layer_block_bytes as usize,
             links,
@@ -78,7 +77,7 @@ impl HostTier {
             layer_blocks: Mutex::new(layer_blocks),
             reader_done: Condvar::new(),
             stopping: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Stops all copies immediately, regardless of the link's pace, because the memory is about to be
@@ -126,15 +125,22 @@ impl HostTier {
 
     /// Copies blocks to the host that this order has reserved. They lose their generation before the first
     /// byte is copied and get the new one after the last byte of all.
-    pub(crate) fn copy_out(&self, pool: &ChunkPool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_out(
+        &self,
+        lane: &mut PoolLane<'_>,
+        rank: CopyPriority,
+        copies: &[TierCopy],
+    ) -> Outcome {
         let may = self.begin_write(copies);
         let outcome = match may {
-            true => self.transfer((&self.links.to_host, rank), copies, |copy, piece| {
+            true => self.transfer((&self.links.to_host, rank), lane, copies, |lane, copy, piece| {
                 let (chunk, offset) = copy.device;
                 // SAFETY: only this order has reserved the block, it had no readers when `begin_write`
-                // returned, and it has no generation since then, so no reader starts.
-                let bytes = unsafe { self.bytes_mut(copy.host, &piece) };
-                pool.read(chunk, offset + piece.start as u64, bytes)
+                // returned, and it has no generation since then, so no reader starts. `transfer` waits for the copy.
+                unsafe {
+                    let bytes = self.bytes_mut(copy.host, &piece);
+                    lane.download(chunk, offset + piece.start as u64, bytes)
+                }
             }),
             false => Outcome::Failed(Failure::CopyFailed),
         };
@@ -162,18 +168,26 @@ impl HostTier {
     }
 
     /// Copies blocks to the device. Refused if one does not have the expected generation at this moment.
-    pub(crate) fn copy_in(&self, pool: &ChunkPool, rank: CopyPriority, copies: &[TierCopy]) -> Outcome {
+    pub(crate) fn copy_in(
+        &self,
+        lane: &mut PoolLane<'_>,
+        rank: CopyPriority,
+        copies: &[TierCopy],
+    ) -> Outcome {
         if !self.begin_read(copies) {
             return Outcome::Failed(Failure::Refused);
         }
-        let outcome = self.transfer((&self.links.to_device, rank), copies, |copy, piece| {
+        let outcome = self.transfer((&self.links.to_device, rank), lane, copies, |lane, copy, piece| {
             let (chunk, offset) = copy.device;
-            // SAFETY: this copy counts as a reader of the block, and a writer waits until it has ended.
-            let bytes = unsafe { self.bytes(copy.host, &piece) };
-            pool.write(chunk, offset + piece.start as u64, bytes)
+            // SAFETY: this copy counts as a reader of the block, and a writer waits until it has ended. `transfer`
+            // waits for the copy.
+            unsafe {
+                let bytes = self.bytes(copy.host, &piece);
+                lane.upload(&[chunk], offset + piece.start as u64, bytes, Caching::Ordinary)
+            }
         });
         if let Some(at) = self.faults.corrupt_index(copies.len()) {
-            self.invert_layer_block(pool, copies[at].device);
+            self.invert_layer_block(lane, copies[at].device);
         }
         let mut layer_blocks = self.lock();
         copies.iter().for_each(|copy| layer_blocks[copy.host.index()].readers -= 1);
@@ -183,11 +197,11 @@ impl HostTier {
     }
 
     /// Inverts the bytes that were copied (an injected fault).
-    fn invert_layer_block(&self, pool: &ChunkPool, (chunk, offset): (ChunkId, u64)) {
+    fn invert_layer_block(&self, lane: &mut PoolLane<'_>, (chunk, offset): (ChunkId, u64)) {
         let mut bytes = vec![0; self.layer_block_bytes];
-        let read = pool.read(chunk, offset, &mut bytes);
+        let read = lane.read(chunk, offset, &mut bytes);
         bytes.iter_mut().for_each(|byte| *byte = !*byte);
-        let written = read.and_then(|()| pool.write(chunk, offset, &bytes));
+        let written = read.and_then(|()| lane.write(chunk, offset, &bytes, Caching::Ordinary));
         written.expect("what was just copied is there");
     }
 
@@ -201,12 +215,13 @@ impl HostTier {
         there
     }
 
-    /// Runs one transfer over the link, block by block.
+    /// Runs one transfer over the link, block by block, and waits for its end.
     fn transfer(
         &self,
         (link, rank): (&PacedLink, CopyPriority),
+        lane: &mut PoolLane<'_>,
         copies: &[TierCopy],
-        copy: impl Fn(&TierCopy, Range<usize>) -> Result<(), PoolError>,
+        copy: impl Fn(&mut PoolLane<'_>, &TierCopy, Range<usize>) -> Result<(), PoolError>,
     ) -> Outcome {
         let begun = Instant::now();
         let (fails, bytes) = (self.faults.should_fail_copy(), copies.len() * self.layer_block_bytes);
@@ -217,7 +232,7 @@ impl HostTier {
                     self.faults.delay();
                 }
                 let whole = part.end == self.layer_block_bytes;
-                let copied = copy(&copies[at], part).is_ok();
+                let copied = copy(lane, &copies[at], part).is_ok();
                 if copied && !(fails && whole) && !self.is_stopping() {
                     Ok(())
                 } else {
@@ -225,7 +240,9 @@ impl HostTier {
                 }
             })
         });
-        match passed {
+        // Also after a failure: the copies that began still use the blocks.
+        let finished = lane.finish().map_err(|_| Failure::CopyFailed);
+        match passed.and(finished) {
             Ok(()) => {
                 let taken = begun.elapsed().saturating_sub(transfer.waited());
                 Outcome::Done { bytes: bytes as u64, duration_ns: taken.as_nanos() as u64 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use sluice_memory::{Faults, HostOptions, KvCopyStats};
+use sluice_memory::{Faults, KvCopyStats, MemoryOptions};
 use sluice_policy::action::{Address, Fetch, Fill, FillTarget, LayerBlockSwap, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ChunkId, Generation, HostBlockId, KvChunkId, LayerBlockId, LayerId, Nanos, SlotId};
@@ -21,7 +21,7 @@ const B: LayerId = LayerId(1);
 
 /// Maps KV chunks 0 to 5 to the chunks of the same number, and swaps blocks 0 and 1 out to host blocks 0 and 1
 /// with generations 1 and 2.
-fn world(change: impl Fn(&mut HostOptions)) -> Harness {
+fn world(change: impl Fn(&mut MemoryOptions)) -> Harness {
     let mut world = Harness::with(&geometry(CHUNK, 8, 2, 2 * CHUNK), |options| {
         options.host_kv_bytes = 64 * BLOCK;
         change(options);

@@ -8,7 +8,7 @@ use sluice_ports::conformance::{self, Backend, SlabChunk};
 use super::harness::Harness;
 
 impl Backend for Harness {
-    type Memory = sluice_memory::HostMemory;
+    type Memory = sluice_memory::DeviceMemory;
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
         let host_kv_bytes = u64::from(host_blocks) * geometry.layer_block_bytes;

@@ -17,7 +17,7 @@ const SLAB: u64 = 4 * CHUNK;
 const A: LayerId = LayerId(1);
 const B: LayerId = LayerId(2);
 
-fn world(change: impl Fn(&mut sluice_memory::HostOptions)) -> Harness {
+fn world(change: impl Fn(&mut sluice_memory::MemoryOptions)) -> Harness {
     let mut world = Harness::with(&geometry(CHUNK, 8, 4, SLAB), change);
     world.succeed(Work::Create(chunks(0..8)));
     world

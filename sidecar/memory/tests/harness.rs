@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use sluice_memory::{
-    EngineConnection, HostMemory, HostOptions, HostWeights, HostWeightsBuilder, LayerGate, Mapping, Notify,
-    RangeSizes, Slab,
+    DeviceMemory, EngineConnection, HostWeights, HostWeightsBuilder, LayerGate, Mapping, MemoryOptions,
+    Notify, RangeSizes, Slab,
 };
 use sluice_policy::action::{Action, Address, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Outcome};
@@ -47,8 +47,8 @@ pub fn ranges(geometry: &Geometry) -> RangeSizes {
 }
 
 /// Returns the default options.
-pub fn options(geometry: &Geometry) -> HostOptions {
-    HostOptions {
+pub fn options(geometry: &Geometry) -> MemoryOptions {
+    MemoryOptions {
         geometry: geometry.clone(),
         ranges: ranges(geometry),
         poison: false,
@@ -235,7 +235,7 @@ impl EngineConnection for TestEngineConnection {
 
 /// A host memory with its control page and engine.
 pub struct Harness {
-    pub memory: HostMemory,
+    pub memory: DeviceMemory,
     pub page: Arc<ControlPage>,
     pub notify: Notify,
     pub geometry: Geometry,
@@ -253,7 +253,7 @@ impl Harness {
     }
 
     /// Creates a harness with changed options.
-    pub fn with(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
+    pub fn with(geometry: &Geometry, change: impl Fn(&mut MemoryOptions)) -> Harness {
         let mut options = options(geometry);
         change(&mut options);
         let (wake, wakes) = channel();
@@ -264,8 +264,9 @@ impl Harness {
         let to_owner = wake.clone();
         let notify: Notify = Arc::new(move || _ = to_owner.send(Wake::Worker));
         let memory =
-            HostMemory::new(options, master(geometry), page.clone(), Box::new(peer), notify.clone()).unwrap();
-        let pool = memory.pool_fd().try_clone_to_owned().unwrap();
+            DeviceMemory::new(options, master(geometry), page.clone(), Box::new(peer), notify.clone())
+                .unwrap();
+        let pool = memory.pool_file().unwrap().try_clone_to_owned().unwrap();
         let mapping = Mapping::reserve(geometry.chunk_bytes, ranges(geometry)).unwrap();
         std::thread::spawn(move || engine(pool, mapping, &inbox, &wake));
         let (held, ended) = (None, Vec::new());

@@ -56,7 +56,7 @@ fn ranges_keep_their_addresses_and_a_guard_follows_each() {
         assert_eq!(pair[1] - pair[0], (chunks[at] + 1) * CHUNK, "{:?} and its guard", all[at]);
     }
     let pool = pool();
-    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
     assert_eq!(starts, all.map(|range| mapping.address(range) as u64));
     assert_eq!(mapping.position_ptr(KV_CHUNK).unwrap() as u64, starts[3] + CHUNK);
 }
@@ -67,10 +67,10 @@ fn unbacked_address_is_prot_none() {
     let pool = pool();
     let at = mapping.position_ptr(KV_CHUNK).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
-    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
     let (start, end, permissions) = mapped_area(at);
     assert_eq!((start, end, permissions.as_str()), (at as usize, at as usize + CHUNK as usize, "rw-s"));
-    mapping.apply(pool.fd(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(mapped_area(at).2, "---p");
 }
 
@@ -78,8 +78,8 @@ fn unbacked_address_is_prot_none() {
 fn inconsistent_change_is_refused_without_effect() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
-    let mut refused = |op| mapping.apply(pool.fd(), &op).unwrap_err();
+    mapping.apply(pool.file().unwrap(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    let mut refused = |op| mapping.apply(pool.file().unwrap(), &op).unwrap_err();
     let outside = Address::Layer(LayerId(0), 2);
     assert!(matches!(
         refused(MapOp::Map(KV_CHUNK, ChunkId(1))),
@@ -99,10 +99,10 @@ fn inconsistent_change_is_refused_without_effect() {
 fn refused_transaction_is_rolled_back() {
     let mut mapping = Mapping::reserve(CHUNK, sizes()).unwrap();
     let pool = pool();
-    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Map(KV_CHUNK, ChunkId(0))).unwrap();
     let ops =
         [MapOp::Unmap(KV_CHUNK, ChunkId(0)), MapOp::Map(LAYER, ChunkId(0)), MapOp::Map(LAYER, ChunkId(1))];
-    assert!(mapping.apply_all(pool.fd(), &ops).is_err());
+    assert!(mapping.apply_all(pool.file().unwrap(), &ops).is_err());
     assert_eq!((mapping.chunk_at(KV_CHUNK), mapping.chunk_at(LAYER)), (Some(ChunkId(0)), None));
     assert_eq!(mapped_area(mapping.position_ptr(KV_CHUNK).unwrap()).2, "rw-s");
 }
@@ -131,7 +131,7 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     let pool = pool();
     let layer = |at| Address::Layer(LayerId(1), at);
     let run = |first: u32| (0..3).map(move |at| MapOp::Map(layer(at), ChunkId(first + at)));
-    mapping.apply_all(pool.fd(), &run(1).collect::<Vec<_>>()).unwrap();
+    mapping.apply_all(pool.file().unwrap(), &run(1).collect::<Vec<_>>()).unwrap();
     assert_eq!([0, 1, 2].map(|at| mapping.chunk_at(layer(at))), [1, 2, 3].map(|c| Some(ChunkId(c))));
     let start = mapping.address(Range::Layer(LayerId(1))) as usize;
     let expected = (start, start + 3 * CHUNK as usize, "rw-s".to_owned());
@@ -143,9 +143,9 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     pool.write(ChunkId(3), 0, b"sluice").unwrap();
     assert_eq!(&read(&mapping, layer(2), CHUNK as usize).unwrap()[..6], b"sluice");
 
-    mapping.apply(pool.fd(), &MapOp::Unmap(layer(0), ChunkId(1))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Unmap(layer(0), ChunkId(1))).unwrap();
     let Err(MappingError::Occupied { address, chunk, found }) =
-        mapping.apply_all(pool.fd(), &run(0).collect::<Vec<_>>())
+        mapping.apply_all(pool.file().unwrap(), &run(0).collect::<Vec<_>>())
     else {
         panic!("two of three addresses are taken")
     };
@@ -155,7 +155,7 @@ fn contiguous_chunks_map_together_or_not_at_all() {
     // transaction.
     let kv_chunks = (0..3).map(|at| MapOp::Map(Address::Kv(KvChunkId(at)), ChunkId(2 + at)));
     let ops: Vec<_> = std::iter::once(MapOp::Map(layer(0), ChunkId(0))).chain(kv_chunks).collect();
-    let beyond = mapping.apply_all(pool.fd(), &ops).unwrap_err();
+    let beyond = mapping.apply_all(pool.file().unwrap(), &ops).unwrap_err();
     assert!(matches!(beyond, MappingError::BeyondPool { chunk: ChunkId(4), .. }), "{beyond}");
     assert_eq!((mapping.chunk_at(layer(0)), mapping.backed_prefix_chunks(Range::Kv)), (None, 0));
 }
@@ -166,7 +166,7 @@ fn one_chunk_shows_the_same_bytes_at_every_address() {
     let pool = pool();
     let addresses = [LAYER, Address::Layer(LayerId(0), 1), KV_CHUNK, Address::Staging(0)];
     for address in addresses {
-        mapping.apply(pool.fd(), &MapOp::Map(address, ChunkId(3))).unwrap();
+        mapping.apply(pool.file().unwrap(), &MapOp::Map(address, ChunkId(3))).unwrap();
     }
     pool.write(ChunkId(3), 100, b"sluice").unwrap();
     for address in addresses {
@@ -205,16 +205,16 @@ fn shared_chunk_ends_exclusive_prefix() {
     let mut mapping = Mapping::reserve(CHUNK, RangeSizes { activation_chunks: 3, ..sizes() }).unwrap();
     let pool = pool();
     let ops: Vec<_> = (0..3).map(|at| MapOp::Map(Address::Activation(at), ChunkId(at))).collect();
-    mapping.apply_all(pool.fd(), &ops).unwrap();
+    mapping.apply_all(pool.file().unwrap(), &ops).unwrap();
     let prefixes = |mapping: &Mapping| {
         [mapping.backed_prefix_chunks(Range::Activation), mapping.exclusive_prefix_chunks(Range::Activation)]
     };
     assert_eq!(prefixes(&mapping), [3, 3]);
     // An inflation that defers the unmapping of the old address.
-    mapping.apply(pool.fd(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Map(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 2]);
-    mapping.apply(pool.fd(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Unmap(KV_CHUNK, ChunkId(2))).unwrap();
     assert_eq!(prefixes(&mapping), [3, 3]);
-    mapping.apply(pool.fd(), &MapOp::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
+    mapping.apply(pool.file().unwrap(), &MapOp::Unmap(Address::Activation(0), ChunkId(0))).unwrap();
     assert_eq!(prefixes(&mapping), [0, 0], "from the front");
 }

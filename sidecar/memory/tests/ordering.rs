@@ -76,7 +76,7 @@ fn run(stays: &[LayerUse], faults: Faults, copy_threads: usize) -> Result<(), St
         let first = u32::from(layer % 2) * PARTS;
         for part in 0..PARTS {
             let map = MapOp::Map(Address::Layer(LayerId(layer), part), ChunkId(first + part));
-            mapping.apply(world.memory.pool_fd(), &map).unwrap();
+            mapping.apply(world.memory.pool_file().unwrap(), &map).unwrap();
         }
     }
     let (page, of_reader) = (world.page.clone(), stays.to_vec());

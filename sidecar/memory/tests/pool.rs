@@ -11,7 +11,7 @@ use super::harness::{Harness, chunks, geometry, map_layer, remap};
 
 /// Returns the bytes that the file occupies.
 fn allocated_bytes(pool: &ChunkPool) -> u64 {
-    rustix::fs::fstat(pool.fd()).unwrap().st_blocks as u64 * 512
+    rustix::fs::fstat(pool.file().unwrap()).unwrap().st_blocks as u64 * 512
 }
 
 #[test]
@@ -77,7 +77,8 @@ fn weight_pages_allocate_on_copy_and_kv_pages_before_map() {
     let geometry = geometry(64 << 10, 4, 1, 128 << 10);
     let mut world = Harness::new(&geometry);
     let allocated = |world: &Harness| {
-        rustix::fs::fstat(world.memory.pool_fd()).unwrap().st_blocks as u64 * 512 / geometry.chunk_bytes
+        rustix::fs::fstat(world.memory.pool_file().unwrap()).unwrap().st_blocks as u64 * 512
+            / geometry.chunk_bytes
     };
     world.succeed_with_reason(Reason::Load, Work::Create(chunks(0..4)));
     assert_eq!(allocated(&world), 4, "no peer waits for a tenant that loads");
@@ -150,7 +151,7 @@ fn a_recreated_chunk_holds_zeros() {
 #[test]
 fn a_peer_cannot_truncate_or_grow_the_file() {
     let pool = ChunkPool::new(64 << 10, 2).unwrap();
-    let peer = pool.fd().try_clone_to_owned().unwrap();
+    let peer = pool.file().unwrap().try_clone_to_owned().unwrap();
     for bytes in [0, 1 << 20] {
         assert_eq!(rustix::fs::ftruncate(&peer, bytes), Err(rustix::io::Errno::PERM));
     }

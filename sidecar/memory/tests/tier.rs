@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_memory::{EngineConnection, Faults, HostError, HostMemory, HostOptions};
+use sluice_memory::{DeviceMemory, EngineConnection, Faults, MemoryError, MemoryOptions};
 use sluice_policy::action::{Address, Fill, FillTarget, LayerBlockSwap, MapOp, Work};
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::geometry::Geometry;
@@ -20,7 +20,7 @@ fn small() -> Geometry {
 }
 
 /// Maps KV chunks 0, 1, .. to the chunks of the same number.
-fn world(geometry: &Geometry, change: impl Fn(&mut HostOptions)) -> Harness {
+fn world(geometry: &Geometry, change: impl Fn(&mut MemoryOptions)) -> Harness {
     let mut world = Harness::with(geometry, |options| {
         options.host_kv_bytes = 64 * geometry.layer_block_bytes;
         change(options);
@@ -209,11 +209,12 @@ impl EngineConnection for NoEngine {
 fn oversized_tier_is_refused_at_start() {
     let geometry = small();
     // More than any address space.
-    let options = HostOptions { host_kv_bytes: (1 << 60) + 1, ..options(&geometry) };
+    let options = MemoryOptions { host_kv_bytes: (1 << 60) + 1, ..options(&geometry) };
     let page = ControlPage::new(geometry.layers());
-    let refused =
-        HostMemory::new(options, master(&geometry), page, Box::new(NoEngine), Arc::new(|| ())).err().unwrap();
-    assert!(matches!(refused, HostError::Tier { bytes, .. } if bytes == 1 << 60), "{refused:?}");
+    let refused = DeviceMemory::new(options, master(&geometry), page, Box::new(NoEngine), Arc::new(|| ()))
+        .err()
+        .unwrap();
+    assert!(matches!(refused, MemoryError::Tier { bytes, .. } if bytes == 1 << 60), "{refused:?}");
     assert_eq!(refused.to_string(), "cannot allocate 1152921504606846976 bytes of host memory for KV");
 }
 

@@ -9,7 +9,7 @@ use sluice_link::control::{ControlPage, WaitLimit, WaitResult};
 use sluice_link::error::LinkError;
 use sluice_link::server::{EngineEvent, EngineSender};
 use sluice_link::tables::TableWriter;
-use sluice_memory::{EngineConnection, HostMemory, LayerGate};
+use sluice_memory::{DeviceMemory, EngineConnection, LayerGate};
 use sluice_policy::action::MapOp;
 use sluice_policy::hang::Work;
 use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
@@ -260,7 +260,7 @@ impl Compute for EngineCompute {
     }
 }
 
-type EngineDriver = Driver<HostMemory, EngineCompute>;
+type EngineDriver = Driver<DeviceMemory, EngineCompute>;
 
 /// Sends a new engine the whole mapping. The engine counts as attached when it has applied the mapping.
 pub fn on_attached(driver: &mut EngineDriver, link: Attached) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sluice_memory::HostMemory;
+use sluice_memory::DeviceMemory;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::SleepState;
 use sluice_scheduler::{Driver, Event, Scheduler, Sleep};
@@ -93,7 +93,7 @@ impl IdleSleep {
     pub fn on_call(
         &mut self,
         call: AdminCall,
-        driver: &mut Driver<HostMemory, EngineCompute>,
+        driver: &mut Driver<DeviceMemory, EngineCompute>,
     ) -> Option<(GrantRequest, oneshot::Sender<GrantAnswer>)> {
         // Receivers of replies may be dropped, here and below.
         match call {

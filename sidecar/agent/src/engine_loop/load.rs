@@ -23,7 +23,7 @@ use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
 use sluice_link::tables::{TableShape, TableWriter};
-use sluice_memory::{HostMemory, HostOptions, HostWeights, Quota, UnsharedQuota};
+use sluice_memory::{DeviceMemory, HostWeights, MemoryOptions, Quota, UnsharedQuota};
 use sluice_policy::geometry::ActivationCost;
 use sluice_policy::ids::Nanos;
 use sluice_policy::tunables::Tuned;
@@ -217,15 +217,16 @@ impl TenantLoader {
 
 /// Creates the memory of the engine, and duplicates the descriptor of its pool.
 fn create_memory(
-    options: HostOptions,
+    options: MemoryOptions,
     master: HostWeights,
     (control, engine): (&Arc<ControlPage>, &EngineHandle),
     inbox: MessageSender,
-) -> Result<(HostMemory, OwnedFd), LoadError> {
+) -> Result<(DeviceMemory, OwnedFd), LoadError> {
     let gate = Arc::new(ControlPageGate(control.clone()));
     let notify = Arc::new(move || inbox.send(SchedulerMessage::Wake));
-    let memory = HostMemory::new(options, Arc::new(master), gate, Box::new(engine.clone()), notify)?;
-    let pool = memory.pool_fd().try_clone_to_owned();
+    let memory = DeviceMemory::new(options, Arc::new(master), gate, Box::new(engine.clone()), notify)?;
+    let file = memory.pool_file().expect("host memory is one file");
+    let pool = file.try_clone_to_owned();
     let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
     Ok((memory, pool))
 }
@@ -282,8 +283,8 @@ fn host_options(
     layout: &SlabLayout,
     setup: &EngineSetup,
     quota: Arc<dyn Quota>,
-) -> HostOptions {
-    HostOptions {
+) -> MemoryOptions {
+    MemoryOptions {
         // Memory never reads activation costs, and the engine has not reported them yet.
         geometry: geometry(loaded, layout, ActivationCost::default()),
         ranges: ranges(setup),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, SystemTime};
 
-use sluice_memory::HostMemory;
+use sluice_memory::DeviceMemory;
 use sluice_policy::chunk_table::Owner;
 use sluice_policy::ids::LayerId;
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
@@ -249,7 +249,7 @@ fn format_times(times: u64) -> String {
 
 /// Builds the current state message.
 pub fn build_state(
-    driver: &mut Driver<HostMemory, EngineCompute>,
+    driver: &mut Driver<DeviceMemory, EngineCompute>,
     diary: &StateRecorder,
     metrics: &Metrics,
 ) -> sluice_wire::State {

@@ -29,9 +29,14 @@ pub(crate) struct PacedLinks {
 }
 
 impl PacedLinks {
-    /// Creates both links with the given bandwidths, bytes per second; `None` = not limited.
-    pub(crate) fn new(to_device: Option<u64>, to_host: Option<u64>) -> PacedLinks {
-        let link = |bytes_per_s| Arc::new(PacedLink::new(bytes_per_s));
+    /// Creates both links with the given bandwidths, bytes per second; `None` = not limited. Links that are not limited
+    /// pass `piece_bytes` at a time, most urgent transfer first; `None` = they order nothing.
+    pub(crate) fn new(
+        to_device: Option<u64>,
+        to_host: Option<u64>,
+        piece_bytes: Option<usize>,
+    ) -> PacedLinks {
+        let link = |bytes_per_s| Arc::new(PacedLink { piece_bytes, ..PacedLink::new(bytes_per_s) });
         PacedLinks { to_device: link(to_device), to_host: link(to_host) }
     }
 
@@ -52,9 +57,11 @@ impl PacedLinks {
 /// quantum.
 #[derive(Debug)]
 pub(crate) struct PacedLink {
-    /// Bandwidth; 0 = not limited, and no transfer waits.
+    /// Bandwidth; 0 = not limited.
     bytes_per_s: AtomicU64,
     transferred: AtomicU64,
+    /// Bytes that pass at a time if the bandwidth is not limited; `None` = all, and no transfer waits.
+    piece_bytes: Option<usize>,
     state: Mutex<LinkState>,
     /// Signals that another transfer may have become the most urgent.
     priority_changed: Condvar,
@@ -86,6 +93,7 @@ impl PacedLink {
         PacedLink {
             bytes_per_s: AtomicU64::new(bytes_per_s.unwrap_or(0)),
             transferred: AtomicU64::new(0),
+            piece_bytes: None,
             state: Mutex::new(LinkState { free_at, active: wanted, waiting: 0, closed: false }),
             priority_changed: Condvar::new(),
             close_signal: Condvar::new(),
@@ -114,7 +122,7 @@ impl PacedLink {
     fn quantum(&self) -> Option<usize> {
         let rate = self.rate();
         let tenth = usize::try_from(rate / 10).unwrap_or(QUANTUM_BYTES);
-        (rate != 0).then(|| tenth.clamp(MIN_QUANTUM_BYTES, QUANTUM_BYTES))
+        if rate == 0 { self.piece_bytes } else { Some(tenth.clamp(MIN_QUANTUM_BYTES, QUANTUM_BYTES)) }
     }
 
     /// Begins a transfer. Time during which the link was idle cannot be used later.
@@ -194,7 +202,7 @@ impl<'a> Transfer<'a> {
         let mut state = link.lock();
         let waits = |state: &LinkState| {
             let passed = state.active.first().is_some_and(|most| *most < rank);
-            passed && !state.closed && link.rate() != 0
+            passed && !state.closed && link.quantum().is_some()
         };
         if waits(&state) {
             let begun = Instant::now();

@@ -4,6 +4,7 @@
 use sluice_policy::action::{Fetch, Fill, FillTarget, Spill};
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 
+use crate::backing::SignalWord;
 use crate::tier::TierCopy;
 
 /// A copy that was already checked against the table.
@@ -55,6 +56,16 @@ pub(super) enum WriteTarget {
 pub(super) enum Reader {
     Weights(LayerId, Generation),
     Kv(LayerId, Generation),
+}
+
+impl Reader {
+    /// Returns the word and the generation that it must reach.
+    pub(super) fn word(self) -> (SignalWord, Generation) {
+        match self {
+            Reader::Weights(layer, generation) => (SignalWord::Done(layer), generation),
+            Reader::Kv(layer, generation) => (SignalWord::KvDone(layer), generation),
+        }
+    }
 }
 
 impl TransferOrder {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sluice_link::error::LinkError;
 use sluice_memory::gpu_ledger::LedgerError;
-use sluice_memory::{HostError, HostWeightsError};
+use sluice_memory::{HostWeightsError, MemoryError};
 use sluice_policy::config_error::ConfigError;
 use sluice_wire::config_rejection::ConfigRejection;
 
@@ -33,7 +33,7 @@ pub enum LoadError {
     HostWeights(#[from] HostWeightsError),
     /// The memory backend failed to start.
     #[error(transparent)]
-    Memory(#[from] HostError),
+    Memory(#[from] MemoryError),
     /// The link failed.
     #[error(transparent)]
     Link(#[from] LinkError),

@@ -5,14 +5,14 @@ use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::ActionId;
 
-use super::HostMemory;
+use super::DeviceMemory;
 use super::copy_queue::{PendingDrop, WaitingCopy};
 use super::layer_block_reservations::LayerBlockUse;
 use super::operation_refs::{OperationRefs, all_distinct};
 use crate::host_weights::Slab;
 use crate::transfers::TransferOrder;
 
-impl HostMemory {
+impl DeviceMemory {
     /// Submits a fill, fetch, spill or write-back.
     pub(super) fn submit_copy(&mut self, id: ActionId, rank: CopyPriority, work: Work) {
         let named = OperationRefs::of(&work);

@@ -1,4 +1,4 @@
-//! [`HostMemory`]: the implementation of [`sluice_ports::Memory`] in host memory.
+//! [`DeviceMemory`]: the implementation of [`sluice_ports::Memory`] over a [`Backing`].
 //!
 //! All operations except copies form one serial queue. A `Transaction` stays at its head until the engine has
 //! acknowledged it. Fills, fetches, spills and write-backs go directly to their lanes, unless an operation in
@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
 use rustix::fd::BorrowedFd;
-use rustix::io::Errno;
 use sluice_policy::action::{Action, Address, MapOp, Work};
 use sluice_policy::copy_priority::CopyPriority;
 use sluice_policy::event::{Completion, Failure, Outcome};
@@ -27,10 +26,12 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ActionId, ChunkId, Nanos};
 use sluice_ports::Memory;
 
+use crate::backing::{Backing, BackingError};
 use crate::faults::{Faults, SharedFaults};
+use crate::host_backing::HostBacking;
 use crate::host_weights::{HostWeights, Slab};
 use crate::mapping::RangeSizes;
-use crate::pool::{ChunkPool, PoolError};
+use crate::pool::ChunkPool;
 use crate::quota::Quota;
 use crate::tier::HostTier;
 use crate::transfers::{CompletionSink, Event, LayerGate, Notify, PacedLinks, TransferResources, Transfers};
@@ -42,14 +43,14 @@ use table::MappingTable;
 
 /// Sends transactions to the engine.
 pub trait EngineConnection: Send {
-    /// Sends the changes to the engine, which answers through [`HostMemory::on_acknowledge`]. Returns false
+    /// Sends the changes to the engine, which answers through [`DeviceMemory::on_acknowledge`]. Returns false
     /// if no engine is attached, so there is no answer to wait for.
     fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool;
 }
 
-/// Configuration of a host memory.
+/// Configuration of a device memory.
 #[derive(Clone, Debug)]
-pub struct HostOptions {
+pub struct MemoryOptions {
     /// Sizes of the tenant.
     pub geometry: Geometry,
     /// The engine's ranges; an address outside them is refused.
@@ -69,9 +70,9 @@ pub struct HostOptions {
     pub quota: Arc<dyn Quota>,
 }
 
-/// Why a host memory could not be created.
+/// Why a device memory could not be created.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum MemoryError {
     /// The host weights belong to another model.
     #[error("the host copy of {slab:?} has {got_bytes} bytes, but the geometry needs {needed_bytes}")]
     Weights {
@@ -87,13 +88,13 @@ pub enum HostError {
     Tier {
         /// Requested bytes, in whole blocks.
         bytes: u64,
-        /// The kernel's error.
+        /// What the backing answered.
         #[source]
-        source: Errno,
+        source: BackingError,
     },
-    /// The pool could not be created.
+    /// The chunks' memory could not be set up.
     #[error(transparent)]
-    Pool(#[from] PoolError),
+    Backing(#[from] BackingError),
 }
 
 /// KV bytes copied asynchronously to steps since the start.
@@ -117,8 +118,8 @@ pub struct AuditError {
     pub expected: Option<ChunkId>,
 }
 
-/// Host memory that stands in for device memory. Dropping it ends its threads.
-pub struct HostMemory {
+/// Chunks, their mappings and the copies into them. Dropping it ends its threads, then frees the chunks.
+pub struct DeviceMemory {
     // The threads are dropped first, so that they end before the objects they use.
     worker: SerialWorker,
     transfers: Transfers,
@@ -140,23 +141,38 @@ pub struct HostMemory {
     now: Nanos,
 }
 
-impl HostMemory {
-    /// Creates a memory without chunks. Worker threads call `notify` when [`Memory::poll`] may have a
-    /// completion.
+impl DeviceMemory {
+    /// Creates host memory that stands in for device memory, without chunks. See [`DeviceMemory::over`].
     pub fn new(
-        options: HostOptions,
+        options: MemoryOptions,
         master: Arc<HostWeights>,
         gate: Arc<dyn LayerGate>,
         engine: Box<dyn EngineConnection>,
         notify: Notify,
-    ) -> Result<HostMemory, HostError> {
-        let HostOptions { geometry, ranges, poison, copy_threads, host_kv_bytes, quota, .. } = options;
+    ) -> Result<DeviceMemory, MemoryError> {
+        let Geometry { chunk_bytes, capacity_chunks, .. } = options.geometry;
+        let backing = HostBacking::new(chunk_bytes, capacity_chunks)?;
+        DeviceMemory::over(Box::new(backing), options, master, gate, engine, notify)
+    }
+
+    /// Creates a memory without chunks over `backing`, which has the geometry's chunk size. Worker threads call
+    /// `notify` when [`Memory::poll`] may have a completion.
+    pub fn over(
+        backing: Box<dyn Backing>,
+        options: MemoryOptions,
+        master: Arc<HostWeights>,
+        gate: Arc<dyn LayerGate>,
+        engine: Box<dyn EngineConnection>,
+        notify: Notify,
+    ) -> Result<DeviceMemory, MemoryError> {
+        let MemoryOptions { geometry, ranges, poison, copy_threads, host_kv_bytes, quota, .. } = options;
         check_weights(&master, &geometry)?;
         let both = options.link_bytes_per_s;
-        let links = PacedLinks::new(both, options.to_host_bytes_per_s.or(both));
+        let pool = Arc::new(ChunkPool::over(backing, geometry.chunk_bytes, geometry.capacity_chunks));
+        let links = PacedLinks::new(both, options.to_host_bytes_per_s.or(both), pool.piece_bytes());
         let faults = SharedFaults::default();
-        let tier = new_host_tier(host_kv_bytes, geometry.layer_block_bytes, links.clone(), faults.clone())?;
-        let pool = Arc::new(ChunkPool::new(geometry.chunk_bytes, geometry.capacity_chunks)?);
+        let tier =
+            new_host_tier(&pool, host_kv_bytes, geometry.layer_block_bytes, links.clone(), faults.clone())?;
         let (sender, events) = channel();
         let outbox = CompletionSink { events: sender, notify };
         let bank = ChunkAllocator { pool: pool.clone(), quota };
@@ -172,7 +188,7 @@ impl HostMemory {
             tier: tiered,
             completions: outbox,
         };
-        Ok(HostMemory {
+        Ok(DeviceMemory {
             worker: chores,
             transfers: Transfers::new(parts, copy_threads),
             links,
@@ -193,9 +209,15 @@ impl HostMemory {
         })
     }
 
-    /// Returns the memfd from which engines map chunks; chunk `c` starts at byte `c * chunk_bytes`.
-    pub fn pool_fd(&self) -> BorrowedFd<'_> {
-        self.pool.fd()
+    /// Returns the file from which engines map chunks, if one holds all of them; chunk `c` starts at byte
+    /// `c * chunk_bytes`. Without it, engines get each chunk from [`DeviceMemory::pool`].
+    pub fn pool_file(&self) -> Option<BorrowedFd<'_>> {
+        self.pool.file()
+    }
+
+    /// Returns the chunks. Any thread may export them while they exist.
+    pub fn pool(&self) -> &Arc<ChunkPool> {
+        &self.pool
     }
 
     /// Returns the bytes that copies have moved; rises while a copy makes progress.
@@ -205,7 +227,7 @@ impl HostMemory {
 
     /// Handles the engine's answer to a transaction. If not `ok`, the engine has changed nothing, and the
     /// operation fails. Returns false if no such transaction is pending, for example after
-    /// [`HostMemory::on_engine_lost`].
+    /// [`DeviceMemory::on_engine_lost`].
     pub fn on_acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
         let known = self.complete_remap(id, ok);
         self.process_events();
@@ -283,7 +305,7 @@ impl HostMemory {
     }
 }
 
-impl Memory for HostMemory {
+impl Memory for DeviceMemory {
     fn submit(&mut self, now: Nanos, action: Action) {
         self.now = now;
         match action.work {
@@ -310,24 +332,25 @@ impl Memory for HostMemory {
 }
 
 fn new_host_tier(
+    pool: &ChunkPool,
     bytes: u64,
     layer_block_bytes: u64,
     links: PacedLinks,
     faults: SharedFaults,
-) -> Result<Arc<HostTier>, HostError> {
+) -> Result<Arc<HostTier>, MemoryError> {
     let bytes = bytes - bytes % layer_block_bytes;
-    let tier = HostTier::new(bytes, layer_block_bytes, links, faults);
-    tier.map(Arc::new).map_err(|source| HostError::Tier { bytes, source })
+    let region = pool.host_region(bytes).map_err(|source| MemoryError::Tier { bytes, source })?;
+    Ok(Arc::new(HostTier::new(region, layer_block_bytes, links, faults)))
 }
 
 /// Checks that the host weights contain every slab of the geometry with its size.
-fn check_weights(master: &HostWeights, geometry: &Geometry) -> Result<(), HostError> {
+fn check_weights(master: &HostWeights, geometry: &Geometry) -> Result<(), MemoryError> {
     let layers = geometry.slab_bytes.iter().enumerate();
     let layers = layers.map(|(l, bytes)| (Slab::Layer(sluice_policy::ids::LayerId(l as u16)), *bytes));
     for (slab, needed_bytes) in std::iter::once((Slab::Global, geometry.global_bytes)).chain(layers) {
         let got_bytes = master.slab(slab).map_or(0, |bytes| bytes.len() as u64);
         if got_bytes != needed_bytes {
-            return Err(HostError::Weights { slab, got_bytes, needed_bytes });
+            return Err(MemoryError::Weights { slab, got_bytes, needed_bytes });
         }
     }
     Ok(())

@@ -4,13 +4,13 @@
 use sluice_policy::action::{Fetch, LayerBlockSwap, Spill};
 use sluice_policy::event::Failure;
 
-use super::HostMemory;
+use super::DeviceMemory;
 use super::layer_block_reservations::LayerBlockUse;
 use super::operation_refs::all_distinct;
 use crate::tier::TierCopy;
 use crate::transfers::TransferOrder;
 
-impl HostMemory {
+impl DeviceMemory {
     /// Checks all blocks before it reserves any. The blocks lose their generation before the first byte is
     /// copied, and get the new one only if the job succeeds.
     pub(super) fn swap_out(&mut self, swaps: &[LayerBlockSwap]) -> Result<Vec<TierCopy>, Failure> {

@@ -7,7 +7,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{ActionId, ChunkId, KvChunkId, LayerBlockId};
 use sluice_policy::reason::Reason;
 
-use super::HostMemory;
+use super::DeviceMemory;
 use super::layer_block_reservations::LayerBlockUse;
 use super::operation_refs::all_distinct;
 use super::serial_queue::HeadState;
@@ -19,7 +19,7 @@ enum StartResult {
     Pending(HeadState),
 }
 
-impl HostMemory {
+impl DeviceMemory {
     /// Starts operations until one is pending. Copies that an operation blocked are dispatched before the
     /// next one starts.
     pub(super) fn start_serial(&mut self) {

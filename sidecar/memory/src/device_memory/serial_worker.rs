@@ -12,6 +12,7 @@ use sluice_policy::ids::ChunkId;
 
 use crate::faults::SharedFaults;
 use crate::pool::{ChunkPool, PoolError};
+use crate::pool_lane::PoolLane;
 use crate::quota::{Quota, QuotaError};
 use crate::tier::{HostTier, TierCopy};
 use crate::transfers::{CompletionSink, Event, set_timer_slack};
@@ -93,12 +94,13 @@ struct Worker {
 impl Worker {
     fn run(&self, todo: &Receiver<SerialJob>, outbox: &CompletionSink) {
         set_timer_slack();
+        let mut lane = PoolLane::new(&self.allocator.pool);
         while let Ok(chore) = todo.recv() {
-            outbox.send(Event::JobDone(self.execute(&chore)));
+            outbox.send(Event::JobDone(self.execute(&mut lane, &chore)));
         }
     }
 
-    fn execute(&self, chore: &SerialJob) -> Outcome {
+    fn execute(&self, lane: &mut PoolLane<'_>, chore: &SerialJob) -> Outcome {
         let Worker { allocator: bank, tier, faults } = self;
         let begun = Instant::now();
         let done = match chore {
@@ -108,10 +110,10 @@ impl Worker {
             SerialJob::Lend { chunks, spare_chunks, earmark } => {
                 bank.lend(faults, chunks, *spare_chunks, *earmark)
             }
-            SerialJob::Prepare { backed, poisoned } => bank.prepare(backed, poisoned),
-            SerialJob::Move(copies) => copy(&bank.pool, copies),
-            SerialJob::SwapOut(copies, rank) => return tier.copy_out(&bank.pool, *rank, copies),
-            SerialJob::SwapIn(copies, rank) => return tier.copy_in(&bank.pool, *rank, copies),
+            SerialJob::Prepare { backed, poisoned } => bank.prepare(lane, backed, poisoned),
+            SerialJob::Move(copies) => copy(lane, copies),
+            SerialJob::SwapOut(copies, rank) => return tier.copy_out(lane, *rank, copies),
+            SerialJob::SwapIn(copies, rank) => return tier.copy_in(lane, *rank, copies),
         };
         match done {
             Ok(bytes) => Outcome::Done { bytes, duration_ns: begun.elapsed().as_nanos() as u64 },
@@ -158,9 +160,16 @@ impl ChunkAllocator {
     }
 
     /// Allocates all pages of chunks that the engine may access, and poisons handed-over chunks (tests).
-    fn prepare(&self, backed: &[ChunkId], poisoned: &[ChunkId]) -> Result<u64, Failure> {
+    fn prepare(
+        &self,
+        lane: &mut PoolLane<'_>,
+        backed: &[ChunkId],
+        poisoned: &[ChunkId],
+    ) -> Result<u64, Failure> {
         for_each_chunk(backed, |chunk| self.pool.ensure_backed(chunk))?;
-        for_each_chunk(poisoned, |chunk| self.pool.poison(chunk))
+        let done = for_each_chunk(poisoned, |chunk| lane.poison(chunk));
+        let finished = lane.finish().map_err(|error| failure(&error));
+        finished.and(done)
     }
 
     fn release(&self, chunks: &[ChunkId]) -> Result<u64, Failure> {
@@ -214,16 +223,16 @@ impl ChunkAllocator {
 
 fn for_each_chunk(
     chunks: &[ChunkId],
-    work: impl Fn(ChunkId) -> Result<(), PoolError>,
+    mut work: impl FnMut(ChunkId) -> Result<(), PoolError>,
 ) -> Result<u64, Failure> {
     chunks.iter().try_for_each(|chunk| work(*chunk)).map_err(|error| failure(&error))?;
     Ok(0)
 }
 
-fn copy(pool: &ChunkPool, copies: &[LayerBlockCopy]) -> Result<u64, Failure> {
-    for copy in copies {
-        pool.copy(copy.from, copy.to, copy.bytes).map_err(|_| Failure::CopyFailed)?;
-    }
+fn copy(lane: &mut PoolLane<'_>, copies: &[LayerBlockCopy]) -> Result<u64, Failure> {
+    let copied = copies.iter().try_for_each(|copy| lane.copy(copy.from, copy.to, copy.bytes));
+    let finished = lane.finish();
+    copied.and(finished).map_err(|_| Failure::CopyFailed)?;
     Ok(copies.iter().map(|copy| copy.bytes).sum())
 }
 
