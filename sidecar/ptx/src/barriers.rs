@@ -1,5 +1,6 @@
 //! The 16 barriers of a block.
 
+use crate::check::clocks::Knowledge;
 use crate::fault::FaultKind;
 
 /// What a barrier does, in `Instruction::detail`; 0 is `sync`.
@@ -25,11 +26,13 @@ pub(crate) struct Arrival {
 }
 
 /// Who waits at one barrier.
-#[derive(Clone, Default, Debug)]
+#[derive(Default)]
 pub(crate) struct Barrier {
     pub arrivals: Vec<Arrival>,
     /// Threads that must arrive; `None` for all of the block.
-    count: Option<u32>,
+    pub count: Option<u32>,
+    /// What those who have arrived know, in checked mode.
+    pub knowledge: Knowledge,
 }
 
 /// All barriers of a block.
@@ -40,22 +43,24 @@ pub(crate) struct Barriers {
 
 impl Barriers {
     /// A warp arrives at barrier `number`; `count` is what the instruction says, `threads` the size of the block.
+    ///
+    /// # Errors
+    /// A number or count that PTX does not allow. Warps that count differently cannot both be right.
     pub fn arrive(
         &mut self,
         number: u32,
         count: Option<u32>,
         threads: u32,
         arrival: Arrival,
-    ) -> Result<(), FaultKind> {
+    ) -> Result<&mut Barrier, FaultKind> {
         check_barrier(number, count.unwrap_or(32), threads)?;
         let barrier = &mut self.all[number as usize];
-        barrier.arrivals.push(arrival);
-        if barrier.arrivals.len() > 1 && barrier.count != count {
-            let lines = Vec::new();
-            return Err(FaultKind::DivergentBarrier { barrier: number, lines });
+        if !barrier.arrivals.is_empty() && barrier.count != count {
+            return Err(FaultKind::BadBarrier { barrier: number, count: count.unwrap_or(threads) });
         }
         barrier.count = count;
-        Ok(())
+        barrier.arrivals.push(arrival);
+        Ok(barrier)
     }
 
     /// Takes the barriers that are complete; `live` is the number of threads that have not ended, in whole warps.

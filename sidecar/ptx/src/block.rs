@@ -1,11 +1,15 @@
 //! One block: its warps in turn, its shared memory and its barriers.
 
-use crate::barriers::{ARRIVE, Arrival, Barriers, COUNT, NOT};
+use std::sync::Arc;
+
+use crate::barriers::{ARRIVE, Arrival, Barrier, Barriers, COUNT, NOT};
+use crate::check::Checks;
 use crate::fault::{Fault, FaultKind, Place};
 use crate::lanes::{LANES, NONE, Slot};
-use crate::launch::{Shared, Stats};
+use crate::launch::{Mode, Shared, Stats};
+use crate::profile::Profile;
 use crate::scope::{Constant, Special};
-use crate::view::Surroundings;
+use crate::view::{Surroundings, Watch};
 use crate::warp::{Failure, Stop, Warp};
 
 /// What a warp does.
@@ -30,6 +34,8 @@ pub(crate) struct Block<'a> {
     cta: [u32; 3],
     threads: u32,
     random: u64,
+    /// Checks and counts, unless the launch is a fast one.
+    watch: Option<Watch>,
 }
 
 impl<'a> Block<'a> {
@@ -54,6 +60,7 @@ impl<'a> Block<'a> {
             cta: [0; 3],
             threads,
             random: 0,
+            watch: watch(shared, count, memory_bytes),
         };
         for warp in 0..count {
             for (constant, slot) in &kernel.constants {
@@ -70,6 +77,9 @@ impl<'a> Block<'a> {
             stats.warp_instructions += warp.instructions;
             stats.thread_instructions += warp.thread_instructions;
         }
+        if let Some(profile) = self.watch.as_ref().and_then(|watch| watch.profile.as_ref()) {
+            stats.lines = profile.lines(self.shared.kernel.origins.iter().map(|origin| origin.source));
+        }
         stats
     }
 
@@ -85,7 +95,7 @@ impl<'a> Block<'a> {
             if self.shared.stop.load(std::sync::atomic::Ordering::Relaxed) {
                 return Ok(());
             }
-            self.release()?;
+            self.release();
             if self.states.iter().all(|state| *state == State::Done) {
                 return Ok(());
             }
@@ -107,6 +117,9 @@ impl<'a> Block<'a> {
         self.memory.fill(u128::MAX);
         self.local.fill(u128::MAX);
         self.barriers = Barriers::default();
+        if let Some(checks) = self.checks() {
+            checks.start(number);
+        }
         self.random = self.shared.options.warp_order_seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number;
         for warp in 0..self.warps.len() {
             let lanes = (self.threads - LANES as u32 * warp as u32).min(LANES as u32);
@@ -200,8 +213,8 @@ impl<'a> Block<'a> {
             let first = warp * LANES * kernel.local_bytes as usize;
             let local = (self.local.as_mut_ptr().cast::<u8>().wrapping_add(first), kernel.local_bytes);
             let params = self.shared.launch.params;
-            let around = Surroundings { memory, params, image: &kernel.image, shared, local };
-            stop = Some(self.warps[warp].run(kernel, around));
+            let around = Surroundings { memory, params, image: &kernel.image, shared, local, warp };
+            stop = Some(self.warps[warp].run(kernel, around, self.watch.as_mut()));
         });
         match stop.expect("`slice` runs its argument once") {
             Ok(Stop::Slice) => Ok(()),
@@ -223,26 +236,42 @@ impl<'a> Block<'a> {
         let count = (i.b != NONE).then(|| register(i.b));
         let predicate = if i.c == NONE { 0 } else { state.predicates[i.c as usize] };
         let arrival = Arrival { warp, pc, detail: i.detail, lanes: state.alive, predicate };
-        let barrier = register(i.a);
-        if let Err(kind) = self.barriers.arrive(barrier, count, self.threads, arrival) {
-            return Err(self.fault(Failure { kind, pc, lane: None }, warp));
-        }
+        let (number, lanes) = (register(i.a), (state.alive, state.started));
+        let kernel = self.shared.kernel;
+        let checks = self.watch.as_mut().and_then(|watch| watch.checks.as_mut());
+        let arrived = match self.barriers.arrive(number, count, self.threads, arrival) {
+            Ok(barrier) => match checks {
+                Some(checks) => {
+                    checks.clocks.arrive(warp, &mut barrier.knowledge);
+                    check_arrival(number, barrier, lanes, |pc| kernel.origins[pc as usize].line)
+                }
+                None => Ok(()),
+            },
+            Err(kind) => Err(kind),
+        };
+        arrived.map_err(|kind| self.fault(Failure { kind, pc, lane: None }, warp))?;
         if i.detail != ARRIVE {
             self.states[warp] = State::AtBarrier;
         }
         Ok(())
     }
 
+    fn checks(&mut self) -> Option<&mut Checks> {
+        self.watch.as_mut()?.checks.as_mut()
+    }
+
     /// Lets warps go on whose barriers are complete.
-    fn release(&mut self) -> Result<(), Fault> {
-        let done = |warp: &Warp| (warp.alive == 0) as u32;
-        let gone = self.warps.iter().map(done).sum::<u32>() * LANES as u32;
+    fn release(&mut self) {
         let all = self.warps.len() as u32 * LANES as u32;
-        for complete in self.barriers.complete(all - gone) {
-            for arrival in &complete.arrivals {
-                if arrival.detail == ARRIVE {
-                    continue;
-                }
+        // A GPU lets the others go on when threads have ended; that is an error of the kernel all the same.
+        let expected = if self.checks().is_some() { all } else { self.live() };
+        for complete in self.barriers.complete(expected) {
+            if let Some(checks) = self.watch.as_mut().and_then(|watch| watch.checks.as_mut()) {
+                let synced = complete.arrivals.iter().filter(|arrival| arrival.detail != ARRIVE);
+                synced.for_each(|arrival| checks.clocks.leave(arrival.warp, &complete.knowledge));
+                checks.clocks.full += u32::from(complete.arrivals.len() == self.warps.len());
+            }
+            for arrival in complete.arrivals.iter().filter(|arrival| arrival.detail != ARRIVE) {
                 self.states[arrival.warp] = State::Ready;
                 let i = &self.shared.kernel.code[arrival.pc as usize];
                 if let Some(value) = complete.reduction(arrival.detail) {
@@ -250,7 +279,11 @@ impl<'a> Block<'a> {
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Threads of warps that have not ended, in whole warps.
+    fn live(&self) -> u32 {
+        self.warps.iter().filter(|warp| warp.alive != 0).count() as u32 * LANES as u32
     }
 
     fn put_reduction(&mut self, warp: usize, detail: u32, d: Slot, value: u32) {
@@ -264,8 +297,8 @@ impl<'a> Block<'a> {
 
     /// No warp can go on, and not all are done.
     fn unreached(&self) -> Fault {
-        let live = self.warps.iter().filter(|warp| warp.alive != 0).count() as u32 * LANES as u32;
-        let (barrier, arrived, expected, first) = self.barriers.incomplete(live);
+        let all = self.warps.len() as u32 * LANES as u32;
+        let (barrier, arrived, expected, first) = self.barriers.incomplete(all);
         let (pc, warp) = first.map_or((0, 0), |arrival| (arrival.pc, arrival.warp));
         self.fault(
             Failure { kind: FaultKind::BarrierNotReached { barrier, arrived, expected }, pc, lane: None },
@@ -287,6 +320,38 @@ impl<'a> Block<'a> {
         };
         Fault { kind: failure.kind, place: Box::new(place) }
     }
+}
+
+/// What looks at the accesses of a block, as the options ask for.
+fn watch(shared: &Shared, warps: usize, shared_bytes: u64) -> Option<Watch> {
+    let checked = shared.options.mode == Mode::Checked;
+    let (kernel, shadow) = (shared.kernel, &shared.shadow);
+    let checks = || Checks::new(warps, shared_bytes, kernel.local_bytes, Arc::clone(shadow));
+    let profile = shared.options.profile.then(|| Profile::new(kernel.code.len()));
+    let watch = Watch { checks: checked.then(checks), profile };
+    (watch.checks.is_some() || watch.profile.is_some()).then_some(watch)
+}
+
+/// Checks the last arrival at a barrier: whether all lanes of its warp are there, of those that began, and whether it is
+/// at the same place as the others. Barriers with a count may be reached at several places.
+fn check_arrival(
+    number: u32,
+    barrier: &Barrier,
+    (alive, started): (u32, u32),
+    line: impl Fn(u32) -> u32,
+) -> Result<(), FaultKind> {
+    if alive != started {
+        let (arrived, expected) = (alive.count_ones(), started.count_ones());
+        return Err(FaultKind::BarrierNotReached { barrier: number, arrived, expected });
+    }
+    let first = barrier.arrivals.first().map(|arrival| arrival.pc);
+    if barrier.count.is_none() && barrier.arrivals.iter().any(|arrival| Some(arrival.pc) != first) {
+        let mut lines: Vec<u32> = barrier.arrivals.iter().map(|arrival| line(arrival.pc)).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        return Err(FaultKind::DivergentBarrier { barrier: number, lines });
+    }
+    Ok(())
 }
 
 /// A value as two words in the order of the host.

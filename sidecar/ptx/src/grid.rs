@@ -1,7 +1,7 @@
 //! The threads of the host that run the blocks of a launch.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use crate::block::Block;
 use crate::fault::{Fault, FaultKind, Place};
@@ -25,7 +25,14 @@ pub fn launch(
     }
     let blocks = launch.grid.iter().map(|n| u64::from(*n)).product::<u64>();
     let grid = Grid {
-        shared: Shared { kernel, launch, memory, options, stop: AtomicBool::new(false) },
+        shared: Shared {
+            kernel,
+            launch,
+            memory,
+            options,
+            stop: AtomicBool::new(false),
+            shadow: Arc::default(),
+        },
         blocks,
         next: AtomicU64::new(0),
         outcome: Mutex::new(Ok(Stats::default())),

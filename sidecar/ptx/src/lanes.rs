@@ -13,6 +13,8 @@ pub(crate) struct Lanes<'a> {
     predicates: *mut u32,
     /// The lanes that execute.
     pub mask: u32,
+    /// At a collective instruction, the lanes of the warp that have not ended.
+    pub alive: u32,
     /// What went wrong, and in which lane.
     pub fault: Option<Box<(FaultKind, usize)>>,
     /// Memory and what it is checked with.
@@ -55,7 +57,7 @@ impl<'a> Lanes<'a> {
     /// `registers` has 32 words for each slot of the kernel and `predicates` one for each predicate, and this is the
     /// only use of them as long as the result lives.
     pub unsafe fn new(registers: *mut u32, predicates: *mut u32, view: BlockView<'a>) -> Self {
-        Lanes { registers, predicates, mask: 0, fault: None, view }
+        Lanes { registers, predicates, mask: 0, alive: 0, fault: None, view }
     }
 
     /// The values of a register.

@@ -1,10 +1,13 @@
 //! Launches: what is asked for, and what came of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::check::global::Shadow;
 use crate::memory::GlobalMemory;
-use crate::module::{Kernel, SourceLine};
+use crate::module::Kernel;
+use crate::traffic::{SourceLine, Traffic};
 
 /// Static shared memory that a kernel can have.
 pub const STATIC_SHARED_LIMIT: u64 = 48 << 10;
@@ -67,35 +70,6 @@ pub struct Stats {
     pub lines: BTreeMap<SourceLine, Traffic>,
 }
 
-/// Memory accesses of one source line. A request is one instruction of one warp.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Traffic {
-    /// Requests to global memory.
-    pub global_requests: u64,
-    /// Sectors of 32 bytes that they touch.
-    pub sectors: u64,
-    /// The fewest sectors that hold as many bytes.
-    pub least_sectors: u64,
-    /// Requests to shared memory.
-    pub shared_requests: u64,
-    /// Wavefronts that they take: one for each word of the bank that is asked for most.
-    pub wavefronts: u64,
-    /// The fewest wavefronts that move as many words: without bank conflicts.
-    pub least_wavefronts: u64,
-}
-
-impl Traffic {
-    /// Adds `other`.
-    pub fn add(&mut self, other: &Traffic) {
-        self.global_requests += other.global_requests;
-        self.sectors += other.sectors;
-        self.least_sectors += other.least_sectors;
-        self.shared_requests += other.shared_requests;
-        self.wavefronts += other.wavefronts;
-        self.least_wavefronts += other.least_wavefronts;
-    }
-}
-
 impl Stats {
     /// The sum over all source lines.
     pub fn traffic(&self) -> Traffic {
@@ -121,4 +95,6 @@ pub(crate) struct Shared<'a> {
     pub options: &'a Options,
     /// Another block has ended with a fault.
     pub stop: AtomicBool,
+    /// Who has used which bytes, in checked mode.
+    pub shadow: Arc<Shadow>,
 }

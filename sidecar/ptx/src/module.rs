@@ -6,6 +6,7 @@ use crate::image::Image;
 use crate::instruction::Instruction;
 use crate::lanes::Slot;
 use crate::scope::Constant;
+use crate::traffic::SourceLine;
 
 /// The kernels of one PTX text.
 #[derive(Debug)]
@@ -57,15 +58,6 @@ pub(crate) struct Origin {
     pub line: u32,
     pub text: String,
     pub source: SourceLine,
-}
-
-/// A line of a source file, by the `.loc` before an instruction.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct SourceLine {
-    /// Number of the file ([`Module::file`]); 0 without line information.
-    pub file: u32,
-    /// Its line, from 1; 0 without line information.
-    pub line: u32,
 }
 
 impl Module {

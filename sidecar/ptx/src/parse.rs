@@ -7,11 +7,12 @@ use crate::decode::Decoder;
 use crate::image::Image;
 use crate::instruction::{Flow, Instruction};
 use crate::lex::{Token, Tokens};
-use crate::module::{Kernel, Module, Origin, Param, SourceLine};
+use crate::module::{Kernel, Module, Origin, Param};
 use crate::operation::has_vectors;
 use crate::parse_error::ParseError;
 use crate::scope::{Scope, Symbol};
 use crate::statement::{Statement, integer, number};
+use crate::traffic::SourceLine;
 use crate::types::Ty;
 use crate::windows::MODULE_WINDOW;
 

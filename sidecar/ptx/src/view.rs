@@ -1,38 +1,18 @@
 //! The memory that a warp sees: translation of addresses, with bounds and alignment.
 
+use crate::check::record::Me;
+use crate::check::{Checks, Found};
 use crate::copies::Copies;
 use crate::fault::{Access, FaultKind, Space};
 use crate::image::Image;
 use crate::memory::{Extent, GlobalMemory};
+use crate::place::{Named, Where};
+use crate::profile::Profile;
+use crate::slots::LANES;
 use crate::windows::{LOCAL_WINDOW, MODULE_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
 
 /// Extents that are kept at hand. A kernel seldom reads and writes more arrays in one loop.
 const KEPT_EXTENTS: usize = 6;
-
-/// The space that an instruction names.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub(crate) enum Named {
-    Global = 0,
-    Shared = 1,
-    Param = 2,
-    Local = 3,
-    Generic = 4,
-}
-
-impl Named {
-    /// Out of the lowest bits of `Instruction::detail`.
-    #[inline(always)]
-    pub fn of(detail: u32) -> Named {
-        match detail & 7 {
-            0 => Named::Global,
-            1 => Named::Shared,
-            2 => Named::Param,
-            3 => Named::Local,
-            _ => Named::Generic,
-        }
-    }
-}
 
 /// What a warp finds around it.
 #[derive(Clone, Copy)]
@@ -44,11 +24,15 @@ pub(crate) struct Surroundings<'a> {
     pub shared: (*mut u8, u64),
     /// Local memory of the first lane, and the bytes of each lane; that of the others follows.
     pub local: (*mut u8, u64),
+    /// Number of the warp in its block.
+    pub warp: usize,
 }
 
 /// The memory of a warp during one slice.
 pub(crate) struct BlockView<'a> {
     around: Surroundings<'a>,
+    /// Checks and counts, unless the launch is a fast one.
+    watch: Option<&'a mut Watch>,
     /// The copies by `cp.async` that are under way.
     pub copies: &'a mut Copies,
     /// Number of the instruction.
@@ -60,8 +44,8 @@ pub(crate) struct BlockView<'a> {
 const NO_EXTENT: Extent = Extent { first: u64::MAX, bytes: 0, host: std::ptr::null_mut() };
 
 impl<'a> BlockView<'a> {
-    pub fn new(around: Surroundings<'a>, copies: &'a mut Copies) -> Self {
-        BlockView { around, copies, pc: 0, extents: [NO_EXTENT; KEPT_EXTENTS], oldest: 0 }
+    pub fn new(around: Surroundings<'a>, watch: Option<&'a mut Watch>, copies: &'a mut Copies) -> Self {
+        BlockView { around, watch, copies, pc: 0, extents: [NO_EXTENT; KEPT_EXTENTS], oldest: 0 }
     }
 
     /// What to add to each address from `least` to `most` for a pointer, if all bytes of these accesses are in one
@@ -161,56 +145,126 @@ impl<'a> BlockView<'a> {
     }
 }
 
-/// A place in a state space: an offset, or an address of global memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Where {
-    pub space: Space,
-    pub address: u64,
+/// What looks at each access.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub checks: Option<Checks>,
+    pub profile: Option<Profile>,
 }
+
+/// A place that an access was granted.
+type Granted = (*mut u8, Where);
 
 impl BlockView<'_> {
     /// Whether each access is looked at by itself.
     #[inline(always)]
     pub fn inspects(&self) -> bool {
-        false
+        self.watch.is_some()
     }
 
-    pub fn count(&mut self, _named: Named, _all: &[u64; 32], _bytes: u64, _mask: u32) {}
+    /// Counts a request of a warp.
+    #[inline(always)]
+    pub fn count(&mut self, named: Named, all: &[u64; LANES], bytes: u64, mask: u32) {
+        if self.watch.is_some() {
+            self.count_watched(named, all, bytes, mask);
+        }
+    }
 
+    #[cold]
+    fn count_watched(&mut self, named: Named, all: &[u64; LANES], bytes: u64, mask: u32) {
+        let first = all[mask.trailing_zeros() as usize % LANES];
+        let space = self.locate(named, first).space;
+        let Some(profile) = self.watch.as_mut().and_then(|watch| watch.profile.as_mut()) else { return };
+        match space {
+            Space::Shared => profile.count(self.pc, true, all, bytes, mask),
+            Space::Global => profile.count(self.pc, false, all, bytes, mask),
+            _ => {}
+        }
+    }
+
+    fn checks(&mut self) -> Option<&mut Checks> {
+        self.watch.as_mut()?.checks.as_mut()
+    }
+
+    /// Checks a read; `Access::Atomic` is a strong one.
+    #[inline(always)]
     pub fn check_read(
         &mut self,
-        found: (*mut u8, Where),
-        _bytes: u64,
-        _access: Access,
-        _lane: usize,
+        granted: Granted,
+        bytes: u64,
+        access: Access,
+        lane: usize,
     ) -> Result<*mut u8, FaultKind> {
-        Ok(found.0)
+        self.check(granted, bytes, access, lane, false)
     }
+
+    /// Checks a write; `Access::Atomic` is a strong one, or one that reads as well.
+    #[inline(always)]
     pub fn check_write(
         &mut self,
-        found: (*mut u8, Where),
-        _bytes: u64,
-        _access: Access,
-        _lane: usize,
+        granted: Granted,
+        bytes: u64,
+        access: Access,
+        lane: usize,
     ) -> Result<*mut u8, FaultKind> {
-        Ok(found.0)
+        self.check(granted, bytes, access, lane, true)
     }
+
+    #[inline(always)]
+    fn check(
+        &mut self,
+        (pointer, place): Granted,
+        bytes: u64,
+        access: Access,
+        lane: usize,
+        write: bool,
+    ) -> Result<*mut u8, FaultKind> {
+        let (memory, warp) = (self.around.memory, self.around.warp);
+        if let Some(checks) = self.checks() {
+            let me = Me { warp, lane, write, strong: access == Access::Atomic };
+            checks.access(memory, Found { place, bytes, access }, me)?;
+        }
+        Ok(pointer)
+    }
+
+    /// Checks the target of a copy that begins.
     pub fn check_copy_start(
         &mut self,
-        _found: (*mut u8, Where),
-        _bytes: u64,
-        _lane: usize,
+        (_, place): Granted,
+        bytes: u64,
+        lane: usize,
     ) -> Result<(), FaultKind> {
-        Ok(())
+        let me = Me { warp: self.around.warp, lane, write: true, strong: false };
+        let found = Found { place, bytes, access: Access::Write };
+        self.checks().map_or(Ok(()), |checks| checks.copy_start(found, me))
     }
+
+    /// Checks the target of a copy that was waited for.
     pub fn check_copy_end(
         &mut self,
-        found: (*mut u8, Where),
-        _bytes: u64,
-        _lane: usize,
+        (pointer, place): Granted,
+        bytes: u64,
+        lane: usize,
     ) -> Result<*mut u8, FaultKind> {
-        Ok(found.0)
+        let me = Me { warp: self.around.warp, lane, write: true, strong: false };
+        let found = Found { place, bytes, access: Access::Write };
+        self.checks().map_or(Ok(()), |checks| checks.copy_end(found, me))?;
+        Ok(pointer)
     }
-    pub fn warp_barrier(&mut self, _mask: u32) {}
-    pub fn fence(&mut self, _mask: u32) {}
+
+    /// The lanes of `mask` have passed a barrier of their warp, of whose lanes `alive` have not ended.
+    pub fn warp_barrier(&mut self, mask: u32, alive: u32) {
+        let warp = self.around.warp;
+        if let Some(checks) = self.checks() {
+            checks.clocks.warp_barrier(warp, mask, alive);
+        }
+    }
+
+    /// The lanes of `mask` have passed a fence.
+    pub fn fence(&mut self, mask: u32) {
+        let warp = self.around.warp;
+        if let Some(checks) = self.checks() {
+            checks.clocks.fence(warp, mask);
+        }
+    }
 }

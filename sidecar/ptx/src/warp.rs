@@ -9,7 +9,7 @@ use crate::fault::FaultKind;
 use crate::instruction::{Flow, Instruction};
 use crate::lanes::{Lanes, NONE};
 use crate::module::Kernel;
-use crate::view::{BlockView, Surroundings};
+use crate::view::{BlockView, Surroundings, Watch};
 
 /// Instructions after which a warp lets others run, at the next backward branch.
 const SLICE: u64 = 20_000;
@@ -48,6 +48,8 @@ pub(crate) struct Warp {
     pub predicates: Vec<u32>,
     pub copies: Copies,
     splits: Vec<Split>,
+    /// Lanes that have begun.
+    pub started: u32,
     /// Lanes that have not ended.
     pub alive: u32,
     pub instructions: u64,
@@ -61,6 +63,7 @@ impl Warp {
             predicates: vec![0; kernel.predicates as usize],
             copies: Copies::default(),
             splits: Vec::new(),
+            started: 0,
             alive: 0,
             instructions: 0,
             thread_instructions: 0,
@@ -69,15 +72,20 @@ impl Warp {
 
     /// Puts the lanes of `mask` at the first instruction.
     pub fn start(&mut self, mask: u32) {
-        self.alive = mask;
+        (self.started, self.alive) = (mask, mask);
         self.copies.clear();
         self.splits.clear();
         self.splits.push(Split { pc: 0, mask, waits: false, yielded: false });
     }
 
     /// Runs until a slice is over, a barrier is reached, or all lanes have ended.
-    pub fn run(&mut self, kernel: &Kernel, around: Surroundings) -> Result<Stop, Box<Failure>> {
-        let view = BlockView::new(around, &mut self.copies);
+    pub fn run(
+        &mut self,
+        kernel: &Kernel,
+        around: Surroundings,
+        watch: Option<&mut Watch>,
+    ) -> Result<Stop, Box<Failure>> {
+        let view = BlockView::new(around, watch, &mut self.copies);
         // SAFETY: both vectors have the sizes that the kernel asks for, and nothing else uses them during the run.
         let mut lanes =
             unsafe { Lanes::new(self.registers.as_mut_ptr(), self.predicates.as_mut_ptr(), view) };
@@ -287,6 +295,7 @@ impl Run<'_> {
         if named & *self.alive & !mask != 0 {
             return Ok(false);
         }
+        lanes.alive = *self.alive;
         execute(lanes, i, mask, pc)?;
         Ok(true)
     }

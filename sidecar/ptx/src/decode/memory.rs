@@ -5,10 +5,10 @@ use crate::instruction::{Flow, Instruction};
 use crate::lanes::{NONE, Slot};
 use crate::operation::binary;
 use crate::ops::{access, atomics, collective, copies, moves};
+use crate::place::Named;
 use crate::scope::Symbol;
 use crate::statement::{Operand, Statement};
 use crate::types::{Ty, Width};
-use crate::view::Named;
 use crate::windows::{LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW};
 
 /// Hints to caches, which change nothing here.

@@ -6,9 +6,9 @@ use crate::instruction::{Flow, Instruction};
 use crate::lanes::NONE;
 use crate::operation::unary;
 use crate::ops::{collective, matrix, moves};
+use crate::place::Named;
 use crate::statement::{Operand, Statement};
 use crate::types::{Ty, Width};
-use crate::view::Named;
 
 impl Decoder<'_> {
     pub(super) fn moves(&mut self, s: &mut Statement) -> Decoded {

@@ -7,7 +7,7 @@ use crate::fault::Access;
 use crate::instruction::Instruction;
 use crate::lanes::{LANES, Lanes, Vector};
 use crate::operation::{Body, Operation};
-use crate::view::Named;
+use crate::place::Named;
 
 /// Bits of `Instruction::detail` above the space: sign-extend what is loaded.
 pub(crate) const SIGNED: u32 = 1 << 3;

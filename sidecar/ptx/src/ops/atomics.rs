@@ -9,8 +9,8 @@ use crate::instruction::Instruction;
 use crate::lanes::{Lane, Lanes, NONE};
 use crate::operation::{Body, Operation};
 use crate::ops::access::addresses;
+use crate::place::Named;
 use crate::types::Ty;
-use crate::view::Named;
 
 /// Memory that an atomic operation can change.
 pub(crate) trait Word: Lane<Stored = Self> + Default + PartialEq {

@@ -198,7 +198,7 @@ struct WarpBarrier;
 impl Body for WarpBarrier {
     #[inline(always)]
     unsafe fn run(lanes: &mut Lanes, _: &Instruction) {
-        lanes.view.warp_barrier(lanes.mask);
+        lanes.view.warp_barrier(lanes.mask, lanes.alive);
     }
 }
 

@@ -6,7 +6,7 @@ use crate::fault::{Access, FaultKind};
 use crate::instruction::Instruction;
 use crate::lanes::{Lanes, NONE};
 use crate::operation::{Body, Operation};
-use crate::view::Named;
+use crate::place::Named;
 
 /// `cp.async [d], [s], value {, b}`: `a` and `c` are the addresses with offsets in `list[0]` and `list[1]`.
 struct Start;

@@ -12,7 +12,7 @@ use crate::instruction::Instruction;
 use crate::lanes::{LANES, Lanes};
 use crate::operation::{Body, Operation};
 use crate::ops::access::addresses;
-use crate::view::Named;
+use crate::place::Named;
 
 /// `ldmatrix.x{b}`: lane 8 m + r has the address of row r of matrix m.
 struct LoadMatrix<const TRANSPOSED: bool, const W: bool>;
