@@ -13,6 +13,7 @@ pub mod graph;
 pub mod launch;
 pub mod pinned;
 pub mod range;
+mod registration;
 pub mod stream;
 
 pub use buffer::Buffer;
@@ -25,6 +26,7 @@ pub use graph::{ExecGraph, GraphBuilder};
 pub use launch::{Argument, Function, Grid, KernelLaunch, Module};
 pub use pinned::PinnedMemory;
 pub use range::{Mapping, Range};
+pub(crate) use registration::Registration;
 pub use stream::{Event, Stream};
 
 /// An address in the device's address space.

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use sluice_policy::action::FillTarget;
 use sluice_policy::ids::LayerId;
 
+use crate::cuda;
 use crate::region::Region;
 
 /// Why the host weights could not be created.
@@ -20,6 +21,17 @@ pub enum HostWeightsError {
         /// The kernel's error.
         #[source]
         source: Errno,
+    },
+    /// The device's driver cannot lock memory for a slab.
+    #[error("cannot lock {bytes} bytes of host memory for {slab:?}")]
+    Register {
+        /// The slab.
+        slab: Slab,
+        /// Its size, bytes.
+        bytes: u64,
+        /// What the driver or the kernel answered.
+        #[source]
+        source: cuda::Error,
     },
     /// The slab could not be made read-only.
     #[error("{slab:?} cannot be made read-only")]
@@ -68,13 +80,37 @@ pub struct HostWeightsBuilder {
 impl HostWeightsBuilder {
     /// Allocates all memory at once, prefaulted and zeroed, so that loading cannot run out of memory.
     pub fn new(global_bytes: u64, slab_bytes: &[u64]) -> Result<HostWeightsBuilder, HostWeightsError> {
+        HostWeightsBuilder::allocate(global_bytes, slab_bytes, |slab, bytes| {
+            Region::new(bytes).map_err(|source| HostWeightsError::OutOfMemory { slab, bytes, source })
+        })
+    }
+
+    /// As [`HostWeightsBuilder::new`], in pages that are locked for the device of `context`.
+    pub fn registered(
+        context: &cuda::Context,
+        global_bytes: u64,
+        slab_bytes: &[u64],
+    ) -> Result<HostWeightsBuilder, HostWeightsError> {
+        HostWeightsBuilder::allocate(global_bytes, slab_bytes, |slab, bytes| {
+            Region::registered(context, bytes).map_err(|source| HostWeightsError::Register {
+                slab,
+                bytes,
+                source,
+            })
+        })
+    }
+
+    fn allocate(
+        global_bytes: u64,
+        slab_bytes: &[u64],
+        region: impl Fn(Slab, u64) -> Result<Region, HostWeightsError>,
+    ) -> Result<HostWeightsBuilder, HostWeightsError> {
         let layers = slab_bytes.iter().enumerate();
         let layers = layers.map(|(l, &bytes)| (Slab::Layer(LayerId(l as u16)), bytes));
         let all = std::iter::once((Slab::Global, global_bytes)).chain(layers);
-        let region = |(slab, bytes)| {
-            Region::new(bytes).map_err(|source| HostWeightsError::OutOfMemory { slab, bytes, source })
-        };
-        Ok(HostWeightsBuilder { slabs: all.map(region).collect::<Result<_, _>>()? })
+        Ok(HostWeightsBuilder {
+            slabs: all.map(|(slab, bytes)| region(slab, bytes)).collect::<Result<_, _>>()?,
+        })
     }
 
     /// Returns the writable bytes of one slab. Panics if the model has no such layer.

@@ -22,6 +22,8 @@
 pub mod backing;
 mod clock;
 pub mod cuda;
+pub mod cuda_backing;
+mod cuda_mapping;
 mod device_memory;
 mod faults;
 mod fence;
@@ -38,6 +40,8 @@ pub mod transfers;
 mod truncation_guard;
 
 pub use clock::since_boot;
+pub use cuda_backing::CudaBacking;
+pub use cuda_mapping::CudaMapping;
 pub use device_memory::{
     AuditError, DeviceMemory, EngineConnection, KvCopyStats, MemoryError, MemoryOptions,
 };

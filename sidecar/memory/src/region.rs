@@ -1,11 +1,14 @@
-//! Prefaulted anonymous host memory. If the machine has too little memory, creating the region fails instead
+//! Prefaulted host memory: anonymous, or a file that a GPU copies at full speed. If the machine has too little memory, creating the region fails instead
 //! of a later access.
 
 use std::ffi::c_void;
 use std::ptr;
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::cuda;
 
 /// Prefaulted host memory, unmapped on drop.
 #[derive(Debug)]
@@ -13,6 +16,7 @@ pub struct Region {
     start: *mut c_void,
     bytes: usize,
     writable: bool,
+    registration: Option<cuda::Registration>,
 }
 
 // SAFETY: the region owns its memory, which is not tied to a thread.
@@ -22,19 +26,49 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps zeroed memory and faults in all pages.
+    /// Maps zeroed anonymous memory and faults in all pages.
     pub(crate) fn new(bytes: u64) -> Result<Region, Errno> {
         let bytes = usize::try_from(bytes).map_err(|_| Errno::NOMEM)?;
         if bytes == 0 {
-            return Ok(Region { start: ptr::NonNull::dangling().as_ptr(), bytes, writable: true });
+            return Ok(Region {
+                start: ptr::NonNull::dangling().as_ptr(),
+                bytes,
+                writable: true,
+                registration: None,
+            });
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing mapping.
         let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) }?;
-        let region = Region { start, bytes, writable: true };
+        let region = Region { start, bytes, writable: true, registration: None };
         // Only advice: without huge pages the region uses small ones.
         let _ = region.advise(Advice::LinuxHugepage);
         region.advise(Advice::LinuxPopulateWrite)?;
+        Ok(region)
+    }
+
+    /// Maps zeroed memory, faults in all pages, and locks them for the device. The pages belong to a memfd, so that a
+    /// child of this process does not split them from what the device sees.
+    pub(crate) fn registered(context: &cuda::Context, bytes: u64) -> Result<Region, cuda::Error> {
+        let too_large = |_| cuda::Error::Kernel { call: "mmap", source: Errno::NOMEM };
+        let bytes = usize::try_from(bytes).map_err(too_large)?;
+        if bytes == 0 {
+            return Region::new(0).map_err(cuda::Error::kernel("mmap"));
+        }
+        let file =
+            memfd_create("sluice-host", MemfdFlags::CLOEXEC).map_err(cuda::Error::kernel("memfd_create"))?;
+        ftruncate(&file, bytes as u64).map_err(cuda::Error::kernel("ftruncate"))?;
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing mapping.
+        let start = unsafe { mm::mmap(ptr::null_mut(), bytes, protection, flags, &file, 0) }
+            .map_err(cuda::Error::kernel("mmap"))?;
+        let mut region = Region { start, bytes, writable: true, registration: None };
+        // Only advice: without huge pages the region uses small ones.
+        let _ = region.advise(Advice::LinuxHugepage);
+        region.advise(Advice::LinuxPopulateWrite).map_err(cuda::Error::kernel("madvise"))?;
+        let whole = bytes.next_multiple_of(rustix::param::page_size());
+        // SAFETY: the kernel mapped whole pages, which stay mapped until the region is dropped.
+        region.registration = Some(unsafe { cuda::Registration::new(context, start, whole) }?);
         Ok(region)
     }
 
@@ -77,6 +111,8 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // The driver lets go of the pages before they are unmapped.
+        self.registration = None;
         if self.bytes == 0 {
             return;
         }

@@ -1,14 +1,19 @@
-//! The suite of `sluice-ports`, rule by rule, on host memory.
+//! The suite of `sluice-ports`, rule by rule: on host memory, and on a GPU in processes that `cuda` starts.
 
 use sluice_policy::action::Address;
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 use sluice_ports::conformance::{self, Backend, SlabChunk};
 
-use super::harness::Harness;
+use super::harness::{Harness, on_gpu};
 
 impl Backend for Harness {
     type Memory = sluice_memory::DeviceMemory;
+
+    fn chunk_bytes() -> u64 {
+        // The granularity of a GPU.
+        if on_gpu() { 2 << 20 } else { 64 << 10 }
+    }
 
     fn start(geometry: &Geometry, host_blocks: u32) -> Self {
         let host_kv_bytes = u64::from(host_blocks) * geometry.layer_block_bytes;

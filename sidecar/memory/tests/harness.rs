@@ -1,13 +1,19 @@
-//! A host memory with recognisable host weights, a stand-in control page and a stand-in engine.
+//! A device memory with recognisable host weights, a stand-in control page and a stand-in engine.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use sluice_memory::backing::{Backing, SignalWord};
+use sluice_memory::cuda::{Context, Device, Driver, Stream};
+use sluice_memory::cuda_backing::ControlFile;
 use sluice_memory::{
-    DeviceMemory, EngineConnection, HostWeights, HostWeightsBuilder, LayerGate, Mapping, MemoryOptions,
-    Notify, RangeSizes, Slab,
+    ChunkPool, CudaBacking, CudaMapping, DeviceMemory, EngineConnection, HostBacking, HostWeights,
+    HostWeightsBuilder, LayerGate, Mapping, MemoryOptions, Notify, RangeSizes, Slab,
 };
 use sluice_policy::action::{Action, Address, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Outcome};
@@ -16,6 +22,11 @@ use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerBlockId,
 use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 use sluice_ports::conformance::SlabChunk;
+
+use super::recorded_backing::{CallLog, RecordedBacking};
+
+/// Set in processes whose memory is that of a GPU.
+pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
 
 /// Time without any event after which a backend counts as idle.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -66,7 +77,11 @@ fn slab_word(slab: usize, part: usize) -> u32 {
 }
 
 pub fn master(geometry: &Geometry) -> Arc<HostWeights> {
-    let mut copy = HostWeightsBuilder::new(geometry.global_bytes, &geometry.slab_bytes).unwrap();
+    let copy = HostWeightsBuilder::new(geometry.global_bytes, &geometry.slab_bytes);
+    fill_weights(copy.unwrap(), geometry)
+}
+
+fn fill_weights(mut copy: HostWeightsBuilder, geometry: &Geometry) -> Arc<HostWeights> {
     let layers = (0..geometry.layers()).map(|l| Slab::Layer(LayerId(l)));
     for (at, slab) in std::iter::once(Slab::Global).chain(layers).enumerate() {
         let parts = copy.slab_mut(slab).chunks_mut(geometry.chunk_bytes as usize);
@@ -101,6 +116,8 @@ pub fn decode(geometry: &Geometry, bytes: &[u8]) -> Option<SlabChunk> {
 pub struct ControlPage {
     words: Mutex<PageWords>,
     changed: Condvar,
+    /// The words that streams read and write. The CPU sets `done` here too, and never `ready`.
+    file: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -118,10 +135,30 @@ impl ControlPage {
         let layers = usize::from(layers);
         let (done, ready) = (zero(layers), zero(layers + 1));
         let words = PageWords { done, ready, kv_done: zero(layers), kv_ready: zero(layers) };
-        Arc::new(ControlPage { words: Mutex::new(words), changed: Condvar::new() })
+        let file = memfd_create("control", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, CONTROL_BYTES).unwrap();
+        Arc::new(ControlPage { words: Mutex::new(words), changed: Condvar::new(), file })
+    }
+
+    fn control_file(&self) -> ControlFile {
+        let file = self.file.try_clone().unwrap();
+        ControlFile { file, bytes: CONTROL_BYTES, offset: word_offset }
+    }
+
+    /// Returns the word as streams have it.
+    pub fn device_word(&self, word: SignalWord) -> Generation {
+        let mut bytes = [0; 8];
+        rustix::io::pread(&self.file, &mut bytes, word_offset(word).unwrap()).unwrap();
+        Generation(u64::from_ne_bytes(bytes))
+    }
+
+    fn set_device_word(&self, word: SignalWord, generation: Generation) {
+        let bytes = generation.0.to_ne_bytes();
+        rustix::io::pwrite(&self.file, &bytes, word_offset(word).unwrap()).unwrap();
     }
 
     pub fn set_done(&self, layer: LayerId, generation: Generation) {
+        self.set_device_word(SignalWord::Done(layer), generation);
         self.words.lock().unwrap().done[layer.index()] = generation;
         self.changed.notify_all();
     }
@@ -131,6 +168,7 @@ impl ControlPage {
     }
 
     pub fn set_kv_done(&self, layer: LayerId, generation: Generation) {
+        self.set_device_word(SignalWord::KvDone(layer), generation);
         self.words.lock().unwrap().kv_done[layer.index()] = generation;
         self.changed.notify_all();
     }
@@ -179,6 +217,19 @@ impl LayerGate for ControlPage {
     }
 }
 
+/// Bytes of the words that streams use.
+const CONTROL_BYTES: u64 = 64 << 10;
+
+fn word_offset(word: SignalWord) -> Option<u64> {
+    let (layer, line) = match word {
+        SignalWord::Ready(None) => return None,
+        SignalWord::Ready(Some(layer)) => (layer, 0),
+        SignalWord::Done(layer) => (layer, 1),
+        SignalWord::KvDone(layer) => (layer, 2),
+    };
+    Some((4 * layer.index() as u64 + line) * 64)
+}
+
 /// Event that wakes the owner.
 enum Wake {
     Worker,
@@ -189,25 +240,111 @@ enum Command {
     Remap(ActionId, Vec<MapOp>),
     Read(Address, Sender<Option<Vec<u8>>>),
     Write(Address, usize, Vec<u8>, Sender<()>),
+    /// The sidecar frees the chunk.
+    Forget(ChunkId),
+    Stop,
+}
+
+/// The engine's side of the memory.
+trait EngineMapping {
+    fn apply_all(&mut self, ops: &[MapOp]) -> bool;
+    /// Returns the bytes of the chunk behind an address.
+    fn read(&self, address: Address) -> Option<Vec<u8>>;
+    fn write(&self, address: Address, offset: usize, bytes: &[u8]);
+    fn forget(&mut self, chunk: ChunkId);
+}
+
+/// Maps chunks of the pool's file.
+struct HostEngine {
+    pool: OwnedFd,
+    mapping: Mapping,
+}
+
+impl EngineMapping for HostEngine {
+    fn apply_all(&mut self, ops: &[MapOp]) -> bool {
+        self.mapping.apply_all(self.pool.as_fd(), ops).is_ok()
+    }
+
+    fn read(&self, address: Address) -> Option<Vec<u8>> {
+        read(&self.mapping, address, self.mapping.chunk_bytes() as usize)
+    }
+
+    fn write(&self, address: Address, offset: usize, bytes: &[u8]) {
+        assert!(self.mapping.chunk_at(address).is_some(), "{address:?} is backed");
+        let at = self.mapping.position_ptr(address).unwrap().wrapping_add(offset);
+        // SAFETY: a whole chunk backs the address, and the bytes fit the rest of it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+    }
+
+    fn forget(&mut self, _chunk: ChunkId) {}
+}
+
+/// Imports chunks of a GPU when they are mapped.
+struct CudaEngine {
+    pool: Arc<ChunkPool>,
+    mapping: CudaMapping,
+    stream: Stream,
+    imported: BTreeSet<ChunkId>,
+}
+
+impl CudaEngine {
+    fn new(pool: Arc<ChunkPool>, geometry: &Geometry) -> CudaEngine {
+        let context = gpu();
+        let mapping = CudaMapping::reserve(&context, geometry.chunk_bytes, &ranges(geometry)).unwrap();
+        CudaEngine { pool, mapping, stream: Stream::new(&context).unwrap(), imported: BTreeSet::new() }
+    }
+}
+
+impl EngineMapping for CudaEngine {
+    fn apply_all(&mut self, ops: &[MapOp]) -> bool {
+        for op in ops {
+            let MapOp::Map(_, chunk) = *op else { continue };
+            if self.imported.insert(chunk) {
+                let [descriptor] = <[OwnedFd; 1]>::try_from(self.pool.export(&[chunk]).unwrap()).unwrap();
+                self.mapping.import(chunk, descriptor.as_fd()).unwrap();
+            }
+        }
+        self.mapping.apply_all(ops).is_ok()
+    }
+
+    fn read(&self, address: Address) -> Option<Vec<u8>> {
+        self.mapping.chunk_at(address)?;
+        let mut bytes = vec![0; self.mapping.chunk_bytes() as usize];
+        // SAFETY: the stream is finished before the bytes are used.
+        unsafe { self.stream.download_bytes(&mut bytes, self.mapping.position(address).unwrap()).unwrap() };
+        self.stream.finish().unwrap();
+        Some(bytes)
+    }
+
+    fn write(&self, address: Address, offset: usize, bytes: &[u8]) {
+        let at = self.mapping.position(address).unwrap() + offset as u64;
+        // SAFETY: the stream is finished before the bytes go.
+        unsafe { self.stream.upload_bytes(at, bytes).unwrap() };
+        self.stream.finish().unwrap();
+    }
+
+    fn forget(&mut self, chunk: ChunkId) {
+        if self.imported.remove(&chunk) {
+            self.mapping.release(chunk).unwrap();
+        }
+    }
 }
 
 /// Runs the engine's thread: applies mappings, and reads and writes through its own addresses.
-fn engine(pool: OwnedFd, mut mapping: Mapping, commands: &Receiver<Command>, wake: &Sender<Wake>) {
-    let chunk_bytes = mapping.chunk_bytes() as usize;
+fn engine(mut mapping: Box<dyn EngineMapping>, commands: &Receiver<Command>, wake: &Sender<Wake>) {
     while let Ok(command) = commands.recv() {
         match command {
             Command::Remap(id, ops) => {
-                let ok = mapping.apply_all(pool.as_fd(), &ops).is_ok();
+                let ok = mapping.apply_all(&ops);
                 let _ = wake.send(Wake::Answer(id, ok));
             }
-            Command::Read(address, reply) => reply.send(read(&mapping, address, chunk_bytes)).unwrap(),
+            Command::Read(address, reply) => reply.send(mapping.read(address)).unwrap(),
             Command::Write(address, offset, bytes, written) => {
-                assert!(mapping.chunk_at(address).is_some(), "{address:?} is backed");
-                let at = mapping.position_ptr(address).unwrap().wrapping_add(offset);
-                // SAFETY: a whole chunk backs the address, and the bytes fit the rest of it.
-                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+                mapping.write(address, offset, &bytes);
                 written.send(()).unwrap();
             }
+            Command::Forget(chunk) => mapping.forget(chunk),
+            Command::Stop => return,
         }
     }
 }
@@ -233,13 +370,27 @@ impl EngineConnection for TestEngineConnection {
     }
 }
 
-/// A host memory with its control page and engine.
+/// Whether the memory is that of a GPU: in processes that the tests of CUDA start.
+pub fn on_gpu() -> bool {
+    std::env::var_os(GPU_VAR).is_some()
+}
+
+/// Creates a context.
+pub fn gpu() -> Context {
+    Context::new(Device::open(Driver::open().unwrap(), 0).unwrap()).unwrap()
+}
+
+/// A device memory with its control page and engine.
 pub struct Harness {
+    // Dropped first: its copies use words and host memory.
     pub memory: DeviceMemory,
+    /// The calls of the memory to its backing.
+    pub calls: CallLog,
     pub page: Arc<ControlPage>,
     pub notify: Notify,
     pub geometry: Geometry,
     commands: Sender<Command>,
+    engine: Option<JoinHandle<()>>,
     attached: Arc<Mutex<bool>>,
     wakes: Receiver<Wake>,
     held: Option<Vec<(ActionId, bool)>>,
@@ -263,25 +414,60 @@ impl Harness {
         let peer = TestEngineConnection { commands: commands.clone(), attached: attached.clone() };
         let to_owner = wake.clone();
         let notify: Notify = Arc::new(move || _ = to_owner.send(Wake::Worker));
+        let calls = CallLog::default();
+        let to_engine = commands.clone();
+        let released = move |chunk| _ = to_engine.send(Command::Forget(chunk));
+        let record = |backing: Box<dyn Backing>| {
+            let released = Box::new(released.clone());
+            Box::new(RecordedBacking::new(backing, geometry.chunk_bytes, calls.clone(), released))
+        };
+        let (backing, weights) = if on_gpu() {
+            let context = gpu();
+            let control = page.control_file();
+            let backing =
+                CudaBacking::new(&context, geometry.chunk_bytes, geometry.capacity_chunks, Some(control));
+            let weights =
+                HostWeightsBuilder::registered(&context, geometry.global_bytes, &geometry.slab_bytes);
+            (record(Box::new(backing.unwrap())), weights)
+        } else {
+            let backing = HostBacking::new(geometry.chunk_bytes, geometry.capacity_chunks).unwrap();
+            let weights = HostWeightsBuilder::new(geometry.global_bytes, &geometry.slab_bytes);
+            (record(Box::new(backing)), weights)
+        };
+        let (master, gate) = (fill_weights(weights.unwrap(), geometry), page.clone());
         let memory =
-            DeviceMemory::new(options, master(geometry), page.clone(), Box::new(peer), notify.clone())
-                .unwrap();
-        let pool = memory.pool_file().unwrap().try_clone_to_owned().unwrap();
-        let mapping = Mapping::reserve(geometry.chunk_bytes, ranges(geometry)).unwrap();
-        std::thread::spawn(move || engine(pool, mapping, &inbox, &wake));
+            DeviceMemory::over(backing, options, master, gate, Box::new(peer), notify.clone()).unwrap();
+        let pool = memory.pool().clone();
+        let sizes = geometry.clone();
+        let engine = std::thread::spawn(move || {
+            let mapping: Box<dyn EngineMapping> = match pool.file() {
+                Some(file) => Box::new(HostEngine {
+                    pool: file.try_clone_to_owned().unwrap(),
+                    mapping: Mapping::reserve(sizes.chunk_bytes, ranges(&sizes)).unwrap(),
+                }),
+                None => Box::new(CudaEngine::new(pool, &sizes)),
+            };
+            engine(mapping, &inbox, &wake);
+        });
         let (held, ended) = (None, Vec::new());
         Harness {
             memory,
             page,
             notify,
             geometry: geometry.clone(),
+            calls,
             commands,
+            engine: Some(engine),
             attached,
             wakes,
             held,
             orders: 0,
             ended,
         }
+    }
+
+    fn command(&self, command: Command) {
+        self.commands.send(command).unwrap();
     }
 
     pub fn advance(&mut self) -> bool {
@@ -331,7 +517,7 @@ impl Harness {
 
     pub fn read(&self, address: Address) -> Option<Vec<u8>> {
         let (reply, bytes) = channel();
-        self.commands.send(Command::Read(address, reply)).unwrap();
+        self.command(Command::Read(address, reply));
         bytes.recv().unwrap()
     }
 
@@ -349,7 +535,7 @@ impl Harness {
     pub fn write_bytes(&self, layer_block: LayerBlockId, bytes: Vec<u8>) {
         let (kv_chunk, offset) = self.layer_block_location(layer_block);
         let (written, done) = channel();
-        self.commands.send(Command::Write(kv_chunk, offset, bytes, written)).unwrap();
+        self.command(Command::Write(kv_chunk, offset, bytes, written));
         done.recv().unwrap();
     }
 
@@ -455,6 +641,17 @@ impl Harness {
 
     pub fn completions(&self) -> &[Completion] {
         &self.ended
+    }
+}
+
+impl Drop for Harness {
+    fn drop(&mut self) {
+        // Before the memory goes, and before the process reports what it holds.
+        let _ = self.commands.send(Command::Stop);
+        if let Some(engine) = self.engine.take() {
+            // An engine that panicked has reported itself.
+            let _ = engine.join();
+        }
     }
 }
 

@@ -1,10 +1,11 @@
-//! Host memory behind the port, with an engine that accesses it through its own mappings on its own thread.
+//! Device memory behind the port, with an engine that accesses it through its own mappings on its own thread.
 
 #![allow(clippy::unwrap_used, reason = "a test that unwraps fails as it should")]
 
 mod async_copies;
 mod conformance;
 mod copies;
+mod cuda;
 mod gpu_ledger;
 mod hand_over;
 mod harness;
@@ -12,4 +13,5 @@ mod mapping;
 mod ordering;
 mod pool;
 mod quota;
+mod recorded_backing;
 mod tier;

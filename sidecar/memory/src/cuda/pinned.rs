@@ -20,7 +20,7 @@ pub struct PinnedMemory {
     bytes: u64,
     /// The memory's file; `None` if the driver allocated the memory.
     file: Option<OwnedFd>,
-    _context: Context,
+    context: Context,
 }
 
 // SAFETY: the memory is owned and not tied to a thread; its words are accessed only as atomics.
@@ -50,7 +50,7 @@ impl PinnedMemory {
             let _ = unsafe { mm::munmap(start, bytes as usize) };
             return Err(error);
         }
-        Ok(PinnedMemory { start, bytes, file: Some(file), _context: context.clone() })
+        Ok(PinnedMemory { start, bytes, file: Some(file), context: context.clone() })
     }
 
     /// Lets the driver allocate page-locked memory.
@@ -59,7 +59,7 @@ impl PinnedMemory {
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: writes one pointer.
         unsafe { call!(cuMemHostAlloc(&mut start, bytes as usize, flags)) }?;
-        Ok(PinnedMemory { start, bytes, file: None, _context: context.clone() })
+        Ok(PinnedMemory { start, bytes, file: None, context: context.clone() })
     }
 
     /// Returns the size in bytes.
@@ -113,7 +113,8 @@ fn mapped(file: BorrowedFd<'_>, bytes: u64) -> Result<*mut c_void, Error> {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // After a device fault every call fails, so errors are ignored.
+        // The last owner may run on a thread without a context. After a device fault every call fails.
+        let _ = self.context.enter();
         if self.file.is_none() {
             // SAFETY: the driver allocated the memory, and it is no longer used.
             let _ = unsafe { call!(cuMemFreeHost(self.start)) };

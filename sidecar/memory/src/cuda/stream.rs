@@ -103,6 +103,24 @@ impl Stream {
         unsafe { call!(cuMemcpyDtoHAsync_v2(host.slice(to, bytes), from, bytes as usize, self.raw)) }
     }
 
+    /// Copies `bytes` to the device, at the speed of the link if their pages are registered.
+    ///
+    /// # Safety
+    /// They are not written before the copy is done.
+    pub unsafe fn upload_bytes(&self, to: Address, bytes: &[u8]) -> Result<(), Error> {
+        // SAFETY: the caller keeps the source; the device reports a wrong target as a fault.
+        unsafe { call!(cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.raw)) }
+    }
+
+    /// Copies from the device into `bytes`, at the speed of the link if their pages are registered.
+    ///
+    /// # Safety
+    /// They are not accessed before the copy is done.
+    pub unsafe fn download_bytes(&self, bytes: &mut [u8], from: Address) -> Result<(), Error> {
+        // SAFETY: the caller keeps the target; the device reports a wrong source as a fault.
+        unsafe { call!(cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.raw)) }
+    }
+
     /// Copies `bytes` on the device.
     pub fn copy(&self, to: Address, from: Address, bytes: u64) -> Result<(), Error> {
         // SAFETY: accesses only device memory; the device reports a wrong address as a fault.

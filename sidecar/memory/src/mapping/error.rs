@@ -3,6 +3,8 @@
 use sluice_policy::action::Address;
 use sluice_policy::ids::ChunkId;
 
+use crate::cuda;
+
 /// Why a mapping operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
@@ -58,6 +60,29 @@ pub enum MappingError {
         /// Size of the file, bytes.
         pool_bytes: u64,
     },
+    /// The chunk was not imported from the sidecar.
+    #[error("{chunk:?} was not imported")]
+    NotImported {
+        /// The chunk.
+        chunk: ChunkId,
+    },
+    /// The chunk was already imported.
+    #[error("{chunk:?} was already imported")]
+    Imported {
+        /// The chunk.
+        chunk: ChunkId,
+    },
+    /// The chunk is mapped, so it cannot be released.
+    #[error("{chunk:?} is mapped at {addresses} addresses")]
+    Mapped {
+        /// The chunk.
+        chunk: ChunkId,
+        /// Number of addresses that it backs.
+        addresses: u32,
+    },
+    /// The CUDA driver refused a call.
+    #[error(transparent)]
+    Cuda(#[from] cuda::Error),
     /// A transaction failed in the middle and could not be rolled back. Only this table knows which chunk
     /// backs which address, and the process must exit before it accesses a range.
     #[error("refused after some changes ({refused}), and these changes could not be undone")]

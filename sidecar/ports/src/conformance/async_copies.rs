@@ -70,7 +70,7 @@ pub fn fetch_copies_host_block_contents<B: Backend>() {
     let rule = "a fetch brings what host blocks carry";
     let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let outcome = trial.run(fetch(A, 0, 4, None, &[swap(9, 1, 2, 6), swap(12, 1, 1, 5)]));
-    let bytes = 2 * geometry().layer_block_bytes;
+    let bytes = 2 * geometry::<B>().layer_block_bytes;
     assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
     assert_eq!(layer_blocks(&mut trial, [9, 12, 8]), [Some(2), Some(1), Some(8)], "{rule}");
     let ready = |trial: &mut BackendTest<B>| [A, B_LAYER].map(|layer| trial.backend.kv_ready(layer));
@@ -148,7 +148,7 @@ pub fn written_back_layer_block_is_fetched_by_generation<B: Backend>() {
     let rule = "what is written back is fetched under its name";
     let mut trial = with_offloaded_layer_blocks::<B>(rule);
     let outcome = trial.run(write_back(&[swap(8, 1, 1, 7), swap(2, 0, HOST_BLOCKS - 1, 8)]));
-    let bytes = 2 * geometry().layer_block_bytes;
+    let bytes = 2 * geometry::<B>().layer_block_bytes;
     assert!(matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes), "{rule}: {outcome:?}");
     assert_eq!(layer_blocks(&mut trial, [8, 2]), [Some(8), Some(2)], "{rule}");
     trial.fail(fetch(A, 0, 4, None, &[swap(9, 1, 1, 5)]), Failure::Refused);

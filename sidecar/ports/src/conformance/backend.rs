@@ -20,6 +20,11 @@ pub trait Backend {
     /// The backend's memory.
     type Memory: Memory;
 
+    /// Returns the size of a chunk, in bytes: the smallest that the backend can have, at least 64 KiB.
+    fn chunk_bytes() -> u64 {
+        64 << 10
+    }
+
     /// Creates a backend of this geometry with a host tier of `host_blocks` layer blocks. No chunk exists, no
     /// host block has contents, an engine is attached, and every `done` and `ready` is 0, of weights and of
     /// KV.

@@ -5,7 +5,7 @@ use sluice_policy::event::{Failure, Outcome};
 use sluice_policy::ids::{Generation, LayerId, SlotId};
 
 use super::backend::{Backend, SlabChunk};
-use super::harness::{BackendTest, CHUNK_BYTES, chunks, fill, map, map_layer, remap};
+use super::harness::{BackendTest, chunks, fill, map, map_layer, remap};
 
 const A: LayerId = LayerId(1);
 const B_LAYER: LayerId = LayerId(2);
@@ -28,7 +28,7 @@ pub fn fill_copies_slab_chunks_in_order<B: Backend>() {
     trial.succeed(Work::Fill(global));
     let outcome = trial.run(fill(FillTarget::Resident(A), 2, 1, None));
     assert!(
-        matches!(outcome, Outcome::Done { bytes, .. } if bytes == CHUNK_BYTES * 3 / 2),
+        matches!(outcome, Outcome::Done { bytes, .. } if bytes == B::chunk_bytes() * 3 / 2),
         "{rule}: {outcome:?}"
     );
     assert_eq!(

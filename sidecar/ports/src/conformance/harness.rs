@@ -9,7 +9,6 @@ use sluice_policy::reason::Reason;
 use super::backend::Backend;
 use crate::Memory;
 
-pub(super) const CHUNK_BYTES: u64 = 64 << 10;
 /// Capacity in chunks; a slab takes two of them.
 pub(super) const CAPACITY: u32 = 12;
 pub(super) const LAYERS: u16 = 4;
@@ -18,13 +17,14 @@ pub(super) const HOST_BLOCKS: u32 = 6;
 
 /// Returns a geometry with four layers of one and a half chunks, a smaller global slab, and eight blocks per
 /// chunk.
-pub(super) fn geometry() -> Geometry {
+pub(super) fn geometry<B: Backend>() -> Geometry {
+    let chunk_bytes = B::chunk_bytes();
     Geometry {
-        chunk_bytes: CHUNK_BYTES,
+        chunk_bytes,
         capacity_chunks: CAPACITY,
-        global_bytes: CHUNK_BYTES / 2,
-        slab_bytes: vec![CHUNK_BYTES * 3 / 2; usize::from(LAYERS)],
-        layer_block_bytes: CHUNK_BYTES / 8,
+        global_bytes: chunk_bytes / 2,
+        slab_bytes: vec![chunk_bytes * 3 / 2; usize::from(LAYERS)],
+        layer_block_bytes: chunk_bytes / 8,
         activation: ActivationCost::default(),
         staging_chunks: 1,
     }
@@ -46,7 +46,7 @@ impl<B: Backend> BackendTest<B> {
     /// Creates a backend with `host_blocks` blocks of host tier.
     pub(super) fn with_tier(rule: &'static str, host_blocks: u32) -> Self {
         BackendTest {
-            backend: B::start(&geometry(), host_blocks),
+            backend: B::start(&geometry::<B>(), host_blocks),
             rule,
             submitted: 0,
             completions: Vec::new(),

@@ -6,7 +6,7 @@ use sluice_policy::ids::{ChunkId, KvChunkId, LayerBlockId, LayerId, SlotId};
 
 use super::backend::{Backend, SlabChunk};
 use super::harness::{
-    BackendTest, CAPACITY, CHUNK_BYTES, chunks, fill, map, map_layer, remap, swap, swap_in, swap_out, unmap,
+    BackendTest, CAPACITY, chunks, fill, map, map_layer, remap, swap, swap_in, swap_out, unmap,
 };
 use crate::Memory;
 
@@ -45,10 +45,10 @@ pub fn create_beyond_capacity_creates_no_chunk<B: Backend>() {
     let rule = "creation beyond the capacity leaves nothing";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY - 2);
     trial.fail(Work::Create(chunks(CAPACITY - 2..CAPACITY + 1)), Failure::OutOfMemory);
-    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY - 2) * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY - 2) * B::chunk_bytes(), "{rule}");
     trial.fail(remap(vec![map(KV_CHUNK, CAPACITY - 2)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(CAPACITY - 2..CAPACITY)));
-    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), u64::from(CAPACITY) * B::chunk_bytes(), "{rule}");
 }
 
 /// Released chunks no longer count, do not exist, and can be created again.
@@ -56,7 +56,7 @@ pub fn released_chunks_can_be_recreated<B: Backend>() {
     let rule = "created chunks come back";
     let mut trial = BackendTest::<B>::with_chunks(rule, CAPACITY);
     trial.succeed(Work::Release(chunks(3..CAPACITY)));
-    assert_eq!(trial.backend.memory().used_bytes(), 3 * CHUNK_BYTES, "{rule}");
+    assert_eq!(trial.backend.memory().used_bytes(), 3 * B::chunk_bytes(), "{rule}");
     trial.fail(Work::Release(chunks(3..4)), Failure::Refused);
     trial.fail(remap(vec![map(KV_CHUNK, 5)]), Failure::Refused);
     trial.succeed(Work::Create(chunks(3..CAPACITY)));
@@ -118,7 +118,7 @@ pub fn a_chunk_backs_many_addresses<B: Backend>() {
     for layer in layers() {
         assert_eq!([0, 1].map(|at| trial.backend.contents(part(layer, at))), [0, 1].map(written), "{rule}");
     }
-    assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "{rule}: it counts once");
+    assert_eq!(trial.backend.memory().used_bytes(), 2 * B::chunk_bytes(), "{rule}: it counts once");
     trial.succeed(remap(vec![unmap(part(LayerId(0), 1), 1)]));
     let read = [0, 1].map(|layer| trial.backend.contents(part(LayerId(layer), 1)));
     assert_eq!(read, [None, written(1)], "{rule}");
@@ -137,7 +137,7 @@ pub fn chunk_is_remapped_before_old_address_is_unmapped<B: Backend>() {
     assert_eq!([1, 9].map(|b| trial.backend.layer_block(LayerBlockId(b))), [None, Some(5)], "{rule}");
     assert_eq!(
         trial.backend.memory().used_bytes(),
-        u64::from(CAPACITY) * CHUNK_BYTES,
+        u64::from(CAPACITY) * B::chunk_bytes(),
         "{rule}: it counts once"
     );
     // A transaction that ends in a contradiction leaves no change.
@@ -189,7 +189,11 @@ pub fn mapped_chunk_cannot_be_released<B: Backend>() {
     trial.succeed(remap(vec![map(KV_CHUNK, 0), map(ACTIVATION, 0)]));
     trial.succeed(remap(vec![unmap(KV_CHUNK, 0)]));
     trial.fail(Work::Release(chunks(0..2)), Failure::Refused);
-    assert_eq!(trial.backend.memory().used_bytes(), 2 * CHUNK_BYTES, "a refused release gives nothing back");
+    assert_eq!(
+        trial.backend.memory().used_bytes(),
+        2 * B::chunk_bytes(),
+        "a refused release gives nothing back"
+    );
     trial.succeed(remap(vec![unmap(ACTIVATION, 0)]));
     trial.succeed(Work::Release(chunks(0..2)));
 }

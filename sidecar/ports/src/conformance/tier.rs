@@ -6,7 +6,7 @@ use sluice_policy::ids::{Generation, KvChunkId, LayerBlockId, LayerId};
 
 use super::backend::Backend;
 use super::harness::{
-    BackendTest, CHUNK_BYTES, HOST_BLOCKS, chunks, fill, geometry, map, remap, swap, swap_in, swap_out, unmap,
+    BackendTest, HOST_BLOCKS, chunks, fill, geometry, map, remap, swap, swap_in, swap_out, unmap,
 };
 use crate::Memory;
 
@@ -33,7 +33,7 @@ fn layer_blocks<B: Backend, const N: usize>(
 pub fn swapped_out_layer_blocks_swap_in_to_other_chunks<B: Backend>() {
     let rule = "what goes out comes back elsewhere";
     let mut trial = two_kv_chunks::<B>(rule, &[1, 2, 6]);
-    let bytes = 3 * geometry().layer_block_bytes;
+    let bytes = 3 * geometry::<B>().layer_block_bytes;
     let moved = |outcome| matches!(outcome, Outcome::Done { bytes: moved, .. } if moved == bytes);
     let last = HOST_BLOCKS - 1;
     let out = [swap(1, 0, last, 7), swap(2, 0, 0, 8), swap(6, 0, 3, 9)];
@@ -139,5 +139,9 @@ pub fn swap_waits_for_earlier_operations<B: Backend>() {
     assert!(ids.map(|id| trial.completion_index(id)).is_sorted(), "{rule}");
     assert_eq!(trial.completed_count(), 2 + ids.len(), "{rule}: each ends once");
     assert_eq!(layer_blocks(&mut trial, [20]), [Some(3)], "{rule}");
-    assert_eq!(trial.backend.memory().used_bytes(), 4 * CHUNK_BYTES, "{rule}: the tier is no device memory");
+    assert_eq!(
+        trial.backend.memory().used_bytes(),
+        4 * B::chunk_bytes(),
+        "{rule}: the tier is no device memory"
+    );
 }

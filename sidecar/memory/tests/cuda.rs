@@ -1,0 +1,109 @@
+//! Memory of a GPU, through a stand-in for the driver. The process of a test does not have it on its library path, so
+//! each case runs in a process that the test starts.
+
+mod copies;
+mod failures;
+mod sequence;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use sluice_cuda_standin::leak_report;
+use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_memory::cuda::{Driver, Error};
+use tempfile::TempDir;
+
+use super::harness::{GPU_VAR, on_gpu};
+
+/// The smallest chunk of a GPU.
+pub const CHUNK_BYTES: u64 = 2 << 20;
+
+/// A machine with one stand-in for a GPU.
+pub struct GpuMachine {
+    folder: TempDir,
+    variables: Vec<(String, String)>,
+}
+
+impl GpuMachine {
+    pub fn new() -> GpuMachine {
+        // Device memory consists of files, in memory if /dev/shm exists.
+        let shm = Path::new("/dev/shm");
+        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
+        let folder = folder.unwrap();
+        std::fs::create_dir(folder.path().join("pool")).unwrap();
+        LibraryFolder::new(folder.path()).unwrap();
+        GpuMachine { folder, variables: Vec::new() }
+    }
+
+    /// Adds a variable of the stand-in.
+    pub fn with(mut self, name: &str, value: &str) -> GpuMachine {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    /// Runs tests of this program in another process, on the GPU.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        let folder = self.folder.path();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(arguments).env(GPU_VAR, "1").env("LD_LIBRARY_PATH", folder);
+        command.env("SLUICE_STANDIN_POOL", folder.join("pool"));
+        command.env("SLUICE_STANDIN_REPORT", folder.join("held"));
+        command.envs(self.variables.iter().cloned());
+        command.output().unwrap()
+    }
+
+    /// Runs one ignored test, which must pass. Returns what it prints.
+    pub fn run_case(&self, name: &str) -> String {
+        let output = self.run(&["--ignored", "--exact", "--nocapture", name]);
+        let (stdout, stderr) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{name}: {stdout}{stderr}");
+        assert!(stdout.contains("1 passed"), "{name} ran: {stdout}");
+        self.assert_nothing_held();
+        stdout.into_owned()
+    }
+
+    pub fn assert_nothing_held(&self) {
+        leak_report::assert_nothing_held(&self.folder.path().join("held"));
+    }
+}
+
+/// Whether this process is a case that a test started. Otherwise says that it is skipped.
+fn is_case() -> bool {
+    if !on_gpu() {
+        println!("skipped: only other tests start this one");
+    }
+    on_gpu()
+}
+
+#[test]
+fn the_conformance_suite_passes_on_a_gpu() {
+    let gpu = GpuMachine::new();
+    let output = gpu.run(&["conformance::", "--test-threads=8"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("35 passed"), "{stdout}");
+    gpu.assert_nothing_held();
+}
+
+/// A driver whose streams cannot wait for words and write them.
+#[test]
+fn the_conformance_suite_passes_on_a_gpu_that_sets_no_words() {
+    // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+    let gpu = GpuMachine::new().with("SLUICE_STANDIN_ATTRIBUTES", "122=0");
+    let output = gpu.run(&["conformance::fill", "conformance::ready", "--test-threads=8"]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(stdout.contains("4 passed"), "{stdout}");
+    gpu.assert_nothing_held();
+}
+
+#[test]
+fn without_a_driver_the_error_names_the_library() {
+    match Driver::open() {
+        Err(error @ Error::NoDriver) => {
+            assert_eq!(error.to_string(), "no CUDA driver: libcuda.so.1 is not on the library path");
+        }
+        other => println!("skipped: this machine has a CUDA driver: {other:?}"),
+    }
+}
