@@ -7,6 +7,8 @@
 //! the rotary angles hold every token of the step, the other per-token values the tokens of one chunk. Values that are
 //! never needed at the same time share memory: Q, K, V and the attention output with the MLP's inner values.
 
+pub mod cuda;
+
 use sluice_policy::geometry::{ActivationCost, StepShape};
 
 use crate::model::ModelSpec;
