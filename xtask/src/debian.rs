@@ -12,6 +12,13 @@ pub struct Need {
     package: &'static str,
 }
 
+impl Need {
+    /// Creates a need of the program or file at one of `paths`.
+    pub const fn new(paths: &'static [&'static str], package: &'static str) -> Need {
+        Need { paths, package }
+    }
+}
+
 /// What a node needs.
 pub const NODE: [Need; 8] = [
     Need { paths: &["/usr/sbin/runc", "/usr/bin/runc"], package: "runc" },

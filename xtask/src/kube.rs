@@ -18,7 +18,6 @@ use clap::Args;
 use crate::cache::{self, variable};
 use crate::debian;
 use cache_dir::CacheDir;
-pub use recipe::arch;
 use recipe::{BINARIES, Binary, BinarySource};
 use tier::Tier;
 

@@ -11,8 +11,9 @@ use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
 use self::programs::{all_pass, quick_pass};
 use crate::cache::variable;
+use crate::platform::Platform;
 use crate::workspace::Workspace;
-use crate::{check, debian, image, kernels, kube, process};
+use crate::{check, debian, foreign_images, image, kernels, kube, process};
 
 /// How much is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +61,7 @@ pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
         Ok(true)
     };
     let make_images = || {
-        images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+        images = Some(image::of_tests(&binaries(&workspace.target, cross.as_deref()), Platform::host())?);
         Ok(true)
     };
     let passed = stage("check", || check::check(workspace, false, !full))?
@@ -69,6 +70,7 @@ pub fn run(workspace: &Workspace, scope: Scope) -> Result<bool> {
         && (!full || stage("browser", find_browser)?)
         && stage("build", build)?
         && (!full || stage("images", make_images)?)
+        && (!full || stage("arm64", || foreign_images::stage(workspace))?)
         && stage("tests", || {
             let given = TestInputs {
                 shared: shared.as_deref(),
@@ -100,8 +102,10 @@ pub fn run_ignored(workspace: &Workspace) -> Result<bool> {
     }
     let cross = std::env::var("CARGO_BUILD_TARGET").ok();
     let shared = shared_folder(root, std::env::var("SLUICE_SHARED").ok().as_deref())?;
-    let (kubernetes, images) =
-        (kube::stage(root, false)?, image::of_tests(&binaries(&workspace.target, cross.as_deref()))?);
+    let (kubernetes, images) = (
+        kube::stage(root, false)?,
+        image::of_tests(&binaries(&workspace.target, cross.as_deref()), Platform::host())?,
+    );
     let given =
         TestInputs { shared: shared.as_deref(), kubernetes: kubernetes.as_deref(), images: Some(&images) };
     process::passes(tests(workspace, &given, &IGNORED))

@@ -9,6 +9,7 @@ use tar::Header;
 use super::layer::Packed;
 use super::sha256::sha256;
 use super::user::USER;
+use crate::platform::Platform;
 
 /// An archive, and the digest of the manifest in it.
 pub struct Archive {
@@ -23,9 +24,13 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// Returns the image `name` that runs the command `entrypoint` as an unprivileged user.
-pub fn archive(name: &str, entrypoint: &[&str], layers: &[Packed]) -> Result<Archive> {
+pub fn archive(
+    (name, platform): (&str, Platform),
+    entrypoint: &[&str],
+    layers: &[Packed],
+) -> Result<Archive> {
     let mut blobs = Blobs::default();
-    let config = blobs.add(CONFIG, config(entrypoint, layers).to_string().into_bytes());
+    let config = blobs.add(CONFIG, config(platform, entrypoint, layers).to_string().into_bytes());
     let packed: Vec<Value> = layers.iter().map(|layer| blobs.add(LAYER, layer.bytes.clone())).collect();
     let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": packed});
     let mut manifest = blobs.add(MANIFEST, manifest.to_string().into_bytes());
@@ -41,10 +46,10 @@ pub fn archive(name: &str, entrypoint: &[&str], layers: &[Packed]) -> Result<Arc
     Ok(Archive { bytes: pack(&files)?, digest })
 }
 
-fn config(entrypoint: &[&str], layers: &[Packed]) -> Value {
+fn config(platform: Platform, entrypoint: &[&str], layers: &[Packed]) -> Value {
     let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
     json!({
-        "architecture": crate::kube::arch(),
+        "architecture": platform.name(),
         "os": "linux",
         "config": {
             "User": format!("{USER}:{USER}"),

@@ -5,20 +5,20 @@ use std::io::Read;
 use std::process::Command;
 
 use cargo_metadata::camino::Utf8PathBuf;
-use flate2::read::GzDecoder;
 use serde_json::Value;
 
 use super::archive::Archive;
 use super::sha256::sha256;
 use super::user::USER;
-use super::{pack, system};
+use super::{pack, system, unpack};
+use crate::platform::Platform;
 
 fn myself() -> Utf8PathBuf {
     Utf8PathBuf::from_path_buf(std::env::current_exe().unwrap()).unwrap()
 }
 
 fn image() -> Archive {
-    pack("sluice.dev/test:1", &["program"], &myself(), super::READABLE).unwrap()
+    pack("sluice.dev/test:1", &["program"], (&myself(), Platform::host()), super::READABLE).unwrap()
 }
 
 fn files(tar: &[u8]) -> BTreeMap<String, (tar::Header, Vec<u8>)> {
@@ -53,12 +53,10 @@ fn opened(archive: &Archive) -> (Value, Vec<Vec<u8>>) {
     assert_eq!(index["manifests"][0]["digest"], archive.digest);
     let manifest: Value = serde_json::from_slice(&blob(&outer, &index["manifests"][0])).unwrap();
     let config: Value = serde_json::from_slice(&blob(&outer, &manifest["config"])).unwrap();
-    let layers = manifest["layers"].as_array().unwrap().iter().map(|layer| {
-        let mut plain = Vec::new();
-        GzDecoder::new(blob(&outer, layer).as_slice()).read_to_end(&mut plain).unwrap();
-        plain
-    });
-    (config, layers.collect())
+    for layer in manifest["layers"].as_array().unwrap() {
+        blob(&outer, layer);
+    }
+    (config, unpack::layers(&archive.bytes).unwrap())
 }
 
 #[test]
@@ -113,6 +111,20 @@ fn an_image_runs_where_nothing_else_is() {
     let libc = files(&opened(&image()).1[0]).into_keys().find(|path| path.ends_with("/libc.so.6")).unwrap();
     std::fs::remove_file(root.path().join(libc)).unwrap();
     assert!(!run().status.success(), "without its library it cannot run: the check can fail");
+}
+
+#[test]
+fn what_readelf_says_is_read() {
+    let said = "  INTERP         0x000270 0x00000270 0x00000270 0x00001b 0x00001b R   0x1\n\
+                \x20     [Requesting program interpreter: /lib/ld-linux-aarch64.so.1]\n\
+                \x20 LOAD           0x000000\n\
+                \x20Tag        Type       Name/Value\n\
+                \x200x01 (NEEDED)             Shared library: [libgcc_s.so.1]\n\
+                \x200x01 (NEEDED)             Shared library: [libc.so.6]\n";
+    let elf = system::parse_elf(said);
+    assert_eq!(elf.loader.as_deref(), Some("/lib/ld-linux-aarch64.so.1"));
+    assert_eq!(elf.needed, ["libgcc_s.so.1", "libc.so.6"]);
+    assert_eq!(system::parse_elf(""), system::Elf { loader: None, needed: Vec::new() });
 }
 
 #[test]
