@@ -9,6 +9,7 @@ use sluice_policy::ids::ChunkId;
 
 use crate::cuda::{self, Chunk, Context, granularity};
 use crate::mapping::chunk_table::ChunkTable;
+use crate::mapping::page_size::check_chunk_bytes;
 use crate::mapping::{MappingError, Range, RangeSizes};
 
 /// The engine's ranges on the device, the chunks that the sidecar has passed, and the chunk behind each address.
@@ -28,10 +29,7 @@ impl CudaMapping {
         chunk_bytes: u64,
         sizes: &RangeSizes,
     ) -> Result<CudaMapping, MappingError> {
-        let page_bytes = granularity(context.device())?;
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
-            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes });
-        }
+        check_chunk_bytes(chunk_bytes, granularity(context.device())?)?;
         let table = ChunkTable::new(sizes);
         let range = cuda::Range::reserve(context, table.bytes(chunk_bytes)? as u64)?;
         Ok(CudaMapping { table, range, imported: BTreeMap::new(), chunk_bytes, context: context.clone() })

@@ -14,6 +14,7 @@ use sluice_policy::ids::{ChunkId, Generation};
 
 use crate::backing::{Backing, BackingError, Caching, CopyLane, POISON, SignalWord};
 use crate::mapping::MappingError;
+use crate::mapping::page_size::{check_chunk_bytes, page_bytes};
 use chunks::HostChunks;
 
 /// Chunks of a memfd; chunk `c` starts at byte `c * chunk_bytes`.
@@ -23,10 +24,7 @@ pub struct HostBacking(Arc<HostChunks>);
 impl HostBacking {
     /// Creates address space and a sparse file without memory.
     pub fn new(chunk_bytes: u64, capacity_chunks: u32) -> Result<HostBacking, BackingError> {
-        let page_bytes = rustix::param::page_size() as u64;
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
-            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes }.into());
-        }
+        check_chunk_bytes(chunk_bytes, page_bytes())?;
         let chunks = u64::from(capacity_chunks);
         let bytes = chunks
             .checked_mul(chunk_bytes)

@@ -6,6 +6,7 @@
 pub(crate) mod chunk_table;
 mod error;
 pub mod layout;
+pub(crate) mod page_size;
 pub mod reservation;
 
 use rustix::fd::BorrowedFd;
@@ -15,6 +16,7 @@ use sluice_policy::ids::ChunkId;
 use chunk_table::ChunkTable;
 pub use error::MappingError;
 pub use layout::{Range, RangeSizes};
+use page_size::{check_chunk_bytes, page_bytes};
 use reservation::Reservation;
 
 /// The engine's ranges and the chunk behind each address.
@@ -28,10 +30,7 @@ pub struct Mapping {
 impl Mapping {
     /// Reserves all ranges without backing. Their addresses are constant until drop.
     pub fn reserve(chunk_bytes: u64, sizes: RangeSizes) -> Result<Mapping, MappingError> {
-        let page_bytes = rustix::param::page_size() as u64;
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
-            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes });
-        }
+        check_chunk_bytes(chunk_bytes, page_bytes())?;
         let table = ChunkTable::new(&sizes);
         let reservation = Reservation::new(table.bytes(chunk_bytes)?)?;
         Ok(Mapping { table, reservation, chunk_bytes })

@@ -8,6 +8,7 @@ use sluice_policy::ids::ChunkId;
 use crate::backing::BackingError;
 use crate::cuda::{Address, Chunk, Context, Range, granularity};
 use crate::mapping::MappingError;
+use crate::mapping::page_size::check_chunk_bytes;
 
 /// Chunks by number. Chunk `c` is mapped at byte `c * chunk_bytes` of one range, so one copy can span consecutive
 /// chunks.
@@ -32,10 +33,7 @@ impl CudaChunks {
         chunk_bytes: u64,
         capacity_chunks: u32,
     ) -> Result<CudaChunks, BackingError> {
-        let page_bytes = granularity(context.device())?;
-        if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes) {
-            return Err(MappingError::ChunkSize { chunk_bytes, page_bytes }.into());
-        }
+        check_chunk_bytes(chunk_bytes, granularity(context.device())?)?;
         let chunks = u64::from(capacity_chunks);
         let bytes = chunks.checked_mul(chunk_bytes).ok_or(MappingError::TooLarge { chunks, chunk_bytes })?;
         let view = Range::reserve(context, bytes)?;

@@ -298,6 +298,39 @@ mod tests {
         assert!(log.ends_with("fnnnn"), "{log}");
     }
 
+    /// The link of a GPU is not paced: the urgent transfer has it after the piece that is under way.
+    #[test]
+    fn urgent_transfer_goes_first_on_link_that_orders_pieces() {
+        let link = PacedLink { piece_bytes: Some(PIECE), ..PacedLink::new(None) };
+        let log = Mutex::new(String::new());
+        let (first, waits) = channel();
+        let (begun, urgent_began) = channel();
+        let (link, log) = (&link, &log);
+        scope(|scope| {
+            scope.spawn(move || {
+                let mut far = link.begin(CopyPriority::new(ActionId(1), None, Nanos(0)));
+                let carried = far.transfer(40 * PIECE, true, |piece| {
+                    log.lock().unwrap().push('f');
+                    if piece.start == 0 {
+                        first.send(()).unwrap();
+                        urgent_began.recv().unwrap();
+                    }
+                    Ok::<(), ()>(())
+                });
+                carried.unwrap();
+            });
+            waits.recv().unwrap();
+            let mut urgent = link.begin(CopyPriority::new(ActionId(2), Some(Nanos(1)), Nanos(0)));
+            begun.send(()).unwrap();
+            let carried = urgent.transfer(4 * PIECE, true, |_| {
+                log.lock().unwrap().push('n');
+                Ok::<(), ()>(())
+            });
+            carried.unwrap();
+        });
+        assert_eq!(*log.lock().unwrap(), format!("fnnnn{}", "f".repeat(39)));
+    }
+
     #[test]
     fn unlimited_or_closed_link_never_waits() {
         for close in [false, true] {
