@@ -5,10 +5,11 @@
 /// NaN as f32 arithmetic of PTX returns it.
 pub(crate) const NAN: f32 = f32::from_bits(0x7fff_ffff);
 
-/// `x`, or PTX's NaN for any NaN.
+/// `x`, or PTX's NaN for any NaN. Compared as bits: the compiler takes one NaN to be as good as another.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { NAN } else { x }
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { NAN.to_bits() } else { bits })
 }
 
 /// `x`, or zero of its sign for a subnormal: `.ftz`.
