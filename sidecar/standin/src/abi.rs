@@ -22,6 +22,7 @@ pub mod code {
     pub const ILLEGAL_ADDRESS: u32 = 700;
     pub const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
     pub const HOST_MEMORY_NOT_REGISTERED: u32 = 713;
+    pub const MISALIGNED_ADDRESS: u32 = 716;
     pub const LAUNCH_FAILED: u32 = 719;
     pub const NOT_PERMITTED: u32 = 800;
     pub const NOT_SUPPORTED: u32 = 801;

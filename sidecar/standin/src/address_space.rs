@@ -21,7 +21,8 @@ pub const GRANULARITY: u64 = 2 << 20;
 pub struct AddressSpace {
     reserved: BTreeMap<u64, u64>,
     mapped: BTreeMap<u64, Mapping>,
-    allocated: BTreeMap<u64, u64>,
+    /// Bytes that were asked for, and bytes that are mapped.
+    allocated: BTreeMap<u64, (u64, u64)>,
     host: BTreeMap<u64, HostMemory>,
 }
 
@@ -86,6 +87,20 @@ impl View {
         let known =
             if address & TAG != 0 { space.is_allowed(address, bytes) } else { space.is_host(address, bytes) };
         if known { Ok((address & !TAG) as *mut u8) } else { Err(code::ILLEGAL_ADDRESS) }
+    }
+
+    /// Returns the largest piece of memory around an address that the device may use: its first address, its bytes and
+    /// its host pointer. It ends where a reservation or an allocation ends.
+    pub fn extent(&self, address: u64) -> Option<(u64, u64, *mut u8)> {
+        let space = self.0.as_ref()?;
+        let within = space.range_of(address)?;
+        let (first, end) = if within.is_device {
+            let (first, end) = space.accessible_around(address)?;
+            (first.max(within.start), end.min(within.start + within.bytes))
+        } else {
+            (within.start, within.start + within.bytes)
+        };
+        (first..end).contains(&address).then(|| (first, end - first, (first & !TAG) as *mut u8))
     }
 }
 
@@ -191,8 +206,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Maps memory at a new address, for `cuMemAlloc`.
-    pub fn allocate(&mut self, bytes: u64, memory: &Arc<File>) -> Result<u64, u32> {
+    /// Maps memory of `bytes` bytes at a new address, for `cuMemAlloc` of `wanted` bytes.
+    pub fn allocate(&mut self, wanted: u64, bytes: u64, memory: &Arc<File>) -> Result<u64, u32> {
         let address = self.reserve(bytes)?;
         let mapped = self.map(address, bytes, memory).and_then(|()| self.allow(address, bytes));
         if let Err(code) = mapped {
@@ -201,13 +216,13 @@ impl AddressSpace {
             return Err(code);
         }
         self.reserved.remove(&address);
-        self.allocated.insert(address, bytes);
+        self.allocated.insert(address, (wanted, bytes));
         Ok(address)
     }
 
     /// Undoes [`AddressSpace::allocate`].
     pub fn free(&mut self, address: u64) -> Result<(), u32> {
-        let bytes = self.allocated.remove(&address).ok_or(code::INVALID_VALUE)?;
+        let (_, bytes) = self.allocated.remove(&address).ok_or(code::INVALID_VALUE)?;
         self.reserved.insert(address, bytes);
         self.unmap(address, bytes)?;
         self.unreserve(address, bytes)
@@ -268,19 +283,17 @@ impl AddressSpace {
 
     /// Returns what holds an address: an allocation, a reservation, or host memory that the device may use.
     pub fn range_of(&self, address: u64) -> Option<AddressRange> {
-        let device = [&self.allocated, &self.reserved].into_iter().find_map(|known| {
-            let (start, bytes) = known.range(..=address).next_back()?;
-            (address - start < *bytes).then_some(AddressRange {
-                start: *start,
-                bytes: *bytes,
-                is_device: true,
-            })
-        });
-        device.or_else(|| {
-            let (start, memory) = self.host.range(..=address).next_back()?;
-            let bytes = memory.bytes;
-            (address - start < bytes).then_some(AddressRange { start: *start, bytes, is_device: false })
-        })
+        let inside = |(start, bytes): (&u64, u64), is_device| {
+            let found = AddressRange { start: *start, bytes, is_device };
+            (address - start < bytes).then_some(found)
+        };
+        let allocated = self.allocated.range(..=address).next_back();
+        let reserved = self.reserved.range(..=address).next_back();
+        let host = self.host.range(..=address).next_back();
+        allocated
+            .and_then(|(start, (wanted, _))| inside((start, *wanted), true))
+            .or_else(|| reserved.and_then(|(start, bytes)| inside((start, *bytes), true)))
+            .or_else(|| host.and_then(|(start, memory)| inside((start, memory.bytes), false)))
     }
 
     /// Returns the numbers of held resources by name.
@@ -293,6 +306,29 @@ impl AddressSpace {
             ("registrations", self.host.len() - ours),
             ("host_allocations", ours),
         ]
+    }
+
+    /// Returns the start and the end of the accessible mappings without a gap around an address.
+    fn accessible_around(&self, address: u64) -> Option<(u64, u64)> {
+        let (mut first, mut end) = (address, address);
+        for (start, mapping) in self.mapped.range(..=address).rev() {
+            let expected =
+                if end == address { start + mapping.bytes > address } else { start + mapping.bytes == first };
+            if !expected || !mapping.allowed {
+                break;
+            }
+            (first, end) = (*start, end.max(start + mapping.bytes));
+        }
+        if end == address {
+            return None;
+        }
+        for (start, mapping) in self.mapped.range(end..) {
+            if *start != end || !mapping.allowed {
+                break;
+            }
+            end += mapping.bytes;
+        }
+        Some((first, end))
     }
 
     fn is_allowed(&self, address: u64, bytes: u64) -> bool {

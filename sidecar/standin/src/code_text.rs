@@ -2,7 +2,7 @@
 
 use crate::abi::code;
 
-const TEXTS: [(u32, &[u8], &[u8]); 31] = [
+const TEXTS: [(u32, &[u8], &[u8]); 32] = [
     (0, b"CUDA_SUCCESS\0", b"no error\0"),
     (code::INVALID_VALUE, b"CUDA_ERROR_INVALID_VALUE\0", b"invalid argument\0"),
     (code::OUT_OF_MEMORY, b"CUDA_ERROR_OUT_OF_MEMORY\0", b"out of memory\0"),
@@ -42,6 +42,7 @@ const TEXTS: [(u32, &[u8], &[u8]); 31] = [
         b"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED\0",
         b"pointer does not correspond to a registered memory region\0",
     ),
+    (code::MISALIGNED_ADDRESS, b"CUDA_ERROR_MISALIGNED_ADDRESS\0", b"misaligned address\0"),
     (code::LAUNCH_FAILED, b"CUDA_ERROR_LAUNCH_FAILED\0", b"unspecified launch failure\0"),
     (code::NOT_PERMITTED, b"CUDA_ERROR_NOT_PERMITTED\0", b"operation not permitted\0"),
     (code::NOT_SUPPORTED, b"CUDA_ERROR_NOT_SUPPORTED\0", b"operation not supported\0"),

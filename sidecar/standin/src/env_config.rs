@@ -21,6 +21,12 @@ pub struct EnvConfig {
     pub attributes: BTreeMap<i32, i32>,
     /// Whether kernels are loaded with their module (`CUDA_MODULE_LOADING`) and not at their first launch.
     pub eager: bool,
+    /// Whether kernels run with all checks of the interpreter.
+    pub checked: bool,
+    /// Threads that run the blocks of a kernel.
+    pub workers: usize,
+    /// Most blocks of a kernel by its name: for kernels that only take time.
+    pub blocks: BTreeMap<String, u32>,
     /// File to which a process appends its held resources at exit.
     pub report: Option<PathBuf>,
 }
@@ -45,6 +51,12 @@ impl EnvConfig {
                 .map(|(number, value)| (parsed(&number), parsed(&value)))
                 .collect(),
             eager: variable("CUDA_MODULE_LOADING").as_deref() == Some("EAGER"),
+            checked: variable("SLUICE_STANDIN_CHECKED").as_deref() == Some("1"),
+            workers: variable("SLUICE_STANDIN_WORKERS").map_or(1, |text| parsed(&text).max(1) as usize),
+            blocks: pairs("SLUICE_STANDIN_BLOCKS")
+                .into_iter()
+                .map(|(name, most)| (name, parsed(&most).max(1).cast_unsigned()))
+                .collect(),
             report: variable("SLUICE_STANDIN_REPORT").map(PathBuf::from),
         }
     }

@@ -2,9 +2,9 @@
 //! is never shipped.
 //!
 //! It implements the driver's bookkeeping: contexts, physical handles that are files and are passed to other processes
-//! as descriptors, address ranges, mappings, registrations, streams with a thread each, events, graphs. Kernels are
-//! Rust functions with the names in `sidecar/probe/cuda/probe.cu`. It does not model time: a copy runs at the speed of
-//! host memory, and a kernel at the speed of one core.
+//! as descriptors, address ranges, mappings, registrations, streams with a thread each, events, captures and graphs.
+//! Kernels are the PTX of the module, run by the interpreter `sluice-ptx`. It does not model time: a copy runs at the
+//! speed of host memory, and a kernel at the speed of an interpreter.
 //!
 //! A device address is a host address with bit 56 set: the kernel kills a process that dereferences one by accident, so
 //! tests detect it. Host memory that is registered or allocated by the driver has the same address on the device.
@@ -18,6 +18,9 @@
 //! | `SLUICE_STANDIN_MPS_FAULTS` | more faults, in processes whose `CUDA_MPS_PIPE_DIRECTORY` has a daemon's `control` |
 //! | `SLUICE_STANDIN_ATTRIBUTES` | `NUMBER=VALUE`, comma-separated: device attributes that differ from the defaults |
 //! | `CUDA_MODULE_LOADING` | as for the driver: unless `EAGER`, a kernel's first launch waits for all streams |
+//! | `SLUICE_STANDIN_CHECKED` | `1`: kernels run with all checks of the interpreter, some 10 to 70 times slower |
+//! | `SLUICE_STANDIN_WORKERS` | threads that run the blocks of a kernel (1) |
+//! | `SLUICE_STANDIN_BLOCKS` | `KERNEL=N`, comma-separated: only N blocks run, for kernels that only take time |
 //! | `SLUICE_STANDIN_REPORT` | a file: each process appends one line of JSON with the resources that it holds at exit |
 //!
 //! cuBLASLt is the same library under a second name, as [`library_folder::LibraryFolder`] makes it. Its products add in
@@ -49,6 +52,7 @@ mod capture;
 mod code_text;
 mod cublas;
 mod current_context;
+mod device_memory;
 mod driver_pose;
 mod enqueue;
 mod env_config;

@@ -32,7 +32,7 @@ pub struct Objects {
     pub events: BTreeMap<usize, Arc<Event>>,
     /// Events that were created without times.
     pub untimed_events: BTreeSet<usize>,
-    pub modules: BTreeMap<usize, String>,
+    pub modules: BTreeMap<usize, Arc<sluice_ptx::Module>>,
     pub functions: BTreeMap<usize, Function>,
     pub handles: BTreeMap<u64, Allocation>,
     pub graphs: BTreeMap<usize, Graph>,

@@ -16,8 +16,12 @@ const F32_ULP: f64 = 1.0 / (1 << 23) as f64;
 const BF16_ULP: f64 = 1.0 / (1 << 7) as f64;
 const F16_ULP: f64 = 1.0 / (1 << 10) as f64;
 
+/// The attribute that transposes A.
+pub const TRANSPOSE_A: sys::cublasLtMatmulDescAttributes_t =
+    sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+
 /// A product of cuBLASLt with its descriptors, destroyed on drop.
-struct Product {
+pub struct Product {
     handle: sys::cublasLtHandle_t,
     descriptor: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
@@ -25,11 +29,11 @@ struct Product {
 }
 
 /// Rows, columns and leading dimension of a matrix.
-type Shape = (u64, u64, i64);
+pub type Shape = (u64, u64, i64);
 
 impl Product {
     /// With the shapes of A and B as they are stored, and of the result.
-    fn new(format: Format, shapes: [Shape; 3]) -> Product {
+    pub fn new(format: Format, shapes: [Shape; 3]) -> Product {
         let layout = |(rows, columns, lead)| {
             lt::create_matrix_layout(format, rows, columns, lead).expect("a layout is only a description")
         };
@@ -42,7 +46,7 @@ impl Product {
         }
     }
 
-    fn describe<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) {
+    pub fn describe<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: T) {
         // SAFETY: the value has the length of the attribute.
         let set = unsafe {
             lt::set_matmul_desc_attribute(
@@ -62,7 +66,7 @@ impl Product {
             .expect("the attribute is supported");
     }
 
-    fn heuristic(&self) -> Result<sys::cublasLtMatmulHeuristicResult_t, Status> {
+    pub fn heuristic(&self) -> Result<sys::cublasLtMatmulHeuristicResult_t, Status> {
         let [a, b, c] = self.layouts;
         // SAFETY: all descriptors exist.
         unsafe { lt::get_matmul_algo_heuristic(self.handle, self.descriptor, a, b, c, c, self.preference) }
@@ -70,7 +74,7 @@ impl Product {
     }
 
     /// Queues it with alpha and beta. `workspace` is its address and its length.
-    fn run(
+    pub fn run(
         &self,
         device: &Device,
         [alpha, beta]: [f32; 2],
@@ -182,7 +186,7 @@ fn products_of_every_format_and_transposition_are_right() {
                         (m as u64, n as u64, lead_d as i64),
                     ],
                 );
-                product.describe(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA, flip_a);
+                product.describe(TRANSPOSE_A, flip_a);
                 product.describe(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSB, flip_b);
                 let (a, b) = (numbers(lead_a * columns_a, 1), numbers(lead_b * columns_b, 2));
                 let c = numbers(lead_d * n, 3);

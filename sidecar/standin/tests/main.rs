@@ -6,4 +6,6 @@ mod device;
 mod driver;
 mod function;
 mod memory;
+mod path;
 mod process;
+mod ptx;

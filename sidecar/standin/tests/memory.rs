@@ -13,7 +13,8 @@ use cudarc::driver::sys::{
 use crate::device::{Buffer, Device, cu, result_of};
 use crate::process::{Machine, is_body};
 
-const CHUNK: usize = 2 << 20;
+/// Bytes of a chunk.
+pub const CHUNK: usize = 2 << 20;
 
 /// The properties of a chunk on the device, exported as a descriptor or not.
 pub fn properties(is_shared: bool) -> CUmemAllocationProp {

@@ -131,7 +131,7 @@ pub const TABLE: [Row; 23] = [
     // For tests alone: it runs our PTX in place of a GPU.
     Row { name: "sluice-ptx", never: SIDECAR, ..BLANK },
     // For tests alone: it stands for libcuda.so.1 over host memory. No crate may link it.
-    Row { name: "sluice-cuda-standin", may: &["rustix"], never: SIDECAR, ..BLANK },
+    Row { name: "sluice-cuda-standin", may: &["sluice-ptx", "rustix"], never: SIDECAR, ..BLANK },
     Row {
         name: "sluice-plan",
         may: &["sluice-types", "sluice-wire", "k8s-openapi"],

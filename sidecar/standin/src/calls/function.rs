@@ -121,7 +121,7 @@ pub fn launch(
         return Err(code::NOT_SUPPORTED);
     }
     let arguments = function.kernel.read_arguments(parameters)?;
-    Ok(Operation::Kernel(Launch { kernel: function.kernel, arguments, grid, block }))
+    Ok(Operation::Kernel(Launch { kernel: function.kernel, arguments, grid, block, shared_bytes }))
 }
 
 fn find(function: usize) -> Result<Function, u32> {

@@ -111,9 +111,9 @@ calls! {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let bytes = (bytes as u64).next_multiple_of(GRANULARITY);
-        let memory = Arc::new(pool()?.allocate(bytes)?);
-        address.set(space().allocate(bytes, &memory)?)
+        let rounded = (bytes as u64).next_multiple_of(GRANULARITY);
+        let memory = Arc::new(pool()?.allocate(rounded)?);
+        address.set(space().allocate(bytes as u64, rounded, &memory)?)
     }
 
     Uncaptured fn cuMemFree_v2(address: u64) {

@@ -1,6 +1,7 @@
 //! Modules.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::sync::Arc;
 
 use crate::abi::{OutPtr, code};
 use crate::call_guard::calls;
@@ -38,8 +39,7 @@ calls! {
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| code::NOT_FOUND)?;
         let mut objects = objects();
         let image = objects.modules.get(&module).ok_or(code::INVALID_HANDLE)?;
-        let declared = image.contains(&format!(".entry {name}("));
-        let kernel = Kernel::named(name).filter(|_| declared).ok_or(code::NOT_FOUND)?;
+        let kernel = Kernel::named(image, name).ok_or(code::NOT_FOUND)?;
         let number = objects.next_handle();
         objects.functions.insert(number, Function::new(module, kernel, ENV_CONFIG.eager));
         function.set(number)
@@ -63,8 +63,12 @@ fn load(image: *const c_char) -> Result<usize, u32> {
         eprintln!("stand-in: a module is refused: {words}");
         code
     })?;
+    let parsed = sluice_ptx::Module::parse(image).map_err(|error| {
+        eprintln!("stand-in: a module is refused: {error}");
+        code::INVALID_PTX
+    })?;
     let mut objects = objects();
     let number = objects.next_handle();
-    objects.modules.insert(number, image.to_owned());
+    objects.modules.insert(number, Arc::new(parsed));
     Ok(number)
 }
