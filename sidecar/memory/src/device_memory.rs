@@ -41,11 +41,17 @@ use serial_queue::SerialQueue;
 use serial_worker::{ChunkAllocator, SerialWorker};
 use table::MappingTable;
 
-/// Sends transactions to the engine.
+/// Sends transactions and releases to the engine.
 pub trait EngineConnection: Send {
     /// Sends the changes to the engine, which answers through [`DeviceMemory::on_acknowledge`]. Returns false
     /// if no engine is attached, so there is no answer to wait for.
     fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool;
+
+    /// Asks the engine to release its imports of chunks, which are not mapped: their memory is free only then. It
+    /// answers as to `remap`. Returns false if no engine is attached, or if engines import no chunks, as from host memory.
+    fn release(&mut self, _id: ActionId, _chunks: &[ChunkId]) -> bool {
+        false
+    }
 }
 
 /// Configuration of a device memory.
@@ -225,17 +231,17 @@ impl DeviceMemory {
         self.links.transferred_bytes()
     }
 
-    /// Handles the engine's answer to a transaction. If not `ok`, the engine has changed nothing, and the
-    /// operation fails. Returns false if no such transaction is pending, for example after
+    /// Handles the engine's answer to a transaction or a release. If not `ok`, the engine has changed nothing, and the
+    /// operation fails. Returns false if no such operation is pending, for example after
     /// [`DeviceMemory::on_engine_lost`].
     pub fn on_acknowledge(&mut self, id: ActionId, ok: bool) -> bool {
-        let known = self.complete_remap(id, ok);
+        let known = self.complete_remap(id, ok) || self.complete_engine_release(id, ok);
         self.process_events();
         known
     }
 
-    /// Completes the pending transaction after the engine has exited: its mappings no longer exist. The
-    /// [`EngineConnection`] must already know that no engine is attached.
+    /// Completes the pending transaction or release after the engine has exited: its mappings and imports no longer
+    /// exist. The [`EngineConnection`] must already know that no engine is attached.
     pub fn on_engine_lost(&mut self) {
         if let Some(id) = self.serial_queue.awaiting_ack() {
             self.on_acknowledge(id, true);

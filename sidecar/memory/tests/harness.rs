@@ -240,8 +240,8 @@ enum Command {
     Remap(ActionId, Vec<MapOp>),
     Read(Address, Sender<Option<Vec<u8>>>),
     Write(Address, usize, Vec<u8>, Sender<()>),
-    /// The sidecar frees the chunk.
-    Forget(ChunkId),
+    /// The sidecar frees these chunks.
+    Release(ActionId, Vec<ChunkId>),
     Stop,
 }
 
@@ -251,7 +251,7 @@ trait EngineMapping {
     /// Returns the bytes of the chunk behind an address.
     fn read(&self, address: Address) -> Option<Vec<u8>>;
     fn write(&self, address: Address, offset: usize, bytes: &[u8]);
-    fn forget(&mut self, chunk: ChunkId);
+    fn release(&mut self, chunk: ChunkId);
 }
 
 /// Maps chunks of the pool's file.
@@ -276,7 +276,7 @@ impl EngineMapping for HostEngine {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
     }
 
-    fn forget(&mut self, _chunk: ChunkId) {}
+    fn release(&mut self, _chunk: ChunkId) {}
 }
 
 /// Imports chunks of a GPU when they are mapped.
@@ -323,7 +323,7 @@ impl EngineMapping for CudaEngine {
         self.stream.finish().unwrap();
     }
 
-    fn forget(&mut self, chunk: ChunkId) {
+    fn release(&mut self, chunk: ChunkId) {
         if self.imported.remove(&chunk) {
             self.mapping.release(chunk).unwrap();
         }
@@ -343,7 +343,10 @@ fn engine(mut mapping: Box<dyn EngineMapping>, commands: &Receiver<Command>, wak
                 mapping.write(address, offset, &bytes);
                 written.send(()).unwrap();
             }
-            Command::Forget(chunk) => mapping.forget(chunk),
+            Command::Release(id, chunks) => {
+                chunks.into_iter().for_each(|chunk| mapping.release(chunk));
+                let _ = wake.send(Wake::Answer(id, true));
+            }
             Command::Stop => return,
         }
     }
@@ -367,6 +370,12 @@ struct TestEngineConnection {
 impl EngineConnection for TestEngineConnection {
     fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool {
         *self.attached.lock().unwrap() && self.commands.send(Command::Remap(id, ops.to_vec())).is_ok()
+    }
+
+    fn release(&mut self, id: ActionId, chunks: &[ChunkId]) -> bool {
+        on_gpu()
+            && *self.attached.lock().unwrap()
+            && self.commands.send(Command::Release(id, chunks.to_vec())).is_ok()
     }
 }
 
@@ -415,11 +424,8 @@ impl Harness {
         let to_owner = wake.clone();
         let notify: Notify = Arc::new(move || _ = to_owner.send(Wake::Worker));
         let calls = CallLog::default();
-        let to_engine = commands.clone();
-        let released = move |chunk| _ = to_engine.send(Command::Forget(chunk));
         let record = |backing: Box<dyn Backing>| {
-            let released = Box::new(released.clone());
-            Box::new(RecordedBacking::new(backing, geometry.chunk_bytes, calls.clone(), released))
+            Box::new(RecordedBacking::new(backing, geometry.chunk_bytes, calls.clone()))
         };
         let (backing, weights) = if on_gpu() {
             let context = gpu();

@@ -20,24 +20,16 @@ impl CallLog {
     }
 }
 
-type OnRelease = Box<dyn Fn(ChunkId) + Send + Sync>;
-
-/// Records and passes on. `released` is called for each chunk before it is released.
+/// Records and passes on.
 pub struct RecordedBacking {
     inner: Box<dyn Backing>,
     chunk_bytes: u64,
     log: CallLog,
-    released: OnRelease,
 }
 
 impl RecordedBacking {
-    pub fn new(
-        inner: Box<dyn Backing>,
-        chunk_bytes: u64,
-        log: CallLog,
-        released: OnRelease,
-    ) -> RecordedBacking {
-        RecordedBacking { inner, chunk_bytes, log, released }
+    pub fn new(inner: Box<dyn Backing>, chunk_bytes: u64, log: CallLog) -> RecordedBacking {
+        RecordedBacking { inner, chunk_bytes, log }
     }
 }
 
@@ -55,7 +47,6 @@ impl Backing for RecordedBacking {
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
         self.log.push(format!("release {chunk:?}"));
-        (self.released)(chunk);
         self.inner.release(chunk)
     }
 

@@ -54,11 +54,7 @@ impl DeviceMemory {
             Work::Accept { chunks, earmark } => {
                 self.start_create(chunks, SerialJob::Accept(chunks.clone(), *earmark))
             }
-            Work::Release(chunks) => self.start_release(chunks, SerialJob::Release(chunks.clone())),
-            Work::Lend { chunks, spare_chunks, earmark } => {
-                let (spare_chunks, earmark) = (*spare_chunks, *earmark);
-                self.start_release(chunks, SerialJob::Lend { chunks: chunks.clone(), spare_chunks, earmark })
-            }
+            Work::Release(chunks) | Work::Lend { chunks, .. } => self.start_release(chunks, work),
             Work::Transaction(transaction) => self.start_remap(transaction),
             Work::MoveLayerBlocks(moves) => self.start_moves(moves),
             Work::SwapOut(swaps) => {
@@ -82,13 +78,18 @@ impl DeviceMemory {
         Ok(self.start_job(chore))
     }
 
-    fn start_release(&mut self, chunks: &[ChunkId], chore: SerialJob) -> Result<StartResult, Failure> {
+    /// The engine lets go of the chunks before their memory is released and its bytes are a peer's.
+    fn start_release(&mut self, chunks: &[ChunkId], work: &Work) -> Result<StartResult, Failure> {
         let unused =
             |c: ChunkId| self.pool.exists(c) && !self.table.is_mapped(c) && !self.has_pending_copy(c);
         if !all_distinct(chunks) || !chunks.iter().all(|chunk| unused(*chunk)) {
             return Err(Failure::Refused);
         }
-        Ok(self.start_job(chore))
+        let id = self.serial_queue.queue.front().expect("the release is the first operation").id;
+        if !chunks.is_empty() && self.engine.release(id, chunks) {
+            return Ok(StartResult::Pending(HeadState::AwaitingRelease));
+        }
+        Ok(self.start_job(release_job(work)))
     }
 
     /// Whether a fill into the chunk, or another copy of one of its blocks, is queued or running.
@@ -192,6 +193,21 @@ impl DeviceMemory {
         }
     }
 
+    /// Continues the release that the engine has, if it is this one.
+    pub(super) fn complete_engine_release(&mut self, id: ActionId, ok: bool) -> bool {
+        let Some(operation) = self.serial_queue.queue.front() else { return false };
+        if !matches!(self.serial_queue.head_state, HeadState::AwaitingRelease) || operation.id != id {
+            return false;
+        }
+        if ok {
+            self.worker.submit(release_job(&operation.work));
+            self.serial_queue.head_state = HeadState::RunningJob;
+        } else {
+            self.end_operation(Outcome::Failed(Failure::Refused));
+        }
+        true
+    }
+
     /// Completes the transaction that the engine has, if it is this one.
     pub(super) fn complete_remap(&mut self, id: ActionId, ok: bool) -> bool {
         let HeadState::AwaitingEngine(begun) = self.serial_queue.head_state else { return false };
@@ -205,6 +221,16 @@ impl DeviceMemory {
         }
         self.end_operation(outcome);
         true
+    }
+}
+
+fn release_job(work: &Work) -> SerialJob {
+    match work {
+        Work::Release(chunks) => SerialJob::Release(chunks.clone()),
+        Work::Lend { chunks, spare_chunks, earmark } => {
+            SerialJob::Lend { chunks: chunks.clone(), spare_chunks: *spare_chunks, earmark: *earmark }
+        }
+        other => unreachable!("{other:?} releases no chunks"),
     }
 }
 

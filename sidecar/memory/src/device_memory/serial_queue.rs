@@ -42,6 +42,8 @@ pub(super) enum HeadState {
     Preparing,
     /// Sent to the engine.
     AwaitingEngine(Instant),
+    /// The engine releases its imports of the chunks; then the serial worker releases them.
+    AwaitingRelease,
 }
 
 impl SerialQueue {
@@ -69,9 +71,9 @@ impl SerialQueue {
         CopyPriority::new(first.id, self.queue.iter().filter_map(|operation| operation.due).min(), now)
     }
 
-    /// Returns the transaction that the engine has not acknowledged.
+    /// Returns the transaction or release that the engine has not acknowledged.
     pub(super) fn awaiting_ack(&self) -> Option<ActionId> {
-        let waiting = matches!(self.head_state, HeadState::AwaitingEngine(_));
+        let waiting = matches!(self.head_state, HeadState::AwaitingEngine(_) | HeadState::AwaitingRelease);
         self.queue.front().filter(|_| waiting).map(|operation| operation.id)
     }
 }

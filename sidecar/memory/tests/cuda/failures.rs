@@ -193,3 +193,37 @@ fn mapped_chunk_is_not_released() {
     mapping.apply_all(&[MapOp::Map(kv(0), ChunkId(1))]).unwrap();
     drop(context);
 }
+
+#[test]
+fn memory_is_released_after_the_engine_has_let_go() {
+    GpuMachine::new().run_case("cuda::failures::release_waits_for_the_engine");
+}
+
+#[test]
+#[ignore = "a process of the other tests, which start it"]
+fn release_waits_for_the_engine() {
+    if !is_case() {
+        return;
+    }
+    let mut world = world();
+    world.succeed(Work::Create(chunks(0..2)));
+    for chunk in [0, 1] {
+        world.succeed(remap(vec![MapOp::Map(kv(chunk), ChunkId(chunk))], vec![]));
+        world.succeed(remap(vec![MapOp::Unmap(kv(chunk), ChunkId(chunk))], vec![]));
+    }
+    world.hold_engine(true);
+    let release = world.submit_work(Work::Release(chunks(0..1)));
+    world.wait_for_held_answer();
+    assert_eq!((world.outcome(release), world.memory.used_bytes()), (None, 2 * CHUNK_BYTES));
+    world.hold_engine(false);
+    assert!(matches!(world.wait(release), Outcome::Done { .. }));
+    assert_eq!(world.memory.used_bytes(), CHUNK_BYTES);
+    // An engine that has exited holds nothing.
+    world.hold_engine(true);
+    let release = world.submit_work(Work::Release(chunks(1..2)));
+    world.wait_for_held_answer();
+    world.detach_engine();
+    world.memory.on_engine_lost();
+    assert!(matches!(world.wait(release), Outcome::Done { .. }));
+    assert_eq!(world.memory.used_bytes(), 0);
+}
