@@ -22,7 +22,20 @@ use resources::Table;
 const PROBE: &[&str] = &["sidecar/probe/cuda/probe.cu"];
 
 /// The engine's sources. Their PTX has line information, for the interpreter's messages and for profilers.
-const ENGINE: &[&str] = &[];
+const ENGINE: &[&str] = &[
+    "kernels/cuda/attention_bf16.cu",
+    "kernels/cuda/attention_f16.cu",
+    "kernels/cuda/attention_f32.cu",
+    "kernels/cuda/attention_merge.cu",
+    "kernels/cuda/elementwise.cu",
+    "kernels/cuda/embedding.cu",
+    "kernels/cuda/gemm.cu",
+    "kernels/cuda/gemm_f32.cu",
+    "kernels/cuda/memory.cu",
+    "kernels/cuda/norm.cu",
+    "kernels/cuda/rope.cu",
+    "kernels/cuda/sampling.cu",
+];
 
 /// The committed table of what the engine's kernels need.
 const RESOURCES: &str = "kernels/cuda/resources.json";
@@ -104,16 +117,29 @@ fn compile(
     let mut logs = Vec::new();
     for (architecture, number) in MACHINE {
         if nvrtc.knows(number)? {
-            let made = nvrtc.compile(&text, architecture, &[options, &["--ptxas-options=-v"]].concat())?;
+            // Without the options of the PTX: with line information, NVRTC 12.0 overflows its stack for sm_90.
+            let made = nvrtc.compile(&text, architecture, &["--ptxas-options=-v"])?;
             println!("{source}: {architecture}, {} bytes", made.code.len());
             logs.push((architecture, made.log));
         } else {
             println!("skipped: this NVRTC does not know {architecture}");
         }
     }
-    let ptx = nvrtc.compile(&text, PTX, options)?.code;
-    settle(&path.with_extension("ptx"), &ptx)?;
-    Ok(Assembled { ptx: String::from_utf8(ptx).context("PTX is text")?, logs })
+    let ptx = String::from_utf8(nvrtc.compile(&text, PTX, options)?.code).context("PTX is text")?;
+    let ptx = without_folders(&ptx);
+    settle(&path.with_extension("ptx"), ptx.as_bytes())?;
+    Ok(Assembled { ptx, logs })
+}
+
+/// PTX whose line information names files without their folder, which NVRTC takes from the current one.
+fn without_folders(ptx: &str) -> String {
+    let line = |line: &str| match line.split_once('"') {
+        Some((start, path)) if line.trim_start().starts_with(".file") => {
+            format!("{start}\"{}\n", path.rsplit('/').next().unwrap_or(path))
+        }
+        _ => format!("{line}\n"),
+    };
+    ptx.lines().map(line).collect()
 }
 
 /// A source with the headers (`*.cuh`) of its folder.

@@ -5,7 +5,7 @@ use cargo_metadata::camino::Utf8Path;
 
 use super::find::find;
 use super::nvrtc::Nvrtc;
-use super::{ENGINE, PROBE, RESOURCES, compare, compile, read};
+use super::{ENGINE, PROBE, RESOURCES, compare, compile, read, without_folders};
 
 /// The root of the workspace.
 fn root() -> &'static Utf8Path {
@@ -76,4 +76,10 @@ fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     assert!(error.starts_with("for sm_80, NVRTC answered "), "{error}");
     fs::write(folder.join("probe.cu"), source.replace("now_ns() - start < ns", "broken")).expect("written");
     assert!(check().expect_err("it does not compile").to_string().contains("\"broken\" is undefined"));
+}
+
+#[test]
+fn line_information_names_no_folder() {
+    let ptx = ".loc 1 2 3\n\t.file\t1 \"/folder/kernels/norm.cu\"\nld.param.u32 %r1, [a];\n";
+    assert_eq!(without_folders(ptx), ".loc 1 2 3\n\t.file\t1 \"norm.cu\"\nld.param.u32 %r1, [a];\n");
 }

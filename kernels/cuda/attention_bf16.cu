@@ -1,0 +1,3 @@
+#include "attention.cuh"
+
+ATTENTIONS(Bf16, bf16)

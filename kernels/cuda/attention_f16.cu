@@ -1,0 +1,3 @@
+#include "attention.cuh"
+
+ATTENTIONS(F16, f16)
