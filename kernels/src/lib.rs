@@ -4,6 +4,7 @@
 //! * [`ops`]: norms, rotary positions, paged attention, embeddings
 //! * [`forward`]: one step over a mixed batch of prefill chunks and decodes
 //! * [`sampling`]: from a row of logits to a token, without state
+//! * [`cuda`]: the CUDA kernels and their launches, as values
 //! * [`engine`]: the process around it, bin `sluice-engine`
 //! * [`generate`]: random-weight models of any shape, as Hugging Face folders
 //!
@@ -22,6 +23,7 @@
 //! # Ok::<(), sluice_kernels::sampling::SamplingError>(())
 //! ```
 
+pub mod cuda;
 pub mod engine;
 pub mod forward;
 pub mod generate;

@@ -47,11 +47,6 @@ pub fn norm(width: usize, magnitude: f64) -> f64 {
     (1.5 * width as f64 + 8.0) * F32 * magnitude
 }
 
-/// A rotated element: two products and a sum, angles that are off by [`angle`], of two numbers with these magnitudes.
-pub fn rotation(low: f64, high: f64) -> f64 {
-    (2.0 * F32 + angle()) * (low.abs() + high.abs())
-}
-
 /// Cosine or sine of an f32 angle of less than 2^17. The angle less a multiple of a quarter turn is off by at most
 /// 3 roundings of numbers below 1, and the polynomial by at most two units of a result below 1.
 pub fn angle() -> f64 {

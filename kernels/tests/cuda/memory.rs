@@ -1,0 +1,69 @@
+//! Copies of layer-blocks, fills and the check of generations.
+
+use sluice_kernels::cuda::memory::{CheckReady, Fill, KvCopy};
+use sluice_link::model::Dtype;
+
+use super::device::Device;
+use super::paged::{Heads, Paged};
+use super::values::Random;
+
+fn copies(device: &Device, seed: u64) {
+    let mut random = Random(seed);
+    let heads =
+        Heads { heads: 2, kv_heads: random.below(1..3) as usize, dim: 8 * random.below(1..9) as usize };
+    let dtype = random.choose(&[Dtype::Bf16, Dtype::F32]);
+    let length = random.below(17..90) as usize;
+    let paged = Paged::new(device, &mut random, dtype, heads, &[length]);
+    let bytes = heads.block_bytes(dtype);
+    let read = |id: u32| device.download::<u8>(paged.arena.address(id), bytes);
+    let ids = &paged.ids[0];
+    let buffer = device.reserve::<u8>(ids.len() * bytes);
+    let copy = KvCopy { arena: paged.arena, ids: device.upload(ids), buffer };
+    device.run(&copy.gather(ids.len() as u32).unwrap());
+    let gathered = device.download::<u8>(buffer, ids.len() * bytes);
+    let expected: Vec<u8> = ids.iter().flat_map(|id| read(*id)).collect();
+    assert_eq!(gathered, expected, "seed {seed}");
+    // Back into other blocks: the first and the last change places.
+    let mut moved = ids.clone();
+    moved.swap(0, ids.len() - 1);
+    let copy = KvCopy { ids: device.upload(&moved), ..copy };
+    device.run(&copy.scatter(ids.len() as u32).unwrap());
+    assert_eq!(read(moved[0]), expected[..bytes], "seed {seed}");
+    assert_eq!(read(ids[0]), expected[expected.len() - bytes..], "seed {seed}");
+}
+
+#[test]
+fn blocks_are_gathered_and_scattered_by_their_ids() {
+    (0..20).for_each(|seed| copies(&Device::fast(), seed));
+    (20..23).for_each(|seed| copies(&Device::checked(), seed));
+}
+
+#[test]
+fn a_fill_covers_its_range_and_nothing_beyond() {
+    let device = Device::checked();
+    for count in [1usize, 255, 256, 1000] {
+        let to = device.upload(&vec![7u32; 4 * count + 4]);
+        device.run(&Fill { to, count: count as u64, pattern: 0x7fc0_7fc0, unused: 0 }.plan());
+        let got: Vec<u32> = device.download(to, 4 * count + 4);
+        assert!(got[..4 * count].iter().all(|word| *word == 0x7fc0_7fc0));
+        assert_eq!(got[4 * count..], [7; 4]);
+    }
+}
+
+#[test]
+fn a_later_or_earlier_generation_is_overtaken_and_the_expected_one_is_not() {
+    let device = Device::checked();
+    let check = |published: [u64; 2], expected: [u64; 2]| {
+        let mut page = vec![0u64; 16];
+        (page[0], page[8]) = (published[0], published[1]);
+        let overtaken = device.upload(&[0u32]);
+        let (ready, expected) = (device.upload(&page), device.upload(&expected));
+        device.run(&CheckReady { ready, expected, overtaken, count: 2, stride: 8 }.plan());
+        device.download::<u32>(overtaken, 1)[0]
+    };
+    assert_eq!(check([5, 9], [5, 9]), 0);
+    assert_eq!(check([5, 9], [5, 0]), 0, "no expectation");
+    assert_eq!(check([5, 10], [5, 9]), 1, "filled again");
+    assert_eq!(check([4, 9], [5, 9]), 1, "read too early");
+    assert_eq!(check([5 + (1 << 32), 9], [5, 9]), 1, "all 64 bits count");
+}
