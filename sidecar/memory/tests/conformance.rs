@@ -5,7 +5,8 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{Generation, LayerBlockId, LayerId, Nanos};
 use sluice_ports::conformance::{self, Backend, SlabChunk};
 
-use super::harness::{Harness, on_gpu};
+use super::engine_mapping::on_gpu;
+use super::harness::Harness;
 
 impl Backend for Harness {
     type Memory = sluice_memory::DeviceMemory;

@@ -13,7 +13,7 @@ use sluice_cuda_standin::library_folder::LibraryFolder;
 use sluice_memory::cuda::{Driver, Error};
 use tempfile::TempDir;
 
-use super::harness::{GPU_VAR, on_gpu};
+use super::engine_mapping::{GPU_VAR, on_gpu};
 
 /// The smallest chunk of a GPU.
 pub const CHUNK_BYTES: u64 = 2 << 20;

@@ -1,7 +1,6 @@
 //! A device memory with recognisable host weights, a stand-in control page and a stand-in engine.
 
-use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -9,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sluice_memory::backing::{Backing, SignalWord};
-use sluice_memory::cuda::{Context, Device, Driver, Stream};
 use sluice_memory::cuda_backing::ControlFile;
 use sluice_memory::{
-    ChunkPool, CudaBacking, CudaMapping, DeviceMemory, EngineConnection, HostBacking, HostWeights,
-    HostWeightsBuilder, LayerGate, Mapping, MemoryOptions, Notify, RangeSizes, Slab,
+    CudaBacking, DeviceMemory, EngineConnection, HostBacking, HostWeights, HostWeightsBuilder, LayerGate,
+    MemoryOptions, Notify, RangeSizes, Slab,
 };
 use sluice_policy::action::{Action, Address, MapOp, Transaction, Work};
 use sluice_policy::event::{Completion, Outcome};
@@ -23,10 +21,8 @@ use sluice_policy::reason::Reason;
 use sluice_ports::Memory;
 use sluice_ports::conformance::SlabChunk;
 
+use super::engine_mapping::{EngineMapping, gpu, new_engine_mapping, on_gpu};
 use super::recorded_backing::{CallLog, RecordedBacking};
-
-/// Set in processes whose memory is that of a GPU.
-pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
 
 /// Time without any event after which a backend counts as idle.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -245,91 +241,6 @@ enum Command {
     Stop,
 }
 
-/// The engine's side of the memory.
-trait EngineMapping {
-    fn apply_all(&mut self, ops: &[MapOp]) -> bool;
-    /// Returns the bytes of the chunk behind an address.
-    fn read(&self, address: Address) -> Option<Vec<u8>>;
-    fn write(&self, address: Address, offset: usize, bytes: &[u8]);
-    fn release(&mut self, chunk: ChunkId);
-}
-
-/// Maps chunks of the pool's file.
-struct HostEngine {
-    pool: OwnedFd,
-    mapping: Mapping,
-}
-
-impl EngineMapping for HostEngine {
-    fn apply_all(&mut self, ops: &[MapOp]) -> bool {
-        self.mapping.apply_all(self.pool.as_fd(), ops).is_ok()
-    }
-
-    fn read(&self, address: Address) -> Option<Vec<u8>> {
-        read(&self.mapping, address, self.mapping.chunk_bytes() as usize)
-    }
-
-    fn write(&self, address: Address, offset: usize, bytes: &[u8]) {
-        assert!(self.mapping.chunk_at(address).is_some(), "{address:?} is backed");
-        let at = self.mapping.position_ptr(address).unwrap().wrapping_add(offset);
-        // SAFETY: a whole chunk backs the address, and the bytes fit the rest of it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
-    }
-
-    fn release(&mut self, _chunk: ChunkId) {}
-}
-
-/// Imports chunks of a GPU when they are mapped.
-struct CudaEngine {
-    pool: Arc<ChunkPool>,
-    mapping: CudaMapping,
-    stream: Stream,
-    imported: BTreeSet<ChunkId>,
-}
-
-impl CudaEngine {
-    fn new(pool: Arc<ChunkPool>, geometry: &Geometry) -> CudaEngine {
-        let context = gpu();
-        let mapping = CudaMapping::reserve(&context, geometry.chunk_bytes, &ranges(geometry)).unwrap();
-        CudaEngine { pool, mapping, stream: Stream::new(&context).unwrap(), imported: BTreeSet::new() }
-    }
-}
-
-impl EngineMapping for CudaEngine {
-    fn apply_all(&mut self, ops: &[MapOp]) -> bool {
-        for op in ops {
-            let MapOp::Map(_, chunk) = *op else { continue };
-            if self.imported.insert(chunk) {
-                let [descriptor] = <[OwnedFd; 1]>::try_from(self.pool.export(&[chunk]).unwrap()).unwrap();
-                self.mapping.import(chunk, descriptor.as_fd()).unwrap();
-            }
-        }
-        self.mapping.apply_all(ops).is_ok()
-    }
-
-    fn read(&self, address: Address) -> Option<Vec<u8>> {
-        self.mapping.chunk_at(address)?;
-        let mut bytes = vec![0; self.mapping.chunk_bytes() as usize];
-        // SAFETY: the stream is finished before the bytes are used.
-        unsafe { self.stream.download_bytes(&mut bytes, self.mapping.position(address).unwrap()).unwrap() };
-        self.stream.finish().unwrap();
-        Some(bytes)
-    }
-
-    fn write(&self, address: Address, offset: usize, bytes: &[u8]) {
-        let at = self.mapping.position(address).unwrap() + offset as u64;
-        // SAFETY: the stream is finished before the bytes go.
-        unsafe { self.stream.upload_bytes(at, bytes).unwrap() };
-        self.stream.finish().unwrap();
-    }
-
-    fn release(&mut self, chunk: ChunkId) {
-        if self.imported.remove(&chunk) {
-            self.mapping.release(chunk).unwrap();
-        }
-    }
-}
-
 /// Runs the engine's thread: applies mappings, and reads and writes through its own addresses.
 fn engine(mut mapping: Box<dyn EngineMapping>, commands: &Receiver<Command>, wake: &Sender<Wake>) {
     while let Ok(command) = commands.recv() {
@@ -352,16 +263,6 @@ fn engine(mut mapping: Box<dyn EngineMapping>, commands: &Receiver<Command>, wak
     }
 }
 
-/// Returns the bytes of the chunk behind an address.
-pub fn read(mapping: &Mapping, address: Address, chunk_bytes: usize) -> Option<Vec<u8>> {
-    mapping.chunk_at(address)?;
-    let mut bytes = vec![0; chunk_bytes];
-    let at = mapping.position_ptr(address).unwrap();
-    // SAFETY: a whole chunk backs the address.
-    unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), chunk_bytes) };
-    Some(bytes)
-}
-
 struct TestEngineConnection {
     commands: Sender<Command>,
     attached: Arc<Mutex<bool>>,
@@ -377,16 +278,6 @@ impl EngineConnection for TestEngineConnection {
             && *self.attached.lock().unwrap()
             && self.commands.send(Command::Release(id, chunks.to_vec())).is_ok()
     }
-}
-
-/// Whether the memory is that of a GPU: in processes that the tests of CUDA start.
-pub fn on_gpu() -> bool {
-    std::env::var_os(GPU_VAR).is_some()
-}
-
-/// Creates a context.
-pub fn gpu() -> Context {
-    Context::new(Device::open(Driver::open().unwrap(), 0).unwrap()).unwrap()
 }
 
 /// A device memory with its control page and engine.
@@ -446,13 +337,7 @@ impl Harness {
         let pool = memory.pool().clone();
         let sizes = geometry.clone();
         let engine = std::thread::spawn(move || {
-            let mapping: Box<dyn EngineMapping> = match pool.file() {
-                Some(file) => Box::new(HostEngine {
-                    pool: file.try_clone_to_owned().unwrap(),
-                    mapping: Mapping::reserve(sizes.chunk_bytes, ranges(&sizes)).unwrap(),
-                }),
-                None => Box::new(CudaEngine::new(pool, &sizes)),
-            };
+            let mapping = new_engine_mapping(pool, &sizes, ranges(&sizes));
             engine(mapping, &inbox, &wake);
         });
         let (held, ended) = (None, Vec::new());

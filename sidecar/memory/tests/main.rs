@@ -6,6 +6,7 @@ mod async_copies;
 mod conformance;
 mod copies;
 mod cuda;
+mod engine_mapping;
 mod gpu_ledger;
 mod hand_over;
 mod harness;

@@ -4,7 +4,7 @@ use sluice_memory::{ChunkPool, Mapping, MappingError, Range, RangeSizes};
 use sluice_policy::action::{Address, MapOp};
 use sluice_policy::ids::{ChunkId, KvChunkId, LayerId};
 
-use super::harness::read;
+use super::engine_mapping::read;
 
 const CHUNK: u64 = 64 << 10;
 const KV_CHUNK: Address = Address::Kv(KvChunkId(1));

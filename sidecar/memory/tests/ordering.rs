@@ -11,7 +11,8 @@ use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 use sluice_ports::conformance::SlabChunk;
 
-use super::harness::{ControlPage, Harness, chunks, decode, geometry, ranges, read};
+use super::engine_mapping::read;
+use super::harness::{ControlPage, Harness, chunks, decode, geometry, ranges};
 
 const LAYERS: u16 = 4;
 const PARTS: u32 = 3;

@@ -10,7 +10,8 @@ use sluice_policy::ids::{ChunkId, Generation, KvChunkId, LayerId};
 use sluice_ports::Memory;
 
 use super::{CHUNK_BYTES, GpuMachine, is_case};
-use crate::harness::{Harness, chunks, geometry, gpu, map_layer, remap};
+use crate::engine_mapping::gpu;
+use crate::harness::{Harness, chunks, geometry, map_layer, remap};
 
 const LAYER: LayerId = LayerId(0);
 
