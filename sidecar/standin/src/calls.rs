@@ -13,3 +13,4 @@ mod memory;
 mod module;
 mod pointer;
 mod stream;
+mod symbol;

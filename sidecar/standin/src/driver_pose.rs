@@ -53,6 +53,11 @@ impl DriverPose {
         self.cublas
     }
 
+    /// Returns the version of the first driver with a function of this library; 0 for all drivers.
+    pub fn since(self, function: &str) -> i32 {
+        SINCE.iter().find(|(_, names)| names.contains(&function)).map_or(0, |(since, _)| *since)
+    }
+
     /// Returns the functions of this library that this driver lacks.
     pub fn absent(self) -> impl Iterator<Item = &'static str> {
         SINCE
