@@ -10,4 +10,5 @@ mod halves;
 mod launches;
 mod parser;
 mod probe;
+mod profile;
 mod support;

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use crate::fault::Access;
 use crate::float;
 use crate::instruction::Instruction;
-use crate::lanes::{LANES, Lanes};
+use crate::lanes::{LANES, Lanes, Slot};
 use crate::operation::{Body, Operation};
 use crate::ops::access::addresses;
 use crate::place::Named;
@@ -83,18 +83,21 @@ impl Half for Bf16 {
     }
 }
 
-/// An 8 x 8 matrix as the 32 lanes hold it in one register.
+/// An 8 x 8 matrix as the 32 lanes hold it in one register: lane after lane, its 64 halves are the rows in order.
 ///
 /// # Safety
 /// `slot` is a register of the kernel.
 #[inline(always)]
-unsafe fn fragment<H: Half>(lanes: &Lanes, slot: u32) -> [[f32; 8]; 8] {
-    let mut matrix = [[0.0; 8]; 8];
+unsafe fn fragment<H: Half>(lanes: &Lanes, slot: Slot) -> [[f32; 8]; 8] {
     // SAFETY: the caller's promise.
     let words = unsafe { lanes.get::<u32>(slot) };
-    for l in 0..LANES {
-        matrix[l / 4][2 * (l % 4)] = H::widen(words[l] as u16);
-        matrix[l / 4][2 * (l % 4) + 1] = H::widen((words[l] >> 16) as u16);
+    let mut matrix = [[0.0; 8]; 8];
+    for g in 0..8 {
+        for t in 0..4 {
+            let word = words[4 * g + t];
+            matrix[g][2 * t] = H::widen(word as u16);
+            matrix[g][2 * t + 1] = H::widen((word >> 16) as u16);
+        }
     }
     matrix
 }
