@@ -99,7 +99,8 @@ impl<'a> BlockView<'a> {
     ) -> Result<(*mut u8, Where), FaultKind> {
         let place = self.locate(named, address);
         let Where { space, address } = place;
-        if !address.is_multiple_of(bytes) {
+        // A size is a power of two.
+        if address & (bytes - 1) != 0 {
             return Err(FaultKind::Misaligned { space, address, bytes });
         }
         let within = |start: *mut u8, length: u64| {
