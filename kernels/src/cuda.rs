@@ -1,5 +1,5 @@
 //! The CUDA kernels: their PTX, their arguments and their launches, as values. Nothing here needs CUDA, so tests run
-//! the same launches by an interpreter.
+//! the same launches by an interpreter. [`CudaModel::plan`] makes of a batch the [`StepProgram`] with its launches.
 //!
 //! Each file has the arguments of the kernels of one source of `kernels/cuda`, with a function that makes a
 //! [`LaunchPlan`] of them. Addresses are those of device memory; the caller keeps them valid until the launch has ended.
@@ -15,14 +15,22 @@ mod arguments;
 pub mod attention;
 pub mod embedding;
 pub mod gemm;
+mod inputs;
 pub mod memory;
+mod model;
 pub mod norm;
+mod pass;
 mod plan;
+mod program;
 pub mod rope;
 pub mod sampling;
+mod step_plan;
 
 pub use arguments::{Field, Layout};
+pub use model::{CudaModel, CudaModelError};
 pub use plan::{LaunchPlan, Module, ShapeError};
+pub use program::{Results, StepProgram};
+pub use step_plan::DeviceRanges;
 
 /// An address in device memory; 0 is null.
 pub type Address = u64;

@@ -10,8 +10,8 @@
 //! never on the other sequences, the chunking, the block ids or the number of threads.
 
 mod batch;
-mod check;
-mod chunk;
+pub(crate) mod check;
+pub(crate) mod chunk;
 pub(crate) mod error;
 mod layer_hooks;
 pub(crate) mod layer_ops;

@@ -7,7 +7,7 @@ use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
 use crate::checkpoint::Checkpoint;
 use crate::memory::{Memory, TestSequence};
-use crate::reference::Reference;
+use crate::reference::{Reference, Rounding};
 use crate::specs::{DTYPES, LLAMA3_SCALING, llama, opt};
 
 const TOKENS: usize = 75;
@@ -24,7 +24,7 @@ pub fn tokens(count: usize, seed: u64, spec: &ModelSpec) -> Vec<u32> {
 }
 
 /// Returns the largest difference of a logit, relative to the spread of the logits.
-fn error(found: &[Vec<f32>], expected: &[Vec<f64>]) -> f64 {
+pub fn error(found: &[Vec<f32>], expected: &[Vec<f64>]) -> f64 {
     let spread = |row: &[f64]| (row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64).sqrt();
     let rows = found.iter().zip(expected).map(|(found, expected)| {
         let worst = found.iter().zip(expected).map(|(f, e)| (f64::from(*f) - e).abs());
@@ -49,7 +49,7 @@ fn assert_agrees_on(spec: &ModelSpec, isa: Isa) {
     let part =
         TestSequence { start: 0, tokens: &tokens, layer_blocks: &layer_blocks, kv_blocks, rows: TOKENS };
     let found = memory.run(&model, &[part]).unwrap();
-    let expected = Reference { spec, checkpoint: &checkpoint }.logits(&tokens);
+    let expected = Reference { spec, checkpoint: &checkpoint, device: Rounding::Cpu }.logits(&tokens);
     // In half precision, a K or V between two cache values may be rounded to the other one.
     let tolerance = match spec.dtype {
         Dtype::F32 => 1e-4,
@@ -97,8 +97,10 @@ fn reference_without_rope_scaling_differs() {
     let scaled = ModelSpec { rope_scaling: LLAMA3_SCALING, ..llama(Dtype::F32) };
     let checkpoint = checkpoint(&scaled);
     let tokens = tokens(40, 1, &scaled);
-    let expected = Reference { spec: &scaled, checkpoint: &checkpoint }.logits(&tokens);
-    let plain = Reference { spec: &llama(Dtype::F32), checkpoint: &checkpoint }.logits(&tokens);
+    let expected =
+        Reference { spec: &scaled, checkpoint: &checkpoint, device: Rounding::Cpu }.logits(&tokens);
+    let plain = Reference { spec: &llama(Dtype::F32), checkpoint: &checkpoint, device: Rounding::Cpu }
+        .logits(&tokens);
     let plain: Vec<Vec<f32>> =
         plain.into_iter().map(|row| row.into_iter().map(|x| x as f32).collect()).collect();
     assert!(error(&plain, &expected) > 1e-2);

@@ -2,6 +2,7 @@
 
 mod attention;
 mod device;
+mod forward;
 mod gemm;
 mod invariance;
 mod layout;

@@ -44,22 +44,44 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-#[test]
-fn stories260k_generates_golden_tokens() {
+/// A small model and what it generates.
+pub struct Golden {
+    pub spec: ModelSpec,
+    pub checkpoint: Checkpoint,
+    pub cases: Vec<Case>,
+}
+
+/// A prompt, and its greedy tokens by an independent implementation.
+pub struct Case {
+    pub prompt: Vec<u32>,
+    pub tokens: Vec<u32>,
+}
+
+/// Reads the model; says that `test` is skipped if it is absent.
+pub fn stories260k(test: &str) -> Option<Golden> {
     let folder = folder();
     let Ok(text) = std::fs::read_to_string(folder.join("golden.json")) else {
         // Not with `eprintln!`: the test harness would capture it.
-        let mut stderr = std::io::stderr();
         let what = folder.display();
-        writeln!(stderr, "SKIPPED stories260k_says_its_golden_tokens: {what} is absent; set SLUICE_SHARED")
-            .unwrap();
-        return;
+        let mut stderr = std::io::stderr();
+        writeln!(stderr, "SKIPPED {test}: {what} is absent; set SLUICE_SHARED").unwrap();
+        return None;
     };
     let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let checkpoint = Checkpoint::read(&folder);
-    for case in cases.as_array().unwrap() {
-        let (prompt, expected) = (ids(&case["prompt_ids"]), ids(&case["greedy_ids"]));
-        assert_eq!(greedy(&checkpoint, &prompt, expected.len()), expected, "prompt {}", case["prompt"]);
+    let case = |case: &serde_json::Value| Case {
+        prompt: ids(&case["prompt_ids"]),
+        tokens: ids(&case["greedy_ids"]),
+    };
+    let cases = cases.as_array().unwrap().iter().map(case).collect();
+    Some(Golden { spec: spec(), checkpoint: Checkpoint::read(&folder), cases })
+}
+
+#[test]
+fn stories260k_generates_golden_tokens() {
+    let Some(golden) = stories260k("stories260k_generates_golden_tokens") else { return };
+    for case in &golden.cases {
+        let found = greedy(&golden.checkpoint, &case.prompt, case.tokens.len());
+        assert_eq!(found, case.tokens, "prompt {:?}", case.prompt);
     }
 }
 

@@ -56,6 +56,18 @@ pub struct TestSequence<'a> {
     pub rows: usize,
 }
 
+impl<'a> TestSequence<'a> {
+    /// Returns the sequence for a forward pass.
+    pub fn sequence(&self) -> Sequence<'a> {
+        Sequence {
+            start: self.start as u32,
+            tokens: self.tokens,
+            layer_blocks: BlockTable::by_layer(self.layer_blocks, self.kv_blocks),
+            logit_rows: self.rows,
+        }
+    }
+}
+
 impl Memory {
     /// Creates a KV arena of at least `layer_blocks` poisoned blocks; the chunks have unused space after their last
     /// block.
@@ -97,7 +109,7 @@ impl Memory {
         limit_bytes: u64,
     ) -> Result<Vec<Vec<f32>>, ForwardError> {
         let mut activations = Bytes::poisoned(limit_bytes as usize + 4096);
-        let sequences: Vec<Sequence<'_>> = parts.iter().map(sequence).collect();
+        let sequences: Vec<Sequence<'_>> = parts.iter().map(TestSequence::sequence).collect();
         // SAFETY: slabs, arena and activations have the stated sizes and exist until the end of this function.
         let mut ranges = unsafe {
             Ranges::new(RangeParts {
@@ -143,15 +155,6 @@ impl Memory {
         } else {
             u32::from(u16::from_le_bytes([at[0], at[1]]))
         }
-    }
-}
-
-fn sequence<'a>(part: &TestSequence<'a>) -> Sequence<'a> {
-    Sequence {
-        start: part.start as u32,
-        tokens: part.tokens,
-        layer_blocks: BlockTable::by_layer(part.layer_blocks, part.kv_blocks),
-        logit_rows: part.rows,
     }
 }
 

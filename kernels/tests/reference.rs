@@ -8,6 +8,16 @@ use crate::memory::rounded;
 pub struct Reference<'a> {
     pub spec: &'a ModelSpec,
     pub checkpoint: &'a Checkpoint,
+    pub device: Rounding,
+}
+
+/// Where a device rounds to the model's format, besides K and V.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// The input of products in bf16.
+    Cpu,
+    /// The input of products, and queries, in bf16 and f16: tensor cores read nothing else.
+    Gpu,
 }
 
 type Matrix = Vec<Vec<f64>>;
@@ -93,6 +103,9 @@ impl Reference<'_> {
         for x in keys.iter_mut().chain(&mut values).flatten() {
             *x = rounded(self.spec.dtype, *x);
         }
+        if self.device == Rounding::Gpu {
+            queries.iter_mut().flatten().for_each(|x| *x = rounded(self.spec.dtype, *x));
+        }
         let attend = |position: usize| -> Vec<f64> {
             let heads = 0..self.spec.heads as usize;
             let one = |head| self.head_result(head, &queries[position], &keys[..=position], &values);
@@ -153,8 +166,11 @@ impl Reference<'_> {
 
     /// Returns `x` as a product reads it: a bfloat16 checkpoint multiplies weights with activations in bfloat16.
     fn narrowed(&self, x: &[f64]) -> Vec<f64> {
-        let narrow = |x: &f64| if self.spec.dtype == Dtype::Bf16 { rounded(Dtype::Bf16, *x) } else { *x };
-        x.iter().map(narrow).collect()
+        if self.spec.dtype == Dtype::Bf16 || self.device == Rounding::Gpu {
+            x.iter().map(|x| rounded(self.spec.dtype, *x)).collect()
+        } else {
+            x.to_vec()
+        }
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {

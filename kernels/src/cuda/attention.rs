@@ -12,12 +12,9 @@ use super::arguments::arguments;
 use super::memory::KvArena;
 use super::plan::{LaunchPlan, Module, ShapeError, blocks, multiple};
 
-/// Positions of a split; a multiple of every tile. It decides bits, so it is a constant. A batch of 16 sequences of
-/// 1,000 tokens with 8 K and V heads makes 512 blocks, about four per multiprocessor of an H100.
-pub const SPLIT: u32 = 256;
-
-/// Query rows (tokens x heads of a group) of one block.
-pub const ROWS: u32 = 64;
+/// Positions of a split, a multiple of every tile, and query rows (tokens x heads of a group) of one block. A batch of
+/// 16 sequences of 1,000 tokens with 8 K and V heads makes 512 blocks, about four per multiprocessor of an H100.
+pub use sluice_link::activation::cuda::{QUERY_ROWS as ROWS, SPLIT};
 
 /// Widest head.
 pub const MAX_DIM: u32 = 256;
@@ -203,12 +200,12 @@ pub struct Work {
 impl Work {
     /// Cuts the attention of `sequences`, with `group` query heads per K and V head.
     ///
-    /// A sequence whose rows fit one block is cut into splits, one block each: decodes have few rows and long contexts.
-    /// Longer ones have blocks enough, and each goes over all splits.
+    /// A decode, which is one token, is cut into splits with a block each: it has few rows and a long context. Its
+    /// partial results have a row for each split. A sequence of more tokens has blocks of rows, each over all splits.
     pub fn new(sequences: &[Sequence], group: u32, window: u32) -> Self {
         let mut work = Work { sequences: sequences.to_vec(), ..Work::default() };
         let last_split = |sequence: &Sequence| (sequence.position + sequence.tokens - 1) / SPLIT;
-        let is_cut = |sequence: &Sequence| sequence.tokens * group <= ROWS && last_split(sequence) > 0;
+        let is_cut = |sequence: &Sequence| sequence.tokens == 1 && group <= ROWS && last_split(sequence) > 0;
         for (index, sequence) in (0..).zip(sequences).filter(|(_, sequence)| is_cut(sequence)) {
             let partial = work.merge_tokens.len() as u32;
             let first = first_position(sequence.position, window) / SPLIT;

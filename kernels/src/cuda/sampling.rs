@@ -12,7 +12,7 @@ pub const MAX_K: u32 = 64;
 
 /// Tokens of a row that one block looks at for the largest logit: about two blocks per multiprocessor of an H100 for one
 /// row of 262,144 logits.
-pub const ARGMAX_PART: u32 = 1024;
+pub use sluice_link::activation::cuda::ARGMAX_PART;
 
 /// Keys that one block of a top-k sorts.
 const SORTED: u32 = 2048;

@@ -6,7 +6,7 @@ use super::{Batch, ForwardError, ModelError, RangeParts, Sequence, SequenceError
 use crate::ops::kv::BLOCK_TOKENS;
 
 /// Rejects shapes that the kernels cannot compute.
-pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {
+pub(crate) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError> {
     let sizes = [spec.vocab, spec.hidden, spec.intermediate, spec.heads, spec.kv_heads, spec.head_dim];
     let rules = [
         (sizes.iter().all(|size| *size > 0) && spec.layers > 0, "a size is zero"),
@@ -25,24 +25,33 @@ pub(super) fn shape(spec: &ModelSpec, chunk_bytes: u64) -> Result<(), ModelError
     Ok(())
 }
 
-/// Rejects ids and positions out of range.
-pub(super) fn batch(spec: &ModelSpec, parts: &RangeParts, batch: &Batch<'_>) -> Result<(), ForwardError> {
-    let layers = usize::from(spec.layers);
-    if parts.layers.len() != layers {
-        return Err(ForwardError::LayerCount { given: parts.layers.len(), layers });
-    }
+/// Panics if an address is not aligned.
+pub(super) fn addresses(parts: &RangeParts) {
     let bases = parts.layers.iter().chain([&parts.global]).map(|base| base.addr());
     let aligned = |address: usize| address.is_multiple_of(64);
     assert!(
         bases.chain([parts.kv.addr(), parts.activations.addr()]).all(aligned),
         "`Ranges::new` was promised addresses that are multiples of 64"
     );
+}
+
+/// Rejects ids and positions out of range, for `layer_ranges` ranges of layers and an arena of `arena_blocks` blocks.
+pub(crate) fn batch(
+    spec: &ModelSpec,
+    layer_ranges: usize,
+    arena_blocks: u32,
+    batch: &Batch<'_>,
+) -> Result<(), ForwardError> {
+    let layers = usize::from(spec.layers);
+    if layer_ranges != layers {
+        return Err(ForwardError::LayerCount { given: layer_ranges, layers });
+    }
     if batch.sequences.is_empty() {
         return Err(ForwardError::EmptyBatch);
     }
     for (index, sequence) in batch.sequences.iter().enumerate() {
         tokens(spec, sequence)
-            .and_then(|()| layer_blocks(layers, parts.layer_blocks, sequence))
+            .and_then(|()| layer_blocks(layers, arena_blocks, sequence))
             .map_err(|problem| ForwardError::Sequence { sequence: index, problem })?;
     }
     Ok(())
@@ -90,8 +99,7 @@ fn layer_blocks(layers: usize, layer_blocks: u32, part: &Sequence<'_>) -> Result
 }
 
 /// Rejects a step that needs more activation bytes than are backed.
-pub(super) fn activations(needed_bytes: u64, parts: &RangeParts) -> Result<(), ForwardError> {
-    let limit_bytes = parts.activation_limit_bytes;
+pub(crate) fn activations(needed_bytes: u64, limit_bytes: u64) -> Result<(), ForwardError> {
     if needed_bytes > limit_bytes {
         return Err(ForwardError::ActivationLimit { needed_bytes, limit_bytes });
     }

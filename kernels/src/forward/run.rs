@@ -26,11 +26,12 @@ impl Model {
         hooks: &mut H,
     ) -> Result<LogitsView<'r>, ForwardError> {
         let parts = ranges.parts();
-        check::batch(&self.spec, parts, batch)?;
+        check::addresses(parts);
+        check::batch(&self.spec, parts.layers.len(), parts.layer_blocks, batch)?;
         let shape = batch.shape();
         let layout = Layout::new(&self.spec, self.threads.threads(), self.chunk_tokens, shape);
         debug_assert_eq!(layout.bytes(), self.activation_cost().bytes(shape), "cost and layout agree");
-        check::activations(layout.bytes(), parts)?;
+        check::activations(layout.bytes(), parts.activation_limit_bytes)?;
         match self.spec.dtype {
             Dtype::F32 => Step::<f32>::new(self, parts, batch, layout).run(hooks)?,
             Dtype::F16 => Step::<f16>::new(self, parts, batch, layout).run(hooks)?,

@@ -18,7 +18,7 @@ use sluice_memory::gpu_ledger::ParticipantHandle;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
 use crate::checkpoint::Checkpoint;
-use crate::reference::Reference;
+use crate::reference::{Reference, Rounding};
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -258,7 +258,8 @@ impl MiniSidecar {
 
     /// Returns the greedy continuation of `prompt` by the independent reference.
     pub fn reference(&self, prompt: &[u32], count: usize) -> Vec<u32> {
-        let reference = Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint };
+        let reference =
+            Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint, device: Rounding::Cpu };
         let mut tokens = prompt.to_vec();
         for _ in 0..count {
             let logits = reference.logits(&tokens);

@@ -18,12 +18,12 @@ pub const SPLIT: u32 = 256;
 /// Logits that one block of the argmax kernel reads.
 pub const ARGMAX_PART: u32 = 1024;
 
-/// Input bytes of a token: id, position, row of the block table.
-const TOKEN_INPUT_BYTES: u64 = 12;
-/// Arrays of the inputs, each of which starts at a multiple of 16 bytes.
-const INPUT_ARRAYS: u64 = 8;
+/// Query rows that one block of the attention kernel computes.
+pub const QUERY_ROWS: u32 = 64;
+/// Arrays of a step's inputs, each of which starts at a multiple of 16 bytes.
+const INPUT_ARRAYS: u64 = 6;
 /// Values of a layout.
-const VALUES: u64 = 20;
+const VALUES: u64 = 19;
 
 /// What the layout of a step depends on besides its shape.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +44,6 @@ pub struct CudaLayout {
     pub workspace: u64,
     /// Inputs of the step, copied from the host as one piece of at most [`CudaSizes::input_bytes`].
     pub inputs: u64,
-    /// Frequencies of the rotary pairs, f32 `[head_dim / 2]`.
-    pub frequencies: u64,
     /// Residual stream, f32 `[tokens][hidden]`.
     pub residual: u64,
     /// Cosines and sines, f32 `[tokens][head_dim]`.
@@ -90,18 +88,36 @@ impl CudaSizes<'_> {
         u64::from(self.max_tokens.div_ceil(SPLIT))
     }
 
-    /// Returns the bytes of the step's inputs: tokens, positions, table rows; sequences with their block tables and
-    /// work items; rows of logits.
+    /// Returns a bound on the bytes of the step's inputs: rotary frequencies; tokens, positions and table rows;
+    /// sequences with their block tables and the work items of attention; rows of logits.
     pub fn input_bytes(&self, shape: StepShape) -> u64 {
         let [tokens, sequences, rows] = [shape.tokens, shape.sequences, shape.logit_rows].map(u64::from);
-        let per_sequence = self.sequence_input_bytes();
-        tokens * TOKEN_INPUT_BYTES + sequences * per_sequence + rows * 4 + INPUT_ARRAYS * 16
+        self.fixed_input_bytes()
+            + tokens * self.token_input_bytes()
+            + sequences * self.sequence_input_bytes()
+            + rows * 4
     }
 
-    /// Block table of each layer, sequence, one item for each split, merged token.
+    fn fixed_input_bytes(&self) -> u64 {
+        self.rotary() / 2 * 4 + INPUT_ARRAYS * 16
+    }
+
+    /// Id, position, table row; and where the token begins a chunk of its sequence, that sequence, its items, and the
+    /// array of merged tokens.
+    fn token_input_bytes(&self) -> u64 {
+        let items = (self.spec.heads / self.spec.kv_heads).div_ceil(QUERY_ROWS);
+        12 + 16 + 16 * u64::from(items) + 16
+    }
+
+    /// Block table of each layer, one item for each split, one item for a rest, a merged token.
     fn sequence_input_bytes(&self) -> u64 {
         let kv_blocks = u64::from(self.max_tokens.div_ceil(BLOCK_TOKENS));
-        u64::from(self.spec.layers) * kv_blocks * 4 + 16 + self.splits() * 16 + 8
+        u64::from(self.spec.layers) * kv_blocks * 4 + self.splits() * 16 + 16 + 16
+    }
+
+    /// Returns the rotated numbers of a head; 0 where positions are learned.
+    fn rotary(&self) -> u64 {
+        if self.spec.family == Family::Llama { u64::from(self.spec.head_dim) } else { 0 }
     }
 
     /// Lays out a step of `shape`.
@@ -112,13 +128,12 @@ impl CudaSizes<'_> {
         let e = spec.dtype.bytes() as u64;
         let [hidden, inner, vocab] = [spec.hidden, spec.intermediate, spec.vocab].map(u64::from);
         let [heads, kv_heads, dim] = [spec.heads, spec.kv_heads, spec.head_dim].map(u64::from);
-        let rotary = if spec.family == Family::Llama { dim } else { 0 };
+        let rotary = self.rotary();
         // A decode has a row for each split, every other token one row.
         let partial_rows = sequences * self.splits() + chunk;
         let mut all = Cursor(0);
         let workspace = all.take(WORKSPACE_BYTES);
         let inputs = all.take(self.input_bytes(shape));
-        let frequencies = all.take(rotary / 2 * 4);
         let residual = all.take(tokens * hidden * 4);
         let angles = all.take(tokens * rotary * 4);
         let normed = all.take(chunk * hidden * e);
@@ -139,7 +154,6 @@ impl CudaSizes<'_> {
         CudaLayout {
             workspace,
             inputs,
-            frequencies,
             residual,
             angles,
             normed,
@@ -168,14 +182,14 @@ impl CudaSizes<'_> {
         let e = spec.dtype.bytes() as u64;
         let [hidden, inner, vocab] = [spec.hidden, spec.intermediate, spec.vocab].map(u64::from);
         let [heads, kv_heads, dim] = [spec.heads, spec.kv_heads, spec.head_dim].map(u64::from);
-        let rotary = if spec.family == Family::Llama { dim } else { 0 };
+        let rotary = self.rotary();
         let partial_row = heads * (dim * 4 + 8);
         let attention = heads * dim * (4 + 2 * e) + kv_heads * dim * 8 + partial_row;
         let mlp = inner * (8 + e);
         let argmax = u64::from(spec.vocab.div_ceil(ARGMAX_PART)) * 8 + 4;
         ActivationCost {
-            fixed_bytes: WORKSPACE_BYTES + rotary / 2 * 4 + INPUT_ARRAYS * 16 + VALUES * ALIGNMENT,
-            stream_per_token_bytes: TOKEN_INPUT_BYTES + hidden * 4 + rotary * 4,
+            fixed_bytes: WORKSPACE_BYTES + self.fixed_input_bytes() + VALUES * ALIGNMENT,
+            stream_per_token_bytes: self.token_input_bytes() + hidden * 4 + rotary * 4,
             chunk_per_token_bytes: hidden * e + attention.max(mlp),
             chunk_tokens: self.chunk_tokens,
             per_sequence_bytes: self.sequence_input_bytes() + self.splits() * partial_row,
@@ -253,11 +267,11 @@ mod tests {
         let spec = llama_3_8b();
         let sizes = CudaSizes { spec: &spec, max_tokens: 8192, chunk_tokens: 2048 };
         let cost = sizes.cost();
-        // Residual, angles and three numbers; output of the norm, gate, up (f32) and inner values (bf16).
-        assert_eq!(cost.stream_per_token_bytes, 4096 * 4 + 128 * 4 + 12);
+        // Residual, angles and inputs; output of the norm, gate, up (f32) and inner values (bf16).
+        assert_eq!(cost.stream_per_token_bytes, 4096 * 4 + 128 * 4 + 12 + 3 * 16);
         assert_eq!(cost.chunk_per_token_bytes, 4096 * 2 + 14_336 * (4 + 4 + 2));
         // 32 splits of 32 heads; 512 blocks in 32 layers.
-        assert_eq!(cost.per_sequence_bytes, 32 * 32 * (128 * 4 + 8) + 32 * 512 * 4 + 16 + 32 * 16 + 8);
+        assert_eq!(cost.per_sequence_bytes, 32 * 32 * (128 * 4 + 8) + 32 * 512 * 4 + 32 * 16 + 2 * 16);
         assert_eq!(cost.per_logit_row_bytes, 4 + 4096 * 2 + 128_256 * 4 + 126 * 8 + 4);
     }
 
@@ -270,7 +284,6 @@ mod tests {
         let starts = [
             at.workspace,
             at.inputs,
-            at.frequencies,
             at.residual,
             at.angles,
             at.normed,

@@ -1,0 +1,32 @@
+//! A step as a value: what is copied to the device, and which kernels run in which order.
+
+use super::Address;
+use super::plan::LaunchPlan;
+
+/// The work of one step. The owner carries it out on one stream, layer after layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepProgram {
+    /// Copied to [`StepProgram::inputs_at`] before the first kernel.
+    pub inputs: Vec<u8>,
+    /// Address of the inputs.
+    pub inputs_at: Address,
+    /// Embeddings and rotary angles: before the first layer.
+    pub prologue: Vec<LaunchPlan>,
+    /// The kernels of each layer. They read the weights and the KV of that layer alone.
+    pub layers: Vec<Vec<LaunchPlan>>,
+    /// Final norm, logits and their largest tokens: after the last layer.
+    pub head: Vec<LaunchPlan>,
+    /// Results.
+    pub results: Results,
+}
+
+/// Where a step leaves its results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Results {
+    /// f32 `[rows][vocab]`.
+    pub logits: Address,
+    /// u32 `[rows]`: the token of the largest logit of each row, `u32::MAX` if no logit can be chosen.
+    pub tokens: Address,
+    /// Rows of logits.
+    pub rows: u32,
+}

@@ -1,0 +1,217 @@
+//! Whole steps of a model by the interpreter: known tokens, agreement with the reference, and bits.
+
+use sluice_kernels::cuda::{Address, CudaModel, DeviceRanges, StepProgram};
+use sluice_kernels::forward::{Batch, ForwardError, Sequence, StepShape};
+use sluice_link::model::{Dtype, Family, ModelSpec};
+
+use super::device::Device;
+use crate::agreement::{checkpoint, error, tokens};
+use crate::checkpoint::Checkpoint;
+use crate::golden::stories260k;
+use crate::memory::TestSequence;
+use crate::reference::{Reference, Rounding};
+use crate::specs::{DTYPES, llama, opt};
+
+/// Bytes of NaN in every format.
+const POISON: u8 = 0xff;
+
+/// A model whose slabs, KV arena and activations are memory of the interpreter.
+struct Tenant {
+    device: Device,
+    model: CudaModel,
+    ranges: DeviceRanges,
+    activation_bytes: u64,
+}
+
+impl Tenant {
+    /// Uploads the weights; the KV arena has `layer_blocks` blocks with poison.
+    fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32, chunk_tokens: u32) -> Tenant {
+        let device = Device::fast();
+        let block_bytes = spec.layer_block_bytes();
+        // A chunk has unused space after its last block.
+        let chunk_bytes = (3 * block_bytes + 64).next_multiple_of(4096);
+        let per_chunk = chunk_bytes / block_bytes;
+        let arena_bytes = u64::from(layer_blocks).div_ceil(per_chunk) * chunk_bytes;
+        let model = CudaModel::new(spec.clone(), chunk_bytes, spec.max_positions, chunk_tokens).unwrap();
+        let most = StepShape { tokens: 128, sequences: 4, logit_rows: 128 };
+        let activation_bytes = model.activation_cost().bytes(most);
+        let layer = |layer| device.upload(checkpoint.layer_slab(spec, layer).as_slice());
+        let ranges = DeviceRanges {
+            global: device.upload(checkpoint.global_slab(spec).as_slice()),
+            layers: (0..usize::from(spec.layers)).map(layer).collect(),
+            kv: device.upload(&vec![POISON; arena_bytes as usize]),
+            layer_blocks,
+            activations: device.upload(&vec![POISON; activation_bytes as usize]),
+            activation_limit_bytes: activation_bytes,
+        };
+        Tenant { device, model, ranges, activation_bytes }
+    }
+
+    fn plan(&self, parts: &[TestSequence<'_>]) -> Result<StepProgram, ForwardError> {
+        let sequences: Vec<Sequence<'_>> = parts.iter().map(TestSequence::sequence).collect();
+        self.model.plan(&self.ranges, &Batch { sequences: &sequences })
+    }
+
+    /// Runs a step over poisoned activations. Returns the rows of logits and the tokens of the largest ones.
+    fn run(&self, parts: &[TestSequence<'_>]) -> (Vec<Vec<f32>>, Vec<u32>) {
+        let program = self.plan(parts).unwrap();
+        // The workspace before the inputs is for another library.
+        let used = self.ranges.activations + self.activation_bytes - program.inputs_at;
+        self.device.write(program.inputs_at, &vec![POISON; used as usize]);
+        self.device.write(program.inputs_at, &program.inputs);
+        let launches = program.prologue.iter().chain(program.layers.iter().flatten()).chain(&program.head);
+        launches.for_each(|launch| self.device.run(launch));
+        let (rows, vocab) = (program.results.rows as usize, self.model.spec().vocab as usize);
+        let logits: Vec<f32> = self.device.download(program.results.logits, rows * vocab);
+        (
+            logits.chunks(vocab).map(<[f32]>::to_vec).collect(),
+            self.device.download(program.results.tokens, rows),
+        )
+    }
+}
+
+/// Tokens of each answer: the interpreter takes a tenth of a second for each.
+const MOST_TOKENS: usize = 20;
+
+#[test]
+fn stories260k_generates_golden_tokens_by_the_kernels() {
+    let Some(golden) = stories260k("stories260k_generates_golden_tokens_by_the_kernels") else { return };
+    for case in &golden.cases {
+        let expected = &case.tokens[..MOST_TOKENS.min(case.tokens.len())];
+        assert_eq!(greedy(&golden.spec, &golden.checkpoint, &case.prompt, expected.len()), expected);
+    }
+}
+
+fn greedy(spec: &ModelSpec, checkpoint: &Checkpoint, prompt: &[u32], count: usize) -> Vec<u32> {
+    let kv_blocks = (prompt.len() + count).div_ceil(16);
+    let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).rev().collect();
+    let tenant = Tenant::new(spec, checkpoint, layer_blocks.len() as u32, u32::MAX);
+    let mut tokens = prompt.to_vec();
+    let mut start = 0;
+    while tokens.len() < prompt.len() + count {
+        let part =
+            TestSequence { start, tokens: &tokens[start..], layer_blocks: &layer_blocks, kv_blocks, rows: 1 };
+        let (_, largest) = tenant.run(&[part]);
+        start = tokens.len();
+        tokens.push(largest[0]);
+    }
+    tokens.split_off(prompt.len())
+}
+
+/// Shapes whose sizes are multiples of what the kernels read at once.
+fn shapes(dtype: Dtype) -> [ModelSpec; 3] {
+    let llama = ModelSpec { hidden: 48, intermediate: 72, head_dim: 24, max_positions: 512, ..llama(dtype) };
+    [
+        llama.clone(),
+        ModelSpec { tied_embeddings: true, attention_bias: true, mlp_bias: true, kv_heads: 1, ..llama },
+        ModelSpec { hidden: 64, intermediate: 80, head_dim: 16, ..opt(dtype) },
+    ]
+}
+
+#[test]
+fn steps_agree_with_the_reference_in_every_format() {
+    const TOKENS: usize = 75;
+    for spec in DTYPES.into_iter().flat_map(shapes) {
+        let checkpoint = checkpoint(&spec);
+        let tokens = tokens(TOKENS, 1, &spec);
+        let kv_blocks = TOKENS.div_ceil(16);
+        let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).collect();
+        let tenant = Tenant::new(&spec, &checkpoint, layer_blocks.len() as u32, u32::MAX);
+        let part =
+            TestSequence { start: 0, tokens: &tokens, layer_blocks: &layer_blocks, kv_blocks, rows: TOKENS };
+        let (found, largest) = tenant.run(&[part]);
+        let expected =
+            Reference { spec: &spec, checkpoint: &checkpoint, device: Rounding::Gpu }.logits(&tokens);
+        // In f16 twice that of the CPU engine, whose K and V may be rounded to the other of two numbers: tensor cores
+        // read the weights of attention in the model's format too, so those are rounded by the same unit. The unit of
+        // bf16 is 8 times as large.
+        let tolerance = match spec.dtype {
+            Dtype::F32 => 1e-4,
+            Dtype::F16 => 2e-2,
+            Dtype::Bf16 => 8.0 * 2e-2,
+        };
+        let error = error(&found, &expected);
+        assert!(error < tolerance, "error {error:e} of the logits' spread in {spec:?}");
+        for (row, token) in found.iter().zip(largest) {
+            let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            assert_eq!(
+                row.iter().position(|logit| *logit == most),
+                Some(token as usize),
+                "the first largest"
+            );
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_batch_chunks_or_blocks() {
+    const TOKENS: usize = 300;
+    for spec in [Dtype::F32, Dtype::Bf16].map(|dtype| shapes(dtype)[0].clone()) {
+        let checkpoint = checkpoint(&spec);
+        let tokens = tokens(TOKENS, 2, &spec);
+        let kv_blocks = TOKENS.div_ceil(16);
+        let all = 2 * kv_blocks * usize::from(spec.layers);
+        let forward: Vec<u32> = (0..all as u32 / 2).collect();
+        let backward: Vec<u32> = (all as u32 / 2..all as u32).rev().collect();
+        let part = |range: std::ops::Range<usize>, layer_blocks| TestSequence {
+            start: range.start,
+            tokens: &tokens[range],
+            layer_blocks,
+            kv_blocks,
+            rows: 1,
+        };
+        // In pieces of 100, then the last token alone, which is cut into splits.
+        let tenant = Tenant::new(&spec, &checkpoint, all as u32, u32::MAX);
+        for start in [0, 100, 200] {
+            tenant.run(&[part(start..(start + 100).min(TOKENS - 1), &forward)]);
+        }
+        let (alone, _) = tenant.run(&[part(TOKENS - 1..TOKENS, &forward)]);
+        // Elsewhere, in chunks of 37 tokens that pass each layer one after another, next to another sequence.
+        let other = Tenant::new(&spec, &checkpoint, all as u32, 37);
+        other.run(&[part(0..90, &backward)]);
+        let (batch, _) = other.run(&[part(0..33, &forward), part(90..180, &backward)]);
+        assert_eq!(batch.len(), 2);
+        other.run(&[part(180..290, &backward)]);
+        let (batch, _) = other.run(&[part(33..34, &forward), part(290..TOKENS, &backward)]);
+        let bits = |row: &[f32]| row.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&batch[1]), bits(&alone[0]), "{:?}", spec.dtype);
+    }
+}
+
+#[test]
+fn what_no_kernel_serves_is_refused_by_name() {
+    let refused = |spec: ModelSpec| CudaModel::new(spec, 1 << 20, 256, 64).unwrap_err().to_string();
+    let spec = shapes(Dtype::Bf16)[0].clone();
+    assert_eq!(
+        refused(ModelSpec { intermediate: 75, ..spec.clone() }),
+        "the CUDA kernels need a multiple of 8 as the columns of weights, which is 75"
+    );
+    assert!(refused(ModelSpec { head_dim: 18, ..spec.clone() }).contains("head, which is 18"));
+    assert!(refused(ModelSpec { head_dim: 264, ..spec.clone() }).contains("at most 256"));
+    assert_eq!(refused(ModelSpec { kv_heads: 4, ..spec }), "model shape: kv_heads must divide heads");
+    assert!(CudaModel::new(ModelSpec { family: Family::Opt, ..opt(Dtype::F32) }, 1 << 20, 256, 64).is_err());
+}
+
+#[test]
+fn a_step_beyond_its_activations_or_blocks_is_refused_before_it_is_planned() {
+    let spec = shapes(Dtype::F32)[0].clone();
+    let tenant = Tenant::new(&spec, &checkpoint(&spec), 4, u32::MAX);
+    let tokens = tokens(200, 3, &spec);
+    let part = |layer_blocks, count| TestSequence {
+        start: 0,
+        tokens: &tokens[..count],
+        layer_blocks,
+        kv_blocks: 1,
+        rows: 1,
+    };
+    let beyond = tenant.plan(&[part(&[0, 1, 4], 3)]).unwrap_err();
+    assert!(matches!(beyond, ForwardError::Sequence { sequence: 0, .. }), "{beyond}");
+    let small = Tenant {
+        ranges: DeviceRanges { activation_limit_bytes: 1000, ..tenant.ranges.clone() },
+        ..Tenant::new(&spec, &checkpoint(&spec), 4, u32::MAX)
+    };
+    let limit = small.plan(&[part(&[0, 1, 2], 3)]).unwrap_err();
+    assert!(matches!(limit, ForwardError::ActivationLimit { limit_bytes: 1000, .. }), "{limit}");
+    let inside: Address = tenant.plan(&[part(&[0, 1, 2], 3)]).unwrap().inputs_at;
+    assert!(inside >= tenant.ranges.activations, "the inputs are activations");
+}
