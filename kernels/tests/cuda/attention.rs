@@ -243,7 +243,6 @@ fn a_decode_at_the_last_position_of_the_longest_context_is_that_of_f64() {
 }
 
 #[test]
-#[ignore = "cargo xtask nightly: 131,072 positions with every check"]
 fn a_decode_at_the_last_position_passes_every_check() {
     let heads = Heads { heads: 2, kv_heads: 1, dim: 32 };
     let rules = Rules { heads, dtype: Dtype::Bf16, window: 0, scale: 0.2, soft_cap: None };
