@@ -27,6 +27,22 @@ impl Device {
         Ok(Device { driver, raw })
     }
 
+    /// Finds the device with this UUID among those that this process sees.
+    ///
+    /// # Errors
+    /// [`Error::NoDeviceWithUuid`], which names the devices that it sees.
+    pub fn with_uuid(driver: Driver, uuid: [u8; 16]) -> Result<Device, Error> {
+        let mut seen = Vec::new();
+        for ordinal in 0..driver.devices()? {
+            let device = Device::open(driver, ordinal)?;
+            if device.uuid_bytes()? == uuid {
+                return Ok(device);
+            }
+            seen.push(device.uuid()?);
+        }
+        Err(Error::NoDeviceWithUuid { asked: uuid_text("GPU", uuid), seen: seen.join(", ") })
+    }
+
     /// Returns the driver.
     pub fn driver(&self) -> Driver {
         self.driver
@@ -55,13 +71,16 @@ impl Device {
 
     /// Returns the UUID in the format of `nvidia-smi`.
     pub fn uuid(&self) -> Result<String, Error> {
+        let kind = if self.name()?.contains("MIG") { "MIG" } else { "GPU" };
+        Ok(uuid_text(kind, self.uuid_bytes()?))
+    }
+
+    /// Returns the UUID of the GPU, or of the MIG device.
+    pub fn uuid_bytes(&self) -> Result<[u8; 16], Error> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: writes 16 bytes.
         unsafe { call!(cuDeviceGetUuid_v2(&mut uuid, self.raw)) }?;
-        let digits: String = uuid.bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect();
-        let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
-        let kind = if self.name()?.contains("MIG") { "MIG" } else { "GPU" };
-        Ok(format!("{kind}-{}", parts.join("-")))
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     /// Returns the PCI address.
@@ -92,6 +111,13 @@ impl Device {
         let count = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         Ok(u32::try_from(count).unwrap_or(1))
     }
+}
+
+/// Returns a UUID in the format of `nvidia-smi`.
+fn uuid_text(kind: &str, uuid: [u8; 16]) -> String {
+    let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+    format!("{kind}-{}", parts.join("-"))
 }
 
 fn words(text: &[c_char]) -> String {

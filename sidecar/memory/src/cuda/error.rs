@@ -29,6 +29,14 @@ pub enum Error {
         /// Number of devices in the driver.
         seen: u32,
     },
+    /// No device has the UUID.
+    #[error("there is no CUDA device {asked}: this process sees {seen}")]
+    NoDeviceWithUuid {
+        /// Requested UUID.
+        asked: String,
+        /// UUIDs of the devices that the driver reports.
+        seen: String,
+    },
     /// The driver refused a call.
     #[error("{call}: {name} ({words})")]
     Call {
@@ -76,7 +84,12 @@ impl Error {
 
     /// Whether the driver works but does not have the device.
     pub fn is_no_device(&self) -> bool {
-        matches!(self, Error::NoDevice { .. } | Error::Call { call: "cuInit", code: NO_DEVICE, .. })
+        matches!(
+            self,
+            Error::NoDevice { .. }
+                | Error::NoDeviceWithUuid { .. }
+                | Error::Call { call: "cuInit", code: NO_DEVICE, .. }
+        )
     }
 
     /// Whether the device has no memory for the call.

@@ -131,6 +131,28 @@ impl Stream {
     }
 }
 
+impl Stream {
+    /// Queues a kernel that takes one structure, which `argument` holds byte for byte.
+    ///
+    /// # Safety
+    /// The kernel has one parameter of this size and layout, and it writes no host memory that Rust code uses other than
+    /// as atomics.
+    pub unsafe fn launch_with(
+        &self,
+        function: &Function,
+        grid: Grid,
+        shared_bytes: u32,
+        argument: &[u8],
+    ) -> Result<(), Error> {
+        let mut place = argument.as_ptr().cast_mut().cast::<c_void>();
+        let ([x, y, z], [a, b, c]) = (grid.blocks, grid.threads);
+        let (raw, list, none) = (self.raw(), &raw mut place, ptr::null_mut());
+        // SAFETY: during the call the driver copies the argument, whose size is the parameter's by this function's
+        // contract, and does not write it.
+        unsafe { call!(cuLaunchKernel(function.raw, x, y, z, a, b, c, shared_bytes, raw, list, none)) }
+    }
+}
+
 impl Argument {
     /// Returns the argument as a word, the driver's form.
     pub(crate) fn bits(self) -> u64 {
