@@ -3,8 +3,13 @@
 //! The worker owns nothing and keeps no state between steps. It maps the chunks that the sidecar names and runs steps
 //! over them. It exits within 100 ms of its sidecar's exit, even inside a step.
 
+mod cuda_device;
+mod cuda_kernels;
+mod device;
 mod exit_code;
+mod host_device;
 mod inputs;
+mod layer_waits;
 mod liveness;
 mod logs;
 mod memory;

@@ -49,6 +49,12 @@ impl Module {
         Module::Sampling,
     ];
 
+    /// Returns the names of the module's kernels.
+    pub fn kernels(self) -> impl Iterator<Item = &'static str> {
+        let entries = self.ptx().split(".visible .entry ").skip(1);
+        entries.filter_map(|rest| rest.split_once('(')).map(|(name, _)| name)
+    }
+
     /// Returns the module's PTX, for compute capability 8.0 and later.
     pub fn ptx(self) -> &'static str {
         match self {

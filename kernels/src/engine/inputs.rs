@@ -8,7 +8,7 @@ use sluice_link::tables::{TableError, TableReader};
 use sluice_link::vocabulary::{BLOCK_TOKENS, FailedSequence, Generation, LayerId, RowId, SequenceFailure};
 use thiserror::Error;
 
-use super::memory::{EngineMemory, UnmappedAddress};
+use super::memory::{BackedAddresses, EngineMemory, UnmappedAddress};
 use super::step_error::StepError;
 use crate::forward::{BlockTable, Sequence, SequenceError};
 use crate::sampling::{SamplingError, SamplingParams};
@@ -68,7 +68,7 @@ impl StepInputs {
         &mut self,
         order: &StepOrder,
         tables: &TableReader,
-        memory: &EngineMemory,
+        memory: &EngineMemory<impl BackedAddresses>,
         vocab: u32,
     ) -> Result<(), StepError> {
         memory.check_weights()?;
@@ -131,7 +131,7 @@ impl StepInputs {
         order: &StepOrder,
         index: usize,
         tables: &TableReader,
-        memory: &EngineMemory,
+        memory: &EngineMemory<impl BackedAddresses>,
         vocab: u32,
     ) -> Result<SequenceInput, InputError> {
         let parity = order.parity;

@@ -1,13 +1,10 @@
 //! The engine's view of the memory that the sidecar lends it: constant address ranges and the chunks that back them.
 
-use std::os::fd::{AsFd, OwnedFd};
-
 use sluice_link::message::EngineSetup;
-use sluice_link::vocabulary::{Address, KvChunkId, LayerId, MapOp};
-use sluice_memory::mapping::{Mapping, MappingError, Range, RangeSizes};
+use sluice_link::vocabulary::{Address, ChunkId, KvChunkId, LayerId};
+use sluice_memory::CudaMapping;
+use sluice_memory::mapping::{Mapping, Range, RangeSizes};
 use thiserror::Error;
-
-use crate::forward::{RangeParts, Ranges};
 
 /// An address that a step would touch and that is not backed.
 #[derive(Debug, Error)]
@@ -36,10 +33,57 @@ pub(super) enum UnmappedAddress {
     },
 }
 
-/// Reserved ranges, backed by the sidecar's pool.
-pub(super) struct EngineMemory {
-    mapping: Mapping,
-    pool: OwnedFd,
+/// Which chunk backs each address, on any device.
+pub(super) trait BackedAddresses {
+    /// Returns the chunk behind `address`, if any.
+    fn chunk_at(&self, address: Address) -> Option<ChunkId>;
+    /// As [`Mapping::backed_prefix_chunks`].
+    fn backed_prefix_chunks(&self, range: Range) -> u64;
+    /// As [`Mapping::exclusive_prefix_chunks`].
+    fn exclusive_prefix_chunks(&self, range: Range) -> u64;
+    /// Returns the size of a chunk, bytes.
+    fn chunk_bytes(&self) -> u64;
+}
+
+macro_rules! backed_addresses {
+    ($mapping:ty) => {
+        impl BackedAddresses for $mapping {
+            fn chunk_at(&self, address: Address) -> Option<ChunkId> {
+                <$mapping>::chunk_at(self, address)
+            }
+
+            fn backed_prefix_chunks(&self, range: Range) -> u64 {
+                <$mapping>::backed_prefix_chunks(self, range)
+            }
+
+            fn exclusive_prefix_chunks(&self, range: Range) -> u64 {
+                <$mapping>::exclusive_prefix_chunks(self, range)
+            }
+
+            fn chunk_bytes(&self) -> u64 {
+                <$mapping>::chunk_bytes(self)
+            }
+        }
+    };
+}
+
+backed_addresses!(Mapping);
+backed_addresses!(CudaMapping);
+
+/// The sizes of the ranges of a setup.
+pub(super) fn range_sizes(setup: &EngineSetup) -> RangeSizes {
+    RangeSizes {
+        global_chunks: setup.global_chunks(),
+        layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
+        kv_chunks: setup.kv_chunks,
+        activation_chunks: setup.activation_chunks,
+        staging_chunks: setup.staging_chunks,
+    }
+}
+
+/// Reserved ranges, and what of them is backed.
+pub(super) struct EngineMemory<M> {
+    mapping: M,
     layers: u16,
     global_bytes: u64,
     layer_bytes: u64,
@@ -50,20 +94,12 @@ pub(super) struct EngineMemory {
     activation_bytes: u64,
 }
 
-impl EngineMemory {
-    /// Reserves the ranges of `setup` without backing them.
-    pub(super) fn reserve(setup: &EngineSetup, pool: OwnedFd) -> Result<EngineMemory, MappingError> {
+impl<M: BackedAddresses> EngineMemory<M> {
+    /// Creates the view of ranges without backing.
+    pub(super) fn new(setup: &EngineSetup, mapping: M) -> EngineMemory<M> {
         let layout = setup.layout();
-        let sizes = RangeSizes {
-            global_chunks: setup.global_chunks(),
-            layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
-            kv_chunks: setup.kv_chunks,
-            activation_chunks: setup.activation_chunks,
-            staging_chunks: setup.staging_chunks,
-        };
-        Ok(EngineMemory {
-            mapping: Mapping::reserve(setup.chunk_bytes, sizes)?,
-            pool,
+        EngineMemory {
+            mapping,
             layers: setup.spec.layers,
             global_bytes: layout.global.bytes,
             layer_bytes: layout.layer.bytes,
@@ -71,30 +107,22 @@ impl EngineMemory {
             layer_blocks_per_chunk: setup.layer_blocks_per_chunk(),
             weights: Err(UnmappedAddress::Global),
             activation_bytes: 0,
-        })
+        }
     }
 
-    /// Returns the addresses that a model computes over.
-    pub(super) fn ranges(&self) -> Ranges {
-        let layers = (0..self.layers).map(|layer| self.mapping.address(Range::Layer(LayerId(layer))));
-        let parts = RangeParts {
-            global: self.mapping.address(Range::Global),
-            layers: layers.map(<*mut u8>::cast_const).collect(),
-            kv: self.mapping.address(Range::Kv),
-            layer_blocks: self.kv_chunks * self.layer_blocks_per_chunk,
-            activations: self.mapping.address(Range::Activation),
-            activation_limit_bytes: 0,
-        };
-        // SAFETY: the addresses are page-aligned and constant while `self.mapping` exists, and the worker keeps it as
-        // long as the ranges. Before each run the worker checks that weights, the batch's blocks and the activations up
-        // to their limit are backed, and backing never changes during a run. The sidecar guarantees that no other
-        // process writes them: it fills a slot only between `done` and `ready`.
-        unsafe { Ranges::new(parts) }
+    /// Returns the mapping.
+    pub(super) fn mapping(&self) -> &M {
+        &self.mapping
     }
 
-    /// Applies all of `ops`, in order, or none of them. After [`MappingError::RollbackFailed`] no step may run.
-    pub(super) fn apply(&mut self, ops: &[MapOp]) -> Result<(), MappingError> {
-        let outcome = self.mapping.apply_all(self.pool.as_fd(), ops);
+    /// Returns the blocks of the KV arena.
+    pub(super) fn layer_blocks(&self) -> u32 {
+        self.kv_chunks * self.layer_blocks_per_chunk
+    }
+
+    /// Changes the mapping, then computes what is backed.
+    pub(super) fn change<R>(&mut self, change: impl FnOnce(&mut M) -> R) -> R {
+        let outcome = change(&mut self.mapping);
         self.weights = self.find_weights();
         // A chunk that became KV may still back its old address: no step may claim it as activations.
         let chunks = self.mapping.exclusive_prefix_chunks(Range::Activation);
@@ -140,13 +168,5 @@ impl EngineMemory {
             Some(_) if kv_chunk < self.kv_chunks => Ok(()),
             _ => Err(UnmappedAddress::LayerBlock { layer_block, kv_chunk }),
         }
-    }
-
-    /// Fills the first `bytes` of the activation range with NaN (tests only). The caller has checked that they are
-    /// backed.
-    pub(super) fn poison_activations(&mut self, bytes: u64) {
-        assert!(bytes <= self.activation_bytes, "only backed memory is poisoned");
-        // SAFETY: the assertion checks that the bytes are backed, and this process does not use them between steps.
-        unsafe { self.mapping.address(Range::Activation).write_bytes(0xff, bytes as usize) };
     }
 }

@@ -1,5 +1,6 @@
 //! Why the engine refuses a step as a whole.
 
+use sluice_memory::cuda;
 use thiserror::Error;
 
 use super::memory::UnmappedAddress;
@@ -42,6 +43,9 @@ pub(super) enum StepError {
         /// Epoch of the step.
         epoch: u64,
     },
+    /// The GPU failed. The state of its context is lost, so this worker ends.
+    #[error("the GPU failed: {0}")]
+    Gpu(#[from] cuda::Error),
     /// The forward pass failed.
     #[error(transparent)]
     Forward(#[from] ForwardError),

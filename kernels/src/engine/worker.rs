@@ -12,18 +12,21 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use sluice_link::client::{EngineRequest, EngineWelcome, SidecarLink};
 use sluice_link::error::LinkError;
-use sluice_link::message::StepOrder;
+use sluice_link::message::{Device, EngineSetup, StepOrder};
 use sluice_link::vocabulary::{ActionId, FailedSequence, MapOp};
 use sluice_link::watch::send_watch;
 use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
 
+use super::cuda_device::CudaDevice;
+use super::device::StepDevice;
 use super::exit_code::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE};
-use super::memory::EngineMemory;
+use super::host_device::HostDevice;
 use super::options::{BUILD, Options};
 use super::sidecar_watch;
-use super::step::Stepper;
+use super::step::{SharedPages, Stepper};
 use super::step_error::StepError;
+use crate::cuda::CudaModel;
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);
@@ -41,8 +44,7 @@ pub(super) fn run(options: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_GOODBYE));
     };
     sidecar_watch::start(link.fd())?;
-    let ended = attach(&mut link, options).and_then(|stepper| serve(&mut link, stepper));
-    status(ended).map(ExitCode::from)
+    status(attach_and_serve(&mut link, options)).map(ExitCode::from)
 }
 
 /// Maps how a worker ended to the exit status that the supervisor reads.
@@ -92,8 +94,8 @@ fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), NotFound | ConnectionRefused)
 }
 
-/// Performs the handshake with the sidecar and reserves the ranges.
-fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> {
+/// Performs the handshake with the sidecar, reserves the ranges on its device, and runs its orders.
+fn attach_and_serve(link: &mut SidecarLink, options: &Options) -> anyhow::Result<()> {
     let EngineWelcome { setup, pool, control, tables, lifetime_lock: life, sidecar } =
         link.exchange_hello(BUILD)?;
     if let Some(supervisor) = options.worker.and_then(Pid::from_raw) {
@@ -104,13 +106,22 @@ fn attach(link: &mut SidecarLink, options: &Options) -> anyhow::Result<Stepper> 
     let fence = SliceFence::open(life.as_fd()).context("the epoch of the time slice")?;
     // Stays open until this process ends: peers count the tenant as alive while its engine runs.
     std::mem::forget(life);
-    let pool = pool.context("this engine computes on the host, and the sidecar offers a GPU")?;
-    let memory = EngineMemory::reserve(&setup, pool).context("reserving address space")?;
-    let model = Model::new(setup.spec.clone(), setup.chunk_bytes, threads(options, setup.threads))?;
-    let model = model.in_chunks_of(setup.chunk_tokens);
-    link.send_ready(setup.layout().digest(), model.activation_cost())?;
-    tracing::info!(layers = setup.spec.layers, "attached");
-    Ok(Stepper::new(model, memory, control, tables, fence, setup.faults))
+    let shared = SharedPages { control, tables, fence };
+    let spec = setup.spec.clone();
+    match (setup.device, pool) {
+        (Device::Cuda { uuid }, _) => {
+            let model = CudaModel::new(spec, setup.chunk_bytes, setup.max_history, setup.chunk_tokens)?;
+            let device = CudaDevice::new(&setup, model, uuid).context("opening the GPU")?;
+            serve(link, &setup, Stepper::new(device, &setup, shared))
+        }
+        (Device::Host, pool) => {
+            let pool = pool.context("the sidecar sent no pool of host memory")?;
+            let model = Model::new(spec, setup.chunk_bytes, threads(options, setup.threads))?;
+            let model = model.in_chunks_of(setup.chunk_tokens);
+            let device = HostDevice::new(&setup, model, pool).context("reserving address space")?;
+            serve(link, &setup, Stepper::new(device, &setup, shared))
+        }
+    }
 }
 
 fn threads(options: &Options, default_threads: u16) -> usize {
@@ -120,26 +131,45 @@ fn threads(options: &Options, default_threads: u16) -> usize {
     }
 }
 
-/// Runs orders until `Bye`.
-fn serve(link: &mut SidecarLink, mut stepper: Stepper) -> anyhow::Result<()> {
+/// Reports that the ranges are reserved, and runs orders until `Bye`.
+fn serve<D: StepDevice>(
+    link: &mut SidecarLink,
+    setup: &EngineSetup,
+    mut stepper: Stepper<D>,
+) -> anyhow::Result<()> {
+    link.send_ready(setup.layout().digest(), stepper.device().activation_cost())?;
+    tracing::info!(layers = setup.spec.layers, device = ?setup.device, "attached");
     loop {
         match link.recv()? {
-            EngineRequest::Remap { id, ops } => remap(link, &mut stepper, id, &ops)?,
-            EngineRequest::Chunks(_) | EngineRequest::Release { .. } => {
-                bail!("the sidecar sends chunks of a GPU, and this engine computes on the host")
+            EngineRequest::Chunks(chunks) => stepper.device().import(chunks).context("importing chunks")?,
+            EngineRequest::Release { id, chunks } => {
+                let released = stepper.device().release(&chunks);
+                answer(link, id, released)?;
             }
+            EngineRequest::Remap { id, ops } => remap(link, &mut stepper, id, &ops)?,
             EngineRequest::Step(order) => step(link, &mut stepper, &order)?,
             EngineRequest::Bye => return Ok(()),
         }
     }
 }
 
-fn remap(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[MapOp]) -> anyhow::Result<()> {
+fn remap<D: StepDevice>(
+    link: &SidecarLink,
+    stepper: &mut Stepper<D>,
+    id: ActionId,
+    ops: &[MapOp],
+) -> anyhow::Result<()> {
     let delay = Duration::from_nanos(stepper.faults().remap_delay_ns);
     if !delay.is_zero() {
         std::thread::sleep(delay);
     }
-    match stepper.memory().apply(ops) {
+    let applied = stepper.device().apply(ops);
+    answer(link, id, applied)
+}
+
+/// Replies to a change of memory. After a change that is half made this worker ends.
+fn answer(link: &SidecarLink, id: ActionId, changed: Result<(), MappingError>) -> anyhow::Result<()> {
+    match changed {
         Ok(()) => link.send_applied(id)?,
         Err(torn @ MappingError::RollbackFailed { .. }) => return Err(torn.into()),
         Err(error) => link.send_refused(id, format!("{:#}", anyhow::Error::new(error)))?,
@@ -147,7 +177,11 @@ fn remap(link: &SidecarLink, stepper: &mut Stepper, id: ActionId, ops: &[MapOp])
     Ok(())
 }
 
-fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow::Result<()> {
+fn step<D: StepDevice>(
+    link: &SidecarLink,
+    stepper: &mut Stepper<D>,
+    order: &StepOrder,
+) -> anyhow::Result<()> {
     match stepper.run(order, Instant::now()) {
         Ok(done) => {
             for FailedSequence { row, failure } in &done.failed {
@@ -159,6 +193,7 @@ fn step(link: &SidecarLink, stepper: &mut Stepper, order: &StepOrder) -> anyhow:
             tracing::warn!(step = order.id.0, "skipped: {passed}");
             link.send_stale_epoch(order)?;
         }
+        Err(lost @ StepError::Gpu(_)) => return Err(lost.into()),
         Err(error) => {
             tracing::warn!(step = order.id.0, "refused: {error}");
             link.send_step_refused(order, error.to_string())?;

@@ -39,7 +39,7 @@ impl<'a> LogitsView<'a> {
     }
 
     /// Returns all rows with their scratch space, for sampling.
-    pub fn rows_mut(&mut self) -> impl ExactSizeIterator<Item = LogitRow<'_>> {
+    pub fn into_rows(self) -> impl ExactSizeIterator<Item = LogitRow<'a>> {
         let rows = self.logits.chunks_exact_mut(self.vocab).zip(self.scratch.chunks_exact_mut(self.vocab));
         rows.map(|(logits, scratch)| LogitRow { logits, scratch })
     }

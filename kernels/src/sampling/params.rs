@@ -95,6 +95,15 @@ pub enum SamplingError {
 }
 
 impl SamplingParams {
+    /// Whether the choice is the token of the largest raw logit, which a device can find by itself.
+    pub fn takes_largest(&self) -> bool {
+        let unchanged = self.logit_bias.is_empty()
+            && self.banned_tokens.is_empty()
+            && (self.min_tokens == 0 || self.stop_tokens.is_empty())
+            && !self.needs_counts();
+        self.temperature == 0.0 && self.logprobs.is_none() && unchanged
+    }
+
     /// Rejects parameters outside their ranges and token ids beyond `vocab`.
     pub fn check(&self, vocab: usize) -> Result<(), SamplingError> {
         let rules = [
