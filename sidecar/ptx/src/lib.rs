@@ -2,7 +2,7 @@
 //! tests alone and never shipped.
 //!
 //! A [`Module`] is a parsed text: every opcode, modifier and directive that the interpreter does not know is an error
-//! there. [`launch`] runs a [`Kernel`] over [`GlobalMemory`], the 32 lanes of a warp at once and blocks on several threads
+//! there. [`launch()`] runs a [`Kernel`] over [`GlobalMemory`], the 32 lanes of a warp at once and blocks on several threads
 //! of the host. An [`Arena`] is device memory for tests.
 //!
 //! ```
