@@ -27,7 +27,7 @@ const LAYER_LINES: usize = 4;
 /// Reads of the generation before a waiter sleeps: a few microseconds.
 const SPIN_ITERATIONS: u32 = 400;
 /// Longest sleep before the abort flag is read again, since a peer that has exited wakes no waiter.
-const SLEEP_NS: i64 = 10_000_000;
+const SLEEP: Duration = Duration::from_millis(10);
 
 /// A control page that cannot be used.
 #[derive(Debug, Error)]
@@ -153,6 +153,11 @@ impl ControlPage {
             return Err(ControlError::Layers { got, needed: layers });
         }
         Ok(ControlPage { region, layers })
+    }
+
+    /// Returns the bytes of the page.
+    pub fn bytes(&self) -> u64 {
+        bytes(self.layers) as u64
     }
 
     /// Returns the memfd, to pass to the engine.
@@ -302,12 +307,36 @@ impl ControlPage {
         if layer.0 >= self.layers {
             return Err(ControlError::OutOfRange { layer: layer.0, layers: self.layers });
         }
-        let line = 1 + LAYER_LINES * layer.index() + side as usize;
+        let line = line(side, layer);
         let value = self.region.long(line * LINE_LONGS);
         let words = self.region.words(line * LINE_WORDS + 2, 2);
         let [published, sleepers] = words.expect("the line is in the page") else { unreachable!() };
         Ok(GenerationWord { value: value.expect("the line is in the page"), published, waiters: sleepers })
     }
+}
+
+/// Returns the byte of the page at which `ready` of a layer's weights is, for a device that writes it.
+pub fn ready_offset(layer: LayerId) -> u64 {
+    offset(Signal::Ready, layer)
+}
+
+/// Returns the byte of the page at which `done` of a layer's weights is, for a device that waits for it.
+pub fn done_offset(layer: LayerId) -> u64 {
+    offset(Signal::Done, layer)
+}
+
+/// Returns the byte of the page at which `done` of a layer's KV is, for a device that waits for it.
+pub fn kv_done_offset(layer: LayerId) -> u64 {
+    offset(Signal::KvDone, layer)
+}
+
+fn offset(side: Signal, layer: LayerId) -> u64 {
+    (line(side, layer) * LINE_BYTES) as u64
+}
+
+/// Returns the cache line of a generation.
+fn line(side: Signal, layer: LayerId) -> usize {
+    1 + LAYER_LINES * layer.index() + side as usize
 }
 
 fn bytes(layers: u16) -> usize {
@@ -337,10 +366,11 @@ fn sleep(word: &GenerationWord<'_>, reached: impl Fn(u64) -> bool, patience: Wai
         if patience.abort.load(Ordering::Relaxed) {
             return WaitResult::Aborted;
         }
-        if patience.limit.is_some_and(|limit| begun.elapsed() >= limit) {
+        let left = patience.limit.map_or(SLEEP, |limit| limit.saturating_sub(begun.elapsed()).min(SLEEP));
+        if left.is_zero() {
             return WaitResult::TimedOut;
         }
-        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_NS };
+        let timeout = futex::Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
         // Woken, timed out, interrupted, or the counter changed: read again in every case.
         let _ = futex::wait(word.published, futex::Flags::empty(), seen, Some(&timeout));
     }
