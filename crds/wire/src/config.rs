@@ -77,12 +77,15 @@ pub struct SidecarConfig {
     pub debug: DebugConfig,
 }
 
-/// A host-backed GPU.
+/// The GPU of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GpuConfig {
     /// Name in the pool, for people.
     pub name: String,
+    /// The CUDA device; `None` = host memory stands in for a GPU. Not written when absent: older sidecars know none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda: Option<CudaConfig>,
     /// Device memory, bytes.
     pub memory_bytes: u64,
     /// Chunk, bytes.
@@ -96,6 +99,15 @@ pub struct GpuConfig {
     /// Host memory that master copies of weights on this GPU may take, bytes; `None` = no limit.
     #[serde(default)]
     pub host_memory_bytes: Option<u64>,
+}
+
+/// A CUDA device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CudaConfig {
+    /// UUID as `nvidia-smi -L` shows it; `None` = the only device that the process sees, as in a pod.
+    #[serde(default)]
+    pub uuid: Option<String>,
 }
 
 /// A tenant's part of a GPU that it shares. A directive names its peers and the rules of lending and borrowing;

@@ -12,6 +12,8 @@ mod controls;
 mod failures;
 #[path = "system/golden.rs"]
 mod golden;
+#[path = "system/gpu.rs"]
+mod gpu;
 #[path = "system/hibernate.rs"]
 mod hibernate;
 #[path = "system/huge_prompts.rs"]

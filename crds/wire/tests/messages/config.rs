@@ -24,6 +24,7 @@ fn native() -> SidecarConfig {
         max_model_len: Some(4096),
         gpu: GpuConfig {
             name: "gpu-0".into(),
+            cuda: None,
             memory_bytes: 1 << 30,
             chunk_bytes: 2 << 20,
             link_bytes_per_second: None,

@@ -83,6 +83,7 @@ fn gpu_config(placed: &PlacedSlot<'_>) -> GpuConfig {
     let link = settings.host.as_ref().and_then(|host| host.link_bytes_per_second.as_ref());
     GpuConfig {
         name: placed.gpu.name.clone(),
+        cuda: None,
         memory_bytes: placed.gpu.capacity_bytes.unwrap_or(0),
         chunk_bytes: settings.chunk_bytes(),
         link_bytes_per_second: link.map(Quantity::bytes),

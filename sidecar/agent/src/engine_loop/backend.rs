@@ -1,18 +1,19 @@
 //! Ports of the scheduler: host memory, and the engine behind the link.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use sluice_link::control::{ControlPage, WaitLimit, WaitResult};
 use sluice_link::error::LinkError;
+use sluice_link::message::CHUNKS_PER_MESSAGE;
 use sluice_link::server::{EngineEvent, EngineSender};
 use sluice_link::tables::TableWriter;
-use sluice_memory::{DeviceMemory, EngineConnection, LayerGate};
+use sluice_memory::{ChunkPool, DeviceMemory, EngineConnection, LayerGate, PoolError};
 use sluice_policy::action::MapOp;
 use sluice_policy::hang::Work;
-use sluice_policy::ids::{ActionId, Generation, LayerId, Nanos, RowId, StepId};
+use sluice_policy::ids::{ActionId, ChunkId, Generation, LayerId, Nanos, RowId, StepId};
 use sluice_ports::compute::{
     Compute, ComputeEvent, EngineHello, FailedSequence, SequenceFailure, Step, StepDone,
 };
@@ -72,6 +73,39 @@ struct EngineHandleState {
     pending: Option<(ActionId, u32, Instant)>,
     /// Numbers of addresses and durations of completed remaps.
     remap_times: Vec<(u32, Duration)>,
+    /// Chunks of a GPU that the engine has imported and not released.
+    imported: BTreeSet<ChunkId>,
+    /// Pool whose chunks are exported one by one; `None` if the engine maps them from one file.
+    exported_pool: Option<Arc<ChunkPool>>,
+}
+
+impl EngineHandleState {
+    /// Exports the chunks that `ops` map and the engine does not have yet, and sends them.
+    fn export(&mut self, engine: &EngineSender, ops: &[MapOp]) -> Result<(), ExportError> {
+        let Some(pool) = &self.exported_pool else { return Ok(()) };
+        let mapped = ops.iter().filter_map(|op| match *op {
+            MapOp::Map(_, chunk) => Some(chunk),
+            MapOp::Unmap(..) => None,
+        });
+        let missing: BTreeSet<ChunkId> = mapped.filter(|chunk| !self.imported.contains(chunk)).collect();
+        let missing: Vec<ChunkId> = missing.into_iter().collect();
+        for batch in missing.chunks(CHUNKS_PER_MESSAGE) {
+            let descriptors = pool.export(batch)?;
+            let chunks: Vec<_> = batch.iter().copied().zip(descriptors).collect();
+            engine.send_chunks(&chunks)?;
+            self.imported.extend(batch);
+        }
+        Ok(())
+    }
+}
+
+/// Why chunks did not reach the engine.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error("exporting chunks: {0}")]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
 }
 
 impl EngineHandle {
@@ -79,8 +113,24 @@ impl EngineHandle {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Exports chunks one by one from `pool`, the memory of a GPU.
+    pub fn export_from(&self, pool: Arc<ChunkPool>) {
+        self.state().exported_pool = Some(pool);
+    }
+
+    /// Sets the attached engine, which has imported nothing.
     fn set(&self, engine: Option<EngineSender>) {
-        *self.state() = EngineHandleState { engine, ..EngineHandleState::default() };
+        let mut state = self.state();
+        let exported_pool = state.exported_pool.take();
+        *state = EngineHandleState { engine, exported_pool, ..EngineHandleState::default() };
+    }
+
+    /// Sends a new engine the whole mapping, with the chunks in it.
+    fn send_snapshot(&self, snapshot: &[MapOp]) -> Result<(), String> {
+        let mut state = self.state();
+        let Some(engine) = state.engine.clone() else { return Ok(()) };
+        state.export(&engine, snapshot).map_err(|error| error.to_string())?;
+        engine.send_remap(SNAPSHOT_ACTION, snapshot).map_err(|error| error.to_string())
     }
 
     /// Records that `id` was completed. Returns false if `id` is not pending, because then the answer is stray.
@@ -104,8 +154,9 @@ impl EngineHandle {
 impl EngineConnection for EngineHandle {
     fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool {
         let mut state = self.state();
-        let Some(engine) = &state.engine else { return false };
-        match engine.send_remap(id, ops) {
+        let Some(engine) = state.engine.clone() else { return false };
+        let sent = state.export(&engine, ops).and_then(|()| Ok(engine.send_remap(id, ops)?));
+        match sent {
             Ok(()) => {
                 let addresses = u32::try_from(ops.len()).unwrap_or(u32::MAX);
                 state.pending = Some((id, addresses, Instant::now()));
@@ -113,6 +164,24 @@ impl EngineConnection for EngineHandle {
             // Shutting down the link makes the receiver thread report the loss, which completes the order.
             Err(error) => {
                 tracing::warn!(%error, "could not send a mapping change to the engine");
+                engine.shutdown();
+            }
+        }
+        true
+    }
+
+    fn release(&mut self, id: ActionId, chunks: &[ChunkId]) -> bool {
+        let mut state = self.state();
+        let Some(engine) = state.engine.clone() else { return false };
+        let held: Vec<ChunkId> =
+            chunks.iter().copied().filter(|chunk| state.imported.remove(chunk)).collect();
+        if held.is_empty() {
+            return false;
+        }
+        match engine.send_release(id, &held) {
+            Ok(()) => state.pending = Some((id, 0, Instant::now())),
+            Err(error) => {
+                tracing::warn!(%error, "could not ask the engine to release chunks");
                 engine.shutdown();
             }
         }
@@ -265,9 +334,9 @@ type EngineDriver = Driver<DeviceMemory, EngineCompute>;
 /// Sends a new engine the whole mapping. The engine counts as attached when it has applied the mapping.
 pub fn on_attached(driver: &mut EngineDriver, link: Attached) {
     let snapshot = driver.memory().snapshot();
-    let sent = link.sender.send_remap(SNAPSHOT_ACTION, &snapshot);
     let compute = driver.compute();
     compute.engine_handle.set(Some(link.sender.clone()));
+    let sent = compute.engine_handle.send_snapshot(&snapshot);
     match sent {
         Ok(()) => {
             (compute.mapping_hello, compute.commands_sent) = (Some(link.hello), compute.commands_sent + 1)

@@ -38,8 +38,8 @@ pub struct EngineAcceptor {
     pub listener: Listener,
     /// Description of the tenant for engines.
     pub setup: EngineSetup,
-    /// Memory file of the pool.
-    pub pool: OwnedFd,
+    /// Memory file of the pool; `None` on a GPU, whose chunks are exported one by one.
+    pub pool: Option<OwnedFd>,
     /// Control page with the generations.
     pub control: Arc<ControlPage>,
     /// Block tables and histories.
@@ -118,7 +118,7 @@ impl EngineAcceptor {
             // The lock is held only for the send, never while waiting for a peer.
             let tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
             let shared = SharedMemory {
-                pool: Some(self.pool.as_fd()),
+                pool: self.pool.as_ref().map(AsFd::as_fd),
                 control: &self.control,
                 tables: &tables,
                 lifetime_lock: self.liveness.as_fd(),

@@ -1,6 +1,7 @@
 //! Loads a tenant from its configuration: model, memory, link, limits.
 
 pub(crate) mod error;
+mod gpu;
 mod join_ledger;
 mod journal_file;
 mod loaded_tenant;
@@ -18,7 +19,7 @@ use std::time::{Duration, SystemTime};
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
-use sluice_link::message::EngineSetup;
+use sluice_link::message::{Device, EngineSetup};
 use sluice_link::model::ModelSpec;
 use sluice_link::server::Listener;
 use sluice_link::slab::{SlabLayout, slab_layout};
@@ -40,6 +41,7 @@ pub use policy_name::parse_policy;
 pub use sizes::{chunk_tokens, step_limits};
 
 use error::config_error;
+use gpu::Gpu;
 use join_ledger::{JoinStatus, LedgerJoin};
 use sizes::{engine_setup, geometry, host_weight_bytes, ranges, scheduler_config};
 use startup_inbox::StartupInbox;
@@ -84,7 +86,7 @@ pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
     let loaded = LoadedTenant { config, spec, text, max_model_tokens, tuned, faults, sidecar_hangs };
     check_host_memory(&loaded)?;
     if let Some(warning) = max_map_count::check(
-        max_map_count::mapping_demand(&engine_setup(&loaded)),
+        max_map_count::mapping_demand(&engine_setup(&loaded, Device::Host)),
         max_map_count::kernel_limit(),
     )? {
         tracing::warn!("{warning}");
@@ -152,17 +154,18 @@ impl TenantLoader {
         let (config, spec) = (&loaded.config, &loaded.spec);
         let mut rule = ShareSource::new(config, self.directives.as_deref())?;
         let layout = slab_layout(spec);
-        let setup = engine_setup(&loaded);
+        let gpu = Gpu::open(config)?;
+        let setup = engine_setup(&loaded, gpu.device());
         setup.check().map_err(LinkError::from)?;
         let (control, tables) = shared_pages(spec, &setup)?;
-        let master = read_weights(&loaded, &layout, &self.closed)?;
+        let master = read_weights(&loaded, &layout, &gpu, &self.closed)?;
         let mut held_inbox = StartupInbox::new(self.messages, first_state(&loaded));
         let (source, startup_inbox, status) = (&mut rule, &mut held_inbox, JoinStatus::default());
         let mut entry = LedgerJoin { loaded: &loaded, source, startup_inbox, status };
         let place = entry.join()?;
         let options = host_options(&loaded, &layout, &setup, quota(place.as_ref()));
         let peer = EngineHandle::default();
-        let (memory, pool) = create_memory(options, master, (&control, &peer), self.inbox.clone())?;
+        let (memory, pool) = create_memory(options, master, &gpu, (&control, &peer), self.inbox.clone())?;
         memory.set_faults(loaded.faults.memory.clone());
         let (listener, inbox, closed) = (self.listener, self.inbox, self.closed);
         let (page, lease, own_inbox) = (control.clone(), EngineLease::new(LEASE_TIMEOUT), inbox.clone());
@@ -215,19 +218,29 @@ impl TenantLoader {
     }
 }
 
-/// Creates the memory of the engine, and duplicates the descriptor of its pool.
+/// Creates the memory of the engine, and duplicates the descriptor of its pool if that is one file.
 fn create_memory(
     options: MemoryOptions,
     master: HostWeights,
+    gpu: &Gpu,
     (control, engine): (&Arc<ControlPage>, &EngineHandle),
     inbox: MessageSender,
-) -> Result<(DeviceMemory, OwnedFd), LoadError> {
+) -> Result<(DeviceMemory, Option<OwnedFd>), LoadError> {
     let gate = Arc::new(ControlPageGate(control.clone()));
     let notify = Arc::new(move || inbox.send(SchedulerMessage::Wake));
-    let memory = DeviceMemory::new(options, Arc::new(master), gate, Box::new(engine.clone()), notify)?;
-    let file = memory.pool_file().expect("host memory is one file");
-    let pool = file.try_clone_to_owned();
+    let (master, engine) = (Arc::new(master), Box::new(engine.clone()));
+    let sizes = (options.geometry.chunk_bytes, options.geometry.capacity_chunks);
+    let memory = match gpu.backing(sizes, control)? {
+        None => DeviceMemory::new(options, master, gate, engine.clone(), notify)?,
+        Some(backing) => {
+            DeviceMemory::over(Box::new(backing), options, master, gate, engine.clone(), notify)?
+        }
+    };
+    let pool = memory.pool_file().map(|file| file.try_clone_to_owned()).transpose();
     let pool = pool.map_err(|source| LoadError::Io { path: "the pool's memfd".into(), source })?;
+    if pool.is_none() {
+        engine.export_from(memory.pool().clone());
+    }
     Ok((memory, pool))
 }
 

@@ -36,6 +36,11 @@ fn read(folder: &Path) -> Vec<Golden> {
     serde_json::from_slice(&std::fs::read(folder.join("golden.json")).unwrap()).unwrap()
 }
 
+/// Returns the golden tokens of each request.
+pub fn greedy_tokens(folder: &Path) -> Vec<Vec<u32>> {
+    read(folder).into_iter().map(|golden| golden.greedy_ids).collect()
+}
+
 /// Asserts that all tokens are the golden ones.
 pub fn check(answers: &[crate::support::Answer], folder: &Path, what: &str) {
     for (request, (answer, golden)) in answers.iter().zip(read(folder)).enumerate() {

@@ -68,6 +68,7 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         max_model_len: None,
         gpu: GpuConfig {
             name: "gpu".into(),
+            cuda: None,
             memory_bytes,
             chunk_bytes: CHUNK,
             link_bytes_per_second: None,

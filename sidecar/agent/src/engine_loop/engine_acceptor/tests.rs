@@ -77,7 +77,7 @@ impl TestAcceptor {
         let door = EngineAcceptor {
             listener: Listener::bind(&socket).unwrap(),
             setup,
-            pool,
+            pool: Some(pool),
             control: Arc::new(ControlPage::create(3).unwrap()),
             tables: tables.clone(),
             liveness: std::fs::File::open("/dev/null").unwrap().into(),

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use sluice_link::error::LinkError;
+use sluice_memory::backing::BackingError;
+use sluice_memory::cuda;
 use sluice_memory::gpu_ledger::LedgerError;
 use sluice_memory::{HostWeightsError, MemoryError};
 use sluice_policy::config_error::ConfigError;
@@ -31,6 +33,12 @@ pub enum LoadError {
     /// Host memory for the weights is not available.
     #[error(transparent)]
     HostWeights(#[from] HostWeightsError),
+    /// The GPU cannot be used.
+    #[error("gpu.cuda: {0}")]
+    Gpu(#[from] cuda::Error),
+    /// The memory of the GPU cannot be used.
+    #[error("gpu.cuda: {0}")]
+    Backing(#[from] BackingError),
     /// The memory backend failed to start.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -79,6 +87,7 @@ impl LoadError {
             LoadError::Model(error) => Some(("model_path", error.to_string())),
             LoadError::Config { field, problem } => Some((field, problem.clone())),
             LoadError::Unsatisfiable(refused) => Some((fields(refused), refused.to_string())),
+            LoadError::Gpu(error) => Some(("gpu.cuda", error.to_string())),
             _ => None,
         }
     }

@@ -21,12 +21,12 @@ pub(super) fn host_weight_bytes(loaded: &LoadedTenant, layout: &SlabLayout) -> u
     layout.global.bytes + layout.layer.bytes * u64::from(loaded.spec.layers)
 }
 
-pub(super) fn engine_setup(loaded: &LoadedTenant) -> EngineSetup {
+pub(super) fn engine_setup(loaded: &LoadedTenant, device: Device) -> EngineSetup {
     let (config, spec) = (&loaded.config, &loaded.spec);
     let capacity_chunks = capacity_chunks(config);
     EngineSetup {
         spec: spec.clone(),
-        device: Device::Host,
+        device,
         chunk_bytes: config.gpu.chunk_bytes,
         capacity_chunks,
         // Ranges are virtual. Each is as long as the GPU, so that any share of it can back any of them.

@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use sluice_link::slab::SlabLayout;
-use sluice_memory::{HostWeights, HostWeightsBuilder, Slab};
+use sluice_memory::{HostWeights, Slab};
 use sluice_policy::ids::LayerId;
 
 use super::error::LoadError;
+use super::gpu::Gpu;
 use super::loaded_tenant::LoadedTenant;
 use super::sizes::host_weight_bytes;
 use crate::model::weights::Weights;
@@ -15,14 +16,14 @@ use crate::model::weights::Weights;
 pub(super) fn read_weights(
     loaded: &LoadedTenant,
     layout: &SlabLayout,
+    gpu: &Gpu,
     closed: &AtomicBool,
 ) -> Result<HostWeights, LoadError> {
     let begun = Instant::now();
     let weights = Weights::open(&loaded.config.model_path)?;
-    let slabs = vec![layout.layer.bytes; usize::from(loaded.spec.layers)];
     let total_bytes = host_weight_bytes(loaded, layout);
     tracing::info!(model = %loaded.config.model_path.display(), total_bytes, "reading weights");
-    let mut master = HostWeightsBuilder::new(layout.global.bytes, &slabs)?;
+    let mut master = gpu.host_weights(layout, loaded.spec.layers)?;
     weights.fill_global(&loaded.spec, layout, master.slab_mut(Slab::Global))?;
     for_each_layer(loaded.spec.layers, closed, |layer| {
         let slab = master.slab_mut(Slab::Layer(LayerId(layer)));

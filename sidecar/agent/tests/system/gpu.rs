@@ -1,0 +1,83 @@
+//! A tenant on a CUDA device: a stand-in for the driver, which runs the kernels from their PTX by an interpreter.
+//!
+//! The library path of a process is fixed when it starts, so the tenant runs in a child process of the test.
+
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_cuda_standin::leak_report::assert_nothing_held;
+use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_ports::sampling::Sampling;
+use sluice_wire::config::CudaConfig;
+
+use crate::golden::{greedy_tokens, reference, requests};
+use crate::support::{Answer, Tenant, TestRequest, config};
+
+/// Bytes of a chunk: the granularity of the device.
+const CHUNK: u64 = 2 << 20;
+/// Chunks of the device. The workspace of cuBLASLt alone takes 16.
+const CHUNKS: u64 = 64;
+/// Tokens of each answer: the interpreter takes some 50 ms for a step.
+const TOKENS: u32 = 24;
+
+#[test]
+fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
+    if reference().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (libraries, pool) = (folder.path().join("lib"), folder.path().join("pool"));
+    for made in [&libraries, &pool] {
+        std::fs::create_dir(made).unwrap();
+    }
+    let report = folder.path().join("held");
+    let path = LibraryFolder::new(&libraries).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "gpu::tenant_on_a_gpu", "--ignored", "--nocapture"])
+        .env("LD_LIBRARY_PATH", path.as_os_str())
+        .env("SLUICE_STANDIN_POOL", &pool)
+        .env("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string())
+        .env("SLUICE_STANDIN_REPORT", &report)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+    // The engine that SIGKILL ended writes none.
+    assert_nothing_held(&report);
+}
+
+#[test]
+#[ignore = "a child process of the test above"]
+fn tenant_on_a_gpu() {
+    let folder = reference().unwrap();
+    let mut config = config(&folder, CHUNKS * CHUNK, "Oneiros");
+    (config.gpu.cuda, config.gpu.chunk_bytes) = (Some(CudaConfig::default()), CHUNK);
+    config.debug.force_remap = Some((2, 1));
+    let tenant = Tenant::start(config);
+    // With log-probabilities the host samples; without, the device finds the largest logit.
+    let golden = requests(&folder);
+    let wanted: Vec<TestRequest> =
+        golden.iter().enumerate().map(|(at, request)| shortened(at, request)).collect();
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    let state = tenant.state_when("tokens are generated", |state| state.figures.steps_total > 5);
+    std::thread::sleep(Duration::from_millis(20));
+    let engine = Pid::from_raw(state.engine.pid.unwrap().cast_signed()).unwrap();
+    kill_process(engine, Signal::KILL).unwrap();
+    let answers: Vec<Answer> = tickets.into_iter().map(|ticket| tenant.collect(ticket)).collect();
+    for (answer, expected) in answers.iter().zip(greedy_tokens(&folder)) {
+        assert_eq!(answer.tokens, expected[..TOKENS as usize]);
+    }
+    let state = tenant.assert_nothing_leaks("after the kill");
+    assert_eq!(state.engine.restarts, 1, "the kill was the only loss");
+}
+
+fn shortened(at: usize, request: &TestRequest) -> TestRequest {
+    let sampling = Sampling { ignore_stop: true, ..Sampling::default() };
+    let sampling = if at % 2 == 0 { sampling } else { request.sampling.clone() };
+    TestRequest { prompt: request.prompt.clone(), max_tokens: TOKENS, sampling }
+}
