@@ -5,7 +5,7 @@ use super::arguments::arguments;
 use super::plan::{LaunchPlan, Module, ShapeError, blocks, multiple};
 
 arguments! {
-    /// Where layer-blocks lie: whole blocks fill chunks, and what is left of a chunk is not used. A block holds
+    /// Where layer-blocks lie: whole blocks fill chunks, and the rest of a chunk is not used. A block holds
     /// K `[kv_heads][16][dim]`, then V `[kv_heads][16][dim]`.
     KvArena {
         /// Address of the first chunk.

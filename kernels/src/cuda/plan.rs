@@ -147,7 +147,7 @@ pub(super) fn multiple(what: &'static str, value: u32, unit: u32) -> Result<(), 
 /// Blocks of `threads` threads for `count` units of work, one a thread.
 ///
 /// # Panics
-/// If there are more than 2^31 - 1 blocks: no step has so much work.
+/// If there are more than 2^31 - 1 blocks. No step has that many.
 pub(super) fn blocks(count: u64, threads: u32) -> u32 {
     let blocks = count.div_ceil(u64::from(threads));
     assert!(blocks < 1 << 31, "{blocks} blocks are more than a grid has");

@@ -10,7 +10,7 @@ use crate::memory::{Extent, GlobalMemory};
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 /// Allocations are aligned as those of `cuMemAlloc`.
 const ALIGN: u64 = 256;
-/// At least so much lies between two allocations, so that an access past the end is a fault.
+/// Least gap between two allocations, in bytes. An access past the end of one is a fault.
 const GAP: u64 = 64 << 10;
 
 /// Values that may be copied as bytes.

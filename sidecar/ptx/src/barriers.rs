@@ -25,7 +25,7 @@ pub(crate) struct Arrival {
     pub predicate: u32,
 }
 
-/// Who waits at one barrier.
+/// The threads that wait at one barrier.
 #[derive(Default)]
 pub(crate) struct Barrier {
     pub arrivals: Vec<Arrival>,

@@ -1,4 +1,4 @@
-//! What checked mode knows of a block: who has used which bytes, and what orders the uses.
+//! The state of checked mode for a block: the last uses of its bytes, and the order of those uses.
 
 pub(crate) mod clocks;
 pub(crate) mod global;

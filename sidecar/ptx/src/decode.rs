@@ -1,4 +1,4 @@
-//! Instructions out of statements: each family takes the modifiers that it knows, and what is left is an error.
+//! Instructions out of statements: each family takes the modifiers that it knows, and an unknown modifier is an error.
 
 mod convert;
 mod float;

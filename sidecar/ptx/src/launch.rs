@@ -95,6 +95,6 @@ pub(crate) struct Shared<'a> {
     pub options: &'a Options,
     /// Another block has ended with a fault.
     pub stop: AtomicBool,
-    /// Who has used which bytes, in checked mode.
+    /// The last uses of the bytes of global memory, in checked mode.
     pub shadow: Arc<Shadow>,
 }

@@ -1,4 +1,4 @@
-//! Who has used which bytes of global memory during a launch.
+//! The last uses of the bytes of global memory during a launch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

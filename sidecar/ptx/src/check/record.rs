@@ -1,4 +1,4 @@
-//! Who has used a few bytes, and whether that is before another use.
+//! The last uses of a few bytes, and whether they are ordered before another use.
 
 use crate::check::clocks::Clocks;
 use crate::fault::{Access, FaultKind};
