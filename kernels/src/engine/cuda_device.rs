@@ -90,8 +90,11 @@ impl CudaDevice {
             Ok::<_, Error>(queued.queue.is_empty())
         })?;
         for layer in 1..program.layers.len() {
-            let idle_ns = self.layers[layer][0].since_ns(&self.layers[layer - 1][1])?;
-            waits.limit_stall(layer, idle_ns.max(0.0) as u64);
+            // A time of an event is a call of the driver: layers without a wait need none.
+            if waits.has_waited(layer) {
+                let idle_ns = self.layers[layer][0].since_ns(&self.layers[layer - 1][1])?;
+                waits.limit_stall(layer, idle_ns.max(0.0) as u64);
+            }
         }
         Ok(())
     }

@@ -118,6 +118,11 @@ impl<'a> LayerWaits<'a> {
         kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation, &mut finished))
     }
 
+    /// Whether the thread has waited for the layer.
+    pub(super) fn has_waited(&self, layer: usize) -> bool {
+        self.stall_ns[layer] + self.kv_stall_ns[layer] > 0
+    }
+
     /// Limits the stall of a layer to what the device measured: while the device works on earlier layers, a wait is no stall.
     pub(super) fn limit_stall(&mut self, layer: usize, idle_ns: u64) {
         self.stall_ns[layer] = self.stall_ns[layer].min(idle_ns);

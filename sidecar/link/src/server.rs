@@ -273,11 +273,20 @@ impl EngineSender {
             return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
         }
         self.expected().expect_change(id);
-        let mut rest = ops;
+        self.send_parts(ops, |ops, more| Message::Remap { id, ops, more })
+    }
+
+    /// Sends a command of any length in messages of at most [`REMAP_OPS`] items, at least one.
+    fn send_parts<T: Clone>(
+        &self,
+        items: &[T],
+        message: impl Fn(Vec<T>, bool) -> Message,
+    ) -> Result<(), LinkError> {
+        let mut rest = items;
         loop {
             let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
             let more = !later.is_empty();
-            self.send(&Message::Remap { id, ops: now.to_vec(), more })?;
+            self.send(&message(now.to_vec(), more))?;
             if !more {
                 return Ok(());
             }
@@ -299,16 +308,7 @@ impl EngineSender {
     /// Asks the engine to release its imports of `chunks`: one command of any length, with one reply.
     pub fn send_release(&self, id: ActionId, chunks: &[ChunkId]) -> Result<(), LinkError> {
         self.expected().expect_change(id);
-        let mut rest = chunks;
-        loop {
-            let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
-            let more = !later.is_empty();
-            self.send(&Message::Release { id, chunks: now.to_vec(), more })?;
-            if !more {
-                return Ok(());
-            }
-            rest = later;
-        }
+        self.send_parts(chunks, |chunks, more| Message::Release { id, chunks, more })
     }
 
     fn send(&self, message: &Message) -> Result<(), LinkError> {
