@@ -78,6 +78,6 @@ fn tenant_on_a_gpu() {
 
 fn shortened(at: usize, request: &TestRequest) -> TestRequest {
     let sampling = Sampling { ignore_stop: true, ..Sampling::default() };
-    let sampling = if at % 2 == 0 { sampling } else { request.sampling.clone() };
+    let sampling = if at.is_multiple_of(2) { sampling } else { request.sampling.clone() };
     TestRequest { prompt: request.prompt.clone(), max_tokens: TOKENS, sampling }
 }
