@@ -109,7 +109,8 @@ impl ChunkPool {
         self.backing.file()
     }
 
-    /// Returns a descriptor of each chunk for an engine, at most [`EXPORT_CHUNKS`]. They are made for this call.
+    /// Returns a descriptor of each chunk for an engine, at most [`EXPORT_CHUNKS`]. A chunk of a GPU has one for its
+    /// first engine; later calls make one.
     pub fn export(&self, chunks: &[ChunkId]) -> Result<Vec<OwnedFd>, PoolError> {
         if chunks.len() > EXPORT_CHUNKS {
             return Err(PoolError::ManyExports { chunks: chunks.len() });

@@ -23,7 +23,25 @@ pub(super) struct CudaChunks {
 #[derive(Debug)]
 struct State {
     view: Range,
-    chunks: Vec<Option<Arc<Chunk>>>,
+    chunks: Vec<Option<Created>>,
+}
+
+/// A chunk that exists.
+#[derive(Debug)]
+struct Created {
+    memory: Arc<Chunk>,
+    /// Descriptor for the first engine. It holds the memory as a handle does, so it is closed with the chunk.
+    descriptor: Option<OwnedFd>,
+}
+
+impl Created {
+    /// Creates a chunk and exports it: an export takes longer than all other calls together (docs/gpu-probe.md), and
+    /// creation has the time, while the scheduler waits for an export.
+    fn new(context: &Context, bytes: u64) -> Result<Created, BackingError> {
+        let memory = Chunk::create(context, bytes)?;
+        let descriptor = Some(memory.export()?);
+        Ok(Created { memory, descriptor })
+    }
 }
 
 impl CudaChunks {
@@ -38,7 +56,7 @@ impl CudaChunks {
         let bytes = chunks.checked_mul(chunk_bytes).ok_or(MappingError::TooLarge { chunks, chunk_bytes })?;
         let view = Range::reserve(context, bytes)?;
         let base = view.at(0);
-        let state = Mutex::new(State { view, chunks: vec![None; capacity_chunks as usize] });
+        let state = Mutex::new(State { view, chunks: (0..capacity_chunks).map(|_| None).collect() });
         Ok(CudaChunks { base, chunk_bytes, state, context: context.clone() })
     }
 
@@ -56,9 +74,9 @@ impl CudaChunks {
     }
 
     pub(super) fn create(&self, chunks: &[ChunkId]) -> Result<(), BackingError> {
-        let create = |_| Chunk::create(&self.context, self.chunk_bytes);
+        let create = |_| Created::new(&self.context, self.chunk_bytes);
         // Those before one that fails are dropped, which releases them.
-        let made: Vec<Arc<Chunk>> = chunks.iter().map(create).collect::<Result<_, _>>()?;
+        let made: Vec<Created> = chunks.iter().map(create).collect::<Result<_, _>>()?;
         let mut state = self.lock();
         for (chunk, made) in chunks.iter().zip(made) {
             state.chunks[chunk.index()] = Some(made);
@@ -77,8 +95,8 @@ impl CudaChunks {
         let state = &mut *self.lock();
         let mut mapped = 0;
         let done = chunks.iter().try_for_each(|chunk| {
-            let memory = state.chunks[chunk.index()].as_ref().expect("only a chunk that exists is mapped");
-            state.view.map(self.offset(*chunk), memory)?;
+            let created = state.chunks[chunk.index()].as_ref().expect("only a chunk that exists is mapped");
+            state.view.map(self.offset(*chunk), &created.memory)?;
             mapped += 1;
             Ok(())
         });
@@ -102,9 +120,17 @@ impl CudaChunks {
         Ok(self.lock().view.unmap(self.offset(chunk))?)
     }
 
-    /// The lock is not held during the call, which takes longer than all others.
+    /// Returns the descriptor that was made with the chunk, and later a new one: for the next engine. The lock is not
+    /// held while the driver makes it.
     pub(super) fn export(&self, chunk: ChunkId) -> Result<OwnedFd, BackingError> {
-        let memory = self.lock().chunks[chunk.index()].clone().expect("only a chunk that exists is exported");
+        let memory = {
+            let mut state = self.lock();
+            let created = state.chunks[chunk.index()].as_mut().expect("only a chunk that exists is exported");
+            if let Some(descriptor) = created.descriptor.take() {
+                return Ok(descriptor);
+            }
+            created.memory.clone()
+        };
         Ok(memory.export()?)
     }
 

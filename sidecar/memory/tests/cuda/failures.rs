@@ -52,6 +52,41 @@ fn third_create_fails() {
 }
 
 #[test]
+fn chunks_that_cannot_be_exported_are_not_created() {
+    GpuMachine::new()
+        .with("SLUICE_STANDIN_FAULTS", "cuMemExportToShareableHandle=2@3")
+        .run_case("cuda::failures::third_create_fails");
+}
+
+#[test]
+fn a_chunk_is_exported_when_it_is_created() {
+    // The fifth export is the second one of chunk 0.
+    GpuMachine::new()
+        .with("SLUICE_STANDIN_FAULTS", "cuMemExportToShareableHandle=304@5")
+        .run_case("cuda::failures::only_the_second_export_calls_the_driver");
+}
+
+#[test]
+#[ignore = "a process of the other tests, which start it"]
+fn only_the_second_export_calls_the_driver() {
+    if !is_case() {
+        return;
+    }
+    let mut world = world();
+    world.succeed(Work::Create(chunks(0..4)));
+    let first = world.memory.pool().export(&chunks(0..4)).unwrap();
+    let refused = world.memory.pool().export(&chunks(0..1));
+    assert!(matches!(refused, Err(PoolError::Backing(_))), "{refused:?}");
+    drop(first);
+    assert_eq!(world.memory.pool().export(&chunks(0..4)).unwrap().len(), 4);
+    // Chunk 3 is released with a descriptor that no engine got, and the driver gets all its memory back.
+    world.succeed(Work::Release(chunks(3..4)));
+    world.succeed(Work::Create(chunks(3..4)));
+    world.succeed(Work::Release(chunks(3..4)));
+    assert_eq!(world.memory.used_bytes(), 3 * CHUNK_BYTES);
+}
+
+#[test]
 fn a_full_gpu_is_out_of_memory() {
     // Two contexts of 32 MiB, and two chunks.
     GpuMachine::new()
