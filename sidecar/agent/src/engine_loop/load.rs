@@ -53,11 +53,11 @@ use super::engine_acceptor::{EngineAcceptor, EngineLease, LEASE_TIMEOUT};
 use super::engine_event::Attached;
 use super::engine_watch::EngineWatch;
 use super::idle_sleep::IdleSleep;
-use super::max_map_count;
 use super::peers::{self, PeerContext};
 use super::placement_planner::PlannerThread;
 use super::share_control::{ShareController, ShareGrant, ShareSource};
 use super::state_recorder::StateRecorder;
+use super::{max_map_count, open_files};
 use crate::clock::Clock;
 use crate::directive::DirectiveStore;
 use crate::heartbeat::Heartbeat;
@@ -85,13 +85,20 @@ pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
     let (faults, sidecar_hangs) = (InjectedFaults::default(), None);
     let loaded = LoadedTenant { config, spec, text, max_model_tokens, tuned, faults, sidecar_hangs };
     check_host_memory(&loaded)?;
-    if let Some(warning) = max_map_count::check(
-        max_map_count::mapping_demand(&engine_setup(&loaded, Device::Host)),
-        max_map_count::kernel_limit(),
-    )? {
+    check_kernel_limits(&loaded)?;
+    Ok(loaded)
+}
+
+/// Checks what the kernel allows a chunk to be: a mapping on the host, an open file on a CUDA device.
+fn check_kernel_limits(loaded: &LoadedTenant) -> Result<(), LoadError> {
+    if loaded.config.gpu.cuda.is_some() {
+        return open_files::check(sizes::capacity_chunks(&loaded.config), open_files::process_limit());
+    }
+    let demand = max_map_count::mapping_demand(&engine_setup(loaded, Device::Host));
+    if let Some(warning) = max_map_count::check(demand, max_map_count::kernel_limit())? {
         tracing::warn!("{warning}");
     }
-    Ok(loaded)
+    Ok(())
 }
 
 fn parse_tunables(config: &SidecarConfig) -> Result<Tuned, LoadError> {

@@ -1,4 +1,4 @@
-//! Checks that the kernel allows as many mappings as the engine may need.
+//! Checks that the kernel allows as many mappings as the engine may need of host memory.
 //!
 //! Each chunk is mapped by itself. The kernel merges adjacent mappings only while their chunks are adjacent too, which
 //! ends as memory moves. Then every position counts against `vm.max_map_count`, and a further mapping fails during
