@@ -1,0 +1,81 @@
+//! A GPU for tests: memory and launches by the driver.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::OnceLock;
+
+use sluice_kernels::cuda::{Address, LaunchPlan, Module};
+use sluice_memory::cuda::{Buffer, Context, Device, Driver, Function, Grid, Module as LoadedModule, Stream};
+
+/// Set in processes whose kernels run on a GPU. The tests of memory read the same variable.
+pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
+
+/// Whether kernels run on a GPU.
+pub fn on_gpu() -> bool {
+    std::env::var_os(GPU_VAR).is_some()
+}
+
+/// Device memory of a test, and a stream.
+pub struct Gpu {
+    stream: Stream,
+    buffers: RefCell<Vec<Buffer>>,
+}
+
+impl Gpu {
+    /// Uses the first GPU, with all kernels loaded.
+    pub fn open() -> Gpu {
+        let (context, _) = loaded();
+        context.enter().unwrap();
+        Gpu { stream: Stream::new(context).unwrap(), buffers: RefCell::default() }
+    }
+
+    /// Memory without contents.
+    pub fn reserve(&self, bytes: usize) -> Address {
+        let buffer = Buffer::new(self.stream.context(), bytes.max(1) as u64).unwrap();
+        let address = buffer.at(0);
+        self.buffers.borrow_mut().push(buffer);
+        address
+    }
+
+    pub fn write(&self, address: Address, bytes: &[u8]) {
+        // SAFETY: the bytes are borrowed until the copy is done.
+        unsafe { self.stream.upload_bytes(address, bytes) }.unwrap();
+        self.stream.finish().unwrap();
+    }
+
+    pub fn read(&self, address: Address, bytes: usize) -> Vec<u8> {
+        let mut read = vec![0; bytes];
+        // SAFETY: the bytes are borrowed until the copy is done.
+        unsafe { self.stream.download_bytes(&mut read, address) }.unwrap();
+        self.stream.finish().unwrap();
+        read
+    }
+
+    /// Runs a launch, which must succeed.
+    pub fn run(&self, plan: &LaunchPlan) {
+        let grid = Grid { blocks: plan.grid, threads: plan.block };
+        let function = &loaded().1[plan.kernel];
+        // SAFETY: a plan holds the kernel's structure; a test compares the layout of each with the PTX.
+        let launched = unsafe { self.stream.launch_with(function, grid, plan.shared_bytes, &plan.params) };
+        launched
+            .and_then(|()| self.stream.finish())
+            .unwrap_or_else(|error| panic!("{}: {error}", plan.kernel));
+    }
+}
+
+/// The context of this process and every kernel by name.
+fn loaded() -> &'static (Context, HashMap<&'static str, Function>) {
+    static LOADED: OnceLock<(Context, HashMap<&'static str, Function>)> = OnceLock::new();
+    LOADED.get_or_init(|| {
+        let context = Context::new(Device::open(Driver::open().unwrap(), 0).unwrap()).unwrap();
+        let mut functions = HashMap::new();
+        for module in Module::ALL {
+            let image = CString::new(module.ptx()).unwrap();
+            let module_on_gpu = LoadedModule::load(&context, &image).unwrap();
+            functions
+                .extend(module.kernels().map(|kernel| (kernel, module_on_gpu.function(kernel).unwrap())));
+        }
+        (context, functions)
+    })
+}
