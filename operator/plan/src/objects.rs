@@ -13,6 +13,7 @@ mod claim;
 mod config;
 mod container_parts;
 mod containers;
+mod cuda;
 pub mod inspect;
 mod network;
 mod placed_slot;

@@ -19,6 +19,9 @@ const STREAM_BYTES: u64 = 32 << 10;
 const BUFFERED_BYTES: u64 = 512 << 20;
 /// Host memory of a proxied engine in addition to its weights, bytes.
 const PROXIED_ENGINE_BYTES: u64 = 8 << 30;
+/// Host memory of a sidecar for its CUDA context, bytes: an estimate that no GPU has confirmed. A container above its
+/// limit is killed, so it is a large one.
+const CUDA_SIDECAR_BYTES: u64 = 1 << 30;
 /// Host memory of an engine with a CUDA context and its libraries, bytes.
 const CUDA_ENGINE_BYTES: u64 = 4 << 30;
 
@@ -76,7 +79,7 @@ impl PodMemory {
 
 /// Returns the resources that one slot of the tenant takes.
 pub fn demand(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandParams) -> Demand {
-    let sidecar_bytes = sidecar_bytes(spec, model);
+    let sidecar_bytes = sidecar_bytes(spec, model, terms);
     let pod = pod_memory(spec, model, terms, sidecar_bytes);
     let host_bytes = match spec.engine.kind {
         EngineKind::Native => sidecar_bytes,
@@ -231,12 +234,13 @@ pub fn check_kv_fits(
     if needed_bytes > limit_bytes { Err(unfit) } else { Ok(()) }
 }
 
-/// Master copy, host tier, the sidecar itself and its streams, and 5 % more. The sidecar of a proxied engine has
-/// neither of the first two, but buffers request bodies and early tokens.
-fn sidecar_bytes(spec: &ModelTenantSpec, model: &EngineGeometry) -> u64 {
+/// Master copy, host tier, the sidecar itself and its streams, and 5 % more; a CUDA context. The sidecar of a proxied
+/// engine has none of the first two and no context, but buffers request bodies and early tokens.
+fn sidecar_bytes(spec: &ModelTenantSpec, model: &EngineGeometry, terms: &DemandParams) -> u64 {
+    let context = if terms.host_gpu_bytes.is_none() { CUDA_SIDECAR_BYTES } else { 0 };
     match spec.engine.kind {
         EngineKind::Native => {
-            with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + base_bytes(spec))
+            with_reserve(model.weights_bytes() + spec.memory.host_kv.bytes() + base_bytes(spec)) + context
         }
         EngineKind::Vllm => with_reserve(base_bytes(spec) + BUFFERED_BYTES),
     }

@@ -4,6 +4,7 @@
 
 mod admission;
 mod conditions;
+mod cuda_objects;
 mod directives;
 mod fixtures;
 mod floor;

@@ -439,7 +439,7 @@ fn a_proxied_engine_has_device_and_model_and_its_sidecar_neither() {
         all.map(|mount| mount["mountPath"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(mounts(sidecar), ["/etc/sluice", "/etc/sluice-tls", "/run/sluice"]);
-    assert_eq!(mounts(engine), ["/model", "/tmp"]);
+    assert_eq!(mounts(engine), ["/model", "/tmp", "/dev/shm"]);
     assert_eq!(engine["resources"]["claims"], json!([{"name": "gpu", "request": "gpu"}]));
     assert_eq!(sidecar["resources"].get("claims"), None);
     // 64 MiB, 2048 streams of 32 KiB and 512 MiB for buffers, and a twentieth; 8 GiB and 35 MiB of weights, and a

@@ -1,6 +1,6 @@
 //! Demand of a slot. Expected values are computed by hand from the parts of a floor.
 
-use sluice_plan::resource_demand::{Demand, DemandError, DemandParams, check_kv_fits, demand};
+use sluice_plan::resource_demand::{DemandError, DemandParams, check_kv_fits, demand};
 use sluice_types::pool::Policy;
 use sluice_types::{ModelTenantSpec, Quantity};
 
@@ -98,9 +98,15 @@ fn the_host_keeps_the_master_copy_the_tier_and_the_sidecar() {
     let mut spec = spec();
     spec.memory.host_kv = Quantity::from_bytes(65 * MIB);
     spec.limits.max_streams = 1024;
-    let Demand { host_bytes, .. } = demand(&spec, &MODEL, &PARAMS);
+    let on = |host_gpu_bytes| demand(&spec, &MODEL, &DemandParams { host_gpu_bytes, ..PARAMS });
     // 35 + 65 + 64 + 32 MiB, and a twentieth of it.
-    assert_eq!(host_bytes, 196 * MIB + (196 * MIB).div_ceil(20));
+    let without_context = 196 * MIB + (196 * MIB).div_ceil(20);
+    let (host, cuda) = (on(Some(96 * MIB)), on(None));
+    assert_eq!(host.host_bytes, without_context);
+    // The context of the sidecar on a CUDA device takes host memory too. The container's limit holds all of it.
+    assert_eq!(cuda.host_bytes, without_context + 1024 * MIB);
+    assert_eq!(cuda.pod.sidecar_bytes, cuda.host_bytes);
+    assert_eq!(host.pod.sidecar_bytes, without_context + 96 * MIB, "chunks are its memory");
 }
 
 #[test]

@@ -98,7 +98,7 @@ fn configs(gpu: &Gpu) -> Vec<DeviceClaimConfiguration> {
     let host = gpu.settings.host.as_ref();
     let ours = host.map(|host| opaque(OUR_DRIVER, host_config(host)));
     let shared = host.is_none() && gpu.settings.sharing.mode == SharingMode::Spatial;
-    let mps = shared.then(|| opaque(NVIDIA_DRIVER, mps_config()));
+    let mps = shared.then(|| opaque(NVIDIA_DRIVER, mps_config(&gpu.settings.device_class_name)));
     ours.into_iter().chain(mps).collect()
 }
 
@@ -115,11 +115,20 @@ fn host_config(host: &HostDevice) -> Value {
     config
 }
 
-/// The share of a tenant is set in its engine's environment, so that tenants may have different shares.
-fn mps_config() -> Value {
+/// Returns the configuration by which NVIDIA's driver starts one MPS daemon for the claim. The share of a tenant is set
+/// in its engine's environment, so that tenants may have different shares.
+///
+/// As of v0.4.1 of github.com/kubernetes-sigs/dra-driver-nvidia-gpu:
+/// - `api/nvidia.com/resource/v1beta1`: fields, which are decoded strictly; a MIG instance has a kind of its own. Without
+///   the feature gate `MPSSupport` the driver refuses the claim, and for time slices it would need another gate.
+/// - `cmd/gpu-kubelet-plugin/sharing.go`: the daemon is a Deployment of the driver and serves one user at a time, so all
+///   pods of a GPU run as one. The driver sets the compute mode `EXCLUSIVE_PROCESS` and gives each container that uses
+///   the request `CUDA_MPS_PIPE_DIRECTORY`, its folder and `/dev/shm`. No process outside MPS gets a context in that
+///   mode, so the sidecars are clients too, although docs/gpu-probe.md finds them safer outside.
+fn mps_config(class: &str) -> Value {
     json!({
         "apiVersion": NVIDIA_CONFIG,
-        "kind": "GpuConfig",
+        "kind": if class == MIG_CLASS { "MigDeviceConfig" } else { "GpuConfig" },
         "sharing": {"strategy": "MPS", "mpsConfig": {}},
     })
 }

@@ -12,7 +12,7 @@ use super::container_parts::{
 };
 use super::placed_slot::PlacedSlot;
 use super::volumes::{RUN, engine_mounts, fetch_folder, fetch_mounts, sidecar_mounts};
-use super::{ADMIN_PORT, ENGINE_PORT, PROBE_PORT, Release, SERVE_PORT, config, vllm};
+use super::{ADMIN_PORT, ENGINE_PORT, PROBE_PORT, Release, SERVE_PORT, config, cuda, vllm};
 
 /// Timeout of a probe, seconds.
 const PROBE_SECONDS: i32 = 2;
@@ -42,6 +42,7 @@ pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
         name: "sidecar".into(),
         image: Some(release.sidecar_image.clone()),
         args: Some(vec!["--config".into(), config::config_path(), "--log-format".into(), "json".into()]),
+        env: sidecar_env(placed),
         restart_policy: Some("Always".into()),
         ports: Some(ports.map(port).into()),
         resources: Some(resources(
@@ -58,6 +59,12 @@ pub fn sidecar(placed: &PlacedSlot<'_>, release: &Release) -> Container {
         security_context: Some(restricted_security_context()),
         ..Container::default()
     }
+}
+
+fn sidecar_env(placed: &PlacedSlot<'_>) -> Option<Vec<EnvVar>> {
+    let native = placed.tenant.spec.engine.kind == EngineKind::Native;
+    let env = if native { cuda::sidecar_env(placed) } else { Vec::new() };
+    Some(env).filter(|env| !env.is_empty())
 }
 
 /// The sidecar of a proxied engine uses no device and has no peers.
@@ -82,14 +89,15 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
     let written = engine.env.iter().map(|env| env_var(&env.name, &env.value));
     // A variable that the tenant sets takes precedence; a list must contain each name once.
     let named = |name: &str| engine.env.iter().any(|env| env.name == name);
-    let share = mps_thread_percentage(placed).filter(|share| !named(&share.name));
+    let ours = cuda::engine_env(placed).into_iter().chain(mps_thread_percentage(placed));
     let live = env_var(ENGINE_LIVENESS_ENV, &format!("0.0.0.0:{ENGINE_PORT}"));
     // A custom image may be of a release without the probe; without a supervisor no process answers it.
     let without_supervisor = engine.args.iter().any(|arg| arg == "--no-supervisor");
     // The argument has the same meaning as the variable and takes precedence.
     let elsewhere = engine.args.iter().any(|arg| arg == "--live" || arg.starts_with("--live="));
     let probed = engine.image.is_none() && !named(ENGINE_LIVENESS_ENV) && !elsewhere && !without_supervisor;
-    let env: Vec<EnvVar> = share.into_iter().chain(probed.then_some(live)).chain(written).collect();
+    let ours = ours.filter(|own| !named(&own.name));
+    let env: Vec<EnvVar> = ours.chain(probed.then_some(live)).chain(written).collect();
     Container {
         name: "engine".into(),
         image: Some(engine.image.clone().unwrap_or_else(|| release.engine_image.clone())),
@@ -102,7 +110,7 @@ fn native_engine(placed: &PlacedSlot<'_>, release: &Release) -> Container {
         )),
         liveness_probe: probed.then(engine_liveness),
         lifecycle: Some(pre_stop_hook(placed, "/drained")),
-        volume_mounts: Some(engine_mounts()),
+        volume_mounts: Some(engine_mounts(placed)),
         termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
         security_context: Some(restricted_security_context()),
         ..Container::default()

@@ -38,7 +38,7 @@ pub fn engine(placed: &PlacedSlot<'_>) -> Container {
             Some(ClaimUse::Gpu),
         )),
         lifecycle: Some(pre_stop_hook(placed, "/drain")),
-        volume_mounts: Some(proxied_mounts(&placed.tenant.spec)),
+        volume_mounts: Some(proxied_mounts(placed)),
         termination_message_policy: Some(TERMINATION_MESSAGE_POLICY.into()),
         security_context: Some(restricted_security_context()),
         ..Container::default()

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
 };
 use sluice_common::hash::fnv1a;
 use sluice_types::ModelTenantSpec;
+use sluice_types::pool::SharingMode;
 use sluice_types::tenant::{EngineKind, WeightType};
 
 use super::placed_slot::PlacedSlot;
@@ -30,11 +31,17 @@ pub const LEDGER_FOLDER: &str = "/run/sluice-neighbourhood";
 
 /// Writable folder of a proxied engine: compiled kernels, sockets.
 pub const SCRATCH: &str = "/tmp";
+/// Memory that the processes of a proxied engine share by name. Native processes share memfds, which need no folder.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Kernels that the CUDA driver has compiled for a native engine; kept when the container restarts.
+pub const CUDA_CACHE: &str = "/var/cache/cuda";
 
 /// Names of the volumes.
 const MODEL_VOLUME: &str = "model";
 const RUN_VOLUME: &str = "run";
 const SCRATCH_VOLUME: &str = "scratch";
+const SHARED_MEMORY_VOLUME: &str = "shm";
+const CUDA_CACHE_VOLUME: &str = "cuda-cache";
 
 /// Returns the model's folder in the pod.
 pub fn model_folder(spec: &ModelTenantSpec) -> PathBuf {
@@ -78,17 +85,39 @@ pub fn volumes(placed: &PlacedSlot<'_>) -> Vec<Volume> {
         Volume { name: RUN_VOLUME.into(), empty_dir: Some(scratch(RUN_BYTES)), ..Volume::default() },
         model_volume(spec, Some(&placed.model)),
     ];
-    let proxied = spec.engine.kind == EngineKind::Vllm;
-    let scratch = proxied.then(|| Volume {
-        name: SCRATCH_VOLUME.into(),
-        empty_dir: Some(scratch(SCRATCH_BYTES)),
+    let memory = EmptyDirVolumeSource { medium: Some("Memory".into()), ..scratch(SHARED_MEMORY_BYTES) };
+    let written = [
+        (SCRATCH_VOLUME, spec.engine.kind == EngineKind::Vllm, scratch(SCRATCH_BYTES)),
+        (SHARED_MEMORY_VOLUME, mounts_shared_memory(placed), memory),
+        (CUDA_CACHE_VOLUME, mounts_cuda_cache(placed), scratch(CUDA_CACHE_VOLUME_BYTES)),
+    ];
+    let written = written.into_iter().filter(|(_, wanted, _)| *wanted);
+    let written = written.map(|(name, _, empty_dir)| Volume {
+        name: name.into(),
+        empty_dir: Some(empty_dir),
         ..Volume::default()
     });
-    all.into_iter().chain(keys).chain(scratch).collect()
+    all.into_iter().chain(keys).chain(written).collect()
+}
+
+/// Whether the pod has memory of its own in place of the runtime's 64 MiB. In mode `Spatial` NVIDIA's driver mounts the
+/// memory there that the clients of its MPS daemon share with the daemon.
+fn mounts_shared_memory(placed: &PlacedSlot<'_>) -> bool {
+    let mode = placed.gpu.settings.sharing.mode;
+    placed.tenant.spec.engine.kind == EngineKind::Vllm && mode != SharingMode::Spatial
+}
+
+fn mounts_cuda_cache(placed: &PlacedSlot<'_>) -> bool {
+    placed.tenant.spec.engine.kind == EngineKind::Native && !placed.gpu.settings.is_host_backed()
 }
 
 /// Size limit for files that a proxied engine compiles, bytes.
 const SCRATCH_BYTES: u64 = 8 << 30;
+/// Size limit for memory that the processes of a proxied engine share, bytes. It counts as memory of the engine, which
+/// has 8 GiB besides its weights.
+const SHARED_MEMORY_BYTES: u64 = 1 << 30;
+/// Size limit for kernels that the CUDA driver has compiled, bytes: twice what the driver keeps.
+const CUDA_CACHE_VOLUME_BYTES: u64 = 512 << 20;
 /// Size limit for a socket, a record and a journal of directives, bytes.
 const RUN_BYTES: u64 = 16 << 20;
 
@@ -150,14 +179,17 @@ pub fn sidecar_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
     all.into_iter().chain(model).chain(keys).collect()
 }
 
-/// Returns the engine's mounts: the socket, but not the model.
-pub fn engine_mounts() -> Vec<VolumeMount> {
-    vec![run_mount()]
+/// Returns the engine's mounts: the socket and compiled kernels, but not the model.
+pub fn engine_mounts(placed: &PlacedSlot<'_>) -> Vec<VolumeMount> {
+    let cache = mounts_cuda_cache(placed).then(|| mount(CUDA_CACHE_VOLUME, CUDA_CACHE, false));
+    [run_mount()].into_iter().chain(cache).collect()
 }
 
-/// Returns a proxied engine's mounts: the model and a scratch folder.
-pub fn proxied_mounts(spec: &ModelTenantSpec) -> Vec<VolumeMount> {
-    vec![loaded_model_mount(spec), mount(SCRATCH_VOLUME, SCRATCH, false)]
+/// Returns a proxied engine's mounts: the model, a scratch folder and shared memory.
+pub fn proxied_mounts(placed: &PlacedSlot<'_>) -> Vec<VolumeMount> {
+    let memory = mounts_shared_memory(placed).then(|| mount(SHARED_MEMORY_VOLUME, SHARED_MEMORY, false));
+    let own = [loaded_model_mount(&placed.tenant.spec), mount(SCRATCH_VOLUME, SCRATCH, false)];
+    own.into_iter().chain(memory).collect()
 }
 
 /// Returns the read-only mount of the model. Of a cache it exposes only the model's own folder, because this tenant's
