@@ -15,3 +15,4 @@ mod test_namespace;
 #[path = "modules/stub.rs"]
 mod stub;
 mod traces;
+mod two_kinds;

@@ -1,6 +1,7 @@
 //! The status of a tenant: its conditions, and where its slots are.
 
 mod degraded;
+mod device_request;
 mod hang;
 mod mps_fault;
 mod pool_status;
@@ -98,6 +99,7 @@ fn slot_view<'a>(
         fault: mps_fault::detect(gpu, on.gpu.settings.sharing.mode, seen, given.now),
         claim: plan.claim(&claim),
         report,
+        device_request: given.pool.and_then(|pool| device_request::fields(name(pool), &on.gpu)),
         directive_error: seen.directive_errors.get(&key),
         no_pod_condition: absent,
     })
@@ -211,12 +213,19 @@ fn worst(views: &[SlotView<'_>], find: impl Fn(&SlotView<'_>) -> ConditionResult
 }
 
 fn devices_condition(view: &SlotView<'_>) -> ConditionResult {
+    // What another component says, and the fields that it concerns.
+    let with_fields = |said: &String| match &view.device_request {
+        Some(asked) => format!("{said}; {asked}"),
+        None => said.clone(),
+    };
     if let Some(refused) = view.pod.and_then(|pod| pod.prepare_error.as_ref()) {
-        return ConditionResult::not_met(Reason::DriverRefused, refused);
+        return ConditionResult::not_met(Reason::DriverRefused, with_fields(refused));
     }
     let allocated = view.claim.is_some_and(|claim| claim.device.is_some());
     match view.pod.and_then(|pod| pod.unschedulable_reason.as_ref()) {
-        Some(why) => ConditionResult::not_met(Reason::NotAllocated, why),
+        // The node of an allocated device lacks something else.
+        Some(why) if allocated => ConditionResult::not_met(Reason::NotAllocated, why),
+        Some(why) => ConditionResult::not_met(Reason::NotAllocated, with_fields(why)),
         None if allocated => ConditionResult::as_expected(ConditionStatus::True),
         None => view.no_pod_condition.clone().unwrap_or_else(|| {
             ConditionResult::unknown(

@@ -5,6 +5,7 @@
 mod admission;
 mod conditions;
 mod cuda_objects;
+mod device_request;
 mod directives;
 mod fixtures;
 mod floor;

@@ -11,6 +11,8 @@ pub(super) struct SlotView<'a> {
     pub(super) claim: Option<&'a ObservedClaim>,
     pub(super) pod: Option<&'a ObservedPod>,
     pub(super) report: Option<&'a SidecarReport>,
+    /// The fields of its pool that say what its claim asks a driver for.
+    pub(super) device_request: Option<String>,
     /// Hangs that concern it.
     pub(super) hangs: Hangs,
     /// The fault that ended all engines on its GPU.
