@@ -31,6 +31,7 @@ pub mod gpu_ledger;
 mod host_backing;
 pub mod host_weights;
 pub mod mapping;
+pub mod numa;
 pub mod pool;
 mod pool_lane;
 pub mod quota;

@@ -1,12 +1,14 @@
 //! The CUDA device of a tenant, where it has one.
 
+use std::path::Path;
+
 use sluice_link::control::{ControlPage, done_offset, kv_done_offset, ready_offset};
 use sluice_link::message;
 use sluice_link::slab::SlabLayout;
 use sluice_memory::backing::SignalWord;
 use sluice_memory::cuda::{Context, Device, Driver};
 use sluice_memory::cuda_backing::ControlFile;
-use sluice_memory::{CudaBacking, HostWeightsBuilder, HostWeightsError};
+use sluice_memory::{CudaBacking, HostWeightsBuilder, HostWeightsError, numa};
 use sluice_wire::config::{CudaConfig, SidecarConfig};
 
 use super::error::{LoadError, config_error};
@@ -32,6 +34,7 @@ impl Gpu {
     pub(super) fn open(config: &SidecarConfig) -> Result<Gpu, LoadError> {
         let Some(cuda) = &config.gpu.cuda else { return Ok(Gpu::Host) };
         let device = device(Driver::open()?, cuda)?;
+        bind_host_memory();
         let (context, uuid) = (Context::new(device)?, device.uuid_bytes()?);
         tracing::info!(name = device.name()?, uuid = device.uuid()?, "opened the GPU");
         Ok(Gpu::Cuda { context, uuid })
@@ -69,6 +72,15 @@ impl Gpu {
         let file = file.map_err(|source| LoadError::Io { path: "the control page".into(), source })?;
         let control = ControlFile { file, bytes: control.bytes(), offset: word_offset };
         Ok(Some(CudaBacking::new(context, chunk_bytes, capacity_chunks, Some(control))?))
+    }
+}
+
+/// Keeps the weights and the host tier, which this thread allocates next, out of the memory of GPUs.
+fn bind_host_memory() {
+    match numa::bind_to_cpu_nodes(Path::new(numa::NODES)) {
+        Ok(Some(nodes)) => tracing::info!(?nodes, "bound host memory to the NUMA nodes with CPUs"),
+        Ok(None) => {}
+        Err(error) => tracing::warn!(%error, "host memory may take memory of a GPU that is a NUMA node"),
     }
 }
 
