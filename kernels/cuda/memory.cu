@@ -1,6 +1,7 @@
 #include "common.cuh"
 
-// What moves or marks memory: layer-blocks to and from a buffer, poison, and the check that no layer was overtaken.
+// What moves or marks memory: layer-blocks to and from a buffer, poison, the wait for a layer, and the check that it was
+// not overtaken.
 
 // Copies whole layer-blocks to or from a buffer that holds them one after another. One block of threads a layer-block.
 struct KvCopy {
@@ -34,20 +35,55 @@ KERNEL(256) sluice_fill(ARGUMENT(Fill)) {
     for (u64 at = (u64)blockIdx.x * 256 + threadIdx.x; at < p.count; at += (u64)gridDim.x * 256) p.to[at] = value;
 }
 
+DEVICE u64 now_ns() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+// Runs before the first read of a layer, and waits until the sidecar has published what the step expects of it. One
+// thread. The page and the words around it are memory of the host, which others write.
+struct WaitReady {
+    const u64 *ready;     // [count] x stride words
+    const u64 *expected;  // [count]; 0 waits for nothing
+    const u64 *ended;     // not 0: the host has ended the step, and nothing waits any more
+    u64 *times;           // [count + 1]: nanoseconds before the first wait, and after each
+    u32 count, stride;
+};
+
+KERNEL(32) sluice_wait_ready(ARGUMENT(WaitReady)) {
+    if (threadIdx.x != 0) return;
+    *(volatile u64 *)p.times = now_ns();
+    for (u32 i = 0; i < p.count; i++) {
+        const u64 expected = ((const volatile u64 *)p.expected)[i];
+        const volatile u64 *ready = p.ready + (u64)i * p.stride;
+        // A circle of 64 bits, as a wait of a stream compares.
+        while (expected != 0 && (long long)(*ready - expected) < 0 && *(const volatile u64 *)p.ended == 0) {
+        }
+        ((volatile u64 *)p.times)[i + 1] = now_ns();
+    }
+    __threadfence_system();
+}
+
 // Runs after the last read of a layer, and compares what the sidecar has published of it with what the step expected.
 // Generations only rise, so a later one means that the slot was filled again while it was read: `overtaken` becomes 1,
 // and never 0. A wait of a stream cannot find that: greater-or-equal passes and equal hangs. An expectation of 0 is
-// none.
+// none. When that is known, `passed` becomes the time, for the host.
 struct CheckReady {
     const u64 *ready;     // [count] x stride words, in memory that the sidecar writes
     const u64 *expected;  // [count]
-    u32 *overtaken;
+    u64 *overtaken;       // [count]
+    u64 *passed;          // nanoseconds
     u32 count, stride;
 };
 
 KERNEL(32) sluice_check_ready(ARGUMENT(CheckReady)) {
-    if (threadIdx.x >= p.count) return;
-    const u64 expected = p.expected[threadIdx.x];
-    const u64 published = *(const volatile u64 *)(p.ready + (u64)threadIdx.x * p.stride);
-    if (expected != 0 && published != expected) *(volatile u32 *)p.overtaken = 1;
+    if (threadIdx.x < p.count) {
+        const u64 expected = ((const volatile u64 *)p.expected)[threadIdx.x];
+        const u64 published = *(const volatile u64 *)(p.ready + (u64)threadIdx.x * p.stride);
+        if (expected != 0 && published != expected) ((volatile u64 *)p.overtaken)[threadIdx.x] = 1;
+        __threadfence_system();
+    }
+    __syncwarp();
+    if (threadIdx.x == 0) *(volatile u64 *)p.passed = now_ns();
 }

@@ -1,4 +1,4 @@
-//! Layer-blocks, fills, and the check that no layer was overtaken (`memory.cu`).
+//! Layer-blocks, fills, the wait for a layer, and the check that it was not overtaken (`memory.cu`).
 
 use super::Address;
 use super::arguments::arguments;
@@ -46,14 +46,34 @@ arguments! {
 }
 
 arguments! {
+    /// Waits for published generations before a layer's first read.
+    WaitReady {
+        /// `[count]` x `stride`, u64: what the sidecar has published.
+        ready: Address,
+        /// `[count]`, u64; 0 waits for nothing.
+        expected: Address,
+        /// One u64; another number than 0 ends the wait.
+        ended: Address,
+        /// `[count + 1]`, u64: nanoseconds before the first wait, and after each.
+        times: Address,
+        /// Generations to wait for.
+        count: u32,
+        /// Words of 8 bytes from one published generation to the next.
+        stride: u32,
+    }
+}
+
+arguments! {
     /// Compares published generations with expected ones after a layer's last read.
     CheckReady {
         /// `[count]` x `stride`, u64: what the sidecar has published.
         ready: Address,
         /// `[count]`, u64; 0 expects nothing.
         expected: Address,
-        /// One u32, which becomes 1 if another generation is published.
+        /// `[count]`, u64: each becomes 1 if another generation is published.
         overtaken: Address,
+        /// One u64, which becomes the time in nanoseconds after the comparison.
+        passed: Address,
         /// Generations to compare, at most 32.
         count: u32,
         /// Words of 8 bytes from one published generation to the next.
@@ -108,6 +128,13 @@ impl Fill {
     pub fn plan(&self) -> LaunchPlan {
         let grid = [blocks(self.count.min(1024 * 256), 256), 1, 1];
         LaunchPlan::new((Module::Memory, "sluice_fill"), grid, 256, self)
+    }
+}
+
+impl WaitReady {
+    /// Plans the wait.
+    pub fn plan(&self) -> LaunchPlan {
+        LaunchPlan::new((Module::Memory, "sluice_wait_ready"), [1, 1, 1], 32, self)
     }
 }
 

@@ -22,7 +22,7 @@ pub enum Module {
     Gemm,
     /// Products in f32, without tensor cores.
     GemmF32,
-    /// Copies of layer-blocks, fills, and the check of generations.
+    /// Copies of layer-blocks, fills, and what waits for generations and checks them.
     Memory,
     /// Norms.
     Norm,

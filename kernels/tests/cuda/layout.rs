@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_kernels::cuda::attention::{Attention, AttentionF32, AttentionMerge};
 use sluice_kernels::cuda::embedding::Embed;
 use sluice_kernels::cuda::gemm::{Elementwise, Gemm};
-use sluice_kernels::cuda::memory::{CheckReady, Fill, KvCopy};
+use sluice_kernels::cuda::memory::{CheckReady, Fill, KvCopy, WaitReady};
 use sluice_kernels::cuda::norm::Norm;
 use sluice_kernels::cuda::rope::{RopeAngles, RopeKv};
 use sluice_kernels::cuda::sampling::{ArgmaxParts, ArgmaxRows, TopK};
@@ -51,6 +51,7 @@ fn arguments() -> Vec<(&'static str, Argument)> {
         ("sluice_elementwise_", argument::<Elementwise>()),
         ("sluice_kv_", argument::<KvCopy>()),
         ("sluice_fill", argument::<Fill>()),
+        ("sluice_wait_ready", argument::<WaitReady>()),
         ("sluice_check_ready", argument::<CheckReady>()),
         ("sluice_norm_", argument::<Norm>()),
         ("sluice_rope_angles", argument::<RopeAngles>()),

@@ -1,6 +1,7 @@
-//! Copies of layer-blocks, fills and the check of generations.
+//! Copies of layer-blocks, fills, waits for generations and their check.
 
-use sluice_kernels::cuda::memory::{CheckReady, Fill, KvCopy};
+use sluice_kernels::cuda::Address;
+use sluice_kernels::cuda::memory::{CheckReady, Fill, KvCopy, WaitReady};
 use sluice_link::model::Dtype;
 
 use super::device::Device;
@@ -50,20 +51,44 @@ fn a_fill_covers_its_range_and_nothing_beyond() {
     }
 }
 
+/// Words of the control page from one generation to the next.
+const STRIDE: u32 = 8;
+
+fn page(device: &Device, published: [u64; 2]) -> Address {
+    let mut page = vec![0u64; 16];
+    (page[0], page[8]) = (published[0], published[1]);
+    device.upload(&page)
+}
+
 #[test]
 fn a_later_or_earlier_generation_is_overtaken_and_the_expected_one_is_not() {
     let device = Device::checked();
     let check = |published: [u64; 2], expected: [u64; 2]| {
-        let mut page = vec![0u64; 16];
-        (page[0], page[8]) = (published[0], published[1]);
-        let overtaken = device.upload(&[0u32]);
-        let (ready, expected) = (device.upload(&page), device.upload(&expected));
-        device.run(&CheckReady { ready, expected, overtaken, count: 2, stride: 8 }.plan());
-        device.download::<u32>(overtaken, 1)[0]
+        let (overtaken, passed) = (device.upload(&[0u64; 2]), device.upload(&[0u64]));
+        let (ready, expected) = (page(&device, published), device.upload(&expected));
+        device.run(&CheckReady { ready, expected, overtaken, passed, count: 2, stride: STRIDE }.plan());
+        assert_ne!(device.download::<u64>(passed, 1), [0], "the time of the check");
+        device.download::<u64>(overtaken, 2)
     };
-    assert_eq!(check([5, 9], [5, 9]), 0);
-    assert_eq!(check([5, 9], [5, 0]), 0, "no expectation");
-    assert_eq!(check([5, 10], [5, 9]), 1, "filled again");
-    assert_eq!(check([4, 9], [5, 9]), 1, "read too early");
-    assert_eq!(check([5 + (1 << 32), 9], [5, 9]), 1, "all 64 bits count");
+    assert_eq!(check([5, 9], [5, 9]), [0, 0]);
+    assert_eq!(check([5, 9], [5, 0]), [0, 0], "no expectation");
+    assert_eq!(check([5, 10], [5, 9]), [0, 1], "filled again");
+    assert_eq!(check([4, 9], [5, 9]), [1, 0], "read too early");
+    assert_eq!(check([5 + (1 << 32), 9], [5, 9]), [1, 0], "all 64 bits count");
+}
+
+#[test]
+fn a_wait_ends_at_once_for_what_is_published_or_not_expected_or_when_the_step_is_ended() {
+    let device = Device::checked();
+    let wait = |published: [u64; 2], expected: [u64; 2], ended: u64| {
+        let (times, ended) = (device.upload(&[0u64; 3]), device.upload(&[ended]));
+        let (ready, expected) = (page(&device, published), device.upload(&expected));
+        device.run(&WaitReady { ready, expected, ended, times, count: 2, stride: STRIDE }.plan());
+        let times = device.download::<u64>(times, 3);
+        assert!(times[0] > 0 && times.is_sorted(), "{times:?}");
+    };
+    wait([5, 9], [5, 9], 0);
+    wait([6, 9], [5, 9], 0);
+    wait([0, 9], [0, 9], 0);
+    wait([4, 8], [5, 9], 1);
 }
