@@ -19,6 +19,7 @@ mod inputs;
 pub mod memory;
 mod model;
 pub mod norm;
+mod packed;
 mod pass;
 mod plan;
 mod program;
@@ -28,6 +29,7 @@ mod step_plan;
 
 pub use arguments::{Field, Layout};
 pub use model::{CudaModel, CudaModelError};
+pub use packed::{PackedStep, StepLayout};
 pub use plan::{LaunchPlan, Module, ShapeError};
 pub use program::{Results, StepProgram};
 pub use step_plan::DeviceRanges;

@@ -19,7 +19,7 @@ pub use sluice_link::activation::cuda::{QUERY_ROWS as ROWS, SPLIT};
 /// Widest head.
 pub const MAX_DIM: u32 = 256;
 
-/// `row` of an item without work, and `split` of one that has all splits.
+/// `row` of an item without work, `split` of one that has all splits, and `token` of a merge without work.
 const NONE: u32 = u32::MAX;
 
 /// Widths of heads for which there is a kernel on tensor cores.
@@ -226,6 +226,18 @@ impl Work {
             }
         }
         work
+    }
+
+    /// The same work with surplus tokens to merge that do nothing, for a grid of a fixed size (CUDA graphs). All
+    /// sequences are decodes.
+    ///
+    /// # Panics
+    /// If there are more tokens already.
+    pub fn merge_padded(mut self, tokens: usize) -> Self {
+        let merged = self.merge_tokens.len();
+        assert!(merged <= tokens, "{merged} merged tokens do not fit into {tokens}");
+        self.merge_tokens.resize(tokens, MergeToken { token: NONE, position: 0 });
+        self
     }
 
     /// The same work with surplus items that do nothing, for a grid of a fixed size (CUDA graphs).

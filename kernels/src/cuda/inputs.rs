@@ -1,7 +1,7 @@
 //! The inputs of a step: arrays that the host packs into one piece of memory, with their addresses on the device.
 
 use super::Address;
-use super::attention::{Sequence, Work};
+use super::attention::{SPLIT, Sequence, Work};
 use crate::forward::chunk::{Chunk, TokenRange};
 use crate::forward::{self, BLOCK_TOKENS, Batch};
 
@@ -26,7 +26,7 @@ impl Packer {
 }
 
 /// Addresses of the inputs of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Inputs {
     /// u32 `[tokens]`
     pub tokens: Address,
@@ -44,13 +44,17 @@ pub(super) struct Inputs {
     pub frequencies: Address,
     /// u32 `[rows]`: the token of each row of logits.
     pub logit_rows: Address,
-    /// The attention of each chunk.
+    /// The chunks.
     pub chunks: Vec<ChunkInputs>,
 }
 
-/// The attention of a chunk.
-#[derive(Clone, Copy, Debug)]
+/// A chunk and its attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkInputs {
+    /// First token of the chunk in the step.
+    pub first: u32,
+    /// Tokens of the chunk.
+    pub tokens: u32,
     /// [`Work::sequences`]
     pub sequences: Address,
     /// [`Work::items`]
@@ -72,6 +76,10 @@ pub(super) struct PackedModel<'a> {
     pub group: u32,
     /// Frequencies of the rotary pairs; empty where positions are learned.
     pub frequencies: &'a [f32],
+    /// Whether sizes that grow with positions are rounded up, so that many decode steps have equal ones.
+    pub rounds_up: bool,
+    /// KV blocks of the longest sequence that the model serves.
+    pub most_columns: u32,
 }
 
 /// Packs the inputs of a checked batch, which are copied to `base`.
@@ -88,7 +96,7 @@ pub(super) fn pack(
         rows().flat_map(|(_, sequence)| (sequence.start..).take(sequence.tokens.len())).collect();
     let table_rows: Vec<u32> =
         rows().flat_map(|(row, sequence)| std::iter::repeat_n(row, sequence.tokens.len())).collect();
-    let (tables, columns) = tables(model.layers, batch);
+    let (tables, columns) = tables(&model, batch);
     let inputs = Inputs {
         tokens: packer.push(&tokens),
         positions: packer.push(&positions),
@@ -98,12 +106,12 @@ pub(super) fn pack(
         sequences: batch.sequences.len() as u32,
         frequencies: packer.push(model.frequencies),
         logit_rows: packer.push(&logit_rows(batch)),
-        chunks: chunks.iter().map(|chunk| pack_chunk(&mut packer, chunk, model.group)).collect(),
+        chunks: chunks.iter().map(|chunk| pack_chunk(&mut packer, chunk, &model, columns as usize)).collect(),
     };
     (packer.bytes, inputs)
 }
 
-fn pack_chunk(packer: &mut Packer, chunk: &Chunk, group: u32) -> ChunkInputs {
+fn pack_chunk(packer: &mut Packer, chunk: &Chunk, model: &PackedModel<'_>, columns: usize) -> ChunkInputs {
     let sequence = |range: &TokenRange| Sequence {
         token: range.row as u32,
         tokens: range.tokens as u32,
@@ -112,8 +120,11 @@ fn pack_chunk(packer: &mut Packer, chunk: &Chunk, group: u32) -> ChunkInputs {
     };
     let sequences: Vec<Sequence> = chunk.ranges.iter().map(sequence).collect();
     // No family of the engine has a sliding window.
-    let work = Work::new(&sequences, group, 0);
+    let work = Work::new(&sequences, model.group, 0);
+    let work = if model.rounds_up { round_up(work, columns) } else { work };
     ChunkInputs {
+        first: chunk.rows.start as u32,
+        tokens: chunk.rows.len() as u32,
         sequences: packer.push(&work.sequences),
         items: packer.push(&work.items),
         item_count: work.items.len() as u32,
@@ -122,14 +133,27 @@ fn pack_chunk(packer: &mut Packer, chunk: &Chunk, group: u32) -> ChunkInputs {
     }
 }
 
+/// Adds work that does nothing, up to a number that depends on the sequences and on `columns` alone. A step whose
+/// sequences are all short still needs no merge.
+fn round_up(work: Work, columns: usize) -> Work {
+    let sequences = work.sequences.len();
+    let items = (sequences * (columns * BLOCK_TOKENS).div_ceil(SPLIT as usize)).max(work.items.len());
+    let merged = if work.merge_tokens.is_empty() { 0 } else { sequences };
+    work.padded(items).merge_padded(merged)
+}
+
 /// Returns the ids of all layers' blocks, a row per sequence, and the length of a row.
-fn tables(layers: usize, batch: &Batch<'_>) -> (Vec<u32>, u32) {
+fn tables(model: &PackedModel<'_>, batch: &Batch<'_>) -> (Vec<u32>, u32) {
     let blocks = |sequence: &forward::Sequence<'_>| {
         (sequence.start as usize + sequence.tokens.len()).div_ceil(BLOCK_TOKENS)
     };
-    let columns = batch.sequences.iter().map(blocks).max().unwrap_or(0);
-    let mut ids = Vec::with_capacity(layers * batch.sequences.len() * columns);
-    for layer in 0..layers {
+    let longest = batch.sequences.iter().map(blocks).max().unwrap_or(0);
+    let columns = match model.rounds_up {
+        true => longest.next_power_of_two().min(model.most_columns as usize).max(longest),
+        false => longest,
+    };
+    let mut ids = Vec::with_capacity(model.layers * batch.sequences.len() * columns);
+    for layer in 0..model.layers {
         for sequence in batch.sequences {
             let used = blocks(sequence);
             let id = |block| sequence.layer_blocks.id(layer, block).expect("the block table was checked");

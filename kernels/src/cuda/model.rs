@@ -8,12 +8,13 @@ use thiserror::Error;
 
 use super::ShapeError;
 use super::inputs::{PackedModel, pack};
+use super::packed::{PackedStep, StepLayout};
 use super::pass::CudaPass;
 use super::plan::LaunchPlan;
 use super::program::StepProgram;
 use super::step_plan::{DeviceRanges, StepPlan};
-use crate::forward::chunk::{Chunk, chunks};
-use crate::forward::{Batch, BlockTable, ForwardError, ModelError, Sequence, check};
+use crate::forward::chunk::chunks;
+use crate::forward::{BLOCK_TOKENS, Batch, BlockTable, ForwardError, ModelError, Sequence, check};
 use crate::{llama, opt, rope};
 
 /// A model that the CUDA kernels cannot compute.
@@ -54,7 +55,9 @@ impl CudaModel {
         let (slabs, frequencies) = (slab_layout(&spec), frequencies(&spec));
         let model = CudaModel { spec, slabs, frequencies, chunk_bytes, max_tokens, chunk_tokens };
         // A shape that no kernel serves is found here, and not in the first step.
-        model.plan_unchecked(&model.nowhere(), &Batch { sequences: &[one_token()] })?;
+        let ranges = model.nowhere();
+        let packed = model.pack(&ranges, &Batch { sequences: &[one_token()] }, false);
+        model.program_unchecked(&ranges, packed)?;
         Ok(model)
     }
 
@@ -74,31 +77,85 @@ impl CudaModel {
     /// # Errors
     /// A batch that cannot be computed.
     pub fn plan(&self, ranges: &DeviceRanges, batch: &Batch<'_>) -> Result<StepProgram, ForwardError> {
-        check::batch(&self.spec, ranges.layers.len(), ranges.layer_blocks, batch)?;
-        let needed_bytes = self.sizes().layout(batch.shape()).bytes;
-        check::activations(needed_bytes, ranges.activation_limit_bytes)?;
-        let planned = self.plan_unchecked(ranges, batch);
-        Ok(planned.expect("the kernels serve the sizes of a model, which `new` has checked"))
+        self.check(ranges, batch)?;
+        Ok(self.program(ranges, self.pack(ranges, batch, false)))
     }
 
-    fn plan_unchecked(&self, ranges: &DeviceRanges, batch: &Batch<'_>) -> Result<StepProgram, ShapeError> {
+    /// Packs the inputs of a decode step, in which each sequence has one token with logits, for a program that serves
+    /// many such steps. There are as many sequences as the next of vLLM's capture sizes (1, 2, 4 and multiples of 8),
+    /// if the activations hold them, and sizes that grow with positions are powers of two. The surplus rows repeat
+    /// the sequence with the fewest positions: they write its K and V again, with the same bits, and their results
+    /// follow those of the batch.
+    ///
+    /// Returns `None` for another step.
+    ///
+    /// # Errors
+    /// A batch that cannot be computed.
+    pub fn pack_decode(
+        &self,
+        ranges: &DeviceRanges,
+        batch: &Batch<'_>,
+    ) -> Result<Option<PackedStep>, ForwardError> {
+        let is_decode = |sequence: &Sequence<'_>| sequence.tokens.len() == 1 && sequence.logit_rows == 1;
+        let Some(shortest) = batch.sequences.iter().min_by_key(|sequence| sequence.start) else {
+            return Ok(None);
+        };
+        if !batch.sequences.iter().all(is_decode) {
+            return Ok(None);
+        }
+        self.check(ranges, batch)?;
+        let mut sequences = batch.sequences.to_vec();
+        sequences.resize(capture_size(sequences.len()), *shortest);
+        let padded = Batch { sequences: &sequences };
+        let fits = self.sizes().layout(padded.shape()).bytes <= ranges.activation_limit_bytes;
+        Ok(Some(self.pack(ranges, if fits { &padded } else { batch }, true)))
+    }
+
+    /// Plans the launches of a packed step.
+    ///
+    /// # Panics
+    /// If the step is not one of this model.
+    pub fn program(&self, ranges: &DeviceRanges, packed: PackedStep) -> StepProgram {
+        let planned = self.program_unchecked(ranges, packed);
+        planned.expect("the kernels serve the sizes of a model, which `new` has checked")
+    }
+
+    fn check(&self, ranges: &DeviceRanges, batch: &Batch<'_>) -> Result<(), ForwardError> {
+        check::batch(&self.spec, ranges.layers.len(), ranges.layer_blocks, batch)?;
+        let needed_bytes = self.sizes().layout(batch.shape()).bytes;
+        check::activations(needed_bytes, ranges.activation_limit_bytes)
+    }
+
+    fn pack(&self, ranges: &DeviceRanges, batch: &Batch<'_>, rounds_up: bool) -> PackedStep {
         let (spec, shape) = (&self.spec, batch.shape());
-        let layout = self.sizes().layout(shape);
-        let inputs_at = ranges.activations + layout.inputs;
+        let values = self.sizes().layout(shape);
+        let inputs_at = ranges.activations + values.inputs;
         let chunks = chunks(spec, batch, self.chunk_tokens as usize);
         let packed = PackedModel {
             layers: usize::from(spec.layers),
             group: spec.heads / spec.kv_heads,
             frequencies: &self.frequencies,
+            rounds_up,
+            most_columns: self.max_tokens.div_ceil(BLOCK_TOKENS as u32),
         };
         let (bytes, inputs) = pack(inputs_at, packed, batch, &chunks);
         debug_assert!(bytes.len() as u64 <= self.sizes().input_bytes(shape), "the bound holds the inputs");
         let (tokens, rows) = (shape.tokens, shape.logit_rows);
-        let (slabs, chunk_bytes) = (&self.slabs, self.chunk_bytes);
-        let step = StepPlan { spec, slabs, chunk_bytes, ranges, layout, inputs, tokens, rows };
-        let layers = (0..usize::from(spec.layers)).map(|layer| launches(&step, layer, &chunks));
+        PackedStep { inputs: bytes, inputs_at, layout: StepLayout { values, inputs, tokens, rows } }
+    }
+
+    fn program_unchecked(
+        &self,
+        ranges: &DeviceRanges,
+        packed: PackedStep,
+    ) -> Result<StepProgram, ShapeError> {
+        let PackedStep { inputs, inputs_at, layout } = packed;
+        let (spec, slabs, chunk_bytes) = (&self.spec, &self.slabs, self.chunk_bytes);
+        let StepLayout { values: layout, inputs: places, tokens, rows } = layout;
+        let step = StepPlan { spec, slabs, chunk_bytes, ranges, layout, inputs: places, tokens, rows };
+        let layers = (0..usize::from(spec.layers)).map(|layer| launches(&step, layer));
         Ok(StepProgram {
-            inputs: bytes,
+            inputs,
             inputs_at,
             prologue: step.prologue()?,
             layers: layers.collect::<Result<_, _>>()?,
@@ -136,10 +193,10 @@ fn one_token() -> Sequence<'static> {
 }
 
 /// Returns the launches of a layer, chunk by chunk.
-fn launches(step: &StepPlan<'_>, layer: usize, chunks: &[Chunk]) -> Result<Vec<LaunchPlan>, ShapeError> {
+fn launches(step: &StepPlan<'_>, layer: usize) -> Result<Vec<LaunchPlan>, ShapeError> {
     let mut launches = Vec::new();
-    for (chunk, inputs) in chunks.iter().zip(&step.inputs.chunks) {
-        let mut pass = CudaPass::new(step, layer, &chunk.rows, *inputs);
+    for chunk in &step.inputs.chunks {
+        let mut pass = CudaPass::new(step, layer, *chunk);
         match step.spec.family {
             Family::Llama => llama::layer(&mut pass),
             Family::Opt => opt::layer(&mut pass),
@@ -147,4 +204,13 @@ fn launches(step: &StepPlan<'_>, layer: usize, chunks: &[Chunk]) -> Result<Vec<L
         launches.extend(pass.into_launches()?);
     }
     Ok(launches)
+}
+
+/// Returns the next of the batch sizes for which vLLM captures graphs by default, up to 256 (`cudagraph_capture_sizes`).
+fn capture_size(sequences: usize) -> usize {
+    match sequences {
+        0..=2 => sequences,
+        3..=4 => 4,
+        _ => sequences.next_multiple_of(8),
+    }
 }

@@ -1,7 +1,5 @@
 //! One chunk's pass through one layer on a GPU: each operation becomes launches.
 
-use std::ops::Range;
-
 use sluice_link::model::Dtype;
 use sluice_link::slab::Tensor;
 
@@ -39,8 +37,8 @@ struct Matrix {
 }
 
 impl<'a> CudaPass<'a> {
-    pub fn new(step: &'a StepPlan<'a>, layer: usize, rows: &Range<usize>, inputs: ChunkInputs) -> Self {
-        let (first, tokens) = (rows.start as u32, rows.len() as u32);
+    pub fn new(step: &'a StepPlan<'a>, layer: usize, inputs: ChunkInputs) -> Self {
+        let ChunkInputs { first, tokens, .. } = inputs;
         CudaPass { step, layer, first, tokens, inputs, rotates: false, launches: Ok(Vec::new()) }
     }
 
