@@ -4,7 +4,6 @@
 //! over them. It exits within 100 ms of its sidecar's exit, even inside a step.
 
 mod cuda_device;
-mod cuda_kernels;
 mod device;
 mod exit_code;
 mod host_device;

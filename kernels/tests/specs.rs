@@ -2,11 +2,19 @@
 
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 
+/// Set in processes whose engines compute on a GPU.
+pub const GPU_VAR: &str = "SLUICE_TEST_ENGINE_GPU";
+
+/// Whether engines compute on a GPU: in processes that the tests of CUDA start.
+pub fn on_gpu() -> bool {
+    std::env::var_os(GPU_VAR).is_some()
+}
+
 pub const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
 /// Returns a model with two query heads per K and V head, odd widths and untied embeddings.
 pub fn llama(dtype: Dtype) -> ModelSpec {
-    ModelSpec {
+    let spec = ModelSpec {
         family: Family::Llama,
         dtype,
         vocab: 300,
@@ -23,11 +31,13 @@ pub fn llama(dtype: Dtype) -> ModelSpec {
         tied_embeddings: false,
         attention_bias: false,
         mlp_bias: false,
-    }
+    };
+    // What kernels of a GPU read at once divides its sizes.
+    if on_gpu() { ModelSpec { hidden: 48, intermediate: 72, head_dim: 24, ..spec } } else { spec }
 }
 
 pub fn opt(dtype: Dtype) -> ModelSpec {
-    ModelSpec {
+    let spec = ModelSpec {
         family: Family::Opt,
         hidden: 56,
         heads: 4,
@@ -37,7 +47,8 @@ pub fn opt(dtype: Dtype) -> ModelSpec {
         attention_bias: true,
         mlp_bias: true,
         ..llama(dtype)
-    }
+    };
+    if on_gpu() { ModelSpec { hidden: 64, intermediate: 80, head_dim: 16, ..spec } } else { spec }
 }
 
 pub const LLAMA3_SCALING: RopeScaling = RopeScaling::Llama3 {

@@ -1,28 +1,44 @@
 //! A GPU as a device: chunks are physical allocations of the sidecar, and the kernels are those of `kernels/cuda`.
 //!
-//! The thread waits for a layer's `ready` and queues its kernels, while the GPU computes earlier layers. It publishes
-//! `done` of a layer once the GPU has reached the event behind it.
+//! A decode step is one CUDA graph, captured once for its shape and the layers that move. Other steps, and all steps
+//! where graphs are off, are launched kernel by kernel.
 
-use std::collections::VecDeque;
+mod graph_cache;
+mod graph_run;
+mod input_buffer;
+mod kernels;
+mod step_page;
+mod stream_run;
+
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use sluice_link::message::EngineSetup;
 use sluice_link::vocabulary::{ActivationCost, ChunkId, LayerId, MapOp};
 use sluice_memory::CudaMapping;
-use sluice_memory::cuda::stream::poll_until;
-use sluice_memory::cuda::{Context, Device, Driver, Error, Event, Stream};
+use sluice_memory::cuda::{Context, Device, Driver, Error, Event, GraphBuilder, Stream};
 use sluice_memory::mapping::{MappingError, Range};
 
-use super::cuda_kernels::CudaKernels;
 use super::device::{ResultRow, RunError, StepDevice};
 use super::layer_waits::LayerWaits;
 use super::memory::{EngineMemory, range_sizes};
-use crate::cuda::{CudaModel, DeviceRanges, StepProgram};
-use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow};
+use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Results};
+use crate::forward::{Batch, ForwardError, LogitRow};
+use graph_cache::{CapturedStep, GraphCache, GraphKey};
+use input_buffer::InputBuffer;
+use kernels::CudaKernels;
+use step_page::{STEP_LIMIT, StepPage};
+use stream_run::StreamRun;
 
-/// A step takes longer than this only if the GPU has stopped.
-const STEP_LIMIT: Duration = Duration::from_secs(60);
+/// What an engine chooses of a GPU.
+#[derive(Debug)]
+pub(super) struct CudaOptions {
+    /// The GPU or MIG device.
+    pub(super) uuid: [u8; 16],
+    /// Whether decode steps are CUDA graphs.
+    pub(super) graphs: bool,
+    /// The file of the control page.
+    pub(super) control: OwnedFd,
+}
 
 /// A model on a GPU.
 pub(super) struct CudaDevice {
@@ -31,6 +47,13 @@ pub(super) struct CudaDevice {
     ranges: DeviceRanges,
     kernels: CudaKernels,
     stream: Stream,
+    /// `None` if every step is launched kernel by kernel.
+    graphs: Option<GraphCache>,
+    page: StepPage,
+    inputs: InputBuffer,
+    /// Whether the context is one of an MPS server's. Next to a process that computes, a kernel that waits there finds
+    /// a word up to 2 ms late, as late as a stream's wait.
+    is_in_mps: bool,
     /// Events before and behind each layer, reused by later steps.
     layers: Vec<[Event; 2]>,
     logits: Vec<f32>,
@@ -43,95 +66,81 @@ impl CudaDevice {
     pub(super) fn new(
         setup: &EngineSetup,
         model: CudaModel,
-        uuid: [u8; 16],
+        options: CudaOptions,
     ) -> Result<CudaDevice, MappingError> {
-        let context = Context::new(Device::with_uuid(Driver::open()?, uuid)?)?;
+        let context = Context::new(Device::with_uuid(Driver::open()?, options.uuid)?)?;
         let kernels = CudaKernels::load(&context)?;
         let mapping = CudaMapping::reserve(&context, setup.chunk_bytes, &range_sizes(setup))?;
         let memory = EngineMemory::new(setup, mapping);
         let ranges = ranges(setup, &memory);
         let events = || Ok([Event::new(&context)?, Event::new(&context)?]);
-        let layers = (0..setup.spec.layers).map(|_| events()).collect::<Result<_, Error>>()?;
-        let stream = Stream::new(&context)?;
-        let (logits, scratch) = (Vec::new(), Vec::new());
-        Ok(CudaDevice { model, memory, ranges, kernels, stream, layers, logits, scratch })
+        Ok(CudaDevice {
+            model,
+            memory,
+            ranges,
+            kernels,
+            stream: Stream::new(&context)?,
+            graphs: graphs(&context, options.graphs),
+            page: StepPage::new(&context, setup.spec.layers, options.control)?,
+            inputs: InputBuffer::new(&context)?,
+            is_in_mps: context.device().is_in_mps(),
+            layers: (0..setup.spec.layers).map(|_| events()).collect::<Result<_, Error>>()?,
+            logits: Vec::new(),
+            scratch: Vec::new(),
+        })
     }
 
-    /// Queues all of a step. The caller waits for the stream before it drops the program.
-    fn run_program(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        // SAFETY: the caller keeps the inputs until the stream has finished.
-        unsafe { self.stream.upload_bytes(program.inputs_at, &program.inputs) }?;
-        let launch = |launch| self.kernels.launch(&self.stream, launch);
-        program.prologue.iter().try_for_each(launch)?;
-        self.run_layers(program, waits)?;
-        Ok(program.head.iter().try_for_each(launch)?)
+    /// Whether the next step may be a graph.
+    fn uses_graphs(&self, waits: &LayerWaits<'_>) -> bool {
+        self.graphs.is_some() && !waits.delays_layers() && !(self.is_in_mps && waits.moves_layers())
     }
 
-    /// Queues the layers, each once its weights and KV are there, then waits for the last one.
-    fn run_layers(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        let mut queued = QueuedLayers { events: &self.layers, queue: VecDeque::new(), error: None };
-        for (layer, launches) in program.layers.iter().enumerate() {
-            let ready = waits.before_layer_behind(layer, Some(&mut || queued.next_finished()));
-            queued.take_error()?;
-            if ready.is_break() {
-                return Err(ForwardError::Aborted { layer }.into());
-            }
-            let [begin, end] = &self.layers[layer];
-            begin.record(&self.stream)?;
-            launches.iter().try_for_each(|launch| self.kernels.launch(&self.stream, launch))?;
-            end.record(&self.stream)?;
-            queued.queue.push_back(layer);
+    /// Runs a step, and returns where its results are.
+    fn run_step(&mut self, batch: &Batch<'_>, waits: &mut LayerWaits<'_>) -> Result<Results, RunError> {
+        let packed = match self.uses_graphs(waits) {
+            true => self.model.pack_decode(&self.ranges, batch)?,
+            false => None,
+        };
+        if let Some(packed) = packed {
+            return self.run_graph(packed, waits);
         }
-        poll_until(STEP_LIMIT, "the layers of a step", || {
-            while let Some((layer, elapsed_ns)) = queued.next_finished() {
-                waits.after_layer(layer, elapsed_ns);
-            }
-            queued.take_error()?;
-            Ok::<_, Error>(queued.queue.is_empty())
+        let program = self.model.plan(&self.ranges, batch)?;
+        self.page.arm(waits.expected());
+        self.inputs.upload(&self.stream, program.inputs_at, &program.inputs)?;
+        let CudaDevice { stream, kernels, page, layers: events, .. } = self;
+        StreamRun { stream, kernels, page, events }.run(&program, waits)?;
+        Ok(program.results)
+    }
+
+    /// Runs a decode step as a graph.
+    fn run_graph(&mut self, packed: PackedStep, waits: &mut LayerWaits<'_>) -> Result<Results, RunError> {
+        if waits.end_if_expired() {
+            return Err(ForwardError::Aborted { layer: 0 }.into());
+        }
+        let CudaDevice { model, ranges, kernels, stream, graphs, page, inputs, .. } = self;
+        let graphs = graphs.as_mut().expect("graphs are in use");
+        graph_run::arm(page, waits);
+        waits.begin_layer();
+        let moving: Vec<bool> = waits.expected().iter().map(|expected| expected.moves()).collect();
+        inputs.upload(stream, packed.inputs_at, &packed.inputs)?;
+        let key = GraphKey { layout: packed.layout.clone(), moving: moving.clone() };
+        let CapturedStep { graph, results } = graphs.get(key, || {
+            let program = model.program(ranges, packed);
+            graph_run::capture(stream, kernels, page, &program, &moving)
         })?;
-        for layer in 1..program.layers.len() {
-            // A time of an event is a call of the driver: layers without a wait need none.
-            if waits.has_waited(layer) {
-                let idle_ns = self.layers[layer][0].since_ns(&self.layers[layer - 1][1])?;
-                waits.limit_stall(layer, idle_ns.max(0.0) as u64);
-            }
-        }
-        Ok(())
+        graph.launch(stream)?;
+        graph_run::follow(stream, page, &moving, waits)?;
+        Ok(*results)
     }
 }
 
-/// Layers whose kernels are queued, first the one that ends first.
-struct QueuedLayers<'a> {
-    events: &'a [[Event; 2]],
-    queue: VecDeque<usize>,
-    /// The first error of the driver.
-    error: Option<Error>,
-}
-
-impl QueuedLayers<'_> {
-    /// Removes the first layer if the GPU has finished it, and returns it with its time.
-    fn next_finished(&mut self) -> Option<(usize, u64)> {
-        let layer = *self.queue.front()?;
-        let [begin, end] = &self.events[layer];
-        let finished = end
-            .is_reached()
-            .and_then(|reached| if reached { end.since_ns(begin).map(Some) } else { Ok(None) });
-        match finished {
-            Ok(elapsed_ns) => {
-                let elapsed_ns = elapsed_ns?;
-                self.queue.pop_front();
-                Some((layer, elapsed_ns.max(0.0) as u64))
-            }
-            Err(error) => {
-                self.error.get_or_insert(error);
-                None
-            }
-        }
+/// Returns an empty cache of graphs, unless they are off or the driver has none.
+fn graphs(context: &Context, wanted: bool) -> Option<GraphCache> {
+    let supported = GraphBuilder::can_capture(context);
+    if let (true, Err(error)) = (wanted, &supported) {
+        tracing::warn!("steps run without CUDA graphs: {error}");
     }
-
-    fn take_error(&mut self) -> Result<(), Error> {
-        self.error.take().map_or(Ok(()), Err)
-    }
+    (wanted && supported.is_ok()).then(GraphCache::default)
 }
 
 /// Returns the addresses that a model computes over.
@@ -186,22 +195,21 @@ impl StepDevice for CudaDevice {
         takes_largest: &[bool],
     ) -> Result<Vec<ResultRow<'_>>, RunError> {
         self.ranges.activation_limit_bytes = activation_bytes;
-        let program = self.model.plan(&self.ranges, batch)?;
-        let ran = self.run_program(&program, waits);
+        let ran = self.run_step(batch, waits);
         // The queued work reads the inputs, and writes KV, until it ends. An error of the GPU comes before others.
         self.stream.finish_within(STEP_LIMIT)?;
-        ran?;
-        self.results(&program, takes_largest)
+        let results = ran?;
+        if let Some((layer, input)) = self.page.find_overtaken(waits.expected().len()) {
+            waits.overtake(layer, input);
+            return Err(ForwardError::Aborted { layer }.into());
+        }
+        self.results(results, takes_largest)
     }
 }
 
 impl CudaDevice {
     /// Copies the results to the host: the token of a row that takes the largest logit, else its logits.
-    fn results(
-        &mut self,
-        program: &StepProgram,
-        takes_largest: &[bool],
-    ) -> Result<Vec<ResultRow<'_>>, RunError> {
+    fn results(&mut self, results: Results, takes_largest: &[bool]) -> Result<Vec<ResultRow<'_>>, RunError> {
         let vocab = self.model.spec().vocab as usize;
         let sampled = takes_largest.iter().filter(|largest| !**largest).count();
         self.logits.resize(sampled * vocab, 0.0);
@@ -209,12 +217,12 @@ impl CudaDevice {
         let mut tokens = vec![0_u32; takes_largest.len()];
         let rows = takes_largest.iter().enumerate().filter(|(_, largest)| !**largest);
         for ((row, _), logits) in rows.zip(self.logits.chunks_exact_mut(vocab)) {
-            let from = program.results.logits + (row * vocab * 4) as u64;
+            let from = results.logits + (row * vocab * 4) as u64;
             // SAFETY: the buffer is not accessed before the stream has finished, below.
             unsafe { self.stream.download_bytes(bytemuck::cast_slice_mut(logits), from) }?;
         }
         // SAFETY: as above.
-        unsafe { self.stream.download_bytes(bytemuck::cast_slice_mut(&mut tokens), program.results.tokens) }?;
+        unsafe { self.stream.download_bytes(bytemuck::cast_slice_mut(&mut tokens), results.tokens) }?;
         self.stream.finish_within(STEP_LIMIT)?;
         let logits = self.logits.chunks_exact_mut(vocab).zip(self.scratch.chunks_exact_mut(vocab));
         let mut logits = logits.map(|(logits, scratch)| ResultRow::Logits(LogitRow { logits, scratch }));

@@ -47,6 +47,35 @@ pub(super) struct ExpectedGenerations {
     pub(super) kv: Option<Generation>,
 }
 
+impl ExpectedGenerations {
+    /// Returns the generation of one input.
+    pub(super) fn of(self, input: LayerInput) -> Option<Generation> {
+        match input {
+            LayerInput::Weights => self.weights,
+            LayerInput::Kv => self.kv,
+        }
+    }
+
+    /// Whether the layer's weights or KV move.
+    pub(super) fn moves(self) -> bool {
+        self.weights.is_some() || self.kv.is_some()
+    }
+}
+
+/// What a step reads of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LayerInput {
+    /// Its weights.
+    Weights,
+    /// Its KV.
+    Kv,
+}
+
+impl LayerInput {
+    /// Both, in the order of the waits for them.
+    pub(super) const ALL: [LayerInput; 2] = [LayerInput::Weights, LayerInput::Kv];
+}
+
 /// Buffers of one step, reused by later steps.
 #[derive(Default)]
 pub(super) struct StepInputs {

@@ -10,7 +10,7 @@ use sluice_link::message::Faults;
 use sluice_link::vocabulary::{Generation, LayerId};
 use sluice_memory::SliceFence;
 
-use super::inputs::ExpectedGenerations;
+use super::inputs::{ExpectedGenerations, LayerInput};
 use super::step_error::StepError;
 use crate::forward::{ForwardError, LayerHooks};
 
@@ -106,8 +106,7 @@ impl<'a> LayerWaits<'a> {
         if self.faults.layer_delay_ns > 0 {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
         }
-        if self.slice.is_expired() {
-            self.overtaken = Some(StepError::StaleEpoch { epoch: self.slice.epoch });
+        if self.end_if_expired() {
             return ControlFlow::Break(());
         }
         self.control.begin_layer();
@@ -116,6 +115,68 @@ impl<'a> LayerWaits<'a> {
             self.wait_weights(layer, generation, &mut finished)?;
         }
         kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation, &mut finished))
+    }
+
+    /// Returns what the step expects of each layer.
+    pub(super) fn expected(&self) -> &'a [ExpectedGenerations] {
+        self.expected
+    }
+
+    /// Whether a layer of the step moves.
+    pub(super) fn moves_layers(&self) -> bool {
+        self.expected.iter().any(|expected| expected.moves())
+    }
+
+    /// Whether a test lets the engine sleep before each layer.
+    pub(super) fn delays_layers(&self) -> bool {
+        self.faults.layer_delay_ns > 0
+    }
+
+    /// Counts a wait, and returns whether a test drops it.
+    pub(super) fn next_wait_is_dropped(&mut self) -> bool {
+        let number = *self.waits;
+        *self.waits += 1;
+        self.faults.dropped_wait == Some(number)
+    }
+
+    /// Whether the time slice of the step is over. Then the step fails for that.
+    pub(super) fn end_if_expired(&mut self) -> bool {
+        let is_expired = self.slice.is_expired();
+        if is_expired {
+            self.overtaken = Some(StepError::StaleEpoch { epoch: self.slice.epoch });
+        }
+        is_expired
+    }
+
+    /// Counts progress, for those who look for hangs.
+    pub(super) fn begin_layer(&self) {
+        self.control.begin_layer();
+    }
+
+    /// Whether the sidecar has published what the step expects of a layer.
+    pub(super) fn is_ready(&self, layer: usize) -> bool {
+        let (id, ExpectedGenerations { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
+        let reached = |published: Result<Generation, ControlError>, expected: Option<Generation>| {
+            let published = published.expect("layers were checked against the control page");
+            expected.is_none_or(|expected| published >= expected)
+        };
+        reached(self.control.ready(id), weights) && reached(self.control.kv_ready(id), kv)
+    }
+
+    /// Records how long the device waited for the weights and the KV of a layer, if they move.
+    pub(super) fn set_stalls(&mut self, layer: usize, weights_ns: u64, kv_ns: u64) {
+        let ExpectedGenerations { weights, kv } = self.expected[layer];
+        self.stall_ns[layer] = weights.map_or(0, |_| weights_ns);
+        self.kv_stall_ns[layer] = kv.map_or(0, |_| kv_ns);
+    }
+
+    /// Lets the step fail because an input was overwritten while the step read it.
+    pub(super) fn overtake(&mut self, layer: usize, input: LayerInput) {
+        let layer = layer as u16;
+        self.overtaken = Some(match input {
+            LayerInput::Weights => StepError::Overtaken { layer },
+            LayerInput::Kv => StepError::KvOvertaken { layer },
+        });
     }
 
     /// Whether the thread has waited for the layer.
@@ -135,9 +196,7 @@ impl<'a> LayerWaits<'a> {
         finished: &mut Option<FinishedLayers<'_>>,
         wait: impl Fn(&ControlPage, WaitLimit<'_>) -> Result<WaitResult, ControlError>,
     ) -> (WaitResult, u64) {
-        let number = *self.waits;
-        *self.waits += 1;
-        if self.faults.dropped_wait == Some(number) {
+        if self.next_wait_is_dropped() {
             return (WaitResult::Reached, 0);
         }
         let begun = Instant::now();

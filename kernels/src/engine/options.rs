@@ -40,6 +40,10 @@ pub(super) struct Options {
     #[arg(long)]
     pub(super) no_supervisor: bool,
 
+    /// Launch every step on a GPU kernel by kernel. Otherwise a decode step is one CUDA graph
+    #[arg(long, env = "SLUICE_ENGINE_NO_GRAPHS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(super) no_graphs: bool,
+
     /// Worker of the supervisor with this process id
     #[arg(long, hide = true, value_name = "PID")]
     pub(super) worker: Option<i32>,

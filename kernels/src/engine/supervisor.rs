@@ -171,6 +171,9 @@ impl<'a> Supervisor<'a> {
         if let Some(threads) = self.options.threads {
             command.arg("--threads").arg(threads.to_string());
         }
+        if self.options.no_graphs {
+            command.arg("--no-graphs");
+        }
         if self.terminating {
             command.arg("--drain");
         }

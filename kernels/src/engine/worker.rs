@@ -18,7 +18,7 @@ use sluice_link::watch::send_watch;
 use sluice_memory::SliceFence;
 use sluice_memory::mapping::MappingError;
 
-use super::cuda_device::CudaDevice;
+use super::cuda_device::{CudaDevice, CudaOptions};
 use super::device::StepDevice;
 use super::exit_code::{EXIT_GOODBYE, EXIT_MAPPING_TORN, EXIT_SIDECAR_GONE};
 use super::host_device::HostDevice;
@@ -111,7 +111,9 @@ fn attach_and_serve(link: &mut SidecarLink, options: &Options) -> anyhow::Result
     match (setup.device, pool) {
         (Device::Cuda { uuid }, _) => {
             let model = CudaModel::new(spec, setup.chunk_bytes, setup.max_history, setup.chunk_tokens)?;
-            let device = CudaDevice::new(&setup, model, uuid).context("opening the GPU")?;
+            let file = shared.control.fd().try_clone_to_owned().context("the control page's file")?;
+            let gpu = CudaOptions { uuid, graphs: !options.no_graphs, control: file };
+            let device = CudaDevice::new(&setup, model, gpu).context("opening the GPU")?;
             serve(link, &setup, Stepper::new(device, &setup, shared))
         }
         (Device::Host, pool) => {

@@ -1,7 +1,7 @@
 //! Tests of KV of two layers that is loaded into one buffer alternately: the engine waits for each layer and publishes
 //! `done` after reading it.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use sluice_link::control::{WaitLimit, WaitResult};
@@ -25,7 +25,7 @@ struct OffloadedKv {
     sidecar: MiniSidecar,
     link: EngineLink,
     _engine: Engine,
-    host: Vec<Vec<u32>>,
+    host: Vec<Vec<u8>>,
     /// The tokens after the first KV block, and the token that the engine samples then.
     feed: Vec<u32>,
     expected: Vec<Sampled>,
@@ -55,26 +55,27 @@ impl OffloadedKv {
     }
 
     fn layer_blocks_per_chunk(&self) -> u32 {
-        (65_536 / self.sidecar.setup.spec.layer_block_bytes()) as u32
+        (self.sidecar.setup.chunk_bytes / self.sidecar.setup.spec.layer_block_bytes()) as u32
     }
 
-    fn words(&self, layer_block: LayerBlockId) -> &[AtomicU32] {
-        let (per, bytes) =
-            (self.layer_blocks_per_chunk(), self.sidecar.setup.spec.layer_block_bytes() as usize);
-        let chunk = self.sidecar.chunk_layout.kv + layer_block.0 / per;
-        let start = chunk as usize * 65_536 + (layer_block.0 % per) as usize * bytes;
-        self.sidecar.pool.words(start / 4, bytes / 4).unwrap()
+    /// Returns the first byte of a block in the pool, and its bytes.
+    fn place(&self, layer_block: LayerBlockId) -> (u64, u64) {
+        let (per, setup) = (self.layer_blocks_per_chunk(), &self.sidecar.setup);
+        let (bytes, chunk) =
+            (setup.spec.layer_block_bytes(), self.sidecar.chunk_layout.kv + layer_block.0 / per);
+        (u64::from(chunk) * setup.chunk_bytes + u64::from(layer_block.0 % per) * bytes, bytes)
     }
 
     /// Returns the content of a block and overwrites it.
-    fn read_and_invalidate(&self, layer_block: LayerBlockId) -> Vec<u32> {
-        self.words(layer_block).iter().map(|word| word.swap(u32::MAX, Ordering::Relaxed)).collect()
+    fn read_and_invalidate(&self, layer_block: LayerBlockId) -> Vec<u8> {
+        let (start, bytes) = self.place(layer_block);
+        let content = self.sidecar.pool.read(start, bytes as usize);
+        self.sidecar.pool.write(start, &vec![0xff; bytes as usize]);
+        content
     }
 
     fn fetch(&self, layer: u16, generation: u64) {
-        for (to, from) in self.words(self.buffer()).iter().zip(&self.host[usize::from(layer) - 1]) {
-            to.store(*from, Ordering::Relaxed);
-        }
+        self.sidecar.pool.write(self.place(self.buffer()).0, &self.host[usize::from(layer) - 1]);
         self.sidecar.control.publish_kv_ready(LayerId(layer), Generation(generation)).unwrap();
     }
 

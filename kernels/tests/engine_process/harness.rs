@@ -3,22 +3,22 @@
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sluice_link::control::ControlPage;
 use sluice_link::error::LinkError;
 use sluice_link::message::{Device, EngineSetup, Faults};
 use sluice_link::model::ModelSpec;
-use sluice_link::region::Region;
 use sluice_link::server::{EngineEvent, EngineLink, Listener, SharedMemory};
 use sluice_link::tables::{TableShape, TableWriter};
 use sluice_link::vocabulary::*;
 use sluice_memory::gpu_ledger::ParticipantHandle;
 use sluice_ports::compute::{SequenceStep, Step, TableUpdate};
 
+use super::pool::Pool;
 use crate::checkpoint::Checkpoint;
 use crate::reference::{Reference, Rounding};
+use crate::specs::on_gpu;
 
 pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -75,7 +75,7 @@ pub struct MiniSidecar {
     pub folder: tempfile::TempDir,
     pub setup: EngineSetup,
     pub checkpoint: Checkpoint,
-    pub pool: Region,
+    pub pool: Pool,
     pub control: ControlPage,
     pub tables: TableWriter,
     pub chunk_layout: ChunkLayout,
@@ -89,10 +89,11 @@ fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
     let mut setup = EngineSetup {
         spec: spec.clone(),
         device: Device::Host,
-        chunk_bytes: 65_536,
+        chunk_bytes: if on_gpu() { 2 << 20 } else { 65_536 },
         capacity_chunks: 0,
-        kv_chunks: 24,
-        activation_chunks: 96,
+        kv_chunks: if on_gpu() { 2 } else { 24 },
+        // On a GPU the workspace of cuBLASLt takes 16 chunks.
+        activation_chunks: if on_gpu() { 20 } else { 96 },
         staging_chunks: 1,
         max_rows: 8,
         max_kv_blocks: 16,
@@ -109,17 +110,19 @@ fn setup(spec: &ModelSpec, faults: Faults) -> EngineSetup {
 impl MiniSidecar {
     /// Creates a pool and fills it: global, layers, then poisoned KV and activations.
     pub fn new(spec: &ModelSpec, faults: Faults) -> MiniSidecar {
-        let setup = setup(spec, faults);
+        let mut setup = setup(spec, faults);
         let layers = setup.global_chunks();
         let kv = layers + u32::from(spec.layers) * setup.layer_chunks();
         let activations = kv + setup.kv_chunks;
         let places = ChunkLayout { layers, kv, activations, end: activations + setup.activation_chunks };
         let folder = tempfile::tempdir().unwrap();
+        let pool = Pool::new(places.end, setup.chunk_bytes);
+        setup.device = pool.device();
         let sidecar = MiniSidecar {
             listener: Some(Listener::bind(&folder.path().join("engine.sock")).unwrap()),
             folder,
             checkpoint: crate::agreement::checkpoint(spec),
-            pool: Region::create("sluice-test-pool", u64::from(places.end) as usize * 65_536).unwrap(),
+            pool,
             control: ControlPage::create(spec.layers).unwrap(),
             tables: TableWriter::create(TableShape::of(&setup)).unwrap(),
             chunk_layout: places,
@@ -131,7 +134,8 @@ impl MiniSidecar {
         for layer in 0..spec.layers {
             sidecar.write(sidecar.layer_chunk(layer), &sidecar.slab(layer));
         }
-        sidecar.write(places.kv, &vec![0xff; (places.end - places.kv) as usize * 65_536]);
+        let poisoned = u64::from(places.end - places.kv) * sidecar.setup.chunk_bytes;
+        sidecar.write(places.kv, &vec![0xff; poisoned as usize]);
         sidecar
     }
 
@@ -150,10 +154,7 @@ impl MiniSidecar {
 
     /// Copies bytes into the pool, starting at `chunk`.
     pub fn write(&self, chunk: u32, bytes: &[u8]) {
-        let words = self.pool.words(chunk as usize * 65_536 / 4, bytes.len() / 4).unwrap();
-        for (word, bytes) in words.iter().zip(bytes.chunks_exact(4)) {
-            word.store(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]), Ordering::Relaxed);
-        }
+        self.pool.write(u64::from(chunk) * self.setup.chunk_bytes, bytes);
     }
 
     /// Returns the mappings of every range to its own chunks.
@@ -184,12 +185,14 @@ impl MiniSidecar {
     pub fn accept(&self) -> Result<EngineLink, LinkError> {
         let connection = self.listener.as_ref().unwrap().accept(TEST_TIMEOUT)?.expect("an engine connects");
         let shared = SharedMemory {
-            pool: Some(self.pool.fd()),
+            pool: self.pool.fd(),
             control: &self.control,
             tables: &self.tables,
-            lifetime_lock: self.participant.as_ref().map_or(self.pool.fd(), ParticipantHandle::liveness),
+            lifetime_lock: self.participant.as_ref().map_or(self.control.fd(), ParticipantHandle::liveness),
         };
-        connection.recv_hello()?.send_setup(&self.setup, shared)?.recv_ready(&self.setup)
+        let link = connection.recv_hello()?.send_setup(&self.setup, shared)?.recv_ready(&self.setup)?;
+        link.sender.send_chunks(&self.pool.export())?;
+        Ok(link)
     }
 
     /// Waits for the next engine and applies `ops`.
@@ -259,7 +262,7 @@ impl MiniSidecar {
     /// Returns the greedy continuation of `prompt` by the independent reference.
     pub fn reference(&self, prompt: &[u32], count: usize) -> Vec<u32> {
         let reference =
-            Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint, device: Rounding::Cpu };
+            Reference { spec: &self.setup.spec, checkpoint: &self.checkpoint, device: rounding() };
         let mut tokens = prompt.to_vec();
         for _ in 0..count {
             let logits = reference.logits(&tokens);
@@ -269,6 +272,10 @@ impl MiniSidecar {
         }
         tokens.split_off(prompt.len())
     }
+}
+
+fn rounding() -> Rounding {
+    if on_gpu() { Rounding::Gpu } else { Rounding::Cpu }
 }
 
 /// Orders remaps and waits for the reply.

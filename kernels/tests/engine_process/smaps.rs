@@ -89,7 +89,11 @@ fn measured(layers: u16) -> (u64, u64) {
 fn check_ranges(sidecar: &MiniSidecar, vmas: &[Vma]) {
     let pool: Vec<&Vma> = vmas.iter().filter(|vma| vma.is_pool()).collect();
     let mapped: u64 = pool.iter().map(|vma| vma.bytes()).sum();
-    assert_eq!(mapped, u64::from(sidecar.chunk_layout.end) * 65_536, "each chunk of the pool is mapped once");
+    assert_eq!(
+        mapped,
+        u64::from(sidecar.chunk_layout.end) * sidecar.setup.chunk_bytes,
+        "each chunk of the pool is mapped once"
+    );
     assert!(pool.iter().all(|vma| vma.permissions == "rw-s"), "chunks are shared, never copied");
     let (start, end) = (pool[0].start, pool[pool.len() - 1].end);
     let mut at = start;

@@ -157,7 +157,12 @@ impl ControlPage {
 
     /// Returns the bytes of the page.
     pub fn bytes(&self) -> u64 {
-        bytes(self.layers) as u64
+        Self::bytes_of(self.layers)
+    }
+
+    /// Returns the bytes of a page for `layers` layers.
+    pub fn bytes_of(layers: u16) -> u64 {
+        bytes(layers) as u64
     }
 
     /// Returns the memfd, to pass to the engine.
@@ -323,6 +328,11 @@ pub fn ready_offset(layer: LayerId) -> u64 {
 /// Returns the byte of the page at which `done` of a layer's weights is, for a device that waits for it.
 pub fn done_offset(layer: LayerId) -> u64 {
     offset(Signal::Done, layer)
+}
+
+/// Returns the byte of the page at which `ready` of a layer's KV is, for a device that waits for it.
+pub fn kv_ready_offset(layer: LayerId) -> u64 {
+    offset(Signal::KvReady, layer)
 }
 
 /// Returns the byte of the page at which `done` of a layer's KV is, for a device that waits for it.

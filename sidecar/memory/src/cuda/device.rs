@@ -53,6 +53,13 @@ impl Device {
         self.raw
     }
 
+    /// Whether contexts of this process are those of an MPS server. An older driver does not
+    /// know, and counts as none.
+    pub fn is_in_mps(&self) -> bool {
+        let enabled = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+        enabled.is_ok_and(|enabled| enabled != 0)
+    }
+
     /// Returns one attribute.
     pub fn attribute(&self, attribute: CUdevice_attribute) -> Result<i32, Error> {
         let mut value = 0;

@@ -81,13 +81,21 @@ impl GraphBuilder {
         Ok(GraphBuilder { raw, last: None, context: context.clone() })
     }
 
+    /// Whether the driver can capture graphs.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] if it is older than that.
+    pub fn can_capture(context: &Context) -> Result<(), Error> {
+        let driver = context.device().driver();
+        CAPTURE.iter().try_for_each(|name| driver.optional(name))
+    }
+
     /// Captures the work that `work` queues on the stream into a graph; the work does not run.
     pub fn capture<E: From<Error>>(
         stream: &Stream,
         work: impl FnOnce(&Stream) -> Result<(), E>,
     ) -> Result<GraphBuilder, E> {
-        let driver = stream.context().device().driver();
-        CAPTURE.iter().try_for_each(|name| driver.optional(name))?;
+        GraphBuilder::can_capture(stream.context())?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the caller's `Stream` owns the stream, which exists during the call.
         unsafe { call!(cuStreamBeginCapture_v2(stream.raw(), mode)) }?;

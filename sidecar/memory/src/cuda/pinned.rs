@@ -91,6 +91,16 @@ impl PinnedMemory {
         unsafe { AtomicU64::from_ptr(place) }
     }
 
+    /// Writes the first bytes, which no work on the device may use during the call.
+    ///
+    /// # Panics
+    /// If they are not inside the memory.
+    pub fn write(&mut self, bytes: &[u8]) {
+        let to = self.slice(0, bytes.len() as u64).cast::<u8>();
+        // SAFETY: the target is inside the memory, which this value owns and borrows mutably here.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
     /// Returns a pointer to `bytes` bytes, from byte `from` on.
     pub(crate) fn slice(&self, from: u64, bytes: u64) -> *mut c_void {
         let end = from.checked_add(bytes).expect("no slice wraps around");

@@ -1,0 +1,66 @@
+//! Graphs of decode steps, captured once and launched for every step with the same launches.
+
+use sluice_memory::cuda::{Error, ExecGraph};
+
+use crate::cuda::{Results, StepLayout};
+
+/// Most graphs that are kept. A graph of a model of 32 layers has some 400 kernels, which take less than 1 MiB of the
+/// device's memory.
+const MOST_GRAPHS: usize = 32;
+
+/// What decides the work of a graph.
+#[derive(PartialEq, Eq)]
+pub(super) struct GraphKey {
+    /// The launches of the step.
+    pub(super) layout: StepLayout,
+    /// Whether each layer moves: the graph waits for it.
+    pub(super) moving: Vec<bool>,
+}
+
+/// A captured step.
+pub(super) struct CapturedStep {
+    /// The graph.
+    pub(super) graph: ExecGraph,
+    /// Where it leaves its results.
+    pub(super) results: Results,
+}
+
+/// The graphs, the one used last at the end.
+#[derive(Default)]
+pub(super) struct GraphCache {
+    graphs: Vec<(GraphKey, CapturedStep)>,
+    captured: u64,
+    launched: u64,
+}
+
+impl GraphCache {
+    /// Returns the graph of a step that is about to be launched, which `capture` captures if it is not kept. The one
+    /// that was not used for longest makes room.
+    pub(super) fn get<E: From<Error>>(
+        &mut self,
+        key: GraphKey,
+        capture: impl FnOnce() -> Result<CapturedStep, E>,
+    ) -> Result<&CapturedStep, E> {
+        let known = self.graphs.iter().position(|(known, _)| *known == key);
+        let entry = match known {
+            Some(place) => self.graphs.remove(place),
+            None => {
+                if self.graphs.len() == MOST_GRAPHS {
+                    self.graphs.remove(0);
+                }
+                self.captured += 1;
+                (key, capture()?)
+            }
+        };
+        self.launched += 1;
+        self.graphs.push(entry);
+        Ok(&self.graphs.last().expect("just pushed").1)
+    }
+}
+
+impl Drop for GraphCache {
+    fn drop(&mut self) {
+        let GraphCache { captured, launched, .. } = self;
+        tracing::info!(captured, launched, "CUDA graphs of decode steps");
+    }
+}
