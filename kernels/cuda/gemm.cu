@@ -26,8 +26,8 @@ DEVICE u32 place(u32 row, u32 piece) { return (row * 8 + (piece ^ (row & 7))) * 
 // Copies columns [at, at + 64) of 64 rows; zeros beyond the matrix.
 template <class T> DEVICE void fetch(const T *matrix, u32 first_row, u32 rows, u32 k, u32 at, u32 to) {
 #pragma unroll
-    for (u32 i = threadIdx.x; i < TILE * 8; i += 128) {
-        const u32 row = i / 8, piece = i % 8, column = at + piece * 8;
+    for (u32 pass = 0; pass < TILE * 8 / 128; pass++) {
+        const u32 i = pass * 128 + threadIdx.x, row = i / 8, piece = i % 8, column = at + piece * 8;
         const bool there = first_row + row < rows && column < k;
         copy_16(to + place(row, piece), matrix + (there ? (u64)(first_row + row) * k + column : 0), there);
     }

@@ -20,8 +20,8 @@ KERNEL(256) sluice_gemm_f32(ARGUMENT(GemmF32)) {
     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (u32 at = 0; at < p.k; at += TILE) {
 #pragma unroll
-        for (u32 i = y; i < TILE; i += 8) {
-            const u32 row = block_row + i, weight = blockIdx.x * TILE + i;
+        for (u32 pass = 0; pass < TILE / 8; pass++) {
+            const u32 i = pass * 8 + y, row = block_row + i, weight = blockIdx.x * TILE + i;
             const bool within = at + x < p.k;
             left[i][x] = within && row < p.rows ? p.input[(u64)row * p.k + at + x] : 0.0f;
             right[i][x] = within && weight < p.columns ? p.weights[(u64)weight * p.k + at + x] : 0.0f;

@@ -82,8 +82,9 @@ KERNEL(256) sluice_top_k(ARGUMENT(TopK)) {
     __shared__ u64 keys[SORTED];
     const u32 first = blockIdx.x * SORTED;
     const u64 row = (u64)blockIdx.y * p.count;
-    for (u32 i = threadIdx.x; i < SORTED; i += 256) {
-        const u32 at = first + i;
+#pragma unroll
+    for (u32 pass = 0; pass < SORTED / 256; pass++) {
+        const u32 i = pass * 256 + threadIdx.x, at = first + i;
         u64 key = 0;
         if (at < p.count) key = p.logits ? key_of(p.logits[row + at], at, true) : p.keys[row + at];
         keys[i] = key;
@@ -92,8 +93,9 @@ KERNEL(256) sluice_top_k(ARGUMENT(TopK)) {
     for (u32 size = 2; size <= SORTED; size *= 2)
         for (u32 distance = size / 2; distance > 0; distance /= 2) {
             __syncthreads();
-            for (u32 i = threadIdx.x; i < SORTED / 2; i += 256) {
-                const u32 low = 2 * i - (i & (distance - 1)), high = low + distance;
+#pragma unroll
+            for (u32 pass = 0; pass < SORTED / 512; pass++) {
+                const u32 i = pass * 256 + threadIdx.x, low = 2 * i - (i & (distance - 1)), high = low + distance;
                 const u64 a = keys[low], b = keys[high];
                 const bool falling = (low & size) == 0;
                 if (falling ? a < b : a > b) keys[low] = b, keys[high] = a;
