@@ -8,11 +8,13 @@ mod gemm;
 mod invariance;
 mod layout;
 mod memory;
+mod mutants;
 mod paged;
 mod rope;
 mod rows;
 mod sampling;
 mod tolerances;
+mod traffic;
 mod values;
 
 use std::process::Command;

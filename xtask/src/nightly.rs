@@ -22,6 +22,8 @@ enum Part {
     Seeds,
     /// 3000 random groups of tenants that lend and borrow, and 3000 tenants whose engines crash.
     Tenants,
+    /// Every mutant of the CUDA kernels against the kernels' tests.
+    Mutants,
     /// The fuzz targets, `--fuzz-seconds` each.
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
@@ -83,6 +85,7 @@ impl Part {
                 let groups = process::passes(with(root, &GROUPS, ("PROPTEST_CASES", "3000")))?;
                 Ok(process::passes(with(root, &CRASHES, ("SLUICE_TENANTS", "3000")))? && groups)
             }
+            Part::Mutants => process::passes(process::cargo(root, &MUTANTS)),
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
@@ -96,6 +99,11 @@ const DECISIONS: [&str; 10] = [
     "test", "--locked", "--release", "-p", "sluice-sim", "--test", "main", DECISIONS_TEST, "--", "--ignored",
 ];
 const DECISIONS_TEST: &str = "decisions::decisions_of_many_seeds_match_committed_digests";
+#[rustfmt::skip]
+const MUTANTS: [&str; 10] = [
+    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", MUTANTS_TEST, "--", "--ignored",
+];
+const MUTANTS_TEST: &str = "cuda::mutants::every_mutant_is_caught_unless_it_is_listed";
 const GROUPS: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-policy", "--test", "main", "multi_tenant"];
 const CRASHES: [&str; 8] =
@@ -131,6 +139,8 @@ mod tests {
     fn named_tests_exist() {
         let name = DECISIONS_TEST.rsplit("::").next().expect("a path");
         assert!(source("sidecar/sim/tests/decisions.rs").contains(&format!("fn {name}()")));
+        let name = MUTANTS_TEST.rsplit("::").next().expect("a path");
+        assert!(source("kernels/tests/cuda/mutants.rs").contains(&format!("fn {name}()")));
         assert!(source("sidecar/sim/tests/main.rs").contains("mod engine_crashes;"));
         assert!(source("sidecar/sim/tests/engine_crashes.rs").contains("SLUICE_TENANTS"));
         assert!(source("sidecar/policy/tests/main.rs").contains("mod multi_tenant;"));

@@ -213,6 +213,30 @@ fn random_case(device: &Device, seed: u64, dim: usize) {
     compare(device, rules, &parts, &mut random, 7);
 }
 
+/// Cases of [`small_case`]: four for each kernel.
+pub const SMALL_CASES: u64 = 4 * 15;
+
+/// A decode over two splits and a chunk of a prefill that crosses from one split to the next, in some kernel. Every
+/// kernel meets a head that fills it and one that does not, windows, and soft caps.
+pub fn small_case(device: &Device, seed: u64) {
+    let mut random = Random(1000 + seed);
+    let (variant, kernel) = (seed / 15, seed as usize % 15);
+    let (dtype, width) = match kernel {
+        0..7 => (Dtype::Bf16, WIDTHS[kernel]),
+        7..14 => (Dtype::F16, WIDTHS[kernel - 7]),
+        _ => (Dtype::F32, [40, 41, 256, 15][variant as usize]),
+    };
+    let dim = if variant % 2 == 0 { width } else { width - 8 };
+    // More than eight rows of a decode are in both halves of a warp's rows, and those of the chunk in two blocks.
+    let heads = Heads { heads: 11, kv_heads: 1, dim };
+    let (window, soft_cap) = [(0, None), (40, Some(1.5)), (0, Some(50.0)), (257, None)][variant as usize];
+    let rules = Rules { heads, dtype, window, scale: 1.0 / (dim as f32).sqrt(), soft_cap };
+    compare(device, rules, &[(270, 1), (251, 7)], &mut random, 5);
+}
+
+/// Widths of the kernels on tensor cores.
+pub const WIDTHS: [usize; 7] = [32, 64, 80, 96, 112, 128, 256];
+
 #[test]
 fn attention_is_that_of_f64_for_every_width_of_heads() {
     let dims = [8, 16, 24, 32, 40, 48, 64, 72, 80, 88, 96, 104, 112, 120, 128, 160, 192, 200, 248, 256];

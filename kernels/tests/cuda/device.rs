@@ -3,13 +3,13 @@
 pub mod gpu;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::Pod;
 use sluice_kernels::cuda::{Address, LaunchPlan, Module};
-use sluice_ptx::{Arena, Extent, GlobalMemory, Launch, Mode, Options};
+use sluice_ptx::{Arena, Extent, GlobalMemory, Launch, Mode, Options, Traffic};
 
 use gpu::{Gpu, on_gpu};
 
@@ -19,6 +19,12 @@ struct TestMemory {
     arena: Arena,
     /// First address and bytes of each piece.
     pieces: Vec<(Address, Box<[AtomicU64]>)>,
+    /// Slices (some ten thousand instructions of a warp) that launches have taken.
+    slices: AtomicU64,
+    /// How many they may take.
+    most_slices: Option<u64>,
+    /// A word that another writes, and before which slice.
+    published: Option<(u64, Address, u64)>,
 }
 
 impl TestMemory {
@@ -37,6 +43,18 @@ unsafe impl GlobalMemory for TestMemory {
         self.arena.extent(address).or_else(|| self.piece(address))
     }
 
+    fn slice(&self, run: &mut dyn FnMut()) {
+        let slice = self.slices.fetch_add(1, Relaxed);
+        if let Some((_, address, word)) = self.published.filter(|(at, ..)| *at == slice) {
+            self.arena.write(address, &[word]);
+        }
+        run();
+    }
+
+    fn cancelled(&self) -> bool {
+        self.most_slices.is_some_and(|most| self.slices.load(Relaxed) > most)
+    }
+
     fn uninitialised(&self, address: u64, bytes: u64) -> bool {
         self.piece(address).is_none() && self.arena.uninitialised(address, bytes)
     }
@@ -48,9 +66,21 @@ unsafe impl GlobalMemory for TestMemory {
     }
 }
 
+/// A kernel that is not what is committed.
+pub struct Mutated<'k> {
+    /// Its name.
+    pub kernel: &'static str,
+    /// A module that has it.
+    pub module: &'k sluice_ptx::Module,
+    /// Changes its launches.
+    pub edit: &'k dyn Fn(&mut LaunchPlan),
+}
+
 /// Memory and the way of running.
-pub struct Device {
+pub struct Device<'k> {
     body: Body,
+    mutated: Option<Mutated<'k>>,
+    launched: RefCell<BTreeMap<&'static str, Traffic>>,
     /// How the interpreter runs launches.
     pub options: Options,
 }
@@ -63,15 +93,57 @@ enum Body {
     Gpu(Gpu),
 }
 
-impl Device {
+impl<'k> Device<'k> {
     /// A device that runs fast, in one thread and without checks.
     pub fn fast() -> Self {
-        Device { body: Body::new(), options: options(Mode::Fast) }
+        Self::new(Body::new(), Mode::Fast)
     }
 
     /// A device that checks bounds, alignment, races, waits and uninitialised reads. A GPU checks nothing.
     pub fn checked() -> Self {
-        Device { body: Body::new(), options: options(Mode::Checked) }
+        Self::new(Body::new(), Mode::Checked)
+    }
+
+    /// A device of the interpreter, also where the others are a GPU.
+    pub fn interpreter(mode: Mode) -> Self {
+        Self::new(Body::Interpreter(RefCell::default()), mode)
+    }
+
+    /// A device that counts what kernels move.
+    pub fn profiling() -> Self {
+        let mut device = Self::interpreter(Mode::Fast);
+        device.options.profile = true;
+        device
+    }
+
+    /// A device on which one kernel is another, and whose launches take at most `slices` slices.
+    pub fn with_mutant(mode: Mode, mutated: Mutated<'k>, slices: u64) -> Self {
+        let memory = TestMemory { most_slices: Some(slices), ..TestMemory::default() };
+        let body = Body::Interpreter(RefCell::new(memory));
+        Device { mutated: Some(mutated), ..Self::new(body, mode) }
+    }
+
+    fn new(body: Body, mode: Mode) -> Self {
+        let options = Options { mode, ..Options::default() };
+        Device { body, mutated: None, launched: RefCell::default(), options }
+    }
+
+    /// The kernels that the interpreter has run.
+    pub fn launched(&self) -> BTreeSet<&'static str> {
+        self.launched.borrow().keys().copied().collect()
+    }
+
+    /// What each kernel has moved, on a device that counts it.
+    pub fn traffic(&self) -> BTreeMap<&'static str, Traffic> {
+        self.launched.borrow().clone()
+    }
+
+    /// The slices that launches have taken.
+    pub fn slices(&self) -> u64 {
+        match &self.body {
+            Body::Interpreter(memory) => memory.borrow().slices.load(Relaxed),
+            Body::Gpu(_) => 0,
+        }
     }
 
     /// Copies numbers to new memory of their own.
@@ -112,6 +184,15 @@ impl Device {
         }
     }
 
+    /// Writes a word during the next launch, once that has taken `slices` slices: as the sidecar does while a step runs.
+    /// Returns `false` on a GPU, where no slice is seen.
+    pub fn publish_after(&self, slices: u64, address: Address, word: u64) -> bool {
+        let Body::Interpreter(memory) = &self.body else { return false };
+        let at = self.slices() + slices;
+        memory.borrow_mut().published = Some((at, address, word));
+        true
+    }
+
     /// Copies numbers back.
     pub fn download<T: Pod>(&self, address: Address, count: usize) -> Vec<T> {
         let bytes = count * size_of::<T>();
@@ -125,8 +206,31 @@ impl Device {
     /// Runs a launch, which must succeed.
     pub fn run(&self, plan: &LaunchPlan) {
         match &self.body {
-            Body::Interpreter(memory) => interpret(plan, &memory.borrow(), &self.options),
+            Body::Interpreter(memory) => self.interpret(plan, &memory.borrow()),
             Body::Gpu(gpu) => gpu.run(plan),
+        }
+    }
+
+    fn interpret(&self, plan: &LaunchPlan, memory: &TestMemory) {
+        let Some(mutated) = self.mutated.as_ref().filter(|mutated| mutated.kernel == plan.kernel) else {
+            return self.launch(&modules()[&plan.module], plan, memory);
+        };
+        let mut plan = plan.clone();
+        (mutated.edit)(&mut plan);
+        self.launch(mutated.module, &plan, memory);
+    }
+
+    fn launch(&self, module: &sluice_ptx::Module, plan: &LaunchPlan, memory: &TestMemory) {
+        let kernel = module.kernel(plan.kernel).expect("the module has the kernel");
+        let launch = Launch {
+            grid: plan.grid,
+            block: plan.block,
+            dynamic_shared_bytes: plan.shared_bytes,
+            params: &plan.params,
+        };
+        match sluice_ptx::launch(kernel, &launch, memory, &self.options) {
+            Ok(stats) => self.launched.borrow_mut().entry(plan.kernel).or_default().add(&stats.traffic()),
+            Err(fault) => panic!("{}: {fault}", plan.kernel),
         }
     }
 }
@@ -135,23 +239,6 @@ impl Body {
     fn new() -> Body {
         if on_gpu() { Body::Gpu(Gpu::open()) } else { Body::Interpreter(RefCell::default()) }
     }
-}
-
-fn interpret(plan: &LaunchPlan, memory: &TestMemory, options: &Options) {
-    let kernel = modules()[&plan.module].kernel(plan.kernel).expect("the module has the kernel");
-    let launch = Launch {
-        grid: plan.grid,
-        block: plan.block,
-        dynamic_shared_bytes: plan.shared_bytes,
-        params: &plan.params,
-    };
-    if let Err(fault) = sluice_ptx::launch(kernel, &launch, memory, options) {
-        panic!("{}: {fault}", plan.kernel);
-    }
-}
-
-fn options(mode: Mode) -> Options {
-    Options { mode, ..Options::default() }
 }
 
 /// All modules, parsed once.

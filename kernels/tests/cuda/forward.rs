@@ -17,7 +17,7 @@ const POISON: u8 = 0xff;
 
 /// A model whose slabs, KV arena and activations are memory of the interpreter.
 struct Tenant {
-    device: Device,
+    device: Device<'static>,
     model: CudaModel,
     ranges: DeviceRanges,
     activation_bytes: u64,

@@ -83,7 +83,7 @@ fn erf(x: f64) -> f64 {
     2.0 / std::f64::consts::PI.sqrt() * (-x * x).exp() * sum
 }
 
-fn product(device: &Device, seed: u64) {
+pub fn product(device: &Device, seed: u64) {
     let mut random = Random(seed);
     let dtype = random.choose(&DTYPES);
     let output_dtype = random.choose(&[dtype, Dtype::F32]);
@@ -132,7 +132,7 @@ fn products_are_those_of_f64_with_every_epilogue() {
     (40..44).for_each(|seed| product(&Device::checked(), seed));
 }
 
-fn elementwise(device: &Device, seed: u64) {
+pub fn elementwise(device: &Device, seed: u64) {
     let mut random = Random(seed);
     let dtype = random.choose(&DTYPES);
     let output_dtype = random.choose(&[dtype, Dtype::F32]);

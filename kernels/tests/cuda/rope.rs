@@ -12,8 +12,11 @@ use crate::specs;
 
 #[test]
 fn angles_are_those_of_the_cpu_engine_up_to_the_longest_context() {
-    let device = Device::fast();
-    let mut random = Random(5);
+    angles(&Device::fast(), 5);
+}
+
+pub fn angles(device: &Device, seed: u64) {
+    let mut random = Random(seed);
     let mut positions = vec![0, 1, 2, 3, 4095, 8192, 65_535, 100_000, 131_070, 131_071];
     positions.extend((0..100).map(|_| random.below(0..131_072)));
     let scaling = specs::LLAMA3_SCALING;
@@ -41,10 +44,14 @@ fn angles_are_those_of_the_cpu_engine_up_to_the_longest_context() {
     }
 }
 
-fn rope_kv(device: &Device, seed: u64) {
+pub fn rope_kv(device: &Device, seed: u64) {
     let mut random = Random(seed);
-    let dtype = random.choose(&DTYPES);
-    let dim = 8 * random.below(1..17) as usize;
+    let (dtype, dim) = (random.choose(&DTYPES), 8 * random.below(1..17) as usize);
+    rope_kv_in(device, random, dtype, dim);
+}
+
+/// Some rows of heads that are `dim` wide.
+pub fn rope_kv_in(device: &Device, mut random: Random, dtype: Dtype, dim: usize) {
     let kv_heads = random.below(1..4) as usize;
     let heads = Heads { heads: kv_heads * random.below(1..4) as usize, kv_heads, dim };
     // All of a head, a part of it, or nothing where positions are learned.
@@ -91,7 +98,7 @@ fn rope_kv(device: &Device, seed: u64) {
         }
         result.iter().map(|x| round(dtype, *x)).collect()
     };
-    let context = format!("seed {seed}: {dtype:?} {heads:?}, {rotary} rotated");
+    let context = format!("{dtype:?} {heads:?}, {rotary} rotated");
     let got = device.download_as(dtype, output, rows * heads.heads * dim);
     let block = |id: u32| -> Vec<f32> {
         decode(dtype, &device.download::<u8>(paged.arena.address(id), heads.block_bytes(dtype)))

@@ -8,10 +8,15 @@ use super::device::Device;
 use super::tolerances;
 use super::values::{DTYPES, Random, assert_close, bits};
 
-fn embed(device: &Device, seed: u64) {
+pub fn embed(device: &Device, seed: u64) {
     let mut random = Random(seed);
-    let dtype = random.choose(&DTYPES);
-    let (vocabulary, width, rows) = (random.below(3..50), 4 * random.below(1..90), random.below(1..9));
+    let (dtype, width) = (random.choose(&DTYPES), 4 * random.below(1..90));
+    embed_in(device, random, dtype, width);
+}
+
+/// The embeddings of some rows of `width` numbers.
+pub fn embed_in(device: &Device, mut random: Random, dtype: Dtype, width: u32) {
+    let (vocabulary, rows) = (random.below(3..50), random.below(1..9));
     let scale = random.choose(&[1.0f32, 7.5]);
     let table = random.normal(dtype, (vocabulary * width) as usize);
     let learned = (random.below(0..2) == 1).then(|| random.normal(dtype, (66 * width) as usize));
@@ -41,7 +46,7 @@ fn embed(device: &Device, seed: u64) {
         })
         .collect();
     let got: Vec<f32> = device.download(output, (rows * width) as usize);
-    assert_eq!(bits(&got), bits(&expected), "seed {seed}: {dtype:?}, width {width}");
+    assert_eq!(bits(&got), bits(&expected), "{dtype:?}, width {width}, scale {scale}");
 }
 
 #[test]
@@ -61,7 +66,7 @@ struct NormCase {
     gain_offset: f32,
 }
 
-fn norm(device: &Device, seed: u64) {
+pub fn norm(device: &Device, seed: u64) {
     let mut random = Random(seed);
     let weights = random.choose(&DTYPES);
     let case = NormCase {
@@ -75,6 +80,21 @@ fn norm(device: &Device, seed: u64) {
         gain_offset: random.choose(&[0.0, 1.0]),
     };
     run_norm(device, seed, random, &case);
+}
+
+/// An RMSNorm of four rows.
+pub fn plain_norm(device: &Device, weights: Dtype, output: Dtype, width: u32) {
+    let case = NormCase {
+        weights,
+        output,
+        width,
+        rows: 4,
+        layer_norm: false,
+        addend: true,
+        gathered: false,
+        gain_offset: 0.0,
+    };
+    run_norm(device, 0, Random(0), &case);
 }
 
 fn run_norm(device: &Device, seed: u64, mut random: Random, case: &NormCase) {

@@ -27,7 +27,7 @@ fn greedy(logits: &[f32]) -> Option<u32> {
     sample(&mut row, &SamplingParams::default(), history).ok().map(|sampled| sampled.token)
 }
 
-fn run_argmax(device: &Device, logits: &[f32], vocabulary: usize) -> Vec<u32> {
+pub fn run_argmax(device: &Device, logits: &[f32], vocabulary: usize) -> Vec<u32> {
     let rows = logits.len() / vocabulary;
     let keys = device.reserve::<u64>(rows * argmax_keys(vocabulary as u32) as usize);
     let tokens = device.reserve::<u32>(rows);
@@ -37,7 +37,7 @@ fn run_argmax(device: &Device, logits: &[f32], vocabulary: usize) -> Vec<u32> {
     device.download(tokens, rows)
 }
 
-fn argmax_case(device: &Device, seed: u64) {
+pub fn argmax_case(device: &Device, seed: u64) {
     let mut random = Random(seed);
     let (vocabulary, rows) = (random.below(1..5000) as usize, random.below(1..4) as usize);
     let logits = logits(&mut random, rows * vocabulary);
@@ -84,21 +84,32 @@ fn sorted(logits: &[f32], k: usize) -> Vec<Option<(u32, f32)>> {
     all.into_iter().map(Some).chain(std::iter::repeat(None)).take(k).collect()
 }
 
-fn top_k_case(device: &Device, seed: u64) {
+pub fn top_k_case(device: &Device, seed: u64) {
     let mut random = Random(seed);
     let (vocabulary, rows) = (random.below(1..6000) as usize, random.below(1..3) as usize);
     let k = random.below(1..65) as usize;
     let logits = logits(&mut random, rows * vocabulary);
+    top_k_of(device, &logits, vocabulary, k);
+}
+
+/// As many keys between two launches as one block sorts, and largest logits in every part of the row.
+pub fn wide_top_k_case(device: &Device, seed: u64) {
+    let vocabulary = 65_536;
+    top_k_of(device, &Random(seed).normal(Dtype::F32, vocabulary), vocabulary, 64);
+}
+
+fn top_k_of(device: &Device, logits: &[f32], vocabulary: usize, k: usize) {
     let expected: Vec<_> = logits.chunks(vocabulary).flat_map(|row| sorted(row, k)).collect();
     let tokens = |all: &[Option<(u32, f32)>]| -> Vec<_> {
         all.iter().map(|one| one.map(|(token, logit)| (token, logit.to_bits()))).collect()
     };
-    let got = run_top_k(device, &logits, vocabulary, k);
-    assert_eq!(tokens(&got), tokens(&expected), "seed {seed}: {vocabulary}, {k}");
+    let got = run_top_k(device, logits, vocabulary, k);
+    assert_eq!(tokens(&got), tokens(&expected), "{vocabulary}, {k}");
 }
 
 #[test]
 fn the_largest_logits_are_those_of_a_sort() {
     (0..20).for_each(|seed| top_k_case(&Device::fast(), seed));
     (20..22).for_each(|seed| top_k_case(&Device::checked(), seed));
+    wide_top_k_case(&Device::fast(), 22);
 }

@@ -75,7 +75,7 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-impl Device {
+impl Device<'_> {
     /// Copies numbers to new memory in a format.
     pub fn upload_as(&self, dtype: Dtype, values: &[f32]) -> Address {
         self.upload(&encode(dtype, values))
