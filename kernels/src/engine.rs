@@ -23,6 +23,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
+pub use cuda_device::CudaKernels;
 use options::Options;
 
 /// Returns the definition of the command line.

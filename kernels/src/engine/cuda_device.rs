@@ -25,7 +25,7 @@ use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Results};
 use crate::forward::{Batch, ForwardError, LogitRow};
 use graph_cache::{CapturedStep, GraphCache, GraphKey};
 use input_buffer::InputBuffer;
-use kernels::CudaKernels;
+pub use kernels::CudaKernels;
 use step_page::{STEP_LIMIT, StepPage};
 use stream_run::StreamRun;
 

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use clap::{Parser, Subcommand};
 
 use crate::bench::ProbeOptions;
-use crate::checks;
+use crate::{checks, questions};
 
 static VERSION: LazyLock<String> =
     LazyLock::new(|| format!("{} (commit {})", env!("CARGO_PKG_VERSION"), env!("SLUICE_COMMIT")));
@@ -26,7 +26,7 @@ pub struct ProbeArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: u32,
     /// Only these questions, by number or name.
-    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = checks::parse_id)]
+    #[arg(long, value_name = "ROW", value_delimiter = ',', value_parser = questions::parse_id)]
     pub only: Vec<checks::CheckId>,
     /// Print the questions and end.
     #[arg(long)]

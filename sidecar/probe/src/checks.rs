@@ -2,14 +2,14 @@
 
 mod aliases;
 mod check;
-mod handles;
+pub mod handles;
 mod limits;
 pub mod link;
 mod mps;
-mod remap;
+pub mod remap;
 mod role;
 mod share;
-mod sharing;
+pub mod sharing;
 mod signals;
 
 pub use check::{Check, CheckId};
@@ -34,26 +34,4 @@ pub const ROLES: &[(&str, Role)] =
 /// Ends processes and removes files that the exited check process `asking` may have left on this machine.
 pub fn clean_up(asking: u32) {
     mps::clean_up(asking);
-}
-
-/// Returns the check with this number.
-///
-/// # Panics
-/// If there is none.
-pub fn by_id(id: CheckId) -> &'static Check {
-    let found = ALL.iter().find(|question| question.id == id);
-    found.unwrap_or_else(|| panic!("there is a question {id}"))
-}
-
-/// Returns the number of the check that `word` names or numbers.
-///
-/// # Errors
-/// The list of all checks.
-pub fn parse_id(word: &str) -> Result<CheckId, String> {
-    let found = ALL.iter().find(|question| question.name == word || question.id.to_string() == word);
-    found.map(|question| question.id).ok_or_else(|| {
-        let names: Vec<String> =
-            ALL.iter().map(|question| format!("{} {}", question.id, question.name)).collect();
-        format!("the questions are: {}", names.join(", "))
-    })
 }

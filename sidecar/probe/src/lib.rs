@@ -27,9 +27,12 @@ pub mod layouts;
 pub mod machine;
 pub mod models;
 pub mod numa;
+pub mod program;
+pub mod questions;
 pub mod report;
 pub mod results;
 pub mod run;
 pub mod statistics;
+pub mod suite;
 
 pub use error::Error;

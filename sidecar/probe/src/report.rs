@@ -8,7 +8,7 @@ use crate::machine::Machine;
 mod answer;
 mod check_result;
 mod device_facts;
-mod text;
+pub mod text;
 
 pub use answer::Answer;
 pub use check_result::CheckResult;

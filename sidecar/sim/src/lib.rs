@@ -24,6 +24,7 @@ pub mod device;
 pub mod direction;
 pub mod estimate;
 pub mod experiments;
+pub mod figure;
 pub mod gpu;
 pub mod gpu_ledger;
 pub mod machine;

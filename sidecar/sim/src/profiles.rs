@@ -2,4 +2,5 @@
 
 pub mod cost;
 pub mod hardware;
+pub mod measured;
 pub mod model;

@@ -129,3 +129,38 @@ fn names_are_unique_and_found() {
     }
     assert!(experiments::find("pie-fig4").is_some() && experiments::find("pie").is_none());
 }
+
+/// What `sluice-gpu-bench --profile` writes, of a machine with half the link of an H100.
+const MEASURED: &str = r#"{
+  "schema": 1, "stand_in": false, "device": "NVIDIA Test", "date": "2026-11-28T05:00:00Z", "commit": "abc",
+  "memory_bytes": 85899345920, "host_bytes": 137438953472, "memory_bytes_per_s": 3000000000000,
+  "flops": 600000000000000, "in_bytes_per_s": 27500000000, "out_bytes_per_s": 27000000000,
+  "coupled_permille": 900, "setup_ns": 6000
+}"#;
+
+fn estimate(profile: &str) -> (Option<i32>, String) {
+    let file = unused_name();
+    std::fs::write(&file, profile).unwrap();
+    let args = ["estimate", "--model", "opt-13b", "--profile", file.to_str().unwrap()];
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_sluice-sim")).args(args).output().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+/// Returns a name that no other test has.
+fn unused_name() -> std::path::PathBuf {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    std::path::Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("machine-{}-{number}.json", std::process::id()))
+}
+
+#[test]
+fn the_command_estimates_for_a_measured_machine_and_refuses_one_of_the_stand_in() {
+    let (code, text) = estimate(MEASURED);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("NVIDIA Test") && text.contains("measured"), "{text}");
+    let (code, text) = estimate(&MEASURED.replace("\"stand_in\": false", "\"stand_in\": true"));
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("was measured on the stand-in for the CUDA driver"), "{text}");
+}

@@ -27,7 +27,7 @@ pub const GUARDED: [&str; 7] = ["cudarc", "k8s-openapi", "kube", "reqwest", "rus
 pub const KUBE_WITHOUT_CLIENT: [&str; 3] = ["admission", "derive", "jsonpatch"];
 
 /// Crates of the pod: their whole tree of dependencies never contains kube.
-pub const NEVER_REACH_KUBE: [&str; 9] = [
+pub const NEVER_REACH_KUBE: [&str; 10] = [
     "sluice-policy",
     "sluice-ports",
     "sluice-scheduler",
@@ -36,6 +36,7 @@ pub const NEVER_REACH_KUBE: [&str; 9] = [
     "sluice-link",
     "sluice-agent",
     "sluice-probe",
+    "sluice-gpu-bench",
     "sluice-kernels",
 ];
 
@@ -48,6 +49,7 @@ const SIDECAR: &[&str] = &[
     "sluice-link",
     "sluice-agent",
     "sluice-probe",
+    "sluice-gpu-bench",
 ];
 
 const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: false, standalone: false };
@@ -56,7 +58,7 @@ const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: fa
 pub const COMMON: &str = "sluice-common";
 
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 23] = [
+pub const TABLE: [Row; 24] = [
     Row { name: COMMON, standalone: true, ..BLANK },
     // tokio: it sends a load at planned times. reqwest: by HTTP.
     Row { name: "sluice-client", may: &["reqwest", "tokio"], never: &["kube", "sluice-types"], ..BLANK },
@@ -125,6 +127,21 @@ pub const TABLE: [Row; 23] = [
     Row {
         name: "sluice-probe",
         may: &["sluice-policy", "sluice-memory", "sluice-link", "sluice-kernels", "cudarc", "rustix"],
+        never: &["tokio", "kube"],
+        ..BLANK
+    },
+    // It runs the probe's checks and the kernels, and asks the simulator what it predicts.
+    Row {
+        name: "sluice-gpu-bench",
+        may: &[
+            "sluice-policy",
+            "sluice-memory",
+            "sluice-link",
+            "sluice-kernels",
+            "sluice-probe",
+            "sluice-sim",
+            "rustix",
+        ],
         never: &["tokio", "kube"],
         ..BLANK
     },

@@ -8,13 +8,14 @@ use sluice_memory::cuda::{Context, Error, Function, Grid, Module as LoadedModule
 use crate::cuda::{LaunchPlan, Module};
 
 /// Every kernel, by name.
-pub(super) struct CudaKernels {
+#[derive(Debug)]
+pub struct CudaKernels {
     functions: BTreeMap<&'static str, Function>,
 }
 
 impl CudaKernels {
     /// Loads all modules. The driver compiles their PTX for its device, unless its cache has the code already.
-    pub(super) fn load(context: &Context) -> Result<CudaKernels, Error> {
+    pub fn load(context: &Context) -> Result<CudaKernels, Error> {
         let mut functions = BTreeMap::new();
         for module in Module::ALL {
             let image = CString::new(module.ptx()).expect("PTX is text");
@@ -27,7 +28,7 @@ impl CudaKernels {
     }
 
     /// Queues a launch.
-    pub(super) fn launch(&self, stream: &Stream, plan: &LaunchPlan) -> Result<(), Error> {
+    pub fn launch(&self, stream: &Stream, plan: &LaunchPlan) -> Result<(), Error> {
         let function = self.functions.get(plan.kernel).expect("every module is loaded");
         let grid = Grid { blocks: plan.grid, threads: plan.block };
         // SAFETY: a plan holds the kernel's structure; a test compares the layout of each with the PTX. Kernels write

@@ -92,7 +92,11 @@ pub(crate) use call;
 pub struct Driver {
     optional: [bool; OPTIONAL.len()],
     version: u32,
+    is_stand_in: bool,
 }
+
+/// The function by which the stand-in of tests is known: no driver of NVIDIA has it.
+const STAND_IN: &str = "sluice_cuda_standin";
 
 impl Driver {
     /// Loads the driver, looks up its functions and initializes it.
@@ -111,7 +115,11 @@ impl Driver {
         let mut version = 0;
         // SAFETY: writes one integer.
         unsafe { call!(cuDriverGetVersion(&mut version)) }?;
-        Ok(Driver { optional: OPTIONAL.map(is_exported), version: u32::try_from(version).unwrap_or(0) })
+        Ok(Driver {
+            optional: OPTIONAL.map(is_exported),
+            version: u32::try_from(version).unwrap_or(0),
+            is_stand_in: is_exported(STAND_IN),
+        })
     }
 
     /// Checks that the driver has this function of [`OPTIONAL`]; otherwise returns the error.
@@ -124,6 +132,12 @@ impl Driver {
     /// Returns the CUDA version of the driver, such as "13.0".
     pub fn cuda_version(&self) -> String {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// Whether the driver is the stand-in over host memory, so that no time says anything about a GPU. The library
+    /// itself says so: no option and no variable changes it.
+    pub fn is_stand_in(&self) -> bool {
+        self.is_stand_in
     }
 
     /// Returns the number of devices.

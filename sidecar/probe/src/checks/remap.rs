@@ -22,7 +22,7 @@ use crate::results::Findings;
 use crate::statistics::{Figure, median_of};
 
 mod copy_loop;
-mod decode;
+pub mod decode;
 mod stretched;
 
 use decode::{Decode, WhileCopying};
@@ -204,7 +204,7 @@ fn whole(ns: f64) -> u64 {
 
 /// Returns the tested numbers of freed layers: from 1 to two more than are possible without a stall. Long lists are
 /// thinned, and `--quick` tests only the edge.
-fn alphas(bench: &Bench, alike: Alike, beta: u8) -> Vec<u16> {
+pub fn alphas(bench: &Bench, alike: Alike, beta: u8) -> Vec<u16> {
     let free = layouts::largest_alpha(alike, beta);
     let most = (free + 2).min(alike.layers - 1 - u16::from(beta));
     let first = bench.setup.pick(free.max(1), 1).min(most);

@@ -13,11 +13,11 @@ use crate::results::Findings;
 use crate::statistics::{Figure, median_of};
 
 pub mod busy;
-mod clock;
+pub mod clock;
 mod faults;
 mod signalled;
 mod spread;
-mod work;
+pub mod work;
 mod worker;
 
 use clock::now_ns;

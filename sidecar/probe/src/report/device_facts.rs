@@ -1,6 +1,9 @@
 //! [`DeviceFacts`].
 
 use serde::{Deserialize, Serialize};
+use sluice_memory::cuda::Device;
+
+use crate::{Error, machine};
 
 /// Identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,4 +25,20 @@ pub struct DeviceFacts {
     pub driver: Option<String>,
     /// CUDA version of the driver.
     pub cuda: String,
+}
+
+impl DeviceFacts {
+    /// Asks the driver.
+    pub fn of(device: Device) -> Result<DeviceFacts, Error> {
+        Ok(DeviceFacts {
+            name: device.name()?,
+            uuid: device.uuid()?,
+            pci: device.pci()?,
+            compute_capability: device.compute_capability()?,
+            multiprocessors: device.multiprocessors()?,
+            memory_bytes: device.total_bytes()?,
+            driver: machine::driver_version(),
+            cuda: device.driver().cuda_version(),
+        })
+    }
 }

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::{Answer, CheckResult, ProbeReport};
+use super::{Answer, CheckResult, DeviceFacts, ProbeReport};
 use crate::fitness::Fitness;
+use crate::machine::Machine;
 use crate::statistics::Figure;
 
 /// Width of the text in columns.
@@ -13,23 +14,27 @@ const NAME: usize = 47;
 
 impl fmt::Display for ProbeReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (device, machine) = (&self.device, &self.machine);
-        let driver = device.driver.as_deref().unwrap_or("unknown");
-        writeln!(out, "{} ({}, {})", device.name, device.uuid, device.pci)?;
-        writeln!(
-            out,
-            "driver {driver}, CUDA {}, compute capability {}, {} MiB",
-            device.cuda,
-            device.compute_capability,
-            device.memory_bytes >> 20
-        )?;
-        let sandbox = machine.sandbox.as_ref().map(|what| format!(", in {what}")).unwrap_or_default();
-        let place = format!("{}, {} CPUs, Linux {}{sandbox}", machine.cpu, machine.cpus, machine.kernel);
-        paragraph(out, "", &place)?;
+        place(out, &self.device, &self.machine)?;
         writeln!(out, "{}, sluice-gpu-probe {} ({})", self.date, self.version, self.commit)?;
         self.rows.iter().try_for_each(|row| one(out, row))?;
         expectations(out, &self.fitness)
     }
+}
+
+/// Writes what was measured: the device and its machine.
+pub fn place(out: &mut fmt::Formatter<'_>, device: &DeviceFacts, machine: &Machine) -> fmt::Result {
+    let driver = device.driver.as_deref().unwrap_or("unknown");
+    writeln!(out, "{} ({}, {})", device.name, device.uuid, device.pci)?;
+    writeln!(
+        out,
+        "driver {driver}, CUDA {}, compute capability {}, {} MiB",
+        device.cuda,
+        device.compute_capability,
+        device.memory_bytes >> 20
+    )?;
+    let sandbox = machine.sandbox.as_ref().map(|what| format!(", in {what}")).unwrap_or_default();
+    let place = format!("{}, {} CPUs, Linux {}{sandbox}", machine.cpu, machine.cpus, machine.kernel);
+    paragraph(out, "", &place)
 }
 
 fn expectations(out: &mut fmt::Formatter<'_>, fitness: &Fitness) -> fmt::Result {
@@ -66,12 +71,17 @@ fn one(out: &mut fmt::Formatter<'_>, row: &CheckResult) -> fmt::Result {
         Answer::Unknown { reason } => ("unknown: ", reason.as_str()),
     };
     paragraph(out, "  -> ", &format!("{word}{reason}"))?;
-    if !row.figures.is_empty() {
+    figures(out, &row.figures)?;
+    row.notes.iter().try_for_each(|note| paragraph(out, "  * ", note))
+}
+
+/// Writes a line for each figure under a heading, or nothing without figures.
+pub fn figures(out: &mut fmt::Formatter<'_>, figures: &[Figure]) -> fmt::Result {
+    if !figures.is_empty() {
         let head = ["median", "min", "max"];
         writeln!(out, "  {:NAME$} {:>11} {:>11} {:>11}  unit, samples", "", head[0], head[1], head[2])?;
     }
-    row.figures.iter().try_for_each(|figure| line(out, figure))?;
-    row.notes.iter().try_for_each(|note| paragraph(out, "  * ", note))
+    figures.iter().try_for_each(|figure| line(out, figure))
 }
 
 fn line(out: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
@@ -86,7 +96,7 @@ fn line(out: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
 }
 
 /// Formats a number with about four digits, and with all digits before the point.
-pub(super) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         size if size >= 1000.0 || value == value.trunc() => 0,
         size if size >= 100.0 => 1,
@@ -97,7 +107,7 @@ pub(super) fn number(value: f64) -> String {
 }
 
 /// Writes `text` after `head`, wrapped between words and indented by the width of `head`.
-fn paragraph(out: &mut fmt::Formatter<'_>, head: &str, text: &str) -> fmt::Result {
+pub fn paragraph(out: &mut fmt::Formatter<'_>, head: &str, text: &str) -> fmt::Result {
     let mut line = head.to_owned();
     for word in text.split_whitespace() {
         if line.len() + 1 + word.len() > WIDTH && line.trim().len() > head.trim().len() {

@@ -13,6 +13,8 @@ pub enum LinkClass {
     Pcie4,
     /// PCI Express 3.0, 16 lanes.
     Pcie3,
+    /// As measured on the machine.
+    Measured,
 }
 
 impl LinkClass {
@@ -23,6 +25,7 @@ impl LinkClass {
             LinkClass::Pcie5 => "PCIe 5",
             LinkClass::Pcie4 => "PCIe 4",
             LinkClass::Pcie3 => "PCIe 3",
+            LinkClass::Measured => "measured",
         }
     }
 }
@@ -70,8 +73,17 @@ const SETUP_NS: u64 = 5_000;
 const PIECE_BYTES: u64 = 16 << 20;
 
 const fn link(in_bytes_per_s: u64, out_bytes_per_s: u64, coupled_permille: u16) -> Link {
+    measured_link([in_bytes_per_s, out_bytes_per_s], coupled_permille, SETUP_NS)
+}
+
+/// Returns the link with these rates to the device and to the host, bytes per second.
+pub(super) const fn measured_link(
+    [in_bytes_per_s, out_bytes_per_s]: [u64; 2],
+    coupled_permille: u16,
+    setup_ns: u64,
+) -> Link {
     let quantum_ns = PIECE_BYTES * GIGA / in_bytes_per_s;
-    Link { in_bytes_per_s, out_bytes_per_s, coupled_permille, setup_ns: SETUP_NS, quantum_ns }
+    Link { in_bytes_per_s, out_bytes_per_s, coupled_permille, setup_ns, quantum_ns }
 }
 
 /// All machines.

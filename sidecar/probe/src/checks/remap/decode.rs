@@ -35,6 +35,24 @@ pub struct Decode {
     wrong: Buffer,
 }
 
+/// A part of the work of a token.
+#[derive(Clone, Copy, Debug)]
+pub enum TokenPart {
+    /// Before the first layer.
+    Begin,
+    /// A layer.
+    Layer {
+        /// Which one.
+        layer: LayerId,
+        /// Address of its weights.
+        at: Address,
+        /// Whether a copy has brought them there for this token.
+        moves: bool,
+    },
+    /// After the last layer.
+    End,
+}
+
 /// Memory that moving layers share.
 struct Slot {
     memory: Arc<Chunk>,
@@ -115,10 +133,30 @@ impl Decode {
     /// the nanoseconds of each token in the steady state.
     pub fn run(&mut self, layout: &Layout, reads: u32, about: f64) -> Result<Vec<f64>, Error> {
         self.mapped(layout, |decode| {
-            let ends = decode.queue_tokens(layout, about, &|at, _| decode.read(at, reads))?;
+            let ends = decode.queue_tokens(layout, about, &of_layers(|at, _| decode.read(at, reads)))?;
             decode.finish()?;
             token_times(&ends)
         })
+    }
+
+    /// Like [`Decode::run`], with other work in place of reads. It gets the stream of the tokens.
+    pub fn run_parts(
+        &mut self,
+        layout: &Layout,
+        about: f64,
+        work: &dyn Fn(&Stream, TokenPart) -> Result<(), Error>,
+    ) -> Result<Vec<f64>, Error> {
+        self.mapped(layout, |decode| {
+            let ends = decode.queue_tokens(layout, about, &|part| work(&decode.compute, part))?;
+            decode.finish()?;
+            token_times(&ends)
+        })
+    }
+
+    /// Returns the address of a layer's weights with this layout.
+    pub fn address(&self, layout: &Layout, layer: LayerId) -> Address {
+        let moves = layout.slot_of(layer).is_some();
+        if moves { self.addresses.at(self.offset(layer)) } else { self.resident.at(0) }
     }
 
     /// Like [`Decode::run`] with all layers resident, while copies of a layer to the device run back to back. They go to
@@ -134,8 +172,10 @@ impl Decode {
             self.copies.upload(at, &self.master, u64::from(COPIED.0) * PAGE, self.bytes)?;
             Event::after(&self.copies)
         })?;
-        let read = |from, _| copies.top_up().and_then(|()| self.read(from, reads));
-        let ends = self.queue_tokens(&Layout::resident(), about, &read)?;
+        let ends = {
+            let read = of_layers(|from, _| copies.top_up().and_then(|()| self.read(from, reads)));
+            self.queue_tokens(&Layout::resident(), about, &read)?
+        };
         poll_until(WAIT_LIMIT, "tokens next to copies", || {
             copies.top_up()?;
             ends.last().map_or(Ok(true), Event::is_reached)
@@ -153,11 +193,11 @@ impl Decode {
         &self,
         layout: &Layout,
         about: f64,
-        read: &dyn Fn(Address, Option<LayerId>) -> Result<(), Error>,
+        work: &dyn Fn(TokenPart) -> Result<(), Error>,
     ) -> Result<Vec<Event>, Error> {
         let tokens = ((TIMED_NS / about) as usize).clamp(3, self.tokens);
         let one = |_| {
-            self.token(layout, read)?;
+            self.token(layout, work)?;
             Event::after(&self.compute)
         };
         (0..WARMUP_TOKENS + tokens).map(one).collect()
@@ -170,11 +210,12 @@ impl Decode {
         self.mapped(layout, |decode| {
             decode.compute.fill(decode.wrong.at(0), 0, 8)?;
             for _ in 0..WARMUP_TOKENS {
-                decode.token(layout, &|at, layer| {
+                let read = of_layers(|at, layer| {
                     decode.compare(at, layer)?;
                     decode.read(at, 1)?;
                     decode.compare(at, layer)
-                })?;
+                });
+                decode.token(layout, &read)?;
             }
             decode.finish()?;
             // The count overwrites the master's first word, which is not needed now and which `count` restores.
@@ -207,15 +248,12 @@ impl Decode {
     }
 
     /// Queues one token. The queues run far ahead of the device, so a fill starts as soon as its slot's last reader is
-    /// done and the link is free. `read` receives the layer's address.
-    fn token(
-        &self,
-        layout: &Layout,
-        read: &dyn Fn(Address, Option<LayerId>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+    /// done and the link is free.
+    fn token(&self, layout: &Layout, work: &dyn Fn(TokenPart) -> Result<(), Error>) -> Result<(), Error> {
+        work(TokenPart::Begin)?;
         for layer in (0..self.layers).map(LayerId) {
             let Some(slot) = layout.slot_of(layer) else {
-                read(self.resident.at(0), None)?;
+                work(TokenPart::Layer { layer, at: self.resident.at(0), moves: false })?;
                 continue;
             };
             let (slot, at) = (&self.slots[usize::from(slot.0)], self.addresses.at(self.offset(layer)));
@@ -223,10 +261,10 @@ impl Decode {
             self.copies.upload(at, &self.master, u64::from(layer.0) * PAGE, self.bytes)?;
             slot.ready.record(&self.copies)?;
             self.compute.wait(&slot.ready)?;
-            read(at, Some(layer))?;
+            work(TokenPart::Layer { layer, at, moves: true })?;
             slot.read.record(&self.compute)?;
         }
-        Ok(())
+        work(TokenPart::End)
     }
 
     fn read(&self, from: Address, reads: u32) -> Result<(), Error> {
@@ -247,6 +285,17 @@ impl Decode {
         self.compute.download(&self.master, 0, self.wrong.at(0), 8)?;
         self.compute.finish()?;
         Ok(self.master.word(0).swap(TAG, Ordering::AcqRel))
+    }
+}
+
+/// Returns the work of a token that consists of its layers alone. `work` gets a layer's address, and which layer it is if
+/// it moves.
+fn of_layers(
+    work: impl Fn(Address, Option<LayerId>) -> Result<(), Error>,
+) -> impl Fn(TokenPart) -> Result<(), Error> {
+    move |part| match part {
+        TokenPart::Layer { layer, at, moves } => work(at, moves.then_some(layer)),
+        TokenPart::Begin | TokenPart::End => Ok(()),
     }
 }
 

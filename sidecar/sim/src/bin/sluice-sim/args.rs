@@ -97,8 +97,8 @@ pub struct ServeArgs {
     /// Longer prompts are cut to this number of tokens.
     #[arg(long, value_name = "TOKENS", default_value_t = u32::MAX, value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_cap: u32,
-    /// The machine (see `list`).
-    #[arg(long, value_name = "NAME")]
+    /// The machine (see `list`), or a file that `sluice-gpu-bench --profile` wrote.
+    #[arg(long, value_name = "NAME|FILE.json")]
     pub profile: String,
     /// The models (see `list`).
     #[arg(long, value_name = "NAME", value_delimiter = ',', required = true)]
@@ -210,8 +210,8 @@ pub struct EstimateArgs {
     /// The model (see `list`); every one when left out.
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
-    /// The machine (see `list`); every one when left out.
-    #[arg(long, value_name = "NAME")]
+    /// The machine (see `list`), or a file that `sluice-gpu-bench --profile` wrote; every one of the list when left out.
+    #[arg(long, value_name = "NAME|FILE.json")]
     pub profile: Option<String>,
     /// Sequences that decode together.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=100_000))]

@@ -1,9 +1,10 @@
 //! The command `estimate`.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 use sluice_sim::estimate::Estimate;
 use sluice_sim::profiles::cost::BatchShape;
 use sluice_sim::profiles::hardware::{self, Hardware};
+use sluice_sim::profiles::measured::MachineProfile;
 use sluice_sim::profiles::model::{self, ModelProfile};
 
 use crate::args::EstimateArgs;
@@ -12,7 +13,10 @@ use crate::table;
 
 /// Prints one line, or JSON object, for each model on each machine.
 pub fn estimate(args: &EstimateArgs) -> Result<bool> {
-    let machines = select(args.profile.as_deref(), &hardware::ALL, |machine| machine.name, "profile")?;
+    let machines = match &args.profile {
+        None => hardware::ALL.to_vec(),
+        Some(name) => vec![find_machine(name)?],
+    };
     let models = select(args.model.as_deref(), &model::ALL, |model| model.name, "model")?;
     let batch = BatchShape::decode(args.batch, args.context);
     let pairs = machines.iter().flat_map(|machine| models.iter().map(move |model| (*machine, *model)));
@@ -46,6 +50,16 @@ fn select<T: Copy>(
         None => Ok(all.to_vec()),
         Some(name) => Ok(vec![find_by_name(name, all, name_of, kind)?]),
     }
+}
+
+/// Returns the published machine of this name, or the measured one of this file.
+pub fn find_machine(name: &str) -> Result<Hardware> {
+    if !name.ends_with(".json") {
+        return find_by_name(name, &hardware::ALL, |machine| machine.name, "profile");
+    }
+    let read =
+        || -> Result<Hardware> { Ok(MachineProfile::parse(&std::fs::read_to_string(name)?)?.hardware()?) };
+    read().with_context(|| name.to_owned())
 }
 
 /// Returns the item of this name.

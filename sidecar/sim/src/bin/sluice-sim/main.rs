@@ -3,7 +3,6 @@
 mod args;
 mod data;
 mod estimate;
-mod figure;
 mod output;
 mod progress;
 mod replay;

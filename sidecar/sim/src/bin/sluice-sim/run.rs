@@ -15,7 +15,7 @@ use sluice_sim::tunables;
 use crate::args::RunArgs;
 use crate::output::{check_writable, print, print_status, save};
 use crate::progress::RunProgress;
-use crate::{data, figure, table};
+use crate::{data, table};
 
 /// Lists all names that other commands accept.
 pub fn list() -> Result<bool> {
@@ -87,7 +87,7 @@ pub fn run(args: &RunArgs) -> Result<bool> {
         save(file, |file| Ok(std::fs::write(file, text)?))?;
     }
     if let Some(file) = &args.svg {
-        save(file, |file| figure::draw(&report.figures, file))?;
+        save(file, |file| Ok(sluice_sim::figure::draw(&report.figures, file)?))?;
     }
     if experiment.name == unified::NAME && args.seeds < unified::MIN_SEEDS {
         print_status(&format!("{} seeds are too few: use at least {}", args.seeds, unified::MIN_SEEDS));

@@ -9,16 +9,16 @@ use sluice_policy::reclaim::PolicyName;
 use sluice_policy::tunables::Tuned;
 use sluice_sim::experiments::{Figure, Series};
 use sluice_sim::gpu::GpuSharing;
-use sluice_sim::profiles::{hardware, model};
+use sluice_sim::profiles::model;
 use sluice_sim::serve::{self, RequestSlo, ServeConfig, ServeOptions, ServeStats};
 use sluice_sim::workload::arrivals::ArrivalProcess;
 use sluice_sim::workload::{self, Arrival, LengthSource, Limits, TenantAssignment};
 
 use crate::args::{ServeArgs, SharingArg};
-use crate::estimate::find_by_name;
+use crate::estimate::{find_by_name, find_machine};
 use crate::output::{check_writable, print, print_status, save};
 use crate::progress::RunProgress;
-use crate::{data, figure, table};
+use crate::{data, table};
 
 const MS: u64 = 1_000_000;
 
@@ -37,7 +37,7 @@ pub fn serve(args: &ServeArgs) -> Result<bool> {
         save(file, |file| Ok(std::fs::write(file, text)?))?;
     }
     if let Some(file) = &args.svg {
-        save(file, |file| figure::draw(&[metrics_figure(&all)], file))?;
+        save(file, |file| Ok(sluice_sim::figure::draw(&[metrics_figure(&all)], file)?))?;
     }
     Ok(true)
 }
@@ -69,7 +69,7 @@ fn prompt_tokens(load: &[Arrival]) -> u64 {
 }
 
 fn case(args: &ServeArgs) -> Result<ServeConfig> {
-    let hardware = find_by_name(&args.profile, &hardware::ALL, |machine| machine.name, "profile")?;
+    let hardware = find_machine(&args.profile)?;
     let models: Vec<_> = args
         .model
         .iter()

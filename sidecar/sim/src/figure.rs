@@ -3,13 +3,14 @@
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::{
     ChartBuilder, Circle, Color, DrawingArea, DrawingAreaErrorKind, DrawingBackend, IntoDrawingArea,
     LineSeries, Palette, Palette99, PathElement, SVGBackend, TRANSPARENT, Text, WHITE,
 };
-use sluice_sim::experiments::Figure;
+use thiserror::Error;
+
+use crate::experiments::Figure;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type DrawError<'a> = DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>;
@@ -26,10 +27,17 @@ const SMALLEST: (&str, u32) = ("sans-serif", 10);
 /// Largest number of names on the axis in the normal font size.
 const FEW_NAMES: usize = 6;
 
+/// A figure that cannot be drawn. The drawing library's errors borrow from its backend; their text is what a user needs.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("cannot draw: {0}")]
+pub struct DrawingFailed(String);
+
 /// Draws figures into a file, one below the other.
-pub fn draw(figures: &[Figure], file: &Path) -> Result<()> {
-    // The drawing library's errors borrow from its backend; their text is what a user needs.
-    try_draw(figures, file).map_err(|error| anyhow!("cannot draw: {error}"))
+///
+/// # Errors
+/// The file cannot be written.
+pub fn draw(figures: &[Figure], file: &Path) -> Result<(), DrawingFailed> {
+    try_draw(figures, file).map_err(|error| DrawingFailed(error.to_string()))
 }
 
 fn try_draw(figures: &[Figure], file: &Path) -> Result<(), Box<dyn std::error::Error>> {

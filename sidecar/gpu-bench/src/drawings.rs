@@ -1,0 +1,130 @@
+//! Drawings of a report, by the code that draws the simulator's figures.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use sluice_probe::statistics::Figure as Measured;
+use sluice_sim::experiments::{Figure, Series};
+use sluice_sim::figure;
+
+use crate::profile::Prediction;
+use crate::report::BenchReport;
+use crate::row::Row;
+
+/// Draws `link.svg`, `remap.svg` and `models.svg` into a folder, which is made if it is absent. A drawing without points
+/// is left out.
+pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    let row = |name: &str| report.rows.iter().find(|row| row.name == name);
+    let drawings = [
+        ("link.svg", row("link").map(link).into_iter().collect()),
+        ("remap.svg", row("remap").map(remap).unwrap_or_default()),
+        (
+            "models.svg",
+            (!report.predictions.is_empty()).then(|| models(&report.predictions)).into_iter().collect(),
+        ),
+    ];
+    for (name, figures) in drawings {
+        let figures: Vec<Figure> = figures;
+        if figures.iter().any(|figure| figure.lines.iter().any(|line| !line.points.is_empty())) {
+            let file = folder.join(name);
+            figure::draw(&figures, &file).with_context(|| file.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+/// Rates of copies by size.
+fn link(row: &Row) -> Figure {
+    let of = |prefix: &str| -> Vec<(u64, f64)> {
+        let sizes = row.figures.iter().filter_map(|figure| {
+            let kib = figure.name.strip_prefix(prefix)?.strip_suffix(" KiB")?.parse().ok()?;
+            Some((kib, figure.median))
+        });
+        sizes.collect()
+    };
+    let names = of("to device, registered: ").iter().map(|(kib, _)| format!("{kib} KiB")).collect();
+    let line = |name: &str, prefix: &str| {
+        let points = (1..).map(f64::from).zip(of(prefix)).map(|(at, (_, rate))| (at, rate));
+        Series { name: name.into(), points: points.collect() }
+    };
+    Figure {
+        title: "Copies between host and device".into(),
+        x: "size".into(),
+        y: "GB/s".into(),
+        names,
+        lines: vec![
+            line("to device", "to device, registered: "),
+            line("to host", "to host, registered: "),
+            line("to device, both ways", "to device, both ways: "),
+            line("to host, both ways", "to host, both ways: "),
+        ],
+    }
+}
+
+/// Times of each step by alpha, measured and expected.
+fn remap(row: &Row) -> Vec<Figure> {
+    let resident = row.figures.iter().filter_map(|figure| {
+        let step = figure.name.strip_suffix(": alpha 0")?;
+        Some((step, figure.median))
+    });
+    let lines = |step: &str, token_us: f64| {
+        let of = |slots: u8, end: &str| {
+            let moving = row.figures.iter().filter_map(move |figure| point(figure, step, slots, end));
+            std::iter::once((0.0, token_us)).chain(moving).collect()
+        };
+        let pairs = [1, 2].map(|slots| {
+            let name = |what: &str| format!("{what}, slots {slots}");
+            [("measured", ""), ("expected", ": expected")]
+                .map(|(what, end)| Series { name: name(what), points: of(slots, end) })
+        });
+        pairs.into_iter().flatten().collect()
+    };
+    let figure = |(step, token_us): (&str, f64)| Figure {
+        title: format!("{step}, layers that give their memory"),
+        x: "alpha".into(),
+        y: "us".into(),
+        names: Vec::new(),
+        lines: lines(step, token_us),
+    };
+    resident.map(figure).collect()
+}
+
+/// Returns alpha and the time of `STEP: alpha A, slots N` with this end.
+fn point(figure: &Measured, step: &str, slots: u8, end: &str) -> Option<(f64, f64)> {
+    let rest = figure.name.strip_prefix(step)?.strip_prefix(": alpha ")?;
+    let alpha = rest.strip_suffix(end)?.strip_suffix(&format!(", slots {slots}"))?;
+    Some((alpha.parse().ok()?, figure.median))
+}
+
+/// Times of steps, measured and predicted by the simulator.
+fn models(predictions: &[Prediction]) -> Figure {
+    let line = |name: &str, of: fn(&Prediction) -> f64| {
+        let points = (1..).map(f64::from).zip(predictions.iter().map(of));
+        Series { name: name.into(), points: points.collect() }
+    };
+    Figure {
+        title: "Steps of whole models".into(),
+        x: "step".into(),
+        y: "us".into(),
+        names: predictions.iter().map(|prediction| prediction.step.replace(": ", "\n")).collect(),
+        lines: vec![
+            line("measured", |prediction| prediction.measured_us),
+            line("by the simulator", |prediction| prediction.predicted_us),
+        ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_has_its_step_slots_and_end() {
+        let figure = Measured::single("M: decode: alpha 3, slots 2: expected", "us", 7.0);
+        assert_eq!(point(&figure, "M: decode", 2, ": expected"), Some((3.0, 7.0)));
+        assert_eq!(point(&figure, "M: decode", 1, ": expected"), None);
+        assert_eq!(point(&figure, "M: decode", 2, ""), None);
+        assert_eq!(point(&figure, "M", 2, ": expected"), None);
+    }
+}

@@ -1,0 +1,186 @@
+//! Measurements over the stand-in for the driver, whose shapes are tiny: each runs from start to end and releases
+//! everything.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use sluice_cuda_standin::leak_report;
+use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_gpu_bench::limits::Verdict;
+use sluice_gpu_bench::measurements::attention;
+use sluice_gpu_bench::report::BenchReport;
+use sluice_gpu_bench::row::{Outcome, Row};
+use sluice_sim::profiles::measured::{MachineProfile, ProfileError};
+use tempfile::TempDir;
+
+/// A machine with one device of the stand-in.
+struct TestEnv {
+    folder: TempDir,
+    variables: Vec<(String, String)>,
+}
+
+impl TestEnv {
+    fn new() -> TestEnv {
+        // Device memory consists of files, in memory if /dev/shm exists.
+        let shm = Path::new("/dev/shm");
+        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
+        let folder = folder.expect("a folder for tests");
+        let pool = folder.path().join("pool");
+        std::fs::create_dir(&pool).expect("the folder is ours");
+        LibraryFolder::new(folder.path()).expect("the folder is ours");
+        let paths = [
+            ("LD_LIBRARY_PATH", folder.path().to_owned()),
+            ("SLUICE_STANDIN_POOL", pool),
+            ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
+        ];
+        let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
+        // As much as real models need: the tiny ones take little of it.
+        TestEnv { folder, variables }.with("SLUICE_STANDIN_BYTES", "17179869184")
+    }
+
+    fn with(mut self, name: &str, value: &str) -> TestEnv {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn bench(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-bench"));
+        command.arg("--quick").args(arguments).envs(self.variables.iter().cloned());
+        command.output().expect("the benchmark starts")
+    }
+
+    /// Runs these measurements and reads the report back.
+    fn report(&self, only: &str) -> (BenchReport, Output) {
+        let file = self.path("report.json");
+        let output = self.bench(&["--only", only, "--json", &file.display().to_string()]);
+        let text = std::fs::read(&file).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+        (serde_json::from_slice(&text).expect("the report is the JSON of its type"), output)
+    }
+
+    /// Runs one measurement, which comes to its end and leaves nothing.
+    fn measured(&self, name: &str) -> Row {
+        let (report, output) = self.report(name);
+        let [row] = <[Row; 1]>::try_from(report.rows).expect("one was chosen");
+        assert_eq!((&row.outcome, output.status.code()), (&Outcome::Measured, Some(0)), "{row:?}");
+        leak_report::assert_nothing_held(&self.path("held"));
+        row
+    }
+}
+
+fn has(row: &Row, name: &str) {
+    let figure = row.figures.iter().find(|figure| figure.name == name);
+    assert!(figure.is_some_and(|figure| figure.median > 0.0), "{name} in {row:?}");
+}
+
+#[test]
+fn link_has_the_peaks_and_what_copies_keep_next_to_a_decode() {
+    let row = TestEnv::new().measured("link");
+    for name in
+        ["to device, registered: peak", "to host, registered: peak", "signalled copy keeps", "read keeps"]
+    {
+        has(&row, name);
+    }
+}
+
+#[test]
+fn memory_has_each_call_and_the_growth() {
+    let row = TestEnv::new().measured("memory");
+    for name in ["create, 2 MiB", "export, 2 MiB", "map, 2 MiB", "unmap, 2 MiB"] {
+        has(&row, name);
+    }
+    has(&row, "grow by 100 x 2 MiB, access set once");
+}
+
+#[test]
+fn attention_has_every_figure_that_a_limit_needs() {
+    let row = TestEnv::new().measured("attention");
+    for name in [attention::COPY, attention::MATRIX, attention::PREFILL, attention::DECODE] {
+        has(&row, name);
+    }
+    for name in [attention::DECODE_SHARE, attention::NORM_SHARE, attention::ROPE_SHARE] {
+        has(&row, name);
+    }
+}
+
+#[test]
+fn models_have_tokens_per_second_of_each_step() {
+    let row = TestEnv::new().measured("models");
+    for model in ["Llama of 4 tiny layers", "OPT of 4 tiny layers"] {
+        for step in ["decode of 1 at 40 tokens", "decode of 2 at 40 tokens", "prefill of 24 tokens"] {
+            has(&row, &format!("{model}: {step}"));
+        }
+    }
+}
+
+#[test]
+fn remap_has_each_alpha_with_the_step_model_s_expectation() {
+    let row = TestEnv::new().measured("remap");
+    let step = "Llama of 4 tiny layers: decode of 2 at 40 tokens";
+    has(&row, &format!("{step}: alpha 0"));
+    for slots in ["slots 1", "slots 2"] {
+        let of = |end: &str| row.figures.iter().filter(|figure| figure.name.ends_with(end)).count();
+        let (measured, expected) = (of(slots), of(&format!("{slots}: expected")));
+        assert!(measured > 0 && measured == expected, "{row:?}");
+    }
+    has(&row, "OPT of 4 tiny layers: its reversion, with its weights");
+}
+
+#[test]
+fn the_profile_of_the_stand_in_is_written_and_the_simulator_refuses_it() {
+    let world = TestEnv::new();
+    let file = world.path("machine.json");
+    let output = world.bench(&["--only", "link,attention,models", "--profile", &file.display().to_string()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("predicted us"), "{text}");
+    let profile = MachineProfile::parse(&std::fs::read_to_string(&file).expect("it is written"));
+    let refused = profile.expect("it is a profile").hardware();
+    assert!(matches!(refused, Err(ProfileError::StandIn { .. })), "{refused:?}");
+}
+
+#[test]
+fn drawings_are_made_of_what_was_measured() {
+    let world = TestEnv::new();
+    let folder = world.path("drawings");
+    let output = world.bench(&["--only", "remap", "--svg", &folder.display().to_string()]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let drawn = std::fs::read_to_string(folder.join("remap.svg")).expect("it is drawn");
+    assert!(drawn.starts_with("<svg") && drawn.contains("expected, slots 1"), "{drawn}");
+    assert!(!folder.join("link.svg").exists(), "the link was not measured");
+}
+
+#[test]
+fn a_profile_names_the_measurement_that_it_lacks() {
+    let world = TestEnv::new();
+    let file = world.path("machine.json");
+    let output = world.bench(&["--only", "attention", "--profile", &file.display().to_string()]);
+    assert_eq!((output.status.code(), file.exists()), (Some(1), false));
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(stderr.contains("no machine profile: link has not measured: "), "{stderr}");
+}
+
+#[test]
+fn a_report_of_the_stand_in_says_so_and_judges_nothing() {
+    let (report, output) = TestEnv::new().report("memory");
+    assert!(report.stand_in && report.quick);
+    let grow = report.limits.iter().find(|limit| limit.what.starts_with("grow")).expect("it is a limit");
+    assert!(grow.value.is_some() && matches!(grow.verdict, Verdict::Open { .. }), "{grow:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text, report.to_string(), "the text goes to stdout");
+    assert!(text.contains("no figure says anything about a GPU"), "{text}");
+}
+
+#[test]
+fn a_measurement_that_fails_leaves_the_others() {
+    let world = TestEnv::new().with("SLUICE_STANDIN_FAULTS", "cuMemHostRegister_v2=801");
+    let (report, output) = world.report("link,attention");
+    let Outcome::Failed { reason } = &report.rows[0].outcome else { panic!("{report:?}") };
+    assert!(reason.starts_with("cuMemHostRegister_v2: CUDA_ERROR_NOT_SUPPORTED ("), "{reason}");
+    assert_eq!((&report.rows[1].outcome, output.status.code()), (&Outcome::Measured, Some(1)));
+    let copies = report.limits.iter().find(|limit| limit.what.starts_with("copies")).expect("it is a limit");
+    assert_eq!(copies.verdict, Verdict::Open { reason: "it was not measured".into() });
+}

@@ -1,0 +1,74 @@
+//! What the programs of this crate and of `sluice-gpu-bench` do alike on the command line: output, exit status, names.
+
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use sluice_memory::cuda;
+
+use crate::Error;
+
+/// A check has no answer.
+pub const UNANSWERED: u8 = 1;
+/// No driver is usable.
+const NO_DRIVER: u8 = 3;
+/// The device does not exist.
+const NO_DEVICE: u8 = 4;
+
+/// Prints an error of `program` in one line and returns its exit code.
+pub fn exit_code(program: &str, outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("{program}: {error:#}");
+        let cuda = error.downcast_ref::<cuda::Error>().or_else(|| error.downcast_ref().and_then(Error::cuda));
+        ExitCode::from(match cuda {
+            Some(error) if error.is_no_driver() => NO_DRIVER,
+            Some(error) if error.is_no_device() => NO_DEVICE,
+            _ => UNANSWERED,
+        })
+    })
+}
+
+/// Writes `text` to stdout. A closed reader, such as `head`, is not an error.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("standard output"),
+    }
+}
+
+/// Writes a report as text to stdout and as JSON to `json`; `-` is stdout, in place of the text. The text is written
+/// first, so it is not lost if the file cannot be written.
+pub fn publish(text: &str, json: &str, file: Option<&Path>) -> anyhow::Result<()> {
+    let stdout = Path::new("-");
+    print(if file == Some(stdout) { json } else { text })?;
+    match file.filter(|path| *path != stdout) {
+        Some(path) => std::fs::write(path, json).with_context(|| path.display().to_string()),
+        None => Ok(()),
+    }
+}
+
+/// Returns the command line with file names instead of whole paths, which would expose the machine's folders.
+pub fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
+    let short = |word: &str| Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
+    let named = |word: String| match word.split_once('=') {
+        Some((option, path)) if option.starts_with("--") => {
+            format!("{option}={}", short(path).unwrap_or_else(|| path.into()))
+        }
+        _ => short(&word).unwrap_or(word),
+    };
+    arguments.map(named).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_contains_file_names_without_directories() {
+        let given =
+            ["/opt/bin/sluice-gpu-probe", "--only", "1,2", "--json", "out/a.json", "--json=/x/b.json"];
+        let kept = ["sluice-gpu-probe", "--only", "1,2", "--json", "a.json", "--json=b.json"];
+        assert_eq!(file_names(given.map(str::to_owned).into_iter()), kept);
+    }
+}
