@@ -92,6 +92,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,
     },
+    /// Measure a GPU of this machine with the memory and the kernels of Sluice (starts sluice-gpu-bench).
+    GpuBench {
+        /// Passed on: `--device N`, `--only NAME[,NAME]`, `--list`, `--quick`, `--json FILE`, `--svg FOLDER`,
+        /// `--profile FILE` (the machine, for `sluice-sim`).
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
+        args: Vec<String>,
+    },
     /// Print a completion script.
     Completion {
         /// The shell.
@@ -196,7 +203,8 @@ fn execute(command: Command) -> anyhow::Result<()> {
         Command::Sleep(args) => block_on(sleep::sleep(args)),
         Command::Wake(target) => block_on(sleep::wake(target)),
         Command::Bench(args) => block_on(bench::run(args)),
-        Command::GpuProbe { args } => exec_gpu_probe(&args),
+        Command::GpuProbe { args } => exec_sibling("sluice-gpu-probe", "the GPU probe", &args),
+        Command::GpuBench { args } => exec_sibling("sluice-gpu-bench", "the GPU benchmark", &args),
         Command::Completion { shell } => {
             let shell = match shell {
                 CompletionShell::Bash => Shell::Bash,
@@ -221,12 +229,12 @@ fn block_on(future: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(future)
 }
 
-/// Replaces this process by the probe. Returns only on failure.
-fn exec_gpu_probe(args: &[String]) -> anyhow::Result<()> {
-    let probe = sibling_binaries::find("sluice-gpu-probe")
-        .context("this installation does not include the GPU probe")?;
-    let error = std::process::Command::new(&probe).args(args).exec();
-    Err(error).with_context(|| probe.display().to_string())
+/// Replaces this process by another binary of the product. Returns only on failure.
+fn exec_sibling(name: &str, what: &str, args: &[String]) -> anyhow::Result<()> {
+    let program =
+        sibling_binaries::find(name).with_context(|| format!("this installation does not include {what}"))?;
+    let error = std::process::Command::new(&program).args(args).exec();
+    Err(error).with_context(|| program.display().to_string())
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use anyhow::Context;
 /// Variable with the first folder to search, for packagers who install the binaries apart and for tests.
 pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
 
-/// Packages of the binaries that `sluice` starts, all but the GPU probe.
+/// Packages of the binaries that `sluice` starts, all but those of [`GPU_PROGRAMS`].
 const PACKAGES: &str = "-p sluice-cli -p sluice-agent -p sluice-kernels";
-/// The binary that [`PACKAGES`] do not contain, and the package that does.
-const GPU_PROBE: (&str, &str) = ("sluice-gpu-probe", " -p sluice-probe");
+/// The binaries that [`PACKAGES`] do not contain, and the packages that do.
+const GPU_PROGRAMS: [(&str, &str); 2] =
+    [("sluice-gpu-probe", " -p sluice-probe"), ("sluice-gpu-bench", " -p sluice-gpu-bench")];
 
 /// Returns the path of the binary `name`.
 ///
@@ -25,10 +26,10 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
     let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
     found.with_context(|| {
-        let probe = if name == GPU_PROBE.0 { GPU_PROBE.1 } else { "" };
+        let more = GPU_PROGRAMS.iter().find(|(program, _)| *program == name).map_or("", |(_, more)| more);
         format!(
             "{name} is not in ${BIN_DIR}, not in the folder of this program and not on PATH; in a source \
-             tree of Sluice, build it with: cargo build {profile}{PACKAGES}{probe}"
+             tree of Sluice, build it with: cargo build {profile}{PACKAGES}{more}"
         )
     })
 }

@@ -18,7 +18,7 @@ spec:
 fn help_names_every_command() {
     let outcome = finish(TestEnv::new().sluice(&["--help"]));
     assert_eq!(outcome.code, Some(0));
-    for command in ["up", "plan", "top", "explain", "bench", "gpu-probe", "completion"] {
+    for command in ["up", "plan", "top", "explain", "bench", "gpu-probe", "gpu-bench", "completion"] {
         assert!(outcome.stdout.contains(&format!("\n  {command} ")), "{command}: {}", outcome.stdout);
     }
     assert!(outcome.stdout.contains("Usage: sluice <COMMAND>"), "{}", outcome.stdout);
@@ -96,35 +96,44 @@ fn man_pages_are_written_for_every_shown_command() {
 }
 
 #[test]
-fn the_probe_is_started_with_its_arguments_and_its_status_is_passed_on() {
-    let world = TestEnv::new();
-    world.script("sluice-gpu-probe", "echo \"probe: $*\"\nexit 3\n");
-    let outcome = finish(world.sluice(&["gpu-probe", "--json", "-v"]));
-    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(3), "probe: --json -v\n"));
-}
-
-#[test]
-fn the_arguments_of_the_probe_are_named_where_there_is_none() {
-    let outcome = finish(TestEnv::new().sluice_without_siblings(&["gpu-probe", "--help"]));
-    assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
-    // Lines break between words.
-    let words = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    for argument in ["--device N", "--only ROW[,ROW]", "--list", "--quick", "--json FILE"] {
-        assert!(words.contains(argument), "{argument}: {words}");
+fn the_gpu_programs_are_started_with_their_arguments_and_their_status_is_passed_on() {
+    for command in ["gpu-probe", "gpu-bench"] {
+        let world = TestEnv::new();
+        world.script(&format!("sluice-{command}"), "echo \"program: $*\"\nexit 3\n");
+        let outcome = finish(world.sluice(&[command, "--json", "-v"]));
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(3), "program: --json -v\n"));
     }
 }
 
 #[test]
-fn missing_probe_is_reported() {
-    let world = TestEnv::new();
-    let outcome = finish(world.sluice_without_siblings(&["gpu-probe"]));
-    assert_eq!(outcome.code, Some(1));
-    assert!(
-        outcome.stderr.starts_with("sluice: this installation does not include the GPU probe: "),
-        "{}",
-        outcome.stderr
-    );
-    assert!(outcome.stderr.ends_with(" -p sluice-kernels -p sluice-probe\n"), "{}", outcome.stderr);
+fn the_arguments_of_the_gpu_programs_are_named_where_there_is_none() {
+    for (command, only) in [("gpu-probe", "--only ROW[,ROW]"), ("gpu-bench", "--only NAME[,NAME]")] {
+        let outcome = finish(TestEnv::new().sluice_without_siblings(&[command, "--help"]));
+        assert_eq!(outcome.code, Some(0), "{}", outcome.stderr);
+        // Lines break between words.
+        let words = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        for argument in ["--device N", only, "--list", "--quick", "--json FILE"] {
+            assert!(words.contains(argument), "{argument}: {words}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_gpu_program_is_reported() {
+    for (command, name, package) in
+        [("gpu-probe", "probe", "sluice-probe"), ("gpu-bench", "benchmark", "sluice-gpu-bench")]
+    {
+        let world = TestEnv::new();
+        let outcome = finish(world.sluice_without_siblings(&[command]));
+        assert_eq!(outcome.code, Some(1));
+        let first = format!("sluice: this installation does not include the GPU {name}: ");
+        assert!(outcome.stderr.starts_with(&first), "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.ends_with(&format!(" -p sluice-kernels -p {package}\n")),
+            "{}",
+            outcome.stderr
+        );
+    }
 }
 
 #[test]
