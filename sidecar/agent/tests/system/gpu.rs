@@ -21,6 +21,9 @@ const CHUNKS: u64 = 64;
 /// Tokens of each answer: the interpreter takes some 50 ms for a step.
 const TOKENS: u32 = 24;
 
+/// Where the tenant records its events, if set.
+const JOURNAL_VAR: &str = "SLUICE_TEST_JOURNAL";
+
 #[test]
 fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
     if reference().is_none() {
@@ -52,12 +55,13 @@ fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
 }
 
 #[test]
-#[ignore = "a child process of the test above"]
+#[ignore = "a child process of the test above, or a machine with a GPU"]
 fn tenant_on_a_gpu() {
     let folder = reference().unwrap();
     let mut config = config(&folder, CHUNKS * CHUNK, "Oneiros");
     (config.gpu.cuda, config.gpu.chunk_bytes) = (Some(CudaConfig::default()), CHUNK);
     config.debug.force_remap = Some((2, 1));
+    config.journal = std::env::var_os(JOURNAL_VAR).map(Into::into);
     let tenant = Tenant::start(config);
     // With log-probabilities the host samples; without, the device finds the largest logit.
     let golden = requests(&folder);

@@ -1,0 +1,153 @@
+//! `cargo xtask gpu-pack`: what a machine needs that has a GPU, its driver and nothing else: programs, tests, a model, and
+//! the script that runs them.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::Message;
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
+use clap::Args;
+
+use crate::cache::variable;
+use crate::process;
+use crate::workspace::Workspace;
+
+/// Largest size of the pack and the tracked files together, bytes.
+const LARGEST_BYTES: u64 = 60 << 20;
+/// Programs that users have too.
+const PROGRAMS: [&str; 4] = ["sluice-gpu-probe", "sluice-gpu-bench", "sluice-sidecar", "sluice-engine"];
+/// Packages whose tests run on a GPU, with the names of their test targets and of the programs in the pack.
+const TESTS: [(&str, &str, &str); 3] = [
+    ("sluice-kernels", "main", "kernels-tests"),
+    ("sluice-memory", "main", "memory-tests"),
+    ("sluice-agent", "system", "agent-tests"),
+];
+/// The model whose golden tokens a tenant must generate.
+const MODEL: &str = "models/stories260k";
+/// The script that runs the parts. It is in the pack as `run`.
+const SCRIPT: &str = "scripts/gpu-pack.sh";
+
+/// Options of `cargo xtask gpu-pack`.
+#[derive(Args)]
+pub struct GpuPackArgs {
+    /// Folder that is made; it must not exist, or be an earlier pack [default: target/gpu-pack].
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<Utf8PathBuf>,
+    /// Profile of cargo.
+    #[arg(long, default_value = "release")]
+    profile: String,
+}
+
+/// Builds the pack. Its folder replaces an earlier pack.
+pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
+    let out = args.out.clone().unwrap_or_else(|| workspace.target.join("gpu-pack"));
+    let model = shared_model(&workspace.root)?;
+    ensure!(!out.exists() || out.join("run").is_file(), "{out} exists and is no pack");
+    let built = build(workspace, &args.profile)?;
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("removing {out}"))?;
+    }
+    fs::create_dir_all(out.join("shared").join("models")).with_context(|| format!("making {out}"))?;
+    for (from, name) in &built {
+        strip(from, &out.join(name))?;
+    }
+    fs::copy(workspace.root.join(SCRIPT), out.join("run")).with_context(|| format!("copying {SCRIPT}"))?;
+    copy_folder(&model, &out.join("shared").join(MODEL))?;
+    check_size(workspace, &out)?;
+    println!("on the machine with the GPU: {}/run 1 RESULTS, then 2 and 3", out.file_name().unwrap_or("."));
+    Ok(())
+}
+
+fn shared_model(root: &Utf8Path) -> Result<Utf8PathBuf> {
+    let shared = variable("SLUICE_SHARED").map_or_else(|| root.join("../shared"), Utf8PathBuf::from);
+    let model = shared.join(MODEL);
+    ensure!(model.is_dir(), "{model} is missing: set SLUICE_SHARED to the folder that holds {MODEL}");
+    Ok(model)
+}
+
+/// Builds programs and tests. Returns where they are, with their names in the pack.
+fn build(workspace: &Workspace, profile: &str) -> Result<Vec<(Utf8PathBuf, &'static str)>> {
+    let json = ["--locked", "--message-format", "json-render-diagnostics", "--profile", profile];
+    let mut programs = process::cargo(&workspace.root, &["build", "--workspace"]);
+    programs.args(json).args(PROGRAMS.iter().flat_map(|name| ["--bin", name]));
+    let mut built = executables(programs)?;
+    for (package, target, name) in TESTS {
+        let mut tests =
+            process::cargo(&workspace.root, &["test", "--no-run", "-p", package, "--test", target]);
+        let made = executables(tests.args(json))?;
+        built
+            .extend(made.into_iter().filter(|(_, of)| of == target).map(|(path, _)| (path, name.to_owned())));
+    }
+    let names = PROGRAMS.into_iter().chain(TESTS.iter().map(|(.., name)| *name));
+    let found = |name: &'static str| {
+        let place = built.iter().find(|(_, built)| built == name);
+        place.map(|(path, _)| (path.clone(), name)).with_context(|| format!("cargo did not build {name}"))
+    };
+    names.map(found).collect()
+}
+
+/// Runs a build. Returns each executable with the name of its target.
+fn executables(mut build: impl std::borrow::BorrowMut<Command>) -> Result<Vec<(Utf8PathBuf, String)>> {
+    let build = build.borrow_mut().stdin(Stdio::null()).stderr(Stdio::inherit());
+    let output = build.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "the build failed");
+    let mut found = Vec::new();
+    for message in Message::parse_stream(output.stdout.as_slice()) {
+        if let Message::CompilerArtifact(artifact) = message.context("cargo's messages")? {
+            found.extend(artifact.executable.map(|path| (path, artifact.target.name)));
+        }
+    }
+    Ok(found)
+}
+
+/// Copies a program without what only a debugger reads.
+fn strip(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
+    let status = Command::new("strip").arg("-o").args([to, from]).status();
+    let status = status.context("cannot start strip (on Debian: apt-get install binutils)")?;
+    ensure!(status.success(), "strip of {from} failed");
+    Ok(())
+}
+
+fn copy_folder(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("making {to}"))?;
+    for entry in from.read_dir_utf8().with_context(|| format!("reading {from}"))? {
+        let entry = entry?;
+        let place = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(entry.path(), &place)?;
+        } else {
+            fs::copy(entry.path(), &place).with_context(|| format!("copying {}", entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints the sizes, and refuses a pack that is too large to send with the repository.
+fn check_size(workspace: &Workspace, out: &Utf8Path) -> Result<()> {
+    let size = |path: Utf8PathBuf| path.metadata().map_or(0, |file| file.len());
+    let tracked: u64 = workspace.files.iter().map(|name| size(workspace.root.join(name))).sum();
+    let mut names: Vec<&str> = PROGRAMS.into_iter().chain(TESTS.iter().map(|(.., name)| *name)).collect();
+    names.sort_by_key(|name| std::cmp::Reverse(size(out.join(name))));
+    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+    for name in &names {
+        println!("{name:<18} {:6.1} MiB", mib(size(out.join(name))));
+    }
+    let model = folder_bytes(&out.join("shared"))?;
+    let pack = names.iter().map(|name| size(out.join(name))).sum::<u64>() + model;
+    println!("{out}: {:.1} MiB, and {:.1} MiB of tracked files", mib(pack), mib(tracked));
+    if pack + tracked > LARGEST_BYTES {
+        bail!("{:.1} MiB are more than {:.0} MiB", mib(pack + tracked), mib(LARGEST_BYTES));
+    }
+    Ok(())
+}
+
+fn folder_bytes(folder: &Utf8Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in folder.read_dir_utf8().with_context(|| format!("reading {folder}"))? {
+        let entry = entry?;
+        let data = entry.metadata()?;
+        bytes += if data.is_dir() { folder_bytes(entry.path())? } else { data.len() };
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,215 @@
+//! `scripts/gpu-pack.sh`: its parts, with small programs in place of those that need a GPU.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+/// Fails if its name and arguments contain the text of the variable FAIL, and waits if they contain that of SLOW.
+const PROGRAM: &str = r#"#!/bin/sh
+said="$(basename "$0") $*"
+echo "called: $said; gpu=${SLUICE_TEST_GPU:-}"
+case "$said" in *"${SLOW:-no such step}"*) sleep 30 ;; esac
+case "$said" in *"${FAIL:-no such step}"*) exit 7 ;; esac
+case "$said" in *--json*) for last; do :; done; echo '{}' >"$last" ;; esac
+"#;
+
+/// Refused, and start again.
+const REFUSED: Option<i32> = Some(3);
+const AGAIN: Option<i32> = Some(75);
+
+struct Pack {
+    folder: TempDir,
+}
+
+impl Pack {
+    fn new() -> Pack {
+        let pack = Pack { folder: tempfile::tempdir().unwrap() };
+        fs::create_dir(pack.at("tools")).unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu-pack.sh");
+        fs::copy(script, pack.at("run")).unwrap();
+        for name in ["kernels-tests", "memory-tests", "agent-tests", "sluice-gpu-probe", "sluice-gpu-bench"] {
+            pack.add(name);
+        }
+        pack
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn add(&self, name: &str) {
+        fs::write(self.at(name), PROGRAM).unwrap();
+        fs::set_permissions(self.at(name), Permissions::from_mode(0o755)).unwrap();
+    }
+
+    fn with_tools(self) -> Pack {
+        ["compute-sanitizer", "ncu", "nvidia-smi"].iter().for_each(|name| self.add(&format!("tools/{name}")));
+        self
+    }
+
+    fn run(&self, part: &str, variables: &[(&str, &str)]) -> Output {
+        let path = format!("{}:{}", self.at("tools").display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new(self.at("run"));
+        command.arg(part).arg(self.at("results")).env("PATH", path).env("CUDA_HOME", self.at("none"));
+        command.envs(variables.iter().copied()).output().unwrap()
+    }
+
+    /// The result of a step: ok, failed, skipped, or nothing.
+    fn result(&self, step: &str) -> Option<String> {
+        let state = fs::read_to_string(self.at("results/state.tsv")).unwrap_or_default();
+        let line = state.lines().find(|line| line.split('\t').next() == Some(step))?;
+        line.split('\t').nth(1).map(str::to_owned)
+    }
+
+    fn log(&self, part: &str) -> String {
+        fs::read_to_string(self.at(&format!("results/part{part}.log"))).unwrap_or_default()
+    }
+}
+
+fn code(output: &Output) -> Option<i32> {
+    output.status.code()
+}
+
+#[test]
+fn all_parts_pass_with_the_tools_of_cuda_and_leave_at_most_eight_files() {
+    let pack = Pack::new().with_tools();
+    for part in ["1", "2", "3"] {
+        let output = pack.run(part, &[]);
+        assert_eq!(code(&output), Some(0), "{output:?}");
+    }
+    let steps = [
+        "machine",
+        "smoke",
+        "parity",
+        "probe",
+        "conformance",
+        "bits",
+        "memcheck",
+        "racecheck",
+        "synccheck",
+        "initcheck",
+        "model",
+        "profile",
+        "bench",
+    ];
+    for step in steps {
+        assert_eq!(pack.result(step).as_deref(), Some("ok"), "{step}");
+    }
+    let log = pack.log("2");
+    assert!(log.contains("called: memory-tests conformance:: --test-threads=8; gpu=1"), "{log}");
+    assert!(log.contains("called: compute-sanitizer --tool racecheck"), "{log}");
+    let left = fs::read_dir(pack.at("results")).unwrap().count();
+    assert!(left <= 8, "{left} files");
+}
+
+#[test]
+fn a_tool_that_is_missing_is_skipped_by_name() {
+    let pack = Pack::new();
+    for part in ["1", "2", "3"] {
+        assert_eq!(code(&pack.run(part, &[])), Some(0));
+    }
+    let state = fs::read_to_string(pack.at("results/state.tsv")).unwrap();
+    for (step, tool) in [("memcheck", "compute-sanitizer"), ("profile", "ncu"), ("machine", "nvidia-smi")] {
+        let line = format!("{step}\tskipped\t0\t{tool} is not on this machine");
+        assert!(state.lines().any(|found| found == line), "{line} in {state}");
+    }
+}
+
+#[test]
+fn nothing_runs_after_smoke_has_failed() {
+    let pack = Pack::new();
+    assert_eq!(code(&pack.run("1", &[("FAIL", "--only aliases")])), REFUSED);
+    assert_eq!(pack.result("smoke").as_deref(), Some("failed"));
+    assert_eq!(pack.result("parity"), None);
+    for part in ["1", "2", "3"] {
+        assert_eq!(code(&pack.run(part, &[])), REFUSED, "part {part}");
+    }
+    assert_eq!(pack.log("2") + &pack.log("3"), "");
+}
+
+#[test]
+fn part_3_does_not_run_after_parity_has_failed() {
+    let pack = Pack::new();
+    assert_eq!(code(&pack.run("1", &[("FAIL", "the_same_tests_pass_by_a_driver")])), Some(1));
+    assert_eq!(pack.result("parity").as_deref(), Some("failed"));
+    assert_eq!(pack.result("probe").as_deref(), Some("ok"), "the rest of part 1 runs");
+    assert_eq!(code(&pack.run("2", &[])), Some(0));
+    assert_eq!(code(&pack.run("3", &[])), REFUSED);
+    assert_eq!(pack.log("3"), "");
+}
+
+#[test]
+fn part_2_and_3_refuse_before_part_1() {
+    let pack = Pack::new();
+    assert_eq!(code(&pack.run("2", &[])), REFUSED);
+    assert_eq!(code(&pack.run("3", &[])), REFUSED);
+}
+
+#[test]
+fn every_other_step_that_fails_leaves_the_rest() {
+    let steps = [
+        ("1", "probe", "--only link", "parity"),
+        ("2", "conformance", "conformance::", "initcheck"),
+        ("2", "bits", "cuda::invariance", "initcheck"),
+        ("2", "racecheck", "--tool racecheck", "initcheck"),
+        ("3", "model", "gpu::tenant_on_a_gpu", "bench"),
+        ("3", "profile", "ncu", "bench"),
+        ("3", "bench", "sluice-gpu-bench", "profile"),
+    ];
+    for (part, step, text, other) in steps {
+        let pack = Pack::new().with_tools();
+        let before = if part == "1" { Some(0) } else { code(&pack.run("1", &[])) };
+        assert_eq!(before, Some(0));
+        let output = pack.run(part, &[("FAIL", text)]);
+        assert_eq!(code(&output), Some(1), "{step}: {output:?}");
+        assert_eq!(pack.result(step).as_deref(), Some("failed"));
+        assert_eq!(pack.result(other).as_deref(), Some("ok"), "{other} after {step}");
+        // Once more: nothing runs again, and the failure is not forgotten.
+        let log = pack.log(part);
+        assert_eq!(code(&pack.run(part, &[])), Some(1));
+        assert_eq!(pack.log(part), log);
+    }
+}
+
+#[test]
+fn a_part_without_time_for_a_step_goes_on_when_it_is_started_again() {
+    let pack = Pack::new();
+    // Smoke has 60 s, parity 240.
+    assert_eq!(code(&pack.run("1", &[("SLUICE_GPU_PACK_SECONDS", "100")])), AGAIN);
+    assert_eq!((pack.result("smoke").as_deref(), pack.result("parity")), (Some("ok"), None));
+    assert_eq!(code(&pack.run("1", &[])), Some(0));
+    assert_eq!(pack.log("1").matches("--only aliases; gpu=").count(), 0);
+    assert_eq!(pack.log("1").matches("called: sluice-gpu-probe --only aliases --quick").count(), 1);
+    assert_eq!(pack.result("parity").as_deref(), Some("ok"));
+}
+
+#[test]
+fn a_step_that_a_signal_cut_off_runs_again() {
+    let pack = Pack::new();
+    let mut command = Command::new(pack.at("run"));
+    command.arg("1").arg(pack.at("results")).env("SLOW", "the_same_tests_pass_by_a_driver");
+    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let begun = std::time::Instant::now();
+    while !pack.log("1").contains("called: kernels-tests") {
+        assert!(begun.elapsed().as_secs() < 30, "parity starts");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(pack.result("parity"), None);
+    assert_eq!(code(&pack.run("1", &[])), Some(0));
+    assert_eq!(pack.log("1").matches("called: kernels-tests").count(), 2);
+}
+
+#[test]
+fn wrong_arguments_print_what_the_parts_do() {
+    let pack = Pack::new();
+    let output = Command::new(pack.at("run")).arg("4").arg(pack.at("results")).output().unwrap();
+    assert_eq!(code(&output), Some(2));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("./run PART FOLDER") && said.contains("Part 3 does not run"), "{said}");
+    assert!(!said.contains("pipefail"), "{said}");
+}
