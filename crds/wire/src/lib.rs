@@ -1,5 +1,6 @@
 //! JSON messages between processes: a sidecar's configuration, the directive about its peers, the messages of
-//! peers, a sidecar's report of its state, the sizes of a model, and the progress of its download.
+//! peers, a sidecar's report of its state, the sizes of a model, the progress of its download, and the CUDA devices of
+//! a machine.
 //!
 //! Plain data and serde, and the restart delays that both sides of that boundary share. Names end with their unit:
 //! `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
@@ -19,6 +20,7 @@
 
 pub mod config;
 pub mod config_rejection;
+pub mod cuda_devices;
 pub mod directive;
 pub mod download;
 pub mod geometry;

@@ -73,6 +73,10 @@ pub enum Task {
     ///
     /// Standard output gets one line of JSON: the sizes, or the reason why there are none.
     Inspect(InspectArgs),
+    /// Print the CUDA devices that this process sees, as `sluice up` does before it plans.
+    ///
+    /// Standard output gets one line of JSON: UUID, name and memory of each device, or the reason why there are none.
+    Devices,
 }
 
 /// Starts logging to stderr. Stdout stays silent.

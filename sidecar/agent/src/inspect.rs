@@ -1,8 +1,8 @@
 //! `sluice-sidecar inspect`: sizes of a model without loading it, from `config.json` and the headers of its weights.
 //!
 //! It uses the sidecar's own rules: the same parsing of the configuration, the same slab layout, and the same checks of
-//! every tensor's shape and format. Activations are those of the native engine; an engine of another kind reports its
-//! own when it attaches.
+//! every tensor's shape and format. Activations are those of the native engine on the kind of device that the options
+//! name; an engine of another kind reports its own when it attaches.
 
 mod error;
 mod headers;
@@ -12,9 +12,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sluice_link::activation;
+use sluice_link::activation::cuda::CudaSizes;
 use sluice_link::model::ModelSpec;
 use sluice_link::slab::slab_layout;
 use sluice_link::vocabulary::BLOCK_TOKENS;
+use sluice_policy::geometry::ActivationCost;
 use sluice_wire::config::LimitsConfig;
 use sluice_wire::geometry::{Geometry, GeometryErrorKind, GeometryReport};
 
@@ -37,6 +39,9 @@ pub struct InspectArgs {
     /// Number format in memory: Auto (as stored), Float32, Float16 or BFloat16.
     #[arg(long, default_value = "Auto", global = true)]
     dtype: String,
+    /// Device that the engine computes on.
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Also write the line to this file, such as the termination message of a container.
     #[arg(long, value_name = "FILE", global = true)]
     report: Option<PathBuf>,
@@ -50,6 +55,27 @@ pub struct InspectArgs {
     /// Where the model is.
     #[command(subcommand)]
     at: ModelLocation,
+}
+
+/// The device on which a step takes memory.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct DeviceArgs {
+    /// Device that the engine computes on: its activations are part of the sizes.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Host, global = true)]
+    pub device: DeviceKind,
+    /// Longest sequence in tokens, on which activations depend on a CUDA device. Default: what the model was made for.
+    #[arg(long, value_name = "TOKENS", global = true)]
+    pub max_model_len: Option<u32>,
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeviceKind {
+    /// A GPU made of host memory.
+    #[default]
+    Host,
+    /// A CUDA device.
+    Cuda,
 }
 
 /// Where the model is, on the command line.
@@ -84,7 +110,7 @@ pub fn run(asked: &InspectArgs) -> Result<(), Failure> {
     let runtime = runtime.map_err(|error| Failure::Other(error.into()))?;
     let found = runtime.block_on(async {
         let files = asked.files().await?;
-        inspect(&files, Some(asked.dtype.as_str())).await
+        inspect(&files, Some(asked.dtype.as_str()), asked.device).await
     });
     // A name lookup may still run. Do not wait for it.
     runtime.shutdown_background();
@@ -115,11 +141,16 @@ impl InspectArgs {
     }
 }
 
-/// Returns the sizes of the model in `files`, with `dtype` as the format in memory (`Auto` or none: as stored).
+/// Returns the sizes of the model in `files` on a device, with `dtype` as the format in memory (`Auto` or none: as
+/// stored).
 ///
 /// # Errors
 /// The files cannot be fetched, or are not a supported model.
-pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry, InspectError> {
+pub async fn inspect(
+    files: &ModelFiles,
+    dtype: Option<&str>,
+    device: DeviceArgs,
+) -> Result<Geometry, InspectError> {
     files.check_present()?;
     let config = files.path("config.json");
     let map = files.json("config.json", MAX_JSON_BYTES).await?;
@@ -127,15 +158,15 @@ pub async fn inspect(files: &ModelFiles, dtype: Option<&str>) -> Result<Geometry
     let headers = headers(files, MAX_JSON_BYTES).await?;
     let spec = shape.into_spec(&headers);
     check_headers(files.location(), &spec, &headers)?;
-    Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec) })
+    Ok(Geometry { download_bytes: files.download_bytes(), ..geometry(&spec, device) })
 }
 
 /// Returns the sizes of a model under the default limits that every tenant of a cluster has.
-fn geometry(spec: &ModelSpec) -> Geometry {
+fn geometry(spec: &ModelSpec, device: DeviceArgs) -> Geometry {
     let layout = slab_layout(spec);
     let limits = LimitsConfig::default();
     let (smallest, largest) = step_limits(&limits);
-    let cost = |threads| activation::cost(spec, threads, chunk_tokens(&limits));
+    let cost = |threads| device.cost(spec, threads, chunk_tokens(&limits));
     Geometry {
         global_bytes: layout.global.bytes,
         layer_bytes: layout.layer.bytes,
@@ -148,5 +179,18 @@ fn geometry(spec: &ModelSpec) -> Geometry {
         // The sidecar copies from its master copy and needs no other staging.
         staging_bytes: 0,
         download_bytes: None,
+    }
+}
+
+impl DeviceArgs {
+    /// Returns the activation cost of an engine with `threads` threads, which take memory on host memory alone.
+    fn cost(self, spec: &ModelSpec, threads: usize, chunk_tokens: u32) -> ActivationCost {
+        match self.device {
+            DeviceKind::Host => activation::cost(spec, threads, chunk_tokens),
+            DeviceKind::Cuda => {
+                let max_tokens = self.max_model_len.unwrap_or(u32::MAX).min(spec.max_positions);
+                CudaSizes { spec, max_tokens, chunk_tokens }.cost()
+            }
+        }
     }
 }

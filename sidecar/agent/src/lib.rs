@@ -16,6 +16,7 @@ pub mod admin;
 pub mod args;
 pub mod clock;
 pub mod credential_reload;
+pub mod devices;
 pub mod directive;
 pub mod download;
 pub mod engine_loop;

@@ -32,7 +32,7 @@ use crate::gateway::{ApiKeys, Gateway};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
-use crate::{download, inspect, proxied_engine};
+use crate::{devices, download, inspect, proxied_engine};
 
 /// Runs until a signal or a failure.
 ///
@@ -50,6 +50,7 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     match &args.task {
         Some(Task::Fetch { progress, retry, from }) => return download::run(from, *progress, retry),
         Some(Task::Inspect(asked)) => return inspect::run(asked),
+        Some(Task::Devices) => return devices::run(),
         None => {}
     }
     if let Some(journal) = &args.replay {

@@ -10,7 +10,7 @@ use rusty_s3::Credentials;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use sluice_agent::download::{Bucket, Hub, ProgressOutput, RetryPolicy, Source};
-use sluice_agent::inspect::{InspectError, ModelFiles, inspect};
+use sluice_agent::inspect::{DeviceArgs, InspectError, ModelFiles, inspect};
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport, MAX_BYTES};
 
 use crate::fetch::server::{Server, ServerBehavior};
@@ -113,7 +113,7 @@ fn bucket(server: &Server) -> Source {
 
 async fn sizes(source: Source) -> Result<Geometry, InspectError> {
     let files = ModelFiles::remote(source, POLICY, ProgressOutput::Log).await?;
-    inspect(&files, None).await
+    inspect(&files, None, DeviceArgs::default()).await
 }
 
 #[tokio::test]
@@ -170,8 +170,8 @@ async fn folder_reports_same_sizes_and_dtype_changes_them() {
         std::fs::write(folder.path().join(name), bytes).unwrap();
     }
     let files = ModelFiles::folder(folder.path());
-    let stored = inspect(&files, Some("Auto")).await.unwrap();
-    let wide = inspect(&files, Some("Float32")).await.unwrap();
+    let stored = inspect(&files, Some("Auto"), DeviceArgs::default()).await.unwrap();
+    let wide = inspect(&files, Some("Float32"), DeviceArgs::default()).await.unwrap();
     assert_eq!((stored.global_bytes, stored.kv_bytes_per_token), (GLOBAL, 32));
     assert_eq!(stored.download_bytes, None, "nothing is to be downloaded");
     assert_eq!((wide.global_bytes, wide.kv_bytes_per_token), (1024 + 64 + 1024, 64));

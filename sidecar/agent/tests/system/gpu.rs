@@ -6,12 +6,14 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_agent::inspect::{DeviceArgs, DeviceKind};
 use sluice_cuda_standin::leak_report::assert_nothing_held;
 use sluice_cuda_standin::library_folder::LibraryFolder;
 use sluice_ports::sampling::Sampling;
-use sluice_wire::config::CudaConfig;
+use sluice_wire::config::{CudaConfig, LimitsConfig};
 
 use crate::golden::{greedy_tokens, reference, requests};
+use crate::sizes::{floor, inspected, refused};
 use crate::support::{Answer, Tenant, TestRequest, config};
 
 /// Bytes of a chunk: the granularity of the device.
@@ -26,9 +28,20 @@ const JOURNAL_VAR: &str = "SLUICE_TEST_JOURNAL";
 
 #[test]
 fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
-    if reference().is_none() {
-        return;
+    if reference().is_some() {
+        run_on_a_gpu("gpu::tenant_on_a_gpu");
     }
+}
+
+#[test]
+fn an_inspection_for_a_gpu_equals_what_its_sidecar_needs() {
+    if reference().is_some() {
+        run_on_a_gpu("gpu::floors_on_a_gpu");
+    }
+}
+
+/// Runs a test of this module in a process that finds the stand-in. It must release everything.
+fn run_on_a_gpu(test: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (libraries, pool) = (folder.path().join("lib"), folder.path().join("pool"));
     for made in [&libraries, &pool] {
@@ -37,7 +50,7 @@ fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
     let report = folder.path().join("held");
     let path = LibraryFolder::new(&libraries).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "gpu::tenant_on_a_gpu", "--ignored", "--nocapture"])
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .env("LD_LIBRARY_PATH", path.as_os_str())
         .env("SLUICE_STANDIN_POOL", &pool)
         .env("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string())
@@ -55,7 +68,26 @@ fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
 }
 
 #[test]
-#[ignore = "a child process of the test above, or a machine with a GPU"]
+#[ignore = "a child process of a test above"]
+fn floors_on_a_gpu() {
+    let folder = reference().unwrap();
+    // The memory of a step depends on the longest sequence.
+    for max_model_len in [None, Some(64)] {
+        let sizes = inspected(&folder, None, DeviceArgs { device: DeviceKind::Cuda, max_model_len });
+        let tokens = max_model_len.unwrap_or(sizes.max_model_len);
+        // Policies that reclaim activations keep those of the smallest step.
+        for (policy, bytes) in [("Ellm", sizes.activation_bytes), ("Recompute", sizes.step_activation_bytes)]
+        {
+            let mut config = config(&folder, 0, policy);
+            (config.gpu.cuda, config.gpu.chunk_bytes) = (Some(CudaConfig::default()), CHUNK);
+            (config.limits, config.max_model_len) = (LimitsConfig::default(), max_model_len);
+            assert_eq!(refused(config), floor(&sizes, bytes, tokens, CHUNK), "{policy}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "a child process of a test above, or a machine with a GPU"]
 fn tenant_on_a_gpu() {
     let folder = reference().unwrap();
     let mut config = config(&folder, CHUNKS * CHUNK, "Oneiros");

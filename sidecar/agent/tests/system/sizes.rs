@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use sluice_agent::engine_loop::LoadError;
-use sluice_agent::inspect::{ModelFiles, inspect};
+use sluice_agent::inspect::{DeviceArgs, ModelFiles, inspect};
 use sluice_policy::config_error::ConfigError;
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 use sluice_wire::geometry::Geometry;
@@ -13,17 +13,14 @@ use crate::support::{CHUNK, Tenant, config, poisoned, shared};
 
 const THREADS: u32 = 3;
 
-fn inspected(model: &Path, dtype: Option<&str>) -> Geometry {
+pub fn inspected(model: &Path, dtype: Option<&str>, device: DeviceArgs) -> Geometry {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    runtime.block_on(inspect(&ModelFiles::folder(model), dtype)).unwrap()
+    runtime.block_on(inspect(&ModelFiles::folder(model), dtype, device)).unwrap()
 }
 
 /// Returns the floor in a sidecar's error for a GPU that is too small; it includes the activation cost from the engine.
-fn refused(config: SidecarConfig) -> u64 {
-    let config = SidecarConfig {
-        gpu: sluice_wire::config::GpuConfig { memory_bytes: CHUNK * 4, ..config.gpu },
-        ..config
-    };
+pub fn refused(mut config: SidecarConfig) -> u64 {
+    config.gpu.memory_bytes = config.gpu.chunk_bytes * 4;
     match Tenant::begin(config, poisoned()) {
         Err(LoadError::Unsatisfiable(ConfigError::FloorExceedsCapacity { floor_bytes, .. })) => floor_bytes,
         Err(other) => panic!("{other}"),
@@ -31,18 +28,19 @@ fn refused(config: SidecarConfig) -> u64 {
     }
 }
 
-fn floor(model: &Geometry, activations: u64, tokens: u32) -> u64 {
+/// Returns the floor of a tenant without moving layers, in bytes of whole chunks.
+pub fn floor(model: &Geometry, activations: u64, tokens: u32, chunk: u64) -> u64 {
     let layers = u64::from(model.layers);
-    let chunks = |bytes: u64| bytes.div_ceil(CHUNK);
+    let chunks = |bytes: u64| bytes.div_ceil(chunk);
     let blocks = u64::from(tokens.div_ceil(16)) * layers;
     let block = model.kv_bytes_per_token * 16 / layers;
     let weights = chunks(model.global_bytes) + layers * chunks(model.layer_bytes);
     let activations = chunks(activations + u64::from(THREADS) * model.thread_bytes);
-    (weights + activations + blocks.div_ceil(CHUNK / block)) * CHUNK
+    (weights + activations + blocks.div_ceil(chunk / block)) * chunk
 }
 
 fn assert_equal(model: &Path, dtype: Option<&str>) {
-    let reported = inspected(model, dtype);
+    let reported = inspected(model, dtype, DeviceArgs::default());
     // All layers with the activations of the smallest step, and of the largest step.
     for (policy, activations) in
         [("Ellm", reported.activation_bytes), ("Recompute", reported.step_activation_bytes)]
@@ -53,7 +51,7 @@ fn assert_equal(model: &Path, dtype: Option<&str>) {
         config.engine.threads = THREADS;
         assert_eq!(
             refused(config),
-            floor(&reported, activations, reported.max_model_len),
+            floor(&reported, activations, reported.max_model_len, CHUNK),
             "{policy}, {dtype:?}"
         );
     }

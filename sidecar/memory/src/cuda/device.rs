@@ -106,10 +106,16 @@ impl Device {
         Ok(bytes as u64)
     }
 
-    /// Returns the compute capability, such as "9.0".
-    pub fn compute_capability(&self) -> Result<String, Error> {
+    /// Returns the compute capability, such as `(9, 0)`.
+    pub fn capability(&self) -> Result<(i32, i32), Error> {
         let major = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        Ok((major, minor))
+    }
+
+    /// Returns the compute capability, such as "9.0".
+    pub fn compute_capability(&self) -> Result<String, Error> {
+        let (major, minor) = self.capability()?;
         Ok(format!("{major}.{minor}"))
     }
 

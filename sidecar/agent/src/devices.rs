@@ -1,0 +1,49 @@
+//! `sluice-sidecar devices`: the CUDA devices that this process sees, for `sluice up`, which links no driver.
+
+use std::io::Write;
+
+use sluice_memory::cuda::{Context, Device, Driver, Error};
+use sluice_wire::cuda_devices::{CudaDevice, CudaDeviceReport};
+
+use crate::run::failure::Failure;
+
+/// Compute capability for which the PTX of the kernels is written: later devices run it, earlier ones do not.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+
+/// Runs the subcommand: reports the devices, or the reason why there are none.
+///
+/// # Errors
+/// That reason.
+pub fn run() -> Result<(), Failure> {
+    let found = devices();
+    let report = CudaDeviceReport::new(found.as_ref().cloned().map_err(ToString::to_string));
+    let line = serde_json::to_string(&report).expect("a report serialises");
+    writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::Other(error.into()))?;
+    found.map(drop).map_err(|error| Failure::Other(error.into()))
+}
+
+/// Returns the devices in the order of the driver, which honours `CUDA_VISIBLE_DEVICES`.
+fn devices() -> Result<Vec<CudaDevice>, Error> {
+    let driver = Driver::open()?;
+    (0..driver.devices()?).map(|ordinal| describe(Device::open(driver, ordinal)?)).collect()
+}
+
+fn describe(device: Device) -> Result<CudaDevice, Error> {
+    // The driver says what is free in a context alone.
+    let memory = Context::new(device)?.memory()?;
+    Ok(CudaDevice {
+        uuid: device.uuid()?,
+        name: device.name()?,
+        total_bytes: memory.total,
+        free_bytes: memory.free,
+        problem: problem(device)?,
+    })
+}
+
+fn problem(device: Device) -> Result<Option<String>, Error> {
+    let found = device.capability()?;
+    let ((major, minor), (least_major, least_minor)) = (found, LEAST_CAPABILITY);
+    let words =
+        || format!("compute capability {major}.{minor}, and the kernels need {least_major}.{least_minor}");
+    Ok((found < LEAST_CAPABILITY).then(words))
+}
