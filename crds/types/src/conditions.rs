@@ -86,8 +86,6 @@ names! {
         LocalOnly,
         /// `Accepted`: a `Vllm` engine has no image; there is no default for it.
         EngineImageMissing,
-        /// `Accepted`: the engine does not run on devices of the pool's class.
-        DeviceUnsupported,
         /// `Accepted`: the model's files cannot be downloaded, or not with this credential.
         ModelUnreadable,
         /// `Accepted`: the engine does not support the model in these files.

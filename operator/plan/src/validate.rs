@@ -6,7 +6,7 @@ use sluice_common::text::counted;
 use sluice_types::conditions::Reason;
 use sluice_types::pool::GpuGroup;
 use sluice_types::tenant::{EngineKind, SourceType};
-use sluice_types::{GpuPool, HOST_DEVICE_CLASS, ModelTenant};
+use sluice_types::{GpuPool, ModelTenant};
 
 use crate::conditions::{ConditionResult, ConditionStatus};
 use crate::placement::UnplacedReason;
@@ -24,12 +24,7 @@ pub fn rejections(
     pool: Option<&GpuPool>,
     cluster: ClusterFeatures,
 ) -> Vec<ConditionResult> {
-    let others = [
-        check_image_volumes(tenant, cluster),
-        check_engine_image(tenant),
-        check_pool(tenant, pool),
-        check_device(tenant, pool),
-    ];
+    let others = [check_image_volumes(tenant, cluster), check_engine_image(tenant), check_pool(tenant, pool)];
     check_local_only(tenant).chain(others.into_iter().flatten()).collect()
 }
 
@@ -62,18 +57,6 @@ fn check_engine_image(tenant: &ModelTenant) -> Option<ConditionResult> {
         "spec.engine.image must name an image for a Vllm engine, such as vllm/vllm-openai with a version";
     let lacks = engine.kind == EngineKind::Vllm && engine.image.is_none();
     lacks.then(|| ConditionResult::not_met(Reason::EngineImageMissing, message))
-}
-
-/// The native engine computes on the CPU so far and would occupy a real GPU without using it.
-fn check_device(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionResult> {
-    let class = pool?.spec.device_class_name.as_str();
-    let native = tenant.spec.engine.kind == EngineKind::Native;
-    let message = format!(
-        "spec.engine.kind: the Native engine runs only on GPUs made of host memory ({HOST_DEVICE_CLASS}), \
-         and the GPUs of this pool are of class {class}; use a Vllm engine there"
-    );
-    (native && class != HOST_DEVICE_CLASS)
-        .then(|| ConditionResult::not_met(Reason::DeviceUnsupported, message))
 }
 
 fn check_pool(tenant: &ModelTenant, pool: Option<&GpuPool>) -> Option<ConditionResult> {

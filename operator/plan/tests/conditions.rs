@@ -8,7 +8,7 @@ use sluice_plan::validate::{ClusterFeatures, placement_conditions, rejections};
 use sluice_types::conditions::{ConditionType, Reason};
 use sluice_types::{GpuPool, ModelTenant};
 
-use super::fixtures::{host_pool, tenant};
+use super::fixtures::{host_pool, pool, tenant};
 
 const TENANT: &[ConditionType] = ConditionType::OF_TENANT;
 const NEW: ClusterFeatures = ClusterFeatures { has_image_volumes: true };
@@ -206,16 +206,13 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
 }
 
 #[test]
-fn an_engine_that_would_leave_a_real_gpu_unused_is_refused() {
-    let on = |class: &str, spec| {
-        let mut pool = host_pool();
-        pool.spec.device_class_name = class.to_owned();
-        accepted(&tenant("t", spec), Some(&pool), NEW).reason
-    };
-    assert_eq!(on("host.sluice.dev", json!({})), Reason::AsExpected);
-    assert_eq!(on("gpu.nvidia.com", json!({})), Reason::DeviceUnsupported);
+fn both_kinds_of_engines_are_accepted_on_each_kind_of_gpu() {
     let proxied = json!({"engine": {"kind": "Vllm", "image": "vllm/vllm-openai:v1"}});
-    assert_eq!(on("gpu.nvidia.com", proxied), Reason::AsExpected);
+    for pool in [host_pool(), pool(json!({"deviceClassName": "gpu.nvidia.com"}))] {
+        for spec in [json!({}), proxied.clone()] {
+            assert_eq!(accepted(&tenant("t", spec), Some(&pool), NEW).reason, Reason::AsExpected);
+        }
+    }
 }
 
 #[test]

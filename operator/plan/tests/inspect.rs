@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
-use sluice_plan::objects::inspect::{inspection_conditions, job, report};
+use sluice_plan::objects::inspect::{inspection_conditions, job, report, size_options};
 use sluice_plan::objects::{clients_policy, service};
 use sluice_types::conditions::Reason;
 use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
@@ -37,6 +37,22 @@ fn model_of_volume_is_inspected_in_place() {
     assert_eq!(job["spec"]["template"]["metadata"]["labels"]["sluice.dev/fetching"], Value::Null);
     assert_eq!(job["metadata"]["name"], "t-inspect");
     assert_eq!(job["metadata"]["ownerReferences"][0]["kind"], "ModelTenant");
+}
+
+#[test]
+fn sizes_are_those_of_the_device_of_the_pool() {
+    let cuda = pool(json!({"deviceClassName": "gpu.nvidia.com"}));
+    let options = |pool, spec| size_options(pool, &tenant("t", spec).spec).join(" ");
+    let bounded = || json!({"model": {"maxModelLen": 512}});
+    assert_eq!(options(&host_pool(), bounded()), "--dtype Auto");
+    assert_eq!(options(&cuda, bounded()), "--dtype Auto --device cuda --max-model-len 512");
+    assert_eq!(options(&cuda, json!({})), "--dtype Auto --device cuda");
+    // A proxied engine reports its own activations.
+    let proxied = json!({"engine": {"kind": "Vllm", "image": "vllm/vllm-openai:v1"}});
+    assert_eq!(options(&cuda, proxied), "--dtype Auto");
+    let job = serde_json::to_value(job(&cuda, &tenant("t", bounded()), &release())).unwrap();
+    let args = container(&job)["args"].as_array().unwrap();
+    assert!(args.contains(&json!("cuda")) && args.contains(&json!("512")), "{args:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use sluice_plan::objects::inspect::job;
 use sluice_plan::objects::{PlacedSlot, Release, budget, claim, config_map, deployment, label, service};
 use sluice_types::{GpuPool, ModelTenant};
-use sluice_wire::config::SidecarConfig;
+use sluice_wire::config::{CudaConfig, SidecarConfig};
 
 use super::fixtures::{MIB, first_gpu, host_pool, placed, pool, release, tenant};
 
@@ -272,6 +272,21 @@ fn sidecar_config_has_gpu_share_and_certificate() {
     let tls = config.listen.admin_tls.unwrap();
     assert_eq!((tls.claim.as_str(), place.claim.as_str()), ("p-chat-0-e3.uid-of-p", "p-chat-0-e3.p"));
     assert!(config.engine.spawn.is_none(), "another container is the engine");
+}
+
+#[test]
+fn a_native_engine_gets_the_one_cuda_device_of_its_claim() {
+    let pool = pool(json!({"deviceClassName": "gpu.nvidia.com"}));
+    let gpu = first_gpu(&pool);
+    let gpu_of = |spec| config(&placed(&pool, &tenant("t", spec), &gpu)).gpu;
+    let native = gpu_of(json!({}));
+    assert_eq!(native.cuda, Some(CudaConfig { uuid: None }), "a pod sees the device of its claim alone");
+    assert_eq!((native.memory_bytes, native.chunk_bytes), (96 * MIB, 16 * MIB));
+    // Its sidecar opens no device.
+    let proxied = json!({"engine": {"kind": "Vllm", "image": "vllm/vllm-openai:v1"}});
+    assert_eq!(gpu_of(proxied).cuda, None);
+    let (pool, gpu) = (host_pool(), first_gpu(&host_pool()));
+    assert_eq!(config(&placed(&pool, &tenant("t", json!({})), &gpu)).gpu.cuda, None);
 }
 
 #[test]

@@ -38,6 +38,8 @@ fn shares_of_two(floors: [u64; 2]) -> [u64; 2] {
 
 #[test]
 fn context_memory_is_not_assigned_to_any_share() {
+    /// Chunk of a CUDA device, MiB.
+    const CHUNK: u64 = 16;
     let mut tenant = inspected();
     tenant.spec.engine =
         serde_json::from_value(json!({"kind": "Vllm", "image": "example.org/vllm:1"})).unwrap();
@@ -46,14 +48,14 @@ fn context_memory_is_not_assigned_to_any_share() {
         let spec = json!({"deviceClassName": "gpu.nvidia.com", "device": device, "hostMemoryPerGPU": "64Gi"});
         let pool = fixtures::pool(spec);
         let mut seen = placed_and_ready(&pool);
-        seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * MIB);
+        seen.claims[0].device.as_mut().unwrap().capacity_bytes = Some(96 * CHUNK * MIB);
         let tenants = [&tenant];
         let plan = plan(&plan_context(&pool, &tenants, &seen));
         let slot = &plan.tenants[0].slots[0];
         assert!(slot.is_share_assigned, "{slot:?}");
-        slot.share_bytes / MIB
+        slot.share_bytes / MIB / CHUNK
     };
-    assert_eq!((dealt("8Mi"), dealt("16Mi")), (88, 80), "of 96");
+    assert_eq!((dealt("128Mi"), dealt("256Mi")), (88, 80), "of 96 chunks");
 }
 
 #[test]

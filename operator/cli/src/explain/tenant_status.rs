@@ -113,9 +113,6 @@ const fn reason_advice(reason: Reason) -> Option<&'static str> {
         Reason::NotObserved => "check that the operator runs: it has not reconciled this object yet",
         Reason::Unschedulable => NO_CAPACITY_ADVICE,
         Reason::ModelLargerThanGpu => GPU_TOO_SMALL_ADVICE,
-        Reason::DeviceUnsupported => {
-            "create the tenant again in a pool of class host.sluice.dev, or with an engine of kind Vllm"
-        }
         Reason::ChunkTooSmall => "raise device.host.chunkBytes of the pool",
         Reason::ContextDoesNotFit => {
             "raise memory.kvLimit, or create the tenant again with a lower model.maxModelLen"

@@ -118,18 +118,16 @@ fn unplaced_slot_is_an_error_with_missing_bytes() {
     );
     assert_line(&lines, "tenants.yaml:19)");
     // Every cause has a line of its own, with its place.
-    let real = pool(1, "", "").replace("host.sluice.dev", "gpu.nvidia.com");
-    let real = real.replace("  device: {host: {memory: 40Mi, chunkBytes: 64Ki}}\n", "");
-    let (lines, _) =
-        rendered(&inputs(&(real + &tenant("lost", "  engine: {kind: Native}\n  gpuGroup: agents\n"))), None);
+    let both = tenant("lost", "  memory: {kvLimit: 1Mi}\n  gpuGroup: agents\n");
+    let (lines, _) = rendered(&inputs(&(pool(1, "", "") + &both)), None);
     let refused: Vec<&String> = lines.iter().filter(|line| line.contains("lost  refused")).collect();
     assert_eq!(refused.len(), 2, "{lines:#?}");
     assert!(
-        refused[0].contains("(GroupNotFound)") && refused[0].ends_with("tenants.yaml:19)"),
+        refused[0].contains("(GroupNotFound)") && refused[0].ends_with("tenants.yaml:20)"),
         "{refused:#?}"
     );
     assert!(
-        refused[1].contains("(DeviceUnsupported)") && refused[1].ends_with("tenants.yaml:18)"),
+        refused[1].contains("(ContextDoesNotFit)") && refused[1].ends_with("tenants.yaml:19)"),
         "{refused:#?}"
     );
     assert_eq!(error.as_deref(), Some("1 of 1 slot would not be served"));

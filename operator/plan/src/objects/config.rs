@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use sluice_types::Quantity;
 use sluice_types::tenant::{EngineKind as Kind, ModelTenant, ModelTenantSpec, WeightType};
 use sluice_wire::config::{
-    AdminTls, DebugConfig, EngineConfig, EngineKind, GpuConfig, LedgerConfig, ListenConfig, SidecarConfig,
+    AdminTls, CudaConfig, DebugConfig, EngineConfig, EngineKind, GpuConfig, LedgerConfig, ListenConfig,
+    SidecarConfig,
 };
 
 use super::volumes::{CONFIG, KEYS, LEDGER_FOLDER, RUN, TLS, model_folder};
@@ -81,9 +82,12 @@ fn keys_file(tenant: &ModelTenant) -> Option<PathBuf> {
 fn gpu_config(placed: &PlacedSlot<'_>) -> GpuConfig {
     let settings = &placed.gpu.settings;
     let link = settings.host.as_ref().and_then(|host| host.link_bytes_per_second.as_ref());
+    // A proxied engine has the device, and its sidecar opens none.
+    let opens = !settings.is_host_backed() && placed.tenant.spec.engine.kind == Kind::Native;
     GpuConfig {
         name: placed.gpu.name.clone(),
-        cuda: None,
+        // A pod sees the device of its claim alone.
+        cuda: opens.then(CudaConfig::default),
         memory_bytes: placed.gpu.capacity_bytes.unwrap_or(0),
         chunk_bytes: settings.chunk_bytes(),
         link_bytes_per_second: link.map(Quantity::bytes),

@@ -11,7 +11,8 @@ use k8s_openapi::api::batch::v1::{
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use sluice_types::conditions::Reason;
-use sluice_types::tenant::{ModelTenant, WeightType};
+use sluice_types::tenant::{EngineKind, ModelTenant, ModelTenantSpec};
+use sluice_types::{GpuPool, HOST_DEVICE_CLASS};
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 
 use super::container_parts::{TERMINATION_MESSAGE_POLICY, resources, restricted_security_context};
@@ -43,7 +44,7 @@ pub fn job_name(tenant: &ModelTenant) -> String {
 
 /// Renders the Job that inspects the model of `tenant`. It runs on nodes of the tenant's pool, so that a volume that
 /// it can mount can also be mounted in a slot.
-pub fn job(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> Job {
+pub fn job(pool: &GpuPool, tenant: &ModelTenant, release: &Release) -> Job {
     let mut labels = tenant_labels(tenant);
     // Another tenant of the same name may have another model.
     labels.insert(TENANT_UID.into(), tenant.metadata.uid.clone().unwrap_or_default());
@@ -92,10 +93,10 @@ fn pod_failure_policy() -> PodFailurePolicy {
     }
 }
 
-fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) -> PodSpec {
+fn pod(pool: &GpuPool, tenant: &ModelTenant, release: &Release) -> PodSpec {
     let mounted = !fetches(&tenant.spec);
     PodSpec {
-        containers: vec![container(tenant, release)],
+        containers: vec![container(pool, tenant, release)],
         restart_policy: Some("Never".into()),
         volumes: mounted.then(|| vec![model_volume(&tenant.spec, None)]),
         security_context: Some(non_root_security_context()),
@@ -109,21 +110,18 @@ fn pod(pool: &sluice_types::GpuPool, tenant: &ModelTenant, release: &Release) ->
     }
 }
 
-fn container(tenant: &ModelTenant, release: &Release) -> Container {
+fn container(pool: &GpuPool, tenant: &ModelTenant, release: &Release) -> Container {
     let spec = &tenant.spec;
     let (at, env) = match source_args(&spec.model.source) {
         Some((at, env)) => (at, Some(env)),
         None => (vec!["folder".to_owned(), model_folder(spec).display().to_string()], None),
     };
-    let dtype = match spec.model.dtype {
-        WeightType::Auto => "Auto".to_owned(),
-        written => format!("{written:?}"),
-    };
-    let options = ["inspect", "--dtype", &dtype, "--report", TERMINATION_LOG].map(str::to_owned);
+    let report = ["--report", TERMINATION_LOG].map(str::to_owned);
+    let options = std::iter::once("inspect".to_owned()).chain(size_options(pool, spec)).chain(report);
     Container {
         name: CONTAINER.into(),
         image: Some(release.sidecar_image.clone()),
-        args: Some(options.into_iter().chain(at).collect()),
+        args: Some(options.chain(at).collect()),
         env,
         resources: Some(resources(None, ("50m", SMALL_PROCESS_BYTES), None)),
         termination_message_path: Some(TERMINATION_LOG.into()),
@@ -133,6 +131,19 @@ fn container(tenant: &ModelTenant, release: &Release) -> Container {
         security_context: Some(restricted_security_context()),
         ..Container::default()
     }
+}
+
+/// Returns the options of `sluice-sidecar inspect` on which the sizes of a tenant depend: on a CUDA device a step takes
+/// more memory the longer its sequences may become.
+pub fn size_options(pool: &GpuPool, spec: &ModelTenantSpec) -> Vec<String> {
+    let mut options = vec!["--dtype".to_owned(), format!("{:?}", spec.model.dtype)];
+    if pool.spec.device_class_name != HOST_DEVICE_CLASS && spec.engine.kind == EngineKind::Native {
+        options.extend(["--device", "cuda"].map(str::to_owned));
+        let longest =
+            spec.model.max_model_len.map(|tokens| ["--max-model-len".to_owned(), tokens.to_string()]);
+        options.extend(longest.into_iter().flatten());
+    }
+    options
 }
 
 /// Returns the error for an inspection pod that cannot start. It is temporary, and replaced by the pod's own report.

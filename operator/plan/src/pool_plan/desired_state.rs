@@ -112,6 +112,13 @@ impl<'a> PoolPlan<'a> {
         })
     }
 
+    /// Returns the memory of a GPU of which chunks are made, bytes: all but that of the contexts of its slots, which
+    /// belong to the driver. `None` = its size is not known.
+    pub fn chunk_memory_bytes(&self, gpu: usize) -> Option<u64> {
+        let contexts: u64 = self.slots_on(gpu).map(|(_, slot)| slot.demand.context_bytes).sum();
+        Some(self.gpus[gpu].gpu.capacity_bytes?.saturating_sub(contexts))
+    }
+
     /// Returns the slots on a GPU, with their tenants.
     pub fn slots_on(&self, gpu: usize) -> impl Iterator<Item = (&TenantPlan<'a>, &SlotPlan)> {
         let of = |&(tenant, slot): &(usize, usize)| {

@@ -9,11 +9,7 @@ use crate::shares::{SlotMemory, slot_shares};
 /// Assigns the shares of each GPU. On a GPU of unknown size each slot gets its floor.
 pub fn assign_shares(plan: &mut PoolPlan<'_>, seen: &ObservedPool) {
     for gpu in 0..plan.gpus.len() {
-        let on = &plan.gpus[gpu].gpu;
-        let demands = plan.slots_on(gpu).map(|(_, slot)| slot.demand);
-        // Contexts belong to the driver: no chunk is made of that memory.
-        let contexts: u64 = demands.map(|demand| demand.context_bytes).sum();
-        let capacity = on.capacity_bytes.map(|capacity| capacity.saturating_sub(contexts));
+        let (on, capacity) = (&plan.gpus[gpu].gpu, plan.chunk_memory_bytes(gpu));
         let memory = |(tenant, slot): (&TenantPlan<'_>, &SlotPlan)| {
             slot_memory(tenant, slot, reported_floor(name(tenant.tenant), &on.name, seen))
         };
