@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use sluice_types::tenant::WeightType;
 use sluice_wire::download::Retry;
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind, GeometryReport};
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -40,17 +39,18 @@ pub fn add_hub(command: &mut Command, model: &HubModel) {
     }
 }
 
-/// Returns the sizes of the model, in memory as `dtype`.
+/// Returns the sizes of the model. `options` are those of `sluice-sidecar inspect`; none = as stored, on a GPU made of
+/// host memory.
 ///
 /// # Errors
 /// `sluice-sidecar inspect` rejected the model, or could not be run.
-pub async fn inspect(place: ModelLocation<'_>, dtype: WeightType) -> Result<Geometry, GeometryError> {
+pub async fn inspect(place: ModelLocation<'_>, options: &[String]) -> Result<Geometry, GeometryError> {
     let unavailable = |message: String| GeometryError { reason: GeometryErrorKind::Unavailable, message };
     let sidecar =
         sibling_binaries::find("sluice-sidecar").map_err(|error| unavailable(format!("{error:#}")))?;
     let failed = |error: std::io::Error| unavailable(format!("{}: {error}", sidecar.display()));
     let mut command = Command::new(&sidecar);
-    command.args(["inspect", "--dtype", &format!("{dtype:?}")]);
+    command.arg("inspect").args(options);
     match place {
         ModelLocation::Folder(folder) => drop(command.arg("folder").arg(folder)),
         ModelLocation::Hub(model, _) => add_hub(&mut command, model),

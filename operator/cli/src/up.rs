@@ -5,6 +5,7 @@
 //! files at its end.
 
 mod config_error;
+mod cuda_devices;
 mod dashboard;
 mod directive_pusher;
 mod fleet;

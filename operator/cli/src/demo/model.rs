@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context, bail};
-use sluice_types::tenant::WeightType;
 use sluice_wire::geometry::{Geometry, GeometryErrorKind};
 use tokio::process::Command;
 
@@ -41,7 +40,7 @@ impl DemoModel {
             Some(folder) => check_folder(folder)?,
             None => create_synthetic().await?,
         };
-        match inspect(ModelLocation::Folder(&folder), WeightType::Auto).await {
+        match inspect(ModelLocation::Folder(&folder), &[]).await {
             Ok(geometry) => Ok(DemoModel { folder, geometry }),
             Err(refusal) if refusal.reason == GeometryErrorKind::Unavailable => bail!("{}", refusal.message),
             Err(refusal) => Err(Misconfigured(refusal.message).into()),

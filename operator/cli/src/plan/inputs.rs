@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
-use sluice_plan::gpu::{GpuSizes, gpus};
-use sluice_plan::objects::claim_digest;
+use sluice_plan::gpu::{Gpu, GpuSizes, gpus};
+use sluice_plan::objects::inspect::size_options;
+use sluice_plan::objects::{claim_digest, claim_name};
 use sluice_plan::observed::{ObservedClaim, ObservedDevice, ObservedPod, ObservedPool, ObservedSlot};
 use sluice_plan::plan_context::PlanContext;
 use sluice_plan::validate::ClusterFeatures;
@@ -17,6 +18,7 @@ use sluice_types::pool::GpuStatus;
 use sluice_types::shared::{ResourceList, Resources};
 use sluice_types::tenant::{PvcSource, SlotState, SlotStatus, SourceType};
 use sluice_types::{CpuQuantity, DEFAULT_NAMESPACE, GpuPool, ModelTenant};
+use sluice_wire::cuda_devices::CudaDevice;
 use sluice_wire::geometry::{Geometry, GeometryError};
 
 use crate::cluster::{Cluster, list_objects};
@@ -26,6 +28,8 @@ use crate::up::FieldLocator;
 
 /// Namespace and name.
 pub type ObjectKey = (String, String);
+/// A pool and the name of one of its GPUs.
+pub type GpuKey = (ObjectKey, String);
 
 /// Objects of both kinds.
 #[derive(Clone, Debug, Default)]
@@ -36,6 +40,8 @@ pub struct PlanInputs {
     pub folders: BTreeMap<ObjectKey, PathBuf>,
     /// Results of inspecting these folders.
     pub inspections: BTreeMap<ObjectKey, Result<Geometry, GeometryError>>,
+    /// CUDA devices of this machine that are GPUs of a run on it.
+    pub devices: BTreeMap<GpuKey, CudaDevice>,
     /// Source positions of the objects of files, by kind and name.
     sources: BTreeMap<(&'static str, ObjectKey), SpannedObject>,
 }
@@ -196,6 +202,14 @@ impl PlanInputs {
         unknown.map(|(key, _)| key.clone()).collect()
     }
 
+    /// Returns the options of an inspection on which the sizes of a tenant depend.
+    pub fn size_options(&self, key: &ObjectKey) -> Vec<String> {
+        let tenant = self.tenants.get(key);
+        let pool = |tenant: &ModelTenant| self.pools.get(&(key.0.clone(), tenant.spec.pool_ref.name.clone()));
+        let options = tenant.and_then(|tenant| Some(size_options(pool(tenant)?, &tenant.spec)));
+        options.unwrap_or_default()
+    }
+
     /// Returns the namespaces and names of all tenants.
     pub fn tenants(&self) -> impl Iterator<Item = &ObjectKey> {
         self.tenants.keys()
@@ -247,12 +261,42 @@ impl PoolInputs<'_> {
         }
     }
 
-    /// Returns the known GPUs and slots of the pool from statuses, and models from folders.
+    /// Returns the CUDA device of this machine that is a GPU of the pool.
+    pub fn device(&self, gpu: &str) -> Option<&CudaDevice> {
+        self.inputs.devices.get(&(self.key.clone(), gpu.to_owned()))
+    }
+
+    /// Returns the GPUs of the pool that are CUDA devices of this machine.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &CudaDevice)> {
+        let own = self.inputs.devices.iter().filter(|((pool, _), _)| *pool == self.key);
+        own.map(|((_, gpu), device)| (gpu.as_str(), device))
+    }
+
+    /// Returns the claims that the status of the pool names, and one for each of its devices on this machine.
+    fn claims(&self, pool: &GpuPool) -> Vec<ObservedClaim> {
+        let local = |gpu: Gpu| {
+            let device = self.device(&gpu.name)?;
+            Some(ObservedClaim {
+                name: claim_name(&gpu, 1),
+                digest: claim_digest(pool, &gpu),
+                device: Some(ObservedDevice {
+                    capacity_bytes: Some(device.free_bytes),
+                    uuid: Some(device.uuid.clone()),
+                    ..ObservedDevice::default()
+                }),
+                ..ObservedClaim::default()
+            })
+        };
+        let local = gpus(pool, &|_| GpuSizes::default()).into_iter().filter_map(local);
+        claims(pool).into_iter().chain(local).collect()
+    }
+
+    /// Returns the known GPUs and slots of the pool from statuses and devices, and models from folders.
     pub fn observed(&self) -> ObservedPool {
         let inspections =
             self.inputs.inspections.iter().filter(|((namespace, _), _)| *namespace == self.key.0);
         ObservedPool {
-            claims: self.pool.map(claims).unwrap_or_default(),
+            claims: self.pool.map(|pool| self.claims(pool)).unwrap_or_default(),
             slots: self.tenants.iter().flat_map(|tenant| slots(tenant)).collect(),
             pods: self.tenants.iter().flat_map(|tenant| self.pods(tenant)).collect(),
             inspections: inspections.map(|((_, name), said)| (name.clone(), said.clone())).collect(),

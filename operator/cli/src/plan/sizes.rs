@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use futures_util::future::join_all;
-use sluice_types::tenant::WeightType;
 
 use super::inputs::{ObjectKey, PlanInputs};
 use crate::cluster::{ambiguous_name, is_named};
@@ -54,11 +53,11 @@ pub async fn read_sizes(scene: &mut PlanInputs, named: &[(String, PathBuf)]) {
     let folder = |key: ObjectKey| {
         let named = named.iter().rev().find(|(target, _)| names(target, &key)).map(|(_, folder)| folder);
         let folder = named.or_else(|| scene.folders.get(&key))?.clone();
-        let dtype = scene.tenant(&key).map_or(WeightType::Auto, |tenant| tenant.spec.model.dtype);
-        Some((key, folder, dtype))
+        let options = scene.size_options(&key);
+        Some((key, folder, options))
     };
     let unknown: Vec<_> = scene.unknown_sizes().into_iter().filter_map(folder).collect();
-    let read = unknown.iter().map(|(_, folder, dtype)| inspect(ModelLocation::Folder(folder), *dtype));
+    let read = unknown.iter().map(|(_, folder, options)| inspect(ModelLocation::Folder(folder), options));
     let said = join_all(read).await;
     scene.inspections.extend(unknown.into_iter().map(|(key, ..)| key).zip(said));
 }

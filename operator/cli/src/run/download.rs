@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use indicatif::{ProgressBar, ProgressStyle};
-use sluice_types::tenant::WeightType;
 use sluice_wire::download::{DownloadReport, Progress, Retry};
 use sluice_wire::geometry::{Geometry, GeometryError, GeometryErrorKind};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -34,9 +33,7 @@ const OFFLINE_HINT: &str = "; a folder with a model needs no network: sluice run
 /// # Errors
 /// The engine does not support the model. The error is the message of `sluice-sidecar inspect`, after the model's name.
 pub async fn sizes_in_folder(name: &str, folder: &Path) -> anyhow::Result<Geometry> {
-    inspect(ModelLocation::Folder(folder), WeightType::Auto)
-        .await
-        .map_err(|refusal| inspect_error(name, refusal))
+    inspect(ModelLocation::Folder(folder), &[]).await.map_err(|refusal| inspect_error(name, refusal))
 }
 
 /// Returns the sizes of a model of a hub, reading only the configuration and the headers of the weights.
@@ -47,7 +44,7 @@ pub async fn sizes_on_hub(model: &HubModel) -> anyhow::Result<Geometry> {
     eprint_note(format_args!("{model}: reading its configuration at {}", model.endpoint));
     let view = DownloadProgress::new(&model.to_string());
     let on_retry = |retry: &Retry| view.on_retry(retry);
-    let inspected = inspect(ModelLocation::Hub(model, &on_retry), WeightType::Auto).await;
+    let inspected = inspect(ModelLocation::Hub(model, &on_retry), &[]).await;
     view.finish();
     inspected.map_err(|mut refusal| {
         if refusal.reason == GeometryErrorKind::Unavailable && refusal.message.contains(UNREACHABLE_MARKER) {

@@ -2,10 +2,12 @@
 //! generated configuration.
 
 use sluice_plan::placement::{UnfitReason, UnplacedReason};
+use sluice_types::GpuPoolSpec;
 use sluice_types::conditions::Reason;
 use sluice_types::load::{ManifestObject, Path, SpannedObject};
 use sluice_wire::config_rejection::ConfigRejection;
 
+use super::support_check::is_cuda;
 use crate::manifests::SourceObject;
 
 /// Origin of a field of a sidecar's configuration.
@@ -112,6 +114,10 @@ impl FieldLocator {
     pub fn lines(&self, refusal: &ConfigRejection) -> Vec<String> {
         let helps = refusal.fields.iter().filter(|field| self.is_relevant(field));
         let written = helps.filter_map(|field| match origin(field)? {
+            // The device decides its size.
+            Pool(path) if path.starts_with("spec.device.host") && self.is_cuda_pool() => {
+                Some((self.pool.as_ref()?, "spec.deviceClassName"))
+            }
             Pool(path) => Some((self.pool.as_ref()?, path)),
             Tenant(path) => Some((&self.tenant, path)),
             Flag(_) => None,
@@ -128,19 +134,28 @@ impl FieldLocator {
         format!("{}:{}", error.file, error.line)
     }
 
+    fn pool_spec(&self) -> Option<&GpuPoolSpec> {
+        match &self.pool.as_ref()?.object {
+            ManifestObject::Pool(pool) => Some(&pool.spec),
+            ManifestObject::Tenant(_) => None,
+        }
+    }
+
+    fn is_cuda_pool(&self) -> bool {
+        self.pool_spec().is_some_and(is_cuda)
+    }
+
     /// Whether another value of the field could resolve the rejection. An absent field, or one without effect, cannot.
     fn is_relevant(&self, field: &str) -> bool {
         let spec = match &self.tenant.object {
             ManifestObject::Tenant(tenant) => &tenant.spec,
             ManifestObject::Pool(_) => return true,
         };
-        let pool = self.pool.as_ref().and_then(|pool| match &pool.object {
-            ManifestObject::Pool(pool) => Some(&pool.spec),
-            ManifestObject::Tenant(_) => None,
-        });
+        let pool = self.pool_spec();
         match field {
             "gpu.memory_bytes" => {
-                pool.and_then(|pool| pool.device.as_ref()).is_some_and(|d| d.host.is_some())
+                let host = pool.and_then(|pool| pool.device.as_ref()).is_some_and(|d| d.host.is_some());
+                host || self.is_cuda_pool()
             }
             "memory.guaranteed_kv_bytes" => spec.memory.guaranteed_kv.is_some(),
             "memory.max_remapped_percent" => {
@@ -275,6 +290,14 @@ spec:
         let plain =
             YAML.replace("    guaranteedKv: 1Mi\n", "").replace("policy: Oneiros", "policy: Recompute");
         assert_eq!(floor(&plain), all[..2]);
+    }
+
+    #[test]
+    fn the_memory_of_a_cuda_device_is_a_matter_of_the_device() {
+        let host = "  device:\n    host:\n      memory: 96Mi\n      chunkBytes: 64Ki\n";
+        let yaml = YAML.replace(host, "").replace("host.sluice.dev", "gpu.nvidia.com");
+        let lines = locator(&yaml).lines(&ConfigRejection::new(ConfigRejection::OF_FLOOR, "too small"));
+        assert_eq!(lines[0], "pool.yaml:5: GpuPool/gh200 spec.deviceClassName: too small");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use sluice_wire::config::SidecarConfig;
 use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
 use tokio::task::JoinSet;
 
+use super::cuda_devices::{self, CudaPools};
 use super::directive_pusher::{self, DirectivePusher, RecordSender};
 use super::output::eprint_note;
 use super::plan::{self, UpOptions};
@@ -50,6 +51,12 @@ impl Fleet {
         let sidecar = sibling_binaries::find("sluice-sidecar")?;
         let runtime = RuntimeDir::open(runtime_dir)?;
         let mut inputs = plan::inputs(objects, options).map_err(|all| manifests::to_misconfigured(&all))?;
+        let cuda = CudaPools::new(objects, &inputs);
+        if !cuda.is_empty() {
+            let assigned = cuda.assign(cuda_devices::find().await?);
+            inputs.devices = assigned.map_err(|all| manifests::to_misconfigured(&all))?;
+            cuda_devices::print(&inputs.devices);
+        }
         sizes::read_sizes(&mut inputs, &[]).await;
         check_available(&inputs)?;
         let mut plan = plan::plan(objects, &inputs, options)?;

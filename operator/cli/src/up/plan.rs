@@ -11,10 +11,11 @@ use sluice_plan::pool_plan::{self, PoolPlan, TenantPlan};
 use sluice_types::ModelTenant;
 use sluice_types::load::{LoadError, LoadErrors, ManifestObject};
 use sluice_types::pool::Policy;
-use sluice_wire::config::{DebugConfig, EngineConfig, ListenConfig, SidecarConfig};
+use sluice_wire::config::{CudaConfig, DebugConfig, EngineConfig, ListenConfig, SidecarConfig};
 use sluice_wire::config_rejection::ConfigRejection;
 
 use super::config_error::{rejection_fields, unplaced_fields};
+use super::cuda_devices::device_words;
 use super::shared_gpu::{GpuTenant, SharedGpu};
 use super::support_check::{self, UnsupportedFields};
 use crate::Misconfigured;
@@ -120,7 +121,10 @@ fn unserved(pool: &PoolInputs<'_>, planned: &TenantPlan<'_>) -> Option<String> {
     let refusal = match (&planned.inspection_error, planned.rejections.first()) {
         (Some(error), _) => ConfigRejection::new("model_path", error.message.clone()),
         (None, Some(one)) => ConfigRejection::new(rejection_fields(one.reason), one.message.clone()),
-        (None, None) => unplaced().map(|why| ConfigRejection::new(unplaced_fields(why), why.to_string()))?,
+        (None, None) => {
+            let why = unplaced()?;
+            ConfigRejection::new(unplaced_fields(why), format!("{why}{}", devices_note(pool)))
+        }
     };
     let words = match pool.field_locator(name) {
         Some(locator) if refusal.fields.is_empty() => {
@@ -130,6 +134,13 @@ fn unserved(pool: &PoolInputs<'_>, planned: &TenantPlan<'_>) -> Option<String> {
         None => refusal.problem,
     };
     Some(format!("{}/{name}: {words}", pool.key.0))
+}
+
+/// Returns what the driver says of the CUDA devices of a pool, which no file states.
+fn devices_note(pool: &PoolInputs<'_>) -> String {
+    let devices: Vec<String> =
+        pool.devices().map(|(gpu, device)| format!("{gpu} is {}", device_words(device))).collect();
+    if devices.is_empty() { String::new() } else { format!("; {}", devices.join(", ")) }
 }
 
 /// The tenants that run, in the order of the files: each has the port of its place.
@@ -169,7 +180,11 @@ impl<'a> LaunchOrder<'a> {
             let (at, source, tenant) = self.tenant(&pool.key.0, planned)?;
             let placed = plan.placed_slot(pool.pool?, planned, slot)?;
             let model = inputs.folders.get(&source.key())?;
-            let config = configure(&placed, model, options, at);
+            let mut config = configure(&placed, model, options, at);
+            config.gpu.memory_bytes = plan.chunk_memory_bytes(gpu)?;
+            if let Some(device) = pool.device(&config.gpu.name) {
+                config.gpu.cuda = Some(CudaConfig { uuid: Some(device.uuid.clone()) });
+            }
             let keys = tenant.spec.access.api_keys_file.as_deref();
             Some((
                 at,
@@ -190,7 +205,9 @@ impl<'a> LaunchOrder<'a> {
         let member =
             |(planned, slot)| Some(GpuTenant::new(self.tenant(namespace, planned)?.0, planned, slot));
         let members = plan.slots_on(gpu).filter_map(member).collect();
-        is_shared(plan, gpu).then_some(SharedGpu::new(namespace, pool.pool?, plan, gpu, members))
+        let mut shared = SharedGpu::new(namespace, pool.pool?, plan, gpu, members);
+        shared.uuid = pool.device(&shared.name).map(|device| device.uuid.clone());
+        is_shared(plan, gpu).then_some(shared)
     }
 }
 

@@ -18,8 +18,10 @@ pub struct SharedGpu {
     pub name: String,
     /// Its tenants, by name.
     pub gpu_tenants: Vec<GpuTenant>,
-    /// Its memory, bytes.
+    /// Its memory of which chunks are made, bytes.
     pub memory_bytes: u64,
+    /// UUID of its CUDA device.
+    pub uuid: Option<String>,
     chunk_bytes: u64,
     sharing: Sharing,
     pool: GpuPool,
@@ -86,7 +88,8 @@ impl SharedGpu {
             namespace: namespace.to_owned(),
             name: gpu.name.clone(),
             gpu_tenants,
-            memory_bytes: gpu.capacity_bytes.unwrap_or(0),
+            uuid: None,
+            memory_bytes: plan.chunk_memory_bytes(at).unwrap_or(0),
             chunk_bytes: gpu.settings.chunk_bytes(),
             sharing: sharing(&gpu.settings.sharing),
             pool: pool.clone(),
@@ -132,8 +135,7 @@ impl SharedGpu {
             pool: &self.pool,
             sharing: self.sharing,
             claim_uid: None,
-            // Only a driver assigns a UUID to a GPU.
-            gpu_uuid: None,
+            gpu_uuid: self.uuid.as_deref(),
             peers: self.gpu_tenants.iter().zip(records).map(|(one, record)| one.peer(record)).collect(),
         };
         Directive { epoch: fence.epoch, sequence: fence.sequence, ..peers.directive(member) }

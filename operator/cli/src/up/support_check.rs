@@ -14,9 +14,18 @@ const CLUSTER_ONLY: &str = "has no effect outside a cluster";
 const SHARED_GPU_ONLY: &str = "has no effect while every tenant has a GPU to itself";
 const SHARED_TENANT_ONLY: &str = "has no effect while the tenant has a GPU to itself";
 const NO_EFFECT_ON_HOST: &str = "has no effect on a GPU made of host memory";
+const NO_MIG: &str = "sluice up makes no MIG instances: a GPU of the group is a device that the driver shows";
+const NO_MPS: &str = "sluice up starts no MPS daemon, without which it has no effect";
+/// Device class of the GPUs of NVIDIA's driver: on this machine, the devices of its library.
+const CUDA_DEVICE_CLASS: &str = "gpu.nvidia.com";
 const ENGINE_UNSUPPORTED: &str = "sluice up starts only engines of Sluice; for a running vLLM server, start \
                                   sluice-sidecar with engine.url in its configuration, or use a cluster";
 const DEFAULT_PRIORITY: i32 = 100;
+
+/// Whether the GPUs of a pool are CUDA devices.
+pub fn is_cuda(spec: &GpuPoolSpec) -> bool {
+    spec.device_class_name == CUDA_DEVICE_CLASS
+}
 
 /// The unsupported fields of one object.
 #[derive(Debug, Default)]
@@ -61,14 +70,15 @@ impl UnsupportedFields {
 
     fn check_pool(&mut self, located: &SpannedObject, spec: &GpuPoolSpec) {
         let class = &spec.device_class_name;
-        if class != HOST_DEVICE_CLASS {
+        if class != HOST_DEVICE_CLASS && !is_cuda(spec) {
             let problem = format!(
-                "`{class}` needs the CUDA backend, which does not exist yet; use {HOST_DEVICE_CLASS}"
+                "`{class}` is a class of a cluster; use {CUDA_DEVICE_CLASS} for the CUDA devices of this machine or \
+                 {HOST_DEVICE_CLASS} for GPUs made of host memory"
             );
             self.add_error(located, Path::of_keys("spec.deviceClassName"), problem);
         }
         for (index, group) in spec.gpus.iter().enumerate() {
-            self.check_sharing(located, index, group);
+            self.check_sharing(located, index, group, is_cuda(spec));
         }
         self.check_pool_cluster_fields(located, spec);
     }
@@ -86,17 +96,15 @@ impl UnsupportedFields {
         self.add_warnings(located, &checks);
     }
 
-    fn check_sharing(&mut self, located: &SpannedObject, index: usize, group: &GpuGroup) {
+    fn check_sharing(&mut self, located: &SpannedObject, index: usize, group: &GpuGroup, is_cuda: bool) {
+        let (isolated, spatial) =
+            if is_cuda { (NO_MIG, NO_MPS) } else { (NO_EFFECT_ON_HOST, NO_EFFECT_ON_HOST) };
         let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
         if sharing.isolated.is_some() {
-            self.add_warning(located, path.clone().key("isolated").key("profile"), NO_EFFECT_ON_HOST);
+            self.add_warning(located, path.clone().key("isolated").key("profile"), isolated);
         }
         if sharing.spatial.as_ref().is_some_and(|spatial| *spatial != Spatial::default()) {
-            self.add_warning(
-                located,
-                path.key("spatial").key("defaultActiveThreadPercent"),
-                NO_EFFECT_ON_HOST,
-            );
+            self.add_warning(located, path.key("spatial").key("defaultActiveThreadPercent"), spatial);
         }
     }
 

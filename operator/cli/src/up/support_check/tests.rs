@@ -189,11 +189,29 @@ fn all_sharing_modes_are_supported() {
 
 #[test]
 fn another_device_class_is_refused_by_its_name() {
-    let yaml = format!("{POOL}{TENANT}")
-        .replace("host.sluice.dev", "gpu.nvidia.com")
-        .replace("  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}\n", "");
-    let refused = unsupported(&yaml).errors;
-    assert!(refused[0].to_string().starts_with("up.yaml:5:3: spec.deviceClassName: `gpu.nvidia.com`"));
+    let of_class = |class| {
+        let yaml = format!("{POOL}{TENANT}").replace("host.sluice.dev", class);
+        unsupported(&yaml.replace("  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}\n", "")).errors
+    };
+    assert!(
+        of_class("gpu.other.com")[0]
+            .to_string()
+            .starts_with("up.yaml:5:3: spec.deviceClassName: `gpu.other.com`")
+    );
+    assert_eq!(of_class("gpu.nvidia.com"), []);
+}
+
+#[test]
+fn what_only_a_daemon_or_an_instance_does_is_ineffective_on_cuda_devices() {
+    for (sharing, words) in [
+        ("{mode: Isolated, isolated: {profile: 3g.71gb}}", "MIG"),
+        ("{mode: Spatial, spatial: {defaultActiveThreadPercent: 20}}", "MPS"),
+    ] {
+        let (yaml, _) = manifest_with(false, &format!("name: chat=>name: chat, sharing: {sharing}"));
+        let yaml = yaml.replace("host.sluice.dev", "gpu.nvidia.com");
+        let found = unsupported(&yaml.replace("  device: {host: {memory: 96Mi, chunkBytes: 64Ki}}\n", ""));
+        assert!(found.errors.is_empty() && found.ineffective[0].to_string().contains(words), "{found:?}");
+    }
 }
 
 #[test]
