@@ -12,6 +12,7 @@ mod demo;
 mod drain;
 mod engine_faults;
 mod examples;
+mod gpu;
 mod gpu_probe;
 mod hangs;
 mod hostile;

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod env;
+pub mod gpu;
 pub mod http;
 pub mod load;
 pub mod model;

@@ -1,6 +1,7 @@
 //! A folder for the tenants of one test, and `sluice up` in it. The tests change nothing outside the folder, and at
 //! the end it is empty.
 
+use std::ffi::OsString;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -18,17 +19,24 @@ use super::{model, processes};
 #[derive(Debug)]
 pub struct TestEnv {
     dir: TempDir,
+    /// Environment variables of its programs.
+    variables: Vec<(&'static str, OsString)>,
 }
 
 impl TestEnv {
     /// An empty one.
     pub fn new() -> TestEnv {
         let dir = tempfile::Builder::new().prefix("sluice-e2e-").tempdir().unwrap();
-        let world = TestEnv { dir };
+        let world = TestEnv { dir, variables: Vec::new() };
         for folder in ["run", "tmp"] {
             std::fs::create_dir(world.path(folder)).unwrap();
         }
         world
+    }
+
+    /// Sets an environment variable of its programs.
+    pub fn set(&mut self, variable: &'static str, value: impl Into<OsString>) {
+        self.variables.push((variable, value.into()));
     }
 
     /// A path in it.
@@ -71,14 +79,20 @@ impl TestEnv {
 
     /// `sluice` in this world, without arguments and without input; its siblings are in `binaries`.
     pub fn sluice(&self, binaries: &Path) -> Command {
+        self.program(&model::binary("sluice"), binaries)
+    }
+
+    /// Same as [`TestEnv::sluice`], for another program.
+    pub fn program(&self, program: &Path, binaries: &Path) -> Command {
         let mut command = Command::new("sh");
         command
             .args(["-c", files::FEW])
-            .arg(model::binary("sluice"))
+            .arg(program)
             .current_dir(self.dir.path())
             .env("SLUICE_RUNTIME_DIR", self.path("run"))
             .env("SLUICE_BIN_DIR", binaries)
             .env("TMPDIR", self.path("tmp"))
+            .envs(self.variables.iter().cloned())
             .env_remove("RUST_LOG")
             .env_remove("SLUICE_LOG")
             .stdin(Stdio::null());

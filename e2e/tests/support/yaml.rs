@@ -6,8 +6,8 @@ use std::path::Path;
 /// Text for `sluice up -f`.
 #[derive(Clone, Debug)]
 pub struct Yaml {
-    /// Device memory of each GPU.
-    pub memory: &'static str,
+    /// Device memory of each GPU made of host memory; `None` = CUDA devices, whose contexts take nothing.
+    pub memory: Option<&'static str>,
     /// Bandwidth of the link.
     pub link: Option<&'static str>,
     /// Policy.
@@ -27,7 +27,7 @@ impl Yaml {
     /// A pool with one GPU of `memory`.
     pub fn pool(memory: &'static str) -> Yaml {
         Yaml {
-            memory,
+            memory: Some(memory),
             link: None,
             policy: "Oneiros",
             gpus: 1,
@@ -36,6 +36,11 @@ impl Yaml {
             remap: None,
             tenants: String::new(),
         }
+    }
+
+    /// A pool with one CUDA device.
+    pub fn cuda_pool() -> Yaml {
+        Yaml { memory: None, ..Yaml::pool("") }
     }
 
     /// Adds a tenant. `model` follows the source in `spec.model`, `spec` is appended to `spec`, both in flow style,
@@ -54,15 +59,21 @@ impl Yaml {
 
     /// The text.
     pub fn text(&self) -> String {
-        let Yaml { memory, policy, gpus, tenants, .. } = self;
+        let Yaml { policy, gpus, tenants, .. } = self;
         let more =
             |key, value: Option<&str>| value.map_or_else(String::new, |value| format!(", {key}: {value}"));
         let (link, chunk) = (more("linkBytesPerSecond", self.link), more("chunkBytes", self.chunk));
         let sharing = more("sharing", self.sharing);
         let remap = self.remap.map_or_else(String::new, |remap| format!("  remap: {remap}\n"));
+        let class = match self.memory {
+            Some(memory) => {
+                format!("host.sluice.dev\n  device: {{host: {{memory: {memory}{link}{chunk}}}}}")
+            }
+            None => "gpu.nvidia.com\n  device: {contextReserve: 0}".to_owned(),
+        };
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: box}}\nspec:\n  \
-             deviceClassName: host.sluice.dev\n  device: {{host: {{memory: {memory}{link}{chunk}}}}}\n  \
+             deviceClassName: {class}\n  \
              gpus: [{{name: one, count: {gpus}{sharing}}}]\n  hostMemoryPerGPU: 4Gi\n  policy: {policy}\n{remap}{tenants}"
         )
     }

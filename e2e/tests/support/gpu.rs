@@ -1,0 +1,56 @@
+//! A GPU for the tenants of one test: a stand-in for the driver, which runs our kernels from their PTX on host memory.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sluice_cuda_standin::leak_report::assert_nothing_held;
+use sluice_cuda_standin::library_folder::LibraryFolder;
+
+use super::env::TestEnv;
+use super::model;
+
+/// The device of a test environment.
+#[derive(Debug)]
+pub struct StandIn {
+    report: PathBuf,
+    bytes: u64,
+}
+
+impl StandIn {
+    /// Puts the driver's library on the library path of all programs of `world`, with one device of `bytes`.
+    pub fn install(world: &mut TestEnv, bytes: u64) -> StandIn {
+        let pool = Self::library(world);
+        std::fs::create_dir(&pool).unwrap();
+        let report = world.path("held");
+        world.set("SLUICE_STANDIN_POOL", pool);
+        world.set("SLUICE_STANDIN_BYTES", bytes.to_string());
+        world.set("SLUICE_STANDIN_REPORT", &report);
+        StandIn { report, bytes }
+    }
+
+    /// Puts the driver's library on the library path, without a device. Returns the folder that a device would have.
+    pub fn library(world: &mut TestEnv) -> PathBuf {
+        let libraries = world.path("lib");
+        std::fs::create_dir(&libraries).unwrap();
+        // The matrix products of cuBLASLt run at the speed of the host, those of our kernels in an interpreter.
+        let folder = LibraryFolder::new(&libraries).unwrap().with_cublas(12).unwrap();
+        world.set("LD_LIBRARY_PATH", folder.as_os_str());
+        world.path("pool")
+    }
+
+    /// Asserts that all memory of the device is free, and that every process that ended by itself had released
+    /// everything.
+    pub fn assert_nothing_held(&self, world: &TestEnv) {
+        assert_nothing_held(&self.report);
+        let device = &devices(world)["devices"][0];
+        let sizes = [&device["total_bytes"], &device["free_bytes"]].map(|bytes| bytes.as_u64().unwrap());
+        assert_eq!(sizes, [self.bytes; 2], "{device}");
+    }
+}
+
+/// Returns the report of the devices that the programs of `world` see.
+fn devices(world: &TestEnv) -> Value {
+    let mut command = world.program(&model::binary("sluice-sidecar"), Path::new(""));
+    let output = command.arg("devices").output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"))
+}
