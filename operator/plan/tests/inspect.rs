@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use sluice_plan::objects::inspect::{inspection_conditions, job, report, size_options};
 use sluice_plan::objects::{clients_policy, service};
+use sluice_types::GpuPool;
 use sluice_types::conditions::Reason;
 use sluice_wire::geometry::{GeometryError, GeometryErrorKind};
 
@@ -42,7 +43,7 @@ fn model_of_volume_is_inspected_in_place() {
 #[test]
 fn sizes_are_those_of_the_device_of_the_pool() {
     let cuda = pool(json!({"deviceClassName": "gpu.nvidia.com"}));
-    let options = |pool, spec| size_options(pool, &tenant("t", spec).spec).join(" ");
+    let options = |pool: &GpuPool, spec| size_options(pool, &tenant("t", spec).spec).join(" ");
     let bounded = || json!({"model": {"maxModelLen": 512}});
     assert_eq!(options(&host_pool(), bounded()), "--dtype Auto");
     assert_eq!(options(&cuda, bounded()), "--dtype Auto --device cuda --max-model-len 512");
@@ -94,7 +95,7 @@ fn inspection_pod_is_restricted_and_deleted_after_end() {
     assert_eq!((&pod["nodeSelector"]["gpu"], &pod["tolerations"][0]["key"]), (&json!("yes"), &json!("gpu")));
 }
 
-fn job_on(pool: &sluice_types::GpuPool) -> k8s_openapi::api::batch::v1::Job {
+fn job_on(pool: &GpuPool) -> k8s_openapi::api::batch::v1::Job {
     job(pool, &tenant("t", hub()), &release())
 }
 
