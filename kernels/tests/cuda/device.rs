@@ -184,7 +184,7 @@ impl<'k> Device<'k> {
         }
     }
 
-    /// Writes a word during the next launch, once that has taken `slices` slices: as the sidecar does while a step runs.
+    /// Writes a word during the next launch, once that has taken `slices` slices: as the sidecar does during a step.
     /// Returns `false` on a GPU, where no slice is seen.
     pub fn publish_after(&self, slices: u64, address: Address, word: u64) -> bool {
         let Body::Interpreter(memory) = &self.body else { return false };

@@ -137,8 +137,8 @@ fn misses(kernel: &str, row: &Value) -> Vec<String> {
     misses
 }
 
-/// Whether a kernel misses the limit of sectors. A fragment of attention's queries or results is 16 bytes of a row, half
-/// of a sector; so is a word of the f32 kernel's K, which one lane reads row by row.
+/// Whether a kernel misses the limit of sectors. A fragment of attention's queries or results is 16 bytes of a row,
+/// which is half a sector. In the f32 kernel a lane reads a row of K word by word.
 fn misses_sectors(kernel: &str) -> bool {
     kernel.starts_with("sluice_attention_") && !kernel.starts_with("sluice_attention_merge_")
 }
