@@ -159,7 +159,7 @@ case $part in
         "$pack/agent-tests" --ignored --exact gpu::tenant_on_a_gpu --nocapture
     SLUICE_TEST_GPU=1 step_with ncu profile 120 --kernel-name "regex:attention|gemm" --launch-count 20 \
         --section SpeedOfLight --csv "$pack/kernels-tests" cuda::forward::stories260k --test-threads=1
-    step bench 400 "$pack/sluice-gpu-bench" --quick --json "$results/bench.json"
+    step bench 500 "$pack/sluice-gpu-bench" --json "$results/bench.json" --profile "$results/profile.json"
     ;;
 esac
 
