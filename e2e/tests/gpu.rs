@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use sluice_wire::State;
 
-use crate::support::gpu::StandIn;
+use crate::support::gpu::{CHUNK, StandIn};
 use crate::support::model::Stories;
 use crate::support::tenant::{greedy, prompt};
 use crate::support::three_tenants::{
@@ -11,9 +11,6 @@ use crate::support::three_tenants::{
 };
 use crate::support::{Answer, Tenant, TestEnv, Yaml, eventually, processes};
 
-const MIB: u64 = 1 << 20;
-/// Chunk of a CUDA device.
-const CHUNK: u64 = 16 * MIB;
 const IMMEDIATE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
 /// Tokens of an answer of the reference model: the interpreter takes some 50 ms for a step.
 const GOLDEN_TOKENS: usize = 40;
@@ -35,7 +32,7 @@ async fn assert_golden(tenant: &Tenant, stories: &Stories) {
 async fn the_reference_model_answers_with_its_golden_tokens_on_a_gpu_next_to_a_pool_of_host_memory() {
     let Some(stories) = Stories::find("golden tokens on a GPU") else { return };
     let mut world = TestEnv::new();
-    let gpu = StandIn::install(&mut world, 32 * CHUNK);
+    let gpu = StandIn::install(&mut world, 32, 1);
     let cuda = Yaml::cuda_pool().tenant("device", &stories.folder, "", IMMEDIATE).text();
     let host = Yaml::pool("16Mi").tenant("host", &stories.folder, "", IMMEDIATE).text();
     let both = format!("{}---\n{host}", cuda.replace("box", "gpu"));
@@ -64,7 +61,7 @@ async fn a_machine_with_too_few_devices_is_refused_at_the_field() {
         "up.yaml:5:3: spec.deviceClassName: `gpu.nvidia.com` needs a CUDA device, and there is none: ";
     assert!(none.stderr.contains(expected) && none.stderr.contains("cuInit"), "{}", none.stderr);
     let mut world = TestEnv::new();
-    StandIn::install(&mut world, 4 * CHUNK);
+    StandIn::install(&mut world, 4, 1);
     yaml.gpus = 2;
     let two = world.up(&yaml, &[]).ended().await;
     let expected = "spec.gpus[0].count: the group needs 2 CUDA devices, and 1 is left: the driver has ";
@@ -73,7 +70,7 @@ async fn a_machine_with_too_few_devices_is_refused_at_the_field() {
     let small = world.up(&yaml, &[]).ended().await;
     let expected = "spec.deviceClassName: the tenant's floor of ";
     assert!(
-        small.stderr.contains(expected) && small.stderr.contains("64 MiB free of 64 MiB"),
+        small.stderr.contains(expected) && small.stderr.contains("128 MiB free of 160 MiB"),
         "{}",
         small.stderr
     );
@@ -155,7 +152,7 @@ fn assert_same(answers: three_tenants::Answers, expected: &[Answer]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn three_tenants_lend_memory_of_a_gpu_while_an_engine_and_a_sidecar_are_killed() {
     let mut world = TestEnv::new();
-    let gpu = StandIn::install(&mut world, 3 * WHOLE * CHUNK);
+    let gpu = StandIn::install(&mut world, 3 * WHOLE, 3);
     let mut trio = start(&world).await;
     let expected = baseline(&trio).await;
     // An engine of a lender, then the sidecar of the borrower.

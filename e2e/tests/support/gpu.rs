@@ -9,6 +9,13 @@ use sluice_cuda_standin::library_folder::LibraryFolder;
 use super::env::TestEnv;
 use super::model;
 
+const MIB: u64 = 1 << 20;
+/// Chunk of a CUDA device, bytes.
+pub const CHUNK: u64 = 16 * MIB;
+/// What a context takes of the stand-in's device, bytes. A sidecar and its engine have one each: `contextReserve` of
+/// [`super::Yaml::cuda_pool`] holds two.
+const CONTEXT: u64 = 32 * MIB;
+
 /// The device of a test environment.
 #[derive(Debug)]
 pub struct StandIn {
@@ -17,8 +24,10 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Puts the driver's library on the library path of all programs of `world`, with one device of `bytes`.
-    pub fn install(world: &mut TestEnv, bytes: u64) -> StandIn {
+    /// Puts the driver's library on the library path of all programs of `world`, with one device. It has `chunks` next
+    /// to the contexts of `tenants` tenants, and to the one that asks for its free memory.
+    pub fn install(world: &mut TestEnv, chunks: u64, tenants: u64) -> StandIn {
+        let bytes = chunks * CHUNK + (2 * tenants + 1) * CONTEXT;
         let pool = Self::library(world);
         std::fs::create_dir(&pool).unwrap();
         let report = world.path("held");
@@ -38,13 +47,13 @@ impl StandIn {
         world.path("pool")
     }
 
-    /// Asserts that all memory of the device is free, and that every process that ended by itself had released
-    /// everything.
+    /// Asserts that all memory of the device is free but the context of the one that asks, and that every process that
+    /// ended by itself had released everything.
     pub fn assert_nothing_held(&self, world: &TestEnv) {
         assert_nothing_held(&self.report);
         let device = &devices(world)["devices"][0];
         let sizes = [&device["total_bytes"], &device["free_bytes"]].map(|bytes| bytes.as_u64().unwrap());
-        assert_eq!(sizes, [self.bytes; 2], "{device}");
+        assert_eq!(sizes, [self.bytes, self.bytes - CONTEXT], "{device}");
     }
 }
 

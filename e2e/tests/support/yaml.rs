@@ -6,7 +6,7 @@ use std::path::Path;
 /// Text for `sluice up -f`.
 #[derive(Clone, Debug)]
 pub struct Yaml {
-    /// Device memory of each GPU made of host memory; `None` = CUDA devices, whose contexts take nothing.
+    /// Device memory of each GPU made of host memory; `None` = CUDA devices, as [`super::gpu`] makes them.
     pub memory: Option<&'static str>,
     /// Bandwidth of the link.
     pub link: Option<&'static str>,
@@ -69,7 +69,7 @@ impl Yaml {
             Some(memory) => {
                 format!("host.sluice.dev\n  device: {{host: {{memory: {memory}{link}{chunk}}}}}")
             }
-            None => "gpu.nvidia.com\n  device: {contextReserve: 0}".to_owned(),
+            None => "gpu.nvidia.com\n  device: {contextReserve: 64Mi}".to_owned(),
         };
         format!(
             "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {{name: box}}\nspec:\n  \

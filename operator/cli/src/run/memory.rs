@@ -239,7 +239,8 @@ impl ModelDemand {
         let terms = DemandParams {
             chunk_bytes: chunk,
             context_bytes: 0,
-            host_gpu_bytes: None,
+            // A GPU of host memory, whose size is counted apart from that of the processes.
+            host_gpu_bytes: Some(0),
             policy: wishes.policy,
         };
         let sized =
