@@ -2,9 +2,11 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
 /// A program that writes the files of `--json` and `--profile`. It fails if its name and arguments contain the text of the variable FAIL, and waits if they contain that of SLOW.
@@ -202,13 +204,14 @@ fn a_step_that_a_signal_cut_off_runs_again() {
     let pack = Pack::new();
     let mut command = Command::new(pack.at("run"));
     command.arg("1").arg(pack.at("results")).env("SLOW", "the_same_tests_pass_by_a_driver");
-    let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    let mut child = command.stdout(std::process::Stdio::null()).process_group(0).spawn().unwrap();
     let begun = std::time::Instant::now();
     while !pack.log("1").contains("called: kernels-tests") {
         assert!(begun.elapsed().as_secs() < 30, "parity starts");
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    child.kill().unwrap();
+    // With the group goes the step, which would hold the folder.
+    rustix::process::kill_process_group(Pid::from_child(&child), Signal::KILL).unwrap();
     child.wait().unwrap();
     assert_eq!(pack.result("parity"), None);
     assert_eq!(code(&pack.run("1", &[])), Some(0));

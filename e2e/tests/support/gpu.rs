@@ -41,8 +41,7 @@ impl StandIn {
     pub fn library(world: &mut TestEnv) -> PathBuf {
         let libraries = world.path("lib");
         std::fs::create_dir(&libraries).unwrap();
-        // The matrix products of cuBLASLt run at the speed of the host, those of our kernels in an interpreter.
-        let folder = LibraryFolder::new(&libraries).unwrap().with_cublas(12).unwrap();
+        let folder = LibraryFolder::new(&libraries).unwrap();
         world.set("LD_LIBRARY_PATH", folder.as_os_str());
         world.path("pool")
     }
