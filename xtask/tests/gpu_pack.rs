@@ -1,7 +1,6 @@
 //! `scripts/gpu-pack.sh`: its parts, with small programs in place of those that need a GPU.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -33,8 +32,9 @@ impl Pack {
     fn new() -> Pack {
         let pack = Pack { folder: tempfile::tempdir().unwrap() };
         fs::create_dir(pack.at("tools")).unwrap();
+        fs::write(pack.at("program"), PROGRAM).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu-pack.sh");
-        fs::copy(script, pack.at("run")).unwrap();
+        pack.install(&script, "run");
         for name in ["kernels-tests", "memory-tests", "agent-tests", "sluice-gpu-probe", "sluice-gpu-bench"] {
             pack.add(name);
         }
@@ -46,8 +46,14 @@ impl Pack {
     }
 
     fn add(&self, name: &str) {
-        fs::write(self.at(name), PROGRAM).unwrap();
-        fs::set_permissions(self.at(name), Permissions::from_mode(0o755)).unwrap();
+        self.install(&self.at("program"), name);
+    }
+
+    /// Copies `from` as an executable. Another process writes it: a file that is open for writing in a process
+    /// that another test forks just then cannot be executed (ETXTBSY).
+    fn install(&self, from: &Path, name: &str) {
+        let status = Command::new("install").args(["-m", "755"]).arg(from).arg(self.at(name)).status().unwrap();
+        assert!(status.success(), "install {name}: {status}");
     }
 
     fn with_tools(self) -> Pack {
