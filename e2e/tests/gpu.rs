@@ -26,7 +26,7 @@ async fn assert_golden(tenant: &Tenant, stories: &Stories) {
 async fn the_reference_model_answers_with_its_golden_tokens_on_a_gpu_next_to_a_pool_of_host_memory() {
     let Some(stories) = Stories::find("golden tokens on a GPU") else { return };
     let mut world = TestEnv::new();
-    let gpu = StandIn::install(&mut world, 32, 1);
+    let gpu = StandIn::install(&mut world, 32);
     let cuda = Yaml::cuda_pool().tenant("device", &stories.folder, "", IMMEDIATE).text();
     let host = Yaml::pool("16Mi").tenant("host", &stories.folder, "", IMMEDIATE).text();
     let both = format!("{}---\n{host}", cuda.replace("box", "gpu"));
@@ -55,7 +55,7 @@ async fn a_machine_with_too_few_devices_is_refused_at_the_field() {
         "up.yaml:5:3: spec.deviceClassName: `gpu.nvidia.com` needs a CUDA device, and there is none: ";
     assert!(none.stderr.contains(expected) && none.stderr.contains("cuInit"), "{}", none.stderr);
     let mut world = TestEnv::new();
-    StandIn::install(&mut world, 4, 1);
+    StandIn::install(&mut world, 4);
     yaml.gpus = 2;
     let two = world.up(&yaml, &[]).ended().await;
     let expected = "spec.gpus[0].count: the group needs 2 CUDA devices, and 1 is left: the driver has ";

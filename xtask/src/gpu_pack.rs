@@ -2,15 +2,16 @@
 //! the script that runs them.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use cargo_metadata::Message;
+use cargo_metadata::Artifact;
 use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 use clap::Args;
 
 use crate::cache::variable;
 use crate::process;
+use crate::test_runner::shared_folder;
 use crate::workspace::Workspace;
 
 /// Largest size of the pack and the tracked files together, bytes.
@@ -60,45 +61,43 @@ pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
 }
 
 fn shared_model(root: &Utf8Path) -> Result<Utf8PathBuf> {
-    let shared = variable("SLUICE_SHARED").map_or_else(|| root.join("../shared"), Utf8PathBuf::from);
-    let model = shared.join(MODEL);
-    ensure!(model.is_dir(), "{model} is missing: set SLUICE_SHARED to the folder that holds {MODEL}");
-    Ok(model)
+    let shared = shared_folder(root, variable("SLUICE_SHARED").as_deref())?;
+    let model = shared.map(|shared| shared.join(MODEL)).filter(|model| model.is_dir());
+    model.with_context(|| format!("{MODEL} is missing: set SLUICE_SHARED to the folder that holds it"))
+}
+
+/// Names of all programs in the pack.
+fn names() -> impl Iterator<Item = &'static str> {
+    PROGRAMS.into_iter().chain(TESTS.iter().map(|(.., name)| *name))
 }
 
 /// Builds programs and tests. Returns where they are, with their names in the pack.
 fn build(workspace: &Workspace, profile: &str) -> Result<Vec<(Utf8PathBuf, &'static str)>> {
-    let json = ["--locked", "--message-format", "json-render-diagnostics", "--profile", profile];
-    let mut programs = process::cargo(&workspace.root, &["build", "--workspace"]);
-    programs.args(json).args(PROGRAMS.iter().flat_map(|name| ["--bin", name]));
+    let cargo = |words: &[&str]| {
+        let mut command = process::cargo(&workspace.root, words);
+        command.args(["--locked", "--profile", profile]);
+        command
+    };
+    let mut programs = cargo(&["build", "--workspace"]);
+    programs.args(PROGRAMS.iter().flat_map(|name| ["--bin", name]));
     let mut built = executables(programs)?;
     for (package, target, name) in TESTS {
-        let mut tests =
-            process::cargo(&workspace.root, &["test", "--no-run", "-p", package, "--test", target]);
-        let made = executables(tests.args(json))?;
+        let made = executables(cargo(&["test", "--no-run", "-p", package, "--test", target]))?;
         built
             .extend(made.into_iter().filter(|(_, of)| of == target).map(|(path, _)| (path, name.to_owned())));
     }
-    let names = PROGRAMS.into_iter().chain(TESTS.iter().map(|(.., name)| *name));
     let found = |name: &'static str| {
         let place = built.iter().find(|(_, built)| built == name);
         place.map(|(path, _)| (path.clone(), name)).with_context(|| format!("cargo did not build {name}"))
     };
-    names.map(found).collect()
+    names().map(found).collect()
 }
 
 /// Runs a build. Returns each executable with the name of its target.
-fn executables(mut build: impl std::borrow::BorrowMut<Command>) -> Result<Vec<(Utf8PathBuf, String)>> {
-    let build = build.borrow_mut().stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = build.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "the build failed");
-    let mut found = Vec::new();
-    for message in Message::parse_stream(output.stdout.as_slice()) {
-        if let Message::CompilerArtifact(artifact) = message.context("cargo's messages")? {
-            found.extend(artifact.executable.map(|path| (path, artifact.target.name)));
-        }
-    }
-    Ok(found)
+fn executables(build: Command) -> Result<Vec<(Utf8PathBuf, String)>> {
+    let artifacts = process::artifacts(build)?.context("the build failed")?;
+    let executable = |artifact: Artifact| Some((artifact.executable?, artifact.target.name));
+    Ok(artifacts.into_iter().filter_map(executable).collect())
 }
 
 /// Copies a program without what only a debugger reads.
@@ -127,7 +126,7 @@ fn copy_folder(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
 fn check_size(workspace: &Workspace, out: &Utf8Path) -> Result<()> {
     let size = |path: Utf8PathBuf| path.metadata().map_or(0, |file| file.len());
     let tracked: u64 = workspace.files.iter().map(|name| size(workspace.root.join(name))).sum();
-    let mut names: Vec<&str> = PROGRAMS.into_iter().chain(TESTS.iter().map(|(.., name)| *name)).collect();
+    let mut names: Vec<&str> = names().collect();
     names.sort_by_key(|name| std::cmp::Reverse(size(out.join(name))));
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     for name in &names {

@@ -1,9 +1,11 @@
 //! Starting cargo from inside cargo.
 
+use std::io::BufReader;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use cargo_metadata::camino::Utf8Path;
+use cargo_metadata::{Artifact, Message};
 
 /// What `cargo run` sets for its child. Build scripts that watch one of these would run again under a nested cargo.
 const OF_THE_OUTER_CARGO: [&str; 6] = [
@@ -34,6 +36,20 @@ pub fn passes(mut command: Command) -> Result<bool> {
     println!("$ cargo {}", words.join(" "));
     let status = command.stdin(Stdio::null()).status().context("cannot start cargo")?;
     Ok(status.success())
+}
+
+/// Runs a build with its messages as JSON, which are read as they come; `None` if it failed.
+pub fn artifacts(mut build: Command) -> Result<Option<Vec<Artifact>>> {
+    build.args(["--message-format", "json-render-diagnostics"]).stdin(Stdio::null());
+    let mut child = build.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
+    let stdout = child.stdout.take().context("cargo has no output")?;
+    let mut artifacts = Vec::new();
+    for message in Message::parse_stream(BufReader::new(stdout)) {
+        if let Message::CompilerArtifact(artifact) = message.context("the output of cargo")? {
+            artifacts.push(artifact);
+        }
+    }
+    Ok(child.wait()?.success().then_some(artifacts))
 }
 
 /// Runs cargo and returns what it printed on stdout.

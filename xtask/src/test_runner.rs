@@ -123,7 +123,7 @@ fn has_browser() -> bool {
 }
 
 /// The folder with models and data that are not in the repository: `given`, or `../shared` where there is one.
-fn shared_folder(root: &Utf8Path, given: Option<&str>) -> Result<Option<Utf8PathBuf>> {
+pub fn shared_folder(root: &Utf8Path, given: Option<&str>) -> Result<Option<Utf8PathBuf>> {
     let Some(given) = given.filter(|given| !given.is_empty()) else {
         let beside = root.parent().map(|parent| parent.join("shared"));
         return Ok(beside.filter(|folder| folder.is_dir()));

@@ -2,9 +2,11 @@
 //! CPUs. When the nodes with CPUs are full, the kernel takes memory for the host's copy of the weights there, and the
 //! GPU loses it.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
+use sluice_common::text::ranges;
 
 /// Where the kernel lists its nodes.
 pub const NODES: &str = "/sys/devices/system/node";
@@ -66,12 +68,8 @@ fn read(folder: &Path, file: &str) -> Result<Vec<u32>, NumaError> {
 
 /// Parses a list such as `0-3,8`; an empty one has no nodes.
 fn parse(list: &str) -> Option<Vec<u32>> {
-    let ranges = list.split(',').filter(|range| !range.is_empty()).map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        (last < MAX_NODES).then_some(first..=last)
-    });
-    Some(ranges.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
+    let bounded = |range: Option<RangeInclusive<u32>>| range.filter(|range| *range.end() < MAX_NODES);
+    Some(ranges(list).map(bounded).collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// Nodes of the largest kernels (`CONFIG_NODES_SHIFT` is at most 10).

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use sluice_common::text::ranges;
 
 use crate::Error;
 use crate::bench::Bench;
@@ -48,11 +49,7 @@ fn pin(wanted: &[usize]) -> Result<bool, Error> {
 
 /// Parses a list such as `0-3,8`.
 fn processors(list: &str) -> Vec<usize> {
-    let range = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
-    };
-    list.split(',').filter_map(range).flatten().collect()
+    ranges(list).flatten().flatten().map(|processor| processor as usize).collect()
 }
 
 #[cfg(test)]

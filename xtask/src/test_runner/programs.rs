@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use cargo_metadata::Artifact;
 use cargo_metadata::camino::Utf8PathBuf;
-use cargo_metadata::{Artifact, Message};
 use tempfile::NamedTempFile;
 
 use super::times::Times;
@@ -122,17 +122,11 @@ fn package(id: &str) -> &str {
 
 /// Builds programs of tests; `None` = they do not compile.
 fn built(mut build: Command) -> Result<Option<Vec<Program>>> {
-    build.args(["--no-run", "--message-format", "json-render-diagnostics"]).stdin(Stdio::null());
-    let mut child = build.stdout(Stdio::piped()).spawn().context("cannot start cargo")?;
-    let stdout = child.stdout.take().context("cargo has no output")?;
-    let mut programs = Vec::new();
-    for message in Message::parse_stream(BufReader::new(stdout)) {
-        if let Message::CompilerArtifact(artifact) = message.context("the output of cargo")? {
-            programs.extend(Program::of(artifact));
-        }
-    }
+    build.arg("--no-run");
+    let Some(artifacts) = process::artifacts(build)? else { return Ok(None) };
+    let mut programs: Vec<Program> = artifacts.into_iter().filter_map(Program::of).collect();
     programs.sort_by(|a, b| (&a.package, &a.target).cmp(&(&b.package, &b.target)));
-    Ok(child.wait()?.success().then_some(programs))
+    Ok(Some(programs))
 }
 
 /// Builds and runs all tests; `tests` is how cargo does. `true` = all passed; those that did not are named at the end.

@@ -1,12 +1,11 @@
 //! A GPU for tests: memory and launches by the driver.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::ffi::CString;
 use std::sync::OnceLock;
 
-use sluice_kernels::cuda::{Address, LaunchPlan, Module};
-use sluice_memory::cuda::{Buffer, Context, Device, Driver, Function, Grid, Module as LoadedModule, Stream};
+use sluice_kernels::cuda::{Address, LaunchPlan};
+use sluice_kernels::engine::CudaKernels;
+use sluice_memory::cuda::{Buffer, Context, Device, Driver, Stream};
 
 /// Set in processes whose kernels run on a GPU. The tests of memory read the same variable.
 pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
@@ -54,28 +53,19 @@ impl Gpu {
 
     /// Runs a launch, which must succeed.
     pub fn run(&self, plan: &LaunchPlan) {
-        let grid = Grid { blocks: plan.grid, threads: plan.block };
-        let function = &loaded().1[plan.kernel];
-        // SAFETY: a plan holds the kernel's structure; a test compares the layout of each with the PTX.
-        let launched = unsafe { self.stream.launch_with(function, grid, plan.shared_bytes, &plan.params) };
+        let launched = loaded().1.launch(&self.stream, plan);
         launched
             .and_then(|()| self.stream.finish())
             .unwrap_or_else(|error| panic!("{}: {error}", plan.kernel));
     }
 }
 
-/// The context of this process and every kernel by name.
-fn loaded() -> &'static (Context, HashMap<&'static str, Function>) {
-    static LOADED: OnceLock<(Context, HashMap<&'static str, Function>)> = OnceLock::new();
+/// The context of this process, and all kernels.
+fn loaded() -> &'static (Context, CudaKernels) {
+    static LOADED: OnceLock<(Context, CudaKernels)> = OnceLock::new();
     LOADED.get_or_init(|| {
         let context = Context::new(Device::open(Driver::open().unwrap(), 0).unwrap()).unwrap();
-        let mut functions = HashMap::new();
-        for module in Module::ALL {
-            let image = CString::new(module.ptx()).unwrap();
-            let module_on_gpu = LoadedModule::load(&context, &image).unwrap();
-            functions
-                .extend(module.kernels().map(|kernel| (kernel, module_on_gpu.function(kernel).unwrap())));
-        }
-        (context, functions)
+        let kernels = CudaKernels::load(&context).unwrap();
+        (context, kernels)
     })
 }

@@ -27,22 +27,26 @@ impl Case {
 
 /// All cases.
 fn cases() -> Vec<Case> {
-    let family = |name, run, seeds: std::ops::Range<u64>| seeds.map(move |seed| Case { name, run, seed });
-    family("attention", attention::small_case as fn(&Device, u64), 0..attention::SMALL_CASES)
-        .chain(family("product", gemm::product, 0..110))
-        .chain(family("elementwise", gemm::elementwise, 0..100))
-        .chain(family("embed", rows::embed, 0..20))
-        .chain(family("norm", rows::norm, 0..90))
-        .chain(family("rope_kv", rope::rope_kv, 0..40))
-        .chain(family("rope_angles", rope::angles, 0..1))
-        .chain(family("copies", memory::copies, 0..6))
-        .chain(family("fill", memory::fill, 0..1))
-        .chain(family("generations", memory::generations, 0..1))
-        .chain(family("waits", memory::waits, 0..1))
-        .chain(family("argmax", sampling::argmax_case, 0..12))
-        .chain(family("top_k", sampling::top_k_case, 0..8))
-        .chain(family("wide_top_k", sampling::wide_top_k_case, 0..1))
-        .collect()
+    /// Name, case and number of seeds.
+    type Family = (&'static str, fn(&Device, u64), u64);
+    let families: [Family; 14] = [
+        ("attention", attention::small_case, attention::SMALL_CASES),
+        ("product", gemm::product, 110),
+        ("elementwise", gemm::elementwise, 100),
+        ("embed", rows::embed, 20),
+        ("norm", rows::norm, 90),
+        ("rope_kv", rope::rope_kv, 40),
+        ("rope_angles", rope::angles, 1),
+        ("copies", memory::copies, 6),
+        ("fill", memory::fill, 1),
+        ("generations", memory::generations, 1),
+        ("waits", memory::waits, 1),
+        ("argmax", sampling::argmax_case, 12),
+        ("top_k", sampling::top_k_case, 8),
+        ("wide_top_k", sampling::wide_top_k_case, 1),
+    ];
+    let seeded = |(name, run, seeds): Family| (0..seeds).map(move |seed| Case { name, run, seed });
+    families.into_iter().flat_map(seeded).collect()
 }
 
 /// The cases of each kernel, with the slices (some ten thousand instructions) that each takes.

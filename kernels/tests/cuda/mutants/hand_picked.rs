@@ -12,7 +12,7 @@ use super::generate::KernelText;
 enum Edit {
     /// The first line with `from` has `to` in its place.
     Text { from: String, to: String },
-    /// A number of the argument, at this offset and with this many bytes, is larger by so much.
+    /// Adds `by` to the number of `bytes` bytes at `offset` of the argument.
     Argument { offset: usize, bytes: usize, by: i64 },
     /// The grid has `by` blocks more in one dimension.
     Grid { axis: usize, by: i64 },

@@ -320,4 +320,4 @@ fn listen(options: &UpOptions, index: u16) -> ListenConfig {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -1,13 +1,13 @@
 //! Which device each GPU is, and what is said of a machine without enough of them.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use sluice_wire::config::{CudaConfig, SidecarConfig};
 use sluice_wire::geometry::Geometry;
 
 use super::*;
-use crate::up::plan::{LaunchPlan, UpOptions, inputs, plan};
+use crate::up::plan::tests::options;
+use crate::up::plan::{LaunchPlan, inputs, plan};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -58,18 +58,6 @@ fn devices(count: usize) -> FoundDevices {
 fn objects(yaml: &str) -> Vec<SourceObject> {
     let objects = sluice_types::load::load_located_str(yaml, "up.yaml").unwrap_or_else(|e| panic!("{e:?}"));
     objects.into_iter().map(|located| SourceObject { located, folder: PathBuf::new() }).collect()
-}
-
-fn options() -> UpOptions {
-    UpOptions {
-        host: IpAddr::from([127, 0, 0, 1]),
-        port: 8000,
-        threads: 2,
-        journal: None,
-        force_remap: None,
-        poison: false,
-        engine: "sluice-engine".into(),
-    }
 }
 
 fn assigned(yaml: &str, found: FoundDevices) -> Result<Vec<(String, String)>, String> {

@@ -15,7 +15,8 @@ const POOL: &str = "apiVersion: sluice.dev/v1alpha1\nkind: GpuPool\nmetadata: {n
 const TENANT: &str = "---\napiVersion: sluice.dev/v1alpha1\nkind: ModelTenant\nmetadata: {name: NAME}\nspec:\n  \
     poolRef: {name: laptop}\n  model: {source: {type: File, file: {path: models/NAME}}}\n";
 
-fn options() -> UpOptions {
+/// Options of a run in tests, without any that a user chose.
+pub fn options() -> UpOptions {
     UpOptions {
         host: IpAddr::from([127, 0, 0, 1]),
         port: 8000,
