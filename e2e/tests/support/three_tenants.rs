@@ -18,8 +18,8 @@ const MODEL: &str = "--layers 16 --hidden 256 --heads 8 --kv-heads 4 --intermedi
 /// The weights of all and 8 MiB more for each.
 const MEMORY: &str = "88Mi";
 const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
-/// Requests at once for one tenant: 15 MiB of KV.
-pub const LOAD: u32 = 12;
+/// Requests at once for one tenant: 11.2 MiB of KV, where it has 8 MiB of its own.
+pub const LOAD: u32 = 9;
 const PROMPT: u32 = 100;
 const TOKENS: usize = 48;
 const PAUSE: Duration = Duration::from_millis(5);
