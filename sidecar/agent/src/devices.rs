@@ -28,19 +28,26 @@ fn devices() -> Result<Vec<CudaDevice>, Error> {
     (0..driver.devices()?).map(|ordinal| describe(Device::open(driver, ordinal)?)).collect()
 }
 
+/// Describes a device. One that cannot be used has its problem, so that the others are found all the same.
 fn describe(device: Device) -> Result<CudaDevice, Error> {
-    // The driver says what is free in a context alone.
-    let memory = Context::new(device)?.memory()?;
+    // The driver says what is free only in a context, and a device in use by another process may give none.
+    let free = match unfit_capability(device)? {
+        Some(problem) => Err(problem),
+        None => Context::new(device)
+            .and_then(|context| context.memory())
+            .map_err(|error| format!("the driver gives no context: {error}")),
+    };
     Ok(CudaDevice {
         uuid: device.uuid()?,
         name: device.name()?,
-        total_bytes: memory.total,
-        free_bytes: memory.free,
-        problem: problem(device)?,
+        total_bytes: device.total_bytes()?,
+        free_bytes: free.as_ref().map_or(0, |memory| memory.free),
+        problem: free.err(),
     })
 }
 
-fn problem(device: Device) -> Result<Option<String>, Error> {
+/// Returns why the kernels do not run on the device.
+fn unfit_capability(device: Device) -> Result<Option<String>, Error> {
     let found = device.capability()?;
     let ((major, minor), (least_major, least_minor)) = (found, LEAST_CAPABILITY);
     let words =

@@ -132,8 +132,11 @@ fn found_words(devices: &[CudaDevice]) -> String {
 /// Describes a device: name, UUID and memory.
 pub fn device_words(device: &CudaDevice) -> String {
     let CudaDevice { uuid, name, total_bytes, free_bytes, problem } = device;
-    let problem = problem.as_ref().map(|problem| format!(": {problem}")).unwrap_or_default();
-    format!("{name} ({uuid}, {} free of {}{problem})", bytes(*free_bytes), bytes(*total_bytes))
+    let total = bytes(*total_bytes);
+    match problem {
+        Some(problem) => format!("{name} ({uuid}, {total}: {problem})"),
+        None => format!("{name} ({uuid}, {} free of {total})", bytes(*free_bytes)),
+    }
 }
 
 #[cfg(test)]
