@@ -3,7 +3,7 @@
 use crate::support::gpu::{CHUNK, StandIn};
 use crate::support::model::Stories;
 use crate::support::tenant::greedy;
-use crate::support::{Tenant, TestEnv, Yaml};
+use crate::support::{Tenant, TestEnv, Yaml, processes};
 
 const IMMEDIATE: &str = "pacing: {mode: Immediate}, drainSeconds: 2";
 /// Tokens of an answer of the reference model: the interpreter takes some 50 ms for a step.
@@ -38,6 +38,12 @@ async fn the_reference_model_answers_with_its_golden_tokens_on_a_gpu_next_to_a_p
     // All memory is the device's, and its chunks are those of CUDA.
     assert_eq!((state.memory.capacity_bytes, state.memory.chunk_bytes), (32 * CHUNK, CHUNK));
     assert!(state.memory.balances(), "{:?}", state.memory);
+    let engine = state.engine.pid.unwrap();
+    for (process, loading) in [(device.record.pid, "LAZY"), (engine, "EAGER")] {
+        for variable in [&format!("CUDA_MODULE_LOADING={loading}"), "CUDA_DEVICE_MAX_CONNECTIONS=32"] {
+            assert!(processes::has_environment(process, &format!("{variable}\0")), "{process}: {variable}");
+        }
+    }
     assert!(world.stderr().contains("gpu-one-0 is "), "the device is named: {}", world.stderr());
     up.end_cleanly().await;
     gpu.assert_nothing_held(&world);
@@ -68,4 +74,9 @@ async fn a_machine_with_too_few_devices_is_refused_at_the_field() {
         "{}",
         small.stderr
     );
+    world.set("SLUICE_STANDIN_FAULTS", "cuCtxCreate_v2=46");
+    let busy = world.up(&yaml, &[]).ended().await;
+    let expected = "needs a CUDA device, and there is none: the driver has ";
+    let problem = ", 160 MiB: the driver gives no context: ";
+    assert!(busy.stderr.contains(expected) && busy.stderr.contains(problem), "{}", busy.stderr);
 }

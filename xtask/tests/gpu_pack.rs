@@ -52,7 +52,8 @@ impl Pack {
     /// Copies `from` as an executable. Another process writes it: a file that is open for writing in a process
     /// that another test forks just then cannot be executed (ETXTBSY).
     fn install(&self, from: &Path, name: &str) {
-        let status = Command::new("install").args(["-m", "755"]).arg(from).arg(self.at(name)).status().unwrap();
+        let status =
+            Command::new("install").args(["-m", "755"]).arg(from).arg(self.at(name)).status().unwrap();
         assert!(status.success(), "install {name}: {status}");
     }
 

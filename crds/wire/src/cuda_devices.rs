@@ -1,4 +1,5 @@
-//! CUDA devices that a process sees: `sluice-sidecar devices` reports them to `sluice up`, which links no driver.
+//! CUDA devices that a process sees: `sluice-sidecar devices` reports them to `sluice up`, which links no driver. And
+//! the variables of CUDA that `sluice up` and the operator give to a process.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,6 +7,16 @@ use crate::message::{ReadError, read};
 
 /// Newest major of the report that this build knows, and the one that it writes.
 pub const VERSION: u32 = 1;
+
+/// Lets a sidecar, whose context has no kernels of ours, load code when it is used: that takes 364 MiB less for a pair of
+/// contexts (docs/gpu-probe.md, `handles`). Drivers before CUDA 12.2 load all at once.
+pub const SIDECAR_LOADING: (&str, &str) = ("CUDA_MODULE_LOADING", "LAZY");
+
+/// Work queues from a process to its device. The driver's default is 8, and 32 the most (CUDA programming guide, 5.2):
+/// streams that share a queue wait for each other, and a stream may wait for a word that another stream writes.
+/// Clients of one MPS server share its queues, and a client that asks for more leaves fewer for others
+/// (docs.nvidia.com/deploy/mps, 4.2.4).
+pub const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +27,7 @@ pub struct CudaDevice {
     pub name: String,
     /// Memory, bytes.
     pub total_bytes: u64,
-    /// Memory that no process holds, bytes; the context that asked for it counts as used.
+    /// Memory that no process holds, bytes; the context that asked for it counts as used. 0 for a device with a problem.
     pub free_bytes: u64,
     /// Why the native engine cannot use it; `None` = it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]

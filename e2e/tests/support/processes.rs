@@ -14,7 +14,8 @@ pub fn of_world(folder: &Path) -> Vec<u32> {
     pids.filter(|pid| has_environment(*pid, &mark) && alive(*pid)).collect()
 }
 
-fn has_environment(pid: u32, mark: &str) -> bool {
+/// Whether the environment of a process contains `mark`.
+pub fn has_environment(pid: u32, mark: &str) -> bool {
     // The read fails for a process that has exited or belongs to another user: neither is ours.
     let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     environment.windows(mark.len()).any(|window| window == mark.as_bytes())

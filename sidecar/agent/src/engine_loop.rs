@@ -10,7 +10,6 @@ mod engine_watch;
 mod idle_sleep;
 mod load;
 mod max_map_count;
-mod open_files;
 mod peers;
 mod placement_planner;
 mod share_control;

@@ -28,6 +28,7 @@ pub mod inspect;
 mod logs;
 pub mod metrics;
 pub mod model;
+mod open_files;
 pub mod peers;
 pub mod probes;
 pub mod proxied_engine;

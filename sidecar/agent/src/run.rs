@@ -2,7 +2,6 @@
 
 pub(crate) mod failure;
 pub(crate) mod listeners;
-mod rlimit;
 pub(crate) mod runtime;
 
 use std::collections::hash_map::RandomState;
@@ -32,7 +31,7 @@ use crate::gateway::{ApiKeys, Gateway};
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::scheduler_handle::{MessageSender, SchedulerHandle, SchedulerMessage, Status};
-use crate::{devices, download, inspect, proxied_engine};
+use crate::{devices, download, inspect, open_files, proxied_engine};
 
 /// Runs until a signal or a failure.
 ///
@@ -59,7 +58,7 @@ pub fn run_with(args: &Args, faults: InjectedFaults) -> Result<(), Failure> {
     let file = args.config.as_deref().ok_or_else(|| config_error(anyhow!("--config is required")))?;
     let config = read_config(file).map_err(config_error)?;
     disable_core_dumps(&config).map_err(other_error)?;
-    rlimit::raise_nofile(&config);
+    open_files::raise_limit(&config);
     let folder = config.runtime_dir.clone();
     create_private_dir(&folder).map_err(other_error)?;
     run_configured(&folder, config, faults).map_err(|failure| {

@@ -9,6 +9,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use sluice_wire::config_rejection::ConfigRejection;
+use sluice_wire::cuda_devices::{QUEUES, SIDECAR_LOADING};
 use sluice_wire::restart::BackOff;
 use sluice_wire::sidecar_hangs::SidecarHangs;
 use tokio::process::{Child, Command};
@@ -120,6 +121,12 @@ impl TenantProcess {
         command.arg("--config").arg(file).arg("--refusal-in-file");
         // Its engine inherits the name, which identifies the lines of all that write to this terminal.
         command.env("SLUICE_LOG_NAME", self.title());
+        if self.config.gpu.cuda.is_some() {
+            // Its engine inherits them too, and its supervisor sets how the worker loads kernels.
+            let unset =
+                [SIDECAR_LOADING, QUEUES].into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
+            command.envs(unset);
+        }
         if self.is_quiet {
             child::set_warn_log_level(&mut command);
         }

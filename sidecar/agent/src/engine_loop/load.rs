@@ -53,17 +53,18 @@ use super::engine_acceptor::{EngineAcceptor, EngineLease, LEASE_TIMEOUT};
 use super::engine_event::Attached;
 use super::engine_watch::EngineWatch;
 use super::idle_sleep::IdleSleep;
+use super::max_map_count;
 use super::peers::{self, PeerContext};
 use super::placement_planner::PlannerThread;
 use super::share_control::{ShareController, ShareGrant, ShareSource};
 use super::state_recorder::StateRecorder;
-use super::{max_map_count, open_files};
 use crate::clock::Clock;
 use crate::directive::DirectiveStore;
 use crate::heartbeat::Heartbeat;
 use crate::metrics::Metrics;
 use crate::model::config::read_spec;
 use crate::model::text::Text;
+use crate::open_files::{self, FileDemand};
 use crate::peers::membership::LedgerMembership;
 use crate::peers::quota::LedgerQuota;
 use crate::scheduler_handle::{MessageSender, SchedulerMessage, Status};
@@ -92,7 +93,10 @@ pub fn load(config: SidecarConfig) -> Result<LoadedTenant, LoadError> {
 /// Checks what the kernel allows a chunk to be: a mapping on the host, an open file on a CUDA device.
 fn check_kernel_limits(loaded: &LoadedTenant) -> Result<(), LoadError> {
     if loaded.config.gpu.cuda.is_some() {
-        return open_files::check(sizes::capacity_chunks(&loaded.config), open_files::process_limit());
+        let demand = FileDemand::new(&loaded.config).with_chunks(sizes::capacity_chunks(&loaded.config));
+        return demand
+            .check(open_files::limit())
+            .map_err(|error| config_error("gpu.chunk_bytes", format!("{error}, or use larger chunks")));
     }
     let demand = max_map_count::mapping_demand(&engine_setup(loaded, Device::Host));
     if let Some(warning) = max_map_count::check(demand, max_map_count::kernel_limit())? {

@@ -25,6 +25,7 @@ use crate::gateway::scrape::MetricsScrape;
 use crate::gateway::serve::{CLOSE_GRACE, ListenerLimits, drain, serve, serve_with_timeouts};
 use crate::gateway::timeouts::Timeouts;
 use crate::heartbeat::Heartbeat;
+use crate::open_files::max_connections;
 use crate::peers::client::PeerClient;
 use crate::probes::{self, DrainHook};
 
@@ -114,7 +115,7 @@ impl Listeners {
         let (stop, stopping) = watch::channel(false);
         let drain = Duration::from_secs(u64::from(config.drain_seconds));
         let limits = ListenerLimits {
-            max_connections: connections(config.limits.max_streams),
+            max_connections: max_connections(config.limits.max_streams),
             drain_timeout: drain + CLOSE_GRACE,
         };
         let small = ListenerLimits { max_connections: 64, drain_timeout: Duration::from_secs(1) };
@@ -143,12 +144,6 @@ impl Listeners {
         ));
         ServerTasks { gateway, admin, probes, stop, drain, hook }
     }
-}
-
-/// Returns the maximum number of client connections. It leaves some for clients that are refused because there are too
-/// many requests.
-pub fn connections(max_streams: u32) -> usize {
-    max_streams as usize + 1024
 }
 
 /// Servers that run.
