@@ -47,9 +47,9 @@ record() {
     printf '%-14s %-8s %4s s  %s\n' "$1" "$2" "$3" "$4"
 }
 
-# step NAME SECONDS COMMAND...: runs a command once, within its time.
+# step NAME SECONDS COMMAND...: runs a command once, within its time. Tests fail if none of them has passed.
 step() {
-    local name=$1 limit=$2 start=$SECONDS status done_before
+    local name=$1 limit=$2 start=$SECONDS status done_before logged
     shift 2
     done_before="$(result_of "$name")"
     if [ -n "$done_before" ]; then
@@ -63,17 +63,31 @@ step() {
         return
     fi
     printf '\n== %s: %s\n' "$name" "$*" >>"$log"
+    logged=$(wc -c <"$log")
     timeout -k 5 "$limit" "$@" >>"$log" 2>&1
     status=$?
+    local why="exit status $status"
+    [ $status -ne 124 ] || why="not finished in $limit s"
+    if [ $status -eq 0 ] && runs_tests "$*" && ! test_passed_after "$logged"; then
+        status=1 why="no test ran"
+    fi
     if [ $status -eq 0 ]; then
         record "$name" ok $((SECONDS - start)) ""
         return
     fi
-    local why="exit status $status"
-    [ $status -ne 124 ] || why="not finished in $limit s"
     record "$name" failed $((SECONDS - start)) "$why"
     tail -n 15 "$log"
     failed=1
+}
+
+# Whether a command runs tests. A filter that matches none of them ends with 0.
+runs_tests() {
+    [[ $1 == */*-tests\ * ]]
+}
+
+# Whether the log says after its first bytes that a test has passed.
+test_passed_after() {
+    [ "$(tail -c +$(($1 + 1)) "$log" | grep -c '[1-9][0-9]* passed')" -gt 0 ]
 }
 
 # step_with TOOL NAME SECONDS ARGUMENTS...: a step whose command starts with a tool of CUDA, if this machine has it.

@@ -8,12 +8,18 @@ use std::process::{Command, Output};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// A program that writes the files of `--json` and `--profile`. It fails if its name and arguments contain the text of the variable FAIL, and waits if they contain that of SLOW.
+/// A program that writes the files of `--json` and `--profile`, and says that one of its tests has passed. It fails if
+/// its name and arguments contain the text of the variable FAIL, waits if they contain that of SLOW, and runs no test
+/// if they contain that of EMPTY.
 const PROGRAM: &str = r#"#!/bin/sh
 said="$(basename "$0") $*"
 echo "called: $said; gpu=${SLUICE_TEST_GPU:-}"
 case "$said" in *"${SLOW:-no such step}"*) sleep 30 ;; esac
 case "$said" in *"${FAIL:-no such step}"*) exit 7 ;; esac
+case "$said" in
+*"${EMPTY:-no such step}"*) echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 10 filtered out' ;;
+*-tests*) echo 'test result: ok. 10 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out' ;;
+esac
 while [ $# -gt 1 ]; do
     case "$1" in --json | --profile) echo '{}' >"$2" ;; esac
     shift
@@ -191,6 +197,28 @@ fn every_other_step_that_fails_leaves_the_rest() {
         let log = pack.log(part);
         assert_eq!(code(&pack.run(part, &[])), Some(1));
         assert_eq!(pack.log(part), log);
+    }
+}
+
+#[test]
+fn tests_of_which_none_ran_have_failed() {
+    let steps = [
+        ("1", "parity", "--skip engine_process"),
+        ("2", "conformance", "conformance::"),
+        ("2", "bits", "cuda::invariance"),
+        ("2", "racecheck", "--tool racecheck"),
+        ("3", "model", "gpu::tenant_on_a_gpu"),
+        ("3", "profile", "ncu"),
+    ];
+    for (part, step, text) in steps {
+        let pack = Pack::new().with_tools();
+        let before = if part == "1" { Some(0) } else { code(&pack.run("1", &[])) };
+        assert_eq!(before, Some(0));
+        let output = pack.run(part, &[("EMPTY", text)]);
+        assert_eq!(code(&output), Some(1), "{step}: {output:?}");
+        let state = fs::read_to_string(pack.at("results/state.tsv")).unwrap();
+        let line = state.lines().find(|line| line.starts_with(&format!("{step}\tfailed\t")));
+        assert!(line.is_some_and(|line| line.ends_with("\tno test ran")), "{step} in {state}");
     }
 }
 
