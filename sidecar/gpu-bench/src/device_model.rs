@@ -1,12 +1,12 @@
 //! A model on the device with random weights: the steps of the engine without a sidecar.
 
-use sluice_kernels::cuda::{CudaModel, DeviceRanges, StepProgram};
+use sluice_kernels::cuda::{CudaModel, DeviceRanges, PackedStep, Results, StepProgram};
 use sluice_kernels::engine::CudaKernels;
 use sluice_kernels::forward::{Batch, BlockTable, Sequence};
 use sluice_link::model::ModelSpec;
 use sluice_link::slab::slab_layout;
 use sluice_link::vocabulary::StepShape;
-use sluice_memory::cuda::{Buffer, Error, Stream};
+use sluice_memory::cuda::{Buffer, Error, ExecGraph, GraphBuilder, Stream};
 
 use crate::device_data::{DeviceData, LIMIT};
 
@@ -121,6 +121,32 @@ impl DeviceModel {
     /// # Panics
     /// If the model was not made for such a step.
     pub fn plan(&self, ranges: &DeviceRanges, step: StepWork) -> StepProgram {
+        let planned = self.with_batch(step, |batch| self.model.plan(ranges, batch));
+        planned.expect("the model has memory for the measured steps")
+    }
+
+    /// Packs the inputs of a decode.
+    ///
+    /// # Panics
+    /// If the step is no decode, or the model was not made for it.
+    pub fn pack(&self, step: StepWork) -> PackedStep {
+        let packed = self.with_batch(step, |batch| self.model.pack_decode(&self.ranges, batch));
+        packed.expect("the model has memory for the measured steps").expect("a decode can be packed")
+    }
+
+    /// Captures a packed decode whose layers are all resident, as the engine does.
+    pub fn capture(
+        &self,
+        stream: &Stream,
+        kernels: &CudaKernels,
+        packed: PackedStep,
+    ) -> Result<CapturedDecode, Error> {
+        let program = self.model.program(&self.ranges, packed);
+        let captured = GraphBuilder::capture(stream, |stream| launch(stream, kernels, &program))?;
+        Ok(CapturedDecode { graph: captured.instantiate()?, results: program.results })
+    }
+
+    fn with_batch<T>(&self, step: StepWork, work: impl FnOnce(&Batch<'_>) -> T) -> T {
         let (kv_blocks, layers) = (step.kv_blocks(), u32::from(self.model.spec().layers));
         let ids: Vec<u32> = (0..step.layer_blocks(self.model.spec())).collect();
         let tokens = vec![1_u32; step.tokens as usize];
@@ -133,14 +159,21 @@ impl DeviceModel {
                 logit_rows: 1,
             })
             .collect();
-        let planned = self.model.plan(ranges, &Batch { sequences: &sequences });
-        planned.expect("the model has memory for the measured steps")
+        work(&Batch { sequences: &sequences })
     }
 }
 
-/// Queues a step. The program must be kept until the stream has finished.
-pub fn queue(stream: &Stream, kernels: &CudaKernels, program: &StepProgram) -> Result<(), Error> {
-    upload_inputs(stream, program)?;
+/// A decode as a graph.
+#[derive(Debug)]
+pub struct CapturedDecode {
+    /// The graph.
+    pub graph: ExecGraph,
+    /// Where its results are.
+    pub results: Results,
+}
+
+/// Queues the kernels of a step.
+pub fn launch(stream: &Stream, kernels: &CudaKernels, program: &StepProgram) -> Result<(), Error> {
     let launches = program.prologue.iter().chain(program.layers.iter().flatten()).chain(&program.head);
     launches.into_iter().try_for_each(|launch| kernels.launch(stream, launch))
 }
@@ -152,10 +185,10 @@ pub fn upload_inputs(stream: &Stream, program: &StepProgram) -> Result<(), Error
 }
 
 /// Waits for a step and copies its tokens to the host, as the engine does.
-pub fn finish(stream: &Stream, program: &StepProgram) -> Result<Vec<u32>, Error> {
-    let mut tokens = vec![0_u32; program.results.rows as usize];
+pub fn finish(stream: &Stream, results: &Results) -> Result<Vec<u32>, Error> {
+    let mut tokens = vec![0_u32; results.rows as usize];
     // SAFETY: the numbers are not accessed before the stream has finished, on the next line.
-    unsafe { stream.download_bytes(bytemuck::cast_slice_mut(&mut tokens), program.results.tokens) }?;
+    unsafe { stream.download_bytes(bytemuck::cast_slice_mut(&mut tokens), results.tokens) }?;
     stream.finish_within(LIMIT)?;
     Ok(tokens)
 }

@@ -71,7 +71,8 @@ pub fn predictions(rows: &[Row], scale: Scale, hardware: &Hardware) -> Vec<Predi
     let steps = all.iter().flat_map(|shape| shape.steps.iter().map(move |step| (shape, *step)));
     let predicted = steps.filter_map(|(shape, step)| {
         let measured_us = median(rows, "models", &models::step_figure(shape, step))?;
-        let ns = step_ns(hardware, &profile(shape.name, &shape.spec), &batch(step), Launch::Eager);
+        let launch = if step.is_decode() { Launch::Graph } else { Launch::Eager };
+        let ns = step_ns(hardware, &profile(shape.name, &shape.spec), &batch(step), launch);
         Some(Prediction { step: shape.step_name(step), predicted_us: ns as f64 / 1000.0, measured_us })
     });
     predicted.collect()

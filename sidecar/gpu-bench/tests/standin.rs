@@ -79,9 +79,12 @@ fn has(row: &Row, name: &str) {
 #[test]
 fn link_has_the_peaks_and_what_copies_keep_next_to_a_decode() {
     let row = TestEnv::new().measured("link");
-    for name in
-        ["to device, registered: peak", "to host, registered: peak", "signalled copy keeps", "read keeps"]
-    {
+    for name in [
+        "to device, registered: peak",
+        "to host, registered: peak",
+        "signalled copy of 4 MiB keeps",
+        "read of 64 MiB keeps",
+    ] {
         has(&row, name);
     }
 }
@@ -101,7 +104,9 @@ fn attention_has_every_figure_that_a_limit_needs() {
     for name in [attention::COPY, attention::MATRIX, attention::PREFILL, attention::DECODE] {
         has(&row, name);
     }
-    for name in [attention::DECODE_SHARE, attention::NORM_SHARE, attention::ROPE_SHARE] {
+    for name in
+        [attention::PREFILL_SHARE, attention::DECODE_SHARE, attention::NORM_SHARE, attention::ROPE_SHARE]
+    {
         has(&row, name);
     }
 }
@@ -110,7 +115,12 @@ fn attention_has_every_figure_that_a_limit_needs() {
 fn models_have_tokens_per_second_of_each_step() {
     let row = TestEnv::new().measured("models");
     for model in ["Llama of 4 tiny layers", "OPT of 4 tiny layers"] {
-        for step in ["decode of 1 at 40 tokens", "decode of 2 at 40 tokens", "prefill of 24 tokens"] {
+        for step in [
+            "decode of 1 at 40 tokens",
+            "decode of 2 at 40 tokens",
+            "decode of 2 at 40 tokens, without a graph",
+            "prefill of 24 tokens",
+        ] {
             has(&row, &format!("{model}: {step}"));
         }
     }
@@ -126,6 +136,7 @@ fn remap_has_each_alpha_with_the_step_model_s_expectation() {
         let (measured, expected) = (of(slots), of(&format!("{slots}: expected")));
         assert!(measured > 0 && measured == expected, "{row:?}");
     }
+    has(&row, "Llama of 4 tiny layers: remap of a layer of 1 x 2 MiB");
     has(&row, "OPT of 4 tiny layers: its reversion, with its weights");
 }
 

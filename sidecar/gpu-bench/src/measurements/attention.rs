@@ -37,6 +37,8 @@ pub const COPY: &str = "copy on the device, read and written";
 pub const MATRIX: &str = "product of bf16 matrices by our kernel, peak";
 /// Figure: attention of a prefill.
 pub const PREFILL: &str = "attention of a prefill";
+/// Figure: the part of the peak of matrix products.
+pub const PREFILL_SHARE: &str = "attention of a prefill, of the peak of our product";
 /// Figure: attention of a decode, K and V read.
 pub const DECODE: &str = "attention of a decode, K and V read";
 /// Figure: the part of the copy bandwidth.
@@ -104,8 +106,10 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let copy = study.copy()?;
     let bandwidth = copy.median;
     findings.figures.push(copy);
-    findings.figures.push(study.matrix_peak()?);
-    findings.figures.push(study.prefill()?);
+    let matrix = study.matrix_peak()?;
+    let peak = matrix.median;
+    findings.figures.push(matrix);
+    findings.figures.extend(study.prefill(peak)?);
     let [decode, share] = study.decode(bandwidth)?;
     findings.figures.extend([decode, share]);
     findings.figures.extend(study.rows(bandwidth)?);
@@ -150,7 +154,7 @@ impl Study<'_> {
         Ok(Figure::of(MATRIX, "TFLOP/s", &best))
     }
 
-    fn prefill(&self) -> Result<Figure, Error> {
+    fn prefill(&self, peak: f64) -> Result<[Figure; 2], Error> {
         self.bench.progress("attention");
         let Sizes { heads, prefill, .. } = self.sizes;
         let paged = Paged::new(&self.data, heads, &[(0, prefill)])?;
@@ -158,7 +162,11 @@ impl Study<'_> {
         // Two products for each pair of a token and a position that it sees.
         let pairs = f64::from(prefill) * f64::from(prefill + 1) / 2.0;
         let operations = 4.0 * f64::from(heads.heads * heads.dim) * pairs;
-        Ok(Figure::of(PREFILL, "TFLOP/s", &rates(operations / 1000.0, &times)))
+        let rates = rates(operations / 1000.0, &times);
+        Ok([
+            Figure::of(PREFILL, "TFLOP/s", &rates),
+            Figure::of(PREFILL_SHARE, "permille", &shares(&rates, peak)),
+        ])
     }
 
     fn decode(&self, bandwidth: f64) -> Result<[Figure; 2], Error> {

@@ -19,8 +19,8 @@ use sluice_probe::statistics::{Figure, median_of};
 pub const CHECK: Check = Check {
     id: 1,
     name: "link",
-    text: "Copies to the device and to the host: the peaks, by size, both ways at once, and of 16 MiB while the device \
-           decodes",
+    text: "Copies to the device and to the host: the peaks, by size, both ways at once, and while the device reads its \
+           memory as a decode does",
     mib: probe::CHECK.mib,
     quick_mib: probe::CHECK.quick_mib,
     limit: Duration::from_secs(120),
@@ -38,7 +38,8 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let alone = LOADS.map(|load| run(bench, &[load]).map(|mut tracks| tracks.remove(0)));
     let together = run(bench, &LOADS)?;
     for ((load, alone), together) in LOADS.iter().zip(alone).zip(together) {
-        let (name, unit, alone) = (load.name(), load.unit(), median_of(&alone?.rates));
+        let (unit, alone) = (load.unit(), median_of(&alone?.rates));
+        let name = format!("{} of {} MiB", load.name(), load.bytes(bench.setup) >> 20);
         findings.figures.push(Figure::single(format!("{name}, alone"), unit, alone));
         findings.figures.push(Figure::of(format!("{name}, next to the other"), unit, &together.rates));
         let kept: Vec<f64> = together.rates.iter().map(|rate| rate / alone * 1000.0).collect();

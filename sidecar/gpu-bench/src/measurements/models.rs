@@ -1,9 +1,11 @@
 //! Measurement 4: tokens per second of models of published shapes, with weights made on the device.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use sluice_kernels::cuda::Results;
 use sluice_kernels::engine::CudaKernels;
-use sluice_memory::cuda::Event;
+use sluice_memory::cuda::{self, Address, Event, PinnedMemory, Stream};
 use sluice_probe::Error;
 use sluice_probe::bench::Bench;
 use sluice_probe::checks::Check;
@@ -12,7 +14,7 @@ use sluice_probe::results::Findings;
 use sluice_probe::statistics::Figure;
 
 use crate::device_data::DeviceData;
-use crate::device_model::{self, DeviceModel, StepWork};
+use crate::device_model::{self, CapturedDecode, DeviceModel, StepWork};
 use crate::scale::Scale;
 use crate::shapes::{self, Shape};
 
@@ -20,12 +22,15 @@ use crate::shapes::{self, Shape};
 pub const CHECK: Check = Check {
     id: 4,
     name: "models",
-    text: "Steps of whole models, planned and launched as the engine does, without a sidecar: decode and prefill",
+    text: "Steps of whole models as the engine runs them, without a sidecar: decode as a graph, and without one; prefill",
     mib: 40_960,
     quick_mib: 6144,
     limit: Duration::from_secs(180),
     ask,
 };
+
+/// More than the inputs of a measured step.
+const INPUT_BYTES: u64 = 8 << 20;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let scale = Scale::of(bench);
@@ -33,7 +38,9 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     for shape in shapes::all(scale) {
         bench.progress(shape.name);
         let model = DeviceModel::new(&data, &shape.spec, shape.spec.layers, &shape.steps)?;
-        let study = Study { data: &data, kernels: &kernels, model: &model, rounds: scale.pick(2, 5, 20) };
+        let inputs = RefCell::new(PinnedMemory::allocate(&bench.context, INPUT_BYTES)?);
+        let rounds = scale.pick(2, 5, 20);
+        let study = Study { data: &data, kernels: &kernels, model: &model, inputs, rounds };
         for step in &shape.steps {
             study.step(&shape, *step, findings)?;
         }
@@ -50,36 +57,88 @@ struct Study<'a> {
     data: &'a DeviceData,
     kernels: &'a CudaKernels,
     model: &'a DeviceModel,
+    /// Page-locked memory from which inputs are copied, as the engine does.
+    inputs: RefCell<PinnedMemory>,
     rounds: usize,
 }
 
 impl Study<'_> {
-    /// Measures a step from its plan until its tokens are on the host, by the host's clock, and the part of it in which
-    /// the device had its kernels, by the device's.
+    /// Measures a step as the engine runs it; a decode also without a graph.
     fn step(&self, shape: &Shape, step: StepWork, findings: &mut Findings<'_>) -> Result<(), Error> {
-        let (mut whole, mut device) = (Vec::new(), Vec::new());
-        let warm_up = self.rounds.div_ceil(4);
-        for round in 0..warm_up + self.rounds {
-            let start = Instant::now();
-            let program = self.model.plan(&self.model.ranges, step);
-            let first = Event::after(&self.data.stream)?;
-            let queued = device_model::queue(&self.data.stream, self.kernels, &program);
-            let last = queued.and_then(|()| Event::after(&self.data.stream));
-            // The queued work reads the program until it ends.
-            let ended = device_model::finish(&self.data.stream, &program);
-            let last = last?;
-            ended?;
-            if round >= warm_up {
-                whole.push(start.elapsed().as_secs_f64() * 1e6);
-                device.push(last.since_ns(&first)? / 1000.0);
-            }
-        }
         let name = shape.step_name(step);
-        let tokens = f64::from(step.sequences * step.tokens);
-        let rates: Vec<f64> = whole.iter().map(|us| tokens / us * 1e6).collect();
-        findings.figures.push(Figure::of(&name, "tokens/s", &rates));
-        findings.figures.push(Figure::of(step_figure(shape, step), "us", &whole));
-        findings.figures.push(Figure::of(format!("{name}: on the device"), "us", &device));
+        if !step.is_decode() {
+            let times = self.times(|| self.by_kernels(step))?;
+            findings.figures.extend(figures(&name, step, &times));
+            return Ok(());
+        }
+        let captured = self.model.capture(&self.data.stream, self.kernels, self.model.pack(step))?;
+        let graph = self.times(|| self.by_graph(step, &captured))?;
+        findings.figures.extend(figures(&name, step, &graph));
+        let kernels = self.times(|| self.by_kernels(step))?;
+        findings.figures.extend(figures(&format!("{name}, without a graph"), step, &kernels));
         Ok(())
     }
+
+    /// Runs a step several times after a warm-up.
+    fn times(&self, run: impl Fn() -> Result<[f64; 2], Error>) -> Result<Times, Error> {
+        let warm_up = self.rounds.div_ceil(4);
+        let all = (0..warm_up + self.rounds).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+        let of = |part: usize| all[warm_up..].iter().map(|times| times[part]).collect();
+        Ok(Times { whole_us: of(0), device_us: of(1) })
+    }
+
+    /// Plans a step, launches it kernel by kernel, and waits for its tokens. Returns the time of all by the host's
+    /// clock, and the part of it in which the device had its kernels, by the device's; microseconds.
+    fn by_kernels(&self, step: StepWork) -> Result<[f64; 2], Error> {
+        let start = Instant::now();
+        let program = self.model.plan(&self.model.ranges, step);
+        self.upload(program.inputs_at, &program.inputs)?;
+        self.follow(start, &program.results, |stream| device_model::launch(stream, self.kernels, &program))
+    }
+
+    /// Packs the inputs of a decode, launches its graph, and waits for its tokens.
+    fn by_graph(&self, step: StepWork, captured: &CapturedDecode) -> Result<[f64; 2], Error> {
+        let start = Instant::now();
+        let packed = self.model.pack(step);
+        self.upload(packed.inputs_at, &packed.inputs)?;
+        self.follow(start, &captured.results, |stream| captured.graph.launch(stream))
+    }
+
+    fn upload(&self, to: Address, inputs: &[u8]) -> Result<(), Error> {
+        let mut memory = self.inputs.borrow_mut();
+        memory.write(inputs);
+        Ok(self.data.stream.upload(to, &memory, 0, inputs.len() as u64)?)
+    }
+
+    fn follow(
+        &self,
+        start: Instant,
+        results: &Results,
+        launch: impl FnOnce(&Stream) -> Result<(), cuda::Error>,
+    ) -> Result<[f64; 2], Error> {
+        let stream = &self.data.stream;
+        let first = Event::after(stream)?;
+        launch(stream)?;
+        let last = Event::after(stream)?;
+        device_model::finish(stream, results)?;
+        Ok([start.elapsed().as_secs_f64() * 1e6, last.since_ns(&first)? / 1000.0])
+    }
+}
+
+/// Times of a step, microseconds.
+struct Times {
+    /// From its plan until its tokens are on the host.
+    whole_us: Vec<f64>,
+    /// On the device.
+    device_us: Vec<f64>,
+}
+
+fn figures(name: &str, step: StepWork, times: &Times) -> [Figure; 3] {
+    let tokens = f64::from(step.sequences * step.tokens);
+    let rates: Vec<f64> = times.whole_us.iter().map(|us| tokens / us * 1e6).collect();
+    [
+        Figure::of(name, "tokens/s", &rates),
+        Figure::of(format!("{name}: step"), "us", &times.whole_us),
+        Figure::of(format!("{name}: on the device"), "us", &times.device_us),
+    ]
 }

@@ -14,14 +14,17 @@ use crate::device_data::{DeviceData, LIMIT};
 use crate::scale::Scale;
 use crate::shapes::Shape;
 
-/// Bytes of a chunk, as of a pool.
-const CHUNK: u64 = 2 << 20;
+/// Bytes of a chunk: the default of pools; on the stand-in that of the device, because its layers are small.
+fn chunk_bytes(bench: &Bench) -> u64 {
+    Scale::of(bench).pick(2 << 20, 16 << 20, 16 << 20)
+}
 
 /// Measures the engine's part of both transactions for a layer of `bytes` bytes, by the host's clock. The reversion
 /// ends when the layer's weights are there again.
 pub fn measure(bench: &Bench, data: &DeviceData, shape: &Shape, bytes: u64) -> Result<[Figure; 2], Error> {
-    let chunks = u32::try_from(bytes.div_ceil(CHUNK)).expect("a layer has fewer than 2^32 chunks");
-    let mut mapping = mapping(bench, chunks).map_err(refused)?;
+    let chunk_bytes = chunk_bytes(bench);
+    let chunks = u32::try_from(bytes.div_ceil(chunk_bytes)).expect("a layer has fewer than 2^32 chunks");
+    let mut mapping = mapping(bench, chunk_bytes, chunks).map_err(refused)?;
     let host = PinnedMemory::registered(&bench.context, bytes)?;
     let (mut remap, mut reversion) = (Vec::new(), Vec::new());
     let [give, take] = [moves(chunks, layer, kv), moves(chunks, kv, layer)];
@@ -37,15 +40,15 @@ pub fn measure(bench: &Bench, data: &DeviceData, shape: &Shape, bytes: u64) -> R
     mapping
         .apply_all(&(0..chunks).map(|place| MapOp::Unmap(layer(place), ChunkId(place))).collect::<Vec<_>>())
         .map_err(refused)?;
-    let name = shape.name;
+    let (name, mib) = (shape.name, chunk_bytes >> 20);
     Ok([
-        Figure::of(format!("{name}: remap of a layer of {chunks} chunks"), "us", &remap),
+        Figure::of(format!("{name}: remap of a layer of {chunks} x {mib} MiB"), "us", &remap),
         Figure::of(format!("{name}: its reversion, with its weights"), "us", &reversion),
     ])
 }
 
 /// Returns a mapping whose only layer is backed.
-fn mapping(bench: &Bench, chunks: u32) -> Result<CudaMapping, MappingError> {
+fn mapping(bench: &Bench, chunk_bytes: u64, chunks: u32) -> Result<CudaMapping, MappingError> {
     let sizes = RangeSizes {
         global_chunks: 0,
         layer_chunks: vec![chunks],
@@ -53,10 +56,10 @@ fn mapping(bench: &Bench, chunks: u32) -> Result<CudaMapping, MappingError> {
         activation_chunks: 0,
         staging_chunks: 0,
     };
-    let mut mapping = CudaMapping::reserve(&bench.context, CHUNK, &sizes)?;
+    let mut mapping = CudaMapping::reserve(&bench.context, chunk_bytes, &sizes)?;
     for chunk in 0..chunks {
         // The import keeps the memory alive.
-        let memory = Chunk::create(&bench.context, CHUNK)?;
+        let memory = Chunk::create(&bench.context, chunk_bytes)?;
         mapping.import(ChunkId(chunk), memory.export()?.as_fd())?;
     }
     let all: Vec<MapOp> = (0..chunks).map(|place| MapOp::Map(layer(place), ChunkId(place))).collect();

@@ -84,6 +84,16 @@ impl Load {
         }
     }
 
+    /// Returns the bytes of a piece of its work: of a copy, of a read, or of a matrix.
+    pub fn bytes(self, setup: ProbeOptions) -> u64 {
+        match self {
+            Load::Copy => setup.pick(16, 64) << 20,
+            Load::Signalled => setup.pick(4, 16) << 20,
+            Load::Read => setup.pick(64, 512) << 20,
+            Load::Product => side(setup) * side(setup) * 4,
+        }
+    }
+
     /// Describes the times in its [`Track`].
     pub fn times(self) -> &'static str {
         match self {
@@ -93,16 +103,15 @@ impl Load {
     }
 }
 
+/// Returns the rows and columns of the matrices of a product.
+fn side(setup: ProbeOptions) -> u64 {
+    setup.pick(512, 4096)
+}
+
 impl RunningLoad {
     /// Allocates the resources of `load`.
     pub fn new(setup: ProbeOptions, context: &Context, load: Load) -> Result<RunningLoad, Error> {
-        let side = setup.pick(512, 4096);
-        let bytes = match load {
-            Load::Copy => setup.pick(16, 64) << 20,
-            Load::Signalled => setup.pick(4, 16) << 20,
-            Load::Read => setup.pick(64, 512) << 20,
-            Load::Product => side * side * 4,
-        };
+        let (side, bytes) = (side(setup), load.bytes(setup));
         let (host, device) = match load {
             Load::Copy => (bytes, bytes),
             Load::Signalled => (bytes + WORDS, bytes),
