@@ -175,7 +175,11 @@ case $part in
         "$pack/agent-tests" --ignored --exact gpu::tenant_on_a_gpu --nocapture
     SLUICE_TEST_GPU=1 step_with ncu profile 120 --kernel-name "regex:attention|gemm" --launch-count 20 \
         --section SpeedOfLight --csv "$pack/kernels-tests" cuda::forward::stories260k --test-threads=1
-    step bench 500 "$pack/sluice-gpu-bench" --json "$results/bench.json" --profile "$results/profile.json"
+    bench() {
+        step "$1" "$2" "$pack/sluice-gpu-bench" --only "$3" "${quick[@]}" --json "$results/bench.json" --resume "${@:4}"
+    }
+    bench bench 330 link,memory,attention,models,remap --profile "$results/profile.json"
+    bench tenants 300 policies,two-tenants
     ;;
 esac
 

@@ -39,8 +39,9 @@ const END_TO_END_BINARIES: [&str; 5] = ["build", "--locked", "--workspace", "--b
 
 /// The end-to-end tests that are too long for every change.
 #[rustfmt::skip]
-const IGNORED: [&str; 11] = [
-    "-p", "sluice-e2e", "--no-fail-fast", "--test", "node", "--test", "processes", "--test", "scale", "--", "--ignored",
+const IGNORED: [&str; 15] = [
+    "-p", "sluice-e2e", "-p", "sluice-gpu-bench", "--no-fail-fast", "--test", "node", "--test", "processes", "--test",
+    "scale", "--test", "main", "--", "--ignored",
 ];
 
 /// Runs check, build and tests until one fails; `true` if all passed.

@@ -117,6 +117,7 @@ fn all_parts_pass_with_the_tools_of_cuda_and_leave_at_most_eight_files() {
         "model",
         "profile",
         "bench",
+        "tenants",
     ];
     for step in steps {
         assert_eq!(pack.result(step).as_deref(), Some("ok"), "{step}");
@@ -183,7 +184,8 @@ fn every_other_step_that_fails_leaves_the_rest() {
         ("2", "racecheck", "--tool racecheck", "initcheck"),
         ("3", "model", "gpu::tenant_on_a_gpu", "bench"),
         ("3", "profile", "ncu", "bench"),
-        ("3", "bench", "sluice-gpu-bench", "profile"),
+        ("3", "bench", "--only link", "tenants"),
+        ("3", "tenants", "--only policies", "bench"),
     ];
     for (part, step, text, other) in steps {
         let pack = Pack::new().with_tools();

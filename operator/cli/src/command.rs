@@ -94,7 +94,7 @@ enum Command {
     },
     /// Measure a GPU of this machine with the memory and the kernels of Sluice (starts sluice-gpu-bench).
     GpuBench {
-        /// Passed on: `--device N`, `--only NAME[,NAME]`, `--list`, `--quick`, `--json FILE`, `--svg FOLDER`,
+        /// Passed on: `--device N`, `--only NAME[,NAME]`, `--list`, `--quick`, `--json FILE`, `--resume`, `--svg FOLDER`,
         /// `--profile FILE` (the machine, for `sluice-sim`).
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARG")]
         args: Vec<String>,

@@ -34,10 +34,13 @@ pub struct BenchArgs {
     /// Fewer samples and smaller sizes.
     #[arg(long)]
     pub quick: bool,
-    /// Write the report here as JSON; `-` for stdout, in place of the text.
+    /// Write the report here as JSON; `-` for stdout, in place of the text. A file is written after each measurement.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw `link.svg`, `remap.svg` and `models.svg` into this folder.
+    /// Keep what the file of `--json` says was measured, by the same program on the same device, and measure the rest.
+    #[arg(long, requires = "json")]
+    pub resume: bool,
+    /// Draw `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into this folder.
     #[arg(long, value_name = "FOLDER")]
     pub svg: Option<PathBuf>,
     /// Write the measured machine here, as a profile for `sluice-sim --profile`; needs `link` and `attention`.

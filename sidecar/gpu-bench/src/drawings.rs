@@ -11,7 +11,7 @@ use crate::profile::Prediction;
 use crate::report::BenchReport;
 use crate::row::Row;
 
-/// Draws `link.svg`, `remap.svg` and `models.svg` into a folder, which is made if it is absent. A drawing without points
+/// Draws `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is absent. A drawing without points
 /// is left out.
 pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
@@ -22,6 +22,10 @@ pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
         (
             "models.svg",
             (!report.predictions.is_empty()).then(|| models(&report.predictions)).into_iter().collect(),
+        ),
+        (
+            "tenants.svg",
+            ["policies", "two-tenants"].iter().filter_map(|name| row(name)).flat_map(tenants).collect(),
         ),
     ];
     for (name, figures) in drawings {
@@ -113,6 +117,31 @@ fn models(predictions: &[Prediction]) -> Figure {
             line("by the simulator", |prediction| prediction.predicted_us),
         ],
     }
+}
+
+/// What clients of tenants saw under each policy: tokens per second, and times to the first token.
+fn tenants(row: &Row) -> [Figure; 2] {
+    let figure = |what: &str, unit: &str| {
+        let suffix = format!(": {what}");
+        let of = |figure: &&Measured| figure.unit == unit && figure.name.ends_with(&suffix);
+        let found: Vec<&Measured> = row.figures.iter().filter(of).collect();
+        let line = |name: &str, value: fn(&Measured) -> f64| {
+            let points = (1..).map(f64::from).zip(found.iter().map(|figure| value(figure)));
+            Series { name: name.into(), points: points.collect() }
+        };
+        Figure {
+            title: format!("{}: {what}", row.name),
+            x: "policy".into(),
+            y: unit.into(),
+            names: found.iter().map(|figure| figure.name.trim_end_matches(&suffix).to_owned()).collect(),
+            lines: vec![
+                line("least", |figure| figure.min),
+                line("median", |figure| figure.median),
+                line("largest", |figure| figure.max),
+            ],
+        }
+    };
+    [figure("tokens/s", "tokens/s"), figure("time to first token, p50", "ms")]
 }
 
 #[cfg(test)]

@@ -25,4 +25,5 @@ pub mod report;
 pub mod row;
 pub mod run;
 pub mod scale;
+pub mod served;
 pub mod shapes;

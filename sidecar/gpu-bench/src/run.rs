@@ -1,12 +1,13 @@
 //! A run: each chosen measurement in its own process, then the report.
 
+use std::io::ErrorKind;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, ensure};
 use sluice_memory::cuda::{Device, Driver};
 use sluice_probe::bench::ProbeOptions;
-use sluice_probe::checks::Check;
 use sluice_probe::machine::{self, Machine};
 use sluice_probe::program::{self, UNANSWERED};
 use sluice_probe::report::DeviceFacts;
@@ -19,11 +20,11 @@ use crate::limits;
 use crate::measurements::SUITE;
 use crate::profile;
 use crate::report::{BenchReport, SCHEMA};
-use crate::row::Row;
+use crate::row::{Outcome, Row};
 use crate::scale::Scale;
 
 /// Time limits of a run.
-const QUICK: Duration = Duration::from_secs(120);
+const QUICK: Duration = Duration::from_secs(240);
 const FULL: Duration = Duration::from_secs(900);
 
 /// Runs the program.
@@ -55,32 +56,75 @@ fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
 type MeasuredMachine = Result<MachineProfile, String>;
 
 fn measure(args: &BenchArgs) -> anyhow::Result<(BenchReport, MeasuredMachine)> {
-    let (date, setup) = (machine::now(), args.setup());
-    let driver = Driver::open()?;
-    let device = DeviceFacts::of(Device::open(driver, args.device)?)?;
-    eprintln!("{}, CUDA {}", device.name, device.cuda);
+    let (setup, driver) = (args.setup(), Driver::open()?);
+    let empty = empty_report(args, driver)?;
+    let file = args.json.as_deref().filter(|path| *path != Path::new("-"));
+    let mut rows = match (args.resume, file) {
+        (true, Some(file)) => earlier_rows(&empty, file)?,
+        _ => Vec::new(),
+    };
+    eprintln!("{}, CUDA {}", empty.device.name, empty.device.cuda);
     let time = RunTime::start(setup.pick(QUICK, FULL));
-    let chosen = |check: &&Check| args.only.is_empty() || args.only.contains(&check.id);
-    let rows: Vec<Row> =
-        SUITE.checks.iter().filter(chosen).map(|check| SUITE.result(setup, check, time).into()).collect();
-    let machine = profile::machine(&rows, (&device, driver.is_stand_in()), (&date, env!("SLUICE_COMMIT")));
-    let hardware = machine.as_ref().ok().and_then(|machine| machine.hardware_of_any_driver().ok());
-    let scale = Scale::new(driver, setup);
-    let predictions =
-        hardware.map_or_else(Vec::new, |hardware| profile::predictions(&rows, scale, &hardware));
-    let report = BenchReport {
+    for check in SUITE.checks {
+        let chosen = args.only.is_empty() || args.only.contains(&check.id);
+        if !chosen || rows.iter().any(|row| row.name == check.name) {
+            continue;
+        }
+        rows.push(SUITE.result(setup, check, time).into());
+        rows.sort_by_key(|row: &Row| SUITE.checks.iter().position(|check| check.name == row.name));
+        if let Some(file) = file {
+            // A run that is cut off leaves what it has measured.
+            let report = complete(&empty, rows.clone(), setup).0;
+            std::fs::write(file, report.json()).with_context(|| file.display().to_string())?;
+        }
+    }
+    Ok(complete(&empty, rows, setup))
+}
+
+/// Returns the report of a run that has measured nothing.
+fn empty_report(args: &BenchArgs, driver: Driver) -> anyhow::Result<BenchReport> {
+    Ok(BenchReport {
         schema: SCHEMA,
-        date,
+        date: machine::now(),
         command: program::file_names(std::env::args()),
         version: env!("CARGO_PKG_VERSION").into(),
         commit: env!("SLUICE_COMMIT").into(),
         quick: args.quick,
         stand_in: driver.is_stand_in(),
-        device,
+        device: DeviceFacts::of(Device::open(driver, args.device)?)?,
         machine: Machine::current(),
-        limits: limits::judge(&rows, driver.is_stand_in()),
-        predictions,
-        rows,
+        limits: Vec::new(),
+        predictions: Vec::new(),
+        rows: Vec::new(),
+    })
+}
+
+/// Returns what an earlier run has measured, without what failed; nothing if there is no file.
+fn earlier_rows(now: &BenchReport, file: &Path) -> anyhow::Result<Vec<Row>> {
+    let text = match std::fs::read(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.with_context(|| file.display().to_string())?,
     };
-    Ok((report, machine))
+    let before: BenchReport = serde_json::from_slice(&text).with_context(|| file.display().to_string())?;
+    let of = |report: &BenchReport| {
+        (report.schema, report.commit.clone(), report.quick, report.stand_in, report.device.name.clone())
+    };
+    ensure!(
+        of(&before) == of(now),
+        "{}: --resume keeps only what the same program has measured on the same device, with the same --quick",
+        file.display()
+    );
+    Ok(before.rows.into_iter().filter(|row| row.outcome == Outcome::Measured).collect())
+}
+
+/// Returns a report with these rows and what follows from them, and the machine.
+fn complete(empty: &BenchReport, rows: Vec<Row>, setup: ProbeOptions) -> (BenchReport, MeasuredMachine) {
+    let BenchReport { device, stand_in, date, commit, .. } = empty;
+    let machine = profile::machine(&rows, (device, *stand_in), (date, commit));
+    let hardware = machine.as_ref().ok().and_then(|machine| machine.hardware_of_any_driver().ok());
+    let scale = Scale::new(*stand_in, setup);
+    let predictions =
+        hardware.map_or_else(Vec::new, |hardware| profile::predictions(&rows, scale, &hardware));
+    let limits = limits::judge(&rows, *stand_in);
+    (BenchReport { limits, predictions, rows, ..empty.clone() }, machine)
 }

@@ -1,6 +1,5 @@
 //! [`Scale`]: the sizes of a run.
 
-use sluice_memory::cuda::Driver;
 use sluice_probe::bench::{Bench, ProbeOptions};
 
 /// How large the measured work is.
@@ -17,12 +16,12 @@ pub enum Scale {
 impl Scale {
     /// The scale of a run. The stand-in is known by the driver itself, not by an option.
     pub fn of(bench: &Bench) -> Scale {
-        Scale::new(bench.device.driver(), bench.setup)
+        Scale::new(bench.device.driver().is_stand_in(), bench.setup)
     }
 
-    /// The scale of a run with this driver.
-    pub fn new(driver: Driver, setup: ProbeOptions) -> Scale {
-        if driver.is_stand_in() { Scale::Tiny } else { setup.pick(Scale::Quick, Scale::Full) }
+    /// The scale of a run on the stand-in, or on a GPU.
+    pub fn new(stand_in: bool, setup: ProbeOptions) -> Scale {
+        if stand_in { Scale::Tiny } else { setup.pick(Scale::Quick, Scale::Full) }
     }
 
     /// Returns the value for this scale.

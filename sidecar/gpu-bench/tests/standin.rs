@@ -16,6 +16,7 @@ use tempfile::TempDir;
 /// A machine with one device of the stand-in.
 struct TestEnv {
     folder: TempDir,
+    program: PathBuf,
     variables: Vec<(String, String)>,
 }
 
@@ -35,7 +36,8 @@ impl TestEnv {
         ];
         let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
         // As much as real models need: the tiny ones take little of it.
-        TestEnv { folder, variables }.with("SLUICE_STANDIN_BYTES", "17179869184")
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_sluice-gpu-bench"));
+        TestEnv { folder, program, variables }.with("SLUICE_STANDIN_BYTES", "17179869184")
     }
 
     fn with(mut self, name: &str, value: &str) -> TestEnv {
@@ -48,8 +50,12 @@ impl TestEnv {
     }
 
     fn bench(&self, arguments: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-bench"));
-        command.arg("--quick").args(arguments).envs(self.variables.iter().cloned());
+        self.bench_with(&["--quick"], arguments)
+    }
+
+    fn bench_with(&self, quick: &[&str], arguments: &[&str]) -> Output {
+        let mut command = Command::new(&self.program);
+        command.args(quick).args(arguments).envs(self.variables.iter().cloned());
         command.output().expect("the benchmark starts")
     }
 
@@ -138,6 +144,57 @@ fn remap_has_each_alpha_with_the_step_model_s_expectation() {
     }
     has(&row, "Llama of 4 tiny layers: remap of a layer of 1 x 2 MiB");
     has(&row, "OPT of 4 tiny layers: its reversion, with its weights");
+}
+
+#[test]
+fn policies_compares_recompute_and_oneiros_by_real_tenants() {
+    let row = TestEnv::new().measured("policies");
+    for name in ["Recompute: tokens/s", "Recompute: preemptions", "Oneiros: remaps of own layers"] {
+        has(&row, name);
+    }
+    for what in ["tokens/s", "time to first token, p50", "time to first token, p99"] {
+        has(&row, &format!("Oneiros to Recompute: {what}"));
+    }
+}
+
+#[test]
+#[ignore = "cargo xtask nightly: the interpreter takes a minute for five tenants"]
+fn two_tenants_lend_each_other_memory() {
+    let row = TestEnv::new().measured("two-tenants");
+    for name in ["Recompute: preemptions", "Oneiros: loans", "Oneiros to Recompute: tokens/s"] {
+        has(&row, name);
+    }
+}
+
+#[test]
+fn tenants_without_their_binaries_are_no_measurement() {
+    let world = TestEnv::new().with("SLUICE_BIN_DIR", "");
+    let copy = world.path("sluice-gpu-bench");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluice-gpu-bench"), &copy).expect("the folder is ours");
+    let (report, _) = TestEnv { program: copy, ..world }.report("policies");
+    let Outcome::Failed { reason } = &report.rows[0].outcome else { panic!("{report:?}") };
+    assert!(reason.contains("sluice-engine is not in $SLUICE_BIN_DIR"), "{reason}");
+}
+
+#[test]
+fn a_run_that_is_resumed_keeps_what_was_measured() {
+    let world = TestEnv::new();
+    let file = world.path("report.json").display().to_string();
+    let run = |only: &str, quick: &[&str]| {
+        let output = world.bench_with(quick, &["--only", only, "--json", &file, "--resume"]);
+        let report: Option<BenchReport> =
+            std::fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        (report.expect("a report"), output)
+    };
+    let (first, _) = run("memory", &["--quick"]);
+    let (both, output) = run("attention,memory", &["--quick"]);
+    let names: Vec<&str> = both.rows.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!((names.as_slice(), output.status.code()), (&["memory", "attention"][..], Some(0)));
+    assert_eq!(both.rows[0], first.rows[0], "it was not measured again");
+    let (_, refused) = run("memory", &[]);
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr.contains("--resume keeps only what the same program has measured"), "{stderr}");
 }
 
 #[test]

@@ -130,7 +130,7 @@ pub const TABLE: [Row; 24] = [
         never: &["tokio", "kube"],
         ..BLANK
     },
-    // It runs the probe's checks and the kernels, and asks the simulator what it predicts.
+    // It runs the probe's checks and the kernels, and asks the simulator what it predicts. wire: it configures sidecars.
     Row {
         name: "sluice-gpu-bench",
         may: &[
@@ -140,6 +140,7 @@ pub const TABLE: [Row; 24] = [
             "sluice-kernels",
             "sluice-probe",
             "sluice-sim",
+            "sluice-wire",
             "rustix",
         ],
         never: &["tokio", "kube"],
