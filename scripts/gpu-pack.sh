@@ -16,6 +16,8 @@
 # found; if not, the steps that need them are skipped by name.
 #
 #   SLUICE_GPU_PACK_SECONDS   the time of a part, seconds (default 530)
+#   SLUICE_GPU_PACK_SLOWER    factor of the time of each step (default 1), for a stand-in for the driver
+#   SLUICE_GPU_PACK_QUICK     if set, probe and benchmark take fewer samples and smaller sizes, for a stand-in too
 #   CUDA_HOME                 where CUDA's tools are, besides PATH and /usr/local/cuda*
 set -uo pipefail
 
@@ -33,9 +35,16 @@ results="$(cd "$2" && pwd)"
 state="$results/state.tsv"
 log="$results/part$part.log"
 seconds=${SLUICE_GPU_PACK_SECONDS:-530}
+slower=${SLUICE_GPU_PACK_SLOWER:-1}
+quick=(${SLUICE_GPU_PACK_QUICK:+--quick})
 failed=0
 unfinished=0
 touch "$state"
+
+# The first part unpacks the programs.
+if [ -e "$pack/programs.tar.gz" ] && [ ! -e "$pack/unpacked" ]; then
+    tar -xzf "$pack/programs.tar.gz" -C "$pack" && touch "$pack/unpacked" || exit 2
+fi
 
 # The result of a step that is done: ok, failed or skipped. Nothing for another one.
 result_of() {
@@ -49,7 +58,7 @@ record() {
 
 # step NAME SECONDS COMMAND...: runs a command once, within its time. Tests fail if none of them has passed.
 step() {
-    local name=$1 limit=$2 start=$SECONDS status done_before logged
+    local name=$1 limit=$(($2 * slower)) start=$SECONDS status done_before logged
     shift 2
     done_before="$(result_of "$name")"
     if [ -n "$done_before" ]; then
@@ -160,7 +169,7 @@ case $part in
     # What is skipped reads files of the repository, or needs the stand-in for a driver.
     kernels parity 240 cuda:: --skip the_same_tests_pass_by_a_driver --skip engine_process:: \
         --skip cuda::mutants:: --skip cuda::traffic::
-    step probe 200 "$pack/sluice-gpu-probe" --only link,handles,signals --json "$results/probe.json"
+    step probe 200 "$pack/sluice-gpu-probe" --only link,handles,signals "${quick[@]}" --json "$results/probe.json"
     ;;
 2)
     passed smoke || refuse "smoke of part 1 has not passed"

@@ -1,5 +1,5 @@
-//! `cargo xtask gpu-pack`: what a machine needs that has a GPU, its driver and nothing else: programs, tests, a model, and
-//! the script that runs them.
+//! `cargo xtask gpu-pack`: what a machine needs that has a GPU, its driver and nothing else: programs, tests and a model
+//! in an archive, and the script that unpacks and runs them.
 
 use std::fs;
 use std::process::Command;
@@ -28,6 +28,8 @@ const TESTS: [(&str, &str, &str); 3] = [
 const MODEL: &str = "models/stories260k";
 /// The script that runs the parts. It is in the pack as `run`.
 const SCRIPT: &str = "scripts/gpu-pack.sh";
+/// Everything else, which the script unpacks.
+const ARCHIVE: &str = "programs.tar.gz";
 
 /// Options of `cargo xtask gpu-pack`.
 #[derive(Args)]
@@ -49,12 +51,16 @@ pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
     if out.exists() {
         fs::remove_dir_all(&out).with_context(|| format!("removing {out}"))?;
     }
-    fs::create_dir_all(out.join("shared").join("models")).with_context(|| format!("making {out}"))?;
+    let stage = out.join("programs");
+    fs::create_dir_all(stage.join("shared").join("models")).with_context(|| format!("making {stage}"))?;
     for (from, name) in &built {
-        strip(from, &out.join(name))?;
+        strip(from, &stage.join(name))?;
     }
+    copy_folder(&model, &stage.join("shared").join(MODEL))?;
     fs::copy(workspace.root.join(SCRIPT), out.join("run")).with_context(|| format!("copying {SCRIPT}"))?;
-    copy_folder(&model, &out.join("shared").join(MODEL))?;
+    archive(&stage, &out.join(ARCHIVE))?;
+    print_sizes(&stage);
+    fs::remove_dir_all(&stage).with_context(|| format!("removing {stage}"))?;
     check_size(workspace, &out)?;
     println!("on the machine with the GPU: {}/run 1 RESULTS, then 2 and 3", out.file_name().unwrap_or("."));
     Ok(())
@@ -122,31 +128,35 @@ fn copy_folder(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
     Ok(())
 }
 
-/// Prints the sizes, and refuses a pack that is too large to send with the repository.
+/// Packs a folder's files.
+fn archive(folder: &Utf8Path, file: &Utf8Path) -> Result<()> {
+    let status = Command::new("tar").args(["-czf", file.as_str(), "-C", folder.as_str(), "."]).status();
+    ensure!(status.context("cannot start tar")?.success(), "tar of {folder} failed");
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn file_bytes(path: Utf8PathBuf) -> u64 {
+    path.metadata().map_or(0, |file| file.len())
+}
+
+/// Prints the sizes of the programs, the largest first.
+fn print_sizes(folder: &Utf8Path) {
+    let mut names: Vec<(u64, &str)> = names().map(|name| (file_bytes(folder.join(name)), name)).collect();
+    names.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+    names.iter().for_each(|(bytes, name)| println!("{name:<18} {:6.1} MiB", mib(*bytes)));
+}
+
+/// Refuses a pack that is too large to send with the repository.
 fn check_size(workspace: &Workspace, out: &Utf8Path) -> Result<()> {
-    let size = |path: Utf8PathBuf| path.metadata().map_or(0, |file| file.len());
-    let tracked: u64 = workspace.files.iter().map(|name| size(workspace.root.join(name))).sum();
-    let mut names: Vec<&str> = names().collect();
-    names.sort_by_key(|name| std::cmp::Reverse(size(out.join(name))));
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    for name in &names {
-        println!("{name:<18} {:6.1} MiB", mib(size(out.join(name))));
-    }
-    let model = folder_bytes(&out.join("shared"))?;
-    let pack = names.iter().map(|name| size(out.join(name))).sum::<u64>() + model;
+    let tracked: u64 = workspace.files.iter().map(|name| file_bytes(workspace.root.join(name))).sum();
+    let pack: u64 = ["run", ARCHIVE].map(|name| file_bytes(out.join(name))).iter().sum();
     println!("{out}: {:.1} MiB, and {:.1} MiB of tracked files", mib(pack), mib(tracked));
     if pack + tracked > LARGEST_BYTES {
         bail!("{:.1} MiB are more than {:.0} MiB", mib(pack + tracked), mib(LARGEST_BYTES));
     }
     Ok(())
-}
-
-fn folder_bytes(folder: &Utf8Path) -> Result<u64> {
-    let mut bytes = 0;
-    for entry in folder.read_dir_utf8().with_context(|| format!("reading {folder}"))? {
-        let entry = entry?;
-        let data = entry.metadata()?;
-        bytes += if data.is_dir() { folder_bytes(entry.path())? } else { data.len() };
-    }
-    Ok(bytes)
 }

@@ -26,6 +26,10 @@ while [ $# -gt 1 ]; do
 done
 "#;
 
+/// What the script starts of the pack.
+const PROGRAMS: [&str; 5] =
+    ["kernels-tests", "memory-tests", "agent-tests", "sluice-gpu-probe", "sluice-gpu-bench"];
+
 /// Refused, and start again.
 const REFUSED: Option<i32> = Some(3);
 const AGAIN: Option<i32> = Some(75);
@@ -41,9 +45,7 @@ impl Pack {
         fs::write(pack.at("program"), PROGRAM).unwrap();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/gpu-pack.sh");
         pack.install(&script, "run");
-        for name in ["kernels-tests", "memory-tests", "agent-tests", "sluice-gpu-probe", "sluice-gpu-bench"] {
-            pack.add(name);
-        }
+        PROGRAMS.iter().for_each(|name| pack.add(name));
         pack
     }
 
@@ -132,6 +134,20 @@ fn all_parts_pass_with_the_tools_of_cuda_and_leave_at_most_eight_files() {
     let expected =
         ["bench.json", "part1.log", "part2.log", "part3.log", "probe.json", "profile.json", "state.tsv"];
     assert_eq!(files, expected);
+}
+
+#[test]
+fn the_first_part_unpacks_the_programs() {
+    let pack = Pack::new();
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(pack.at("")).args(["--remove-files", "-czf"]).arg(pack.at("programs.tar.gz"));
+    assert!(tar.args(PROGRAMS).status().unwrap().success());
+    assert!(!pack.at("sluice-gpu-probe").exists());
+    pack.pass();
+    assert_eq!(pack.result("parity").as_deref(), Some("ok"));
+    // A pack that is unpacked needs no archive.
+    fs::write(pack.at("programs.tar.gz"), "no archive").unwrap();
+    pack.pass();
 }
 
 #[test]
