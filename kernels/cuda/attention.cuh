@@ -52,14 +52,31 @@ template <class T> struct Attention {
 // rows hit all banks (DIM is a multiple of 16).
 template <int DIM> DEVICE u32 place(u32 row, u32 piece) { return (row * (DIM / 8 + 1) + piece) * 16; }
 
+// Exchanges words among the four lanes that share rows of a fragment: lane i gives word j to lane j as its word i.
+DEVICE void exchange(u32 words[4]) {
+#pragma unroll
+    for (int step = 1; step <= 2; step <<= 1) {
+        const bool upper = (threadIdx.x & step) != 0;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & step) continue;
+            const u32 given = __shfl_xor_sync(ALL_LANES, upper ? words[i] : words[i + step], step);
+            words[i] = upper ? given : words[i];
+            words[i + step] = upper ? words[i + step] : given;
+        }
+    }
+}
+
 template <class T, int DIM> class Attend {
     // Two blocks a tile where registers and shared memory allow it.
     static const int TILE = DIM <= 128 ? 32 : 16;
     static const int BLOCKS = TILE / BLOCK_TOKENS;
     static const int TILE_BYTES = TILE * (DIM / 8 + 1) * 16;
-    // Fragments of queries in registers; those of wider heads are read again for each tile, and those of 112, whose
-    // addresses take registers that no other width needs.
-    static const int KEPT = DIM <= 128 && DIM != 112 ? DIM / 16 : 1;
+    // Pieces of 16 bytes of a row. A lane reads and writes one of four that follow each other: whole sectors.
+    static const int PIECES = DIM / 8;
+    static const int QUADS = (PIECES + 3) / 4;
+    // Fragments of queries in registers; those of wider heads are read again for each tile.
+    static const bool KEEPS = DIM <= 128;
 
     const Attention<T> &p;
     const Sequence sequence;
@@ -69,7 +86,7 @@ template <class T, int DIM> class Attend {
     u32 tiles;                // shared address: [2 stages][K, V][TILE][DIM]
     const u8 *ahead[BLOCKS];  // the head's K in the blocks of the tile to copy next
     const T *queries[2];      // the lane's two rows of queries
-    u32 kept[KEPT][4];        // as A fragments
+    u32 kept[KEEPS ? DIM / 16 : 1][4];  // as A fragments
     float sums[DIM / 8][4];
     float largest[2], weight[2];
 
@@ -82,14 +99,11 @@ template <class T, int DIM> class Attend {
         end = sequence.position + last_row / group + 1;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            // Rows beyond the last compute what the block's first row computes, and store nothing.
-            const u32 row = row_of(half) < rows ? row_of(half) : first_row;
+            const u32 row = row_within(warp * 16 + lane / 4 + half * 8);
             position[half] = sequence.position + row / group;
             queries[half] = p.queries + element(row);
         }
-        if (KEPT > 1)
-#pragma unroll
-            for (int k = 0; k < KEPT; k++) load_queries(k, kept[k]);
+        if (KEEPS) keep_queries();
     }
 
     DEVICE_METHOD void run(const Item &item) {
@@ -116,12 +130,47 @@ template <class T, int DIM> class Attend {
   private:
     DEVICE_METHOD u32 row_of(int half) const { return first_row + warp * 16 + lane / 4 + half * 8; }
 
-    // Zeros beyond the head.
-    DEVICE_METHOD void load_queries(int k, u32 to[4]) const {
+    // Query row that a row of the block computes. Rows beyond the last compute what the first one computes, and store
+    // nothing.
+    DEVICE_METHOD u32 row_within(u32 row) const { return first_row + row < rows ? first_row + row : first_row; }
+
+    // Row and piece of 16 bytes that a thread copies first; it goes on with every eighth piece. Eight threads that follow
+    // each other write different banks: eight pieces of a row, or, where a row has no multiple of eight, a piece of eight
+    // rows.
+    static const bool ALONG = PIECES % 8 == 0;
+    DEVICE_METHOD u32 copied_row() const { return ALONG ? threadIdx.x / 8 : warp / 2 * 8 + lane % 8; }
+    DEVICE_METHOD u32 copied_piece() const { return ALONG ? threadIdx.x % 8 : warp % 2 * 4 + lane / 8; }
+
+    // Copies the queries of the block to where tiles will lie, and loads the fragments of the warp. Zeros beyond the head.
+    DEVICE_METHOD void keep_queries() {
+#pragma unroll 1
+        for (u32 row = copied_row(); row < ROWS; row += 16) {
+            const T *from = p.queries + element(row_within(row));
+#pragma unroll 1
+            for (u32 piece = copied_piece(); piece < PIECES; piece += 8) {
+                const bool there = piece < p.dim / 8;
+                copy_16(tiles + place<DIM>(row, piece), from + (there ? piece * 8 : 0), there);
+            }
+        }
+        commit_copies();
+        wait_copies<0>();
+        __syncthreads();
+        const u32 row = warp * 16 + (lane & 15);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 at = k * 16 + (i >> 1) * 8 + (lane & 3) * 2;
-            to[i] = at < p.dim ? *(const u32 *)(queries[i & 1] + at) : 0;
+        for (int k = 0; k < DIM / 16; k++) load_matrices(kept[k], tiles + place<DIM>(row, k * 2 + (lane >> 4)));
+        __syncthreads();
+    }
+
+    // Loads two A fragments. Zeros beyond the head.
+    DEVICE_METHOD void load_queries(int quad, u32 to[2][4]) const {
+        const u32 at = (quad * 4 + (lane & 3)) * 8;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint4 piece = at < p.dim ? *(const uint4 *)(queries[half] + at) : make_uint4(0, 0, 0, 0);
+            u32 words[4] = {piece.x, piece.y, piece.z, piece.w};
+            exchange(words);
+#pragma unroll
+            for (int i = 0; i < 4; i++) to[i >> 1][(i & 1) * 2 + half] = words[i];
         }
     }
 
@@ -146,16 +195,16 @@ template <class T, int DIM> class Attend {
         }
     }
 
-    // Copies the tile found last: eight threads a row, so that they write different banks. What lies beyond the last
-    // position or beyond the head is zero.
+    // Copies the tile found last. What lies beyond the last position or beyond the head is zero.
     DEVICE_METHOD void fetch(u32 tile, u32 stop, u32 stage) {
-        const u32 row = threadIdx.x / 8;
+        const u32 row = copied_row();
         const u64 values = (u64)p.kv_heads * BLOCK_TOKENS * p.dim * 2;
 #pragma unroll
         for (int block = 0; block < BLOCKS; block++) {
             const bool written = tile + block * BLOCK_TOKENS + row < stop;
-#pragma unroll
-            for (u32 piece = threadIdx.x % 8; piece < DIM / 8; piece += 8) {
+            // Unrolled, its addresses would take the registers of a tile.
+#pragma unroll 1
+            for (u32 piece = copied_piece(); piece < PIECES; piece += 8) {
                 const bool there = written && piece < p.dim / 8;
                 const u8 *from = ahead[block] + (there ? (row * p.dim + piece * 8) * 2 : 0);
                 const u32 to = tiles + stage * 2 * TILE_BYTES + place<DIM>(block * BLOCK_TOKENS + row, piece);
@@ -200,11 +249,11 @@ template <class T, int DIM> class Attend {
         for (int n = 0; n < TILE / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = 0.0f;
+        u32 again[2][4];
 #pragma unroll
         for (int k = 0; k < DIM / 16; k++) {
-            u32 again[4];
-            if (KEPT == 1) load_queries(k, again);
-            const u32 *q = KEPT == 1 ? again : kept[KEPT == 1 ? 0 : k];
+            if (!KEEPS && k % 2 == 0) load_queries(k / 2, again);
+            const u32 *q = KEEPS ? kept[KEEPS ? k : 0] : again[k % 2];
 #pragma unroll
             for (int n = 0; n < TILE / 8; n += 2) {
                 u32 b[4];
@@ -305,18 +354,26 @@ template <class T, int DIM> class Attend {
     }
 
     DEVICE_METHOD void finish() const {
+        const float share[2] = {__frcp_rn(weight[0]), __frcp_rn(weight[1])};
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (row_of(half) >= rows) continue;
-            const float share = __frcp_rn(weight[half]);
-            T *to = p.output + element(row_of(half));
+        for (int quad = 0; quad < QUADS; quad++) {
+            const u32 at = (quad * 4 + (lane & 3)) * 8;
 #pragma unroll
-            for (int n = 0; n < DIM / 8; n++) {
-                const u32 at = n * 8 + (lane & 3) * 2;
-                if (at >= p.dim) continue;
-                store_two(to + at, __fmul_rn(sums[n][half * 2], share), __fmul_rn(sums[n][half * 2 + 1], share));
+            for (int half = 0; half < 2; half++) {
+                u32 words[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) words[i] = quad * 4 + i < PIECES ? result(quad * 4 + i, half, share) : 0;
+                exchange(words);
+                if (row_of(half) >= rows || at >= p.dim) continue;
+                *(uint4 *)(p.output + element(row_of(half)) + at) = make_uint4(words[0], words[1], words[2], words[3]);
             }
         }
+    }
+
+    // The lane's two results of a piece.
+    DEVICE_METHOD u32 result(int piece, int half, const float share[2]) const {
+        const float *sum = sums[piece] + half * 2;
+        return narrow_pair<T>(__fmul_rn(sum[0], share[half]), __fmul_rn(sum[1], share[half]));
     }
 
   public:

@@ -16,7 +16,7 @@ use super::paged::{Heads, Paged};
 use super::values::{DTYPES, Random};
 use super::{memory, rope, rows, sampling};
 
-/// The least share of sectors that a kernel on tensor cores needs, of those that it touches.
+/// The least share of sectors that a kernel needs, of those that it touches.
 const LEAST_SECTORS_PERCENT: u64 = 95;
 
 /// What each kernel moves for its shape here: rows that are whole sectors, as those of models are.
@@ -122,7 +122,7 @@ fn kernels_move_what_the_committed_table_says() {
     assert_eq!(std::fs::read_to_string(path()).unwrap(), table, "SLUICE_WRITE_TRAFFIC=1 writes the table");
 }
 
-/// Misses of a kernel on tensor cores.
+/// Misses of a kernel.
 fn misses(kernel: &str, row: &Value) -> Vec<String> {
     let number = |name: &str| row[name].as_u64().unwrap();
     let mut misses = Vec::new();
@@ -137,30 +137,15 @@ fn misses(kernel: &str, row: &Value) -> Vec<String> {
     misses
 }
 
-/// Whether a kernel misses the limit of sectors. A fragment of attention's queries or results is 16 bytes of a row,
-/// which is half a sector. In the f32 kernel a lane reads a row of K word by word.
-fn misses_sectors(kernel: &str) -> bool {
-    kernel.starts_with("sluice_attention_") && !kernel.starts_with("sluice_attention_merge_")
-}
-
-/// Whether a kernel has bank conflicts. Eight threads copy a row of K or V in pieces of 16 bytes; where the number of
-/// pieces is no multiple of eight, some of them are idle and the others meet those of the next row in their banks.
-fn misses_wavefronts(kernel: &str) -> bool {
-    ["16_32", "16_80", "16_96", "16_112"].iter().any(|width| kernel.ends_with(width))
-}
-
 #[test]
-fn attention_and_products_keep_the_limits_but_for_known_misses() {
+fn attention_and_products_keep_the_limits() {
     let table: Value = serde_json::from_str(&std::fs::read_to_string(path()).unwrap()).unwrap();
     let held = |kernel: &str| kernel.starts_with("sluice_attention_") || kernel.starts_with("sluice_gemm_");
     let rows: Vec<_> = table.as_object().unwrap().iter().filter(|(kernel, _)| held(kernel)).collect();
     assert_eq!(rows.len(), 14 + 1 + 2 + 4 + 1);
-    for (kernel, row) in rows {
-        let misses = misses(kernel, row);
-        let any = |what: &str| misses.iter().any(|miss| miss.contains(what));
-        assert_eq!(any("sectors"), misses_sectors(kernel), "{kernel}: {misses:?}");
-        assert_eq!(any("wavefronts"), misses_wavefronts(kernel), "{kernel}: {misses:?}");
-    }
+    let all: Vec<_> = rows.into_iter().flat_map(|(kernel, row)| misses(kernel, row)).collect();
+    // The kernel for models in f32, which are those of tests: a lane reads a row of K word by word.
+    assert_eq!(all, ["sluice_attention_f32: 24 % of the sectors are needed"]);
 }
 
 #[test]
