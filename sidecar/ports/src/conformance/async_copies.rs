@@ -112,7 +112,7 @@ pub fn fetches_into_one_buffer_run_in_the_order_submitted<B: Backend>() {
         fetch(LayerId(3), 2, 7, None, &[swap(12, 1, 1, 5)]),
     ];
     let [first, same_buffer, same_layer, free] = orders.map(|work| trial.submit(work));
-    trial.settle();
+    trial.settle_after(&[free]);
     assert!(is_done(trial.outcome(free)), "{rule}: others do not wait with it");
     assert_eq!([first, same_buffer, same_layer].map(|id| trial.outcome(id)), [None; 3], "{rule}");
     trial.backend.set_kv_done(LayerId(0), Generation(1));
@@ -231,7 +231,7 @@ pub fn kv_copy_waits_for_earlier_operations<B: Backend>() {
     trial.settle();
     assert!(ids.iter().all(|id| trial.outcome(*id).is_none()), "{rule}");
     trial.backend.hold_engine(false);
-    trial.settle();
+    trial.settle_after(&ids);
     assert!(ids.iter().all(|id| is_done(trial.outcome(*id))), "{rule}");
     assert_eq!(layer_blocks(&mut trial, [16, 17]), [Some(1), Some(8)], "{rule}");
 }

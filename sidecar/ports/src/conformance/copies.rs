@@ -67,7 +67,7 @@ pub fn fill_waits_for_its_reader<B: Backend>() {
     trial.succeed(fill(FillTarget::Slot(SLOT, A), 4, 0, None));
     let waits = trial.submit(fill(FillTarget::Slot(SLOT, B_LAYER), 5, 0, Some((A, Generation(4)))));
     let free = trial.submit(fill(FillTarget::Resident(LayerId(3)), 6, 2, None));
-    trial.settle();
+    trial.settle_after(&[free]);
     assert!(matches!(trial.outcome(free), Some(Outcome::Done { .. })), "{rule}: others do not wait with it");
     trial.backend.set_done(A, Generation(3));
     trial.settle();

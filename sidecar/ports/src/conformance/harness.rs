@@ -108,6 +108,12 @@ impl<B: Backend> BackendTest<B> {
         }
     }
 
+    /// Waits for orders, and then until nothing more completes.
+    pub(super) fn settle_after(&mut self, ids: &[ActionId]) {
+        ids.iter().for_each(|id| _ = self.wait(*id));
+        self.settle();
+    }
+
     /// Advances until nothing more completes.
     pub(super) fn settle(&mut self) {
         self.collect();

@@ -25,7 +25,7 @@ pub fn spill_waits_for_step_and_layer_blocks_fetch_into_its_buffer<B: Backend>()
     let other = trial.submit(fetch(LayerId(3), 1, 6, None, &[swap(10, 1, 2, 6)]));
     trial.backend.set_done(A, Generation(9));
     trial.backend.set_kv_done(A, Generation(3));
-    trial.settle();
+    trial.settle_after(&[other]);
     assert!(is_done(trial.outcome(other)), "{rule}: others do not wait with it");
     assert_eq!([leaves, enters].map(|id| trial.outcome(id)), [None; 2], "{rule}");
     trial.backend.write_layer_block(LayerBlockId(9), 77);

@@ -33,7 +33,7 @@ pub fn every_action_completes_exactly_once<B: Backend>() {
         Work::DropFills,
     ];
     let ids = orders.map(|work| trial.submit(work));
-    trial.settle();
+    trial.settle_after(&ids);
     let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
     assert_eq!(trial.completed_count(), ids.len(), "every action completes exactly once");
     let expected = [false, true, false, true, false, false, true, false, false, false, true, false, false];
@@ -226,7 +226,7 @@ pub fn operations_take_effect_in_order<B: Backend>() {
     trial.settle();
     assert!(ids.iter().all(|id| trial.outcome(*id).is_none()), "{rule}: all wait for the engine");
     trial.backend.hold_engine(false);
-    trial.settle();
+    trial.settle_after(&ids);
     for id in ids {
         assert!(matches!(trial.outcome(id), Some(Outcome::Done { .. })), "{rule}: {id:?}");
     }

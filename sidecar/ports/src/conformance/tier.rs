@@ -128,11 +128,11 @@ pub fn swap_waits_for_earlier_operations<B: Backend>() {
         swap_in(&[swap(20, 0, 2, 5)]),
     ];
     let ids = orders.map(|work| trial.submit(work));
-    trial.settle();
+    trial.settle_after(&ids[..1]);
     let done = |trial: &BackendTest<B>| ids.map(|id| trial.outcome(id).is_some());
     assert_eq!(done(&trial), [true, false, false, false, false, false, false], "{rule}");
     trial.backend.hold_engine(false);
-    trial.settle();
+    trial.settle_after(&ids);
     let failed = |id| matches!(trial.outcome(id), Some(Outcome::Failed(_)));
     assert_eq!(done(&trial), [true; 7], "{rule}");
     assert_eq!(ids.map(failed), [false, false, false, true, false, false, false], "{rule}");
