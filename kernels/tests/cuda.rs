@@ -10,6 +10,7 @@ mod layout;
 mod memory;
 mod mutants;
 mod paged;
+mod products;
 mod rope;
 mod rows;
 mod sampling;
@@ -17,6 +18,7 @@ mod tolerances;
 mod traffic;
 mod values;
 
+use std::io;
 use std::process::Command;
 
 use sluice_cuda_standin::library_folder::LibraryFolder;
@@ -24,18 +26,28 @@ use sluice_cuda_standin::library_folder::LibraryFolder;
 /// The way to a GPU works, with a library in place of its driver.
 #[test]
 fn the_same_tests_pass_by_a_driver() {
+    let stdout = by_driver(&["cuda::memory::", "cuda::sampling::"], Ok);
+    let passed = stdout.split(" passed").next().and_then(|text| text.rsplit(' ').next()).unwrap();
+    assert!(passed.parse::<u32>().unwrap() >= 5, "{stdout}");
+}
+
+/// Runs tests of this program in a process whose kernels run by the stand-in for a driver. They must pass. Returns what
+/// the process said.
+fn by_driver(
+    arguments: &[&str],
+    libraries: impl FnOnce(LibraryFolder) -> io::Result<LibraryFolder>,
+) -> String {
     let folder = tempfile::tempdir().unwrap();
     let pool = folder.path().join("pool");
     std::fs::create_dir(&pool).unwrap();
-    let library = LibraryFolder::new(folder.path()).unwrap();
+    let library = LibraryFolder::new(folder.path()).and_then(libraries).unwrap();
     let report = folder.path().join("held");
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["cuda::memory::", "cuda::sampling::"]).env(device::gpu::GPU_VAR, "1");
+    command.args(arguments).env(device::gpu::GPU_VAR, "1");
     command.env("LD_LIBRARY_PATH", library.as_os_str());
     command.env("SLUICE_STANDIN_POOL", pool).env("SLUICE_STANDIN_REPORT", report);
     let output = command.output().unwrap();
-    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
-    let passed = stdout.split(" passed").next().and_then(|text| text.rsplit(' ').next()).unwrap();
-    assert!(passed.parse::<u32>().unwrap() >= 5, "{stdout}");
+    stdout
 }

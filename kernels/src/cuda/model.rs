@@ -10,7 +10,7 @@ use super::ShapeError;
 use super::inputs::{PackedModel, pack};
 use super::packed::{PackedStep, StepLayout};
 use super::pass::CudaPass;
-use super::plan::LaunchPlan;
+use super::product::{Operation, Products};
 use super::program::StepProgram;
 use super::step_plan::{DeviceRanges, StepPlan};
 use crate::forward::chunk::chunks;
@@ -37,6 +37,7 @@ pub struct CudaModel {
     chunk_bytes: u64,
     max_tokens: u32,
     chunk_tokens: u32,
+    products: Products,
 }
 
 impl CudaModel {
@@ -53,12 +54,19 @@ impl CudaModel {
     ) -> Result<CudaModel, CudaModelError> {
         check::shape(&spec, chunk_bytes)?;
         let (slabs, frequencies) = (slab_layout(&spec), frequencies(&spec));
-        let model = CudaModel { spec, slabs, frequencies, chunk_bytes, max_tokens, chunk_tokens };
+        let products = Products::default();
+        let model = CudaModel { spec, slabs, frequencies, chunk_bytes, max_tokens, chunk_tokens, products };
         // A shape that no kernel serves is found here, and not in the first step.
         let ranges = model.nowhere();
         let packed = model.pack(&ranges, &Batch { sequences: &[one_token()] }, false);
         model.program_unchecked(&ranges, packed)?;
         Ok(model)
+    }
+
+    /// Chooses what computes products.
+    #[must_use]
+    pub fn with_products(self, products: Products) -> CudaModel {
+        CudaModel { products, ..self }
     }
 
     /// Returns the shape of the model.
@@ -111,7 +119,7 @@ impl CudaModel {
         Ok(Some(self.pack(ranges, if fits { &padded } else { batch }, true)))
     }
 
-    /// Plans the launches of a packed step.
+    /// Plans the operations of a packed step.
     ///
     /// # Panics
     /// If the step is not one of this model.
@@ -152,8 +160,10 @@ impl CudaModel {
         let PackedStep { inputs, inputs_at, layout } = packed;
         let (spec, slabs, chunk_bytes) = (&self.spec, &self.slabs, self.chunk_bytes);
         let StepLayout { values: layout, inputs: places, tokens, rows } = layout;
-        let step = StepPlan { spec, slabs, chunk_bytes, ranges, layout, inputs: places, tokens, rows };
-        let layers = (0..usize::from(spec.layers)).map(|layer| launches(&step, layer));
+        let products = self.products;
+        let step =
+            StepPlan { spec, slabs, chunk_bytes, ranges, layout, inputs: places, products, tokens, rows };
+        let layers = (0..usize::from(spec.layers)).map(|layer| operations(&step, layer));
         Ok(StepProgram {
             inputs,
             inputs_at,
@@ -192,18 +202,18 @@ fn one_token() -> Sequence<'static> {
     Sequence { start: 0, tokens: &[0], layer_blocks, logit_rows: 1 }
 }
 
-/// Returns the launches of a layer, chunk by chunk.
-fn launches(step: &StepPlan<'_>, layer: usize) -> Result<Vec<LaunchPlan>, ShapeError> {
-    let mut launches = Vec::new();
+/// Returns the operations of a layer, chunk by chunk.
+fn operations(step: &StepPlan<'_>, layer: usize) -> Result<Vec<Operation>, ShapeError> {
+    let mut operations = Vec::new();
     for chunk in &step.inputs.chunks {
         let mut pass = CudaPass::new(step, layer, *chunk);
         match step.spec.family {
             Family::Llama => llama::layer(&mut pass),
             Family::Opt => opt::layer(&mut pass),
         }
-        launches.extend(pass.into_launches()?);
+        operations.extend(pass.into_operations()?);
     }
-    Ok(launches)
+    Ok(operations)
 }
 
 /// Returns the next of the batch sizes for which vLLM captures graphs by default, up to 256 (`cudagraph_capture_sizes`).

@@ -1,4 +1,4 @@
-//! One chunk's pass through one layer on a GPU: each operation becomes launches.
+//! One chunk's pass through one layer on a GPU: what the model does becomes operations of the device.
 
 use sluice_link::model::Dtype;
 use sluice_link::slab::Tensor;
@@ -10,12 +10,13 @@ use super::inputs::ChunkInputs;
 use super::memory::KvArena;
 use super::norm::Norm;
 use super::plan::{LaunchPlan, ShapeError};
+use super::product::Operation;
 use super::rope::RopeKv;
 use super::step_plan::StepPlan;
 use crate::forward::layer_ops::{LayerOps, Linear, Value};
 use crate::simd::product;
 
-/// A chunk in a layer, and the launches so far.
+/// A chunk in a layer, and the operations so far.
 pub(super) struct CudaPass<'a> {
     step: &'a StepPlan<'a>,
     layer: usize,
@@ -25,7 +26,7 @@ pub(super) struct CudaPass<'a> {
     inputs: ChunkInputs,
     /// Whether queries and keys are rotated when K and V are written, which is one kernel.
     rotates: bool,
-    launches: Result<Vec<LaunchPlan>, ShapeError>,
+    operations: Result<Vec<Operation>, ShapeError>,
 }
 
 /// A matrix of the step: its address, its columns and its format. Rows are contiguous.
@@ -39,21 +40,25 @@ struct Matrix {
 impl<'a> CudaPass<'a> {
     pub fn new(step: &'a StepPlan<'a>, layer: usize, inputs: ChunkInputs) -> Self {
         let ChunkInputs { first, tokens, .. } = inputs;
-        CudaPass { step, layer, first, tokens, inputs, rotates: false, launches: Ok(Vec::new()) }
+        CudaPass { step, layer, first, tokens, inputs, rotates: false, operations: Ok(Vec::new()) }
     }
 
-    /// Returns the launches, in order.
+    /// Returns the operations, in order.
     ///
     /// # Errors
     /// The first operation that no kernel serves.
-    pub fn into_launches(self) -> Result<Vec<LaunchPlan>, ShapeError> {
-        self.launches
+    pub fn into_operations(self) -> Result<Vec<Operation>, ShapeError> {
+        self.operations
     }
 
     fn push(&mut self, launch: Result<LaunchPlan, ShapeError>) {
-        match (&mut self.launches, launch) {
-            (Ok(launches), Ok(launch)) => launches.push(launch),
-            (launches @ Ok(_), Err(error)) => *launches = Err(error),
+        self.extend(launch.map(|launch| vec![launch.into()]));
+    }
+
+    fn extend(&mut self, more: Result<Vec<Operation>, ShapeError>) {
+        match (&mut self.operations, more) {
+            (Ok(operations), Ok(more)) => operations.extend(more),
+            (operations @ Ok(_), Err(error)) => *operations = Err(error),
             (Err(_), _) => {}
         }
     }
@@ -97,7 +102,7 @@ impl<'a> CudaPass<'a> {
             k: input.columns,
             output_stride: output.columns,
         };
-        self.push(gemm.plan(input.dtype, output.dtype));
+        self.extend(self.step.products().plan(&gemm, output.dtype));
     }
 
     /// Returns the epilogue of a product into `output`.
@@ -221,13 +226,14 @@ impl LayerOps for CudaPass<'_> {
         }
     }
 
-    /// The first product leaves f32, which the second one reads once and multiplies.
+    /// The first product leaves f32, which the gate reads once and multiplies.
     fn multiply_gated(&mut self, input: Value, gate: &Linear, up: &Linear) {
         let output = self.value(up.output);
-        let gated = Matrix { at: self.step.at(self.step.layout.gate), dtype: Dtype::F32, ..output };
-        self.product(input, gate.matrix, gated, self.epilogue(gate, gated));
+        let factor = Matrix { at: self.step.at(self.step.layout.up), dtype: Dtype::F32, ..output };
         let bias = Epilogue::new(self.weight(up.bias), Activation::None);
-        self.product(input, up.matrix, output, bias.join(Join::Multiply, gated.at, gated.columns));
+        self.product(input, up.matrix, factor, bias);
+        let gated = self.epilogue(gate, output).join(Join::Multiply, factor.at, factor.columns);
+        self.product(input, gate.matrix, output, gated);
     }
 
     fn rotate(&mut self) {

@@ -1,7 +1,7 @@
-//! A step as a value: what is copied to the device, and which kernels run in which order.
+//! A step as a value: what is copied to the device, and which operations run in which order.
 
 use super::Address;
-use super::plan::LaunchPlan;
+use super::product::Operation;
 
 /// The work of one step. The owner carries it out on one stream, layer after layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,13 +11,20 @@ pub struct StepProgram {
     /// Address of the inputs.
     pub inputs_at: Address,
     /// Embeddings and rotary angles: before the first layer.
-    pub prologue: Vec<LaunchPlan>,
-    /// The kernels of each layer. They read the weights and the KV of that layer alone.
-    pub layers: Vec<Vec<LaunchPlan>>,
+    pub prologue: Vec<Operation>,
+    /// The work of each layer. It reads the weights and the KV of that layer alone.
+    pub layers: Vec<Vec<Operation>>,
     /// Final norm, logits and their largest tokens: after the last layer.
-    pub head: Vec<LaunchPlan>,
+    pub head: Vec<Operation>,
     /// Results.
     pub results: Results,
+}
+
+impl StepProgram {
+    /// Returns all operations, in order.
+    pub fn operations(&self) -> impl Iterator<Item = &Operation> {
+        self.prologue.iter().chain(self.layers.iter().flatten()).chain(&self.head)
+    }
 }
 
 /// Where a step leaves its results.

@@ -8,7 +8,7 @@ use super::embedding::Embed;
 use super::gemm::{Epilogue, Gemm};
 use super::inputs::Inputs;
 use super::norm::Norm;
-use super::plan::LaunchPlan;
+use super::product::{Operation, ProductPlanner, Products};
 use super::program::Results;
 use super::rope::RopeAngles;
 use super::{Address, ShapeError, sampling};
@@ -39,6 +39,7 @@ pub(super) struct StepPlan<'a> {
     pub ranges: &'a DeviceRanges,
     pub layout: CudaLayout,
     pub inputs: Inputs,
+    pub products: Products,
     /// Tokens of the step.
     pub tokens: u32,
     /// Rows of logits.
@@ -70,8 +71,18 @@ impl StepPlan<'_> {
         tensor(&self.slabs.global, self.ranges.global, wanted)
     }
 
+    /// Returns what plans products. Sums of cuBLASLt lie where a gate would.
+    pub fn products(&self) -> ProductPlanner {
+        ProductPlanner {
+            products: self.products,
+            format: self.dtype(),
+            sums: self.at(self.layout.gate),
+            workspace: self.at(self.layout.workspace),
+        }
+    }
+
     /// Returns embeddings and rotary angles.
-    pub fn prologue(&self) -> Result<Vec<LaunchPlan>, ShapeError> {
+    pub fn prologue(&self) -> Result<Vec<Operation>, ShapeError> {
         let spec = self.spec;
         let embed = Embed {
             table: self.global(Tensor::Embedding),
@@ -94,11 +105,11 @@ impl StepPlan<'_> {
         };
         let rotates = self.spec.family == Family::Llama;
         let embed = embed.plan(self.dtype(), self.tokens)?;
-        Ok(std::iter::once(embed).chain(rotates.then(|| angles.plan())).collect())
+        Ok(std::iter::once(embed).chain(rotates.then(|| angles.plan())).map(Operation::from).collect())
     }
 
     /// Returns the final norm, logits and their largest tokens.
-    pub fn head(&self) -> Result<Vec<LaunchPlan>, ShapeError> {
+    pub fn head(&self) -> Result<Vec<Operation>, ShapeError> {
         let (spec, dtype) = (self.spec, self.dtype());
         if self.rows == 0 {
             return Ok(Vec::new());
@@ -130,7 +141,9 @@ impl StepPlan<'_> {
         };
         let keys = self.at(self.layout.argmax_keys);
         let [parts, rows] = sampling::argmax(logits, keys, tokens, spec.vocab, self.rows);
-        Ok(vec![norm.plan(dtype, dtype, self.rows)?, product.plan(dtype, Dtype::F32)?, parts, rows])
+        let norm = norm.plan(dtype, dtype, self.rows)?;
+        let product = self.products().plan(&product, Dtype::F32)?;
+        Ok([vec![norm.into()], product, vec![parts.into(), rows.into()]].concat())
     }
 
     /// Returns where the step leaves its results.

@@ -1,12 +1,13 @@
 //! A GPU as a device: chunks are physical allocations of the sidecar, and the kernels are those of `kernels/cuda`.
 //!
 //! A decode step is one CUDA graph, captured once for its shape and the layers that move. Other steps, and all steps
-//! where graphs are off, are launched kernel by kernel.
+//! where graphs are off, are launched kernel by kernel. Products are those of our own kernel, or of cuBLASLt.
 
 mod graph_cache;
 mod graph_run;
 mod input_buffer;
 mod kernels;
+mod products;
 mod step_page;
 mod stream_run;
 
@@ -21,7 +22,7 @@ use sluice_memory::mapping::{MappingError, Range};
 use super::device::{ResultRow, RunError, StepDevice};
 use super::layer_waits::LayerWaits;
 use super::memory::{EngineMemory, range_sizes};
-use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Results};
+use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Products, Results};
 use crate::forward::{Batch, ForwardError, LogitRow};
 use graph_cache::{CapturedStep, GraphCache, GraphKey};
 use input_buffer::InputBuffer;
@@ -36,6 +37,8 @@ pub(super) struct CudaOptions {
     pub(super) uuid: [u8; 16],
     /// Whether decode steps are CUDA graphs.
     pub(super) graphs: bool,
+    /// What computes products, if it is there.
+    pub(super) products: Products,
     /// The file of the control page.
     pub(super) control: OwnedFd,
 }
@@ -69,7 +72,8 @@ impl CudaDevice {
         options: CudaOptions,
     ) -> Result<CudaDevice, MappingError> {
         let context = Context::new(Device::with_uuid(Driver::open()?, options.uuid)?)?;
-        let kernels = CudaKernels::load(&context)?;
+        let (kernels, products) = kernels(&context, options.products)?;
+        let model = model.with_products(products);
         let mapping = CudaMapping::reserve(&context, setup.chunk_bytes, &range_sizes(setup))?;
         let memory = EngineMemory::new(setup, mapping);
         let ranges = ranges(setup, &memory);
@@ -126,11 +130,29 @@ impl CudaDevice {
         let key = GraphKey { layout: packed.layout.clone(), moving: moving.clone() };
         let CapturedStep { graph, results } = graphs.get(key, || {
             let program = model.program(ranges, packed);
+            kernels.prepare(stream, &program)?;
             graph_run::capture(stream, kernels, page, &program, &moving)
         })?;
         graph.launch(stream)?;
         graph_run::follow(stream, page, &moving, waits)?;
         Ok(*results)
+    }
+}
+
+/// Loads the kernels, and cuBLASLt if it is wanted. Returns what computes products: our own kernel if no file of
+/// cuBLASLt fits the driver.
+fn kernels(context: &Context, wanted: Products) -> Result<(CudaKernels, Products), Error> {
+    let mut kernels = CudaKernels::load(context)?;
+    if wanted == Products::Deterministic {
+        return Ok((kernels, wanted));
+    }
+    match kernels.load_cublaslt(context) {
+        Ok(()) => Ok((kernels, Products::CublasLt)),
+        Err(error @ (Error::NoCublasLt { .. } | Error::OldCublasLt { .. })) => {
+            tracing::warn!("products are computed by Sluice's own kernel: {error}");
+            Ok((kernels, Products::Deterministic))
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -44,6 +44,11 @@ pub(super) struct Options {
     #[arg(long, env = "SLUICE_ENGINE_NO_GRAPHS", value_parser = clap::builder::FalseyValueParser::new())]
     pub(super) no_graphs: bool,
 
+    /// Compute products in bf16 and f16 on a GPU by cuBLASLt, where it is installed. Otherwise kernels of Sluice compute
+    /// them, and an answer does not depend on its batch
+    #[arg(long, env = "SLUICE_ENGINE_CUBLASLT", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(super) cublaslt: bool,
+
     /// Worker of the supervisor with this process id
     #[arg(long, hide = true, value_name = "PID")]
     pub(super) worker: Option<i32>,

@@ -174,6 +174,9 @@ impl<'a> Supervisor<'a> {
         if self.options.no_graphs {
             command.arg("--no-graphs");
         }
+        if self.options.cublaslt {
+            command.arg("--cublaslt");
+        }
         if self.terminating {
             command.arg("--drain");
         }

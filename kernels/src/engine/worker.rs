@@ -26,7 +26,7 @@ use super::options::{BUILD, Options};
 use super::sidecar_watch;
 use super::step::{SharedPages, Stepper};
 use super::step_error::StepError;
-use crate::cuda::CudaModel;
+use crate::cuda::{CudaModel, Products};
 use crate::forward::Model;
 
 const RETRY: Duration = Duration::from_millis(20);
@@ -112,7 +112,8 @@ fn attach_and_serve(link: &mut SidecarLink, options: &Options) -> anyhow::Result
         (Device::Cuda { uuid }, _) => {
             let model = CudaModel::new(spec, setup.chunk_bytes, setup.max_history, setup.chunk_tokens)?;
             let file = shared.control.fd().try_clone_to_owned().context("the control page's file")?;
-            let gpu = CudaOptions { uuid, graphs: !options.no_graphs, control: file };
+            let products = if options.cublaslt { Products::CublasLt } else { Products::Deterministic };
+            let gpu = CudaOptions { uuid, graphs: !options.no_graphs, products, control: file };
             let device = CudaDevice::new(&setup, model, gpu).context("opening the GPU")?;
             serve(link, &setup, Stepper::new(device, &setup, shared))
         }

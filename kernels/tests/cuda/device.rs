@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytemuck::Pod;
-use sluice_kernels::cuda::{Address, LaunchPlan, Module};
+use sluice_kernels::cuda::{Address, LaunchPlan, Module, Operation};
 use sluice_ptx::{Arena, Extent, GlobalMemory, Launch, Mode, Options, Traffic};
 
 use gpu::{Gpu, on_gpu};
@@ -209,6 +209,23 @@ impl<'k> Device<'k> {
             Body::Interpreter(memory) => self.interpret(plan, &memory.borrow()),
             Body::Gpu(gpu) => gpu.run(plan),
         }
+    }
+
+    /// Runs an operation, which must succeed. A GPU alone has products of cuBLASLt.
+    pub fn operate(&self, operation: &Operation) {
+        match (operation, &self.body) {
+            (Operation::Launch(plan), _) => self.run(plan),
+            (Operation::Product(plan), Body::Gpu(gpu)) => {
+                gpu.operate(operation).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+            }
+            (Operation::Product(_), Body::Interpreter(_)) => panic!("the interpreter has no cuBLASLt"),
+        }
+    }
+
+    /// Runs an operation that a GPU or its libraries refuse, and returns the message.
+    pub fn refused(&self, operation: &Operation) -> String {
+        let Body::Gpu(gpu) = &self.body else { panic!("the interpreter refuses nothing") };
+        gpu.operate(operation).expect_err("the operation is refused").to_string()
     }
 
     fn interpret(&self, plan: &LaunchPlan, memory: &TestMemory) {

@@ -1,6 +1,6 @@
 //! Whole steps of a model by the interpreter: known tokens, agreement with the reference, and bits.
 
-use sluice_kernels::cuda::{Address, CudaModel, DeviceRanges, StepProgram};
+use sluice_kernels::cuda::{Address, CudaModel, DeviceRanges, Products, StepProgram};
 use sluice_kernels::forward::{Batch, ForwardError, Sequence, StepShape};
 use sluice_link::model::{Dtype, Family, ModelSpec};
 
@@ -16,7 +16,7 @@ use crate::specs::{DTYPES, llama, opt};
 const POISON: u8 = 0xff;
 
 /// A model whose slabs, KV arena and activations are memory of the interpreter.
-struct Tenant {
+pub struct Tenant {
     device: Device<'static>,
     model: CudaModel,
     ranges: DeviceRanges,
@@ -25,7 +25,7 @@ struct Tenant {
 
 impl Tenant {
     /// Uploads the weights; the KV arena has `layer_blocks` blocks with poison.
-    fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32, chunk_tokens: u32) -> Tenant {
+    pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32, chunk_tokens: u32) -> Tenant {
         let device = Device::fast();
         let block_bytes = spec.layer_block_bytes();
         // A chunk has unused space after its last block.
@@ -47,20 +47,24 @@ impl Tenant {
         Tenant { device, model, ranges, activation_bytes }
     }
 
+    /// Chooses what computes products.
+    pub fn with_products(self, products: Products) -> Tenant {
+        Tenant { model: self.model.with_products(products), ..self }
+    }
+
     fn plan(&self, parts: &[TestSequence<'_>]) -> Result<StepProgram, ForwardError> {
         let sequences: Vec<Sequence<'_>> = parts.iter().map(TestSequence::sequence).collect();
         self.model.plan(&self.ranges, &Batch { sequences: &sequences })
     }
 
     /// Runs a step over poisoned activations. Returns the rows of logits and the tokens of the largest ones.
-    fn run(&self, parts: &[TestSequence<'_>]) -> (Vec<Vec<f32>>, Vec<u32>) {
+    pub fn run(&self, parts: &[TestSequence<'_>]) -> (Vec<Vec<f32>>, Vec<u32>) {
         let program = self.plan(parts).unwrap();
         // The workspace before the inputs is for another library.
         let used = self.ranges.activations + self.activation_bytes - program.inputs_at;
         self.device.write(program.inputs_at, &vec![POISON; used as usize]);
         self.device.write(program.inputs_at, &program.inputs);
-        let launches = program.prologue.iter().chain(program.layers.iter().flatten()).chain(&program.head);
-        launches.for_each(|launch| self.device.run(launch));
+        program.operations().for_each(|operation| self.device.operate(operation));
         let (rows, vocab) = (program.results.rows as usize, self.model.spec().vocab as usize);
         let logits: Vec<f32> = self.device.download(program.results.logits, rows * vocab);
         (
@@ -99,7 +103,7 @@ fn greedy(spec: &ModelSpec, checkpoint: &Checkpoint, prompt: &[u32], count: usiz
 }
 
 /// Shapes whose sizes are multiples of what the kernels read at once.
-fn shapes(dtype: Dtype) -> [ModelSpec; 3] {
+pub fn shapes(dtype: Dtype) -> [ModelSpec; 3] {
     let llama = ModelSpec { hidden: 48, intermediate: 72, head_dim: 24, max_positions: 512, ..llama(dtype) };
     [
         llama.clone(),
@@ -108,15 +112,35 @@ fn shapes(dtype: Dtype) -> [ModelSpec; 3] {
     ]
 }
 
+/// Plans a step of one token over no memory.
+pub fn one_step(model: CudaModel) -> StepProgram {
+    let ranges = DeviceRanges {
+        global: 0x1000,
+        layers: vec![0x1000; usize::from(model.spec().layers)],
+        kv: 0,
+        layer_blocks: 1,
+        activations: 0x1000,
+        activation_limit_bytes: u64::MAX,
+    };
+    let layer_blocks = vec![0; usize::from(model.spec().layers)];
+    let part = TestSequence { start: 0, tokens: &[1], layer_blocks: &layer_blocks, kv_blocks: 1, rows: 1 };
+    model.plan(&ranges, &Batch { sequences: &[part.sequence()] }).unwrap()
+}
+
 #[test]
 fn steps_agree_with_the_reference_in_every_format() {
+    steps_agree(&DTYPES, Products::Deterministic);
+}
+
+pub fn steps_agree(formats: &[Dtype], products: Products) {
     const TOKENS: usize = 75;
-    for spec in DTYPES.into_iter().flat_map(shapes) {
+    for spec in formats.iter().flat_map(|dtype| shapes(*dtype)) {
         let checkpoint = checkpoint(&spec);
         let tokens = tokens(TOKENS, 1, &spec);
         let kv_blocks = TOKENS.div_ceil(16);
         let layer_blocks: Vec<u32> = (0..(kv_blocks * usize::from(spec.layers)) as u32).collect();
         let tenant = Tenant::new(&spec, &checkpoint, layer_blocks.len() as u32, u32::MAX);
+        let tenant = tenant.with_products(products);
         let part =
             TestSequence { start: 0, tokens: &tokens, layer_blocks: &layer_blocks, kv_blocks, rows: TOKENS };
         let (found, largest) = tenant.run(&[part]);

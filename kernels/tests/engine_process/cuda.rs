@@ -1,6 +1,7 @@
 //! The same tests with an engine on a GPU, and those of what only an engine on a GPU does. A stand-in poses as the
 //! driver. The library path of a process is fixed when it starts, so each runs in a process that a test starts.
 
+use std::io;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -19,15 +20,27 @@ use crate::specs::{GPU_VAR, llama, opt};
 /// A pause in which an engine that is not held back gets on.
 const A_WHILE: Duration = Duration::from_millis(50);
 
+mod products;
+
 /// Runs tests of this program in a process whose engines compute on a GPU. Each must pass.
 fn run_on_gpu(arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
+    run_with_libraries(arguments, variables, expected, Ok);
+}
+
+/// As [`run_on_gpu`], with more libraries than the driver's.
+fn run_with_libraries(
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+    expected: usize,
+    libraries_of: impl FnOnce(LibraryFolder) -> io::Result<LibraryFolder>,
+) {
     let folder = tempfile::tempdir().unwrap();
     let (libraries, pool) = (folder.path().join("lib"), folder.path().join("pool"));
     for made in [&libraries, &pool] {
         std::fs::create_dir(made).unwrap();
     }
     let report = folder.path().join("held");
-    let path = LibraryFolder::new(&libraries).unwrap();
+    let path = LibraryFolder::new(&libraries).and_then(libraries_of).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(arguments)
         .envs(variables.iter().copied())
@@ -93,6 +106,11 @@ impl LoggedEngine {
     /// Says goodbye, and returns what the engine logged.
     fn end(self, link: &EngineLink) -> String {
         link.sender.send_bye().unwrap();
+        self.wait()
+    }
+
+    /// Waits until it ends, and returns what it logged.
+    fn wait(self) -> String {
         String::from_utf8(self.0.wait_with_output().unwrap().stderr).unwrap()
     }
 }

@@ -172,10 +172,9 @@ pub struct CapturedDecode {
     pub results: Results,
 }
 
-/// Queues the kernels of a step.
+/// Queues the operations of a step.
 pub fn launch(stream: &Stream, kernels: &CudaKernels, program: &StepProgram) -> Result<(), Error> {
-    let launches = program.prologue.iter().chain(program.layers.iter().flatten()).chain(&program.head);
-    launches.into_iter().try_for_each(|launch| kernels.launch(stream, launch))
+    program.operations().try_for_each(|operation| kernels.run(stream, operation))
 }
 
 /// Queues the copy of the inputs.

@@ -6,6 +6,7 @@
 pub mod buffer;
 pub mod chunk;
 pub mod context;
+pub mod cublaslt;
 pub mod device;
 pub mod driver;
 mod error;
@@ -19,6 +20,7 @@ pub mod stream;
 pub use buffer::Buffer;
 pub use chunk::{Chunk, granularity};
 pub use context::{Context, MemoryInfo};
+pub use cublaslt::CublasLt;
 pub use device::Device;
 pub use driver::Driver;
 pub use error::Error;

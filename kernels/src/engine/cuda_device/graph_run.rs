@@ -28,20 +28,21 @@ pub(super) fn capture(
 ) -> Result<CapturedStep, Error> {
     let captured = GraphBuilder::capture(stream, |stream| {
         let launch = |plan: &_| kernels.launch(stream, plan);
+        let run = |operation: &_| kernels.run(stream, operation);
         let [begin, end] = page.stamps();
-        program.prologue.iter().try_for_each(launch)?;
+        program.prologue.iter().try_for_each(run)?;
         launch(&begin)?;
-        for (layer, launches) in program.layers.iter().enumerate() {
+        for (layer, operations) in program.layers.iter().enumerate() {
             if moving[layer] {
                 launch(&page.wait(layer))?;
             }
-            launches.iter().try_for_each(launch)?;
+            operations.iter().try_for_each(run)?;
             if moving[layer] {
                 launch(&page.check(layer))?;
             }
         }
         launch(&end)?;
-        program.head.iter().try_for_each(launch)
+        program.head.iter().try_for_each(run)
     })?;
     Ok(CapturedStep { graph: captured.instantiate()?, results: program.results })
 }

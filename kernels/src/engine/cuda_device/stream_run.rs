@@ -25,17 +25,17 @@ pub(super) struct StreamRun<'a> {
 impl StreamRun<'_> {
     /// Queues all of a step, whose inputs are queued already.
     pub(super) fn run(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        let launch = |launch| self.kernels.launch(self.stream, launch);
-        program.prologue.iter().try_for_each(launch)?;
+        let run = |operation| self.kernels.run(self.stream, operation);
+        program.prologue.iter().try_for_each(run)?;
         self.run_layers(program, waits)?;
-        Ok(program.head.iter().try_for_each(launch)?)
+        Ok(program.head.iter().try_for_each(run)?)
     }
 
     /// Queues the layers, each once its weights and KV are there, then waits for the last one that was queued.
     fn run_layers(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
         let mut queued = QueuedLayers { events: self.events, queue: VecDeque::new(), error: None };
         let (expected, mut aborted) = (waits.expected(), None);
-        for (layer, launches) in program.layers.iter().enumerate() {
+        for (layer, operations) in program.layers.iter().enumerate() {
             let ready = waits.before_layer_behind(layer, Some(&mut || queued.next_finished()));
             queued.take_error()?;
             if ready.is_break() {
@@ -44,7 +44,7 @@ impl StreamRun<'_> {
             }
             let [begin, end] = &self.events[layer];
             begin.record(self.stream)?;
-            launches.iter().try_for_each(|launch| self.kernels.launch(self.stream, launch))?;
+            operations.iter().try_for_each(|operation| self.kernels.run(self.stream, operation))?;
             if expected[layer].moves() {
                 self.kernels.launch(self.stream, &self.page.check(layer))?;
             }

@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::sync::OnceLock;
 
-use sluice_kernels::cuda::{Address, LaunchPlan};
+use sluice_kernels::cuda::{Address, LaunchPlan, Operation};
 use sluice_kernels::engine::CudaKernels;
-use sluice_memory::cuda::{Buffer, Context, Device, Driver, Stream};
+use sluice_memory::cuda::{Buffer, Context, Device, Driver, Error, Stream};
 
 /// Set in processes whose kernels run on a GPU. The tests of memory read the same variable.
 pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
@@ -58,14 +58,21 @@ impl Gpu {
             .and_then(|()| self.stream.finish())
             .unwrap_or_else(|error| panic!("{}: {error}", plan.kernel));
     }
+
+    /// Runs an operation.
+    pub fn operate(&self, operation: &Operation) -> Result<(), Error> {
+        loaded().1.run(&self.stream, operation)?;
+        self.stream.finish()
+    }
 }
 
-/// The context of this process, and all kernels.
+/// The context of this process, and all kernels, with cuBLASLt where there is one.
 fn loaded() -> &'static (Context, CudaKernels) {
     static LOADED: OnceLock<(Context, CudaKernels)> = OnceLock::new();
     LOADED.get_or_init(|| {
         let context = Context::new(Device::open(Driver::open().unwrap(), 0).unwrap()).unwrap();
-        let kernels = CudaKernels::load(&context).unwrap();
+        let mut kernels = CudaKernels::load(&context).unwrap();
+        let _ = kernels.load_cublaslt(&context);
         (context, kernels)
     })
 }

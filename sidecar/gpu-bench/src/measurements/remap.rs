@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use sluice_kernels::cuda::{DeviceRanges, LaunchPlan, StepProgram};
+use sluice_kernels::cuda::{DeviceRanges, Operation, StepProgram};
 use sluice_kernels::engine::CudaKernels;
 use sluice_link::slab::slab_layout;
 use sluice_policy::closed_form::Alike;
@@ -104,7 +104,7 @@ impl Study<'_> {
         self.data.stream.finish_within(LIMIT)?;
         let kernels = self.kernels;
         Ok(self.decode.run_parts(layout, about, &|stream, part| {
-            launches(&program, part).iter().try_for_each(|launch| kernels.launch(stream, launch))
+            operations(&program, part).iter().try_for_each(|operation| kernels.run(stream, operation))
         })?)
     }
 
@@ -112,14 +112,14 @@ impl Study<'_> {
     fn ends(&self, step: StepWork) -> Result<f64, Error> {
         let program = self.model.plan(&self.model.ranges, step);
         let times = self.data.times_ns(self.bench, 5, |stream| {
-            let launches = program.prologue.iter().chain(&program.head);
-            launches.into_iter().try_for_each(|launch| self.kernels.launch(stream, launch))
+            let mut operations = program.prologue.iter().chain(&program.head);
+            operations.try_for_each(|operation| self.kernels.run(stream, operation))
         });
         Ok(median_of(&times?))
     }
 }
 
-fn launches(program: &StepProgram, part: TokenPart) -> &[LaunchPlan] {
+fn operations(program: &StepProgram, part: TokenPart) -> &[Operation] {
     match part {
         TokenPart::Begin => &program.prologue,
         TokenPart::Layer { layer, .. } => &program.layers[layer.index()],

@@ -11,7 +11,7 @@ use crate::vocabulary::BLOCK_TOKENS;
 
 /// Alignment of each value, in bytes: what `cuMemAlloc` guarantees, and cuBLASLt is fastest with.
 pub const ALIGNMENT: u64 = 256;
-/// Workspace of cuBLASLt, in bytes: what its documentation recommends for Hopper.
+/// Workspace of cuBLASLt, in bytes, whether or not the engine uses it: what its documentation recommends for Hopper.
 pub const WORKSPACE_BYTES: u64 = 32 << 20;
 /// Positions of a split of attention. It decides bits, so it is a constant.
 pub const SPLIT: u32 = 256;
@@ -64,7 +64,7 @@ pub struct CudaLayout {
     pub partial: u64,
     /// Largest score and sum of weights of each split, f32 `[partial rows][heads][2]`.
     pub partial_weights: u64,
-    /// Output of the gate, f32 `[chunk][intermediate]`, in the memory of attention's values.
+    /// Sums of cuBLASLt before the function of the MLP, f32 `[chunk][intermediate]`, in the memory of attention.
     pub gate: u64,
     /// Output of the up projection, f32 `[chunk][intermediate]`.
     pub up: u64,

@@ -134,6 +134,11 @@ impl Driver {
         format!("{}.{}", self.version / 1000, self.version % 1000 / 10)
     }
 
+    /// Returns the major version of [`Driver::cuda_version`].
+    pub fn cuda_major(&self) -> u32 {
+        self.version / 1000
+    }
+
     /// Whether the driver is the stand-in over host memory, so that no time says anything about a GPU. The library
     /// itself says so: no option and no variable changes it.
     pub fn is_stand_in(&self) -> bool {

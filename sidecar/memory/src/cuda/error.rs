@@ -49,6 +49,30 @@ pub enum Error {
         /// The driver's message.
         words: String,
     },
+    /// No file of cuBLASLt that fits the driver can be loaded.
+    #[error("no cuBLASLt: {files} is not on the library path, and the driver is of CUDA {cuda}")]
+    NoCublasLt {
+        /// Names of the files.
+        files: String,
+        /// The CUDA version of the driver.
+        cuda: String,
+    },
+    /// cuBLASLt lacks a function.
+    #[error("{file} is too old: it lacks {lacks}")]
+    OldCublasLt {
+        /// Name of its file.
+        file: String,
+        /// The function.
+        lacks: &'static str,
+    },
+    /// cuBLASLt refused a call.
+    #[error("{call}: {status}")]
+    CublasLt {
+        /// Its function.
+        call: &'static str,
+        /// The name of its status.
+        status: String,
+    },
     /// The kernel refused a call.
     #[error("{call}: {source}")]
     Kernel {
