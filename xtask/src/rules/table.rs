@@ -130,7 +130,8 @@ pub const TABLE: [Row; 24] = [
         never: &["tokio", "kube"],
         ..BLANK
     },
-    // It runs the probe's checks and the kernels, and asks the simulator what it predicts. wire: it configures sidecars.
+    // It runs the probe's checks and the kernels, and asks the simulator what it predicts. wire, reqwest: it configures
+    // sidecars and sends them requests.
     Row {
         name: "sluice-gpu-bench",
         may: &[
@@ -141,6 +142,7 @@ pub const TABLE: [Row; 24] = [
             "sluice-probe",
             "sluice-sim",
             "sluice-wire",
+            "reqwest",
             "rustix",
         ],
         never: &["tokio", "kube"],

@@ -54,7 +54,7 @@ pub enum ServedError {
         /// Method and path.
         request: String,
         /// Error of the connection.
-        source: io::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A request was refused, or answered with something else than was asked for.
     #[error("{request}: answered: {answer}")]

@@ -1,80 +1,78 @@
 //! Requests over HTTP to sidecars of this machine, each on a connection of its own.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::BufReader;
+use std::net::SocketAddr;
+use std::sync::LazyLock;
 use std::time::Duration;
+
+use reqwest::blocking::{Client, Response};
+use reqwest::{Method, StatusCode};
 
 use super::error::ServedError;
 
 /// Longest silence of a server: a request may wait for memory and for the GPU.
 const SILENCE: Duration = Duration::from_secs(120);
 
+static CLIENT: LazyLock<Client> = LazyLock::new(|| {
+    // The library wants a provider of TLS though no address here has TLS. The program may have installed one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = Client::builder().no_proxy().pool_max_idle_per_host(0).timeout(SILENCE);
+    client.build().expect("a client without certificates")
+});
+
 /// A request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Request<'a> {
-    pub(super) method: &'static str,
+    pub(super) method: Method,
     pub(super) path: &'static str,
     /// The token that opens the admin port.
     pub(super) token: Option<&'a str>,
     /// JSON, or nothing.
-    pub(super) body: &'a str,
+    pub(super) body: String,
 }
 
 impl Request<'_> {
-    /// Sends it. Returns the lines of the answer's body as they come: of chunks also their lengths.
-    pub(super) fn lines(self, to: SocketAddr) -> Result<BufReader<TcpStream>, ServedError> {
-        let mut answer = self.send(to).map_err(|source| self.failed(source))?;
-        let mut line = String::new();
-        answer.read_line(&mut line).map_err(|source| self.failed(source))?;
-        if !line.starts_with("HTTP/1.1 200 ") {
-            return Err(self.refused(line.trim_end()));
-        }
-        while !line.trim_end().is_empty() {
-            line.clear();
-            answer.read_line(&mut line).map_err(|source| self.failed(source))?;
-        }
-        Ok(answer)
+    /// Sends it. Returns the body of the answer as it comes.
+    pub(super) fn stream(&self, to: SocketAddr) -> Result<BufReader<Response>, ServedError> {
+        self.send(to).map(BufReader::new)
     }
 
-    /// Sends it. Returns the body, which must have come in one piece.
-    pub(super) fn text(self, to: SocketAddr) -> Result<String, ServedError> {
-        let mut text = String::new();
-        self.lines(to)?.read_to_string(&mut text).map_err(|source| self.failed(source))?;
-        Ok(text)
+    /// Sends it. Returns the body of the answer.
+    pub(super) fn text(&self, to: SocketAddr) -> Result<String, ServedError> {
+        self.send(to)?.text().map_err(|source| self.failed(source))
     }
 
-    fn send(self, to: SocketAddr) -> io::Result<BufReader<TcpStream>> {
-        let Request { method, path, token, body } = self;
-        let mut socket = TcpStream::connect_timeout(&to, SILENCE)?;
-        socket.set_read_timeout(Some(SILENCE))?;
-        socket.set_nodelay(true)?;
-        let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
-        let length = body.len();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: sluice\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {length}\r\n{token}\r\n"
-        );
-        socket.write_all((head + body).as_bytes())?;
-        Ok(BufReader::new(socket))
+    fn send(&self, to: SocketAddr) -> Result<Response, ServedError> {
+        let mut request = CLIENT.request(self.method.clone(), format!("http://{to}{}", self.path));
+        if let Some(token) = self.token {
+            request = request.bearer_auth(token);
+        }
+        let request = request.header("content-type", "application/json").body(self.body.clone());
+        let response = request.send().map_err(|source| self.failed(source))?;
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            status => Err(self.refused(status.to_string())),
+        }
     }
 
     /// The error of a connection.
-    pub(super) fn failed(self, source: io::Error) -> ServedError {
-        ServedError::Request { request: self.name(), source }
+    pub(super) fn failed(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ServedError {
+        ServedError::Request { request: self.name(), source: source.into() }
     }
 
     /// The error of an answer.
-    pub(super) fn refused(self, answer: impl Into<String>) -> ServedError {
+    pub(super) fn refused(&self, answer: impl Into<String>) -> ServedError {
         ServedError::Answer { request: self.name(), answer: answer.into() }
     }
 
-    fn name(self) -> String {
+    fn name(&self) -> String {
         format!("{} {}", self.method, self.path)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::TcpListener;
 
     use super::*;
@@ -98,8 +96,13 @@ mod tests {
 
     #[test]
     fn a_request_has_its_token_and_its_body_and_gives_the_answer_s_body() {
-        let (address, serving) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{\n}");
-        let request = Request { method: "PUT", path: "/v1/directive", token: Some("secret"), body: "{}" };
+        let (address, serving) = answering("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n{\n}");
+        let request = Request {
+            method: Method::PUT,
+            path: "/v1/directive",
+            token: Some("secret"),
+            body: "{}".to_owned(),
+        };
         assert_eq!(request.text(address).expect("an answer"), "{\n}");
         let sent = serving.join().expect("it answers");
         for part in
@@ -111,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_request_and_the_status() {
-        let (address, serving) = answering("HTTP/1.1 503 Service Unavailable\r\n\r\n");
-        let request = Request { method: "GET", path: "/ready", token: None, body: "{}" };
+        let (address, serving) = answering("HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n");
+        let request = Request { method: Method::GET, path: "/ready", token: None, body: "{}".to_owned() };
         let error = request.text(address).expect_err("it is refused").to_string();
-        assert_eq!(error, "GET /ready: answered: HTTP/1.1 503 Service Unavailable");
+        assert_eq!(error, "GET /ready: answered: 503 Service Unavailable");
         serving.join().expect("it answers");
     }
 }

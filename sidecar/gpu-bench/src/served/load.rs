@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use sluice_common::random::Rng;
 use sluice_common::statistics::percentile_of_sorted;
@@ -87,13 +88,13 @@ impl Load {
             "model": MODEL_NAME, "prompt": prompt, "max_tokens": self.output, "ignore_eos": true, "temperature": 0.0,
             "stream": true, "stream_options": {"include_usage": true},
         });
-        let body = body.to_string();
-        let request = Request { method: "POST", path: "/v1/completions", token: None, body: &body };
+        let (method, body) = (Method::POST, body.to_string());
+        let request = Request { method, path: "/v1/completions", token: None, body };
         let start = Instant::now();
         let (mut first_ms, mut tokens) = (None, 0);
-        for line in request.lines(to)?.lines() {
+        for line in request.stream(to)?.lines() {
             let line = line.map_err(|source| request.failed(source))?;
-            // Other lines are lengths of chunks.
+            // The last event is not JSON.
             let Some(event) = line.strip_prefix("data: {") else { continue };
             first_ms.get_or_insert_with(|| start.elapsed().as_secs_f64() * 1000.0);
             tokens = completion_tokens(&format!("{{{event}")).unwrap_or(tokens);

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use sluice_wire::State;
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
@@ -58,8 +59,10 @@ impl Sidecar {
 
     /// Waits until the tenant serves.
     pub(super) fn wait_until_ready(&mut self) -> Result<(), ServedError> {
-        let (probes, ready) =
-            (self.record.probes, Request { method: "GET", path: "/ready", token: None, body: "" });
+        let (probes, ready) = (
+            self.record.probes,
+            Request { method: Method::GET, path: "/ready", token: None, body: String::new() },
+        );
         self.process.wait("serve", LOADING, || ready.text(probes).ok()).map(drop)
     }
 
@@ -91,13 +94,13 @@ impl Sidecar {
     /// Sends a directive.
     pub(super) fn direct(&self, directive: &Directive) -> Result<(), ServedError> {
         let body = serde_json::to_string(directive).expect("a directive has only strings for keys");
-        let request = Request { method: "PUT", path: "/v1/directive", token: Some(&self.token), body: &body };
+        let request = Request { method: Method::PUT, path: "/v1/directive", token: Some(&self.token), body };
         request.text(self.record.admin).map(drop)
     }
 }
 
 fn state(admin: SocketAddr, token: &str) -> Result<State, ServedError> {
-    let request = Request { method: "GET", path: "/v1/state", token: Some(token), body: "" };
+    let request = Request { method: Method::GET, path: "/v1/state", token: Some(token), body: String::new() };
     let text = request.text(admin)?;
     State::from_json(text.as_bytes()).map_err(|error| request.refused(error.to_string()))
 }
