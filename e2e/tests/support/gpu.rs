@@ -25,9 +25,9 @@ pub struct StandIn {
 
 impl StandIn {
     /// Puts the driver's library on the library path of all programs of `world`, with one device. It has `chunks` next
-    /// to the two contexts of a tenant, and to the one that asks for its free memory.
-    pub fn install(world: &mut TestEnv, chunks: u64) -> StandIn {
-        let bytes = chunks * CHUNK + 3 * CONTEXT;
+    /// to the two contexts of each tenant, and to the one that asks for its free memory.
+    pub fn install(world: &mut TestEnv, chunks: u64, tenants: u64) -> StandIn {
+        let bytes = chunks * CHUNK + (2 * tenants + 1) * CONTEXT;
         let pool = Self::library(world);
         std::fs::create_dir(&pool).unwrap();
         let report = world.path("held");
