@@ -43,47 +43,72 @@ DEVICE u64 now_ns() {
 
 // Runs before the first read of a layer, and waits until the sidecar has published what the step expects of it. One
 // thread. The page and the words around it are memory of the host, which others write.
+//
+// Where the layer must not be computed, `stopped` becomes 1, and the step's later kernels write no KV and wait for
+// nothing: the host has ended the step, or a later generation is published, so that the expected one will not come.
 struct WaitReady {
     const u64 *ready;     // [count] x stride words
     const u64 *expected;  // [count]; 0 waits for nothing
-    const u64 *ended;     // not 0: the host has ended the step, and nothing waits any more
+    const u64 *ended;     // not 0: the host has ended the step
+    u64 *overtaken;       // [count]: becomes 1 if a later generation is published
     u64 *times;           // [count + 1]: nanoseconds before the first wait, and after each
+    u32 *stopped;         // in memory of the device, 0 when the step begins
     u32 count, stride;
 };
 
 KERNEL(32) sluice_wait_ready(ARGUMENT(WaitReady)) {
     if (threadIdx.x != 0) return;
+    bool stopped = *p.stopped != 0;
     *(volatile u64 *)p.times = now_ns();
     for (u32 i = 0; i < p.count; i++) {
         const u64 expected = ((const volatile u64 *)p.expected)[i];
         const volatile u64 *ready = p.ready + (u64)i * p.stride;
-        // A circle of 64 bits, as a wait of a stream compares.
-        while (expected != 0 && (long long)(*ready - expected) < 0 && *(const volatile u64 *)p.ended == 0) {
+        while (expected != 0 && !stopped) {
+            stopped = *(const volatile u64 *)p.ended != 0;
+            const u64 published = *ready;
+            // A circle of 64 bits, as a wait of a stream compares.
+            if (stopped || (long long)(published - expected) < 0) continue;
+            if (published != expected) {
+                ((volatile u64 *)p.overtaken)[i] = 1;
+                stopped = true;
+            }
+            break;
         }
         ((volatile u64 *)p.times)[i + 1] = now_ns();
     }
+    if (stopped) *p.stopped = 1;
     __threadfence_system();
 }
 
 // Runs after the last read of a layer, and compares what the sidecar has published of it with what the step expected.
 // Generations only rise, so a later one means that the slot was filled again while it was read: `overtaken` becomes 1,
-// and never 0. A wait of a stream cannot find that: greater-or-equal passes and equal hangs. An expectation of 0 is
-// none. When that is known, `passed` becomes the time, for the host.
+// and never 0, and so does `stopped`. An expectation of 0 is none. When all is as expected, `passed` becomes the time,
+// for the host. A layer of a step that is stopped was not computed, and does not pass.
 struct CheckReady {
     const u64 *ready;     // [count] x stride words, in memory that the sidecar writes
     const u64 *expected;  // [count]
     u64 *overtaken;       // [count]
     u64 *passed;          // nanoseconds
+    u32 *stopped;         // as for the wait
     u32 count, stride;
 };
 
 KERNEL(32) sluice_check_ready(ARGUMENT(CheckReady)) {
+    if (*p.stopped != 0) return;
+    bool overtaken = false;
     if (threadIdx.x < p.count) {
         const u64 expected = ((const volatile u64 *)p.expected)[threadIdx.x];
         const u64 published = *(const volatile u64 *)(p.ready + (u64)threadIdx.x * p.stride);
-        if (expected != 0 && published != expected) ((volatile u64 *)p.overtaken)[threadIdx.x] = 1;
-        __threadfence_system();
+        overtaken = expected != 0 && published != expected;
+        if (overtaken) ((volatile u64 *)p.overtaken)[threadIdx.x] = 1;
     }
+    const bool any = __any_sync(ALL_LANES, overtaken);
+    // All lanes have read `stopped`, which the first one writes.
     __syncwarp();
-    if (threadIdx.x == 0) *(volatile u64 *)p.passed = now_ns();
+    if (threadIdx.x != 0) return;
+    if (any) {
+        *p.stopped = 1;
+    } else {
+        *(volatile u64 *)p.passed = now_ns();
+    }
 }

@@ -41,7 +41,8 @@ KERNEL(256) sluice_rope_angles(ARGUMENT(RopeAngles)) {
 
 // Rotates queries and keys, rounds queries, K and V to the cache's format, and writes K and V to their layer-block. The
 // first `rotary` of a head's `dim` numbers are rotated (0 where positions are learned), both multiples of 8. A thread
-// takes eight numbers: four and their partners, or eight that are not rotated.
+// takes eight numbers: four and their partners, or eight that are not rotated. Nothing is written once the step is
+// stopped, because its input may then be garbage and its blocks another's.
 template <class T> struct RopeKv {
     Arena arena;
     const float *queries;     // [rows] x query_stride: [heads][dim]
@@ -52,6 +53,7 @@ template <class T> struct RopeKv {
     const u32 *positions;     // [rows]
     const u32 *table_rows;    // [rows]: row of the block table
     const u32 *table;         // [..][columns]: ids of the layer's blocks
+    const u32 *stopped;       // not 0: the step is stopped (memory.cu)
     u32 columns, rows, heads, kv_heads, dim, rotary, query_stride, key_stride, value_stride;
     u32 unused;
 };
@@ -60,7 +62,7 @@ template <class T> DEVICE void rope_kv(const RopeKv<T> &p) {
     const u32 parts = p.dim / 8, row_parts = (p.heads + 2 * p.kv_heads) * parts;
     const u64 at = (u64)blockIdx.x * 256 + threadIdx.x;
     const u32 row = at / row_parts;
-    if (row >= p.rows) return;
+    if (row >= p.rows || *p.stopped != 0) return;
     const u32 head = at % row_parts / parts, part = at % parts;
     const u32 position = p.positions[row], key = head - p.heads, value = key - p.kv_heads;
 

@@ -28,6 +28,8 @@ impl Packer {
 /// Addresses of the inputs of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Inputs {
+    /// u32, 0: kernels set it when they stop the step.
+    pub stopped: Address,
     /// u32 `[tokens]`
     pub tokens: Address,
     /// u32 `[tokens]`
@@ -98,6 +100,7 @@ pub(super) fn pack(
         rows().flat_map(|(row, sequence)| std::iter::repeat_n(row, sequence.tokens.len())).collect();
     let (tables, columns) = tables(&model, batch);
     let inputs = Inputs {
+        stopped: packer.push(&[0_u32]),
         tokens: packer.push(&tokens),
         positions: packer.push(&positions),
         table_rows: packer.push(&table_rows),

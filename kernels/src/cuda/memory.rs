@@ -46,16 +46,20 @@ arguments! {
 }
 
 arguments! {
-    /// Waits for published generations before a layer's first read.
+    /// Waits for published generations before a layer's first read, or stops the step.
     WaitReady {
         /// `[count]` x `stride`, u64: what the sidecar has published.
         ready: Address,
         /// `[count]`, u64; 0 waits for nothing.
         expected: Address,
-        /// One u64; another number than 0 ends the wait.
+        /// One u64; another number than 0 ends the wait and stops the step.
         ended: Address,
+        /// `[count]`, u64: each becomes 1 if a later generation is published, which stops the step.
+        overtaken: Address,
         /// `[count + 1]`, u64: nanoseconds before the first wait, and after each.
         times: Address,
+        /// One u32, 0 when the step begins; becomes 1 if the layer must not be computed.
+        stopped: Address,
         /// Generations to wait for.
         count: u32,
         /// Words of 8 bytes from one published generation to the next.
@@ -64,7 +68,8 @@ arguments! {
 }
 
 arguments! {
-    /// Compares published generations with expected ones after a layer's last read.
+    /// Compares published generations with expected ones after a layer's last read. In a step that is stopped it does
+    /// nothing.
     CheckReady {
         /// `[count]` x `stride`, u64: what the sidecar has published.
         ready: Address,
@@ -72,8 +77,10 @@ arguments! {
         expected: Address,
         /// `[count]`, u64: each becomes 1 if another generation is published.
         overtaken: Address,
-        /// One u64, which becomes the time in nanoseconds after the comparison.
+        /// One u64, which becomes the time in nanoseconds after the comparison, if no other generation is published.
         passed: Address,
+        /// One u32, 0 when the step begins; becomes 1 if another generation is published.
+        stopped: Address,
         /// Generations to compare, at most 32.
         count: u32,
         /// Words of 8 bytes from one published generation to the next.

@@ -170,6 +170,7 @@ impl CudaModel {
             prologue: step.prologue()?,
             layers: layers.collect::<Result<_, _>>()?,
             head: step.head()?,
+            stopped: step.inputs.stopped,
             results: step.results(),
         })
     }

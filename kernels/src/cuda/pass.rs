@@ -255,6 +255,7 @@ impl LayerOps for CudaPass<'_> {
             positions: self.of_chunk(step.inputs.positions, 4),
             table_rows: self.of_chunk(step.inputs.table_rows, 4),
             table: self.table(),
+            stopped: step.inputs.stopped,
             columns: step.inputs.columns,
             rows: self.tokens,
             heads: spec.heads,

@@ -16,6 +16,8 @@ pub struct StepProgram {
     pub layers: Vec<Vec<Operation>>,
     /// Final norm, logits and their largest tokens: after the last layer.
     pub head: Vec<Operation>,
+    /// Address of one u32 of the inputs, which is 0: once it is another number, the layers write no KV.
+    pub stopped: Address,
     /// Results.
     pub results: Results,
 }

@@ -44,6 +44,8 @@ arguments! {
         table_rows: Address,
         /// `[..][columns]`, u32: ids of the layer's blocks.
         table: Address,
+        /// One u32; if it is not 0, nothing is written.
+        stopped: Address,
         /// Ids of a row of the table.
         columns: u32,
         /// Tokens.

@@ -25,6 +25,7 @@ use super::memory::{EngineMemory, range_sizes};
 use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Products, Results};
 use crate::forward::{Batch, ForwardError, LogitRow};
 use graph_cache::{CapturedStep, GraphCache, GraphKey};
+use graph_run::GraphRun;
 use input_buffer::InputBuffer;
 pub use kernels::CudaKernels;
 use step_page::{STEP_LIMIT, StepPage};
@@ -105,8 +106,10 @@ impl CudaDevice {
             true => self.model.pack_decode(&self.ranges, batch)?,
             false => None,
         };
-        if let Some(packed) = packed {
-            return self.run_graph(packed, waits);
+        if let Some(packed) = packed
+            && let Some(results) = self.run_graph(packed, waits)?
+        {
+            return Ok(results);
         }
         let program = self.model.plan(&self.ranges, batch)?;
         self.page.arm(waits.expected());
@@ -116,26 +119,38 @@ impl CudaDevice {
         Ok(program.results)
     }
 
-    /// Runs a decode step as a graph.
-    fn run_graph(&mut self, packed: PackedStep, waits: &mut LayerWaits<'_>) -> Result<Results, RunError> {
+    /// Runs a decode step as a graph. Returns `None`, with nothing of the step queued, if the driver cannot make the graph:
+    /// then no later step is one.
+    fn run_graph(
+        &mut self,
+        packed: PackedStep,
+        waits: &mut LayerWaits<'_>,
+    ) -> Result<Option<Results>, RunError> {
         if waits.end_if_expired() {
             return Err(ForwardError::Aborted { layer: 0 }.into());
         }
         let CudaDevice { model, ranges, kernels, stream, graphs, page, inputs, .. } = self;
-        let graphs = graphs.as_mut().expect("graphs are in use");
-        graph_run::arm(page, waits);
-        waits.begin_layer();
+        let cache = graphs.as_mut().expect("graphs are in use");
         let moving: Vec<bool> = waits.expected().iter().map(|expected| expected.moves()).collect();
-        inputs.upload(stream, packed.inputs_at, &packed.inputs)?;
         let key = GraphKey { layout: packed.layout.clone(), moving: moving.clone() };
-        let CapturedStep { graph, results } = graphs.get(key, || {
-            let program = model.program(ranges, packed);
+        let captured = cache.get(key, || {
+            let program = model.program(ranges, packed.clone());
             kernels.prepare(stream, &program)?;
             graph_run::capture(stream, kernels, page, &program, &moving)
-        })?;
-        graph.launch(stream)?;
-        graph_run::follow(stream, page, &moving, waits)?;
-        Ok(*results)
+        });
+        let CapturedStep { graph, results } = match captured {
+            Ok(captured) => captured,
+            Err(error) => {
+                tracing::warn!("from now on steps run without CUDA graphs: {error}");
+                *graphs = None;
+                return Ok(None);
+            }
+        };
+        graph_run::arm(page, waits);
+        waits.begin_layer();
+        inputs.upload(stream, packed.inputs_at, &packed.inputs)?;
+        GraphRun { stream, page, moving: &moving }.run(graph, waits)?;
+        Ok(Some(*results))
     }
 }
 
@@ -220,12 +235,7 @@ impl StepDevice for CudaDevice {
         let ran = self.run_step(batch, waits);
         // The queued work reads the inputs, and writes KV, until it ends. An error of the GPU comes before others.
         self.stream.finish_within(STEP_LIMIT)?;
-        let results = ran?;
-        if let Some((layer, input)) = self.page.find_overtaken(waits.expected().len()) {
-            waits.overtake(layer, input);
-            return Err(ForwardError::Aborted { layer }.into());
-        }
-        self.results(results, takes_largest)
+        self.results(ran?, takes_largest)
     }
 }
 

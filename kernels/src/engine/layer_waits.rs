@@ -33,8 +33,9 @@ pub(super) struct StepSlice<'a> {
     pub(super) epoch: u64,
 }
 
-/// Returns the next layer that the device has finished, with its compute time in nanoseconds.
-pub(super) type FinishedLayers<'a> = &'a mut dyn FnMut() -> Option<(usize, u64)>;
+/// Returns the next layer that the device has finished, with its compute time in nanoseconds. Breaks if no further layer
+/// passes.
+pub(super) type FinishedLayers<'a> = &'a mut dyn FnMut() -> ControlFlow<(), Option<(usize, u64)>>;
 
 impl StepSlice<'_> {
     fn is_expired(self) -> bool {
@@ -97,7 +98,8 @@ impl<'a> LayerWaits<'a> {
     }
 
     /// As [`LayerHooks::before_layer`], for a device that still computes earlier layers. While it waits it completes the
-    /// layers that `finished` returns, because the sidecar may wait for their `done` before it copies.
+    /// layers that `finished` returns, because the sidecar may wait for their `done` before it copies. It ends when no
+    /// further layer passes, because then the sidecar copies no more.
     pub(super) fn before_layer_behind(
         &mut self,
         layer: usize,
@@ -204,18 +206,23 @@ impl<'a> LayerWaits<'a> {
         loop {
             let waited = wait(self.control, WaitLimit { abort: &NEVER, limit });
             match waited.expect("layers were checked against the control page") {
-                WaitResult::TimedOut => self.complete(finished),
+                WaitResult::TimedOut => {
+                    if self.complete(finished).is_break() {
+                        return (WaitResult::Aborted, nanos(begun.elapsed()));
+                    }
+                }
                 end => return (end, nanos(begun.elapsed())),
             }
         }
     }
 
     /// Completes the layers that the device has finished.
-    fn complete(&mut self, finished: &mut Option<FinishedLayers<'_>>) {
-        let Some(next) = finished else { return };
-        while let Some((layer, elapsed_ns)) = next() {
+    fn complete(&mut self, finished: &mut Option<FinishedLayers<'_>>) -> ControlFlow<()> {
+        let Some(next) = finished else { return ControlFlow::Continue(()) };
+        while let Some((layer, elapsed_ns)) = next()? {
             self.after_layer(layer, elapsed_ns);
         }
+        ControlFlow::Continue(())
     }
 
     fn wait_weights(

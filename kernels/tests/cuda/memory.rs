@@ -69,19 +69,26 @@ fn a_later_or_earlier_generation_is_overtaken_and_the_expected_one_is_not() {
 }
 
 pub fn generations(device: &Device, _seed: u64) {
-    let check = |published: [u64; 2], expected: [u64; 2]| {
+    // Whether each is overtaken, whether the step is stopped, and whether the layer has passed.
+    let check_in = |stopped: u32, published: [u64; 2], expected: [u64; 2]| {
         let (overtaken, passed) = (device.upload(&[0u64; 2]), device.upload(&[0u64]));
         let (ready, expected) = (page(device, published), device.upload(&expected));
-        device.run(&CheckReady { ready, expected, overtaken, passed, count: 2, stride: STRIDE }.plan());
-        assert_ne!(device.download::<u64>(passed, 1), [0], "the time of the check");
-        device.download::<u64>(overtaken, 2)
+        let stopped = device.upload(&[stopped]);
+        device.run(
+            &CheckReady { ready, expected, overtaken, passed, stopped, count: 2, stride: STRIDE }.plan(),
+        );
+        let passed = device.download::<u64>(passed, 1) != [0];
+        (device.download::<u64>(overtaken, 2), device.download::<u32>(stopped, 1)[0], passed)
     };
-    assert_eq!(check([5, 9], [5, 9]), [0, 0]);
-    assert_eq!(check([5, 9], [5, 0]), [0, 0], "no expectation");
-    assert_eq!(check([5, 10], [5, 9]), [0, 1], "filled again");
-    assert_eq!(check([4, 9], [5, 9]), [1, 0], "read too early");
-    assert_eq!(check([6, 10], [5, 9]), [1, 1], "two at once");
-    assert_eq!(check([5 + (1 << 32), 9], [5, 9]), [1, 0], "all 64 bits count");
+    let check = |published, expected| check_in(0, published, expected);
+    assert_eq!(check([5, 9], [5, 9]), (vec![0, 0], 0, true));
+    assert_eq!(check([5, 9], [5, 0]), (vec![0, 0], 0, true), "no expectation");
+    assert_eq!(check([5, 10], [5, 9]), (vec![0, 1], 1, false), "filled again");
+    assert_eq!(check([4, 9], [5, 9]), (vec![1, 0], 1, false), "read too early");
+    assert_eq!(check([6, 10], [5, 9]), (vec![1, 1], 1, false), "two at once");
+    assert_eq!(check([5 + (1 << 32), 9], [5, 9]), (vec![1, 0], 1, false), "all 64 bits count");
+    assert_eq!(check_in(1, [5, 9], [5, 9]), (vec![0, 0], 1, false), "the layer was not computed");
+    assert_eq!(check_in(1, [6, 9], [5, 9]), (vec![0, 0], 1, false), "nothing is found in a stopped step");
 }
 
 #[test]
@@ -90,26 +97,46 @@ fn a_wait_ends_at_once_for_what_is_published_or_not_expected_or_when_the_step_is
 }
 
 pub fn waits(device: &Device, _seed: u64) {
-    let (ended, times) = (device.upload(&[0u64]), device.upload(&[0u64; 3]));
-    let wait = |ready, expected: [u64; 2]| {
-        let expected = device.upload(&expected);
-        device.run(&WaitReady { ready, expected, ended, times, count: 2, stride: STRIDE }.plan());
+    let [ended, times, overtaken] = [1, 3, 2].map(|words| device.upload(&vec![0u64; words]));
+    // Whether each is overtaken, and whether the step is stopped.
+    let wait_in = |stopped: u32, ready, expected: [u64; 2]| {
+        let (expected, stopped) = (device.upload(&expected), device.upload(&[stopped]));
+        device.write(overtaken, &[0; 16]);
+        let (count, stride) = (2, STRIDE);
+        device.run(&WaitReady { ready, expected, ended, overtaken, times, stopped, count, stride }.plan());
         let times = device.download::<u64>(times, 3);
         assert!(times[0] > 0 && times.is_sorted(), "{times:?}");
+        let overtaken = device.download::<u64>(overtaken, 2);
+        ([overtaken[0], overtaken[1]], device.download::<u32>(stopped, 1)[0])
     };
-    wait(page(device, [5, 9]), [5, 9]);
-    wait(page(device, [6, 9]), [5, 9]);
-    wait(page(device, [0, 9]), [0, 9]);
+    let wait = |ready, expected| wait_in(0, ready, expected);
+    assert_eq!(wait(page(device, [5, 9]), [5, 9]), ([0, 0], 0));
+    assert_eq!(wait(page(device, [0, 9]), [0, 9]), ([0, 0], 0), "no expectation");
+    assert_eq!(wait(page(device, [6, 9]), [5, 9]), ([1, 0], 1), "filled again before it was read");
+    assert_eq!(
+        wait(page(device, [6, 10]), [5, 9]),
+        ([1, 0], 1),
+        "the first is found, and the second not asked for"
+    );
+    assert_eq!(wait(page(device, [5, 10]), [5, 9]), ([0, 1], 1));
+    assert_eq!(
+        wait_in(1, page(device, [4, 10]), [5, 9]),
+        ([0, 0], 1),
+        "nothing is awaited in a stopped step"
+    );
     // Until the second word is published, or the step is ended.
     let ready = page(device, [5, 8]);
-    for (address, word) in [(ready + 8 * u64::from(STRIDE), 9), (ended, 1)] {
+    for (address, word, stopped) in [(ready + 8 * u64::from(STRIDE), 9, 0), (ended, 1, 1)] {
         let before = device.slices();
         if device.publish_after(3, address, word) {
-            wait(ready, [5, 9]);
+            assert_eq!(wait(ready, [5, 9]), ([0, 0], stopped));
             assert!(device.slices() > before + 3, "it has waited");
             device.write(ready + 8 * u64::from(STRIDE), &8u64.to_ne_bytes());
         }
     }
     device.write(ended, &1u64.to_ne_bytes());
-    wait(page(device, [4, 8]), [5, 9]);
+    assert_eq!(wait(page(device, [4, 8]), [5, 9]), ([0, 0], 1));
+    assert_eq!(wait(page(device, [5, 9]), [5, 9]), ([0, 0], 1), "also where all is there");
+    assert_eq!(wait(page(device, [6, 9]), [5, 9]), ([0, 0], 1), "the end comes first");
+    assert_eq!(wait(page(device, [0, 0]), [0, 0]), ([0, 0], 0), "a layer that awaits nothing");
 }

@@ -50,6 +50,16 @@ pub fn rope_kv(device: &Device, seed: u64) {
     rope_kv_in(device, random, dtype, dim);
 }
 
+/// Runs the launch in a step that is stopped, in which it changes no block, and then in one that is not.
+fn run_stopped_and_not(device: &Device, rope: RopeKv, dtype: Dtype, (paged, heads): (&Paged, Heads)) {
+    let read = |id: &u32| device.download::<u8>(paged.arena.address(*id), heads.block_bytes(dtype));
+    let blocks = || paged.ids.iter().flatten().map(read).collect::<Vec<_>>();
+    let before = blocks();
+    device.run(&RopeKv { stopped: device.upload(&[1u32]), ..rope }.plan(dtype).unwrap());
+    assert!(blocks() == before, "a stopped step writes no block");
+    device.run(&rope.plan(dtype).unwrap());
+}
+
 /// Some rows of heads that are `dim` wide.
 pub fn rope_kv_in(device: &Device, mut random: Random, dtype: Dtype, dim: usize) {
     let kv_heads = random.below(1..4) as usize;
@@ -76,6 +86,7 @@ pub fn rope_kv_in(device: &Device, mut random: Random, dtype: Dtype, dim: usize)
         positions: device.upload(&positions),
         table_rows: device.upload(&vec![1u32; rows]),
         table: paged.table,
+        stopped: device.upload(&[0u32]),
         columns: paged.columns,
         rows: rows as u32,
         heads: heads.heads as u32,
@@ -87,7 +98,7 @@ pub fn rope_kv_in(device: &Device, mut random: Random, dtype: Dtype, dim: usize)
         value_stride: strides[2] as u32,
         unused: 0,
     };
-    device.run(&rope.plan(dtype).unwrap());
+    run_stopped_and_not(device, rope, dtype, (&paged, heads));
     // Two products and a sum, each rounded: f32 is the reference, bit for bit.
     let rotated = |head: &[f32], row: usize| -> Vec<f32> {
         let (half, angles) = (rotary / 2, &angles[row * rotary..]);

@@ -1,12 +1,16 @@
 //! The same tests with an engine on a GPU, and those of what only an engine on a GPU does. A stand-in poses as the
 //! driver. The library path of a process is fixed when it starts, so each runs in a process that a test starts.
 
+mod products;
+mod stopped_steps;
+
 use std::io;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
 use sluice_cuda_standin::leak_report::assert_nothing_held;
 use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_link::control::{WaitLimit, WaitResult};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
@@ -16,11 +20,6 @@ use sluice_ports::compute::Step;
 use super::harness::*;
 use crate::agreement::tokens;
 use crate::specs::{GPU_VAR, llama, opt};
-
-/// A pause in which an engine that is not held back gets on.
-const A_WHILE: Duration = Duration::from_millis(50);
-
-mod products;
 
 /// Runs tests of this program in a process whose engines compute on a GPU. Each must pass.
 fn run_on_gpu(arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
@@ -92,14 +91,25 @@ fn an_engine_on_a_gpu_reuses_graphs_and_finds_what_is_overtaken() {
     run_on_gpu(&["engine_process::cuda::on_gpu::", "--ignored", "--test-threads=2"], &[], 4);
 }
 
+#[test]
+fn an_engine_on_a_gpu_publishes_and_writes_nothing_of_layers_that_it_did_not_compute() {
+    run_on_gpu(&["engine_process::cuda::stopped_steps::", "--ignored", "--test-threads=2"], &[], 6);
+}
+
 /// An engine in one process whose log lines the test reads at its end.
 struct LoggedEngine(Child);
 
 impl LoggedEngine {
     fn start(sidecar: &MiniSidecar, more: &[&str]) -> LoggedEngine {
+        LoggedEngine::start_with(sidecar, more, &[])
+    }
+
+    /// Starts one with more variables.
+    fn start_with(sidecar: &MiniSidecar, more: &[&str], variables: &[(&str, &str)]) -> LoggedEngine {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-engine"));
         command.arg("--socket").arg(sidecar.socket()).arg("--no-supervisor").args(more);
-        let command = command.env("SLUICE_LOG", "info").stdin(Stdio::null()).stderr(Stdio::piped());
+        let command = command.envs(variables.iter().copied()).env("SLUICE_LOG", "info");
+        let command = command.stdin(Stdio::null()).stderr(Stdio::piped());
         LoggedEngine(command.spawn().unwrap())
     }
 
@@ -113,6 +123,13 @@ impl LoggedEngine {
     fn wait(self) -> String {
         String::from_utf8(self.0.wait_with_output().unwrap().stderr).unwrap()
     }
+}
+
+/// Waits until the engine has read a layer for the last time.
+fn wait_done(sidecar: &MiniSidecar, layer: u16, generation: u64) {
+    let patience = WaitLimit { abort: &AtomicBool::new(false), limit: Some(TEST_TIMEOUT) };
+    let end = sidecar.control.wait_done(LayerId(layer), Generation(generation), patience).unwrap();
+    assert_eq!(end, WaitResult::Reached, "layer {layer} is computed");
 }
 
 /// Cases that a test above starts.
@@ -142,12 +159,14 @@ mod on_gpu {
         }
     }
 
-    /// A step at `start`, which waits for weights and KV of layer 1: weights are there, KV comes later.
+    /// A step at `start` that waits for weights of layers 0 and 1, which are there, and for KV of layer 1.
     fn waiting_step(sidecar: &mut MiniSidecar, start: u32, feed: &[u32], number: u64) -> Step {
         let mut step = sidecar.step(start, feed);
-        step.generations = vec![(LayerId(1), Generation(number))];
+        step.generations = [0, 1].map(|layer| (LayerId(layer), Generation(number))).into();
         step.kv_generations = vec![(LayerId(1), Generation(number))];
-        sidecar.control.publish_ready(LayerId(1), Generation(number)).unwrap();
+        for layer in [0, 1] {
+            sidecar.control.publish_ready(LayerId(layer), Generation(number)).unwrap();
+        }
         step
     }
 
@@ -160,8 +179,8 @@ mod on_gpu {
         for (number, start, feed) in [(10, 0, &[1, 2, 3][..]), (20, 3, &[4])] {
             let step = waiting_step(&mut sidecar, start, feed, number);
             link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-            // The engine has found the weights, and waits for KV.
-            std::thread::sleep(A_WHILE);
+            // The engine looks at the weights of layer 1, or waits for its KV already.
+            wait_done(&sidecar, 0, number);
             if early {
                 sidecar.control.publish_ready(LayerId(1), Generation(number + 1)).unwrap();
             }

@@ -51,31 +51,19 @@ impl OffloadedKv {
 
     /// Returns the last block of the arena, which no KV block uses.
     fn buffer(&self) -> LayerBlockId {
-        LayerBlockId(self.sidecar.setup.kv_chunks * self.layer_blocks_per_chunk() - 1)
-    }
-
-    fn layer_blocks_per_chunk(&self) -> u32 {
-        (self.sidecar.setup.chunk_bytes / self.sidecar.setup.spec.layer_block_bytes()) as u32
-    }
-
-    /// Returns the first byte of a block in the pool, and its bytes.
-    fn place(&self, layer_block: LayerBlockId) -> (u64, u64) {
-        let (per, setup) = (self.layer_blocks_per_chunk(), &self.sidecar.setup);
-        let (bytes, chunk) =
-            (setup.spec.layer_block_bytes(), self.sidecar.chunk_layout.kv + layer_block.0 / per);
-        (u64::from(chunk) * setup.chunk_bytes + u64::from(layer_block.0 % per) * bytes, bytes)
+        LayerBlockId(self.sidecar.setup.kv_chunks * self.sidecar.layer_blocks_per_chunk() - 1)
     }
 
     /// Returns the content of a block and overwrites it.
     fn read_and_invalidate(&self, layer_block: LayerBlockId) -> Vec<u8> {
-        let (start, bytes) = self.place(layer_block);
+        let (start, bytes) = self.sidecar.place(layer_block);
         let content = self.sidecar.pool.read(start, bytes as usize);
         self.sidecar.pool.write(start, &vec![0xff; bytes as usize]);
         content
     }
 
     fn fetch(&self, layer: u16, generation: u64) {
-        self.sidecar.pool.write(self.place(self.buffer()).0, &self.host[usize::from(layer) - 1]);
+        self.sidecar.pool.write(self.sidecar.place(self.buffer()).0, &self.host[usize::from(layer) - 1]);
         self.sidecar.control.publish_kv_ready(LayerId(layer), Generation(generation)).unwrap();
     }
 

@@ -229,9 +229,28 @@ impl MiniSidecar {
 
     /// Returns the blocks of a KV block, in an order that is neither that of layers nor of KV blocks.
     fn kv_block(&self, kv_block: u32) -> TableUpdate {
-        let layers = u32::from(self.setup.spec.layers);
-        let layer_blocks = (0..layers).rev().map(|layer| LayerBlockId(kv_block * layers + layer)).collect();
+        let layers = 0..self.setup.spec.layers;
+        let layer_blocks = layers.map(|layer| self.layer_block(kv_block, layer)).collect();
         TableUpdate::KvBlock { row: RowId(0), kv_block, layer_blocks }
+    }
+
+    /// Returns the layer-block of a layer in a KV block.
+    pub fn layer_block(&self, kv_block: u32, layer: u16) -> LayerBlockId {
+        let layers = u32::from(self.setup.spec.layers);
+        LayerBlockId(kv_block * layers + layers - 1 - u32::from(layer))
+    }
+
+    /// Returns how many layer-blocks a chunk holds.
+    pub fn layer_blocks_per_chunk(&self) -> u32 {
+        (self.setup.chunk_bytes / self.setup.spec.layer_block_bytes()) as u32
+    }
+
+    /// Returns the first byte of a layer-block in the pool, and its bytes.
+    pub fn place(&self, layer_block: LayerBlockId) -> (u64, u64) {
+        let per = self.layer_blocks_per_chunk();
+        let (bytes, chunk) =
+            (self.setup.spec.layer_block_bytes(), self.chunk_layout.kv + layer_block.0 / per);
+        (u64::from(chunk) * self.setup.chunk_bytes + u64::from(layer_block.0 % per) * bytes, bytes)
     }
 
     /// Runs a step and returns its result.

@@ -14,7 +14,7 @@ use crate::specs::llama;
 
 const PROMPT: [u32; 3] = [1, 2, 3];
 
-fn join(folder: &Path, name: &str) -> ParticipantHandle {
+pub fn join(folder: &Path, name: &str) -> ParticipantHandle {
     let identity = LedgerIdentity {
         boot_id: [7; 16],
         claim_id: "claim-1".to_owned(),
@@ -24,7 +24,7 @@ fn join(folder: &Path, name: &str) -> ParticipantHandle {
     GpuLedger::open(folder, &identity).unwrap().join(name, 0, 0).unwrap()
 }
 
-fn take(participant: &ParticipantHandle) -> u64 {
+pub fn take(participant: &ParticipantHandle) -> u64 {
     participant.slice_queue().request(0).unwrap();
     participant
         .slice_queue()
@@ -35,14 +35,14 @@ fn take(participant: &ParticipantHandle) -> u64 {
 }
 
 /// Takes the time slice from its holder, which has not released it.
-fn take_over(from: &ParticipantHandle, by: &ParticipantHandle) -> u64 {
+pub fn take_over(from: &ParticipantHandle, by: &ParticipantHandle) -> u64 {
     // The deadline expires at once.
     from.slice_queue().set_deadline(1).unwrap();
     take(by)
 }
 
 /// Returns the step that the engine ends because its time slice is over.
-fn ended(link: &mut EngineLink) -> StepId {
+pub fn ended(link: &mut EngineLink) -> StepId {
     match link.receiver.recv_within(TEST_TIMEOUT).unwrap() {
         EngineEvent::StaleEpoch { id, .. } => id,
         other => panic!("{other:?} in answer to a step whose slice has ended"),

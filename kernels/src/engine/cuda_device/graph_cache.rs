@@ -4,8 +4,8 @@ use sluice_memory::cuda::{Error, ExecGraph};
 
 use crate::cuda::{Results, StepLayout};
 
-/// Most graphs that are kept. A graph of a model of 32 layers has some 400 kernels, which take less than 1 MiB of the
-/// device's memory.
+/// Most graphs that are kept. A graph of a model of 32 layers has some 400 kernels. What it takes of the device's memory
+/// is not measured on a GPU.
 const MOST_GRAPHS: usize = 32;
 
 /// What decides the work of a graph.
@@ -36,11 +36,11 @@ pub(super) struct GraphCache {
 impl GraphCache {
     /// Returns the graph of a step that is about to be launched, which `capture` captures if it is not kept. The one
     /// that was not used for longest makes room.
-    pub(super) fn get<E: From<Error>>(
+    pub(super) fn get(
         &mut self,
         key: GraphKey,
-        capture: impl FnOnce() -> Result<CapturedStep, E>,
-    ) -> Result<&CapturedStep, E> {
+        capture: impl FnOnce() -> Result<CapturedStep, Error>,
+    ) -> Result<&CapturedStep, Error> {
         let known = self.graphs.iter().position(|(known, _)| *known == key);
         let entry = match known {
             Some(place) => self.graphs.remove(place),
@@ -48,8 +48,9 @@ impl GraphCache {
                 if self.graphs.len() == MOST_GRAPHS {
                     self.graphs.remove(0);
                 }
+                let captured = capture()?;
                 self.captured += 1;
-                (key, capture()?)
+                (key, captured)
             }
         };
         self.launched += 1;

@@ -1,13 +1,14 @@
 //! A decode step as one CUDA graph, in which kernels wait for the layers that move.
 //!
-//! The thread follows the words that the kernels leave: it publishes `done` of a layer that has passed, and ends all
-//! waits when the time slice of the step ends or a layer was overtaken. The kernels behind an ended wait compute
-//! garbage, which nothing reads.
+//! The thread follows the words that the kernels leave, and publishes `done` of a layer that has passed. When the time
+//! slice of the step ends, it ends the step, and the device stops before the next layer that moves. When a layer was
+//! overtaken, the device stops by itself. From there on the kernels compute garbage, which nothing reads: they write no
+//! KV, and no layer passes.
 
 use std::hint::spin_loop;
 use std::time::Instant;
 
-use sluice_memory::cuda::{Error, GraphBuilder, Stream};
+use sluice_memory::cuda::{Error, ExecGraph, GraphBuilder, Stream};
 
 use super::graph_cache::CapturedStep;
 use super::kernels::CudaKernels;
@@ -26,19 +27,20 @@ pub(super) fn capture(
     program: &StepProgram,
     moving: &[bool],
 ) -> Result<CapturedStep, Error> {
+    let stopped = program.stopped;
     let captured = GraphBuilder::capture(stream, |stream| {
         let launch = |plan: &_| kernels.launch(stream, plan);
         let run = |operation: &_| kernels.run(stream, operation);
-        let [begin, end] = page.stamps();
+        let [begin, end] = page.stamps(stopped);
         program.prologue.iter().try_for_each(run)?;
         launch(&begin)?;
         for (layer, operations) in program.layers.iter().enumerate() {
             if moving[layer] {
-                launch(&page.wait(layer))?;
+                launch(&page.wait(layer, stopped))?;
             }
             operations.iter().try_for_each(run)?;
             if moving[layer] {
-                launch(&page.check(layer))?;
+                launch(&page.check(layer, stopped))?;
             }
         }
         launch(&end)?;
@@ -60,69 +62,93 @@ pub(super) fn arm(page: &StepPage, waits: &mut LayerWaits<'_>) {
     }
 }
 
-/// Follows the graph that was launched on `stream` to its end.
-pub(super) fn follow(
-    stream: &Stream,
-    page: &StepPage,
-    moving: &[bool],
-    waits: &mut LayerWaits<'_>,
-) -> Result<(), RunError> {
-    let mut left = (0..moving.len()).filter(|layer| moving[*layer]).peekable();
-    let mut since = Instant::now();
-    let mut is_expired = false;
-    loop {
-        // Asked first, so that an idle device has left all of its words.
-        let is_idle = stream.is_idle()?;
-        while let Some(layer) = left.next_if(|layer| page.has_passed(*layer)) {
-            let LayerTimestamps { begun, weights, kv, passed } = page.layer_times(layer);
-            waits.set_stalls(layer, weights.saturating_sub(begun), kv.saturating_sub(weights));
-            if page.overtaken(layer).is_some() {
-                // The step has failed, and what it still waits for may never come.
-                page.end_waits();
-            }
-            waits.after_layer(layer, passed.saturating_sub(kv));
-            waits.begin_layer();
-            since = Instant::now();
-        }
-        if is_idle {
-            break;
-        }
-        if !is_expired && waits.end_if_expired() {
-            page.end_waits();
-            is_expired = true;
-        }
-        if left.peek().is_some_and(|layer| !waits.is_ready(*layer)) {
-            // The sidecar is late, and not the device.
-            since = Instant::now();
-        }
-        if since.elapsed() > STEP_LIMIT {
-            return Err(Error::Timeout { what: "a graph".into(), limit: STEP_LIMIT }.into());
-        }
-        spin_loop();
-    }
-    if is_expired {
-        return Err(ForwardError::Aborted { layer: 0 }.into());
-    }
-    share_times(page, moving, waits);
-    Ok(())
+/// A graph on a stream, for a page that is armed.
+pub(super) struct GraphRun<'a> {
+    pub(super) stream: &'a Stream,
+    pub(super) page: &'a StepPage,
+    /// Whether each layer moves.
+    pub(super) moving: &'a [bool],
 }
 
-/// Reports the times of resident layers: the layers between two that move share the time between them.
-fn share_times(page: &StepPage, moving: &[bool], waits: &mut LayerWaits<'_>) {
-    let [mut since, finished] = page.step_times();
-    let mut resident = Vec::new();
-    for layer in 0..=moving.len() {
-        let stop = if layer == moving.len() { Some((finished, finished)) } else { None };
-        let stop = stop.or_else(|| {
-            let times = page.layer_times(layer);
-            moving[layer].then_some((times.begun, times.passed))
-        });
-        let Some((begun, passed)) = stop else {
-            resident.push(layer);
-            continue;
-        };
-        let each = begun.saturating_sub(since) / resident.len().max(1) as u64;
-        resident.drain(..).for_each(|layer| waits.after_layer(layer, each));
-        since = passed;
+impl GraphRun<'_> {
+    /// Launches the graph and follows it to its end.
+    pub(super) fn run(self, graph: &ExecGraph, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
+        graph.launch(self.stream)?;
+        self.follow(waits)
+    }
+
+    fn follow(&self, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
+        let GraphRun { stream, page, moving } = self;
+        let mut left = (0..moving.len()).filter(|layer| moving[*layer]).peekable();
+        let mut since = Instant::now();
+        loop {
+            // Asked first, so that an idle device has left all of its words.
+            let is_idle = stream.is_idle()?;
+            while let Some(layer) = left.next_if(|layer| page.has_passed(*layer)) {
+                let LayerTimestamps { begun, weights, kv, passed } = page.layer_times(layer);
+                waits.set_stalls(layer, weights.saturating_sub(begun), kv.saturating_sub(weights));
+                waits.after_layer(layer, passed.saturating_sub(kv));
+                waits.begin_layer();
+                since = Instant::now();
+            }
+            let next = left.peek().copied();
+            match next {
+                None if is_idle => break,
+                None => {}
+                Some(layer) if is_idle => return Err(self.stopped_before(layer, waits)),
+                Some(layer) => {
+                    // Behind the last layer that moves nothing stops the device, and the step has its results.
+                    if waits.end_if_expired() {
+                        page.end_step();
+                    }
+                    if !waits.is_ready(layer) {
+                        // The sidecar is late, and not the device.
+                        since = Instant::now();
+                    }
+                }
+            }
+            if since.elapsed() > STEP_LIMIT {
+                return Err(Error::Timeout { what: "a graph".into(), limit: STEP_LIMIT }.into());
+            }
+            spin_loop();
+        }
+        self.share_times(waits);
+        Ok(())
+    }
+
+    /// Returns the error of a step that the device has stopped, because `layer` is overtaken or its time slice is over.
+    fn stopped_before(&self, layer: usize, waits: &mut LayerWaits<'_>) -> RunError {
+        if let Some(input) = self.page.overtaken(layer) {
+            waits.overtake(layer, input);
+        }
+        ForwardError::Aborted { layer }.into()
+    }
+
+    /// Reports the times of resident layers: the layers between two that move share the time between them.
+    fn share_times(&self, waits: &mut LayerWaits<'_>) {
+        let GraphRun { page, moving, .. } = self;
+        let [mut since, finished] = page.step_times();
+        let mut resident = Vec::new();
+        for layer in 0..=moving.len() {
+            let stop = if layer == moving.len() { Some((finished, finished)) } else { None };
+            let stop = stop.or_else(|| {
+                let times = page.layer_times(layer);
+                moving[layer].then_some((times.begun, times.passed))
+            });
+            let Some((begun, passed)) = stop else {
+                resident.push(layer);
+                continue;
+            };
+            let each = begun.saturating_sub(since) / resident.len().max(1) as u64;
+            resident.drain(..).for_each(|layer| waits.after_layer(layer, each));
+            since = passed;
+        }
+    }
+}
+
+/// A kernel that still waits when the thread has an error would spin for ever, and the context could not be destroyed.
+impl Drop for GraphRun<'_> {
+    fn drop(&mut self) {
+        self.page.end_step();
     }
 }

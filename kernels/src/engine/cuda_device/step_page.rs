@@ -1,7 +1,8 @@
 //! Words of host memory that a step and its kernels share, and the launches before and behind a layer that moves.
 //!
 //! The kernels read the control page themselves: they wait for `ready` of a layer, compare it with what the step
-//! expects after the last read, and leave times and findings in words of the engine, which its thread reads.
+//! expects after the last read, and leave times and findings in words of the engine, which its thread reads. Where they
+//! stop the step they set a word of its inputs, so that no later kernel writes KV and no later layer passes.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -83,37 +84,40 @@ impl StepPage {
         self.store(of_layer(layer, AWAITED + input as u64), 0);
     }
 
-    /// Ends all waits of the step that runs.
-    pub(super) fn end_waits(&self) {
+    /// Ends the step that runs: the device computes no later layer that moves.
+    pub(super) fn end_step(&self) {
         self.store(ENDED, 1);
     }
 
-    /// Returns the launch that waits for a layer.
-    pub(super) fn wait(&self, layer: usize) -> LaunchPlan {
+    /// Returns the launch that waits for a layer in a step whose word `stopped` is there.
+    pub(super) fn wait(&self, layer: usize, stopped: Address) -> LaunchPlan {
         let (ready, stride) = self.ready(layer);
-        let [expected, times] = [AWAITED, TIMES].map(|word| self.address(of_layer(layer, word)));
-        let ended = self.address(ENDED);
-        WaitReady { ready, expected, ended, times, count: LayerInput::ALL.len() as u32, stride }.plan()
+        let word = |word| self.address(of_layer(layer, word));
+        let (expected, overtaken, times) = (word(AWAITED), word(OVERTAKEN), word(TIMES));
+        let (ended, count) = (self.address(ENDED), LayerInput::ALL.len() as u32);
+        WaitReady { ready, expected, ended, overtaken, times, stopped, count, stride }.plan()
     }
 
     /// Returns the launch that checks after the last read of a layer that it was not overtaken.
-    pub(super) fn check(&self, layer: usize) -> LaunchPlan {
+    pub(super) fn check(&self, layer: usize, stopped: Address) -> LaunchPlan {
         let (ready, stride) = self.ready(layer);
         let word = |word| self.address(of_layer(layer, word));
         let (expected, overtaken, passed) = (word(EXPECTED), word(OVERTAKEN), word(PASSED));
-        CheckReady { ready, expected, overtaken, passed, count: LayerInput::ALL.len() as u32, stride }.plan()
+        let count = LayerInput::ALL.len() as u32;
+        CheckReady { ready, expected, overtaken, passed, stopped, count, stride }.plan()
     }
 
     /// Returns the launches that note the times before the first and behind the last layer.
-    pub(super) fn stamps(&self) -> [LaunchPlan; 2] {
+    pub(super) fn stamps(&self, stopped: Address) -> [LaunchPlan; 2] {
         let stamp = |word| {
             let [times, ended] = [word, ENDED].map(|word| self.address(word));
-            WaitReady { ready: 0, expected: 0, ended, times, count: 0, stride: 0 }.plan()
+            let (ready, expected, overtaken, count, stride) = (0, 0, 0, 0, 0);
+            WaitReady { ready, expected, ended, overtaken, times, stopped, count, stride }.plan()
         };
         [BEGUN, FINISHED].map(stamp)
     }
 
-    /// Whether the device has read a layer for the last time and checked it.
+    /// Whether the device has read a layer for the last time, and what it read was what the step expects.
     pub(super) fn has_passed(&self, layer: usize) -> bool {
         self.load(of_layer(layer, PASSED)) != 0
     }
@@ -130,12 +134,7 @@ impl StepPage {
         [BEGUN, FINISHED].map(|word| self.load(word))
     }
 
-    /// Returns the first input of the `layers` layers that was overwritten while it was read.
-    pub(super) fn find_overtaken(&self, layers: usize) -> Option<(usize, LayerInput)> {
-        (0..layers).find_map(|layer| self.overtaken(layer).map(|input| (layer, input)))
-    }
-
-    /// Returns the input of a layer that was overwritten while it was read.
+    /// Returns the input of a layer that was overwritten before it was read or while it was.
     pub(super) fn overtaken(&self, layer: usize) -> Option<LayerInput> {
         let is_overtaken = |input: &LayerInput| self.load(of_layer(layer, OVERTAKEN + *input as u64)) != 0;
         LayerInput::ALL.into_iter().find(is_overtaken)

@@ -21,7 +21,7 @@ pub const ARGMAX_PART: u32 = 1024;
 /// Query rows that one block of the attention kernel computes.
 pub const QUERY_ROWS: u32 = 64;
 /// Arrays of a step's inputs, each of which starts at a multiple of 16 bytes.
-const INPUT_ARRAYS: u64 = 6;
+const INPUT_ARRAYS: u64 = 7;
 /// Values of a layout.
 const VALUES: u64 = 19;
 
@@ -88,8 +88,8 @@ impl CudaSizes<'_> {
         u64::from(self.max_tokens.div_ceil(SPLIT))
     }
 
-    /// Returns a bound on the bytes of the step's inputs: rotary frequencies; tokens, positions and table rows;
-    /// sequences with their block tables and the work items of attention; rows of logits.
+    /// Returns a bound on the bytes of the step's inputs: whether it is stopped; rotary frequencies; tokens, positions
+    /// and table rows; sequences with their block tables and the work items of attention; rows of logits.
     pub fn input_bytes(&self, shape: StepShape) -> u64 {
         let [tokens, sequences, rows] = [shape.tokens, shape.sequences, shape.logit_rows].map(u64::from);
         self.fixed_input_bytes()

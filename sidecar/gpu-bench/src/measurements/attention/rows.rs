@@ -101,6 +101,7 @@ impl Rope {
         let angles = data.random(numbers(1) * 4)?;
         let positions = data.upload(&(0..rows).collect::<Vec<u32>>())?;
         let table_rows = data.upload(&vec![0_u32; rows as usize])?;
+        let stopped = data.upload(&[0_u32])?;
         let rope = RopeKv {
             arena,
             queries: queries.at(0),
@@ -111,6 +112,7 @@ impl Rope {
             positions: positions.at(0),
             table_rows: table_rows.at(0),
             table: table.at(0),
+            stopped: stopped.at(0),
             columns,
             rows,
             heads: query_heads,
@@ -122,7 +124,7 @@ impl Rope {
             value_stride: kv_heads * dim,
             unused: 0,
         };
-        let kept = vec![memory, table, queries, keys, values, output, angles, positions, table_rows];
+        let kept = vec![memory, table, queries, keys, values, output, angles, positions, table_rows, stopped];
         Ok(Rope { rope, _memory: kept })
     }
 
