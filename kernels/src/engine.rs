@@ -34,13 +34,26 @@ pub fn command() -> clap::Command {
 /// Parses the arguments and runs the supervisor or the worker.
 pub fn main() -> ExitCode {
     let options = Options::parse();
-    logs::start();
     let ended = match options.role() {
-        options::Role::Supervisor => supervisor::run(&options),
-        options::Role::Worker => worker::run(&options),
+        options::Role::Supervisor => {
+            logs::start();
+            supervisor::run(&options)
+        }
+        options::Role::Worker => {
+            load_kernels_eagerly();
+            logs::start();
+            worker::run(&options)
+        }
     };
     ended.unwrap_or_else(|error| {
         tracing::error!("{error:#}");
         ExitCode::FAILURE
     })
+}
+
+/// Makes the driver load kernels with their module. Otherwise it may wait for all streams when a kernel is used first, and
+/// a kernel that waits for a copy keeps its stream busy.
+fn load_kernels_eagerly() {
+    // SAFETY: no other thread exists yet that could read or write the environment.
+    unsafe { std::env::set_var("CUDA_MODULE_LOADING", "EAGER") };
 }

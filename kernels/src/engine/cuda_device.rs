@@ -85,7 +85,7 @@ impl CudaDevice {
             ranges,
             kernels,
             stream: Stream::new(&context)?,
-            graphs: graphs(&context, options.graphs),
+            graphs: graphs(&context, options.graphs)?,
             page: StepPage::new(&context, setup.spec.layers, options.control)?,
             inputs: InputBuffer::new(&context)?,
             is_in_mps: context.device().is_in_mps(),
@@ -171,13 +171,19 @@ fn kernels(context: &Context, wanted: Products) -> Result<(CudaKernels, Products
     }
 }
 
-/// Returns an empty cache of graphs, unless they are off or the driver has none.
-fn graphs(context: &Context, wanted: bool) -> Option<GraphCache> {
-    let supported = GraphBuilder::can_capture(context);
-    if let (true, Err(error)) = (wanted, &supported) {
-        tracing::warn!("steps run without CUDA graphs: {error}");
+/// Returns an empty cache of graphs, unless they are off or the driver cannot run them: the kernels of a graph wait, and a
+/// driver that loads kernels lazily may wait for them.
+fn graphs(context: &Context, wanted: bool) -> Result<Option<GraphCache>, Error> {
+    if !wanted {
+        return Ok(None);
     }
-    (wanted && supported.is_ok()).then(GraphCache::default)
+    let reason = match GraphBuilder::can_capture(context) {
+        Err(error) => error.to_string(),
+        Ok(()) if !context.loads_eagerly()? => "the driver loads kernels when they are used first".to_owned(),
+        Ok(()) => return Ok(Some(GraphCache::default())),
+    };
+    tracing::warn!("steps run without CUDA graphs: {reason}");
+    Ok(None)
 }
 
 /// Returns the addresses that a model computes over.

@@ -180,8 +180,6 @@ impl<'a> Supervisor<'a> {
         if self.terminating {
             command.arg("--drain");
         }
-        // Else the first launch of a kernel may wait for all streams, and with it for a copy that comes later.
-        command.env("CUDA_MODULE_LOADING", "EAGER");
         let (socket, shows) = UnixStream::pair().context("the worker's socket")?;
         command.stdin(OwnedFd::from(shows));
         // The handle is dropped: `reap` reaps all children, this worker included.

@@ -20,7 +20,7 @@ pub(super) fn sidecar_env(placed: &PlacedSlot<'_>) -> Vec<EnvVar> {
     of_cuda(placed, &[SIDECAR_LOADING])
 }
 
-/// Returns the variables of a native engine. Its supervisor sets `CUDA_MODULE_LOADING` for the worker. The driver
+/// Returns the variables of a native engine. Its worker sets `CUDA_MODULE_LOADING` for itself. The driver
 /// compiles the kernels at the first start and keeps them in a volume, because the root file system is read-only.
 pub(super) fn engine_env(placed: &PlacedSlot<'_>) -> Vec<EnvVar> {
     let most = CUDA_CACHE_BYTES.to_string();

@@ -60,6 +60,19 @@ impl Context {
         self.owned.device
     }
 
+    /// Whether the driver loads all kernels with their module (`CUDA_MODULE_LOADING=EAGER`). Otherwise it loads a kernel
+    /// when that is used first, and may wait for all streams then.
+    ///
+    /// # Errors
+    /// [`Error::Absent`] on a driver before CUDA 11.7.
+    pub fn loads_eagerly(&self) -> Result<bool, Error> {
+        self.device().driver().optional("cuModuleGetLoadingMode")?;
+        let mut mode = sys::CUmoduleLoadingMode::CU_MODULE_LAZY_LOADING;
+        // SAFETY: writes one enumerator; CUDA 11.7 and later have the same two.
+        unsafe { call!(cuModuleGetLoadingMode(&mut mode)) }?;
+        Ok(mode == sys::CUmoduleLoadingMode::CU_MODULE_EAGER_LOADING)
+    }
+
     /// Returns the current state of the device's memory.
     pub fn memory(&self) -> Result<MemoryInfo, Error> {
         let (mut free, mut total) = (0, 0);

@@ -60,7 +60,7 @@ pub const REQUIRED: [&str; 47] = [
 ];
 
 /// Driver functions that only some checks need; without them those checks are not answered.
-pub const OPTIONAL: [&str; 12] = [
+pub const OPTIONAL: [&str; 13] = [
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddKernelNode_v2",
     "cuGraphCreate",
@@ -69,6 +69,7 @@ pub const OPTIONAL: [&str; 12] = [
     "cuGraphExecDestroy",
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
+    "cuModuleGetLoadingMode",
     "cuStreamBeginCapture_v2",
     "cuStreamEndCapture",
     "cuStreamWaitValue64_v2",

@@ -25,6 +25,12 @@ calls! {
     ) {
         module.set(load(image)?)
     }
+
+    // `CU_MODULE_EAGER_LOADING` is 1, `CU_MODULE_LAZY_LOADING` is 2.
+    Start fn cuModuleGetLoadingMode(mode: OutPtr<u32>) {
+        mode.set(if ENV_CONFIG.eager { 1 } else { 2 })
+    }
+
     Start fn cuModuleUnload(module: usize) {
         let mut objects = objects();
         objects.functions.retain(|_, function| function.module != module);
