@@ -45,11 +45,9 @@ async fn the_reference_model_answers_with_its_golden_tokens_on_a_gpu_next_to_a_p
     assert_eq!((state.memory.capacity_bytes, state.memory.chunk_bytes), (32 * CHUNK, CHUNK));
     assert!(state.memory.balances(), "{:?}", state.memory);
     let engine = state.engine.pid.unwrap();
-    for (process, loading) in [(device.record.pid, "LAZY"), (engine, "EAGER")] {
-        for variable in [&format!("CUDA_MODULE_LOADING={loading}"), "CUDA_DEVICE_MAX_CONNECTIONS=32"] {
-            assert!(processes::has_environment(process, &format!("{variable}\0")), "{process}: {variable}");
-        }
-    }
+    let queues = "CUDA_DEVICE_MAX_CONNECTIONS=32\0";
+    assert!(processes::has_environment(device.record.pid, "CUDA_MODULE_LOADING=LAZY\0"));
+    assert!([device.record.pid, engine].iter().all(|pid| processes::has_environment(*pid, queues)));
     assert!(world.stderr().contains("gpu-one-0 is "), "the device is named: {}", world.stderr());
     up.end_cleanly().await;
     gpu.assert_nothing_held(&world);
