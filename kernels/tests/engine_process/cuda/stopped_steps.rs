@@ -1,6 +1,8 @@
 //! Decode steps that end early: their time slice is over, a layer is overtaken, or the driver has an error. Of layers
 //! that were not computed nothing is published and no KV is written. A test of the module above starts these.
 
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_link::error::LinkError;
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
 use sluice_link::server::EngineLink;
@@ -32,11 +34,15 @@ struct Decode {
 
 impl Decode {
     fn new(more: &[&str], faults: Faults) -> Decode {
+        Decode::with_variables(more, faults, &[])
+    }
+
+    fn with_variables(more: &[&str], faults: Faults, variables: &[(&str, &str)]) -> Decode {
         let ledger = tempfile::tempdir().unwrap();
         let other = join(ledger.path(), "other");
         let mut sidecar = MiniSidecar::new(&llama(Dtype::Bf16), faults);
         let epoch = take(sidecar.participant.insert(join(ledger.path(), "own")));
-        let engine = LoggedEngine::start(&sidecar, more);
+        let engine = LoggedEngine::start_with(&sidecar, more, variables);
         let mut link = sidecar.attach(&sidecar.resident());
         let mut prompt = sidecar.step(0, &PROMPT);
         prompt.epoch = epoch;
@@ -71,6 +77,10 @@ impl Decode {
 
     fn send(&mut self, step: &Step) {
         self.link.sender.send_step(step, &mut self.sidecar.tables).unwrap();
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.engine.0), signal).unwrap();
     }
 
     fn take_over(&self) {
@@ -133,12 +143,16 @@ fn a_slice_that_ends_while_a_graph_waits_ends_the_step_before_that_layer() {
 #[test]
 #[ignore = "started by a test above"]
 fn a_slice_that_ends_behind_the_last_moving_layer_lets_the_step_end() {
-    let mut decode = Decode::new(&[], Faults::default());
+    // Slow kernels, and an engine that stands still: the device computes later layers when the slice ends.
+    let slow = [("SLUICE_STANDIN_CHECKED", "1")];
+    let mut decode = Decode::with_variables(&[], Faults::default(), &slow);
     let step = decode.step(&[0]);
     decode.publish(0, 5, 5);
     decode.send(&step);
     wait_done(&decode.sidecar, 0, 5);
+    decode.signal(Signal::STOP);
     decode.take_over();
+    decode.signal(Signal::CONT);
     assert_eq!(answer(&mut decode.link).unwrap().sampled, undisturbed());
     decode.end(1);
 }
@@ -198,10 +212,8 @@ fn an_error_of_the_driver_while_a_graph_waits_ends_the_engine_at_once() {
     let mut link = sidecar.attach(&sidecar.resident());
     let step = first_step(&mut sidecar);
     link.sender.send_step(&step, &mut sidecar.tables).unwrap();
-    assert!(
-        link.receiver.recv_within(TEST_TIMEOUT).is_err(),
-        "the engine ends, and its kernel waits no more"
-    );
+    let ended = link.receiver.recv_within(TEST_TIMEOUT);
+    assert!(matches!(ended, Err(LinkError::Closed)), "its kernel waits no more: {ended:?}");
     let log = engine.wait();
     assert!(log.contains("the GPU failed") && log.contains("launched=1"), "{log}");
     assert_eq!(sidecar.control.done(LayerId(1)).unwrap(), Generation(0));
