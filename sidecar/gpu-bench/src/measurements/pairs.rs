@@ -24,10 +24,11 @@ pub(super) struct Pairs {
 /// A figure of a run: its name, its unit, and how it follows from the run.
 type Column = (&'static str, &'static str, fn(&Run) -> f64);
 
-const COLUMNS: [Column; 4] = [
+const COLUMNS: [Column; 5] = [
     ("tokens/s", "tokens/s", |run| run.figures.tokens_per_s()),
     ("time to first token, p50", "ms", |run| run.figures.ttft_ms(500)),
     ("time to first token, p99", "ms", |run| run.figures.ttft_ms(990)),
+    ("requests in the batch, most", "", |run| run.figures.most_running.into()),
     ("preemptions", "", |run| run.preemptions as f64),
 ];
 /// The columns of which there is a ratio.
@@ -62,12 +63,14 @@ impl Pairs {
         of_side.chain(ratios).collect()
     }
 
-    /// Fails if the load did not exhaust KV: then the runs say nothing.
-    pub(super) fn premise(&self) -> Result<(), Error> {
-        match self.recompute.iter().map(|run| run.preemptions).min() {
-            Some(1..) => Ok(()),
-            _ => Err(Error::Otherwise(
-                "preempted no request under Recompute: the load did not exhaust KV".into(),
+    /// Fails if the load did not exhaust KV under Recompute: then the runs say nothing. It has if a request was preempted,
+    /// or fewer ran at a time than where memory is ample.
+    pub(super) fn premise(&self, ample: &LoadFigures) -> Result<(), Error> {
+        let is_short = |run: &Run| run.preemptions > 0 || run.figures.most_running < ample.most_running;
+        match !self.recompute.is_empty() && self.recompute.iter().all(is_short) {
+            true => Ok(()),
+            false => Err(Error::Otherwise(
+                "had KV for all requests under Recompute: the load was too small".into(),
             )),
         }
     }
@@ -87,7 +90,10 @@ mod tests {
     use super::*;
 
     fn run(seconds: f64, preemptions: u64) -> Run {
-        Run { figures: LoadFigures { tokens: 100, seconds, ttft_ms: vec![seconds] }, preemptions }
+        Run {
+            figures: LoadFigures { tokens: 100, seconds, ttft_ms: vec![seconds], most_running: 4 },
+            preemptions,
+        }
     }
 
     fn pairs(preemptions: u64) -> Pairs {
@@ -111,8 +117,10 @@ mod tests {
 
     #[test]
     fn a_load_that_exhausts_nothing_is_no_comparison() {
-        assert!(pairs(1).premise().is_ok());
-        let error = pairs(0).premise().expect_err("nothing was preempted").to_string();
-        assert!(error.contains("did not exhaust KV"), "{error}");
+        let ample = |most_running| LoadFigures { most_running, ..LoadFigures::default() };
+        assert!(pairs(1).premise(&ample(4)).is_ok(), "requests were preempted");
+        assert!(pairs(0).premise(&ample(5)).is_ok(), "one request waited");
+        let error = pairs(0).premise(&ample(4)).expect_err("all ran at once").to_string();
+        assert!(error.contains("the load was too small"), "{error}");
     }
 }

@@ -63,7 +63,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     if !r.is_empty() {
         findings.figures.push(Figure::of("Oneiros: r as measured", "", &r));
     }
-    pairs.premise().map(|()| Answer::Yes)
+    pairs.premise(&calibration.ample).map(|()| Answer::Yes)
 }
 
 fn load(scale: Scale) -> Load {

@@ -59,7 +59,7 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     }
     findings.figures.extend(pairs.figures());
     findings.figures.extend(loans.figures());
-    pairs.premise()?;
+    pairs.premise(&calibration.ample)?;
     match loans.counts.iter().all(|count| *count > 0.0) {
         true => Ok(Answer::Yes),
         false => Err(Error::Otherwise("lent no memory to a tenant under Oneiros".into())),

@@ -1,5 +1,9 @@
 //! [`Calibration`].
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
 use sluice_probe::bench::Bench;
 use sluice_wire::State;
 
@@ -10,6 +14,9 @@ use super::load::{Load, LoadFigures};
 use super::model::ServedModel;
 use super::sidecar::Sidecar;
 use crate::scale::Scale;
+
+/// Between two looks at a tenant under load.
+const POLL_INTERVAL: Duration = Duration::from_millis(25);
 
 /// A model, what a tenant of it takes of the device, and how it serves a load where memory is ample. The devices of the
 /// runs after it are sized by this.
@@ -34,7 +41,7 @@ impl Calibration {
         bench.progress("making a model");
         let model = ServedModel::write(Scale::of(bench), &folder)?;
         let uuid = bench.device.uuid()?;
-        let ample = LoadFigures { tokens: 0, seconds: 0.0, ttft_ms: Vec::new() };
+        let ample = LoadFigures::default();
         let mut calibration = Calibration { model, load, ample, fixed_bytes: 0, uuid, folder };
         bench.progress("ample memory");
         let memory_bytes = calibration.model.ample_bytes(&load);
@@ -55,7 +62,14 @@ impl Calibration {
 
     /// Sends the load.
     pub fn send(&self, tenant: &Sidecar, seed: u64) -> Result<LoadFigures, ServedError> {
-        self.load.send(tenant.address(), self.model.vocab(), seed)
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watcher = scope.spawn(|| most_running(tenant, &ended));
+            let figures = self.load.send(tenant.address(), self.model.vocab(), seed);
+            ended.store(true, Ordering::Relaxed);
+            let most_running = watcher.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            Ok(LoadFigures { most_running, ..figures? })
+        })
     }
 
     /// Device memory with which all layers stay resident and KV holds this number of requests, bytes.
@@ -72,6 +86,17 @@ impl Calibration {
     pub(super) fn config(&self, policy: Policy, memory_bytes: u64) -> TenantConfig<'_> {
         TenantConfig { model: &self.model, uuid: &self.uuid, memory_bytes, policy, load: self.load }
     }
+}
+
+/// Returns the most requests that were in the batch at a time, as far as was seen.
+fn most_running(tenant: &Sidecar, ended: &AtomicBool) -> u32 {
+    let mut most = 0;
+    while !ended.load(Ordering::Relaxed) {
+        // A sidecar that does not answer fails the load.
+        most = most.max(tenant.state().map_or(0, |state| state.queue.running));
+        thread::sleep(POLL_INTERVAL);
+    }
+    most
 }
 
 fn fixed_bytes(state: &State) -> u64 {

@@ -32,7 +32,7 @@ pub struct Load {
 }
 
 /// What the clients of a load saw.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoadFigures {
     /// Tokens of all answers.
     pub tokens: u64,
@@ -40,6 +40,8 @@ pub struct LoadFigures {
     pub seconds: f64,
     /// Times to the first token, ascending, milliseconds.
     pub ttft_ms: Vec<f64>,
+    /// Most requests in the batch at a time, as far as was seen; 0 if nothing looked.
+    pub most_running: u32,
 }
 
 impl fmt::Display for Load {
@@ -76,7 +78,8 @@ impl Load {
         let seconds = start.elapsed().as_secs_f64();
         let mut ttft_ms = answered?.concat();
         ttft_ms.sort_by(f64::total_cmp);
-        Ok(LoadFigures { tokens: u64::from(self.requests) * u64::from(self.output), seconds, ttft_ms })
+        let tokens = u64::from(self.requests) * u64::from(self.output);
+        Ok(LoadFigures { tokens, seconds, ttft_ms, most_running: 0 })
     }
 
     /// Sends one request and reads its answer. Returns the time to the first token, milliseconds.
@@ -134,6 +137,7 @@ impl LoadFigures {
             tokens: parts.iter().map(|part| part.tokens).sum(),
             seconds: parts.iter().map(|part| part.seconds).sum(),
             ttft_ms,
+            most_running: parts.iter().map(|part| part.most_running).max().unwrap_or(0),
         }
     }
 }
