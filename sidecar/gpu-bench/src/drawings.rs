@@ -11,8 +11,8 @@ use crate::profile::Prediction;
 use crate::report::BenchReport;
 use crate::row::Row;
 
-/// Draws `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is absent. A drawing without points
-/// is left out.
+/// Draws `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is absent. A drawing
+/// without points is left out.
 pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let row = |name: &str| report.rows.iter().find(|row| row.name == name);

@@ -122,7 +122,7 @@ impl TenantProcess {
         // Its engine inherits the name, which identifies the lines of all that write to this terminal.
         command.env("SLUICE_LOG_NAME", self.title());
         if self.config.gpu.cuda.is_some() {
-            // Its engine inherits them too, and its supervisor sets how the worker loads kernels.
+            // Its engine inherits them too; the worker of a native engine sets how it loads kernels itself.
             let unset =
                 [SIDECAR_LOADING, QUEUES].into_iter().filter(|(name, _)| std::env::var_os(name).is_none());
             command.envs(unset);
