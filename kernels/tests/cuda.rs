@@ -14,6 +14,7 @@ mod products;
 mod rope;
 mod rows;
 mod sampling;
+mod smollm2;
 mod tolerances;
 mod traffic;
 mod values;
@@ -31,21 +32,30 @@ fn the_same_tests_pass_by_a_driver() {
     assert!(passed.parse::<u32>().unwrap() >= 5, "{stdout}");
 }
 
-/// Runs tests of this program in a process whose kernels run by the stand-in for a driver. They must pass. Returns what
+/// Runs tests of this program in a process whose kernels run by a driver: by that of the machine if this process has
+/// `SLUICE_TEST_GPU` set, else by the stand-in for a driver, with `libraries` next to it. They must pass. Returns what
 /// the process said.
 fn by_driver(
     arguments: &[&str],
     libraries: impl FnOnce(LibraryFolder) -> io::Result<LibraryFolder>,
 ) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(arguments);
+    if device::gpu::on_gpu() {
+        return passed(command);
+    }
     let folder = tempfile::tempdir().unwrap();
     let pool = folder.path().join("pool");
     std::fs::create_dir(&pool).unwrap();
     let library = LibraryFolder::new(folder.path()).and_then(libraries).unwrap();
     let report = folder.path().join("held");
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(arguments).env(device::gpu::GPU_VAR, "1");
-    command.env("LD_LIBRARY_PATH", library.as_os_str());
+    command.env(device::gpu::GPU_VAR, "1").env("LD_LIBRARY_PATH", library.as_os_str());
     command.env("SLUICE_STANDIN_POOL", pool).env("SLUICE_STANDIN_REPORT", report);
+    passed(command)
+}
+
+/// Runs a program that must pass. Returns what it said.
+fn passed(mut command: Command) -> String {
     let output = command.output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));

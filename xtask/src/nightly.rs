@@ -24,6 +24,8 @@ enum Part {
     Tenants,
     /// Every mutant of the CUDA kernels against the kernels' tests.
     Mutants,
+    /// SmolLM2 by every CUDA kernel, interpreted, against the CPU engine; fetches the model.
+    Smollm2,
     /// The fuzz targets, `--fuzz-seconds` each.
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
@@ -86,6 +88,9 @@ impl Part {
                 Ok(process::passes(with(root, &CRASHES, ("SLUICE_TENANTS", "3000")))? && groups)
             }
             Part::Mutants => process::passes(process::cargo(root, &MUTANTS)),
+            Part::Smollm2 => {
+                Ok(process::passes(fetch_smollm2(root))? && process::passes(process::cargo(root, &SMOLLM2))?)
+            }
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
@@ -104,11 +109,23 @@ const MUTANTS: [&str; 10] = [
     "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", MUTANTS_TEST, "--", "--ignored",
 ];
 const MUTANTS_TEST: &str = "cuda::mutants::every_mutant_is_caught_unless_it_is_listed";
+#[rustfmt::skip]
+const SMOLLM2: [&str; 10] = [
+    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SMOLLM2_TEST, "--", "--ignored",
+];
+const SMOLLM2_TEST: &str = "cuda::smollm2::smollm2_answers_all_questions_as_the_cpu_does_by_every_kernel";
 const GROUPS: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-policy", "--test", "main", "multi_tenant"];
 const CRASHES: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-sim", "--test", "main", "engine_crashes"];
 const BUDGETS: [&str; 6] = ["run", "--locked", "-p", "sluice-benches", "--", "budgets"];
+
+/// Writes the model if it is absent.
+fn fetch_smollm2(root: &Utf8Path) -> Command {
+    let mut command = Command::new(root.join("scripts/fetch-smollm2.py"));
+    command.arg("--out").arg(root.join(".cache/models/smollm2"));
+    command
+}
 
 fn seeds(root: &Utf8Path, seeds: u64) -> Command {
     let words = ["run", "--locked", "--release", "-p", "sluice-sim", "--", "soak", "--seeds"];
