@@ -253,6 +253,28 @@ fn a_part_without_time_for_a_step_goes_on_when_it_is_started_again() {
 }
 
 #[test]
+fn the_benchmark_goes_on_once_when_its_time_ends() {
+    let pack = Pack::new();
+    assert_eq!(code(&pack.run("1", &[])), Some(0));
+    let slow = [("SLOW", "--only link"), ("SLUICE_GPU_PACK_BENCH_SECONDS", "1")];
+    assert_eq!(code(&pack.run("3", &slow)), AGAIN);
+    assert_eq!((pack.result("bench"), pack.result("tenants").as_deref()), (None, Some("ok")));
+    assert_eq!(code(&pack.run("3", &slow)), Some(1), "a second time is a failure");
+    assert_eq!(pack.result("bench").as_deref(), Some("failed"));
+}
+
+#[test]
+fn products_of_cublaslt_are_tested_where_the_library_is_found() {
+    let pack = Pack::new();
+    fs::create_dir(pack.at("lib64")).unwrap();
+    fs::write(pack.at("lib64/libcublasLt.so.12"), "").unwrap();
+    assert_eq!(code(&pack.run("1", &[("CUDA_HOME", pack.folder.path().to_str().unwrap())])), Some(0));
+    assert_eq!(pack.result("cublaslt").as_deref(), Some("ok"));
+    let log = pack.log("1");
+    assert!(log.contains("called: kernels-tests cuda::products::by_cublaslt:: --ignored"), "{log}");
+}
+
+#[test]
 fn a_step_that_a_signal_cut_off_runs_again() {
     let pack = Pack::new();
     let mut command = Command::new(pack.at("run"));
