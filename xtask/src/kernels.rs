@@ -1,7 +1,8 @@
 //! `cargo xtask kernels`: CUDA sources to committed PTX by NVRTC, which needs neither a GPU nor a driver.
 //!
-//! Machine code is made as well and thrown away: PTX alone lets through what the assembler refuses, and the assembler
-//! says what each kernel of the engine needs. That table is committed as `kernels/cuda/resources.json`.
+//! Machine code is made as well: PTX alone lets through what the assembler refuses, and the assembler says what each
+//! kernel of the engine needs. That table is committed as `kernels/cuda/resources.json`. The machine code itself
+//! (`NAME.sm_90.cubin` beside the PTX) is for disassemblers: git ignores it, and the product loads the PTX.
 //!
 //! To add a source, add a row to [`PROBE`] or [`ENGINE`].
 
@@ -84,12 +85,16 @@ fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
             passed = false;
         }
     };
+    let keep = |path: &Utf8Path, code: &[u8]| match check {
+        true => Ok(()),
+        false => fs::write(path, code).with_context(|| format!("writing {path}")),
+    };
     for source in PROBE {
-        report(source, compile(&nvrtc, root, source, &[], settle).map(drop));
+        report(source, compile(&nvrtc, root, source, &[], settle, keep).map(drop));
     }
     let mut table = Table::default();
     for source in ENGINE {
-        let compiled = compile(&nvrtc, root, source, &["-lineinfo"], settle);
+        let compiled = compile(&nvrtc, root, source, &["-lineinfo"], settle, keep);
         report(source, compiled.and_then(|assembled| table.add(&assembled.ptx, &assembled.logs)));
     }
     report(RESOURCES, settle(&root.join(RESOURCES), table.json().as_bytes()));
@@ -104,13 +109,15 @@ struct Assembled {
     logs: Vec<(&'static str, String)>,
 }
 
-/// Compiles one source for all architectures that this NVRTC knows, and hands its PTX and the PTX's path to `settle`.
+/// Compiles one source for all architectures that this NVRTC knows. Hands its PTX and the PTX's path to `settle`, and
+/// each machine code with its path to `keep`.
 fn compile(
     nvrtc: &Nvrtc,
     root: &Utf8Path,
     source: &str,
     options: &[&str],
     settle: impl FnOnce(&Utf8Path, &[u8]) -> Result<()>,
+    keep: impl Fn(&Utf8Path, &[u8]) -> Result<()>,
 ) -> Result<Assembled> {
     let path = root.join(source);
     let text = read(&path)?;
@@ -120,6 +127,7 @@ fn compile(
             // Without the options of the PTX: with line information, NVRTC 12.0 overflows its stack for sm_90.
             let made = nvrtc.compile(&text, architecture, &["--ptxas-options=-v"])?;
             println!("{source}: {architecture}, {} bytes", made.code.len());
+            keep(&path.with_extension(format!("{architecture}.cubin")), &made.code)?;
             logs.push((architecture, made.log));
         } else {
             println!("skipped: this NVRTC does not know {architecture}");

@@ -43,6 +43,11 @@ impl CudaBacking {
         };
         Ok(CudaBacking { chunks, words, context: context.clone() })
     }
+
+    /// Returns whether streams wait for words of the control page and write them.
+    pub fn streams_signal(&self) -> bool {
+        self.words.is_some()
+    }
 }
 
 impl Backing for CudaBacking {

@@ -71,7 +71,13 @@ impl Gpu {
         let file = control.fd().try_clone_to_owned();
         let file = file.map_err(|source| LoadError::Io { path: "the control page".into(), source })?;
         let control = ControlFile { file, bytes: control.bytes(), offset: word_offset };
-        Ok(Some(CudaBacking::new(context, chunk_bytes, capacity_chunks, Some(control))?))
+        let backing = CudaBacking::new(context, chunk_bytes, capacity_chunks, Some(control))?;
+        if !backing.streams_signal() {
+            tracing::warn!(
+                "streams of this device or driver cannot wait for words and write them: the CPU does"
+            );
+        }
+        Ok(Some(backing))
     }
 }
 
