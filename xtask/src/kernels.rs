@@ -2,7 +2,7 @@
 //!
 //! Machine code is made as well: PTX alone lets through what the assembler refuses, and the assembler says what each
 //! kernel of the engine needs. That table is committed as `kernels/cuda/resources.json`. The machine code itself
-//! (`NAME.sm_90.cubin` beside the PTX) is for disassemblers: git ignores it, and the product loads the PTX.
+//! (`NAME.sm_90.cubin` next to the PTX) is for disassemblers: git ignores it, and the product loads the PTX.
 //!
 //! To add a source, add a row to [`PROBE`] or [`ENGINE`].
 
