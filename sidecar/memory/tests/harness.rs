@@ -29,6 +29,9 @@ const IDLE_TIMEOUT: Duration = Duration::from_millis(400);
 /// Limit of a wait, which suffices on any machine.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
+/// If set, waits are passed on too late: for a negative control.
+pub const LATE_WAITS_VAR: &str = "SLUICE_TEST_LATE_WAITS";
+
 /// Returns a geometry with `layers` layers of `slab_bytes`.
 pub fn geometry(chunk_bytes: u64, capacity_chunks: u32, layers: usize, slab_bytes: u64) -> Geometry {
     Geometry {
@@ -216,7 +219,8 @@ impl LayerGate for ControlPage {
 /// Bytes of the words that streams use.
 const CONTROL_BYTES: u64 = 64 << 10;
 
-fn word_offset(word: SignalWord) -> Option<u64> {
+/// Returns the byte offset of a word, if streams use it.
+pub fn word_offset(word: SignalWord) -> Option<u64> {
     let (layer, line) = match word {
         SignalWord::Ready(None) => return None,
         SignalWord::Ready(Some(layer)) => (layer, 0),
@@ -316,7 +320,8 @@ impl Harness {
         let notify: Notify = Arc::new(move || _ = to_owner.send(Wake::Worker));
         let calls = CallLog::default();
         let record = |backing: Box<dyn Backing>| {
-            Box::new(RecordedBacking::new(backing, geometry.chunk_bytes, calls.clone()))
+            let late_waits = std::env::var_os(LATE_WAITS_VAR).is_some();
+            Box::new(RecordedBacking::new(backing, geometry.chunk_bytes, calls.clone(), late_waits))
         };
         let (backing, weights) = if on_gpu() {
             let context = gpu();

@@ -43,6 +43,12 @@ pub mod code {
 #[repr(transparent)]
 pub struct OutPtr<T>(*mut T);
 
+impl<T> std::fmt::Debug for OutPtr<T> {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(to)
+    }
+}
+
 impl<T> OutPtr<T> {
     /// Writes the result.
     pub fn set(&self, value: T) -> Result<(), u32> {
@@ -64,6 +70,12 @@ impl<T> OutPtr<T> {
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct InPtr<T>(*const T);
+
+impl<T> std::fmt::Debug for InPtr<T> {
+    fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(to)
+    }
+}
 
 impl<T: Copy> InPtr<T> {
     /// Wraps a pointer that is a field of a structure.

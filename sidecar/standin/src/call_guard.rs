@@ -9,6 +9,7 @@ use crate::env_config::ENV_CONFIG;
 use crate::injected_fault::Fault;
 use crate::objects::objects;
 use crate::operation::is_in_host_function;
+use crate::trace;
 
 /// The state that a function requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,12 +33,18 @@ pub fn start() {
     STARTED.store(true, Ordering::Release);
 }
 
-/// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met.
-pub fn run(name: &str, needs: CallRequirement, work: impl FnOnce() -> Result<(), u32>) -> u32 {
+/// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met. `arguments` are
+/// for the trace.
+pub fn run(
+    name: &str,
+    needs: CallRequirement,
+    arguments: impl FnOnce() -> String,
+    work: impl FnOnce() -> Result<(), u32>,
+) -> u32 {
     match ENV_CONFIG.faults.next(name) {
         Some(Fault::Code(code)) => return code,
         Some(Fault::Drop) => return 0,
-        None => {}
+        None => trace::record(name, arguments),
     }
     let result = catch_unwind(AssertUnwindSafe(|| check_requirement(needs).and_then(|()| work())));
     result.unwrap_or(Err(code::UNKNOWN)).err().unwrap_or(0)
@@ -73,7 +80,12 @@ macro_rules! calls {
             #[unsafe(no_mangle)]
             #[allow(clippy::too_many_arguments, reason = "the driver's functions have as many as they have")]
             pub extern "C" fn $name($($argument: $type),*) -> u32 {
-                crate::call_guard::run(stringify!($name), crate::call_guard::CallRequirement::$needs, || $work)
+                let arguments = || -> String {
+                    let arguments: &[&dyn std::fmt::Debug] = &[$(&$argument),*];
+                    arguments.iter().map(|argument| format!("{argument:?} ")).collect()
+                };
+                let needs = crate::call_guard::CallRequirement::$needs;
+                crate::call_guard::run(stringify!($name), needs, arguments, || $work)
             }
         )*
     };

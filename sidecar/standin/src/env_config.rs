@@ -29,6 +29,8 @@ pub struct EnvConfig {
     pub blocks: BTreeMap<String, u32>,
     /// File to which a process appends its held resources at exit.
     pub report: Option<PathBuf>,
+    /// File to which each call appends a line.
+    pub trace: Option<PathBuf>,
 }
 
 /// The configuration of this process.
@@ -58,6 +60,7 @@ impl EnvConfig {
                 .map(|(name, most)| (name, parsed(&most).max(1).cast_unsigned()))
                 .collect(),
             report: variable("SLUICE_STANDIN_REPORT").map(PathBuf::from),
+            trace: variable("SLUICE_STANDIN_TRACE").map(PathBuf::from),
         }
     }
 }
