@@ -23,6 +23,7 @@ use std::io;
 use std::process::Command;
 
 use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::TestMachine;
 
 /// The way to a GPU works, with a library in place of its driver.
 #[test]
@@ -45,12 +46,9 @@ fn by_driver(
         return passed(command);
     }
     let folder = tempfile::tempdir().unwrap();
-    let pool = folder.path().join("pool");
-    std::fs::create_dir(&pool).unwrap();
-    let library = LibraryFolder::new(folder.path()).and_then(libraries).unwrap();
-    let report = folder.path().join("held");
-    command.env(device::gpu::GPU_VAR, "1").env("LD_LIBRARY_PATH", library.as_os_str());
-    command.env("SLUICE_STANDIN_POOL", pool).env("SLUICE_STANDIN_REPORT", report);
+    let machine =
+        TestMachine::new(folder.path()).and_then(|machine| machine.with_library(libraries)).unwrap();
+    command.env(device::gpu::GPU_VAR, "1").envs(machine.variables());
     passed(command)
 }
 

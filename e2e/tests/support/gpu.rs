@@ -1,10 +1,10 @@
 //! A GPU for the tenants of one test: a stand-in for the driver, which runs our kernels from their PTX on host memory.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
-use sluice_cuda_standin::leak_report::assert_nothing_held;
 use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::TestMachine;
 
 use super::env::TestEnv;
 use super::model;
@@ -19,7 +19,7 @@ const CONTEXT: u64 = 32 * MIB;
 /// The device of a test environment.
 #[derive(Debug)]
 pub struct StandIn {
-    report: PathBuf,
+    machine: TestMachine,
     bytes: u64,
 }
 
@@ -28,28 +28,24 @@ impl StandIn {
     /// to the two contexts of each tenant, and to the one that asks for its free memory.
     pub fn install(world: &mut TestEnv, chunks: u64, tenants: u64) -> StandIn {
         let bytes = chunks * CHUNK + (2 * tenants + 1) * CONTEXT;
-        let pool = Self::library(world);
-        std::fs::create_dir(&pool).unwrap();
-        let report = world.path("held");
-        world.set("SLUICE_STANDIN_POOL", pool);
-        world.set("SLUICE_STANDIN_BYTES", bytes.to_string());
-        world.set("SLUICE_STANDIN_REPORT", &report);
-        StandIn { report, bytes }
+        let machine = TestMachine::new(&world.path("")).unwrap();
+        let machine = machine.with("SLUICE_STANDIN_BYTES", bytes.to_string());
+        machine.variables().for_each(|(name, value)| world.set(name, value));
+        StandIn { machine, bytes }
     }
 
-    /// Puts the driver's library on the library path, without a device. Returns the folder that a device would have.
-    pub fn library(world: &mut TestEnv) -> PathBuf {
+    /// Puts the driver's library on the library path, without a device.
+    pub fn library(world: &mut TestEnv) {
         let libraries = world.path("lib");
         std::fs::create_dir(&libraries).unwrap();
         let folder = LibraryFolder::new(&libraries).unwrap();
         world.set("LD_LIBRARY_PATH", folder.as_os_str());
-        world.path("pool")
     }
 
     /// Asserts that all memory of the device is free but the context of the one that asks, and that every process that
     /// ended by itself had released everything.
     pub fn assert_nothing_held(&self, world: &TestEnv) {
-        assert_nothing_held(&self.report);
+        self.machine.assert_nothing_held();
         let device = &devices(world)["devices"][0];
         let sizes = [&device["total_bytes"], &device["free_bytes"]].map(|bytes| bytes.as_u64().unwrap());
         assert_eq!(sizes, [self.bytes, self.bytes - CONTEXT], "{device}");

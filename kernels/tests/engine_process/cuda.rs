@@ -8,8 +8,8 @@ use std::io;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
-use sluice_cuda_standin::leak_report::assert_nothing_held;
 use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::TestMachine;
 use sluice_link::control::{WaitLimit, WaitResult};
 use sluice_link::message::Faults;
 use sluice_link::model::Dtype;
@@ -34,25 +34,19 @@ fn run_with_libraries(
     libraries_of: impl FnOnce(LibraryFolder) -> io::Result<LibraryFolder>,
 ) {
     let folder = tempfile::tempdir().unwrap();
-    let (libraries, pool) = (folder.path().join("lib"), folder.path().join("pool"));
-    for made in [&libraries, &pool] {
-        std::fs::create_dir(made).unwrap();
-    }
-    let report = folder.path().join("held");
-    let path = LibraryFolder::new(&libraries).and_then(libraries_of).unwrap();
+    let machine =
+        TestMachine::new(folder.path()).and_then(|machine| machine.with_library(libraries_of)).unwrap();
     let child = Command::new(std::env::current_exe().unwrap())
         .args(arguments)
         .envs(variables.iter().copied())
         .env(GPU_VAR, "1")
-        .env("LD_LIBRARY_PATH", path.as_os_str())
-        .env("SLUICE_STANDIN_POOL", &pool)
-        .env("SLUICE_STANDIN_REPORT", &report)
+        .envs(machine.variables())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     let passed = child.status.success() && said.contains(&format!(" {expected} passed"));
     assert!(passed, "{said}{}", String::from_utf8_lossy(&child.stderr));
-    assert_nothing_held(&report);
+    machine.assert_nothing_held();
 }
 
 /// Tests of the host's engine that hold for one on a GPU, among them all that compare bits. Not those of a dropped wait:

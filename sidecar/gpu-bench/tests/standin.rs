@@ -1,11 +1,10 @@
 //! Measurements over the stand-in for the driver, whose shapes are tiny: each runs from start to end and releases
 //! everything.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use sluice_cuda_standin::leak_report;
-use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::{TestMachine, folder_in_memory};
 use sluice_gpu_bench::limits::Verdict;
 use sluice_gpu_bench::measurements::attention;
 use sluice_gpu_bench::report::BenchReport;
@@ -15,33 +14,23 @@ use tempfile::TempDir;
 
 /// A machine with one device of the stand-in.
 struct TestEnv {
+    machine: TestMachine,
     folder: TempDir,
     program: PathBuf,
-    variables: Vec<(String, String)>,
 }
 
 impl TestEnv {
     fn new() -> TestEnv {
-        // Device memory consists of files, in memory if /dev/shm exists.
-        let shm = Path::new("/dev/shm");
-        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
-        let folder = folder.expect("a folder for tests");
-        let pool = folder.path().join("pool");
-        std::fs::create_dir(&pool).expect("the folder is ours");
-        LibraryFolder::new(folder.path()).expect("the folder is ours");
-        let paths = [
-            ("LD_LIBRARY_PATH", folder.path().to_owned()),
-            ("SLUICE_STANDIN_POOL", pool),
-            ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
-        ];
-        let variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
+        let folder = TempDir::new_in(folder_in_memory()).expect("a folder for tests");
+        let machine = TestMachine::new(folder.path()).expect("the folder is ours");
         // As much as real models need: the tiny ones take little of it.
+        let machine = machine.with("SLUICE_STANDIN_BYTES", "17179869184");
         let program = PathBuf::from(env!("CARGO_BIN_EXE_sluice-gpu-bench"));
-        TestEnv { folder, program, variables }.with("SLUICE_STANDIN_BYTES", "17179869184")
+        TestEnv { machine, folder, program }
     }
 
-    fn with(mut self, name: &str, value: &str) -> TestEnv {
-        self.variables.push((name.into(), value.into()));
+    fn with(mut self, name: &'static str, value: &str) -> TestEnv {
+        self.machine = self.machine.with(name, value);
         self
     }
 
@@ -55,7 +44,7 @@ impl TestEnv {
 
     fn bench_with(&self, quick: &[&str], arguments: &[&str]) -> Output {
         let mut command = Command::new(&self.program);
-        command.args(quick).args(arguments).envs(self.variables.iter().cloned());
+        command.args(quick).args(arguments).envs(self.machine.variables());
         command.output().expect("the benchmark starts")
     }
 
@@ -72,7 +61,7 @@ impl TestEnv {
         let (report, output) = self.report(name);
         let [row] = <[Row; 1]>::try_from(report.rows).expect("one was chosen");
         assert_eq!((&row.outcome, output.status.code()), (&Outcome::Measured, Some(0)), "{row:?}");
-        leak_report::assert_nothing_held(&self.path("held"));
+        self.machine.assert_nothing_held();
         row
     }
 }

@@ -5,11 +5,9 @@ mod copies;
 mod failures;
 mod sequence;
 
-use std::path::Path;
 use std::process::{Command, Output};
 
-use sluice_cuda_standin::leak_report;
-use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::{TestMachine, folder_in_memory};
 use sluice_memory::cuda::{Driver, Error};
 use tempfile::TempDir;
 
@@ -20,35 +18,26 @@ pub const CHUNK_BYTES: u64 = 2 << 20;
 
 /// A machine with one stand-in for a GPU.
 pub struct GpuMachine {
-    folder: TempDir,
-    variables: Vec<(String, String)>,
+    machine: TestMachine,
+    _folder: TempDir,
 }
 
 impl GpuMachine {
     pub fn new() -> GpuMachine {
-        // Device memory consists of files, in memory if /dev/shm exists.
-        let shm = Path::new("/dev/shm");
-        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
-        let folder = folder.unwrap();
-        std::fs::create_dir(folder.path().join("pool")).unwrap();
-        LibraryFolder::new(folder.path()).unwrap();
-        GpuMachine { folder, variables: Vec::new() }
+        let folder = TempDir::new_in(folder_in_memory()).unwrap();
+        GpuMachine { machine: TestMachine::new(folder.path()).unwrap(), _folder: folder }
     }
 
     /// Adds a variable of the stand-in.
-    pub fn with(mut self, name: &str, value: &str) -> GpuMachine {
-        self.variables.push((name.into(), value.into()));
+    pub fn with(mut self, name: &'static str, value: &str) -> GpuMachine {
+        self.machine = self.machine.with(name, value);
         self
     }
 
     /// Runs tests of this program in another process, on the GPU.
     pub fn run(&self, arguments: &[&str]) -> Output {
-        let folder = self.folder.path();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(arguments).env(GPU_VAR, "1").env("LD_LIBRARY_PATH", folder);
-        command.env("SLUICE_STANDIN_POOL", folder.join("pool"));
-        command.env("SLUICE_STANDIN_REPORT", folder.join("held"));
-        command.envs(self.variables.iter().cloned());
+        command.args(arguments).env(GPU_VAR, "1").envs(self.machine.variables());
         command.output().unwrap()
     }
 
@@ -64,7 +53,7 @@ impl GpuMachine {
     }
 
     pub fn assert_nothing_held(&self) {
-        leak_report::assert_nothing_held(&self.folder.path().join("held"));
+        self.machine.assert_nothing_held();
     }
 }
 

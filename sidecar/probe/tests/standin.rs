@@ -13,50 +13,37 @@ mod share;
 mod sharing;
 mod signals;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use sluice_cuda_standin::leak_report;
-use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::{TestMachine, folder_in_memory};
 use sluice_probe::report::{Answer, CheckResult, ProbeReport};
 use tempfile::TempDir;
 
 /// A machine with one fake device.
 pub struct TestEnv {
+    machine: TestMachine,
     folder: TempDir,
-    library: LibraryFolder,
-    variables: Vec<(String, String)>,
 }
 
 impl TestEnv {
     pub fn new() -> TestEnv {
-        // Device memory consists of files, in memory if /dev/shm exists.
-        let shm = Path::new("/dev/shm");
-        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
-        let folder = folder.expect("a folder for tests");
-        let pool = folder.path().join("pool");
-        std::fs::create_dir(&pool).expect("the folder is ours");
-        let library = LibraryFolder::new(folder.path()).expect("the folder is ours");
-        let paths = [
-            ("LD_LIBRARY_PATH", folder.path().to_owned()),
-            ("SLUICE_STANDIN_POOL", pool),
-            ("SLUICE_STANDIN_REPORT", folder.path().join("held")),
-        ];
-        let mut variables = paths.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec();
+        let folder = TempDir::new_in(folder_in_memory()).expect("a folder for tests");
+        let machine = TestMachine::new(folder.path()).expect("the folder is ours");
         // Its product is never read: one row of tiles takes enough time.
-        variables.push(("SLUICE_STANDIN_BLOCKS".to_owned(), "sluice_product=8".to_owned()));
-        TestEnv { folder, library, variables }
+        TestEnv { machine: machine.with("SLUICE_STANDIN_BLOCKS", "sluice_product=8"), folder }
     }
 
     /// Adds a configuration variable of the stand-in.
-    pub fn with(mut self, name: &str, value: &str) -> TestEnv {
-        self.variables.push((name.into(), value.into()));
+    pub fn with(mut self, name: &'static str, value: &str) -> TestEnv {
+        self.machine = self.machine.with(name, value);
         self
     }
 
     /// Simulates a driver older than this function.
     pub fn without(mut self, function: &str) -> TestEnv {
-        self.library = self.library.without(function).expect("the folder is ours");
+        let changed = self.machine.with_library(|library| library.without(function));
+        self.machine = changed.expect("the folder is ours");
         self
     }
 
@@ -71,7 +58,7 @@ impl TestEnv {
 
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
-        command.args(arguments).envs(self.variables.iter().cloned());
+        command.args(arguments).envs(self.machine.variables());
         command
     }
 
@@ -97,7 +84,7 @@ impl TestEnv {
 
     /// Checks that every process with a context released everything before its exit.
     pub fn assert_nothing_leaked(&self) {
-        leak_report::assert_nothing_held(&self.folder.path().join("held"));
+        self.machine.assert_nothing_held();
     }
 }
 

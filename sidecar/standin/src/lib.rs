@@ -69,6 +69,7 @@ mod operation;
 mod pool;
 mod ptx_header;
 mod stream;
+pub mod test_machine;
 mod trace;
 mod transfer;
 mod wait_until;

@@ -1,10 +1,9 @@
 //! Runs the body of a test in a process of its own, whose driver is the stand-in.
 
-use std::path::Path;
 use std::process::{Command, Output};
 
-use sluice_cuda_standin::leak_report;
 use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::{TestMachine, folder_in_memory};
 use tempfile::TempDir;
 
 /// Names the test whose body this process runs.
@@ -12,25 +11,20 @@ const BODY: &str = "SLUICE_STANDIN_TEST_BODY";
 
 /// A machine with one device.
 pub struct Machine {
-    folder: TempDir,
-    library: LibraryFolder,
-    variables: Vec<(String, String)>,
+    machine: TestMachine,
+    _folder: TempDir,
 }
 
 impl Machine {
     pub fn new() -> Machine {
-        // Device memory consists of files, in memory if /dev/shm exists.
-        let shm = Path::new("/dev/shm");
-        let folder = if shm.is_dir() { TempDir::new_in(shm) } else { TempDir::new() };
-        let folder = folder.expect("a folder for tests");
-        std::fs::create_dir(folder.path().join("pool")).expect("the folder is ours");
-        let library = LibraryFolder::new(folder.path()).and_then(|library| library.with_cublas(12));
-        Machine { library: library.expect("the folder is ours"), folder, variables: Vec::new() }
+        let folder = TempDir::new_in(folder_in_memory()).expect("a folder for tests");
+        let machine = TestMachine::new(folder.path()).expect("the folder is ours");
+        Machine { machine, _folder: folder }.with_library(|library| library.with_cublas(12))
     }
 
     /// Adds a configuration variable of the stand-in.
-    pub fn with(mut self, name: &str, value: &str) -> Machine {
-        self.variables.push((name.into(), value.into()));
+    pub fn with(mut self, name: &'static str, value: &str) -> Machine {
+        self.machine = self.machine.with(name, value);
         self
     }
 
@@ -39,7 +33,7 @@ impl Machine {
         mut self,
         change: impl FnOnce(LibraryFolder) -> std::io::Result<LibraryFolder>,
     ) -> Machine {
-        self.library = change(self.library).expect("the folder is ours");
+        self.machine = self.machine.with_library(change).expect("the folder is ours");
         self
     }
 
@@ -82,16 +76,13 @@ impl Machine {
         command
             .args(["--exact", name, "--nocapture", "--test-threads", "1"])
             .env(BODY, name)
-            .env("LD_LIBRARY_PATH", self.library.as_os_str())
-            .env("SLUICE_STANDIN_POOL", self.folder.path().join("pool"))
-            .env("SLUICE_STANDIN_REPORT", self.folder.path().join("held"))
-            .envs(self.variables.iter().cloned());
+            .envs(self.machine.variables());
         command
     }
 
     /// Asserts that every process that ended by itself had released everything.
     pub fn assert_nothing_held(&self) {
-        leak_report::assert_nothing_held(&self.folder.path().join("held"));
+        self.machine.assert_nothing_held();
     }
 
     fn start(&self, name: &str) -> Output {

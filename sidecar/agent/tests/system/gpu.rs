@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sluice_agent::inspect::{DeviceArgs, DeviceKind};
-use sluice_cuda_standin::leak_report::assert_nothing_held;
-use sluice_cuda_standin::library_folder::LibraryFolder;
+use sluice_cuda_standin::test_machine::TestMachine;
 use sluice_ports::sampling::Sampling;
 use sluice_wire::config::{CudaConfig, LimitsConfig};
 
@@ -43,18 +42,11 @@ fn an_inspection_for_a_gpu_equals_what_its_sidecar_needs() {
 /// Runs a test of this module in a process that finds the stand-in. It must release everything.
 fn run_on_a_gpu(test: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let (libraries, pool) = (folder.path().join("lib"), folder.path().join("pool"));
-    for made in [&libraries, &pool] {
-        std::fs::create_dir(made).unwrap();
-    }
-    let report = folder.path().join("held");
-    let path = LibraryFolder::new(&libraries).unwrap();
+    let machine = TestMachine::new(folder.path()).unwrap();
+    let machine = machine.with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string());
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
-        .env("LD_LIBRARY_PATH", path.as_os_str())
-        .env("SLUICE_STANDIN_POOL", &pool)
-        .env("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string())
-        .env("SLUICE_STANDIN_REPORT", &report)
+        .envs(machine.variables())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
@@ -64,7 +56,7 @@ fn run_on_a_gpu(test: &str) {
         String::from_utf8_lossy(&child.stderr)
     );
     // The engine that SIGKILL ended writes none.
-    assert_nothing_held(&report);
+    machine.assert_nothing_held();
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn calls_on_host() -> Vec<Call> {
 }
 
 /// Returns the calls of the driver in a process on the GPU.
-fn calls_on_gpu(case: &str, variables: &[(&str, &str)]) -> Vec<Call> {
+fn calls_on_gpu(case: &str, variables: &[(&'static str, &str)]) -> Vec<Call> {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
     let machine = GpuMachine::new().with(TRACE_VAR, trace.to_str().unwrap());
