@@ -113,11 +113,23 @@ impl SidecarLink {
         self.busy_poll()?;
         let (message, descriptors) = self.receiver.recv()?;
         match message {
-            Message::Remap { id, ops, more } => self.recv_remap_parts(id, ops, more),
+            Message::Remap { id, ops, more } => {
+                let part = |message| match message {
+                    Message::Remap { id: same, ops, more } if same == id => Ok((ops, more)),
+                    other => Err(unexpected(&other, "the rest of an order of changes")),
+                };
+                Ok(EngineRequest::Remap { id, ops: self.recv_rest(ops, more, part)? })
+            }
             Message::Chunks { chunks } => {
                 Ok(EngineRequest::Chunks(chunks.into_iter().zip(descriptors).collect()))
             }
-            Message::Release { id, chunks, more } => self.recv_release_parts(id, chunks, more),
+            Message::Release { id, chunks, more } => {
+                let part = |message| match message {
+                    Message::Release { id: same, chunks, more } if same == id => Ok((chunks, more)),
+                    other => Err(unexpected(&other, "the rest of an order of releases")),
+                };
+                Ok(EngineRequest::Release { id, chunks: self.recv_rest(chunks, more, part)? })
+            }
             Message::Step(order) => Ok(EngineRequest::Step(order)),
             Message::Bye => Ok(EngineRequest::Bye),
             other => Err(unexpected(&other, "an order")),
@@ -133,42 +145,20 @@ impl SidecarLink {
         Ok(())
     }
 
-    /// Receives the rest of a `Remap`. The engine applies none of it before the last message has arrived.
-    fn recv_remap_parts(
+    /// Receives the rest of a command, whose messages `part` reads. The engine applies none of it before the last one has
+    /// arrived.
+    fn recv_rest<T>(
         &mut self,
-        id: ActionId,
-        mut ops: Vec<MapOp>,
+        mut parts: Vec<T>,
         mut more: bool,
-    ) -> Result<EngineRequest, LinkError> {
+        part: impl Fn(Message) -> Result<(Vec<T>, bool), LinkError>,
+    ) -> Result<Vec<T>, LinkError> {
         while more {
-            match self.receiver.recv()?.0 {
-                Message::Remap { id: same, ops: next, more: last } if same == id => {
-                    append(&mut ops, next)?;
-                    more = last;
-                }
-                other => return Err(unexpected(&other, "the rest of an order of changes")),
-            }
+            let (next, followed) = part(self.receiver.recv()?.0)?;
+            append(&mut parts, next)?;
+            more = followed;
         }
-        Ok(EngineRequest::Remap { id, ops })
-    }
-
-    /// Receives the rest of a `Release`, as of a `Remap`.
-    fn recv_release_parts(
-        &mut self,
-        id: ActionId,
-        mut chunks: Vec<ChunkId>,
-        mut more: bool,
-    ) -> Result<EngineRequest, LinkError> {
-        while more {
-            match self.receiver.recv()?.0 {
-                Message::Release { id: same, chunks: next, more: last } if same == id => {
-                    append(&mut chunks, next)?;
-                    more = last;
-                }
-                other => return Err(unexpected(&other, "the rest of an order of releases")),
-            }
-        }
-        Ok(EngineRequest::Release { id, chunks })
+        Ok(parts)
     }
 
     /// As [`SidecarLink::recv`], but fails after `limit`; for tests of a peer that sends nothing.
