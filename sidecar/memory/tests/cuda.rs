@@ -12,6 +12,7 @@ use sluice_memory::cuda::{Driver, Error};
 use tempfile::TempDir;
 
 use super::engine_mapping::{GPU_VAR, on_gpu};
+use super::engine_process::FAULTS_VAR;
 
 /// The smallest chunk of a GPU.
 pub const CHUNK_BYTES: u64 = 2 << 20;
@@ -52,8 +53,9 @@ impl GpuMachine {
         stdout.into_owned()
     }
 
-    pub fn assert_nothing_held(&self) {
-        self.machine.assert_nothing_held();
+    /// Returns the number of processes that ended by themselves.
+    pub fn assert_nothing_held(&self) -> usize {
+        self.machine.assert_nothing_held()
     }
 }
 
@@ -72,6 +74,17 @@ fn the_conformance_suite_passes_on_a_gpu() {
     let stdout = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
     assert!(stdout.contains("35 passed"), "{stdout}");
+    let processes = gpu.assert_nothing_held();
+    assert!(processes > 35, "the suite and the engine of each rule are processes: {processes}");
+}
+
+/// Negative control of the assertion above.
+#[test]
+#[should_panic(expected = "a process ended with")]
+fn an_engine_that_keeps_chunks_is_found() {
+    let gpu = GpuMachine::new().with(FAULTS_VAR, "cuMemRelease=drop");
+    let output = gpu.run(&["conformance::a_chunk_backs_many_addresses", "--exact"]);
+    println!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     gpu.assert_nothing_held();
 }
 

@@ -1,14 +1,16 @@
-//! The engine's side of the memory: it maps chunks of the pool's file, or imports those of a GPU.
+//! The engine's side of the memory: it maps chunks of the pool's file here, or imports those of a GPU in a process of its
+//! own.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use sluice_memory::cuda::{Context, Device, Driver, Stream};
-use sluice_memory::{ChunkPool, CudaMapping, Mapping, RangeSizes};
+use sluice_memory::cuda::{Context, Device, Driver};
+use sluice_memory::{ChunkPool, Mapping, RangeSizes};
 use sluice_policy::action::{Address, MapOp};
 use sluice_policy::geometry::Geometry;
 use sluice_policy::ids::ChunkId;
+
+use super::engine_process::RemoteEngine;
 
 /// Set in processes whose memory is that of a GPU.
 pub const GPU_VAR: &str = "SLUICE_TEST_GPU";
@@ -57,57 +59,6 @@ impl EngineMapping for HostEngine {
     fn release(&mut self, _chunk: ChunkId) {}
 }
 
-/// Imports chunks of a GPU when they are mapped.
-struct CudaEngine {
-    pool: Arc<ChunkPool>,
-    mapping: CudaMapping,
-    stream: Stream,
-    imported: BTreeSet<ChunkId>,
-}
-
-impl CudaEngine {
-    fn new(pool: Arc<ChunkPool>, geometry: &Geometry, sizes: &RangeSizes) -> CudaEngine {
-        let context = gpu();
-        let mapping = CudaMapping::reserve(&context, geometry.chunk_bytes, sizes).unwrap();
-        CudaEngine { pool, mapping, stream: Stream::new(&context).unwrap(), imported: BTreeSet::new() }
-    }
-}
-
-impl EngineMapping for CudaEngine {
-    fn apply_all(&mut self, ops: &[MapOp]) -> bool {
-        for op in ops {
-            let MapOp::Map(_, chunk) = *op else { continue };
-            if self.imported.insert(chunk) {
-                let [descriptor] = <[OwnedFd; 1]>::try_from(self.pool.export(&[chunk]).unwrap()).unwrap();
-                self.mapping.import(chunk, descriptor.as_fd()).unwrap();
-            }
-        }
-        self.mapping.apply_all(ops).is_ok()
-    }
-
-    fn read(&self, address: Address) -> Option<Vec<u8>> {
-        self.mapping.chunk_at(address)?;
-        let mut bytes = vec![0; self.mapping.chunk_bytes() as usize];
-        // SAFETY: the stream is finished before the bytes are used.
-        unsafe { self.stream.download_bytes(&mut bytes, self.mapping.position(address).unwrap()).unwrap() };
-        self.stream.finish().unwrap();
-        Some(bytes)
-    }
-
-    fn write(&self, address: Address, offset: usize, bytes: &[u8]) {
-        let at = self.mapping.position(address).unwrap() + offset as u64;
-        // SAFETY: the stream is finished before the bytes go.
-        unsafe { self.stream.upload_bytes(at, bytes).unwrap() };
-        self.stream.finish().unwrap();
-    }
-
-    fn release(&mut self, chunk: ChunkId) {
-        if self.imported.remove(&chunk) {
-            self.mapping.release(chunk).unwrap();
-        }
-    }
-}
-
 /// Reserves the engine's ranges for the memory of `pool`.
 pub fn new_engine_mapping(
     pool: Arc<ChunkPool>,
@@ -119,7 +70,7 @@ pub fn new_engine_mapping(
             let mapping = Mapping::reserve(geometry.chunk_bytes, sizes).unwrap();
             Box::new(HostEngine { pool: file, mapping })
         }
-        None => Box::new(CudaEngine::new(pool, geometry, &sizes)),
+        None => Box::new(RemoteEngine::start(pool, geometry, &sizes)),
     }
 }
 

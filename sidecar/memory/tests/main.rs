@@ -7,6 +7,7 @@ mod conformance;
 mod copies;
 mod cuda;
 mod engine_mapping;
+mod engine_process;
 mod gpu_ledger;
 mod hand_over;
 mod harness;

@@ -11,6 +11,7 @@ use sluice_ports::Memory;
 
 use super::{CHUNK_BYTES, GpuMachine, is_case};
 use crate::engine_mapping::gpu;
+use crate::engine_process::FAULTS_VAR;
 use crate::harness::{Harness, chunks, geometry, map_layer, remap};
 
 const LAYER: LayerId = LayerId(0);
@@ -116,17 +117,17 @@ fn third_chunk_does_not_fit() {
 
 #[test]
 fn a_transaction_that_fails_in_the_middle_changes_nothing() {
-    // The sidecar maps four chunks, the engine one and then two more: the last fails.
+    // The engine maps one chunk and then two more: the last fails.
     GpuMachine::new()
-        .with("SLUICE_STANDIN_FAULTS", "cuMemMap=2@7")
+        .with(FAULTS_VAR, "cuMemMap=2@3")
         .run_case("cuda::failures::last_map_of_a_transaction_fails");
 }
 
 #[test]
 fn a_transaction_whose_access_fails_changes_nothing() {
-    // The sidecar allows access once, the engine once and then in this transaction.
+    // The engine allows access once and then in this transaction.
     GpuMachine::new()
-        .with("SLUICE_STANDIN_FAULTS", "cuMemSetAccess=2@3")
+        .with(FAULTS_VAR, "cuMemSetAccess=2@2")
         .run_case("cuda::failures::last_map_of_a_transaction_fails");
 }
 
