@@ -21,7 +21,7 @@ use sluice_memory::mapping::{MappingError, Range};
 
 use super::device::{ResultRow, RunError, StepDevice};
 use super::layer_waits::LayerWaits;
-use super::memory::{EngineMemory, range_sizes};
+use super::memory::EngineMemory;
 use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Products, Results};
 use crate::forward::{Batch, ForwardError, LogitRow};
 use graph_cache::{CapturedStep, GraphCache, GraphKey};
@@ -75,7 +75,7 @@ impl CudaDevice {
         let context = Context::new(Device::with_uuid(Driver::open()?, options.uuid)?)?;
         let (kernels, products) = kernels(&context, options.products)?;
         let model = model.with_products(products);
-        let mapping = CudaMapping::reserve(&context, setup.chunk_bytes, &range_sizes(setup))?;
+        let mapping = CudaMapping::reserve(&context, setup.chunk_bytes, &setup.range_sizes())?;
         let memory = EngineMemory::new(setup, mapping);
         let ranges = ranges(setup, &memory);
         let events = || Ok([Event::new(&context)?, Event::new(&context)?]);

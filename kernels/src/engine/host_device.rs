@@ -9,7 +9,7 @@ use sluice_memory::mapping::{Mapping, MappingError, Range};
 
 use super::device::{ResultRow, RunError, StepDevice};
 use super::layer_waits::LayerWaits;
-use super::memory::{EngineMemory, range_sizes};
+use super::memory::EngineMemory;
 use crate::forward::{Batch, Model, RangeParts, Ranges};
 
 /// A model on the CPU, over the sidecar's pool.
@@ -23,7 +23,7 @@ pub(super) struct HostDevice {
 impl HostDevice {
     /// Reserves the ranges of `setup` without backing them.
     pub(super) fn new(setup: &EngineSetup, model: Model, pool: OwnedFd) -> Result<HostDevice, MappingError> {
-        let mapping = Mapping::reserve(setup.chunk_bytes, range_sizes(setup))?;
+        let mapping = Mapping::reserve(setup.chunk_bytes, setup.range_sizes())?;
         let memory = EngineMemory::new(setup, mapping);
         let ranges = ranges(setup, &memory);
         Ok(HostDevice { model, memory, ranges, pool })

@@ -3,7 +3,7 @@
 use sluice_link::message::EngineSetup;
 use sluice_link::vocabulary::{Address, ChunkId, KvChunkId, LayerId};
 use sluice_memory::CudaMapping;
-use sluice_memory::mapping::{Mapping, Range, RangeSizes};
+use sluice_memory::mapping::{Mapping, Range};
 use thiserror::Error;
 
 /// An address that a step would touch and that is not backed.
@@ -69,17 +69,6 @@ macro_rules! backed_addresses {
 
 backed_addresses!(Mapping);
 backed_addresses!(CudaMapping);
-
-/// The sizes of the ranges of a setup.
-pub(super) fn range_sizes(setup: &EngineSetup) -> RangeSizes {
-    RangeSizes {
-        global_chunks: setup.global_chunks(),
-        layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
-        kv_chunks: setup.kv_chunks,
-        activation_chunks: setup.activation_chunks,
-        staging_chunks: setup.staging_chunks,
-    }
-}
 
 /// Reserved ranges, and what of them is backed.
 pub(super) struct EngineMemory<M> {

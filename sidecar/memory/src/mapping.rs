@@ -15,9 +15,10 @@ use sluice_policy::ids::ChunkId;
 
 use chunk_table::ChunkTable;
 pub use error::MappingError;
-pub use layout::{Range, RangeSizes};
+pub use layout::Range;
 use page_size::{check_chunk_bytes, page_bytes};
 use reservation::Reservation;
+pub use sluice_ports::memory::RangeSizes;
 
 /// The engine's ranges and the chunk behind each address.
 #[derive(Debug)]

@@ -4,6 +4,21 @@ use sluice_policy::action::Action;
 use sluice_policy::event::Completion;
 use sluice_policy::ids::Nanos;
 
+/// Number of chunks of each of the engine's ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RangeSizes {
+    /// Embeddings, head and final norm.
+    pub global_chunks: u32,
+    /// Each layer's slab, front first.
+    pub layer_chunks: Vec<u32>,
+    /// KV chunks of the KV arena.
+    pub kv_chunks: u32,
+    /// Activations.
+    pub activation_chunks: u32,
+    /// Staging copies.
+    pub staging_chunks: u32,
+}
+
 /// A backend that owns physical chunks, maps them at constant addresses and copies slabs and blocks.
 ///
 /// Contract, checked by the conformance suite:

@@ -43,7 +43,7 @@ pub use sizes::{chunk_tokens, step_limits};
 use error::config_error;
 use gpu::Gpu;
 use join_ledger::{JoinStatus, LedgerJoin};
-use sizes::{engine_setup, geometry, host_weight_bytes, ranges, scheduler_config};
+use sizes::{engine_setup, geometry, host_weight_bytes, scheduler_config};
 use startup_inbox::StartupInbox;
 use weights::read_weights;
 
@@ -311,7 +311,7 @@ fn host_options(
     MemoryOptions {
         // Memory never reads activation costs, and the engine has not reported them yet.
         geometry: geometry(loaded, layout, ActivationCost::default()),
-        ranges: ranges(setup),
+        ranges: setup.range_sizes(),
         poison: loaded.config.debug.poison,
         copy_threads: 1,
         link_bytes_per_s: loaded.config.gpu.link_bytes_per_second,

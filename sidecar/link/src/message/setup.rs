@@ -1,6 +1,7 @@
 //! The sizes that an engine needs to serve a tenant, and the limits that they must keep.
 
 use serde::{Deserialize, Serialize};
+use sluice_ports::memory::RangeSizes;
 use thiserror::Error;
 
 use crate::model::{ModelSpec, RopeScaling};
@@ -109,6 +110,17 @@ impl EngineSetup {
     /// Returns the chunks of one layer's range.
     pub fn layer_chunks(&self) -> u32 {
         self.layout().layer.bytes.div_ceil(self.chunk_bytes) as u32
+    }
+
+    /// Returns the size of each range.
+    pub fn range_sizes(&self) -> RangeSizes {
+        RangeSizes {
+            global_chunks: self.global_chunks(),
+            layer_chunks: vec![self.layer_chunks(); usize::from(self.spec.layers)],
+            kv_chunks: self.kv_chunks,
+            activation_chunks: self.activation_chunks,
+            staging_chunks: self.staging_chunks,
+        }
     }
 
     /// Returns the layer blocks of a chunk.

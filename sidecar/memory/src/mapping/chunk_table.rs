@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use sluice_policy::action::Address;
 use sluice_policy::ids::ChunkId;
 
+use super::RangeSizes;
 use super::error::MappingError;
-use super::layout::{Layout, Range, RangeSizes};
+use super::layout::{Layout, Range};
 
 /// One entry per chunk of the reservation, guards included, and the number of addresses that each mapped chunk backs.
 #[derive(Debug)]

@@ -2,21 +2,7 @@
 
 use sluice_policy::action::Address;
 use sluice_policy::ids::LayerId;
-
-/// Number of chunks of each of the engine's ranges.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RangeSizes {
-    /// Embeddings, head and final norm.
-    pub global_chunks: u32,
-    /// Each layer's slab, front first.
-    pub layer_chunks: Vec<u32>,
-    /// KV chunks of the KV arena.
-    pub kv_chunks: u32,
-    /// Activations.
-    pub activation_chunks: u32,
-    /// Staging copies.
-    pub staging_chunks: u32,
-}
+use sluice_ports::memory::RangeSizes;
 
 /// One of the constant ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

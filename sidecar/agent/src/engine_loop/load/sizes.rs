@@ -2,7 +2,6 @@
 
 use sluice_link::message::{Device, EngineSetup};
 use sluice_link::slab::SlabLayout;
-use sluice_memory::RangeSizes;
 use sluice_policy::geometry::{ActivationCost, Geometry, StepShape};
 use sluice_policy::params::{ForcedRemap, Params, Slo};
 use sluice_scheduler::{Config, QueueOrder};
@@ -39,16 +38,6 @@ pub(super) fn engine_setup(loaded: &LoadedTenant, device: Device) -> EngineSetup
         chunk_tokens: chunk_tokens(&config.limits),
         threads: u16::try_from(config.engine.threads).unwrap_or(u16::MAX),
         faults: loaded.faults.engine,
-    }
-}
-
-pub(super) fn ranges(setup: &EngineSetup) -> RangeSizes {
-    RangeSizes {
-        global_chunks: setup.global_chunks(),
-        layer_chunks: vec![setup.layer_chunks(); usize::from(setup.spec.layers)],
-        kv_chunks: setup.kv_chunks,
-        activation_chunks: setup.activation_chunks,
-        staging_chunks: setup.staging_chunks,
     }
 }
 
