@@ -47,6 +47,13 @@ impl TestEnv {
         self
     }
 
+    /// Adds cuBLASLt of this version of CUDA.
+    pub fn with_cublas(mut self, major: u32) -> TestEnv {
+        let changed = self.machine.with_library(|library| library.with_cublas(major));
+        self.machine = changed.expect("the folder is ours");
+        self
+    }
+
     /// Returns a path in the test's folder, which is removed on drop.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)

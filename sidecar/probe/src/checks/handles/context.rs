@@ -84,8 +84,8 @@ fn run(setup: ProbeOptions, parent: &ParentPipe) -> Result<(), Error> {
     kernels.read(&stream, words.at(0), 4096)?;
     stream.finish()?;
     say(Stage::Kernels)?;
-    match cublas::Cublas::multiply(&bench.context) {
+    match cublas::multiply(&bench.context) {
         Ok(_alive) => say(Stage::Cublas),
-        Err(reason) => say(Stage::NoCublas(reason)),
+        Err(error) => say(Stage::NoCublas(error.to_string())),
     }
 }
