@@ -123,6 +123,35 @@ fn a_prompts_chunk_fits_the_largest_quantum_once_one_was_measured() {
 }
 
 #[test]
+fn a_first_burst_advances_by_chunks_although_no_step_fits_the_quantum() {
+    let calls = RecordingPort::default();
+    let world = tenant(5 * MS, &calls);
+    // 12 ms whatever the step, and 40 us for each token: the first 64 tokens take 14.6 ms, 0.23 ms each.
+    {
+        let profile = &mut world.device.borrow_mut().profile;
+        (profile.layer_ns, profile.layer_token_ns) = (3 * MS, 10_000);
+    }
+    let held = slice_lengths_of(world, &calls);
+    // 176 more tokens at 21 in a slice, and seven decodes of each request.
+    assert!(held.len() <= 1 + 9 + 14, "{}: {held:?}", held.len());
+}
+
+#[test]
+fn a_decode_is_measured_although_prompts_of_the_first_burst_wait() {
+    // After 64 tokens, nine in a step: the first prompt takes eight steps, the second one 13.
+    let mut world = tenant(2 * MS, &RecordingPort::default());
+    advance_ms(&mut world, 100);
+    grant_slice(&mut world, 1);
+    while world.driver.scheduler().snapshot().counters.steps < 18 {
+        world.tick(LIMIT);
+    }
+    let tokens = [1, 2].map(|id| world.outcomes[&RequestId(id)].tokens.len());
+    assert!(tokens[0] > 0 && tokens[1] == 0, "the second prompt waits: {tokens:?}");
+    let measured = world.driver.scheduler().manager().timing().step_stats().compute_known();
+    assert!(measured, "a step without prompt tokens came between");
+}
+
+#[test]
 fn quantum_below_one_token_runs_prompts_token_by_token() {
     let held = slice_lengths(MS / 10);
     // 120 tokens and a few more, one per time slice; one whole chunk before anything was measured.

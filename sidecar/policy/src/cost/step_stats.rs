@@ -100,11 +100,17 @@ impl StepStats {
 
     /// Records the time of a step with prefill beyond that of a decode step, per token. At least a nanosecond: 0 means
     /// that nothing was measured.
+    ///
+    /// Before a decode was measured its time counts as that of the tokens, the more of it for each token the fewer there
+    /// are. Then a sample only lowers the estimate. Otherwise a step that is cut to a time slice would raise it, the next
+    /// step would be shorter for that, and prompts would end up with one token a step.
     fn prefilled(&mut self, times: &StepTimes) {
         let total_ns: u128 = times.layer_ns.iter().copied().map(u128::from).sum();
         let added_ns = total_ns.saturating_sub(self.token_compute_ns());
-        if let Some(token_ns) = added_ns.checked_div(u128::from(times.shape.tokens)) {
-            self.prefill_token.observe(token_ns.clamp(1, u128::from(u64::MAX)) as u64);
+        let Some(token_ns) = added_ns.checked_div(u128::from(times.shape.tokens)) else { return };
+        let token_ns = token_ns.clamp(1, u128::from(u64::MAX)) as u64;
+        if self.compute_known() || self.prefill_token.value().is_none_or(|known_ns| token_ns < known_ns) {
+            self.prefill_token.observe(token_ns);
         }
     }
 
@@ -297,6 +303,24 @@ mod tests {
         measures.on_step(&prefill(100, 600_000));
         assert_eq!(measures.prefill_token_ns(), 3_000, "one eighth of a new sample");
         assert_eq!(measures.step_ns(0, u32::MAX), 250_000 + 3_000 * u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn constant_part_of_a_step_does_not_shorten_prompts_before_a_decode_was_measured() {
+        let mut measures = StepStats::new(&Params::default(), &[1, 1]);
+        // 200,000 ns whatever the step, and 1,000 for each token.
+        let step = |tokens: u32| prefill(tokens, 100_000 + 500 * u64::from(tokens));
+        measures.on_step(&step(100));
+        assert_eq!(measures.prefill_token_ns(), 3_000);
+        for _ in 0..50 {
+            measures.on_step(&step(measures.prefill_tokens_within(0, 150_000)));
+        }
+        assert_eq!(measures.prefill_tokens_within(0, 150_000), 50, "chunks stay as long");
+        measures.on_step(&step(200));
+        assert_eq!(measures.prefill_token_ns(), 2_875, "a longer step knows more of a token");
+        measures.on_step(&StepTimes { decode_only: true, layer_ns: vec![100_000; 2], ..Default::default() });
+        measures.on_step(&step(1));
+        assert_eq!(measures.prefill_token_ns(), 2_641, "each step is a sample: one eighth of 1,000");
     }
 
     #[test]

@@ -6,7 +6,8 @@ use sluice_policy::peers::time_slice::{Decision, Holder, Quantum};
 
 use crate::config::TimeSharing;
 
-/// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice.
+/// One of this number of steps runs only decodes, while decodes are predicted to take most of a time slice or none was
+/// measured.
 const LOOK_EVERY: u64 = 8;
 
 /// The time slice under temporal sharing.
@@ -186,7 +187,8 @@ impl TimeSlice {
     /// times of other steps are no samples.
     pub fn prefers_decodes(&self, step: u64, timing: TimingView<'_>) -> bool {
         let TimeSharing::Temporal(quantum) = self.sharing else { return false };
-        step.is_multiple_of(LOOK_EVERY) && is_decode_dominated(quantum, timing)
+        let is_known = timing.step_stats().compute_known();
+        step.is_multiple_of(LOOK_EVERY) && (!is_known || is_decode_dominated(quantum, timing))
     }
 }
 
