@@ -2,11 +2,13 @@
 //! has `SLUICE_TEST_GPU` set.
 
 mod attention;
+mod cases;
 mod device;
 mod forward;
 mod gemm;
 mod invariance;
 mod layout;
+mod long_context;
 mod memory;
 mod mutants;
 mod paged;

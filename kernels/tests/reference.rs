@@ -20,17 +20,31 @@ pub enum Rounding {
     Gpu,
 }
 
-type Matrix = Vec<Vec<f64>>;
+pub type Matrix = Vec<Vec<f64>>;
+
+/// K and V of earlier tokens, as the cache of a model with one layer holds them: a row for each token.
+#[derive(Default)]
+pub struct Past {
+    pub keys: Matrix,
+    pub values: Matrix,
+}
 
 impl Reference<'_> {
     /// Returns the logits after each token.
     pub fn logits(&self, tokens: &[u32]) -> Matrix {
+        self.logits_after(&Past::default(), tokens)
+    }
+
+    /// Returns the logits after each token, which follows those of `past`.
+    pub fn logits_after(&self, past: &Past, tokens: &[u32]) -> Matrix {
+        assert!(past.keys.is_empty() || self.spec.layers == 1, "the past is that of one layer");
+        let first = past.keys.len();
         let mut stream: Matrix =
-            tokens.iter().enumerate().map(|(position, token)| self.embedding(*token, position)).collect();
+            (first..).zip(tokens).map(|(position, token)| self.embedding(*token, position)).collect();
         for layer in 0..usize::from(self.spec.layers) {
             match self.spec.family {
-                Family::Llama => self.llama_layer(&format!("model.layers.{layer}"), &mut stream),
-                Family::Opt => self.opt_layer(&format!("model.decoder.layers.{layer}"), &mut stream),
+                Family::Llama => self.llama_layer(&format!("model.layers.{layer}"), past, &mut stream),
+                Family::Opt => self.opt_layer(&format!("model.decoder.layers.{layer}"), past, &mut stream),
             }
         }
         stream.iter().map(|x| self.head(x)).collect()
@@ -63,10 +77,10 @@ impl Reference<'_> {
         self.checkpoint.values(head).chunks(x.len()).map(|row| dot(row, &norm)).collect()
     }
 
-    fn llama_layer(&self, name: &str, stream: &mut Matrix) {
+    fn llama_layer(&self, name: &str, past: &Past, stream: &mut Matrix) {
         let normed: Matrix =
             stream.iter().map(|x| self.rms_norm(&format!("{name}.input_layernorm"), x)).collect();
-        let attended = self.attention(&format!("{name}.self_attn"), "o_proj", &normed);
+        let attended = self.attention(&format!("{name}.self_attn"), "o_proj", past, &normed);
         for (x, attended) in stream.iter_mut().zip(&attended) {
             *x = added(x, attended);
             let normed = self.rms_norm(&format!("{name}.post_attention_layernorm"), x);
@@ -77,10 +91,10 @@ impl Reference<'_> {
         }
     }
 
-    fn opt_layer(&self, name: &str, stream: &mut Matrix) {
+    fn opt_layer(&self, name: &str, past: &Past, stream: &mut Matrix) {
         let normed: Matrix =
             stream.iter().map(|x| self.layer_norm(&format!("{name}.self_attn_layer_norm"), x)).collect();
-        let attended = self.attention(&format!("{name}.self_attn"), "out_proj", &normed);
+        let attended = self.attention(&format!("{name}.self_attn"), "out_proj", past, &normed);
         for (x, attended) in stream.iter_mut().zip(&attended) {
             *x = added(x, attended);
             let normed = self.layer_norm(&format!("{name}.final_layer_norm"), x);
@@ -90,15 +104,16 @@ impl Reference<'_> {
         }
     }
 
-    /// Computes causal attention of all tokens; K and V are rounded like in the cache.
-    fn attention(&self, name: &str, output: &str, normed: &Matrix) -> Matrix {
+    /// Computes causal attention of all tokens after the past; K and V are rounded like in the cache.
+    fn attention(&self, name: &str, output: &str, past: &Past, normed: &Matrix) -> Matrix {
+        let first = past.keys.len();
         let project = |what: &str| -> Matrix {
             normed.iter().map(|x| self.linear(&format!("{name}.{what}"), x)).collect()
         };
         let (mut queries, mut keys, mut values) = (project("q_proj"), project("k_proj"), project("v_proj"));
         if self.spec.family == Family::Llama {
-            queries.iter_mut().enumerate().for_each(|(position, q)| self.rotate(q, position));
-            keys.iter_mut().enumerate().for_each(|(position, k)| self.rotate(k, position));
+            (first..).zip(&mut queries).for_each(|(position, q)| self.rotate(q, position));
+            (first..).zip(&mut keys).for_each(|(position, k)| self.rotate(k, position));
         }
         for x in keys.iter_mut().chain(&mut values).flatten() {
             *x = rounded(self.spec.dtype, *x);
@@ -106,9 +121,10 @@ impl Reference<'_> {
         if self.device == Rounding::Gpu {
             queries.iter_mut().flatten().for_each(|x| *x = rounded(self.spec.dtype, *x));
         }
-        let attend = |position: usize| -> Vec<f64> {
+        let (keys, values) = ([&past.keys[..], &keys].concat(), [&past.values[..], &values].concat());
+        let attend = |token: usize| -> Vec<f64> {
             let heads = 0..self.spec.heads as usize;
-            let one = |head| self.head_result(head, &queries[position], &keys[..=position], &values);
+            let one = |head| self.head_result(head, &queries[token], &keys[..=first + token], &values);
             self.linear(&format!("{name}.{output}"), &heads.flat_map(one).collect::<Vec<_>>())
         };
         (0..normed.len()).map(attend).collect()

@@ -22,7 +22,7 @@ enum Part {
     Seeds,
     /// 3000 random groups of tenants that lend and borrow, and 3000 tenants whose engines crash.
     Tenants,
-    /// Every mutant of the CUDA kernels against the kernels' tests.
+    /// Every mutant of the CUDA kernels against the kernels' tests, and the longest of those tests.
     Mutants,
     /// SmolLM2 by every CUDA kernel, interpreted, against the CPU engine; fetches the model.
     Smollm2,
@@ -105,10 +105,12 @@ const DECISIONS: [&str; 10] = [
 ];
 const DECISIONS_TEST: &str = "decisions::decisions_of_many_seeds_match_committed_digests";
 #[rustfmt::skip]
-const MUTANTS: [&str; 10] = [
-    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", MUTANTS_TEST, "--", "--ignored",
+const MUTANTS: [&str; 11] = [
+    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", "--", "--ignored", MUTANTS_TEST,
+    LAYER_TEST,
 ];
 const MUTANTS_TEST: &str = "cuda::mutants::every_mutant_is_caught_unless_it_is_listed";
+const LAYER_TEST: &str = "cuda::long_context::a_layer_of_wide_heads_at_the_last_position_passes_every_check";
 #[rustfmt::skip]
 const SMOLLM2: [&str; 10] = [
     "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SMOLLM2_TEST, "--", "--ignored",
@@ -158,6 +160,8 @@ mod tests {
         assert!(source("sidecar/sim/tests/decisions.rs").contains(&format!("fn {name}()")));
         let name = MUTANTS_TEST.rsplit("::").next().expect("a path");
         assert!(source("kernels/tests/cuda/mutants.rs").contains(&format!("fn {name}()")));
+        let name = LAYER_TEST.rsplit("::").next().expect("a path");
+        assert!(source("kernels/tests/cuda/long_context.rs").contains(&format!("fn {name}()")));
         assert!(source("sidecar/sim/tests/main.rs").contains("mod engine_crashes;"));
         assert!(source("sidecar/sim/tests/engine_crashes.rs").contains("SLUICE_TENANTS"));
         assert!(source("sidecar/policy/tests/main.rs").contains("mod multi_tenant;"));

@@ -1,10 +1,12 @@
 //! Whole steps of a model by the interpreter: known tokens, agreement with the reference, and bits.
 
+use sluice_kernels::cuda::memory::KvArena;
 use sluice_kernels::cuda::{Address, CudaModel, DeviceRanges, Products, StepProgram};
 use sluice_kernels::forward::{Batch, ForwardError, Sequence, StepShape};
 use sluice_link::model::{Dtype, Family, ModelSpec};
 
 use super::device::Device;
+use super::tolerances;
 use crate::agreement::{checkpoint, error, tokens};
 use crate::checkpoint::Checkpoint;
 use crate::golden::stories260k;
@@ -26,10 +28,19 @@ pub struct Tenant {
 impl Tenant {
     /// Uploads the weights; the KV arena has `layer_blocks` blocks with poison.
     pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32, chunk_tokens: u32) -> Tenant {
-        let device = Device::fast();
+        Tenant::on(Device::fast(), spec, checkpoint, layer_blocks, chunk_tokens)
+    }
+
+    /// As [`Tenant::new`], on a device of the test's choice.
+    pub fn on(
+        device: Device<'static>,
+        spec: &ModelSpec,
+        checkpoint: &Checkpoint,
+        layer_blocks: u32,
+        chunk_tokens: u32,
+    ) -> Tenant {
         let block_bytes = spec.layer_block_bytes();
-        // A chunk has unused space after its last block.
-        let chunk_bytes = (3 * block_bytes + 64).next_multiple_of(4096);
+        let chunk_bytes = chunk_bytes(spec);
         let per_chunk = chunk_bytes / block_bytes;
         let arena_bytes = u64::from(layer_blocks).div_ceil(per_chunk) * chunk_bytes;
         let model = CudaModel::new(spec.clone(), chunk_bytes, spec.max_positions, chunk_tokens).unwrap();
@@ -45,6 +56,13 @@ impl Tenant {
             activation_limit_bytes: activation_bytes,
         };
         Tenant { device, model, ranges, activation_bytes }
+    }
+
+    /// Writes K `[kv_heads][16][dim]`, then V of a layer-block.
+    pub fn write_block(&self, id: u32, block: &[u8]) {
+        let spec = self.model.spec();
+        let arena = KvArena::new(self.ranges.kv, chunk_bytes(spec), spec.layer_block_bytes() as u32);
+        self.device.write(arena.address(id), block);
     }
 
     /// Chooses what computes products.
@@ -72,6 +90,11 @@ impl Tenant {
             self.device.download(program.results.tokens, rows),
         )
     }
+}
+
+/// Bytes of a chunk, which has unused space after its last block.
+fn chunk_bytes(spec: &ModelSpec) -> u64 {
+    (3 * spec.layer_block_bytes() + 64).next_multiple_of(4096)
 }
 
 /// Tokens of each answer: the interpreter takes a tenth of a second for each.
@@ -146,14 +169,7 @@ pub fn steps_agree(formats: &[Dtype], products: Products) {
         let (found, largest) = tenant.run(&[part]);
         let expected =
             Reference { spec: &spec, checkpoint: &checkpoint, device: Rounding::Gpu }.logits(&tokens);
-        // In f16 twice that of the CPU engine, whose K and V may be rounded to the other of two numbers: tensor cores
-        // read the weights of attention in the model's format too, so those are rounded by the same unit. The unit of
-        // bf16 is 8 times as large.
-        let tolerance = match spec.dtype {
-            Dtype::F32 => 1e-4,
-            Dtype::F16 => 2e-2,
-            Dtype::Bf16 => 8.0 * 2e-2,
-        };
+        let tolerance = tolerances::logits(spec.dtype, usize::from(spec.layers));
         let error = error(&found, &expected);
         assert!(error < tolerance, "error {error:e} of the logits' spread in {spec:?}");
         for (row, token) in found.iter().zip(largest) {

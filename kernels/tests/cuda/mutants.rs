@@ -1,18 +1,18 @@
 //! Mutants of the kernels: each barrier, wait and predicate of the committed PTX removed in turn. The kernels' own
 //! cases must catch them. `mutants/survivors.txt` lists those that no case can catch, with the reason.
 
-mod cases;
 mod generate;
 mod hand_picked;
 mod panics;
+mod suite;
 mod survivors;
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use cases::Suite;
+use super::cases::on_all_cores;
 use generate::{KernelText, Mutant};
+use suite::Suite;
 use survivors::{Survivors, WRITE};
 
 /// Of how many mutants a change runs one. A prime, so that all kernels and changes come up.
@@ -28,21 +28,17 @@ fn all(texts: &[KernelText]) -> Vec<One<'_>> {
     texts.iter().flat_map(|text| text.mutants().into_iter().map(move |mutant| (text, mutant))).collect()
 }
 
-/// Runs mutants on all cores. Returns the names of those that survive.
+/// Runs mutants. Returns the names of those that survive.
 fn survivors(mutants: &[&One<'_>]) -> BTreeSet<String> {
     let suite = Suite::shared();
-    let (next, surviving) = (AtomicUsize::new(0), Mutex::new(BTreeSet::new()));
-    let work = || {
-        while let Some((text, mutant)) = mutants.get(next.fetch_add(1, Relaxed)) {
-            let ptx = text.with(mutant);
-            let module = sluice_ptx::Module::parse(&ptx).unwrap_or_else(|e| panic!("{}: {e}", mutant.name));
-            if suite.run(text.kernel, &module, &|_| ()).is_none() {
-                surviving.lock().unwrap().insert(mutant.name.clone());
-            }
+    let surviving = Mutex::new(BTreeSet::new());
+    on_all_cores(mutants, |(text, mutant)| {
+        let ptx = text.with(mutant);
+        let module = sluice_ptx::Module::parse(&ptx).unwrap_or_else(|e| panic!("{}: {e}", mutant.name));
+        if suite.run(text.kernel, &module, &|_| ()).is_none() {
+            surviving.lock().unwrap().insert(mutant.name.clone());
         }
-    };
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| (0..cores).for_each(|_| _ = scope.spawn(work)));
+    });
     surviving.into_inner().unwrap()
 }
 
@@ -67,6 +63,7 @@ fn one_of_many_mutants_is_caught_unless_it_is_listed() {
 #[test]
 #[ignore = "cargo xtask nightly: every mutant takes minutes"]
 fn every_mutant_is_caught_unless_it_is_listed() {
+    Suite::shared().check_baseline();
     let texts = KernelText::all();
     let all = all(&texts);
     // Starts of names, separated by commas; all without the variable.

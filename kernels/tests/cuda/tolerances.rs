@@ -90,6 +90,20 @@ pub fn attention(dtype: Dtype, sizes: AttentionSizes) -> f64 {
     (2.0 * score + weights + sums) * sizes.value_magnitude + tiny * sizes.largest_value
 }
 
+/// Logits of a model with `layers` layers, as a share of their spread, against a reference that rounds to the model's
+/// format at the same places.
+///
+/// Without f32 errors both would be equal. With them, a number close to the middle of two numbers of the format may
+/// become the other one: a step of two units. The longest way through a layer has six such places: the input of Q, K
+/// and V; Q, K and V; the weights of attention, which the reference does not round at all; the input of the output's
+/// product; the input of the MLP; its inner values. The input of the head is one more. As a bound, each place moves all
+/// of its numbers by a full step in one direction, and a product passes the relative error on. In f32 what counts is
+/// the error of sums, with terms that are as often above as below: 1e-4, as for the CPU engine.
+pub fn logits(dtype: Dtype, layers: usize) -> f64 {
+    let step = 2.0 * unit(dtype);
+    if dtype == Dtype::F32 { 1e-4 } else { (6 * layers + 1) as f64 * step }
+}
+
 #[test]
 fn a_unit_is_the_error_halfway_between_two_numbers_and_no_rounding_exceeds_it() {
     use half::{bf16, f16};

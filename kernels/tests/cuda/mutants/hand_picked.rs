@@ -5,8 +5,8 @@ use std::cell::Cell;
 
 use sluice_kernels::cuda::LaunchPlan;
 
-use super::cases::Suite;
 use super::generate::KernelText;
+use super::suite::Suite;
 
 /// One edit of a mutant: of the kernel's text, of its argument, or of its grid.
 enum Edit {
