@@ -158,11 +158,10 @@ kernels() {
     step "$name" "$limit" env SLUICE_TEST_GPU=1 "$pack/kernels-tests" "$@"
 }
 
-# A checker of NVIDIA on tests of small kernels, one at a time.
+# A checker of NVIDIA on twenty small shapes of every kernel.
 checked() {
     SLUICE_TEST_GPU=1 step_with compute-sanitizer "$1" 120 --tool "$1" --error-exitcode 9 \
-        "$pack/kernels-tests" cuda::rows:: cuda::sampling:: cuda::memory:: --test-threads=1 \
-        --skip the_largest_vocabulary
+        "$pack/kernels-tests" cuda::cases::every_kernel_passes_every_check --test-threads=1
 }
 
 export SLUICE_SHARED="$pack/shared" SLUICE_BIN_DIR="$pack" CUDA_CACHE_PATH="${TMPDIR:-/tmp}/sluice-gpu-pack-jit"

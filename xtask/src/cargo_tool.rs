@@ -24,14 +24,23 @@ pub struct CargoTool {
 
 /// Runs a check with its program; `false` if it found something. Where the program cannot be had, it prints that `what` is
 /// skipped and passes, and in CI (`CI=true`) it fails.
-pub fn run_or_skip(
+pub fn run_or_skip<P>(
     what: &str,
-    program: Result<Utf8PathBuf>,
-    check: impl FnOnce(&Utf8Path) -> Result<bool>,
+    program: Result<P>,
+    check: impl FnOnce(&P) -> Result<bool>,
+) -> Result<bool> {
+    run_or_skip_in(variable("CI").as_deref() == Some("true"), what, program, check)
+}
+
+fn run_or_skip_in<P>(
+    ci: bool,
+    what: &str,
+    program: Result<P>,
+    check: impl FnOnce(&P) -> Result<bool>,
 ) -> Result<bool> {
     match program {
         Ok(program) => check(&program),
-        Err(error) if variable("CI").as_deref() == Some("true") => Err(error),
+        Err(error) if ci => Err(error),
         Err(error) => {
             println!("skipped: {what}: {error:#}");
             Ok(true)
@@ -130,7 +139,7 @@ mod tests {
 
     use cargo_metadata::camino::Utf8Path;
 
-    use super::CargoTool;
+    use super::{CargoTool, run_or_skip_in};
 
     /// Its digest is that of the three bytes `abc`, as FIPS 180-2 prints it.
     const TOOL: CargoTool = CargoTool {
@@ -146,6 +155,18 @@ mod tests {
         assert!(TOOL.is_ours("tool 0.5.4\n"));
         assert!(!TOOL.is_ours("tool v0.4.52\n"));
         assert!(!TOOL.is_ours(""));
+    }
+
+    #[test]
+    fn without_its_program_a_check_fails_in_ci_and_is_skipped_elsewhere() {
+        let run = |ci, program| run_or_skip_in(ci, "a check", program, |found: &bool| Ok(*found));
+        let missing = || Err(anyhow::anyhow!("no program"));
+        assert_eq!(run(true, missing()).unwrap_err().to_string(), "no program");
+        assert!(run(false, missing()).unwrap());
+        for ci in [true, false] {
+            assert!(run(ci, Ok(true)).unwrap());
+            assert!(!run(ci, Ok(false)).unwrap(), "what the check says");
+        }
     }
 
     #[test]

@@ -1,23 +1,29 @@
 //! `cargo xtask kernels`: CUDA sources to committed PTX by NVRTC, which needs neither a GPU nor a driver.
 //!
-//! Machine code is made as well: PTX alone lets through what the assembler refuses, and the assembler says what each
-//! kernel of the engine needs. That table is committed as `kernels/cuda/resources.json`. The machine code itself
-//! (`NAME.sm_90.cubin` next to the PTX) is for disassemblers: git ignores it, and the product loads the PTX.
+//! nvJitLink assembles the committed PTX for each architecture, as a driver does: PTX alone lets through what the
+//! assembler refuses, and the assembler says what each kernel of the engine needs. That table is committed as
+//! `kernels/cuda/resources.json`. The machine code itself (`NAME.sm_90.cubin` next to the PTX) is for disassemblers:
+//! git ignores it, and the product loads the PTX.
 //!
 //! To add a source, add a row to [`PROBE`] or [`ENGINE`].
 
 mod find;
+mod library;
+mod nvjitlink;
 mod nvrtc;
 mod resources;
 
 use std::fs;
 
 use anyhow::{Context, Result};
-use cargo_metadata::camino::Utf8Path;
+use cargo_metadata::camino::{Utf8Path, Utf8PathBuf};
 
-use find::{Found, VERSION};
+use find::{Found, NVJITLINK, NVRTC, Wheel};
+use nvjitlink::NvJitLink;
 use nvrtc::{Nvrtc, Source};
 use resources::Table;
+
+use crate::cargo_tool::run_or_skip;
 
 /// The probe's sources. A source's PTX is in the same folder.
 const PROBE: &[&str] = &["sidecar/probe/cuda/probe.cu"];
@@ -45,38 +51,66 @@ const RESOURCES: &str = "kernels/cuda/resources.json";
 const PTX: &str = "compute_80";
 
 /// Architectures of the machine code. Never one that ends in `a`, whose code runs on no other.
-const MACHINE: [(&str, i32); 3] = [("sm_80", 80), ("sm_90", 90), ("sm_100", 100)];
+const MACHINE: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// Compiles every source; `check` compares the committed files instead of writing them. `false` if one differs or does
 /// not compile.
 pub fn run(root: &Utf8Path, check: bool) -> Result<bool> {
-    with(root, check, &find::find()?)
+    with(root, check, &find()?)
 }
 
-/// Runs the check as a stage of `cargo xtask test`: without NVRTC it prints that and passes.
+/// Runs the check as a stage of `cargo xtask test`. Without compiler and assembler it prints that and passes, and in CI
+/// (`CI=true`) it fails.
 pub fn stage(root: &Utf8Path) -> Result<bool> {
-    match find::find() {
-        Ok(found) => with(root, true, &found),
-        Err(error) => {
-            println!("skipped: no NVRTC, so no CUDA source was compiled: {error:#}");
-            println!("  (pip downloads it for python3, or SLUICE_NVRTC names the folder of libnvrtc.so)");
-            Ok(true)
+    run_or_skip("the compilation of the CUDA sources", find(), |found| with(root, true, found))
+}
+
+/// Folders of compiler and assembler.
+struct Tools {
+    nvrtc: Found,
+    nvjitlink: Found,
+}
+
+fn find() -> Result<Tools> {
+    Ok(Tools { nvrtc: NVRTC.find()?, nvjitlink: NVJITLINK.find()? })
+}
+
+/// Whether files are written or compared.
+#[derive(Clone, Copy)]
+struct Output {
+    check: bool,
+}
+
+impl Output {
+    /// Compares or writes a committed file that is what `wheel` gives.
+    fn settle(self, path: &Utf8Path, new: &[u8], wheel: &Wheel, pinned: bool) -> Result<()> {
+        match (self.check, pinned) {
+            (true, true) => compare(path, new),
+            (true, false) => {
+                println!("skipped: {path} is not compared, it is what {} gives", wheel.requirement());
+                Ok(())
+            }
+            (false, true) => fs::write(path, new).with_context(|| format!("writing {path}")),
+            (false, false) => anyhow::bail!("{path} is what {} gives", wheel.requirement()),
         }
+    }
+
+    /// Writes a file that is not committed, unless files are compared.
+    fn keep(self, path: &Utf8Path, code: &[u8]) -> Result<()> {
+        if self.check { Ok(()) } else { fs::write(path, code).with_context(|| format!("writing {path}")) }
     }
 }
 
-fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
-    let nvrtc = Nvrtc::load(&found.folder)?;
+fn with(root: &Utf8Path, check: bool, tools: &Tools) -> Result<bool> {
+    let nvrtc = Nvrtc::load(&tools.nvrtc.folder)?;
+    let assembler = NvJitLink::load(&tools.nvjitlink.folder)?;
     let (major, minor) = nvrtc.version()?;
-    println!("NVRTC {major}.{minor} in {}", found.folder);
-    let settle = |path: &Utf8Path, new: &[u8]| match (check, found.pinned) {
-        (true, true) => compare(path, new),
-        (true, false) => {
-            println!("skipped: {path} is not compared, it is what NVRTC {VERSION} gives");
-            Ok(())
-        }
-        (false, true) => fs::write(path, new).with_context(|| format!("writing {path}")),
-        (false, false) => anyhow::bail!("the committed files are what NVRTC {VERSION} gives"),
+    println!("NVRTC {major}.{minor} in {}, nvJitLink in {}", tools.nvrtc.folder, tools.nvjitlink.folder);
+    let output = Output { check };
+    let made = |source: &str, options: &[&str]| {
+        let settle = |path: &Utf8Path, ptx: &[u8]| output.settle(path, ptx, &NVRTC, tools.nvrtc.pinned);
+        let path = compile(&nvrtc, root, source, options, settle)?;
+        assemble(&assembler, &path, |path, code| output.keep(path, code))
     };
     let mut passed = true;
     let mut report = |name: &str, result: Result<()>| {
@@ -85,57 +119,57 @@ fn with(root: &Utf8Path, check: bool, found: &Found) -> Result<bool> {
             passed = false;
         }
     };
-    let keep = |path: &Utf8Path, code: &[u8]| match check {
-        true => Ok(()),
-        false => fs::write(path, code).with_context(|| format!("writing {path}")),
-    };
     for source in PROBE {
-        report(source, compile(&nvrtc, root, source, &[], settle, keep).map(drop));
+        report(source, made(source, &[]).map(drop));
     }
     let mut table = Table::default();
     for source in ENGINE {
-        let compiled = compile(&nvrtc, root, source, &["-lineinfo"], settle, keep);
-        report(source, compiled.and_then(|assembled| table.add(&assembled.ptx, &assembled.logs)));
+        let assembled = made(source, &["-lineinfo"]);
+        report(source, assembled.and_then(|assembled| table.add(&assembled.ptx, &assembled.logs)));
     }
-    report(RESOURCES, settle(&root.join(RESOURCES), table.json().as_bytes()));
+    let table = table.json();
+    let settled = output.settle(&root.join(RESOURCES), table.as_bytes(), &NVJITLINK, tools.nvjitlink.pinned);
+    report(RESOURCES, settled);
     Ok(passed)
 }
 
-/// What the assembler said of one source.
-struct Assembled {
-    /// The source's PTX.
-    ptx: String,
-    /// Per architecture, its log.
-    logs: Vec<(&'static str, String)>,
-}
-
-/// Compiles one source for all architectures that this NVRTC knows. Hands its PTX and the PTX's path to `settle`, and
-/// each machine code with its path to `keep`.
+/// Compiles one source, and hands its PTX and the PTX's path to `settle`. Returns the path.
 fn compile(
     nvrtc: &Nvrtc,
     root: &Utf8Path,
     source: &str,
     options: &[&str],
     settle: impl FnOnce(&Utf8Path, &[u8]) -> Result<()>,
+) -> Result<Utf8PathBuf> {
+    let path = root.join(source);
+    let ptx = without_folders(&nvrtc.compile(&read(&path)?, PTX, options)?);
+    let path = path.with_extension("ptx");
+    settle(&path, ptx.as_bytes())?;
+    Ok(path)
+}
+
+/// What the assembler said of one file of PTX.
+struct Assembled {
+    /// The PTX.
+    ptx: String,
+    /// Per architecture, its log.
+    logs: Vec<(&'static str, String)>,
+}
+
+/// Assembles a committed file of PTX for all architectures, and hands each machine code with its path to `keep`.
+fn assemble(
+    assembler: &NvJitLink,
+    path: &Utf8Path,
     keep: impl Fn(&Utf8Path, &[u8]) -> Result<()>,
 ) -> Result<Assembled> {
-    let path = root.join(source);
-    let text = read(&path)?;
+    let ptx = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
     let mut logs = Vec::new();
-    for (architecture, number) in MACHINE {
-        if nvrtc.knows(number)? {
-            // Without the options of the PTX: with line information, NVRTC 12.0 overflows its stack for sm_90.
-            let made = nvrtc.compile(&text, architecture, &["--ptxas-options=-v"])?;
-            println!("{source}: {architecture}, {} bytes", made.code.len());
-            keep(&path.with_extension(format!("{architecture}.cubin")), &made.code)?;
-            logs.push((architecture, made.log));
-        } else {
-            println!("skipped: this NVRTC does not know {architecture}");
-        }
+    for architecture in MACHINE {
+        let code = assembler.assemble(&ptx, architecture)?;
+        println!("{path}: {architecture}, {} bytes", code.bytes.len());
+        keep(&path.with_extension(format!("{architecture}.cubin")), &code.bytes)?;
+        logs.push((architecture, code.log));
     }
-    let ptx = String::from_utf8(nvrtc.compile(&text, PTX, options)?.code).context("PTX is text")?;
-    let ptx = without_folders(&ptx);
-    settle(&path.with_extension("ptx"), ptx.as_bytes())?;
     Ok(Assembled { ptx, logs })
 }
 

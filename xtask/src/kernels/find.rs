@@ -1,4 +1,5 @@
-//! Where NVRTC comes from: a folder that the user names, or NVIDIA's wheel, downloaded once into the cache folder.
+//! Where NVIDIA's compiler and assembler come from: folders that the user names, or wheels of PyPI, each downloaded once
+//! into the cache folder.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,49 +9,92 @@ use cargo_metadata::camino::Utf8PathBuf;
 
 use crate::cache::{self, variable};
 
-/// The version whose PTX is committed. The oldest of CUDA 12: PTX of a newer compiler is refused by older drivers.
-pub const VERSION: &str = "12.0.140";
+/// A library, and the wheel that has it.
+pub struct Wheel {
+    /// Name of its folder in the cache.
+    name: &'static str,
+    /// Name of the wheel.
+    package: &'static str,
+    /// The pinned version.
+    version: &'static str,
+    /// Folder of the library in the wheel.
+    library: &'static str,
+    /// The variable that names a folder with the library, instead of the wheel.
+    variable: &'static str,
+}
 
-/// Names a folder that has `libnvrtc.so.*` and `libnvrtc-builtins.so.*`, instead of the wheel.
-const FOLDER: &str = "SLUICE_NVRTC";
+/// NVRTC, which makes PTX. The oldest of CUDA 12: PTX of a newer compiler is refused by older drivers.
+pub const NVRTC: Wheel = Wheel {
+    name: "nvrtc",
+    package: "nvidia-cuda-nvrtc-cu12",
+    version: "12.0.140",
+    library: "nvidia/cuda_nvrtc/lib",
+    variable: "SLUICE_NVRTC",
+};
 
-/// Folder of NVRTC, and whether it is [`VERSION`] itself, so that its PTX can be compared.
+/// nvJitLink, which assembles PTX as a driver does. The newest of CUDA 12; that of 12.0 overflows its stack where the
+/// PTX has line information and the device is an sm_90.
+pub const NVJITLINK: Wheel = Wheel {
+    name: "nvjitlink",
+    package: "nvidia-nvjitlink-cu12",
+    version: "12.9.86",
+    library: "nvidia/nvjitlink/lib",
+    variable: "SLUICE_NVJITLINK",
+};
+
+/// Folder of a library, and whether it is of the pinned version, so that what it gives can be compared.
 pub struct Found {
-    /// The folder of the two libraries.
+    /// The folder.
     pub folder: Utf8PathBuf,
-    /// Whether it is the wheel of [`VERSION`].
+    /// Whether it is of the wheel of the pinned version.
     pub pinned: bool,
 }
 
-/// Finds NVRTC, downloading it if necessary; the error has the reason.
-pub fn find() -> Result<Found> {
-    if let Some(folder) = variable(FOLDER) {
-        return Ok(Found { folder: folder.into(), pinned: false });
+impl Wheel {
+    /// Finds the library, downloading the wheel if necessary.
+    ///
+    /// # Errors
+    /// There is none, and pip cannot download it: the message names the package, the variable and the reason.
+    pub fn find(&self) -> Result<Found> {
+        if let Some(folder) = variable(self.variable) {
+            return Ok(Found { folder: folder.into(), pinned: false });
+        }
+        let home =
+            cache::folder()?.join(format!("{}-{}-{}", self.name, self.version, std::env::consts::ARCH));
+        let folder = home.join(self.library);
+        if !folder.is_dir() {
+            self.download(&home).with_context(|| {
+                format!(
+                    "python3 with pip must download {} once, or {} names the folder of the library",
+                    self.requirement(),
+                    self.variable
+                )
+            })?;
+        }
+        ensure!(folder.is_dir(), "the wheel {} has no folder {}", self.requirement(), self.library);
+        Ok(Found { folder, pinned: true })
     }
-    let home = cache::folder()?.join(format!("nvrtc-{VERSION}-{}", std::env::consts::ARCH));
-    let folder = home.join("nvidia/cuda_nvrtc/lib");
-    if !folder.is_dir() {
-        download(&home)?;
-    }
-    ensure!(folder.is_dir(), "the wheel of NVRTC {VERSION} has no folder nvidia/cuda_nvrtc/lib");
-    Ok(Found { folder, pinned: true })
-}
 
-/// Downloads and unpacks the wheel next to `home`, then moves it there in one rename.
-fn download(home: &Utf8PathBuf) -> Result<()> {
-    let draft = Utf8PathBuf::from(format!("{home}.{}", std::process::id()));
-    let wheel = format!("nvidia-cuda-nvrtc-cu12=={VERSION}");
-    // One more try, and no more: without a network the answer is "skipped", and it should not take minutes.
-    let pip = ["-m", "pip", "download", "--quiet", "--retries", "1", "--no-deps", "--dest"];
-    let result = python(&[&pip[..], &[draft.as_str(), &wheel]].concat())
-        .and_then(|()| unpack(&draft))
-        .and_then(|()| match fs::rename(&draft, home) {
-            // Another run was faster.
-            Err(_) if home.is_dir() => Ok(()),
-            other => other.context("renaming the unpacked wheel"),
-        });
-    let _ = fs::remove_dir_all(&draft);
-    result
+    /// Name and version of the wheel.
+    pub fn requirement(&self) -> String {
+        format!("{}=={}", self.package, self.version)
+    }
+
+    /// Downloads and unpacks the wheel next to `home`, then moves it there in one rename.
+    fn download(&self, home: &Utf8PathBuf) -> Result<()> {
+        let draft = Utf8PathBuf::from(format!("{home}.{}", std::process::id()));
+        // One more try, and no more: without a network the answer should not take minutes.
+        let pip = ["-m", "pip", "download", "--quiet", "--retries", "1", "--no-deps", "--dest"];
+        let result = python(&[&pip[..], &[draft.as_str(), &self.requirement()]].concat())
+            .and_then(|()| unpack(&draft))
+            .and_then(|()| match fs::rename(&draft, home) {
+                // Another run was faster.
+                Err(_) if home.is_dir() => Ok(()),
+                other => other.context("renaming the unpacked wheel"),
+            });
+        let _ = fs::remove_dir_all(&draft);
+        result
+    }
 }
 
 /// Unpacks the one wheel in `draft` into that folder and removes it.

@@ -1,5 +1,8 @@
 //! What the assembler gives each kernel: registers, shared memory, spills, and the occupancy that follows.
 //!
+//! The assembler reads the committed PTX, line information and all, as a driver of its version does. A driver of another
+//! version may give a kernel other registers.
+//!
 //! A multiprocessor runs a block when registers, shared memory, threads and a block number are free for it (CUDA C++
 //! Programming Guide, "Technical Specifications per Compute Capability"). Registers belong to four parts of 16,384 each
 //! and are given to a warp in units of 256. Shared memory is given in units of 128 bytes, and each block costs another

@@ -3,9 +3,9 @@ use std::fs;
 
 use cargo_metadata::camino::Utf8Path;
 
-use super::find::find;
+use super::nvjitlink::NvJitLink;
 use super::nvrtc::Nvrtc;
-use super::{ENGINE, PROBE, RESOURCES, compare, compile, read, without_folders};
+use super::{ENGINE, PROBE, RESOURCES, assemble, compare, compile, find, read, without_folders};
 
 /// The root of the workspace.
 fn root() -> &'static Utf8Path {
@@ -49,19 +49,21 @@ fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     let found = match find() {
         Ok(found) => found,
         Err(error) => {
-            println!("skipped: no NVRTC: {error:#}");
+            println!("skipped: no compiler of CUDA: {error:#}");
             return;
         }
     };
-    let nvrtc = Nvrtc::load(&found.folder).expect("it loads");
+    let nvrtc = Nvrtc::load(&found.nvrtc.folder).expect("it loads");
+    let assembler = NvJitLink::load(&found.nvjitlink.folder).expect("it loads");
     let folder = tempfile::tempdir().expect("a folder");
     let folder = Utf8Path::from_path(folder.path()).expect("a plain name");
     let source = fs::read_to_string(root().join(PROBE[0])).expect("the source is committed");
     fs::write(folder.join("probe.cu"), &source).expect("a copy");
     fs::copy(root().join(PROBE[0]).with_extension("ptx"), folder.join("probe.ptx")).expect("a copy");
-    let check = || compile(&nvrtc, folder, "probe.cu", &[], compare, |_, _| Ok(())).map(drop);
-    if found.pinned {
-        check().expect("an unchanged copy passes");
+    let check = || compile(&nvrtc, folder, "probe.cu", &[], compare);
+    if found.nvrtc.pinned {
+        let path = check().expect("an unchanged copy passes");
+        assemble(&assembler, &path, |_, _| Ok(())).expect("so does its PTX");
     }
 
     fs::write(folder.join("probe.cu"), source.replace("at += 256", "at += 128")).expect("written");
@@ -69,11 +71,10 @@ fn a_changed_source_a_broken_one_and_a_changed_ptx_are_found() {
     // Of Hopper alone: the PTX says it, and only the assembler refuses it for an older device.
     let fence = "extern \"C\" __global__ void f() { asm volatile(\"wgmma.fence.sync.aligned;\"); }";
     fs::write(folder.join("probe.cu"), fence).expect("written");
-    nvrtc
-        .compile(&read(&folder.join("probe.cu")).expect("a source"), "compute_80", &[])
-        .expect("PTX is not looked at");
-    let error = check().expect_err("it does not assemble").to_string();
-    assert!(error.starts_with("for sm_80, NVRTC answered "), "{error}");
+    let fenced = nvrtc.compile(&read(&folder.join("probe.cu")).expect("a source"), "compute_80", &[]);
+    fs::write(folder.join("probe.ptx"), fenced.expect("PTX is not looked at")).expect("written");
+    let error = assemble(&assembler, &folder.join("probe.ptx"), |_, _| Ok(())).err().expect("it is refused");
+    assert!(error.to_string().starts_with("for sm_80, nvJitLink answered "), "{error}");
     fs::write(folder.join("probe.cu"), source.replace("now_ns() - start < ns", "broken")).expect("written");
     assert!(check().expect_err("it does not compile").to_string().contains("\"broken\" is undefined"));
 }
