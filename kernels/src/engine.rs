@@ -8,6 +8,7 @@ mod device;
 mod exit_code;
 mod host_device;
 mod inputs;
+mod layer_times;
 mod layer_waits;
 mod liveness;
 mod logs;

@@ -3,6 +3,7 @@
 //! A decode step is one CUDA graph, captured once for its shape and the layers that move. Other steps, and all steps
 //! where graphs are off, are launched kernel by kernel. Products are those of our own kernel, or of cuBLASLt.
 
+mod device_step;
 mod graph_cache;
 mod graph_run;
 mod input_buffer;
@@ -24,6 +25,7 @@ use super::layer_waits::LayerWaits;
 use super::memory::EngineMemory;
 use crate::cuda::{CudaModel, DeviceRanges, PackedStep, Products, Results};
 use crate::forward::{Batch, ForwardError, LogitRow};
+use device_step::DeviceStep;
 use graph_cache::{CapturedStep, GraphCache, GraphKey};
 use graph_run::GraphRun;
 use input_buffer::InputBuffer;
@@ -97,7 +99,9 @@ impl CudaDevice {
 
     /// Whether the next step may be a graph.
     fn uses_graphs(&self, waits: &LayerWaits<'_>) -> bool {
-        self.graphs.is_some() && !waits.delays_layers() && !(self.is_in_mps && waits.moves_layers())
+        self.graphs.is_some()
+            && !waits.delays_layers()
+            && !(self.is_in_mps && waits.expected().iter().any(|expected| expected.moves()))
     }
 
     /// Runs a step, and returns where its results are.
@@ -115,7 +119,7 @@ impl CudaDevice {
         self.page.arm(waits.expected());
         self.inputs.upload(&self.stream, program.inputs_at, &program.inputs)?;
         let CudaDevice { stream, kernels, page, layers: events, .. } = self;
-        StreamRun { stream, kernels, page, events }.run(&program, waits)?;
+        StreamRun { step: DeviceStep { stream, kernels, page }, events }.run(&program, waits)?;
         Ok(program.results)
     }
 
@@ -130,13 +134,14 @@ impl CudaDevice {
             return Err(ForwardError::Aborted { layer: 0 }.into());
         }
         let CudaDevice { model, ranges, kernels, stream, graphs, page, inputs, .. } = self;
+        let step = DeviceStep { stream, kernels, page };
         let cache = graphs.as_mut().expect("graphs are in use");
         let moving: Vec<bool> = waits.expected().iter().map(|expected| expected.moves()).collect();
         let key = GraphKey { layout: packed.layout.clone(), moving: moving.clone() };
         let captured = cache.get(key, || {
             let program = model.program(ranges, packed.clone());
-            kernels.prepare(stream, &program)?;
-            graph_run::capture(stream, kernels, page, &program, &moving)
+            kernels.prepare(step.stream, &program)?;
+            graph_run::capture(step, &program, &moving)
         });
         let CapturedStep { graph, results } = match captured {
             Ok(captured) => captured,
@@ -148,8 +153,8 @@ impl CudaDevice {
         };
         graph_run::arm(page, waits);
         waits.begin_layer();
-        inputs.upload(stream, packed.inputs_at, &packed.inputs)?;
-        GraphRun { stream, page, moving: &moving }.run(graph, waits)?;
+        inputs.upload(step.stream, packed.inputs_at, &packed.inputs)?;
+        GraphRun { step, moving: &moving }.run(graph, waits)?;
         Ok(Some(*results))
     }
 }

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use sluice_link::control::{ControlPage, WaitLimit, WaitResult};
 use sluice_link::message::{SequenceOrder, StepOrder};
 use sluice_link::tables::{TableError, TableReader};
 use sluice_link::vocabulary::{BLOCK_TOKENS, FailedSequence, Generation, LayerId, RowId, SequenceFailure};
@@ -62,7 +63,10 @@ impl ExpectedGenerations {
     }
 }
 
-/// What a step reads of a layer.
+/// Why no call of the control page fails.
+const CHECKED: &str = "layers were checked against the control page";
+
+/// What a step reads of a layer, each with its words on the control page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LayerInput {
     /// Its weights.
@@ -74,6 +78,47 @@ pub(super) enum LayerInput {
 impl LayerInput {
     /// Both, in the order of the waits for them.
     pub(super) const ALL: [LayerInput; 2] = [LayerInput::Weights, LayerInput::Kv];
+
+    /// Waits until the sidecar has published a generation.
+    pub(super) fn wait_ready(
+        self,
+        control: &ControlPage,
+        layer: LayerId,
+        generation: Generation,
+        limit: WaitLimit<'_>,
+    ) -> WaitResult {
+        let ended = match self {
+            LayerInput::Weights => control.wait_ready(layer, generation, limit),
+            LayerInput::Kv => control.wait_kv_ready(layer, generation, limit),
+        };
+        ended.expect(CHECKED)
+    }
+
+    /// Returns the generation that the sidecar has published.
+    pub(super) fn ready(self, control: &ControlPage, layer: LayerId) -> Generation {
+        let published = match self {
+            LayerInput::Weights => control.ready(layer),
+            LayerInput::Kv => control.kv_ready(layer),
+        };
+        published.expect(CHECKED)
+    }
+
+    /// Publishes that a generation was read for the last time.
+    pub(super) fn publish_done(self, control: &ControlPage, layer: LayerId, generation: Generation) {
+        let published = match self {
+            LayerInput::Weights => control.publish_done(layer, generation),
+            LayerInput::Kv => control.publish_kv_done(layer, generation),
+        };
+        published.expect(CHECKED);
+    }
+
+    /// Returns the error of a step for which this was overwritten.
+    pub(super) fn overtaken(self, layer: u16) -> StepError {
+        match self {
+            LayerInput::Weights => StepError::Overtaken { layer },
+            LayerInput::Kv => StepError::KvOvertaken { layer },
+        }
+    }
 }
 
 /// Buffers of one step, reused by later steps.

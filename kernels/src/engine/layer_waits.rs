@@ -5,24 +5,18 @@ use std::ops::ControlFlow;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use sluice_link::control::{ControlError, ControlPage, WaitLimit, WaitResult};
+use sluice_link::control::{ControlPage, WaitLimit, WaitResult};
 use sluice_link::message::Faults;
 use sluice_link::vocabulary::{Generation, LayerId};
 use sluice_memory::SliceFence;
 
 use super::inputs::{ExpectedGenerations, LayerInput};
+use super::layer_times::LayerTimes;
 use super::step_error::StepError;
 use crate::forward::{ForwardError, LayerHooks};
 
 /// How long a wait sleeps before it looks at the device again.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
-
-/// Times of a step, per layer.
-pub(super) struct LayerTimes {
-    pub(super) layer_ns: Vec<u64>,
-    pub(super) stall_ns: Vec<u64>,
-    pub(super) kv_stall_ns: Vec<u64>,
-}
 
 /// The time slice of a step.
 #[derive(Clone, Copy)]
@@ -51,11 +45,10 @@ pub(super) struct LayerWaits<'a> {
     expected: &'a [ExpectedGenerations],
     faults: Faults,
     waits: &'a mut u64,
-    layer_ns: Vec<u64>,
-    stall_ns: Vec<u64>,
-    kv_stall_ns: Vec<u64>,
+    /// Times of the layers that ran.
+    pub(super) times: LayerTimes,
     /// Why a layer was not computed: its input was overwritten, or the time slice is over.
-    overtaken: Option<StepError>,
+    stopped: Option<StepError>,
 }
 
 /// Never set: the watcher thread ends an engine whose sidecar exited, also during a wait.
@@ -69,32 +62,26 @@ impl<'a> LayerWaits<'a> {
         faults: Faults,
         waits: &'a mut u64,
     ) -> Self {
-        let zeros = || vec![0; expected.len()];
-        let (layer_ns, stall_ns, kv_stall_ns) = (zeros(), zeros(), zeros());
-        LayerWaits {
-            control,
-            slice,
-            expected,
-            faults,
-            waits,
-            layer_ns,
-            stall_ns,
-            kv_stall_ns,
-            overtaken: None,
-        }
-    }
-
-    /// Returns the times of the layers that ran.
-    pub(super) fn times(self) -> LayerTimes {
-        LayerTimes { layer_ns: self.layer_ns, stall_ns: self.stall_ns, kv_stall_ns: self.kv_stall_ns }
+        let times = LayerTimes::new(expected.len());
+        LayerWaits { control, slice, expected, faults, waits, times, stopped: None }
     }
 
     /// Returns why the pass that ended with `error` did not run all layers.
     pub(super) fn failure(self, error: ForwardError) -> StepError {
-        match (error, self.overtaken) {
-            (ForwardError::Aborted { .. }, Some(overtaken)) => overtaken,
+        match (error, self.stopped) {
+            (ForwardError::Aborted { .. }, Some(stopped)) => stopped,
             (error, _) => error.into(),
         }
+    }
+
+    /// Returns what the step expects of each layer.
+    pub(super) fn expected(&self) -> &'a [ExpectedGenerations] {
+        self.expected
+    }
+
+    /// Whether a test lets the engine sleep before each layer.
+    pub(super) fn delays_layers(&self) -> bool {
+        self.faults.layer_delay_ns > 0
     }
 
     /// As [`LayerHooks::before_layer`], for a device that still computes earlier layers. While it waits it completes the
@@ -105,33 +92,24 @@ impl<'a> LayerWaits<'a> {
         layer: usize,
         mut finished: Option<FinishedLayers<'_>>,
     ) -> ControlFlow<()> {
-        if self.faults.layer_delay_ns > 0 {
+        if self.delays_layers() {
             std::thread::sleep(Duration::from_nanos(self.faults.layer_delay_ns));
         }
         if self.end_if_expired() {
             return ControlFlow::Break(());
         }
-        self.control.begin_layer();
-        let ExpectedGenerations { weights, kv } = self.expected[layer];
-        if let Some(generation) = weights {
-            self.wait_weights(layer, generation, &mut finished)?;
+        self.begin_layer();
+        for input in LayerInput::ALL {
+            if let Some(generation) = self.expected[layer].of(input) {
+                self.wait(layer, input, generation, &mut finished)?;
+            }
         }
-        kv.map_or(ControlFlow::Continue(()), |generation| self.wait_kv(layer, generation, &mut finished))
+        ControlFlow::Continue(())
     }
 
-    /// Returns what the step expects of each layer.
-    pub(super) fn expected(&self) -> &'a [ExpectedGenerations] {
-        self.expected
-    }
-
-    /// Whether a layer of the step moves.
-    pub(super) fn moves_layers(&self) -> bool {
-        self.expected.iter().any(|expected| expected.moves())
-    }
-
-    /// Whether a test lets the engine sleep before each layer.
-    pub(super) fn delays_layers(&self) -> bool {
-        self.faults.layer_delay_ns > 0
+    /// Counts progress, for those who look for hangs.
+    pub(super) fn begin_layer(&self) {
+        self.control.begin_layer();
     }
 
     /// Counts a wait, and returns whether a test drops it.
@@ -141,79 +119,54 @@ impl<'a> LayerWaits<'a> {
         self.faults.dropped_wait == Some(number)
     }
 
+    /// Whether the sidecar has published what the step expects of a layer.
+    pub(super) fn is_ready(&self, layer: usize) -> bool {
+        let id = LayerId(layer as u16);
+        LayerInput::ALL.into_iter().all(|input| {
+            self.expected[layer].of(input).is_none_or(|expected| input.ready(self.control, id) >= expected)
+        })
+    }
+
     /// Whether the time slice of the step is over. Then the step fails for that.
     pub(super) fn end_if_expired(&mut self) -> bool {
         let is_expired = self.slice.is_expired();
         if is_expired {
-            self.overtaken = Some(StepError::StaleEpoch { epoch: self.slice.epoch });
+            self.stopped = Some(StepError::StaleEpoch { epoch: self.slice.epoch });
         }
         is_expired
     }
 
-    /// Counts progress, for those who look for hangs.
-    pub(super) fn begin_layer(&self) {
-        self.control.begin_layer();
-    }
-
-    /// Whether the sidecar has published what the step expects of a layer.
-    pub(super) fn is_ready(&self, layer: usize) -> bool {
-        let (id, ExpectedGenerations { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
-        let reached = |published: Result<Generation, ControlError>, expected: Option<Generation>| {
-            let published = published.expect("layers were checked against the control page");
-            expected.is_none_or(|expected| published >= expected)
-        };
-        reached(self.control.ready(id), weights) && reached(self.control.kv_ready(id), kv)
-    }
-
-    /// Records how long the device waited for the weights and the KV of a layer, if they move.
-    pub(super) fn set_stalls(&mut self, layer: usize, weights_ns: u64, kv_ns: u64) {
-        let ExpectedGenerations { weights, kv } = self.expected[layer];
-        self.stall_ns[layer] = weights.map_or(0, |_| weights_ns);
-        self.kv_stall_ns[layer] = kv.map_or(0, |_| kv_ns);
-    }
-
-    /// Lets the step fail because an input was overwritten while the step read it.
+    /// Lets the step fail because an input was overwritten before the step has read it or while it did.
     pub(super) fn overtake(&mut self, layer: usize, input: LayerInput) {
-        let layer = layer as u16;
-        self.overtaken = Some(match input {
-            LayerInput::Weights => StepError::Overtaken { layer },
-            LayerInput::Kv => StepError::KvOvertaken { layer },
-        });
+        self.stopped = Some(input.overtaken(layer as u16));
     }
 
-    /// Whether the thread has waited for the layer.
-    pub(super) fn has_waited(&self, layer: usize) -> bool {
-        self.stall_ns[layer] + self.kv_stall_ns[layer] > 0
-    }
-
-    /// Limits the stall of a layer to what the device measured: while the device works on earlier layers, a wait is no stall.
-    pub(super) fn limit_stall(&mut self, layer: usize, idle_ns: u64) {
-        self.stall_ns[layer] = self.stall_ns[layer].min(idle_ns);
-        self.kv_stall_ns[layer] = self.kv_stall_ns[layer].min(idle_ns - self.stall_ns[layer]);
-    }
-
-    /// Runs one wait and returns its result and duration in nanoseconds.
+    /// Waits for one input of a layer.
     fn wait(
         &mut self,
+        layer: usize,
+        input: LayerInput,
+        generation: Generation,
         finished: &mut Option<FinishedLayers<'_>>,
-        wait: impl Fn(&ControlPage, WaitLimit<'_>) -> Result<WaitResult, ControlError>,
-    ) -> (WaitResult, u64) {
+    ) -> ControlFlow<()> {
         if self.next_wait_is_dropped() {
-            return (WaitResult::Reached, 0);
+            return ControlFlow::Continue(());
         }
         let begun = Instant::now();
-        let limit = finished.is_some().then_some(POLL_INTERVAL);
-        loop {
-            let waited = wait(self.control, WaitLimit { abort: &NEVER, limit });
-            match waited.expect("layers were checked against the control page") {
-                WaitResult::TimedOut => {
-                    if self.complete(finished).is_break() {
-                        return (WaitResult::Aborted, nanos(begun.elapsed()));
-                    }
-                }
-                end => return (end, nanos(begun.elapsed())),
+        let patience = WaitLimit { abort: &NEVER, limit: finished.is_some().then_some(POLL_INTERVAL) };
+        let end = loop {
+            let end = input.wait_ready(self.control, LayerId(layer as u16), generation, patience);
+            if end != WaitResult::TimedOut || self.complete(finished).is_break() {
+                break end;
             }
+        };
+        self.times.set_stall(layer, input, nanos(begun.elapsed()));
+        match end {
+            WaitResult::Reached => return ControlFlow::Continue(()),
+            WaitResult::Overtaken => self.overtake(layer, input),
+            WaitResult::Aborted | WaitResult::TimedOut => {}
         }
+        ControlFlow::Break(())
     }
 
     /// Completes the layers that the device has finished.
@@ -224,41 +177,6 @@ impl<'a> LayerWaits<'a> {
         }
         ControlFlow::Continue(())
     }
-
-    fn wait_weights(
-        &mut self,
-        layer: usize,
-        generation: Generation,
-        finished: &mut Option<FinishedLayers<'_>>,
-    ) -> ControlFlow<()> {
-        let id = LayerId(layer as u16);
-        let (end, ns) = self.wait(finished, |page, limit| page.wait_ready(id, generation, limit));
-        self.stall_ns[layer] = ns;
-        self.end(end, StepError::Overtaken { layer: id.0 })
-    }
-
-    fn wait_kv(
-        &mut self,
-        layer: usize,
-        generation: Generation,
-        finished: &mut Option<FinishedLayers<'_>>,
-    ) -> ControlFlow<()> {
-        let id = LayerId(layer as u16);
-        let (end, ns) = self.wait(finished, |page, limit| page.wait_kv_ready(id, generation, limit));
-        self.kv_stall_ns[layer] = ns;
-        self.end(end, StepError::KvOvertaken { layer: id.0 })
-    }
-
-    fn end(&mut self, end: WaitResult, overtaken: StepError) -> ControlFlow<()> {
-        match end {
-            WaitResult::Reached => ControlFlow::Continue(()),
-            WaitResult::Overtaken => {
-                self.overtaken = Some(overtaken);
-                ControlFlow::Break(())
-            }
-            WaitResult::Aborted | WaitResult::TimedOut => ControlFlow::Break(()),
-        }
-    }
 }
 
 impl LayerHooks for LayerWaits<'_> {
@@ -268,12 +186,11 @@ impl LayerHooks for LayerWaits<'_> {
 
     /// Called after all chunks of the step have passed the layer, so nothing reads the layer afterwards.
     fn after_layer(&mut self, layer: usize, elapsed_ns: u64) {
-        self.layer_ns[layer] = elapsed_ns;
-        let (id, ExpectedGenerations { weights, kv }) = (LayerId(layer as u16), self.expected[layer]);
-        let weights = weights.map(|generation| self.control.publish_done(id, generation));
-        let kv = kv.map(|generation| self.control.publish_kv_done(id, generation));
-        for published in [weights, kv].into_iter().flatten() {
-            published.expect("layers were checked against the control page");
+        self.times.layer_ns[layer] = elapsed_ns;
+        for input in LayerInput::ALL {
+            if let Some(generation) = self.expected[layer].of(input) {
+                input.publish_done(self.control, LayerId(layer as u16), generation);
+            }
         }
     }
 }

@@ -10,7 +10,8 @@ use sluice_memory::SliceFence;
 
 use super::device::{ResultRow, RunError, StepDevice};
 use super::inputs::StepInputs;
-use super::layer_waits::{LayerTimes, LayerWaits, StepSlice, nanos};
+use super::layer_times::LayerTimes;
+use super::layer_waits::{LayerWaits, StepSlice, nanos};
 use super::step_error::StepError;
 use crate::forward::{Batch, ForwardError, LayerHooks, LogitRow};
 use crate::sampling::{History, SampledToken, SamplingError, SamplingParams, sample};
@@ -71,7 +72,7 @@ impl<D: StepDevice> Stepper<D> {
             let sequences = self.inputs.sequences();
             if sequences.is_empty() {
                 match pass_layers(&mut waits, self.inputs.expected.len()) {
-                    Ok(()) => break (Vec::new(), waits.times()),
+                    Ok(()) => break (Vec::new(), waits.times),
                     Err(error) => return Err(waits.failure(error)),
                 }
             }
@@ -79,7 +80,7 @@ impl<D: StepDevice> Stepper<D> {
             let takes_largest: Vec<bool> =
                 self.inputs.sampled().map(|(_, params)| params.takes_largest()).collect();
             match self.device.run(order.activation_limit_bytes, &batch, &mut waits, &takes_largest) {
-                Ok(rows) => break (rows, waits.times()),
+                Ok(rows) => break (rows, waits.times),
                 // The check rejected the sequence before any write and any wait, so the step runs without it.
                 Err(RunError::Forward(ForwardError::Sequence { sequence, problem })) => {
                     self.inputs.reject(sequence, order, &problem);

@@ -4,8 +4,7 @@ use sluice_memory::cuda::{Error, ExecGraph};
 
 use crate::cuda::{Results, StepLayout};
 
-/// Most graphs that are kept. A graph of a model of 32 layers has some 400 kernels. What it takes of the device's memory
-/// is not measured on a GPU.
+/// Most graphs that are kept. What a kernel of a graph takes of the device's memory is not measured on a GPU.
 const MOST_GRAPHS: usize = 32;
 
 /// What decides the work of a graph.
@@ -26,6 +25,9 @@ pub(super) struct CapturedStep {
 }
 
 /// The graphs, the one used last at the end.
+///
+/// Bound: 32 graphs, each with 11 or 12 kernels for each layer of a Llama model, eight more, and two for each layer that
+/// moves: at most 12,544 nodes for Llama-3-8B without moving layers.
 #[derive(Default)]
 pub(super) struct GraphCache {
     graphs: Vec<(GraphKey, CapturedStep)>,

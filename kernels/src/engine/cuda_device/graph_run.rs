@@ -8,43 +8,32 @@
 use std::hint::spin_loop;
 use std::time::Instant;
 
-use sluice_memory::cuda::{Error, ExecGraph, GraphBuilder, Stream};
+use sluice_memory::cuda::{Error, ExecGraph, GraphBuilder};
 
+use super::device_step::{DeviceStep, WaitsBy};
 use super::graph_cache::CapturedStep;
-use super::kernels::CudaKernels;
 use super::step_page::{LayerTimestamps, STEP_LIMIT, StepPage};
 use crate::cuda::StepProgram;
 use crate::engine::device::RunError;
 use crate::engine::inputs::LayerInput;
 use crate::engine::layer_waits::LayerWaits;
-use crate::forward::{ForwardError, LayerHooks};
+use crate::forward::LayerHooks;
 
 /// Captures a step. `moving` says which layers it waits for.
 pub(super) fn capture(
-    stream: &Stream,
-    kernels: &CudaKernels,
-    page: &StepPage,
+    step: DeviceStep<'_>,
     program: &StepProgram,
     moving: &[bool],
 ) -> Result<CapturedStep, Error> {
-    let stopped = program.stopped;
-    let captured = GraphBuilder::capture(stream, |stream| {
-        let launch = |plan: &_| kernels.launch(stream, plan);
-        let run = |operation: &_| kernels.run(stream, operation);
-        let [begin, end] = page.stamps(stopped);
-        program.prologue.iter().try_for_each(run)?;
-        launch(&begin)?;
-        for (layer, operations) in program.layers.iter().enumerate() {
-            if moving[layer] {
-                launch(&page.wait(layer, stopped))?;
-            }
-            operations.iter().try_for_each(run)?;
-            if moving[layer] {
-                launch(&page.check(layer, stopped))?;
-            }
+    let captured = GraphBuilder::capture(step.stream, |_| {
+        let [begin, end] = step.page.stamps(program.stopped);
+        step.run(&program.prologue)?;
+        step.launch(&begin)?;
+        for (layer, moves) in moving.iter().enumerate() {
+            step.run_layer(program, layer, *moves, WaitsBy::Kernel)?;
         }
-        launch(&end)?;
-        program.head.iter().try_for_each(run)
+        step.launch(&end)?;
+        step.run(&program.head)
     })?;
     Ok(CapturedStep { graph: captured.instantiate()?, results: program.results })
 }
@@ -64,8 +53,7 @@ pub(super) fn arm(page: &StepPage, waits: &mut LayerWaits<'_>) {
 
 /// A graph on a stream, for a page that is armed.
 pub(super) struct GraphRun<'a> {
-    pub(super) stream: &'a Stream,
-    pub(super) page: &'a StepPage,
+    pub(super) step: DeviceStep<'a>,
     /// Whether each layer moves.
     pub(super) moving: &'a [bool],
 }
@@ -73,12 +61,13 @@ pub(super) struct GraphRun<'a> {
 impl GraphRun<'_> {
     /// Launches the graph and follows it to its end.
     pub(super) fn run(self, graph: &ExecGraph, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        graph.launch(self.stream)?;
+        graph.launch(self.step.stream)?;
         self.follow(waits)
     }
 
     fn follow(&self, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        let GraphRun { stream, page, moving } = self;
+        let GraphRun { step, moving } = self;
+        let DeviceStep { stream, page, .. } = step;
         let mut left = (0..moving.len()).filter(|layer| moving[*layer]).peekable();
         let mut since = Instant::now();
         loop {
@@ -86,7 +75,12 @@ impl GraphRun<'_> {
             let is_idle = stream.is_idle()?;
             while let Some(layer) = left.next_if(|layer| page.has_passed(*layer)) {
                 let LayerTimestamps { begun, weights, kv, passed } = page.layer_times(layer);
-                waits.set_stalls(layer, weights.saturating_sub(begun), kv.saturating_sub(weights));
+                let stalls = [weights.saturating_sub(begun), kv.saturating_sub(weights)];
+                for (input, ns) in LayerInput::ALL.into_iter().zip(stalls) {
+                    if waits.expected()[layer].of(input).is_some() {
+                        waits.times.set_stall(layer, input, ns);
+                    }
+                }
                 waits.after_layer(layer, passed.saturating_sub(kv));
                 waits.begin_layer();
                 since = Instant::now();
@@ -95,7 +89,7 @@ impl GraphRun<'_> {
             match next {
                 None if is_idle => break,
                 None => {}
-                Some(layer) if is_idle => return Err(self.stopped_before(layer, waits)),
+                Some(layer) if is_idle => return Err(step.ended_before(layer, waits)),
                 Some(layer) => {
                     // Behind the last layer that moves nothing stops the device, and the step has its results.
                     if waits.end_if_expired() {
@@ -116,17 +110,9 @@ impl GraphRun<'_> {
         Ok(())
     }
 
-    /// Returns the error of a step that the device has stopped, because `layer` is overtaken or its time slice is over.
-    fn stopped_before(&self, layer: usize, waits: &mut LayerWaits<'_>) -> RunError {
-        if let Some(input) = self.page.overtaken(layer) {
-            waits.overtake(layer, input);
-        }
-        ForwardError::Aborted { layer }.into()
-    }
-
     /// Reports the times of resident layers: the layers between two that move share the time between them.
     fn share_times(&self, waits: &mut LayerWaits<'_>) {
-        let GraphRun { page, moving, .. } = self;
+        let (page, moving) = (self.step.page, self.moving);
         let [mut since, finished] = page.step_times();
         let mut resident = Vec::new();
         for layer in 0..=moving.len() {
@@ -149,6 +135,6 @@ impl GraphRun<'_> {
 /// A kernel that still waits when the thread has an error would spin for ever, and the context could not be destroyed.
 impl Drop for GraphRun<'_> {
     fn drop(&mut self) {
-        self.page.end_step();
+        self.step.page.end_step();
     }
 }

@@ -6,21 +6,19 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use sluice_memory::cuda::stream::poll_until;
-use sluice_memory::cuda::{Error, Event, Stream};
+use sluice_memory::cuda::{Error, Event};
 
-use super::kernels::CudaKernels;
+use super::device_step::{DeviceStep, WaitsBy};
 use super::step_page::{STEP_LIMIT, StepPage};
 use crate::cuda::StepProgram;
 use crate::engine::device::RunError;
-use crate::engine::inputs::{ExpectedGenerations, LayerInput};
+use crate::engine::inputs::ExpectedGenerations;
 use crate::engine::layer_waits::LayerWaits;
-use crate::forward::{ForwardError, LayerHooks};
+use crate::forward::LayerHooks;
 
 /// What a step runs on.
 pub(super) struct StreamRun<'a> {
-    pub(super) stream: &'a Stream,
-    pub(super) kernels: &'a CudaKernels,
-    pub(super) page: &'a StepPage,
+    pub(super) step: DeviceStep<'a>,
     /// Events before and behind each layer.
     pub(super) events: &'a [[Event; 2]],
 }
@@ -28,19 +26,18 @@ pub(super) struct StreamRun<'a> {
 impl StreamRun<'_> {
     /// Queues all of a step, whose inputs are queued already.
     pub(super) fn run(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
-        let run = |operation| self.kernels.run(self.stream, operation);
-        program.prologue.iter().try_for_each(run)?;
+        self.step.run(&program.prologue)?;
         self.run_layers(program, waits)?;
-        Ok(program.head.iter().try_for_each(run)?)
+        Ok(self.step.run(&program.head)?)
     }
 
     /// Queues the layers, each once its weights and KV are there, then waits for the last one that was queued.
     fn run_layers(&self, program: &StepProgram, waits: &mut LayerWaits<'_>) -> Result<(), RunError> {
         let (expected, mut aborted) = (waits.expected(), None);
-        let StreamRun { page, events, .. } = *self;
-        let mut queued =
-            QueuedLayers { page, events, expected, queue: VecDeque::new(), overtaken: None, error: None };
-        for (layer, operations) in program.layers.iter().enumerate() {
+        let StreamRun { step, events } = *self;
+        let (page, queue) = (step.page, VecDeque::new());
+        let mut queued = QueuedLayers { page, events, expected, queue, overtaken: None, error: None };
+        for layer in 0..program.layers.len() {
             let ready = waits.before_layer_behind(layer, Some(&mut || queued.next_finished()));
             queued.take_error()?;
             if ready.is_break() {
@@ -48,12 +45,9 @@ impl StreamRun<'_> {
                 break;
             }
             let [begin, end] = &events[layer];
-            begin.record(self.stream)?;
-            operations.iter().try_for_each(|operation| self.kernels.run(self.stream, operation))?;
-            if expected[layer].moves() {
-                self.kernels.launch(self.stream, &page.check(layer, program.stopped))?;
-            }
-            end.record(self.stream)?;
+            begin.record(step.stream)?;
+            step.run_layer(program, layer, expected[layer].moves(), WaitsBy::Thread)?;
+            end.record(step.stream)?;
             queued.queue.push_back(layer);
         }
         poll_until(STEP_LIMIT, "the layers of a step", || {
@@ -63,18 +57,14 @@ impl StreamRun<'_> {
             queued.take_error()?;
             Ok::<_, Error>(queued.queue.is_empty())
         })?;
-        if let Some((layer, input)) = queued.overtaken {
-            waits.overtake(layer, input);
-            aborted = Some(layer);
-        }
-        if let Some(layer) = aborted {
-            return Err(ForwardError::Aborted { layer }.into());
+        if let Some(layer) = queued.overtaken.or(aborted) {
+            return Err(step.ended_before(layer, waits));
         }
         for layer in 1..program.layers.len() {
             // A time of an event is a call of the driver: layers without a wait need none.
-            if waits.has_waited(layer) {
+            if waits.times.has_stalled(layer) {
                 let idle_ns = events[layer][0].since_ns(&events[layer - 1][1])?;
-                waits.limit_stall(layer, idle_ns.max(0.0) as u64);
+                waits.times.limit_stall(layer, idle_ns.max(0.0) as u64);
             }
         }
         Ok(())
@@ -88,7 +78,7 @@ struct QueuedLayers<'a> {
     expected: &'a [ExpectedGenerations],
     queue: VecDeque<usize>,
     /// The layer that was overwritten while it was read. No later one passes, and the queue is empty.
-    overtaken: Option<(usize, LayerInput)>,
+    overtaken: Option<usize>,
     /// The first error of the driver.
     error: Option<Error>,
 }
@@ -127,8 +117,8 @@ impl QueuedLayers<'_> {
 
     /// Whether a layer that the GPU has finished was overtaken.
     fn find_overtaken(&mut self, layer: usize) -> bool {
-        if self.expected[layer].moves() {
-            self.overtaken = self.page.overtaken(layer).map(|input| (layer, input));
+        if self.expected[layer].moves() && self.page.overtaken(layer).is_some() {
+            self.overtaken = Some(layer);
         }
         self.overtaken.is_some()
     }
