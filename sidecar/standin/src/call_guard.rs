@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::code;
 use crate::current_context::current;
+use crate::documented_codes::is_documented;
 use crate::env_config::ENV_CONFIG;
 use crate::injected_fault::Fault;
 use crate::objects::objects;
@@ -35,6 +36,9 @@ pub fn start() {
 
 /// Runs the work of the function `name`, unless a test injects a fault or the requirement is not met. `arguments` are
 /// for the trace.
+///
+/// # Panics
+/// If the function's documentation does not have the code: the process ends.
 pub fn run(
     name: &str,
     needs: CallRequirement,
@@ -47,7 +51,9 @@ pub fn run(
         None => trace::record(name, arguments),
     }
     let result = catch_unwind(AssertUnwindSafe(|| check_requirement(needs).and_then(|()| work())));
-    result.unwrap_or(Err(code::UNKNOWN)).err().unwrap_or(0)
+    let code = result.unwrap_or(Err(code::UNKNOWN)).err().unwrap_or(0);
+    assert!(is_documented(name, code), "{name} returns {code}, which its documentation does not have");
+    code
 }
 
 fn check_requirement(needs: CallRequirement) -> Result<(), u32> {

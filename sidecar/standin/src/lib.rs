@@ -54,6 +54,7 @@ mod code_text;
 mod cublas;
 mod current_context;
 mod device_memory;
+mod documented_codes;
 mod driver_pose;
 mod enqueue;
 mod env_config;
