@@ -1,5 +1,5 @@
-//! Prefaulted host memory: anonymous, or a file that a GPU copies at full speed. If the machine has too little memory, creating the region fails instead
-//! of a later access.
+//! Prefaulted host memory: anonymous, or a file that a GPU copies at full speed. If the machine has too little memory,
+//! creating the region fails instead of a later access.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::cuda;
+use crate::mapping::page_size::page_bytes;
 
 /// Prefaulted host memory, unmapped on drop.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ impl Region {
         // Only advice: without huge pages the region uses small ones.
         let _ = region.advise(Advice::LinuxHugepage);
         region.advise(Advice::LinuxPopulateWrite).map_err(cuda::Error::kernel("madvise"))?;
-        let whole = bytes.next_multiple_of(rustix::param::page_size());
+        let whole = bytes.next_multiple_of(page_bytes() as usize);
         // SAFETY: the kernel mapped whole pages, which stay mapped until the region is dropped.
         region.registration = Some(unsafe { cuda::Registration::new(context, start, whole) }?);
         Ok(region)

@@ -201,6 +201,18 @@ fn chunk_size_not_multiple_of_page_is_refused() {
 }
 
 #[test]
+fn chunks_follow_the_page_of_the_machine() {
+    let page = rustix::param::page_size() as u64;
+    // A run under an emulator says which pages it wants.
+    if let Ok(wanted) = std::env::var("SLUICE_TEST_PAGE_BYTES") {
+        assert_eq!(page.to_string(), wanted);
+    }
+    let refused = Mapping::reserve(page / 2, sizes());
+    assert!(matches!(refused, Err(MappingError::ChunkSize { page_bytes, .. }) if page_bytes == page));
+    Mapping::reserve(page, sizes()).unwrap();
+}
+
+#[test]
 fn shared_chunk_ends_exclusive_prefix() {
     let mut mapping = Mapping::reserve(CHUNK, RangeSizes { activation_chunks: 3, ..sizes() }).unwrap();
     let pool = pool();

@@ -12,6 +12,7 @@ use rustix::mm::{self, MapFlags, ProtFlags};
 use super::Error;
 use super::driver::call;
 use super::{Address, Context};
+use crate::mapping::page_size::page_bytes;
 
 /// Page-locked host memory. Before dropping it, the owner must wait for the work that uses it.
 #[derive(Debug)]
@@ -111,7 +112,7 @@ impl PinnedMemory {
 
 /// Rounds `bytes` up to whole pages.
 fn pages(bytes: u64) -> u64 {
-    bytes.next_multiple_of(rustix::param::page_size() as u64)
+    bytes.next_multiple_of(page_bytes())
 }
 
 fn mapped(file: BorrowedFd<'_>, bytes: u64) -> Result<*mut c_void, Error> {
