@@ -71,10 +71,22 @@ impl Platform {
 
     /// Sets what cargo, and the crates that compile C, need to build for the platform. Tests run under QEMU.
     pub fn set_environment(self, command: &mut Command) {
-        let (gcc, target) = (format!("{}-gcc", self.gnu()), self.target().replace('-', "_"));
-        let cargo = |what: &str| format!("CARGO_TARGET_{}_{what}", target.to_uppercase());
-        command.env(cargo("LINKER"), &gcc).env(format!("CC_{target}"), &gcc);
-        command.env(cargo("RUNNER"), format!("{} -L {}", self.emulator(), self.sysroot()));
+        let gcc = format!("{}-gcc", self.gnu());
+        command.env(self.cargo_variable("LINKER"), &gcc);
+        command.env(format!("CC_{}", self.target().replace('-', "_")), &gcc);
+        command.env(self.cargo_variable("RUNNER"), format!("{} -L {}", self.emulator(), self.sysroot()));
+    }
+
+    /// Lets tests that [`Self::set_environment`] runs under QEMU have pages of this size, and names the size to them. With
+    /// such pages the emulator fails when a program reads its own symbols, for a backtrace.
+    pub fn set_page_bytes(self, command: &mut Command, page_bytes: u32) {
+        let runner = format!("{} -p {page_bytes} -L {}", self.emulator(), self.sysroot());
+        command.env(self.cargo_variable("RUNNER"), runner).env("RUST_BACKTRACE", "0");
+        command.env("SLUICE_TEST_PAGE_BYTES", page_bytes.to_string());
+    }
+
+    fn cargo_variable(self, what: &str) -> String {
+        format!("CARGO_TARGET_{}_{what}", self.target().replace('-', "_").to_uppercase())
     }
 
     /// Returns the program of QEMU that emulates one process of the platform.
@@ -123,5 +135,9 @@ mod tests {
                 "CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc",
             ]
         );
+        Platform::Arm64.set_page_bytes(&mut command, 65_536);
+        let runner = command.get_envs().find(|(name, _)| name.to_string_lossy().ends_with("_RUNNER"));
+        let expected = "qemu-aarch64 -p 65536 -L /usr/aarch64-linux-gnu";
+        assert_eq!(runner.and_then(|(_, value)| value?.to_str()), Some(expected));
     }
 }
