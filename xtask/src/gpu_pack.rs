@@ -1,6 +1,8 @@
 //! `cargo xtask gpu-pack`: what a machine needs that has a GPU, its driver and nothing else: programs, tests and a model
 //! in an archive, and the script that unpacks and runs them.
 
+mod standin_run;
+
 use std::fs;
 use std::process::Command;
 
@@ -40,9 +42,12 @@ pub struct GpuPackArgs {
     /// Profile of cargo.
     #[arg(long, default_value = "release")]
     profile: String,
+    /// Run the pack here afterwards, over a stand-in for the driver, which takes some minutes.
+    #[arg(long)]
+    standin: bool,
 }
 
-/// Builds the pack. Its folder replaces an earlier pack.
+/// Builds the pack, and with `--standin` runs it. Its folder replaces an earlier pack.
 pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| workspace.target.join("gpu-pack"));
     let model = shared_model(&workspace.root)?;
@@ -63,7 +68,17 @@ pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
     fs::remove_dir_all(&stage).with_context(|| format!("removing {stage}"))?;
     check_size(workspace, &out)?;
     println!("on the machine with the GPU: {}/run 1 RESULTS, then 2 and 3", out.file_name().unwrap_or("."));
-    Ok(())
+    match args.standin {
+        true => standin_run::run(workspace, &args.profile, &out, &out.with_file_name("gpu-pack-results")),
+        false => Ok(()),
+    }
+}
+
+impl GpuPackArgs {
+    /// The pack that is run over the stand-in for a driver.
+    pub fn over_the_standin() -> GpuPackArgs {
+        GpuPackArgs { out: None, profile: "release".to_owned(), standin: true }
+    }
 }
 
 fn shared_model(root: &Utf8Path) -> Result<Utf8PathBuf> {

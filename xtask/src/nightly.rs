@@ -7,6 +7,7 @@ use anyhow::Result;
 use cargo_metadata::camino::Utf8Path;
 use clap::{Args, ValueEnum};
 
+use crate::gpu_pack::{self, GpuPackArgs};
 use crate::soak::{self, SoakArgs};
 use crate::workspace::Workspace;
 use crate::{deny, fuzz, process, test_runner};
@@ -26,6 +27,8 @@ enum Part {
     Mutants,
     /// SmolLM2 by every CUDA kernel, interpreted, against the CPU engine; fetches the model.
     Smollm2,
+    /// The pack for a machine with a GPU: built, and run over the stand-in for a driver.
+    GpuPack,
     /// The fuzz targets, `--fuzz-seconds` each.
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
@@ -91,6 +94,7 @@ impl Part {
             Part::Smollm2 => {
                 Ok(process::passes(fetch_smollm2(root))? && process::passes(process::cargo(root, &SMOLLM2))?)
             }
+            Part::GpuPack => gpu_pack::run(workspace, &GpuPackArgs::over_the_standin()).map(|()| true),
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),

@@ -1,6 +1,7 @@
 //! Starting cargo from inside cargo.
 
 use std::io::BufReader;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -30,11 +31,12 @@ pub fn cargo(root: &Utf8Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs cargo with its output shown as it comes; `false` if it failed.
+/// Runs a program with its output shown as it comes; `false` if it failed.
 pub fn passes(mut command: Command) -> Result<bool> {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-    println!("$ cargo {}", words.join(" "));
-    let status = command.stdin(Stdio::null()).status().context("cannot start cargo")?;
+    let name = Path::new(command.get_program()).file_name().unwrap_or_default().display().to_string();
+    println!("$ {name} {}", words.join(" "));
+    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start {name}"))?;
     Ok(status.success())
 }
 
