@@ -14,9 +14,13 @@ use crate::workspace::Workspace;
 const LIBRARY: &str = "libsluice_cuda_standin.so";
 /// Device memory, bytes, of which only what is written takes memory.
 const DEVICE_BYTES: u64 = 16 << 30;
+/// Time of a step and of a part, in times of those of a GPU.
+const SLOWER: u32 = 4;
+/// The script's time of a part.
+const PART_SECONDS: u32 = 530;
 /// The exit status of a part that waits for its next start.
 const AGAIN: i32 = 75;
-/// Starts of a part, of which each has some nine minutes.
+/// Starts of a part.
 const MOST_STARTS: usize = 4;
 /// Files that a run leaves.
 const MOST_FILES: usize = 8;
@@ -50,7 +54,8 @@ pub fn run(workspace: &Workspace, profile: &str, pack: &Utf8Path, results: &Utf8
             command.env("SLUICE_STANDIN_BYTES", DEVICE_BYTES.to_string());
             // The probe never reads this product: one row of tiles takes enough time.
             command.env("SLUICE_STANDIN_BLOCKS", "sluice_product=8");
-            command.env("SLUICE_GPU_PACK_QUICK", "1").env("SLUICE_GPU_PACK_SLOWER", "4");
+            command.env("SLUICE_GPU_PACK_QUICK", "1").env("SLUICE_GPU_PACK_SLOWER", SLOWER.to_string());
+            command.env("SLUICE_GPU_PACK_SECONDS", (SLOWER * PART_SECONDS).to_string());
             let status = command.status().with_context(|| format!("cannot start {pack}/run"))?;
             if status.success() {
                 break;
