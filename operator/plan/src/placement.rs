@@ -39,12 +39,14 @@ pub enum UnplacedReason {
     },
     /// Its floor exceeds every GPU that it may use.
     #[error(
-        "the tenant's floor of {} exceeds its largest usable GPU, which has {}{}",
-        bytes(*floor_bytes), bytes(*capacity_bytes), smaller_floor.advice()
+        "the tenant's floor of {}{} exceeds its largest usable GPU, which has {}{}",
+        bytes(*floor_bytes), contexts(*context_bytes), bytes(*capacity_bytes), smaller_floor.advice()
     )]
     ModelLargerThanGpu {
         /// The floor, bytes.
         floor_bytes: u64,
+        /// The part of the floor for CUDA contexts, bytes.
+        context_bytes: u64,
         /// Device memory of the largest, bytes.
         capacity_bytes: u64,
         /// What would lower the floor.
@@ -60,6 +62,14 @@ pub enum UnplacedReason {
         /// What that GPU lacks.
         misfit: UnfitReason,
     },
+}
+
+/// Returns what the contexts take of a floor, as a part of a sentence; empty if there are none.
+fn contexts(context_bytes: u64) -> String {
+    match context_bytes {
+        0 => String::new(),
+        some => format!(", of which {} are for CUDA contexts (device.contextReserve),", bytes(some)),
+    }
 }
 
 /// The GPU of every slot, or why it has none, by tenant and index.
@@ -174,6 +184,7 @@ fn check_floor_fits(
     }
     Err(UnplacedReason::ModelLargerThanGpu {
         floor_bytes: demand.floor_bytes,
+        context_bytes: demand.context_bytes,
         capacity_bytes: largest,
         smaller_floor: slot.smaller_floor,
     })

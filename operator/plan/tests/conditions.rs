@@ -197,12 +197,19 @@ fn a_tenant_is_placed_when_all_of_its_slots_are() {
         full.message
     );
     let smaller_floor = SmallerFloor::default();
-    let large = UnplacedReason::ModelLargerThanGpu { floor_bytes: 101, capacity_bytes: 100, smaller_floor };
+    let large = UnplacedReason::ModelLargerThanGpu {
+        floor_bytes: 101,
+        context_bytes: 60,
+        capacity_bytes: 100,
+        smaller_floor,
+    };
     let large: &'static UnplacedReason = Box::leak(Box::new(large));
     let (refused, _) = found(&[(0, Err(&WAITS)), (1, Err(large))]);
     let refused = refused.expect("no pool change but a larger GPU helps");
     assert_eq!(refused.reason, Reason::ModelLargerThanGpu);
-    assert!(refused.message.contains("101 B") && refused.message.contains("100 B"));
+    let words = "the tenant's floor of 101 B, of which 60 B are for CUDA contexts (device.contextReserve), exceeds its \
+                 largest usable GPU, which has 100 B";
+    assert!(refused.message.contains(words), "{}", refused.message);
 }
 
 #[test]

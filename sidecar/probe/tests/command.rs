@@ -37,6 +37,19 @@ fn missing_driver_is_reported_in_one_line() {
 }
 
 #[test]
+fn a_library_that_is_no_driver_is_reported_with_the_reason_of_the_loader() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = folder.path().join("libcuda.so.1");
+    std::fs::write(&library, "no library").expect("the folder is ours");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice-gpu-probe"));
+    let output = command.env("LD_LIBRARY_PATH", folder.path()).output().expect("the probe starts");
+    assert_eq!(output.status.code(), Some(3));
+    let start =
+        format!("sluice-gpu-probe: no CUDA driver: the loader refuses libcuda.so.1: {}: ", library.display());
+    assert!(text(&output.stderr).starts_with(&start), "{}", text(&output.stderr));
+}
+
+#[test]
 fn questions_are_listed_without_a_driver() {
     let output = probe(&["--list"]);
     assert_eq!(output.status.code(), Some(0));

@@ -6,7 +6,7 @@
 //! own. A field with its default value is ignored, written or not: both mean the same object.
 
 use sluice_types::load::{LoadError, ManifestObject, Path, SpannedObject};
-use sluice_types::pool::{GpuGroup, Remap, Spatial, UpdatePolicy};
+use sluice_types::pool::{GpuGroup, Remap, SharingMode, Spatial, UpdatePolicy};
 use sluice_types::tenant::{EngineKind, Idle, SourceType};
 use sluice_types::{GpuPoolSpec, HOST_DEVICE_CLASS, ModelTenantSpec};
 
@@ -100,6 +100,9 @@ impl UnsupportedFields {
         let (isolated, spatial) =
             if is_cuda { (NO_MIG, NO_MPS) } else { (NO_EFFECT_ON_HOST, NO_EFFECT_ON_HOST) };
         let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
+        if is_cuda && sharing.mode == SharingMode::Spatial {
+            self.add_warning(located, path.clone().key("mode"), spatial);
+        }
         if sharing.isolated.is_some() {
             self.add_warning(located, path.clone().key("isolated").key("profile"), isolated);
         }

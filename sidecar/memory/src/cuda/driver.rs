@@ -103,10 +103,10 @@ impl Driver {
     /// Loads the driver, looks up its functions and initializes it.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::MissingSymbol`], or the error of `cuInit`.
+    /// [`Error::NoDriver`], [`Error::UnloadableDriver`], [`Error::MissingSymbol`], or the error of `cuInit`.
     pub fn open() -> Result<Driver, Error> {
         if !is_present() {
-            return Err(Error::NoDriver);
+            return Err(absent());
         }
         if let Some(missing) = REQUIRED.iter().find(|name| !is_exported(name)) {
             return Err(Error::MissingSymbol(missing));
@@ -159,6 +159,16 @@ impl Driver {
 pub fn is_present() -> bool {
     // SAFETY: loads a library by its name, like `dlopen`; its initializers are the driver's own.
     unsafe { sys::is_culib_present() }
+}
+
+/// Why the library is not loaded: no folder has it, or the loader's own reason.
+fn absent() -> Error {
+    // SAFETY: as in `is_present`, which has failed to load it.
+    let refused = unsafe { libloading::os::unix::Library::new("libcuda.so.1") }.err();
+    match refused.as_ref().and_then(std::error::Error::source).map(ToString::to_string) {
+        Some(why) if !why.contains("No such file or directory") => Error::UnloadableDriver(why),
+        _ => Error::NoDriver,
+    }
 }
 
 /// Whether the loaded driver exports `name`. Call this only if the library is present.

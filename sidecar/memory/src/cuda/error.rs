@@ -15,6 +15,9 @@ pub enum Error {
     /// The driver's library cannot be loaded.
     #[error("no CUDA driver: libcuda.so.1 is not on the library path")]
     NoDriver,
+    /// The driver's library is there, and the loader refuses it.
+    #[error("no CUDA driver: the loader refuses libcuda.so.1: {0}")]
+    UnloadableDriver(String),
     /// The driver lacks a function that every user of it needs.
     #[error("the CUDA driver is too old: it lacks {0}")]
     MissingSymbol(&'static str),
@@ -100,7 +103,7 @@ impl Error {
     /// Whether no usable driver exists, as opposed to a driver that has no device or refuses a call.
     pub fn is_no_driver(&self) -> bool {
         match self {
-            Error::NoDriver | Error::MissingSymbol(_) => true,
+            Error::NoDriver | Error::UnloadableDriver(_) | Error::MissingSymbol(_) => true,
             Error::Call { call: "cuInit", code, .. } => *code != NO_DEVICE,
             _ => false,
         }

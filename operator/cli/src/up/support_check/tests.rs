@@ -205,6 +205,7 @@ fn another_device_class_is_refused_by_its_name() {
 fn what_only_a_daemon_or_an_instance_does_is_ineffective_on_cuda_devices() {
     for (sharing, words) in [
         ("{mode: Isolated, isolated: {profile: 3g.71gb}}", "MIG"),
+        ("{mode: Spatial}", "spec.gpus[0].sharing.mode: sluice up starts no MPS daemon"),
         ("{mode: Spatial, spatial: {defaultActiveThreadPercent: 20}}", "MPS"),
     ] {
         let (yaml, _) = manifest_with(false, &format!("name: chat=>name: chat, sharing: {sharing}"));
