@@ -17,6 +17,7 @@ mod rope;
 mod rows;
 mod sampling;
 mod smollm2;
+mod split_steps;
 mod tolerances;
 mod traffic;
 mod values;

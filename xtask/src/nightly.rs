@@ -29,6 +29,8 @@ enum Part {
     Smollm2,
     /// The pack for a machine with a GPU: built, and run over the stand-in for a driver.
     GpuPack,
+    /// The invariance of steps by CUDA kernels in every format, interpreted.
+    Splits,
     /// The fuzz targets, `--fuzz-seconds` each.
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
@@ -95,6 +97,7 @@ impl Part {
                 Ok(process::passes(fetch_smollm2(root))? && process::passes(process::cargo(root, &SMOLLM2))?)
             }
             Part::GpuPack => gpu_pack::run(workspace, &GpuPackArgs::over_the_standin()).map(|()| true),
+            Part::Splits => process::passes(process::cargo(root, &SPLITS)),
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
@@ -120,6 +123,11 @@ const SMOLLM2: [&str; 10] = [
     "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SMOLLM2_TEST, "--", "--ignored",
 ];
 const SMOLLM2_TEST: &str = "cuda::smollm2::smollm2_answers_all_questions_as_the_cpu_does_by_every_kernel";
+#[rustfmt::skip]
+const SPLITS: [&str; 10] = [
+    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SPLITS_TEST, "--", "--ignored",
+];
+const SPLITS_TEST: &str = "cuda::split_steps::every_format_has_the_same_bits_under_every_split_of_the_work";
 const GROUPS: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-policy", "--test", "main", "multi_tenant"];
 const CRASHES: [&str; 8] =
@@ -166,6 +174,8 @@ mod tests {
         assert!(source("kernels/tests/cuda/mutants.rs").contains(&format!("fn {name}()")));
         let name = LAYER_TEST.rsplit("::").next().expect("a path");
         assert!(source("kernels/tests/cuda/long_context.rs").contains(&format!("fn {name}()")));
+        let name = SPLITS_TEST.rsplit("::").next().expect("a path");
+        assert!(source("kernels/tests/cuda/split_steps.rs").contains(&format!("fn {name}()")));
         assert!(source("sidecar/sim/tests/main.rs").contains("mod engine_crashes;"));
         assert!(source("sidecar/sim/tests/engine_crashes.rs").contains("SLUICE_TENANTS"));
         assert!(source("sidecar/policy/tests/main.rs").contains("mod multi_tenant;"));

@@ -19,19 +19,22 @@ const POISON: u8 = 0xff;
 
 /// A model whose slabs, KV arena and activations are memory of the interpreter.
 pub struct Tenant {
-    device: Device<'static>,
-    model: CudaModel,
-    ranges: DeviceRanges,
+    pub device: Device<'static>,
+    pub model: CudaModel,
+    pub ranges: DeviceRanges,
+    pub chunk_bytes: u64,
+    pub arena_bytes: usize,
     activation_bytes: u64,
+    pads: bool,
 }
 
 impl Tenant {
-    /// Uploads the weights; the KV arena has `layer_blocks` blocks with poison.
+    /// As [`Tenant::on`] a fast device.
     pub fn new(spec: &ModelSpec, checkpoint: &Checkpoint, layer_blocks: u32, chunk_tokens: u32) -> Tenant {
         Tenant::on(Device::fast(), spec, checkpoint, layer_blocks, chunk_tokens)
     }
 
-    /// As [`Tenant::new`], on a device of the test's choice.
+    /// Uploads the weights; the KV arena has `layer_blocks` blocks with poison.
     pub fn on(
         device: Device<'static>,
         spec: &ModelSpec,
@@ -44,7 +47,7 @@ impl Tenant {
         let per_chunk = chunk_bytes / block_bytes;
         let arena_bytes = u64::from(layer_blocks).div_ceil(per_chunk) * chunk_bytes;
         let model = CudaModel::new(spec.clone(), chunk_bytes, spec.max_positions, chunk_tokens).unwrap();
-        let most = StepShape { tokens: 128, sequences: 4, logit_rows: 128 };
+        let most = StepShape { tokens: 192, sequences: 8, logit_rows: 192 };
         let activation_bytes = model.activation_cost().bytes(most);
         let layer = |layer| device.upload(checkpoint.layer_slab(spec, layer).as_slice());
         let ranges = DeviceRanges {
@@ -55,7 +58,8 @@ impl Tenant {
             activations: device.upload(&vec![POISON; activation_bytes as usize]),
             activation_limit_bytes: activation_bytes,
         };
-        Tenant { device, model, ranges, activation_bytes }
+        let arena_bytes = arena_bytes as usize;
+        Tenant { device, model, ranges, chunk_bytes, arena_bytes, activation_bytes, pads: false }
     }
 
     /// Writes K `[kv_heads][16][dim]`, then V of a layer-block.
@@ -70,9 +74,20 @@ impl Tenant {
         Tenant { model: self.model.with_products(products), ..self }
     }
 
+    /// Pads decode steps, as for graphs.
+    pub fn padded(self) -> Tenant {
+        Tenant { pads: true, ..self }
+    }
+
     fn plan(&self, parts: &[TestSequence<'_>]) -> Result<StepProgram, ForwardError> {
         let sequences: Vec<Sequence<'_>> = parts.iter().map(TestSequence::sequence).collect();
-        self.model.plan(&self.ranges, &Batch { sequences: &sequences })
+        let batch = Batch { sequences: &sequences };
+        if self.pads
+            && let Some(packed) = self.model.pack_decode(&self.ranges, &batch)?
+        {
+            return Ok(self.model.program(&self.ranges, packed));
+        }
+        self.model.plan(&self.ranges, &batch)
     }
 
     /// Runs a step over poisoned activations. Returns the rows of logits and the tokens of the largest ones.
@@ -83,7 +98,7 @@ impl Tenant {
         self.device.write(program.inputs_at, &vec![POISON; used as usize]);
         self.device.write(program.inputs_at, &program.inputs);
         program.operations().for_each(|operation| self.device.operate(operation));
-        let (rows, vocab) = (program.results.rows as usize, self.model.spec().vocab as usize);
+        let (rows, vocab) = (parts.iter().map(|part| part.rows).sum(), self.model.spec().vocab as usize);
         let logits: Vec<f32> = self.device.download(program.results.logits, rows * vocab);
         (
             logits.chunks(vocab).map(<[f32]>::to_vec).collect(),
@@ -137,17 +152,20 @@ pub fn shapes(dtype: Dtype) -> [ModelSpec; 3] {
 
 /// Plans a step of one token over no memory.
 pub fn one_step(model: CudaModel) -> StepProgram {
-    let ranges = DeviceRanges {
+    let layer_blocks = vec![0; usize::from(model.spec().layers)];
+    let part = TestSequence { start: 0, tokens: &[1], layer_blocks: &layer_blocks, kv_blocks: 1, rows: 1 };
+    model.plan(&no_memory(&model), &Batch { sequences: &[part.sequence()] }).unwrap()
+}
+
+fn no_memory(model: &CudaModel) -> DeviceRanges {
+    DeviceRanges {
         global: 0x1000,
         layers: vec![0x1000; usize::from(model.spec().layers)],
         kv: 0,
         layer_blocks: 1,
         activations: 0x1000,
         activation_limit_bytes: u64::MAX,
-    };
-    let layer_blocks = vec![0; usize::from(model.spec().layers)];
-    let part = TestSequence { start: 0, tokens: &[1], layer_blocks: &layer_blocks, kv_blocks: 1, rows: 1 };
-    model.plan(&ranges, &Batch { sequences: &[part.sequence()] }).unwrap()
+    }
 }
 
 #[test]
@@ -254,4 +272,33 @@ fn a_step_beyond_its_activations_or_blocks_is_refused_before_it_is_planned() {
     assert!(matches!(limit, ForwardError::ActivationLimit { limit_bytes: 1000, .. }), "{limit}");
     let inside: Address = tenant.plan(&[part(&[0, 1, 2], 3)]).unwrap().inputs_at;
     assert!(inside >= tenant.ranges.activations, "the inputs are activations");
+}
+
+/// A graph of a decode step has these kernels, two that note times, and two for each layer that moves. This bounds what
+/// the engine's graphs take.
+#[test]
+fn a_decode_of_llama_3_8b_is_some_four_hundred_kernels() {
+    const KV_BLOCKS: usize = 128;
+    let spec = ModelSpec {
+        vocab: 128_256,
+        hidden: 4096,
+        intermediate: 14_336,
+        layers: 32,
+        heads: 32,
+        kv_heads: 8,
+        head_dim: 128,
+        max_positions: 8192,
+        ..llama(Dtype::Bf16)
+    };
+    let kernels = |start: usize| {
+        let model = CudaModel::new(spec.clone(), 2 << 20, 8192, 2048).unwrap();
+        let layer_blocks = vec![0; KV_BLOCKS * 32];
+        let part =
+            TestSequence { start, tokens: &[1], layer_blocks: &layer_blocks, kv_blocks: KV_BLOCKS, rows: 1 };
+        let packed = model.pack_decode(&no_memory(&model), &Batch { sequences: &[part.sequence()] });
+        model.program(&no_memory(&model), packed.unwrap().unwrap()).operations().count()
+    };
+    // Embedding, angles, norm, logits, two for the largest; eleven of a layer, and the merge of splits in a long sequence.
+    assert_eq!(kernels(100), 6 + 32 * 11);
+    assert_eq!(kernels(2000), 6 + 32 * 12);
 }
