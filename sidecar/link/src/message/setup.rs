@@ -84,8 +84,6 @@ pub enum SetupError {
 
 /// Largest virtual space that a setup may reserve, in bytes (16 TiB).
 const MAX_RESERVED_BYTES: u64 = 1 << 44;
-/// Granularity of physical allocations on every GPU so far, in bytes.
-const CUDA_GRANULARITY_BYTES: u64 = 2 << 20;
 /// Largest width in a model; the product of two such widths is far below 2^64.
 const MAX_WIDTH: u32 = 1 << 22;
 
@@ -167,8 +165,6 @@ impl EngineSetup {
         let chunk = self.chunk_bytes;
         let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
         within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")?;
-        let granular = self.device == Device::Host || chunk.is_multiple_of(CUDA_GRANULARITY_BYTES);
-        within("chunk_bytes", chunk, granular, "a multiple of 2 MiB on CUDA")?;
         let layer_block = self.spec.layer_block_bytes();
         within("block_bytes", layer_block, layer_block <= chunk, "at most chunk_bytes")?;
         let layout = self.layout();
