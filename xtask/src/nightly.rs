@@ -31,6 +31,8 @@ enum Part {
     GpuPack,
     /// The invariance of steps by CUDA kernels in every format, interpreted.
     Splits,
+    /// The tests of memory decisions with tenants on a GPU, interpreted.
+    GpuTenants,
     /// The fuzz targets, `--fuzz-seconds` each.
     Fuzz,
     /// Real tenants of one GPU under random load, kills and slow links, `--seconds` for each number of tenants.
@@ -98,6 +100,10 @@ impl Part {
             }
             Part::GpuPack => gpu_pack::run(workspace, &GpuPackArgs::over_the_standin()).map(|()| true),
             Part::Splits => process::passes(process::cargo(root, &SPLITS)),
+            Part::GpuTenants => {
+                Ok(process::passes(process::cargo(root, &ENGINE))?
+                    && process::passes(process::cargo(root, &GPU_TENANTS))?)
+            }
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
@@ -128,6 +134,13 @@ const SPLITS: [&str; 10] = [
     "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SPLITS_TEST, "--", "--ignored",
 ];
 const SPLITS_TEST: &str = "cuda::split_steps::every_format_has_the_same_bits_under_every_split_of_the_work";
+/// The programs that the test below starts.
+const ENGINE: [&str; 5] = ["build", "--locked", "-p", "sluice-kernels", "--bins"];
+#[rustfmt::skip]
+const GPU_TENANTS: [&str; 9] = [
+    "test", "--locked", "-p", "sluice-agent", "--test", "system", GPU_TENANTS_TEST, "--", "--ignored",
+];
+const GPU_TENANTS_TEST: &str = "gpu::more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without";
 const GROUPS: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-policy", "--test", "main", "multi_tenant"];
 const CRASHES: [&str; 8] =
@@ -176,6 +189,8 @@ mod tests {
         assert!(source("kernels/tests/cuda/long_context.rs").contains(&format!("fn {name}()")));
         let name = SPLITS_TEST.rsplit("::").next().expect("a path");
         assert!(source("kernels/tests/cuda/split_steps.rs").contains(&format!("fn {name}()")));
+        let name = GPU_TENANTS_TEST.rsplit("::").next().expect("a path");
+        assert!(source("sidecar/agent/tests/system/gpu.rs").contains(&format!("fn {name}()")));
         assert!(source("sidecar/sim/tests/main.rs").contains("mod engine_crashes;"));
         assert!(source("sidecar/sim/tests/engine_crashes.rs").contains("SLUICE_TENANTS"));
         assert!(source("sidecar/policy/tests/main.rs").contains("mod multi_tenant;"));

@@ -26,6 +26,8 @@ mod journal;
 mod kills;
 #[path = "system/leaving.rs"]
 mod leaving;
+#[path = "system/machine.rs"]
+mod machine;
 #[path = "system/models.rs"]
 mod models;
 #[path = "system/processes.rs"]

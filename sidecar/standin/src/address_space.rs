@@ -9,12 +9,15 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 use crate::abi::code;
+use crate::env_config::ENV_CONFIG;
 
 /// Set in every device address, so that the host cannot dereference it.
 const TAG: u64 = 1 << 56;
 
 /// Granularity of mappings in bytes.
-pub const GRANULARITY: u64 = 2 << 20;
+pub fn granularity() -> u64 {
+    ENV_CONFIG.granularity
+}
 
 /// All addresses of this process. Keys are device addresses, or host addresses of registered memory.
 #[derive(Default)]
@@ -131,13 +134,13 @@ impl AddressSpace {
     /// Reserves addresses and returns the first one.
     pub fn reserve(&mut self, bytes: u64) -> Result<u64, u32> {
         // Map more than needed, so that the range can start at a multiple of the granularity; the rest is unmapped.
-        let mapped_bytes = (bytes + GRANULARITY) as usize;
+        let mapped_bytes = (bytes + granularity()) as usize;
         // SAFETY: a new mapping without access, at an address of the kernel's choice.
         let start = unsafe {
             mmap_anonymous(std::ptr::null_mut(), mapped_bytes, ProtFlags::empty(), MapFlags::PRIVATE)
         };
         let start = start.map_err(|_| code::OUT_OF_MEMORY)? as u64;
-        let address = start.next_multiple_of(GRANULARITY) | TAG;
+        let address = start.next_multiple_of(granularity()) | TAG;
         trim(start, mapped_bytes as u64, address & !TAG, bytes);
         self.reserved.insert(address, bytes);
         Ok(address)
@@ -166,7 +169,8 @@ impl AddressSpace {
             .range(..address + bytes)
             .next_back()
             .is_some_and(|(start, mapping)| start + mapping.bytes > address);
-        let aligned = bytes > 0 && bytes.is_multiple_of(GRANULARITY) && address.is_multiple_of(GRANULARITY);
+        let is_aligned = |number: u64| number.is_multiple_of(granularity());
+        let aligned = bytes > 0 && is_aligned(bytes) && is_aligned(address);
         if !inside || taken || !aligned {
             return Err(code::INVALID_VALUE);
         }

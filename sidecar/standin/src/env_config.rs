@@ -13,6 +13,8 @@ pub struct EnvConfig {
     pub pool: Option<PathBuf>,
     /// Device memory in bytes.
     pub bytes: u64,
+    /// Granularity of device memory in bytes.
+    pub granularity: u64,
     /// Faults by name of the function.
     pub faults: InjectedFaults,
     /// The driver that the stand-in poses as.
@@ -46,6 +48,7 @@ impl EnvConfig {
         Self {
             pool: variable("SLUICE_STANDIN_POOL").map(PathBuf::from),
             bytes: variable("SLUICE_STANDIN_BYTES").and_then(|text| text.parse().ok()).unwrap_or(4 << 30),
+            granularity: variable("SLUICE_STANDIN_GRANULARITY").map_or(2 << 20, |text| granularity(&text)),
             faults: InjectedFaults::new(pairs("SLUICE_STANDIN_FAULTS").into_iter().chain(mps_faults)),
             driver: DriverPose::named(variable("SLUICE_STANDIN_DRIVER").as_deref()),
             attributes: pairs("SLUICE_STANDIN_ATTRIBUTES")
@@ -63,6 +66,13 @@ impl EnvConfig {
             trace: variable("SLUICE_STANDIN_TRACE").map(PathBuf::from),
         }
     }
+}
+
+/// Returns a granularity that mappings of the host can have.
+fn granularity(text: &str) -> u64 {
+    let bytes = parsed(text).cast_unsigned().into();
+    assert!(bytes >= 64 << 10 && u64::is_power_of_two(bytes), "{text} is no power of two from 64 KiB on");
+    bytes
 }
 
 fn pairs(text: &str) -> Vec<(String, String)> {
@@ -92,7 +102,7 @@ mod tests {
         assert_eq!(switches.faults.next("cuMemCreate"), Some(Fault::Code(801)));
         assert_eq!(switches.faults.next("cuStreamWriteValue64_v2"), Some(Fault::Drop));
         assert_eq!(switches.attributes[&102], 0);
-        assert_eq!((switches.pool, switches.bytes), (None, 4 << 30));
+        assert_eq!((switches.pool, switches.bytes, switches.granularity), (None, 4 << 30, 2 << 20));
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `SLUICE_STANDIN_POOL` | the folder of the device's memory, shared by processes; if unset, there is no device |
 //! | `SLUICE_STANDIN_BYTES` | device memory in bytes (4 GiB) |
+//! | `SLUICE_STANDIN_GRANULARITY` | granularity of device memory in bytes (2 MiB), for tests of many small chunks |
 //! | `SLUICE_STANDIN_FAULTS` | `CALL=CODE`, comma-separated: the call fails with it; `CALL=drop`: it does nothing; `CALL=CODE@N`: only its Nth call |
 //! | `SLUICE_STANDIN_DRIVER` | the driver that it poses as: 12.0, 12.4 (default), 12.8 or 13.0; it refuses newer PTX |
 //! | `SLUICE_STANDIN_MPS_FAULTS` | more faults, in processes whose `CUDA_MPS_PIPE_DIRECTORY` has a daemon's `control` |

@@ -7,25 +7,41 @@ use sluice_common::random::Rng;
 use sluice_ports::sampling::Sampling;
 use sluice_wire::config::SidecarConfig;
 
+use crate::machine::Machine;
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{
-    Answer, CHUNK, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
+    Answer, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
 };
 
 const SHAPE: Shape = Shape { family: "llama", dtype: "bf16", layers: 6, hidden: 96, vocab: 700 };
 
 /// Returns greedy, seeded, penalized and biased requests; some share a prefix.
 fn requests() -> Vec<TestRequest> {
-    let mut rng = Rng::new(5);
-    let common = random_prompt(&mut rng, 50, 700);
+    let (mut rng, machine) = (Rng::new(5), Machine::current());
+    let common = random_prompt(&mut rng, machine.choose(50, 20), 700);
+    let (most_own, answer) = machine.choose((99, (30, 69)), (40, (12, 24)));
     let request = |number: u64| {
-        let own = rng.between(1, 99);
+        let own = rng.between(1, most_own);
         let prompt = random_prompt(&mut rng, own, 700);
         let prompt = if number.is_multiple_of(3) { [&common[..], &prompt].concat() } else { prompt };
-        TestRequest { sampling: sampling(number), ..TestRequest::greedy(&prompt, rng.between(30, 69) as u32) }
+        TestRequest {
+            sampling: sampling(number),
+            ..TestRequest::greedy(&prompt, rng.between(answer.0, answer.1) as u32)
+        }
     };
-    (0..10).map(request).collect()
+    (0..machine.choose(10, 5)).map(request).collect()
+}
+
+/// Returns the longest sequence of a tenant, tokens.
+fn max_model_len() -> u32 {
+    Machine::current().choose(240, 96)
+}
+
+/// Returns little KV memory: one sequence of any length, and some chunks.
+fn short_kv_bytes(chunks: u64) -> u64 {
+    let chunk_bytes = Machine::current().chunk_bytes();
+    SHAPE.kv_bytes(u64::from(max_model_len())).next_multiple_of(chunk_bytes) + chunks * chunk_bytes
 }
 
 fn sampling(number: u64) -> Sampling {
@@ -42,7 +58,7 @@ fn sampling(number: u64) -> Sampling {
 
 fn base(model: &Path, step_tokens: u32, threads: u32) -> SidecarConfig {
     let mut config = config(model, 64 << 20, "Recompute");
-    config.max_model_len = Some(240);
+    config.max_model_len = Some(max_model_len());
     config.limits.max_step_tokens = step_tokens;
     config.engine.threads = threads;
     config
@@ -69,8 +85,9 @@ fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_
         calm.iter().zip(&wanted).all(|(a, w)| a.bits.len() == w.max_tokens as usize),
         "bits of each token"
     );
-    for step_tokens in [16, 64, 512] {
-        for threads in 1..=3 {
+    let (sizes, threads) = Machine::current().choose((&[16, 64, 512][..], 3), (&[16, 64], 1));
+    for &step_tokens in sizes {
+        for threads in 1..=threads {
             let what = format!("{step_tokens} tokens a step, {threads} threads");
             let tenant = Tenant::start(base(model.path(), step_tokens, threads));
             assert_same(&serve_staggered(&tenant, &wanted, &mut rng), &calm, &what);
@@ -85,8 +102,9 @@ fn log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_
 fn log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle() {
     let (model, wanted, mut rng) = (generate(&SHAPE), requests(), Rng::new(29));
     let calm = expected(&base(model.path(), 512, 1), &wanted);
-    let kv_bytes = SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + CHUNK;
-    for (step_tokens, no_prefix_cache) in [(16, true), (64, false), (512, true), (512, false)] {
+    let kv_bytes = short_kv_bytes(1);
+    let cases = [(16, true), (64, false), (512, true), (512, false)];
+    for &(step_tokens, no_prefix_cache) in Machine::current().choose(&cases[..], &cases[..1]) {
         let mut config = base(model.path(), step_tokens, 2);
         config.debug.no_prefix_cache = no_prefix_cache;
         let what = format!("{step_tokens} tokens a step, short KV, cache off: {no_prefix_cache}");
@@ -107,7 +125,7 @@ fn config_with_placement(model: &Path, policy: &str) -> SidecarConfig {
         // Unified offloads KV only if no layer of its own may move.
         config.memory.max_remapped_percent = 0;
     }
-    config_fitting_kv(&config, SHAPE.kv_bytes(240).next_multiple_of(CHUNK) + 2 * CHUNK)
+    config_fitting_kv(&config, short_kv_bytes(2))
 }
 
 #[test]

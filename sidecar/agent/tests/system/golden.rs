@@ -8,7 +8,8 @@ use sluice_agent::model::text::Text;
 use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::Residency;
 
-use crate::support::{CHUNK, Tenant, TestRequest, config, config_fitting_kv, event_count, shared};
+use crate::machine::HOST_CHUNK;
+use crate::support::{Tenant, TestRequest, config, config_fitting_kv, event_count, shared};
 
 /// Layers of the reference model.
 const LAYERS: u16 = 5;
@@ -70,7 +71,7 @@ pub fn short(folder: &Path, policy: &str) -> SidecarConfig {
     let mut config = config(folder, 0, policy);
     config.max_model_len = Some(192);
     config.limits.max_step_tokens = 512;
-    config_fitting_kv(&config, 8 * CHUNK)
+    config_fitting_kv(&config, 8 * HOST_CHUNK)
 }
 
 /// Returns the same tenant under `policy`, with host memory for all KV and this limit on remapped layers.
@@ -106,7 +107,7 @@ fn greedy_tokens_equal_the_reference_under_every_policy_with_every_layout_of_mov
             let copied = tenant.state().figures.copied_bytes_total - before.figures.copied_bytes_total;
             let steps = tenant.state().figures.steps_total;
             // Each step copies every moving layer, except a layer that has one of two slots to itself.
-            let least = steps * u64::from(alpha + beta - beta / 2) * (CHUNK * 2);
+            let least = steps * u64::from(alpha + beta - beta / 2) * (HOST_CHUNK * 2);
             assert!(copied >= least, "{what}: {copied} bytes copied in {steps} steps, at least {least}");
         }
     }

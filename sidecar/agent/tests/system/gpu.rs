@@ -12,8 +12,10 @@ use sluice_ports::sampling::Sampling;
 use sluice_wire::config::{CudaConfig, LimitsConfig};
 
 use crate::golden::{greedy_tokens, reference, requests};
+use crate::machine::{GPU_CHUNK, GPU_VAR};
+use crate::models::{Shape, generate};
 use crate::sizes::{floor, inspected, refused};
-use crate::support::{Answer, Tenant, TestRequest, config};
+use crate::support::{Answer, Tenant, TestRequest, config, poisoned};
 
 /// Bytes of a chunk: the granularity of the device.
 const CHUNK: u64 = 2 << 20;
@@ -39,23 +41,97 @@ fn an_inspection_for_a_gpu_equals_what_its_sidecar_needs() {
     }
 }
 
+#[test]
+fn chunks_below_the_granularity_of_a_gpu_are_refused() {
+    run_on_a_gpu("gpu::small_chunks_on_a_gpu");
+}
+
+/// Tests of the host that hold on a GPU, in seconds: each runs in a process of its own.
+const BITS: &str = "bits::log_probabilities_are_equal_when_requests_are_recomputed_in_the_middle";
+const LAYOUTS: &str = "random::random_models_answer_alike_with_every_layout_of_moving_layers";
+const KILLS: &str =
+    "kills::sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_move";
+const SLEEP: &str = "hibernate::commanded_sleep_suspends_requests_with_kv";
+const CONTROL: &str = "controls::a_flipped_byte_in_every_filled_slot_changes_tokens";
+
+/// The others.
+const MORE: [&str; 11] = [
+    "bits::log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_threads",
+    "bits::log_probabilities_do_not_depend_on_kv_placement",
+    "bits::seed_determines_samples",
+    "random::both_families_answer_alike_in_every_precision_with_moving_layers_and_with_short_kv",
+    "hibernate::idle_tenant_hibernates_and_resumes_without_recompute",
+    "hibernate::level_two_keeps_no_kv_and_no_token_changes",
+    "hibernate::a_block_that_comes_back_spoilt_changes_an_answer",
+    "hibernate::sleep_under_pressure_changes_no_bit",
+    "controls::no_fault_changes_no_token",
+    "controls::a_slot_reused_before_its_reader_is_done_changes_tokens",
+];
+
+/// Runs tests of the host in a process whose tenants have a GPU. They must pass, and release everything.
+fn hold_on_a_gpu(tests: &[&str], variables: &[(&str, &str)]) {
+    let granularity = GPU_CHUNK.to_string();
+    let gpu = [(GPU_VAR, "1"), ("SLUICE_STANDIN_GRANULARITY", granularity.as_str())];
+    let arguments = [&["--exact", "--test-threads=2"], tests].concat();
+    run_with_standin(&arguments, &[&gpu, variables].concat(), tests.len());
+}
+
+#[test]
+fn recomputed_requests_have_the_same_bits_on_a_gpu() {
+    hold_on_a_gpu(&[BITS], &[]);
+}
+
+#[test]
+fn moving_layers_change_no_bit_on_a_gpu() {
+    hold_on_a_gpu(&[LAYOUTS], &[]);
+}
+
+#[test]
+fn an_engine_killed_while_layers_move_changes_no_bit_on_a_gpu() {
+    hold_on_a_gpu(&[KILLS], &[]);
+}
+
+#[test]
+fn a_tenant_that_slept_answers_with_the_same_bits_on_a_gpu() {
+    hold_on_a_gpu(&[SLEEP], &[]);
+}
+
+#[test]
+fn a_flipped_byte_in_every_filled_slot_is_noticed_on_a_gpu() {
+    hold_on_a_gpu(&[CONTROL], &[]);
+}
+
+#[test]
+#[ignore = "cargo xtask nightly: takes minutes by the interpreter"]
+fn more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without() {
+    hold_on_a_gpu(&MORE, &[]);
+    let all = [&[BITS, LAYOUTS, KILLS, SLEEP, CONTROL], &MORE[..]].concat();
+    hold_on_a_gpu(&all, &[("SLUICE_ENGINE_NO_GRAPHS", "1")]);
+}
+
 /// Runs a test of this module in a process that finds the stand-in. It must release everything.
 fn run_on_a_gpu(test: &str) {
+    run_with_standin(&["--exact", test, "--ignored", "--nocapture"], &[], 1);
+}
+
+/// Runs tests of this program in a process that finds the stand-in. `expected` of them must pass. The process and its
+/// engines must release everything; an engine that SIGKILL ended reports nothing.
+fn run_with_standin(arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
     let folder = tempfile::tempdir().unwrap();
     let machine = TestMachine::new(folder.path()).unwrap();
     let machine = machine.with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string());
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--ignored", "--nocapture"])
+        .args(arguments)
+        .envs(variables.iter().copied())
         .envs(machine.variables())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(
-        child.status.success() && said.contains("1 passed"),
+        child.status.success() && said.contains(&format!(" {expected} passed")),
         "{said}{}",
         String::from_utf8_lossy(&child.stderr)
     );
-    // The engine that SIGKILL ended writes none.
     machine.assert_nothing_held();
 }
 
@@ -76,6 +152,19 @@ fn floors_on_a_gpu() {
             assert_eq!(refused(config), floor(&sizes, bytes, tokens, CHUNK), "{policy}");
         }
     }
+}
+
+#[test]
+#[ignore = "a child process of a test above"]
+fn small_chunks_on_a_gpu() {
+    let model = generate(&Shape { family: "llama", dtype: "f32", layers: 2, hidden: 64, vocab: 512 });
+    let mut config = config(model.path(), CHUNKS * CHUNK, "Oneiros");
+    (config.gpu.cuda, config.gpu.chunk_bytes) = (Some(CudaConfig::default()), CHUNK / 2);
+    let refused = Tenant::begin(config, poisoned()).err().expect("the chunks are too small").to_string();
+    assert!(
+        refused.contains("1048576 bytes are not a positive multiple of the page size of 2097152"),
+        "{refused}"
+    );
 }
 
 #[test]

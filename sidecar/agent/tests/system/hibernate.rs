@@ -9,6 +9,7 @@ use sluice_wire::config::SidecarConfig;
 use sluice_wire::state::{Phase, State};
 use tempfile::TempDir;
 
+use crate::machine::Machine;
 use crate::models::{Shape, generate};
 use crate::support::{Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, slowed};
 
@@ -23,6 +24,11 @@ fn hibernating_config() -> (TempDir, SidecarConfig) {
     let mut config = config(model.path(), 16 << 20, "Oneiros");
     config.memory.host_kv_bytes = HOST_KV;
     (model, config)
+}
+
+/// Returns the tokens of an answer for which a tenant of the host generates `tokens`.
+fn answer(tokens: u32) -> u32 {
+    Machine::current().choose(tokens, tokens / 2)
 }
 
 fn prompt(seed: u32, tokens: u32) -> Vec<u32> {
@@ -90,7 +96,8 @@ fn idle_tenant_hibernates_and_resumes_without_recompute() {
 #[test]
 fn commanded_sleep_suspends_requests_with_kv() {
     let (_model, config) = hibernating_config();
-    let wanted: Vec<_> = (0..4).map(|seed| TestRequest::greedy(&prompt(seed, 40 + seed), 60)).collect();
+    let wanted: Vec<_> =
+        (0..4).map(|seed| TestRequest::greedy(&prompt(seed, 40 + seed), answer(60))).collect();
     let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
     let mut tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
@@ -132,7 +139,7 @@ fn hibernation_counts_all_moved_bytes() {
 #[test]
 fn level_two_keeps_no_kv_and_no_token_changes() {
     let (_model, config) = hibernating_config();
-    let wanted: Vec<_> = (0..3).map(|seed| TestRequest::greedy(&prompt(seed, 40), 60)).collect();
+    let wanted: Vec<_> = (0..3).map(|seed| TestRequest::greedy(&prompt(seed, 40), answer(60))).collect();
     let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
     let tenant = Tenant::start_with(config, slowed(Duration::from_millis(2)));
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
@@ -145,16 +152,35 @@ fn level_two_keeps_no_kv_and_no_token_changes() {
     assert!(tenant.assert_nothing_leaks("awake").figures.recomputed_tokens_total > 0);
 }
 
+/// Tests the comparison: KV of which one block comes back with other bits changes an answer.
+#[test]
+fn a_block_that_comes_back_spoilt_changes_an_answer() {
+    let (_model, config) = hibernating_config();
+    let wanted: Vec<_> = (0..2).map(|seed| TestRequest::greedy(&prompt(seed, 40), answer(60))).collect();
+    let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
+    let mut faults = slowed(Duration::from_millis(2));
+    faults.memory.corrupt_layer_block = Some(1);
+    let tenant = Tenant::start_with(config, faults);
+    let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    tenant.state_when("they run", |state| state.figures.steps_total > 10);
+    sleep(&tenant, SleepLevel::One);
+    wake(&tenant);
+    // Where no logit is a number, the request fails.
+    let answers: Vec<_> = tickets.into_iter().map(|ticket| tenant.finish(ticket).0).collect();
+    assert_ne!(answers, expected);
+}
+
 #[test]
 fn sleep_under_pressure_changes_no_bit() {
     let (_model, config) = hibernating_config();
-    let wanted: Vec<_> = (0..6).map(|seed| TestRequest::greedy(&prompt(seed, 50), 80)).collect();
+    let wanted: Vec<_> = (0..6).map(|seed| TestRequest::greedy(&prompt(seed, 50), answer(80))).collect();
     let expected = Tenant::start(config.clone()).serve_concurrently(&wanted);
     let short = config_fitting_kv(&config, 640 << 10);
     let tenant = Tenant::start_with(short, slowed(Duration::from_micros(200)));
     let tickets: Vec<_> = wanted.iter().map(|wanted| tenant.submit(wanted)).collect();
+    let naps_after = Machine::current().choose(15, 6);
     for nap in 1..=4 {
-        tenant.state_when("they run", |state| state.figures.steps_total > 15 * nap);
+        tenant.state_when("they run", |state| state.figures.steps_total > naps_after * nap);
         sleep(&tenant, SleepLevel::One);
         wake(&tenant);
     }

@@ -7,6 +7,7 @@ use sluice_common::random::Rng;
 use sluice_wire::State;
 
 use crate::golden::{reference, requests, short, tiered};
+use crate::machine::Machine;
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{Answer, Tenant, TestRequest, assert_same, config, event_count, random_prompt, slowed};
@@ -123,8 +124,9 @@ fn streams_survive_an_engine_killed_while_kv_moves_under_every_policy_that_moves
 fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_move() {
     let shape = Shape { family: "opt", dtype: "f16", layers: 8, hidden: 64, vocab: 512 };
     let (model, mut rng) = (generate(&shape), Rng::new(41));
+    let (requests, tokens, kills) = Machine::current().choose((8, 60, 4), (3, 20, 2));
     let mut wanted: Vec<_> =
-        (1..=8).map(|n| TestRequest::greedy(&random_prompt(&mut rng, n * 12, 512), 60)).collect();
+        (1..=requests).map(|n| TestRequest::greedy(&random_prompt(&mut rng, n * 12, 512), tokens)).collect();
     for (seed, wanted) in wanted.iter_mut().enumerate() {
         (wanted.sampling.temperature, wanted.sampling.seed) = (0.8, seed as u64);
     }
@@ -134,7 +136,7 @@ fn sampled_streams_with_log_probabilities_survive_an_engine_killed_while_layers_
     config.debug.force_remap = Some((4, 2));
     config.gpu.link_bytes_per_second = Some(50 << 20);
     let tenant = Tenant::start_with(config, slowed(Duration::from_micros(300)));
-    assert_same(&serve_with_kills(&tenant, &wanted, 4, &mut rng), &calm, "killed");
+    assert_same(&serve_with_kills(&tenant, &wanted, kills, &mut rng), &calm, "killed");
 }
 
 /// The supervisor's back-off (50 ms, doubled up to 5 s) takes about 22 s of the minute.

@@ -6,8 +6,9 @@ use std::path::Path;
 use sluice_common::random::Rng;
 use sluice_wire::State;
 
+use crate::machine::HOST_CHUNK;
 use crate::models::{Shape, generate};
-use crate::support::{CHUNK, Tenant, TestRequest, config, random_prompt};
+use crate::support::{Tenant, TestRequest, config, random_prompt};
 
 const MIB: u64 = 1 << 20;
 /// Most private memory of an engine, for any model.
@@ -73,7 +74,7 @@ fn mapped_ranges(pid: u32) -> Vec<MappedRange> {
 fn mapped_chunks(areas: &[MappedRange]) -> BTreeMap<u64, u64> {
     let mut chunks = BTreeMap::new();
     for area in areas.iter().filter(|area| area.is_pool()) {
-        for chunk in area.offset / CHUNK..(area.offset + area.to - area.from).div_ceil(CHUNK) {
+        for chunk in area.offset / HOST_CHUNK..(area.offset + area.to - area.from).div_ceil(HOST_CHUNK) {
             *chunks.entry(chunk).or_default() += 1;
         }
     }
@@ -129,12 +130,12 @@ fn inspect(shape: &Shape, memory_bytes: u64) -> u64 {
 
 fn assert_mapped_is_owned(areas: &[MappedRange], state: &State, memory_bytes: u64) {
     let chunks = mapped_chunks(areas);
-    let mapped_bytes = chunks.len() as u64 * CHUNK;
+    let mapped_bytes = chunks.len() as u64 * HOST_CHUNK;
     assert!(mapped_bytes <= memory_bytes, "{mapped_bytes} bytes are mapped of {memory_bytes}");
     let owners = &state.memory.owners;
     assert_eq!(mapped_bytes, state.memory.capacity_bytes - owners.free_bytes, "mapped is what is owned");
     let shared = chunks.values().filter(|times| **times == 3).count() as u64;
-    assert_eq!(shared * CHUNK, owners.slots_bytes, "the slot is mapped at its three layers");
+    assert_eq!(shared * HOST_CHUNK, owners.slots_bytes, "the slot is mapped at its three layers");
     assert_eq!(chunks.values().filter(|times| **times > 1).count() as u64, shared, "and nothing else twice");
 }
 

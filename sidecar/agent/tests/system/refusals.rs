@@ -7,7 +7,8 @@ use sluice_scheduler::RejectReason;
 use sluice_wire::config::{MemoryConfig, SidecarConfig};
 
 use crate::golden::{check, reference, requests};
-use crate::support::{CHUNK, Tenant, TestRequest, config, poisoned};
+use crate::machine::HOST_CHUNK;
+use crate::support::{Tenant, TestRequest, config, poisoned};
 
 fn refusal(config: SidecarConfig) -> ConfigError {
     match Tenant::begin(config, poisoned()) {
@@ -26,13 +27,15 @@ fn memory_below_floor_is_refused_with_floor() {
             config.max_model_len = Some(192);
             config
         };
-        let ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } = refusal(sized(4 * CHUNK))
+        let ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes } =
+            refusal(sized(4 * HOST_CHUNK))
         else {
             panic!("{policy}: the floor is the reason")
         };
-        assert_eq!(capacity_bytes, 4 * CHUNK);
-        let one_less = ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - CHUNK };
-        assert_eq!(refusal(sized(floor_bytes - CHUNK)), one_less, "{policy}: one chunk too small");
+        assert_eq!(capacity_bytes, 4 * HOST_CHUNK);
+        let one_less =
+            ConfigError::FloorExceedsCapacity { floor_bytes, capacity_bytes: floor_bytes - HOST_CHUNK };
+        assert_eq!(refusal(sized(floor_bytes - HOST_CHUNK)), one_less, "{policy}: one chunk too small");
         let tenant = Tenant::start(sized(floor_bytes));
         check(&tenant.serve_concurrently(&requests(&folder)), &folder, policy);
         let state = tenant.assert_nothing_leaks(policy);

@@ -8,8 +8,9 @@ use sluice_policy::config_error::ConfigError;
 use sluice_wire::config::{LimitsConfig, SidecarConfig};
 use sluice_wire::geometry::Geometry;
 
+use crate::machine::HOST_CHUNK;
 use crate::models::{Shape, generate};
-use crate::support::{CHUNK, Tenant, config, poisoned, shared};
+use crate::support::{Tenant, config, poisoned, shared};
 
 const THREADS: u32 = 3;
 
@@ -51,7 +52,7 @@ fn assert_equal(model: &Path, dtype: Option<&str>) {
         config.engine.threads = THREADS;
         assert_eq!(
             refused(config),
-            floor(&reported, activations, reported.max_model_len, CHUNK),
+            floor(&reported, activations, reported.max_model_len, HOST_CHUNK),
             "{policy}, {dtype:?}"
         );
     }

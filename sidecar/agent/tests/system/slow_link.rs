@@ -4,10 +4,11 @@ use sluice_common::random::Rng;
 use sluice_wire::State;
 use sluice_wire::config::SidecarConfig;
 
+use crate::machine::HOST_CHUNK;
 use crate::models::{Shape, generate};
 use crate::random::expected;
 use crate::support::{
-    Answer, CHUNK, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
+    Answer, Tenant, TestRequest, assert_same, config, config_fitting_kv, event_count, random_prompt,
 };
 
 /// Layers 24 apart share a slot, which hides a copy on a fast link.
@@ -53,7 +54,7 @@ fn slow_link_is_measured_and_changes_no_token() {
     let mut config = config(model.path(), 0, "Oneiros");
     config.max_model_len = Some(192);
     let calm = expected(&config, &wanted);
-    let config = config_fitting_kv(&config, SHAPE.kv_bytes(192).next_multiple_of(CHUNK) + CHUNK);
+    let config = config_fitting_kv(&config, SHAPE.kv_bytes(192).next_multiple_of(HOST_CHUNK) + HOST_CHUNK);
     for bytes_per_second in [None, Some(slab_bytes() * 1_000_000_000 / SLOW_COPY_NS)] {
         let state = run(&config, bytes_per_second, &wanted, &calm);
         let decided = event_count(&state, "remap_own") + event_count(&state, "declined_stall");

@@ -22,14 +22,14 @@ use sluice_ports::sampling::{Sampling, TokenLogprobs};
 use sluice_scheduler::Finish;
 use sluice_wire::State;
 use sluice_wire::config::{
-    DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig, SidecarConfig, SloConfig,
+    CudaConfig, DebugConfig, EngineConfig, GpuConfig, LimitsConfig, ListenConfig, MemoryConfig,
+    SidecarConfig, SloConfig,
 };
+
+use crate::machine::Machine;
 
 /// Longest wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Chunk size in these tests, bytes.
-pub const CHUNK: u64 = 64 << 10;
 
 /// Returns the path of a reference model or data set; `None` (reported on stderr) if it is absent.
 pub fn shared(path: &str) -> Option<PathBuf> {
@@ -56,9 +56,10 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// Returns a tenant of `model` with `memory_bytes` of device memory. All memory that it receives is poisoned.
+/// Returns a tenant of `model` with `memory_bytes` of device memory, as [`Machine::ample_bytes`] says. All memory that it
+/// receives is poisoned.
 pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
-    let free = ([127, 0, 0, 1], 0).into();
+    let (free, machine) = (([127, 0, 0, 1], 0).into(), Machine::current());
     SidecarConfig {
         namespace: "default".into(),
         name: "tenant".into(),
@@ -68,9 +69,9 @@ pub fn config(model: &Path, memory_bytes: u64, policy: &str) -> SidecarConfig {
         max_model_len: None,
         gpu: GpuConfig {
             name: "gpu".into(),
-            cuda: None,
-            memory_bytes,
-            chunk_bytes: CHUNK,
+            cuda: machine.choose(None, Some(CudaConfig::default())),
+            memory_bytes: machine.ample_bytes(memory_bytes),
+            chunk_bytes: machine.chunk_bytes(),
             link_bytes_per_second: None,
             link_to_host_bytes_per_second: None,
             host_memory_bytes: None,
@@ -114,9 +115,11 @@ pub fn poisoned() -> InjectedFaults {
     faults
 }
 
-/// Returns [`poisoned`] with a delay per layer, so that a test can interrupt a step.
+/// Returns [`poisoned`] with a delay per layer, so that a test can interrupt a step. A GPU has none: its steps are slow
+/// enough, and those with a delay are no graphs.
 pub fn slowed(layer_delay: Duration) -> InjectedFaults {
     let mut faults = poisoned();
+    let layer_delay = Machine::current().choose(layer_delay, Duration::ZERO);
     faults.engine.layer_delay_ns = layer_delay.as_nanos() as u64;
     faults
 }
@@ -401,14 +404,14 @@ pub fn event_count(state: &State, reason: &str) -> u64 {
 /// Returns the device memory with which the tenant of `config` has all layers resident and exactly `kv_bytes` of KV.
 pub fn config_fitting_kv(config: &SidecarConfig, kv_bytes: u64) -> SidecarConfig {
     let mut ample = config.clone();
-    ample.gpu.memory_bytes = 256 << 20;
+    ample.gpu.memory_bytes = Machine::current().ample_bytes(256 << 20);
     ample.gpu.link_bytes_per_second = None;
     ample.policy = "Recompute".into();
     ample.debug.force_remap = None;
     let owners = Tenant::start(ample).state().memory.owners;
     let fixed_bytes = owners.weights_global_bytes + owners.weights_layers_bytes + owners.activation_bytes;
     let mut config = config.clone();
-    config.gpu.memory_bytes = fixed_bytes + kv_bytes.next_multiple_of(CHUNK);
+    config.gpu.memory_bytes = fixed_bytes + kv_bytes.next_multiple_of(Machine::current().chunk_bytes());
     config
 }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, IntoRawFd};
 use std::sync::Arc;
 
 use crate::abi::{AccessDescription, AllocationProperties, InPtr, OutPtr, code};
-use crate::address_space::{GRANULARITY, space};
+use crate::address_space::{granularity, space};
 use crate::call_guard::calls;
 use crate::objects::{Allocation, objects, pool};
 
@@ -21,12 +21,12 @@ calls! {
 
     Start fn cuMemGetAllocationGranularity(bytes: OutPtr<usize>, properties: InPtr<AllocationProperties>, _option: u32) {
         check(&properties.get()?)?;
-        bytes.set(GRANULARITY as usize)
+        bytes.set(granularity() as usize)
     }
 
     Health fn cuMemCreate(handle: OutPtr<u64>, bytes: usize, properties: InPtr<AllocationProperties>, flags: u64) {
         check(&properties.get()?)?;
-        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
+        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity()) {
             return Err(code::INVALID_VALUE);
         }
         let memory = pool()?.allocate(bytes as u64)?;
@@ -76,7 +76,7 @@ calls! {
     }
 
     Health fn cuMemAddressReserve(address: OutPtr<u64>, bytes: usize, _alignment: usize, _wish: u64, flags: u64) {
-        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULARITY) {
+        if flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity()) {
             return Err(code::INVALID_VALUE);
         }
         address.set(space().reserve(bytes as u64)?)
@@ -111,7 +111,7 @@ calls! {
         if bytes == 0 {
             return Err(code::INVALID_VALUE);
         }
-        let rounded = (bytes as u64).next_multiple_of(GRANULARITY);
+        let rounded = (bytes as u64).next_multiple_of(granularity());
         let memory = Arc::new(pool()?.allocate(rounded)?);
         address.set(space().allocate(bytes as u64, rounded, &memory)?)
     }
