@@ -2,8 +2,8 @@
 //! peers, a sidecar's report of its state, the sizes of a model, the progress of its download, and the CUDA devices of
 //! a machine.
 //!
-//! Plain data and serde, and the restart delays that both sides of that boundary share. Names end with their unit:
-//! `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
+//! Plain data and serde, and what both sides of that boundary share: restart delays, secrets in files, and where programs
+//! are. Names end with their unit: `_bytes`, `_ns`, `_permille`, `_at_unix_ms`.
 //!
 //! # Example
 //!
@@ -27,7 +27,9 @@ pub mod geometry;
 pub mod grants;
 pub mod message;
 pub mod overview;
+pub mod programs;
 pub mod restart;
+pub mod secrets;
 pub mod sidecar_hangs;
 pub mod state;
 pub mod time;

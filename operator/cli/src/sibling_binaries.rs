@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-
-/// Variable with the first folder to search, for packagers who install the binaries apart and for tests.
-pub const BIN_DIR: &str = "SLUICE_BIN_DIR";
+pub use sluice_wire::programs::BIN_DIR;
+use sluice_wire::programs::{self, own_folder};
 
 /// Packages of the binaries that `sluice` starts, all but those of [`GPU_PROGRAMS`].
 const PACKAGES: &str = "-p sluice-cli -p sluice-agent -p sluice-kernels";
@@ -18,14 +17,8 @@ const GPU_PROGRAMS: [(&str, &str); 2] =
 /// # Errors
 /// The binary is in none of these places. The message has the command that builds it.
 pub fn find(name: &str) -> anyhow::Result<PathBuf> {
-    let named = std::env::var_os(BIN_DIR).filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let own = std::env::current_exe().ok().and_then(|path| path.canonicalize().ok());
-    let beside = own.and_then(|path| Some(path.parent()?.to_owned()));
-    let profile = profile_option(beside.as_deref());
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = named.into_iter().chain(beside).chain(std::env::split_paths(&path));
-    let found = folders.map(|folder| folder.join(name)).find(|file| file.is_file());
-    found.with_context(|| {
+    programs::find(name).with_context(|| {
+        let profile = profile_option(own_folder().as_deref());
         let more = GPU_PROGRAMS.iter().find(|(program, _)| *program == name).map_or("", |(_, more)| more);
         format!(
             "{name} is not in ${BIN_DIR}, not in the folder of this program and not on PATH; in a source \

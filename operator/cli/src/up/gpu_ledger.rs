@@ -1,17 +1,15 @@
 //! Prepares the shared files of a GPU before its tenants start: the folder, a token for each tenant, and a new claim.
 
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
 use anyhow::Context;
 use sluice_wire::config::SidecarConfig;
+use sluice_wire::secrets::{TOKEN_BYTES, random_hex, write_new};
 
 use super::shared_gpu::SharedGpu;
 use crate::runtime_dir::{LockedDir, RuntimeDir};
 
-/// Random bytes of a token, written as twice as many hexadecimal digits.
-const TOKEN_BYTES: usize = 32;
 /// Random bytes of a claim's name: no two runs share one.
 const CLAIM_NAME_BYTES: usize = 16;
 
@@ -41,14 +39,5 @@ pub fn claim_gpu(
 fn make_tokens(path: &Path, gpu: &SharedGpu) -> io::Result<()> {
     let line = |index| Ok(format!("{} {}\n", random_hex::<TOKEN_BYTES>()?, gpu.title(index)));
     let lines: String = (0..gpu.gpu_tenants.len()).map(line).collect::<io::Result<_>>()?;
-    // `create_new`: never write a secret into a file that another process has created.
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(lines.as_bytes())
-}
-
-/// Returns `N` random bytes as hexadecimal digits.
-fn random_hex<const N: usize>() -> io::Result<String> {
-    let mut bytes = [0; N];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    write_new(path, &lines)
 }

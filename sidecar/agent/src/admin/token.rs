@@ -1,11 +1,10 @@
 //! Files with tokens.
 
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
-/// Random bytes of a token.
-const TOKEN_BYTES: usize = 32;
+use sluice_wire::secrets::{TOKEN_BYTES, random_hex, write_new};
+
 /// Minimum length of a token that was created elsewhere.
 const MIN_TOKEN_CHARS: usize = 32;
 
@@ -14,16 +13,12 @@ const MIN_TOKEN_CHARS: usize = 32;
 /// # Errors
 /// The file cannot be written.
 pub fn make_token(path: &Path) -> io::Result<String> {
-    let mut bytes = [0; TOKEN_BYTES];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    let token: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let token = random_hex::<TOKEN_BYTES>()?;
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // `create_new`: never write a secret into a file created by another process.
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(token.as_bytes())?;
+    write_new(path, &token)?;
     Ok(token)
 }
 

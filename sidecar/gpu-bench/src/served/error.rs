@@ -10,7 +10,7 @@ use sluice_probe::Error;
 #[derive(Debug, thiserror::Error)]
 pub enum ServedError {
     /// A binary of the product is missing.
-    #[error("{0} is not in $SLUICE_BIN_DIR and not in the folder of this program")]
+    #[error("{0} is not in $SLUICE_BIN_DIR, not in the folder of this program and not on PATH")]
     NoBinary(&'static str),
     /// A file could not be read or written.
     #[error("{path}: {source}")]

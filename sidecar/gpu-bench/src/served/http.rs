@@ -31,7 +31,12 @@ pub(super) struct Request<'a> {
     pub(super) body: String,
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// A request without a body.
+    pub(super) fn get(path: &'static str, token: Option<&'a str>) -> Request<'a> {
+        Request { method: Method::GET, path, token, body: String::new() }
+    }
+
     /// Sends it. Returns the body of the answer as it comes.
     pub(super) fn stream(&self, to: SocketAddr) -> Result<BufReader<Response>, ServedError> {
         self.send(to).map(BufReader::new)
@@ -47,7 +52,9 @@ impl Request<'_> {
         if let Some(token) = self.token {
             request = request.bearer_auth(token);
         }
-        let request = request.header("content-type", "application/json").body(self.body.clone());
+        if !self.body.is_empty() {
+            request = request.header("content-type", "application/json").body(self.body.clone());
+        }
         let response = request.send().map_err(|source| self.failed(source))?;
         match response.status() {
             StatusCode::OK => Ok(response),

@@ -1,12 +1,11 @@
 //! [`SharedGpu`]: two tenants of one device, each with half of its memory.
 
-use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::{fs, io};
 
 use sluice_wire::config::{LedgerConfig, SidecarConfig};
 use sluice_wire::directive::{self, Directive, PeerInfo, Sharing, SliceOrder, TenantRule, VictimRule};
+use sluice_wire::secrets::{TOKEN_BYTES, random_hex, write_new};
 
 use super::calibration::Calibration;
 use super::config::{MAX_REMAPPED_PERCENT, NAMESPACE, Policy};
@@ -115,13 +114,8 @@ fn direct(
 }
 
 /// Writes a secret for each tenant into a file that this user alone can read.
-fn write_tokens(path: &Path) -> std::io::Result<()> {
-    let mut random = [0; 32];
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    for name in NAMES {
-        std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, &mut random)?;
-        let token: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        writeln!(file, "{token} {NAMESPACE}/{name}")?;
-    }
-    Ok(())
+fn write_tokens(path: &Path) -> io::Result<()> {
+    let line = |name| Ok(format!("{} {NAMESPACE}/{name}\n", random_hex::<TOKEN_BYTES>()?));
+    let lines: String = NAMES.iter().map(line).collect::<io::Result<_>>()?;
+    write_new(path, &lines)
 }

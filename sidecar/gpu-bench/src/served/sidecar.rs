@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal
 use sluice_wire::State;
 use sluice_wire::config::{SidecarConfig, SidecarRecord};
 use sluice_wire::directive::Directive;
+use sluice_wire::programs;
 
 use super::error::ServedError;
 use super::http::Request;
@@ -59,10 +60,7 @@ impl Sidecar {
 
     /// Waits until the tenant serves.
     pub(super) fn wait_until_ready(&mut self) -> Result<(), ServedError> {
-        let (probes, ready) = (
-            self.record.probes,
-            Request { method: Method::GET, path: "/ready", token: None, body: String::new() },
-        );
+        let (probes, ready) = (self.record.probes, Request::get("/ready", None));
         self.process.wait("serve", LOADING, || ready.text(probes).ok()).map(drop)
     }
 
@@ -100,7 +98,7 @@ impl Sidecar {
 }
 
 fn state(admin: SocketAddr, token: &str) -> Result<State, ServedError> {
-    let request = Request { method: Method::GET, path: "/v1/state", token: Some(token), body: String::new() };
+    let request = Request::get("/v1/state", Some(token));
     let text = request.text(admin)?;
     State::from_json(text.as_bytes()).map_err(|error| request.refused(error.to_string()))
 }
@@ -175,9 +173,5 @@ impl Drop for SidecarProcess {
 
 /// Returns the path of a binary of the product.
 pub(super) fn binary(name: &'static str) -> Result<PathBuf, ServedError> {
-    let named = std::env::var_os("SLUICE_BIN_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from);
-    let own =
-        std::env::current_exe().ok().and_then(|path| Some(path.canonicalize().ok()?.parent()?.to_owned()));
-    let found = named.into_iter().chain(own).map(|folder| folder.join(name)).find(|path| path.is_file());
-    found.ok_or(ServedError::NoBinary(name))
+    programs::find(name).ok_or(ServedError::NoBinary(name))
 }
