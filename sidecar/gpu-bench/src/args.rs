@@ -40,7 +40,7 @@ pub struct BenchArgs {
     /// Keep what the file of `--json` says was measured, by the same program on the same device, and measure the rest.
     #[arg(long, requires = "json")]
     pub resume: bool,
-    /// Draw `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into this folder.
+    /// Draw `link.svg`, `attention.svg`, `remap.svg`, `models.svg` and `tenants.svg` into this folder.
     #[arg(long, value_name = "FOLDER")]
     pub svg: Option<PathBuf>,
     /// Write the measured machine here, as a profile for `sluice-sim --profile`; needs `link` and `attention`.

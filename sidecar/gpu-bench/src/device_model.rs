@@ -1,6 +1,6 @@
 //! A model on the device with random weights: the steps of the engine without a sidecar.
 
-use sluice_kernels::cuda::{CudaModel, DeviceRanges, PackedStep, Results, StepProgram};
+use sluice_kernels::cuda::{CudaModel, DeviceRanges, PackedStep, Products, Results, StepProgram};
 use sluice_kernels::engine::CudaKernels;
 use sluice_kernels::forward::{Batch, BlockTable, Sequence};
 use sluice_link::model::ModelSpec;
@@ -109,6 +109,12 @@ impl DeviceModel {
         Ok(DeviceModel { model, ranges, _memory: memory })
     }
 
+    /// Chooses what computes products: at first our own kernel.
+    #[must_use]
+    pub fn with_products(self, products: Products) -> DeviceModel {
+        DeviceModel { model: self.model.with_products(products), ..self }
+    }
+
     /// Returns about the bytes of device memory that [`DeviceModel::new`] takes for a step, without activations.
     pub fn bytes(spec: &ModelSpec, step: StepWork) -> u64 {
         let slabs = slab_layout(spec);
@@ -134,7 +140,8 @@ impl DeviceModel {
         packed.expect("the model has memory for the measured steps").expect("a decode can be packed")
     }
 
-    /// Captures a packed decode whose layers are all resident, as the engine does.
+    /// Captures a packed decode whose layers are all resident, as the engine does, but without its clocks. Products of
+    /// cuBLASLt are prepared before.
     pub fn capture(
         &self,
         stream: &Stream,
@@ -142,6 +149,7 @@ impl DeviceModel {
         packed: PackedStep,
     ) -> Result<CapturedDecode, Error> {
         let program = self.model.program(&self.ranges, packed);
+        kernels.prepare(stream, &program)?;
         let captured = GraphBuilder::capture(stream, |stream| launch(stream, kernels, &program))?;
         Ok(CapturedDecode { graph: captured.instantiate()?, results: program.results })
     }

@@ -3,25 +3,32 @@
 use std::path::Path;
 
 use anyhow::Context as _;
+use sluice_kernels::cuda::Products;
 use sluice_probe::statistics::Figure as Measured;
 use sluice_sim::experiments::{Figure, Series};
 use sluice_sim::figure;
 
+use crate::measurements::{attention, models};
 use crate::profile::Prediction;
 use crate::report::BenchReport;
 use crate::row::Row;
 
-/// Draws `link.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is absent. A drawing
-/// without points is left out.
+/// Draws `link.svg`, `attention.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is
+/// absent. A drawing without points is left out.
 pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let row = |name: &str| report.rows.iter().find(|row| row.name == name);
     let drawings = [
         ("link.svg", row("link").map(link).into_iter().collect()),
+        ("attention.svg", row("attention").map(attention_rates).into_iter().collect()),
         ("remap.svg", row("remap").map(remap).unwrap_or_default()),
         (
             "models.svg",
-            (!report.predictions.is_empty()).then(|| models(&report.predictions)).into_iter().collect(),
+            row("models")
+                .filter(|_| !report.predictions.is_empty())
+                .map(|row| steps(row, &report.predictions))
+                .into_iter()
+                .collect(),
         ),
         (
             "tenants.svg",
@@ -66,6 +73,26 @@ fn link(row: &Row) -> Figure {
     }
 }
 
+/// Rates of matrix products, by our kernel and by cuBLASLt, next to that of attention.
+fn attention_rates(row: &Row) -> Figure {
+    let kernels = [
+        ("our product", attention::MATRIX),
+        ("cuBLASLt", attention::CUBLASLT_MATRIX),
+        ("attention", attention::PREFILL),
+    ];
+    let find = |name: &str| row.figures.iter().find(|figure| figure.name == name);
+    let found: Vec<(&str, &Measured)> =
+        kernels.iter().filter_map(|(kernel, name)| Some((*kernel, find(name)?))).collect();
+    let (names, figures): (Vec<&str>, Vec<&Measured>) = found.into_iter().unzip();
+    Figure {
+        title: "Products of bf16 matrices, and attention of a prefill".into(),
+        x: "kernel".into(),
+        y: "TFLOP/s".into(),
+        names: names.into_iter().map(str::to_owned).collect(),
+        lines: spread(&figures),
+    }
+}
+
 /// Times of each step by alpha, measured and expected.
 fn remap(row: &Row) -> Vec<Figure> {
     let resident = row.figures.iter().filter_map(|figure| {
@@ -101,11 +128,15 @@ fn point(figure: &Measured, step: &str, slots: u8, end: &str) -> Option<(f64, f6
     Some((alpha.parse().ok()?, figure.median))
 }
 
-/// Times of steps, measured and predicted by the simulator.
-fn models(predictions: &[Prediction]) -> Figure {
-    let line = |name: &str, of: fn(&Prediction) -> f64| {
+/// Times of steps, measured and predicted by the simulator. With cuBLASLt there is no prediction.
+fn steps(row: &Row, predictions: &[Prediction]) -> Figure {
+    let line = |name: &str, of: &dyn Fn(&Prediction) -> Option<f64>| {
         let points = (1..).map(f64::from).zip(predictions.iter().map(of));
-        Series { name: name.into(), points: points.collect() }
+        Series { name: name.into(), points: points.filter_map(|(at, value)| Some((at, value?))).collect() }
+    };
+    let cublaslt = |prediction: &Prediction| {
+        let name = models::step_figure(&prediction.step, Products::CublasLt);
+        row.figures.iter().find(|figure| figure.name == name).map(|figure| figure.median)
     };
     Figure {
         title: "Steps of whole models".into(),
@@ -113,8 +144,9 @@ fn models(predictions: &[Prediction]) -> Figure {
         y: "us".into(),
         names: predictions.iter().map(|prediction| prediction.step.replace(": ", "\n")).collect(),
         lines: vec![
-            line("measured", |prediction| prediction.measured_us),
-            line("by the simulator", |prediction| prediction.predicted_us),
+            line("measured", &|prediction| Some(prediction.measured_us)),
+            line("by the simulator", &|prediction| Some(prediction.predicted_us)),
+            line("measured, cuBLASLt", &cublaslt),
         ],
     }
 }
@@ -125,23 +157,28 @@ fn tenants(row: &Row) -> [Figure; 2] {
         let suffix = format!(": {what}");
         let of = |figure: &&Measured| figure.unit == unit && figure.name.ends_with(&suffix);
         let found: Vec<&Measured> = row.figures.iter().filter(of).collect();
-        let line = |name: &str, value: fn(&Measured) -> f64| {
-            let points = (1..).map(f64::from).zip(found.iter().map(|figure| value(figure)));
-            Series { name: name.into(), points: points.collect() }
-        };
         Figure {
             title: format!("{}: {what}", row.name),
             x: "policy".into(),
             y: unit.into(),
             names: found.iter().map(|figure| figure.name.trim_end_matches(&suffix).to_owned()).collect(),
-            lines: vec![
-                line("least", |figure| figure.min),
-                line("median", |figure| figure.median),
-                line("largest", |figure| figure.max),
-            ],
+            lines: spread(&found),
         }
     };
     [figure("tokens/s", "tokens/s"), figure("time to first token, p50", "ms")]
+}
+
+/// Returns lines of the least, the median and the largest of each figure.
+fn spread(figures: &[&Measured]) -> Vec<Series> {
+    let line = |name: &str, value: fn(&Measured) -> f64| {
+        let points = (1..).map(f64::from).zip(figures.iter().map(|figure| value(figure)));
+        Series { name: name.into(), points: points.collect() }
+    };
+    vec![
+        line("least", |figure| figure.min),
+        line("median", |figure| figure.median),
+        line("largest", |figure| figure.max),
+    ]
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod device_model;
 pub mod drawings;
 pub mod limits;
 pub mod measurements;
+pub mod products;
 pub mod profile;
 pub mod report;
 pub mod row;

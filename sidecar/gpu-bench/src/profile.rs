@@ -1,6 +1,7 @@
 //! What the simulator gets of a run: the machine as a profile, and its predictions next to the measured times.
 
 use serde::{Deserialize, Serialize};
+use sluice_kernels::cuda::Products;
 use sluice_link::model::{Family, ModelSpec};
 use sluice_probe::checks::link;
 use sluice_probe::report::DeviceFacts;
@@ -70,7 +71,8 @@ pub fn predictions(rows: &[Row], scale: Scale, hardware: &Hardware) -> Vec<Predi
     let all = shapes::all(scale);
     let steps = all.iter().flat_map(|shape| shape.steps.iter().map(move |step| (shape, *step)));
     let predicted = steps.filter_map(|(shape, step)| {
-        let measured_us = median(rows, "models", &models::step_figure(shape, step))?;
+        let measured_us =
+            median(rows, "models", &models::step_figure(&shape.step_name(step), Products::Deterministic))?;
         let launch = if step.is_decode() { Launch::Graph } else { Launch::Eager };
         let ns = step_ns(hardware, &profile(shape.name, &shape.spec), &batch(step), launch);
         Some(Prediction { step: shape.step_name(step), predicted_us: ns as f64 / 1000.0, measured_us })

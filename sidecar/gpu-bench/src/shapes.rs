@@ -75,7 +75,7 @@ fn opt_13b() -> ModelSpec {
     }
 }
 
-/// Two layers of each family, which the interpreter computes in milliseconds.
+/// Four layers of each family, small enough for the interpreter.
 fn tiny() -> Vec<Shape> {
     let small = |spec: ModelSpec| ModelSpec {
         vocab: 128,

@@ -29,6 +29,12 @@ impl TestEnv {
         TestEnv { machine, folder, program }
     }
 
+    /// With cuBLASLt of the stand-in, which poses as a driver of CUDA 12.
+    fn with_cublaslt(self) -> TestEnv {
+        let machine = self.machine.with_library(|library| library.with_cublas(12));
+        TestEnv { machine: machine.expect("the folder is ours"), ..self }
+    }
+
     fn with(mut self, name: &'static str, value: &str) -> TestEnv {
         self.machine = self.machine.with(name, value);
         self
@@ -50,8 +56,12 @@ impl TestEnv {
 
     /// Runs these measurements and reads the report back.
     fn report(&self, only: &str) -> (BenchReport, Output) {
-        let file = self.path("report.json");
-        let output = self.bench(&["--only", only, "--json", &file.display().to_string()]);
+        self.report_with(only, &[])
+    }
+
+    fn report_with(&self, only: &str, more: &[&str]) -> (BenchReport, Output) {
+        let file = self.path("report.json").display().to_string();
+        let output = self.bench(&[&["--only", only, "--json", file.as_str()], more].concat());
         let text = std::fs::read(&file).unwrap_or_else(|error| panic!("{error}: {output:?}"));
         (serde_json::from_slice(&text).expect("the report is the JSON of its type"), output)
     }
@@ -104,17 +114,37 @@ fn attention_has_every_figure_that_a_limit_needs() {
     {
         has(&row, name);
     }
+    let without = row.notes.iter().find(|note| note.starts_with("products of cuBLASLt are not measured: "));
+    assert!(without.is_some_and(|note| note.contains("libcublasLt.so.12")), "{row:?}");
+    assert!(row.figures.iter().all(|figure| !figure.name.contains("cuBLASLt")), "{row:?}");
+}
+
+#[test]
+fn our_product_is_compared_with_that_of_cublaslt_and_drawn() {
+    let world = TestEnv::new().with_cublaslt();
+    let folder = world.path("drawings");
+    let (report, _) = world.report_with("attention", &["--svg", &folder.display().to_string()]);
+    let row = &report.rows[0];
+    for name in [attention::CUBLASLT_MATRIX, attention::MATRIX_SHARE, attention::PREFILL_CUBLASLT_SHARE] {
+        has(row, name);
+    }
+    assert!(row.notes.iter().all(|note| !note.contains("not measured")), "{row:?}");
+    let drawn = std::fs::read_to_string(folder.join("attention.svg")).expect("it is drawn");
+    assert!(drawn.contains("cuBLASLt"), "{drawn}");
 }
 
 #[test]
 fn models_have_tokens_per_second_of_each_step() {
-    let row = TestEnv::new().measured("models");
+    let row = TestEnv::new().with_cublaslt().measured("models");
     for model in ["Llama of 4 tiny layers", "OPT of 4 tiny layers"] {
         for step in [
             "decode of 1 at 40 tokens",
             "decode of 2 at 40 tokens",
             "decode of 2 at 40 tokens, without a graph",
             "prefill of 24 tokens",
+            "decode of 2 at 40 tokens, cuBLASLt",
+            "decode of 2 at 40 tokens, cuBLASLt, without a graph",
+            "prefill of 24 tokens, cuBLASLt",
         ] {
             has(&row, &format!("{model}: {step}"));
         }
@@ -131,6 +161,7 @@ fn remap_has_each_alpha_with_the_step_model_s_expectation() {
         let (measured, expected) = (of(slots), of(&format!("{slots}: expected")));
         assert!(measured > 0 && measured == expected, "{row:?}");
     }
+    assert!(row.notes.iter().any(|note| note.contains("launched kernel by kernel")), "{row:?}");
     has(&row, "Llama of 4 tiny layers: remap of a layer of 1 x 2 MiB");
     has(&row, "OPT of 4 tiny layers: its reversion, with its weights");
 }
@@ -161,7 +192,7 @@ fn two_tenants_lend_each_other_memory() {
 
 #[test]
 fn tenants_without_their_binaries_are_no_measurement() {
-    let world = TestEnv::new().with("SLUICE_BIN_DIR", "");
+    let world = TestEnv::new().with("SLUICE_BIN_DIR", "").with("PATH", "");
     let copy = world.path("sluice-gpu-bench");
     std::fs::copy(env!("CARGO_BIN_EXE_sluice-gpu-bench"), &copy).expect("the folder is ours");
     let (report, _) = TestEnv { program: copy, ..world }.report("policies");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_kernels::cuda::LaunchPlan;
+use sluice_kernels::cuda::{LaunchPlan, Products};
 use sluice_kernels::engine::CudaKernels;
 use sluice_memory::cuda;
 use sluice_probe::Error;
@@ -13,6 +13,7 @@ use sluice_probe::results::Findings;
 use sluice_probe::statistics::{Figure, median_of};
 
 use crate::device_data::DeviceData;
+use crate::products;
 use crate::scale::Scale;
 
 mod paged;
@@ -24,7 +25,8 @@ use paged::{Heads, Paged};
 pub const CHECK: Check = Check {
     id: 3,
     name: "attention",
-    text: "Attention, norm and RoPE against the copy bandwidth, and prefill against the peak of matrix products",
+    text: "Attention, norm and RoPE against the copy bandwidth, prefill against the peak of matrix products, and our product \
+           against that of cuBLASLt",
     mib: 4096,
     quick_mib: 1536,
     limit: Duration::from_secs(90),
@@ -35,10 +37,16 @@ pub const CHECK: Check = Check {
 pub const COPY: &str = "copy on the device, read and written";
 /// Figure: the fastest product of bf16 matrices.
 pub const MATRIX: &str = "product of bf16 matrices by our kernel, peak";
+/// Figure: the fastest product of bf16 matrices by the vendor's library.
+pub const CUBLASLT_MATRIX: &str = "product of bf16 matrices by cuBLASLt, peak";
+/// Figure: the part of that peak that our kernel reaches.
+pub const MATRIX_SHARE: &str = "product by our kernel, of cuBLASLt's peak";
 /// Figure: attention of a prefill.
 pub const PREFILL: &str = "attention of a prefill";
 /// Figure: the part of the peak of matrix products.
 pub const PREFILL_SHARE: &str = "attention of a prefill, of the peak of our product";
+/// Figure: the part of the peak of the vendor's library.
+pub const PREFILL_CUBLASLT_SHARE: &str = "attention of a prefill, of cuBLASLt's peak";
 /// Figure: attention of a decode, K and V read.
 pub const DECODE: &str = "attention of a decode, K and V read";
 /// Figure: the part of the copy bandwidth.
@@ -97,7 +105,8 @@ impl Sizes {
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let sizes = Sizes::of(Scale::of(bench));
     let data = DeviceData::new(&bench.context)?;
-    let study = Study { bench, kernels: CudaKernels::load(&bench.context)?, data, sizes };
+    let (kernels, all_products) = products::load(bench, findings)?;
+    let study = Study { bench, kernels, data, sizes };
     let Sizes { heads: Heads { heads, kv_heads, dim }, decode: [batch, context], prefill, .. } = sizes;
     findings.notes.push(format!(
         "{heads} query heads, {kv_heads} heads of K and V, {dim} numbers each, bf16; a decode of {batch} sequences at \
@@ -106,10 +115,14 @@ fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let copy = study.copy()?;
     let bandwidth = copy.median;
     findings.figures.push(copy);
-    let matrix = study.matrix_peak()?;
-    let peak = matrix.median;
-    findings.figures.push(matrix);
-    findings.figures.extend(study.prefill(peak)?);
+    let mut peaks = Vec::new();
+    for products in all_products {
+        let peak = study.matrix_peak(products)?;
+        findings.figures.push(peak.clone());
+        peaks.push(peak);
+    }
+    findings.figures.extend(matrix_share(&peaks));
+    findings.figures.extend(study.prefill(&peaks)?);
     let [decode, share] = study.decode(bandwidth)?;
     findings.figures.extend([decode, share]);
     findings.figures.extend(study.rows(bandwidth)?);
@@ -139,22 +152,25 @@ impl Study<'_> {
         Ok(Figure::of(COPY, "GB/s", &rates(2.0 * bytes as f64, &times)))
     }
 
-    /// The fastest of two shapes: square, and with half the rows.
-    fn matrix_peak(&self) -> Result<Figure, Error> {
-        self.bench.progress("products of matrices");
-        let side = self.sizes.matrix;
+    /// The fastest of two shapes: square, and with half the rows. Results are f32, as those of most products of a step.
+    fn matrix_peak(&self, products: Products) -> Result<Figure, Error> {
+        let (name, side) = (peak_name(products), self.sizes.matrix);
+        self.bench.progress(name);
         let one = |rows: u32| -> Result<Vec<f64>, Error> {
             let product = rows::Product::new(&self.data, rows, side)?;
-            let times = self.times_ns(&[product.launch()])?;
+            let operation = product.operation(products);
+            let run = |stream: &cuda::Stream| self.kernels.run(stream, &operation);
+            let times = self.data.times_ns(self.bench, self.sizes.rounds, run)?;
             let operations = 2.0 * f64::from(rows) * f64::from(side) * f64::from(side);
             Ok(rates(operations / 1000.0, &times))
         };
         let (square, half) = (one(side)?, one(side / 2)?);
         let best = if median_of(&half) > median_of(&square) { half } else { square };
-        Ok(Figure::of(MATRIX, "TFLOP/s", &best))
+        Ok(Figure::of(name, "TFLOP/s", &best))
     }
 
-    fn prefill(&self, peak: f64) -> Result<[Figure; 2], Error> {
+    /// Attention of a prefill, and its part of each peak.
+    fn prefill(&self, peaks: &[Figure]) -> Result<Vec<Figure>, Error> {
         self.bench.progress("attention");
         let Sizes { heads, prefill, .. } = self.sizes;
         let paged = Paged::new(&self.data, heads, &[(0, prefill)])?;
@@ -163,10 +179,10 @@ impl Study<'_> {
         let pairs = f64::from(prefill) * f64::from(prefill + 1) / 2.0;
         let operations = 4.0 * f64::from(heads.heads * heads.dim) * pairs;
         let rates = rates(operations / 1000.0, &times);
-        Ok([
-            Figure::of(PREFILL, "TFLOP/s", &rates),
-            Figure::of(PREFILL_SHARE, "permille", &shares(&rates, peak)),
-        ])
+        let share =
+            |(name, peak): (&str, &Figure)| Figure::of(name, "permille", &shares(&rates, peak.median));
+        let parts = [PREFILL_SHARE, PREFILL_CUBLASLT_SHARE].into_iter().zip(peaks).map(share);
+        Ok(std::iter::once(Figure::of(PREFILL, "TFLOP/s", &rates)).chain(parts).collect())
     }
 
     fn decode(&self, bandwidth: f64) -> Result<[Figure; 2], Error> {
@@ -193,6 +209,20 @@ impl Study<'_> {
         };
         Ok([share(NORM_SHARE, norm.bytes(), norm.launch())?, share(ROPE_SHARE, rope.bytes(), rope.launch())?])
     }
+}
+
+/// The name of the figure with the peak of these products.
+const fn peak_name(products: Products) -> &'static str {
+    match products {
+        Products::Deterministic => MATRIX,
+        Products::CublasLt => CUBLASLT_MATRIX,
+    }
+}
+
+/// Returns our kernel's part of the other peak, if there is another.
+fn matrix_share(peaks: &[Figure]) -> Option<Figure> {
+    let [ours, theirs] = peaks else { return None };
+    Some(Figure::single(MATRIX_SHARE, "permille", ours.median / theirs.median * 1000.0))
 }
 
 /// Returns `amount` per nanosecond.

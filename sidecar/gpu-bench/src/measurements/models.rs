@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use sluice_kernels::cuda::Results;
+use sluice_kernels::cuda::{Products, Results};
 use sluice_kernels::engine::CudaKernels;
 use sluice_memory::cuda::{self, Address, Event, PinnedMemory, Stream};
 use sluice_probe::Error;
@@ -15,14 +15,16 @@ use sluice_probe::statistics::Figure;
 
 use crate::device_data::DeviceData;
 use crate::device_model::{self, CapturedDecode, DeviceModel, StepWork};
+use crate::products;
 use crate::scale::Scale;
-use crate::shapes::{self, Shape};
+use crate::shapes;
 
 /// Measurement 4.
 pub const CHECK: Check = Check {
     id: 4,
     name: "models",
-    text: "Steps of whole models as the engine runs them, without a sidecar: decode as a graph, and without one; prefill",
+    text: "Steps of whole models as the engine runs them, without a sidecar: decode as a graph, and without one; prefill; \
+           with products of our kernel and of cuBLASLt",
     mib: 40_960,
     quick_mib: 6144,
     limit: Duration::from_secs(180),
@@ -34,23 +36,28 @@ const INPUT_BYTES: u64 = 8 << 20;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let scale = Scale::of(bench);
-    let (data, kernels) = (DeviceData::new(&bench.context)?, CudaKernels::load(&bench.context)?);
+    let data = DeviceData::new(&bench.context)?;
+    let (kernels, all_products) = products::load(bench, findings)?;
     for shape in shapes::all(scale) {
         bench.progress(shape.name);
-        let model = DeviceModel::new(&data, &shape.spec, shape.spec.layers, &shape.steps)?;
-        let inputs = RefCell::new(PinnedMemory::allocate(&bench.context, INPUT_BYTES)?);
-        let rounds = scale.pick(2, 5, 20);
-        let study = Study { data: &data, kernels: &kernels, model: &model, inputs, rounds };
-        for step in &shape.steps {
-            study.step(&shape, *step, findings)?;
+        let mut model = DeviceModel::new(&data, &shape.spec, shape.spec.layers, &shape.steps)?;
+        for products in &all_products {
+            model = model.with_products(*products);
+            let inputs = RefCell::new(PinnedMemory::allocate(&bench.context, INPUT_BYTES)?);
+            let rounds = scale.pick(2, 5, 20);
+            let study = Study { data: &data, kernels: &kernels, model: &model, inputs, rounds };
+            for step in &shape.steps {
+                let name = shape.step_name(*step) + products::suffix(*products);
+                study.step(&name, *step, findings)?;
+            }
         }
     }
     Ok(Answer::Yes)
 }
 
-/// Returns the name of the figure with the time of a step.
-pub fn step_figure(shape: &Shape, step: StepWork) -> String {
-    format!("{}: step", shape.step_name(step))
+/// Returns the name of the figure with the time of a step of this name.
+pub fn step_figure(step_name: &str, products: Products) -> String {
+    format!("{step_name}{}: step", products::suffix(products))
 }
 
 struct Study<'a> {
@@ -64,16 +71,15 @@ struct Study<'a> {
 
 impl Study<'_> {
     /// Measures a step as the engine runs it; a decode also without a graph.
-    fn step(&self, shape: &Shape, step: StepWork, findings: &mut Findings<'_>) -> Result<(), Error> {
-        let name = shape.step_name(step);
+    fn step(&self, name: &str, step: StepWork, findings: &mut Findings<'_>) -> Result<(), Error> {
         if !step.is_decode() {
             let times = self.times(|| self.by_kernels(step))?;
-            findings.figures.extend(figures(&name, step, &times));
+            findings.figures.extend(figures(name, step, &times));
             return Ok(());
         }
         let captured = self.model.capture(&self.data.stream, self.kernels, self.model.pack(step))?;
         let graph = self.times(|| self.by_graph(step, &captured))?;
-        findings.figures.extend(figures(&name, step, &graph));
+        findings.figures.extend(figures(name, step, &graph));
         let kernels = self.times(|| self.by_kernels(step))?;
         findings.figures.extend(figures(&format!("{name}, without a graph"), step, &kernels));
         Ok(())

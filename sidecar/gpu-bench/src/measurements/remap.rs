@@ -46,6 +46,11 @@ const PAGE: u64 = 4096;
 
 fn ask(bench: &Bench, findings: &mut Findings<'_>) -> Result<Answer, Error> {
     let (data, kernels) = (DeviceData::new(&bench.context)?, CudaKernels::load(&bench.context)?);
+    findings.notes.push(
+        "every step is launched kernel by kernel, because copies run ahead into the next step and a graph ends with its \
+         own; as a graph a decode takes the time that `models` has"
+            .into(),
+    );
     for shape in shapes::all(Scale::of(bench)) {
         bench.progress(shape.name);
         let bytes = slab_layout(&shape.spec).layer.bytes.next_multiple_of(PAGE);

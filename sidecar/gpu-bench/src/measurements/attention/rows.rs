@@ -1,28 +1,30 @@
 //! Kernels over rows: products of matrices, RMSNorm, and RoPE with the write of K and V.
 
-use sluice_kernels::cuda::LaunchPlan;
 use sluice_kernels::cuda::gemm::{Epilogue, Gemm};
 use sluice_kernels::cuda::norm::Norm;
 use sluice_kernels::cuda::rope::RopeKv;
+use sluice_kernels::cuda::{LaunchPlan, Operation, ProductPlan, Products};
 use sluice_link::model::Dtype;
 use sluice_memory::cuda::{Buffer, Error};
 
 use super::paged::Heads;
 use crate::device_data::DeviceData;
 
-/// A product of bf16 matrices, `[rows][k]` by `[k][k]`.
+/// A product of bf16 matrices, `[rows][k]` by `[k][k]`, with a result in f32.
 #[derive(Debug)]
 pub struct Product {
     product: Gemm,
+    /// The workspace of cuBLASLt.
+    workspace: Buffer,
     _memory: [Buffer; 3],
 }
 
 impl Product {
     /// Prepares the product.
     pub fn new(data: &DeviceData, rows: u32, k: u32) -> Result<Product, Error> {
-        let matrix = |rows: u32| u64::from(rows) * u64::from(k) * 2;
-        let (input, weights) = (data.random(matrix(rows))?, data.random(matrix(k))?);
-        let output = data.empty(matrix(rows))?;
+        let numbers = |rows: u32| u64::from(rows) * u64::from(k);
+        let (input, weights) = (data.random(numbers(rows) * 2)?, data.random(numbers(k) * 2)?);
+        let output = data.empty(numbers(rows) * 4)?;
         let product = Gemm {
             input: input.at(0),
             weights: weights.at(0),
@@ -33,12 +35,31 @@ impl Product {
             k,
             output_stride: k,
         };
-        Ok(Product { product, _memory: [input, weights, output] })
+        let workspace = data.empty(ProductPlan::WORKSPACE_BYTES)?;
+        Ok(Product { product, workspace, _memory: [input, weights, output] })
     }
 
-    /// Returns the launch.
-    pub fn launch(&self) -> LaunchPlan {
-        self.product.plan(Dtype::Bf16, Dtype::Bf16).expect("the kernels multiply bf16")
+    /// Returns the operation by which it is computed.
+    pub fn operation(&self, products: Products) -> Operation {
+        let Gemm { input, weights, output, rows, columns, k, output_stride, .. } = self.product;
+        let (format, workspace) = (Dtype::Bf16, self.workspace.at(0));
+        match products {
+            Products::Deterministic => {
+                self.product.plan(format, Dtype::F32).expect("the kernels multiply bf16").into()
+            }
+            Products::CublasLt => Operation::Product(ProductPlan {
+                format,
+                input,
+                weights,
+                output,
+                rows,
+                columns,
+                k,
+                output_stride,
+                adds: false,
+                workspace,
+            }),
+        }
     }
 }
 
