@@ -100,10 +100,8 @@ impl Part {
             }
             Part::GpuPack => gpu_pack::run(workspace, &GpuPackArgs::over_the_standin()).map(|()| true),
             Part::Splits => process::passes(process::cargo(root, &SPLITS)),
-            Part::GpuTenants => {
-                Ok(process::passes(process::cargo(root, &ENGINE))?
-                    && process::passes(process::cargo(root, &GPU_TENANTS))?)
-            }
+            Part::GpuTenants => Ok(process::passes(process::cargo(root, &ENGINE))?
+                && process::passes(process::cargo(root, &GPU_TENANTS))?),
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
