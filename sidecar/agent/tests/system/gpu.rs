@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sluice_agent::inspect::{DeviceArgs, DeviceKind};
 use sluice_cuda_standin::test_machine::TestMachine;
 use sluice_ports::sampling::Sampling;
+use sluice_scheduler::journal::replay;
 use sluice_wire::config::{CudaConfig, LimitsConfig};
 
 use crate::golden::{greedy_tokens, reference, requests};
@@ -24,13 +25,33 @@ const CHUNKS: u64 = 64;
 /// Tokens of each answer: the interpreter takes some 50 ms for a step.
 const TOKENS: u32 = 24;
 
+/// The driver that the stand-in poses as.
+const DRIVER_VAR: &str = "SLUICE_STANDIN_DRIVER";
 /// Where the tenant records its events, if set.
 const JOURNAL_VAR: &str = "SLUICE_TEST_JOURNAL";
 
+/// The tokens are golden, and the journal replays without a GPU: the scheduler makes the same decisions of the same
+/// events.
 #[test]
 fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
+    if reference().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    run_with_standin(&alone("gpu::tenant_on_a_gpu"), &[(JOURNAL_VAR, path.to_str().unwrap())], 1);
+    let journal = std::fs::read_to_string(path).unwrap();
+    let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
+    let steps = journal.lines().filter(|line| line.contains(" done ")).count();
+    assert!(report.events > 100 && steps > 20 && journal.contains(" lost "), "{report:?}, {steps} steps");
+}
+
+#[test]
+fn the_oldest_driver_and_the_newest_serve_a_tenant() {
     if reference().is_some() {
-        run_on_a_gpu("gpu::tenant_on_a_gpu");
+        for driver in ["12.0", "13.0"] {
+            run_with_standin(&alone("gpu::tenant_on_a_gpu"), &[(DRIVER_VAR, driver)], 1);
+        }
     }
 }
 
@@ -55,7 +76,7 @@ const SLEEP: &str = "hibernate::commanded_sleep_suspends_requests_with_kv";
 const CONTROL: &str = "controls::a_flipped_byte_in_every_filled_slot_changes_tokens";
 
 /// The others.
-const MORE: [&str; 11] = [
+const MORE: [&str; 10] = [
     "bits::log_probabilities_are_equal_in_random_batches_chunkings_and_on_any_number_of_threads",
     "bits::log_probabilities_do_not_depend_on_kv_placement",
     "bits::seed_determines_samples",
@@ -111,7 +132,12 @@ fn more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without() {
 
 /// Runs a test of this module in a process that finds the stand-in. It must release everything.
 fn run_on_a_gpu(test: &str) {
-    run_with_standin(&["--exact", test, "--ignored", "--nocapture"], &[], 1);
+    run_with_standin(&alone(test), &[], 1);
+}
+
+/// The arguments with which one ignored test of this program runs.
+fn alone(test: &str) -> [&str; 4] {
+    ["--exact", test, "--ignored", "--nocapture"]
 }
 
 /// Runs tests of this program in a process that finds the stand-in. `expected` of them must pass. The process and its
@@ -119,7 +145,12 @@ fn run_on_a_gpu(test: &str) {
 fn run_with_standin(arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
     let folder = tempfile::tempdir().unwrap();
     let machine = TestMachine::new(folder.path()).unwrap();
-    let machine = machine.with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string());
+    let driver = variables.iter().find(|(name, _)| *name == DRIVER_VAR).map(|(_, driver)| *driver);
+    let machine = machine.with_library(|library| match driver {
+        Some(driver) => library.of_driver(driver),
+        None => Ok(library),
+    });
+    let machine = machine.unwrap().with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string());
     let child = Command::new(std::env::current_exe().unwrap())
         .args(arguments)
         .envs(variables.iter().copied())
