@@ -47,8 +47,8 @@ const WITH_LARGE_PAGES: [&str; 19] = [
 ];
 
 /// Builds the images for arm64, starts each program of them under an emulator, and runs the tests of the link and of the
-/// interpreter of PTX there, those of shared memory with pages of 64 KiB too.
-/// Without the compiler or the emulator it says what is skipped.
+/// interpreter of PTX there, those of shared memory with pages of 64 KiB too. Without the compiler or the emulator it
+/// says what is skipped.
 pub fn stage(workspace: &Workspace) -> Result<bool> {
     let platform = Platform::Arm64;
     if !platform.is_foreign() {
@@ -80,8 +80,10 @@ pub fn stage(workspace: &Workspace) -> Result<bool> {
 }
 
 fn cargo(workspace: &Workspace, platform: Platform, words: &[&str]) -> Command {
-    let mut command = process::cargo(&workspace.root, words);
-    command.args(["--target", platform.target()]);
+    let (task, rest) = words.split_first().expect("a task of cargo");
+    // Before the words, which may end in those of a test program.
+    let mut command = process::cargo(&workspace.root, &[task, "--target", platform.target()]);
+    command.args(rest);
     platform.set_environment(&mut command);
     command
 }
