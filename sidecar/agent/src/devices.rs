@@ -7,9 +7,6 @@ use sluice_wire::cuda_devices::{CudaDevice, CudaDeviceReport};
 
 use crate::run::failure::Failure;
 
-/// Compute capability for which the PTX of the kernels is written: later devices run it, earlier ones do not.
-const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-
 /// Runs the subcommand: reports the devices, or the reason why there are none.
 ///
 /// # Errors
@@ -31,7 +28,7 @@ fn devices() -> Result<Vec<CudaDevice>, Error> {
 /// Describes a device. One that cannot be used has its problem, so that the others are found all the same.
 fn describe(device: Device) -> Result<CudaDevice, Error> {
     // The driver says what is free only in a context, and a device in use by another process may give none.
-    let free = match unfit_capability(device)? {
+    let free = match device.unfit_capability()? {
         Some(problem) => Err(problem),
         None => Context::new(device)
             .and_then(|context| context.memory())
@@ -44,13 +41,4 @@ fn describe(device: Device) -> Result<CudaDevice, Error> {
         free_bytes: free.as_ref().map_or(0, |memory| memory.free),
         problem: free.err(),
     })
-}
-
-/// Returns why the kernels do not run on the device.
-fn unfit_capability(device: Device) -> Result<Option<String>, Error> {
-    let found = device.capability()?;
-    let ((major, minor), (least_major, least_minor)) = (found, LEAST_CAPABILITY);
-    let words =
-        || format!("compute capability {major}.{minor}, and the kernels need {least_major}.{least_minor}");
-    Ok((found < LEAST_CAPABILITY).then(words))
 }

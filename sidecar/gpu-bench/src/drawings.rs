@@ -13,10 +13,9 @@ use crate::profile::Prediction;
 use crate::report::BenchReport;
 use crate::row::Row;
 
-/// Draws `link.svg`, `attention.svg`, `remap.svg`, `models.svg` and `tenants.svg` into a folder, which is made if it is
-/// absent. A drawing without points is left out.
+/// Draws `link.svg`, `attention.svg`, `remap.svg`, `models.svg` and `tenants.svg` into an existing folder. A drawing
+/// without points is left out. Each title says what was measured where.
 pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
-    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     let row = |name: &str| report.rows.iter().find(|row| row.name == name);
     let drawings = [
         ("link.svg", row("link").map(link).into_iter().collect()),
@@ -36,13 +35,28 @@ pub fn draw(report: &BenchReport, folder: &Path) -> anyhow::Result<()> {
         ),
     ];
     for (name, figures) in drawings {
-        let figures: Vec<Figure> = figures;
+        let mut figures: Vec<Figure> = figures;
+        for figure in &mut figures {
+            figure.title = format!("{}, {}", figure.title, place(report));
+        }
         if figures.iter().any(|figure| figure.lines.iter().any(|line| !line.points.is_empty())) {
             let file = folder.join(name);
             figure::draw(&figures, &file).with_context(|| file.display().to_string())?;
         }
     }
     Ok(())
+}
+
+/// Returns the device and the day, and whether the figures say nothing about a GPU.
+fn place(report: &BenchReport) -> String {
+    let day = report.date.split('T').next().unwrap_or_default();
+    let stand_in = if report.stand_in { " (a stand-in: no figure says anything about a GPU)" } else { "" };
+    format!("{}{stand_in}, {day}", report.device.name)
+}
+
+/// Returns a size in KiB, or in MiB if it is a whole number of them.
+fn size(kib: u64) -> String {
+    if kib.is_multiple_of(1024) { format!("{} MiB", kib / 1024) } else { format!("{kib} KiB") }
 }
 
 /// Rates of copies by size.
@@ -54,7 +68,7 @@ fn link(row: &Row) -> Figure {
         });
         sizes.collect()
     };
-    let names = of("to device, registered: ").iter().map(|(kib, _)| format!("{kib} KiB")).collect();
+    let names = of("to device, registered: ").iter().map(|(kib, _)| size(*kib)).collect();
     let line = |name: &str, prefix: &str| {
         let points = (1..).map(f64::from).zip(of(prefix)).map(|(at, (_, rate))| (at, rate));
         Series { name: name.into(), points: points.collect() }

@@ -39,6 +39,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     if args.list {
         return program::print(&SUITE.list()).map(|()| ExitCode::SUCCESS);
     }
+    program::check_folders([&args.json, &args.profile].into_iter().flatten().map(|path| path.as_path()))?;
+    if let Some(folder) = &args.svg {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
     let (report, machine) = measure(args)?;
     program::publish(&report.to_string(), &report.json(), args.json.as_deref())?;
     if let Some(folder) = &args.svg {
@@ -57,6 +61,9 @@ type MeasuredMachine = Result<MachineProfile, String>;
 
 fn measure(args: &BenchArgs) -> anyhow::Result<(BenchReport, MeasuredMachine)> {
     let (setup, driver) = (args.setup(), Driver::open()?);
+    if let Some(problem) = Device::open(driver, args.device)?.unfit_capability()? {
+        anyhow::bail!("device {}: {problem}", args.device);
+    }
     let empty = empty_report(args, driver)?;
     let file = args.json.as_deref().filter(|path| *path != Path::new("-"));
     let mut rows = match (args.resume, file) {

@@ -37,6 +37,16 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Fails if no file can be made at one of `paths` because its folder is missing, so that a run fails before it measures.
+pub fn check_folders<'a>(paths: impl IntoIterator<Item = &'a Path>) -> anyhow::Result<()> {
+    for path in paths {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let is_missing = folder.is_some_and(|folder| !folder.is_dir());
+        anyhow::ensure!(!is_missing && !path.is_dir(), "{}: no file can be made here", path.display());
+    }
+    Ok(())
+}
+
 /// Writes a report as text to stdout and as JSON to `json`; `-` is stdout, in place of the text. The text is written
 /// first, so it is not lost if the file cannot be written.
 pub fn publish(text: &str, json: &str, file: Option<&Path>) -> anyhow::Result<()> {
@@ -63,6 +73,16 @@ pub fn file_names(arguments: impl Iterator<Item = String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_without_a_folder_is_refused_before_the_run() {
+        let check = |path: &str| check_folders([Path::new(path)]);
+        assert!(check("report.json").is_ok() && check("-").is_ok() && check("/tmp/report.json").is_ok());
+        for refused in ["/no such folder/report.json", "/tmp"] {
+            let error = check(refused).expect_err("no file can be made");
+            assert!(error.to_string().starts_with(refused), "{error}");
+        }
+    }
 
     #[test]
     fn report_contains_file_names_without_directories() {

@@ -31,6 +31,7 @@ fn run(args: &ProbeArgs) -> anyhow::Result<ExitCode> {
     if args.list {
         return program::print(&SUITE.list()).map(|()| ExitCode::SUCCESS);
     }
+    program::check_folders(args.json.as_deref())?;
     let report = probe(args)?;
     program::publish(&report.to_string(), &report.json(), args.json.as_deref())?;
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(UNANSWERED) })

@@ -7,6 +7,9 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use super::Error;
 use super::driver::{Driver, call};
 
+/// Compute capability for which the PTX of the kernels is written: later devices run it, earlier ones do not.
+const LEAST_CAPABILITY: (i32, i32) = (8, 0);
+
 /// One device.
 #[derive(Clone, Copy, Debug)]
 pub struct Device {
@@ -111,6 +114,16 @@ impl Device {
         let major = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         Ok((major, minor))
+    }
+
+    /// Returns why the kernels do not run on the device; `None` if they do.
+    pub fn unfit_capability(&self) -> Result<Option<String>, Error> {
+        let found = self.capability()?;
+        let ((major, minor), (least_major, least_minor)) = (found, LEAST_CAPABILITY);
+        let words = || {
+            format!("compute capability {major}.{minor}, and the kernels need {least_major}.{least_minor}")
+        };
+        Ok((found < LEAST_CAPABILITY).then(words))
     }
 
     /// Returns the compute capability, such as "9.0".
