@@ -69,7 +69,7 @@ pub fn run(workspace: &Workspace, args: &GpuPackArgs) -> Result<()> {
     check_size(workspace, &out)?;
     println!("on the machine with the GPU: {}/run 1 RESULTS, then 2 and 3", out.file_name().unwrap_or("."));
     match args.standin {
-        true => standin_run::run(workspace, &args.profile, &out, &out.with_file_name("gpu-pack-results")),
+        true => standin_run::run(workspace, &args.profile, &out, &workspace.target.join("gpu-pack-results")),
         false => Ok(()),
     }
 }

@@ -69,10 +69,11 @@ enum Task {
     Docs,
     /// Compile the CUDA sources to the PTX that is committed next to them, by NVRTC; no GPU is needed.
     ///
-    /// NVRTC is the wheel of one pinned version, downloaded once by pip into the cache folder (SLUICE_CACHE, or
-    /// ~/.cache/sluice), or the libraries in the folder that SLUICE_NVRTC names.
+    /// nvJitLink assembles the PTX: the table of registers is in kernels/cuda/resources.json, and the machine code (not
+    /// committed) is next to the PTX. Both libraries are wheels of pinned versions, downloaded once by pip into the cache
+    /// folder (SLUICE_CACHE, or ~/.cache/sluice), or those in the folders that SLUICE_NVRTC and SLUICE_NVJITLINK name.
     Kernels {
-        /// Write nothing; fail if the committed PTX is not what its source gives.
+        /// Write nothing; fail if the committed PTX or the table is not what the sources give.
         #[arg(long)]
         check: bool,
     },

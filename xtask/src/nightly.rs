@@ -185,6 +185,8 @@ mod tests {
         assert!(source("kernels/tests/cuda/mutants.rs").contains(&format!("fn {name}()")));
         let name = LAYER_TEST.rsplit("::").next().expect("a path");
         assert!(source("kernels/tests/cuda/long_context.rs").contains(&format!("fn {name}()")));
+        let name = SMOLLM2_TEST.rsplit("::").next().expect("a path");
+        assert!(source("kernels/tests/cuda/smollm2.rs").contains(&format!("fn {name}()")));
         let name = SPLITS_TEST.rsplit("::").next().expect("a path");
         assert!(source("kernels/tests/cuda/split_steps.rs").contains(&format!("fn {name}()")));
         let name = GPU_TENANTS_TEST.rsplit("::").next().expect("a path");

@@ -263,6 +263,11 @@ fn the_benchmark_goes_on_once_when_its_time_ends() {
     assert_eq!((pack.result("bench"), pack.result("tenants").as_deref()), (None, Some("ok")));
     assert_eq!(code(&pack.run("3", &slow)), Some(1), "a second time is a failure");
     assert_eq!(pack.result("bench").as_deref(), Some("failed"));
+    let pack = Pack::new();
+    assert_eq!((code(&pack.run("1", &[])), code(&pack.run("3", &slow))), (Some(0), AGAIN));
+    assert_eq!(code(&pack.run("3", &[])), Some(0), "the second time is enough");
+    assert_eq!(pack.result("bench").as_deref(), Some("ok"));
+    assert!(pack.log("3").contains("--resume"), "it goes on");
 }
 
 #[test]

@@ -40,9 +40,6 @@ fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
         return program::print(&SUITE.list()).map(|()| ExitCode::SUCCESS);
     }
     program::check_folders([&args.json, &args.profile].into_iter().flatten().map(|path| path.as_path()))?;
-    if let Some(folder) = &args.svg {
-        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
     let (report, machine) = measure(args)?;
     program::publish(&report.to_string(), &report.json(), args.json.as_deref())?;
     if let Some(folder) = &args.svg {
@@ -63,6 +60,9 @@ fn measure(args: &BenchArgs) -> anyhow::Result<(BenchReport, MeasuredMachine)> {
     let (setup, driver) = (args.setup(), Driver::open()?);
     if let Some(problem) = Device::open(driver, args.device)?.unfit_capability()? {
         anyhow::bail!("device {}: {problem}", args.device);
+    }
+    if let Some(folder) = &args.svg {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     }
     let empty = empty_report(args, driver)?;
     let file = args.json.as_deref().filter(|path| *path != Path::new("-"));

@@ -191,6 +191,19 @@ fn two_tenants_lend_each_other_memory() {
 }
 
 #[test]
+fn a_gpu_that_the_kernels_do_not_run_on_is_refused_before_the_first_measurement() {
+    // Attribute 75 is the major compute capability.
+    let output = TestEnv::new().with("SLUICE_STANDIN_ATTRIBUTES", "75=7").bench(&["--only", "memory"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("device 0: compute capability 7.") && said.contains("the kernels need 8.0"),
+        "{said}"
+    );
+    assert!(output.stdout.is_empty(), "there is no report");
+}
+
+#[test]
 fn tenants_without_their_binaries_are_no_measurement() {
     let world = TestEnv::new().with("SLUICE_BIN_DIR", "").with("PATH", "");
     let copy = world.path("sluice-gpu-bench");

@@ -26,7 +26,7 @@ pub struct CudaBacking {
 }
 
 impl CudaBacking {
-    /// Reserves addresses for `capacity_chunks` chunks of `chunk_bytes`, a multiple of the device's granularity (2 MiB).
+    /// Reserves addresses for `capacity_chunks` chunks of `chunk_bytes`, a multiple of the driver's granularity.
     /// Streams wait for words of `control` and write them, unless the device or its driver cannot: then only the CPU
     /// does.
     pub fn new(

@@ -97,3 +97,14 @@ macro_rules! calls {
     };
 }
 pub(crate) use calls;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "cuMemUnmap returns 2, which its documentation does not have")]
+    fn a_code_without_documentation_ends_the_process() {
+        run("cuMemUnmap", CallRequirement::Nothing, String::new, || Err(code::OUT_OF_MEMORY));
+    }
+}

@@ -23,7 +23,7 @@
 //! | `SLUICE_STANDIN_WORKERS` | threads that run the blocks of a kernel (1) |
 //! | `SLUICE_STANDIN_BLOCKS` | `KERNEL=N`, comma-separated: only N blocks run, for kernels that only take time |
 //! | `SLUICE_STANDIN_REPORT` | a file: each process appends one line of JSON with the resources that it holds at exit |
-//! | `SLUICE_STANDIN_TRACE` | a file: each call that the driver carries out appends its thread, name and arguments |
+//! | `SLUICE_STANDIN_TRACE` | a file: each call that no fault replaces appends its thread, name and arguments |
 //!
 //! cuBLASLt is the same library under a second name, as [`library_folder::LibraryFolder`] makes it. Its products add in
 //! f32 in one order, whatever the shape. It checks what the library documents: handles, formats, leading dimensions,

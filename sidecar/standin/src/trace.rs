@@ -1,4 +1,4 @@
-//! Writes the calls that the driver carries out, for tests that compare their order.
+//! Writes the calls to the driver that no fault replaces, also those that it refuses, for tests that compare their order.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -8,7 +8,8 @@ use crate::env_config::ENV_CONFIG;
 
 static FILE: LazyLock<Option<File>> = LazyLock::new(|| {
     let path = ENV_CONFIG.trace.as_ref()?;
-    OpenOptions::new().append(true).create(true).open(path).ok()
+    let file = OpenOptions::new().append(true).create(true).open(path);
+    Some(file.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
 });
 
 /// Appends a line: the thread, the function, and its arguments as numbers, pointers among them.

@@ -64,6 +64,12 @@ pub fn run(workspace: &Workspace, profile: &str, pack: &Utf8Path, results: &Utf8
             ensure!(goes_on, "part {part} of the pack failed at start {starts}: {status}; see {results}");
         }
     }
+    let state = results.join("state.tsv");
+    let text = fs::read_to_string(&state).with_context(|| format!("reading {state}"))?;
+    ensure!(
+        text.lines().any(|line| line.starts_with("cublaslt\tok\t")),
+        "cuBLASLt was not tested; see {state}"
+    );
     let files = fs::read_dir(results).with_context(|| format!("reading {results}"))?.count();
     ensure!(files <= MOST_FILES, "the parts left {files} files in {results}, more than {MOST_FILES}");
     println!("all parts passed over the stand-in for a driver; results: {results}");

@@ -16,6 +16,8 @@ const SHARED_TENANT_ONLY: &str = "has no effect while the tenant has a GPU to it
 const NO_EFFECT_ON_HOST: &str = "has no effect on a GPU made of host memory";
 const NO_MIG: &str = "sluice up makes no MIG instances: a GPU of the group is a device that the driver shows";
 const NO_MPS: &str = "sluice up starts no MPS daemon, without which it has no effect";
+const SPATIAL_WITHOUT_MPS: &str =
+    "sluice up starts no MPS daemon: tenants of the GPU run at once, and its driver takes turns between them";
 /// Device class of the GPUs of NVIDIA's driver: on this machine, the devices of its library.
 const CUDA_DEVICE_CLASS: &str = "gpu.nvidia.com";
 const ENGINE_UNSUPPORTED: &str = "sluice up starts only engines of Sluice; for a running vLLM server, start \
@@ -101,7 +103,7 @@ impl UnsupportedFields {
             if is_cuda { (NO_MIG, NO_MPS) } else { (NO_EFFECT_ON_HOST, NO_EFFECT_ON_HOST) };
         let (sharing, path) = (&group.sharing, Path::of_keys("spec.gpus").index(index).key("sharing"));
         if is_cuda && sharing.mode == SharingMode::Spatial {
-            self.add_warning(located, path.clone().key("mode"), spatial);
+            self.add_warning(located, path.clone().key("mode"), SPATIAL_WITHOUT_MPS);
         }
         if sharing.isolated.is_some() {
             self.add_warning(located, path.clone().key("isolated").key("profile"), isolated);

@@ -40,7 +40,8 @@ pub struct EngineSetup {
     pub spec: ModelSpec,
     /// The device that computes.
     pub device: Device,
-    /// Bytes of a chunk: a power of two, at least a page; on CUDA a multiple of 2 MiB.
+    /// Bytes of a chunk: a power of two, at least a page; on CUDA a multiple of the driver's
+    /// granularity, which the sidecar checks.
     pub chunk_bytes: u64,
     /// Chunks in the pool; on the host, chunk `c` is at `c * chunk_bytes` in the pool's memfd.
     pub capacity_chunks: u32,

@@ -166,8 +166,10 @@ fn absent() -> Error {
     // SAFETY: as in `is_present`, which has failed to load it.
     let refused = unsafe { libloading::os::unix::Library::new("libcuda.so.1") }.err();
     match refused.as_ref().and_then(std::error::Error::source).map(ToString::to_string) {
-        Some(why) if !why.contains("No such file or directory") => Error::UnloadableDriver(why),
-        _ => Error::NoDriver,
+        None => Error::NoDriver,
+        // A library that it needs can be missing as well.
+        Some(why) if why.starts_with("libcuda.so.1: cannot open shared object file") => Error::NoDriver,
+        Some(why) => Error::UnloadableDriver(why),
     }
 }
 

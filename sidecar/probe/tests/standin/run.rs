@@ -70,10 +70,10 @@ fn the_report_goes_to_a_file_as_json_and_to_stdout_as_text() {
 
 #[test]
 fn a_file_that_cannot_be_written_costs_no_answer() {
-    let output = TestEnv::new().probe(&["--quick", "--only", "limits", "--json", "/proc/no/such"]);
+    let output = TestEnv::new().probe(&["--quick", "--only", "limits", "--json", "/proc/no-file"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("-> yes"));
     assert!(
-        String::from_utf8_lossy(&output.stderr).contains("sluice-gpu-probe: /proc/no/such: No such file")
+        String::from_utf8_lossy(&output.stderr).contains("sluice-gpu-probe: /proc/no-file: No such file")
     );
 }

@@ -195,8 +195,8 @@ fn a_device_that_is_too_small_is_named() {
     // In MiB: 2048 of other weights, 14 layers (19 of 32 share one slot) of 27 chunks, 1024 of KV, 208 of activations,
     // 1280 of contexts: 10,608 in all.
     let expected = "default/one: cannot be served\n\
-                    up.yaml:5: GpuPool/p spec.deviceClassName: the tenant's floor of 10.4 GiB exceeds its largest \
-                    usable GPU, which has 4 GiB";
+                    up.yaml:5: GpuPool/p spec.deviceClassName: the tenant's floor of 10.4 GiB, of which 1.2 GiB \
+                    are for CUDA contexts (device.contextReserve), exceeds its largest usable GPU, which has 4 GiB";
     assert!(error.starts_with(expected), "{error}");
     assert!(error.contains("; p-chat-0 is NVIDIA H100 (GPU-0, 4 GiB free of 80 GiB)\n"), "{error}");
 }
