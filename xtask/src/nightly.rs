@@ -88,20 +88,19 @@ impl Part {
         let root = &workspace.root;
         match self {
             Part::Advisories => deny::check(root),
-            Part::Decisions => process::passes(process::cargo(root, &DECISIONS)),
+            Part::Decisions => DECISIONS.pass(root),
             Part::Seeds => process::passes(seeds(root, args.seeds)),
             Part::Tenants => {
                 let groups = process::passes(with(root, &GROUPS, ("PROPTEST_CASES", "3000")))?;
                 Ok(process::passes(with(root, &CRASHES, ("SLUICE_TENANTS", "3000")))? && groups)
             }
-            Part::Mutants => process::passes(process::cargo(root, &MUTANTS)),
-            Part::Smollm2 => {
-                Ok(process::passes(fetch_smollm2(root))? && process::passes(process::cargo(root, &SMOLLM2))?)
-            }
+            Part::Mutants => MUTANTS.pass(root),
+            Part::Smollm2 => Ok(process::passes(fetch_smollm2(root))? && SMOLLM2.pass(root)?),
             Part::GpuPack => gpu_pack::run(workspace, &GpuPackArgs::over_the_standin()).map(|()| true),
-            Part::Splits => process::passes(process::cargo(root, &SPLITS)),
-            Part::GpuTenants => Ok(process::passes(process::cargo(root, &ENGINE))?
-                && process::passes(process::cargo(root, &GPU_TENANTS))?),
+            Part::Splits => SPLITS.pass(root),
+            Part::GpuTenants => {
+                Ok(process::passes(process::cargo(root, &ENGINE))? && GPU_TENANTS.pass(root)?)
+            }
             Part::Fuzz => fuzz::part(root, args.fuzz_seconds),
             Part::Soak => soak::run(workspace, &SoakArgs::of_seconds(args.seconds)),
             Part::EndToEnd => test_runner::run_ignored(workspace),
@@ -110,35 +109,51 @@ impl Part {
     }
 }
 
-#[rustfmt::skip]
-const DECISIONS: [&str; 10] = [
-    "test", "--locked", "--release", "-p", "sluice-sim", "--test", "main", DECISIONS_TEST, "--", "--ignored",
-];
-const DECISIONS_TEST: &str = "decisions::decisions_of_many_seeds_match_committed_digests";
-#[rustfmt::skip]
-const MUTANTS: [&str; 11] = [
-    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", "--", "--ignored", MUTANTS_TEST,
-    LAYER_TEST,
-];
-const MUTANTS_TEST: &str = "cuda::mutants::every_mutant_is_caught_unless_it_is_listed";
-const LAYER_TEST: &str = "cuda::long_context::a_layer_of_wide_heads_at_the_last_position_passes_every_check";
-#[rustfmt::skip]
-const SMOLLM2: [&str; 10] = [
-    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SMOLLM2_TEST, "--", "--ignored",
-];
-const SMOLLM2_TEST: &str = "cuda::smollm2::smollm2_answers_all_questions_as_the_cpu_does_by_every_kernel";
-#[rustfmt::skip]
-const SPLITS: [&str; 10] = [
-    "test", "--locked", "--release", "-p", "sluice-kernels", "--test", "main", SPLITS_TEST, "--", "--ignored",
-];
-const SPLITS_TEST: &str = "cuda::split_steps::every_format_has_the_same_bits_under_every_split_of_the_work";
+/// Ignored tests that a part runs by their names.
+struct IgnoredTests {
+    package: &'static str,
+    /// The test target.
+    target: &'static str,
+    profile: &'static str,
+    /// Modules and function of each.
+    names: &'static [&'static str],
+}
+
+impl IgnoredTests {
+    fn pass(&self, root: &Utf8Path) -> Result<bool> {
+        let mut command = process::cargo(root, &["test", "--locked", "--profile", self.profile]);
+        command.args(["-p", self.package, "--test", self.target, "--", "--ignored"]).args(self.names);
+        process::passes(command)
+    }
+}
+
+const DECISIONS: IgnoredTests = IgnoredTests {
+    package: "sluice-sim",
+    target: "main",
+    profile: "release",
+    names: &["decisions::decisions_of_many_seeds_match_committed_digests"],
+};
+const MUTANTS: IgnoredTests = of_kernels(&[
+    "cuda::mutants::every_mutant_is_caught_unless_it_is_listed",
+    "cuda::long_context::a_layer_of_wide_heads_at_the_last_position_passes_every_check",
+]);
+const SMOLLM2: IgnoredTests =
+    of_kernels(&["cuda::smollm2::smollm2_answers_all_questions_as_the_cpu_does_by_every_kernel"]);
+const SPLITS: IgnoredTests =
+    of_kernels(&["cuda::split_steps::every_format_has_the_same_bits_under_every_split_of_the_work"]);
 /// The programs that the test below starts.
 const ENGINE: [&str; 5] = ["build", "--locked", "-p", "sluice-kernels", "--bins"];
-#[rustfmt::skip]
-const GPU_TENANTS: [&str; 9] = [
-    "test", "--locked", "-p", "sluice-agent", "--test", "system", GPU_TENANTS_TEST, "--", "--ignored",
-];
-const GPU_TENANTS_TEST: &str = "gpu::more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without";
+const GPU_TENANTS: IgnoredTests = IgnoredTests {
+    package: "sluice-agent",
+    target: "system",
+    profile: "test",
+    names: &["gpu::more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without"],
+};
+
+const fn of_kernels(names: &'static [&'static str]) -> IgnoredTests {
+    IgnoredTests { package: "sluice-kernels", target: "main", profile: "release", names }
+}
+
 const GROUPS: [&str; 8] =
     ["test", "--locked", "--release", "-p", "sluice-policy", "--test", "main", "multi_tenant"];
 const CRASHES: [&str; 8] =
@@ -179,18 +194,20 @@ mod tests {
     /// `cargo test` passes where no test has the name.
     #[test]
     fn named_tests_exist() {
-        let name = DECISIONS_TEST.rsplit("::").next().expect("a path");
-        assert!(source("sidecar/sim/tests/decisions.rs").contains(&format!("fn {name}()")));
-        let name = MUTANTS_TEST.rsplit("::").next().expect("a path");
-        assert!(source("kernels/tests/cuda/mutants.rs").contains(&format!("fn {name}()")));
-        let name = LAYER_TEST.rsplit("::").next().expect("a path");
-        assert!(source("kernels/tests/cuda/long_context.rs").contains(&format!("fn {name}()")));
-        let name = SMOLLM2_TEST.rsplit("::").next().expect("a path");
-        assert!(source("kernels/tests/cuda/smollm2.rs").contains(&format!("fn {name}()")));
-        let name = SPLITS_TEST.rsplit("::").next().expect("a path");
-        assert!(source("kernels/tests/cuda/split_steps.rs").contains(&format!("fn {name}()")));
-        let name = GPU_TENANTS_TEST.rsplit("::").next().expect("a path");
-        assert!(source("sidecar/agent/tests/system/gpu.rs").contains(&format!("fn {name}()")));
+        let folders = [
+            (DECISIONS, "sidecar/sim/tests"),
+            (MUTANTS, "kernels/tests"),
+            (SMOLLM2, "kernels/tests"),
+            (SPLITS, "kernels/tests"),
+            (GPU_TENANTS, "sidecar/agent/tests/system"),
+        ];
+        for (tests, folder) in folders {
+            for name in tests.names {
+                let (modules, function) = name.rsplit_once("::").expect("a path");
+                let source = source(&format!("{folder}/{}.rs", modules.replace("::", "/")));
+                assert!(source.contains(&format!("fn {function}()")), "{name}");
+            }
+        }
         assert!(source("sidecar/sim/tests/main.rs").contains("mod engine_crashes;"));
         assert!(source("sidecar/sim/tests/engine_crashes.rs").contains("SLUICE_TENANTS"));
         assert!(source("sidecar/policy/tests/main.rs").contains("mod multi_tenant;"));
