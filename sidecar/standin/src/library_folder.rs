@@ -50,7 +50,8 @@ impl LibraryFolder {
     }
 
     /// Makes the library one without the functions that a driver of this version lacks ("12.0"). The variable
-    /// `SLUICE_STANDIN_DRIVER` must name the same version.
+    /// `SLUICE_STANDIN_DRIVER` must name the same version, as it does in
+    /// [`crate::test_machine::TestMachine::of_driver`].
     pub fn of_driver(self, version: &str) -> io::Result<Self> {
         DriverPose::named(Some(version)).absent().try_fold(self, Self::without)
     }

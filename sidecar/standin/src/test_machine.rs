@@ -45,6 +45,13 @@ impl TestMachine {
         Ok(self)
     }
 
+    /// Makes the driver one of this version of CUDA, such as "12.0": what it says of itself, and the functions that it
+    /// lacks.
+    pub fn of_driver(self, version: &str) -> io::Result<Self> {
+        let machine = self.with_library(|library| library.of_driver(version))?;
+        Ok(machine.with("SLUICE_STANDIN_DRIVER", version))
+    }
+
     /// Returns what the environment of a process on this machine has.
     pub fn variables(&self) -> impl Iterator<Item = (&'static str, &OsStr)> {
         self.variables.iter().map(|(name, value)| (*name, value.as_os_str()))

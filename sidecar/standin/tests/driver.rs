@@ -53,8 +53,7 @@ fn a_newer_function_is_not_found_by_name_in_an_older_pose() {
 #[test]
 fn an_older_driver_lacks_functions_and_refuses_newer_ptx() {
     let name = "driver::an_older_driver_lacks_functions_and_refuses_newer_ptx";
-    let machine = Machine::new().with("SLUICE_STANDIN_DRIVER", "12.0");
-    let errors = machine.with_library(|library| library.of_driver("12.0")).run_noisy(name, || {
+    let errors = Machine::new().of_driver("12.0").run_noisy(name, || {
         let _device = Device::open();
         let mut version = 0;
         cu!(cuDriverGetVersion(&mut version));
@@ -75,8 +74,7 @@ fn an_older_driver_lacks_functions_and_refuses_newer_ptx() {
 #[test]
 fn a_newer_driver_has_them_and_takes_it() {
     let name = "driver::a_newer_driver_has_them_and_takes_it";
-    let machine = Machine::new().with("SLUICE_STANDIN_DRIVER", "13.0");
-    machine.with_library(|library| library.of_driver("13.0")).run(name, || {
+    Machine::new().of_driver("13.0").run(name, || {
         let _device = Device::open();
         assert!(has("cuEventElapsedTime_v2"));
         assert!(address("cuFuncLoad").is_ok());

@@ -2,7 +2,6 @@
 
 use std::process::{Command, Output};
 
-use sluice_cuda_standin::library_folder::LibraryFolder;
 use sluice_cuda_standin::test_machine::{TestMachine, folder_in_memory};
 use tempfile::TempDir;
 
@@ -19,7 +18,8 @@ impl Machine {
     pub fn new() -> Machine {
         let folder = TempDir::new_in(folder_in_memory()).expect("a folder for tests");
         let machine = TestMachine::new(folder.path()).expect("the folder is ours");
-        Machine { machine, _folder: folder }.with_library(|library| library.with_cublas(12))
+        let machine = machine.with_library(|library| library.with_cublas(12)).expect("the folder is ours");
+        Machine { machine, _folder: folder }
     }
 
     /// Adds a configuration variable of the stand-in.
@@ -28,12 +28,9 @@ impl Machine {
         self
     }
 
-    /// Changes the library.
-    pub fn with_library(
-        mut self,
-        change: impl FnOnce(LibraryFolder) -> std::io::Result<LibraryFolder>,
-    ) -> Machine {
-        self.machine = self.machine.with_library(change).expect("the folder is ours");
+    /// Makes the driver one of this version of CUDA.
+    pub fn of_driver(mut self, version: &str) -> Machine {
+        self.machine = self.machine.of_driver(version).expect("the folder is ours");
         self
     }
 

@@ -25,8 +25,6 @@ const CHUNKS: u64 = 64;
 /// Tokens of each answer: the interpreter takes some 50 ms for a step.
 const TOKENS: u32 = 24;
 
-/// The driver that the stand-in poses as.
-const DRIVER_VAR: &str = "SLUICE_STANDIN_DRIVER";
 /// Where the tenant records its events, if set.
 const JOURNAL_VAR: &str = "SLUICE_TEST_JOURNAL";
 
@@ -39,7 +37,7 @@ fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
-    run_with_standin(&alone("gpu::tenant_on_a_gpu"), &[(JOURNAL_VAR, path.to_str().unwrap())], 1);
+    run_alone("gpu::tenant_on_a_gpu", |machine| machine.with(JOURNAL_VAR, &path));
     let journal = std::fs::read_to_string(path).unwrap();
     let report = replay(journal.as_bytes()).unwrap_or_else(|error| panic!("{error}"));
     let steps = journal.lines().filter(|line| line.contains(" done ")).count();
@@ -50,7 +48,7 @@ fn stories260k_generates_golden_tokens_on_a_gpu_whose_engine_is_killed() {
 fn the_oldest_driver_and_the_newest_serve_a_tenant() {
     if reference().is_some() {
         for driver in ["12.0", "13.0"] {
-            run_with_standin(&alone("gpu::tenant_on_a_gpu"), &[(DRIVER_VAR, driver)], 1);
+            run_alone("gpu::tenant_on_a_gpu", |machine| machine.of_driver(driver).unwrap());
         }
     }
 }
@@ -58,13 +56,13 @@ fn the_oldest_driver_and_the_newest_serve_a_tenant() {
 #[test]
 fn an_inspection_for_a_gpu_equals_what_its_sidecar_needs() {
     if reference().is_some() {
-        run_on_a_gpu("gpu::floors_on_a_gpu");
+        run_alone("gpu::floors_on_a_gpu", |machine| machine);
     }
 }
 
 #[test]
 fn chunks_below_the_granularity_of_a_gpu_are_refused() {
-    run_on_a_gpu("gpu::small_chunks_on_a_gpu");
+    run_alone("gpu::small_chunks_on_a_gpu", |machine| machine);
 }
 
 /// Tests of the host that hold on a GPU, in seconds: each runs in a process of its own.
@@ -90,73 +88,61 @@ const MORE: [&str; 10] = [
 ];
 
 /// Runs tests of the host in a process whose tenants have a GPU. They must pass, and release everything.
-fn hold_on_a_gpu(tests: &[&str], variables: &[(&str, &str)]) {
-    let granularity = GPU_CHUNK.to_string();
-    let gpu = [(GPU_VAR, "1"), ("SLUICE_STANDIN_GRANULARITY", granularity.as_str())];
+fn hold_on_a_gpu(tests: &[&str], change: impl FnOnce(TestMachine) -> TestMachine) {
     let arguments = [&["--exact", "--test-threads=2"], tests].concat();
-    run_with_standin(&arguments, &[&gpu, variables].concat(), tests.len());
+    run_with_standin(&arguments, tests.len(), |machine| {
+        let machine = machine.with("SLUICE_STANDIN_GRANULARITY", GPU_CHUNK.to_string());
+        change(machine.with(GPU_VAR, "1"))
+    });
 }
 
 #[test]
 fn recomputed_requests_have_the_same_bits_on_a_gpu() {
-    hold_on_a_gpu(&[BITS], &[]);
+    hold_on_a_gpu(&[BITS], |machine| machine);
 }
 
 #[test]
 fn moving_layers_change_no_bit_on_a_gpu() {
-    hold_on_a_gpu(&[LAYOUTS], &[]);
+    hold_on_a_gpu(&[LAYOUTS], |machine| machine);
 }
 
 #[test]
 fn an_engine_killed_while_layers_move_changes_no_bit_on_a_gpu() {
-    hold_on_a_gpu(&[KILLS], &[]);
+    hold_on_a_gpu(&[KILLS], |machine| machine);
 }
 
 #[test]
 fn a_tenant_that_slept_answers_with_the_same_bits_on_a_gpu() {
-    hold_on_a_gpu(&[SLEEP], &[]);
+    hold_on_a_gpu(&[SLEEP], |machine| machine);
 }
 
 #[test]
 fn a_flipped_byte_in_every_filled_slot_is_noticed_on_a_gpu() {
-    hold_on_a_gpu(&[CONTROL], &[]);
+    hold_on_a_gpu(&[CONTROL], |machine| machine);
 }
 
 #[test]
 #[ignore = "cargo xtask nightly: takes minutes by the interpreter"]
 fn more_tests_of_the_host_hold_on_a_gpu_with_graphs_and_without() {
-    hold_on_a_gpu(&MORE, &[]);
+    hold_on_a_gpu(&MORE, |machine| machine);
     let all = [&[BITS, LAYOUTS, KILLS, SLEEP, CONTROL], &MORE[..]].concat();
-    hold_on_a_gpu(&all, &[("SLUICE_ENGINE_NO_GRAPHS", "1")]);
+    hold_on_a_gpu(&all, |machine| machine.with("SLUICE_ENGINE_NO_GRAPHS", "1"));
 }
 
-/// Runs a test of this module in a process that finds the stand-in. It must release everything.
-fn run_on_a_gpu(test: &str) {
-    run_with_standin(&alone(test), &[], 1);
+/// Runs an ignored test of this module in a process on a machine with the stand-in, which `change` may change. It must
+/// release everything.
+fn run_alone(test: &str, change: impl FnOnce(TestMachine) -> TestMachine) {
+    run_with_standin(&["--exact", test, "--ignored", "--nocapture"], 1, change);
 }
 
-/// The arguments with which one ignored test of this program runs.
-fn alone(test: &str) -> [&str; 4] {
-    ["--exact", test, "--ignored", "--nocapture"]
-}
-
-/// Runs tests of this program in a process that finds the stand-in. `expected` of them must pass. The process and its
+/// Runs tests of this program in a process on a machine with the stand-in, which `change` may change. `expected` of them must pass. The process and its
 /// engines must release everything; an engine that SIGKILL ended reports nothing.
-fn run_with_standin(arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
+fn run_with_standin(arguments: &[&str], expected: usize, change: impl FnOnce(TestMachine) -> TestMachine) {
     let folder = tempfile::tempdir().unwrap();
     let machine = TestMachine::new(folder.path()).unwrap();
-    let driver = variables.iter().find(|(name, _)| *name == DRIVER_VAR).map(|(_, driver)| *driver);
-    let machine = machine.with_library(|library| match driver {
-        Some(driver) => library.of_driver(driver),
-        None => Ok(library),
-    });
-    let machine = machine.unwrap().with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string());
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(arguments)
-        .envs(variables.iter().copied())
-        .envs(machine.variables())
-        .output()
-        .unwrap();
+    let machine = change(machine.with("SLUICE_STANDIN_BYTES", (2 * CHUNKS * CHUNK).to_string()));
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let child = command.args(arguments).envs(machine.variables()).output().unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(
         child.status.success() && said.contains(&format!(" {expected} passed")),
