@@ -39,12 +39,15 @@ pub mod config;
 pub mod driver;
 pub mod event;
 pub mod journal;
+mod peer_loans;
+mod peer_waits;
 pub mod queue;
 pub mod scheduler;
 pub mod sequence;
 pub mod snapshot;
 pub mod step_plan;
 pub mod step_request;
+mod time_slice;
 
 pub use config::{Config, Membership, QueueOrder, TimeSharing};
 pub use driver::Driver;

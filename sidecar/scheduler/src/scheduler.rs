@@ -8,7 +8,6 @@ mod commit;
 mod event_check;
 mod kept_plan;
 mod limits;
-mod peer_waits;
 mod peers;
 mod plan;
 mod requests;
@@ -20,7 +19,6 @@ mod sleep;
 mod submit;
 #[cfg(test)]
 mod test_tenant;
-mod time_slice;
 
 use std::hash::Hash;
 
@@ -31,8 +29,6 @@ use sluice_policy::ids::{Nanos, RequestId};
 use sluice_policy::loan_negotiator::LoanNegotiator;
 use sluice_policy::memory_manager::{MemoryManager, SleepState};
 use sluice_policy::params::Bounds;
-use sluice_policy::peers::loans::LoanBook;
-use sluice_policy::peers::next_use::NextUse;
 use sluice_policy::placement_planner::pause::Pauses;
 use sluice_policy::placement_planner::request::{PlanAnswer, PlanResult};
 use sluice_policy::reclaim::PolicyName;
@@ -41,13 +37,13 @@ use sluice_ports::compute::{ComputeEvent, EngineHello, Step, TableUpdate};
 use crate::batch::Batch;
 use crate::config::Config;
 use crate::event::{Command, Event, Finish, RejectReason, Request, SchedulerOutput, Sleep};
+use crate::peer_loans::PeerLoans;
 use crate::sequence::Sequence;
 use crate::snapshot::{Counters, Snapshot};
 use crate::step_plan::KeptPlan;
+use crate::time_slice::TimeSlice;
 pub use limits::CONSTANTS;
-use peer_waits::PeerWaits;
 use requests::Requests;
-use time_slice::TimeSlice;
 
 /// Engine losses during one step before its requests fail, so that a step that crashes every engine ends.
 const REPLAYS_MAX: u32 = 16;
@@ -84,9 +80,7 @@ pub struct Scheduler {
     sleep_requested: Option<Sleep>,
     counters: Counters,
     slice: TimeSlice,
-    waits: PeerWaits,
-    next_use: NextUse,
-    negotiator: Option<LoanNegotiator>,
+    loans: PeerLoans,
     commands: Vec<Command>,
     outputs: Vec<SchedulerOutput>,
     actions: Vec<Action>,
@@ -98,15 +92,7 @@ impl Scheduler {
         let requests = Requests::new(&config, manager.params().pause_bound_ns);
         let slice = TimeSlice::new(config.sharing);
         let mut manager = manager;
-        let negotiator = config.membership.clone().map(|membership| {
-            manager.loans_mut().set_can_borrow(true);
-            let book = LoanBook::new(
-                membership.own_peer,
-                manager.loans().share_chunks(),
-                manager.loans().floor_chunks(),
-            );
-            LoanNegotiator::new(book, membership.terms)
-        });
+        let loans = PeerLoans::new(config.membership.clone(), &mut manager);
         Scheduler {
             config,
             manager,
@@ -121,9 +107,7 @@ impl Scheduler {
             sleep_requested: None,
             counters: Counters::default(),
             slice,
-            waits: PeerWaits::default(),
-            next_use: NextUse::default(),
-            negotiator,
+            loans,
             commands: Vec::new(),
             outputs: Vec::new(),
             actions: Vec::new(),
@@ -164,7 +148,6 @@ impl Scheduler {
         self.flush();
         self.requests.pauses.on_sleep(self.manager.status().sleep_state() != SleepState::Awake, now);
         self.record_waits(now);
-        self.next_use.observe(now, self.requests.any());
     }
 
     fn planned(&mut self, answer: PlanAnswer) {
@@ -200,13 +183,13 @@ impl Scheduler {
 
     /// Returns the loan negotiator; `None` without peers.
     pub fn negotiator(&self) -> Option<&LoanNegotiator> {
-        self.negotiator.as_ref()
+        self.loans.negotiator()
     }
 
     /// Returns the predicted time until the tenant is used next, nanoseconds: 0 while it has requests, `None` without
     /// data.
     pub fn next_use_ns(&self, now: Nanos) -> Option<u64> {
-        self.next_use.expected_ns(now)
+        self.loans.next_use_ns(now)
     }
 
     /// Whether time alone can change the state: for example, borrowed memory may be returned while no step runs.
@@ -215,10 +198,8 @@ impl Scheduler {
             return true;
         }
         self.in_flight.is_none()
-            && (self.engine.is_some() || self.negotiator.is_some())
-            && (self.head_starved > 0
-                || !self.manager.is_idle()
-                || self.negotiator.as_ref().is_some_and(LoanNegotiator::needs_ticks))
+            && (self.engine.is_some() || self.negotiator().is_some())
+            && (self.head_starved > 0 || !self.manager.is_idle() || self.loans.needs_ticks())
     }
 
     /// Whether the tenant is awake and serving, without requests.
@@ -249,9 +230,7 @@ impl Scheduler {
     /// Checks every invariant; panics with a message if one is broken.
     pub fn check(&self) {
         self.manager.check();
-        if let Some(negotiator) = &self.negotiator {
-            negotiator.check(&self.manager.loans().audit());
-        }
+        self.loans.check(&self.manager);
         self.requests.running.check();
     }
 
@@ -285,7 +264,7 @@ impl Scheduler {
             );
             words.push(self.manager.figures().prefill_digest());
         }
-        words.push(self.negotiator.as_ref().map_or(0, LoanNegotiator::digest));
+        words.push(self.loans.digest());
         fnv1a(words)
     }
 
@@ -362,7 +341,7 @@ impl Scheduler {
         if self.engine_crashes > REPLAYS_MAX {
             return self.fail_step();
         }
-        match self.negotiator {
+        match self.negotiator() {
             Some(_) => {
                 self.undo_step();
                 self.schedule(now);

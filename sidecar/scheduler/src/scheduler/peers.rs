@@ -6,17 +6,15 @@ use sluice_policy::peers::wait_time::{WaitKind, WaitSpan};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::Scheduler;
-use super::time_slice::{SliceNeed, SlicePlan};
 use crate::event::{Command, SchedulerOutput};
+use crate::time_slice::{SliceNeed, SlicePlan};
 
 impl Scheduler {
     /// Handles a message from a peer, or a change of the time slice.
     pub(super) fn on_peer_event(&mut self, now: Nanos, event: PeerPortEvent) {
         match event {
             PeerPortEvent::Peer(event) => {
-                if let Some(negotiator) = &mut self.negotiator {
-                    negotiator.on_event(now, event, &mut self.manager.loans_mut());
-                }
+                self.loans.on_event(now, event, &mut self.manager);
             }
             PeerPortEvent::SliceGranted { epoch } => {
                 let Some(since) = self.slice.on_granted(now, epoch) else { return };
@@ -95,38 +93,19 @@ impl Scheduler {
     /// Trades memory with peers at a boundary. If a due return does not fit, it pauses or preempts the request that the
     /// policy chooses.
     pub(super) fn negotiate(&mut self, now: Nanos) {
-        self.continue_negotiation(now);
+        self.loans.boundary(now, &mut self.manager, &mut self.actions, &mut self.commands);
         self.evict_for_debt(now);
-    }
-
-    fn continue_negotiation(&mut self, now: Nanos) {
-        let Some(negotiator) = &mut self.negotiator else { return };
-        let waited = self.manager.loans().awaits_loans();
-        negotiator.boundary(now, &mut self.manager.loans_mut(), &mut self.actions);
-        if waited && !self.manager.loans().awaits_loans() && !self.manager.status().is_blocked() {
-            // The loans that absent layers waited for are settled: restore the layers now instead of at the next event.
-            self.manager.boundary(now, &mut self.actions);
-        }
-        self.commands.extend(negotiator.take_commands().into_iter().map(Command::Peer));
     }
 
     /// Claims the missing floor of a new instance from the peers that hold it, and retries.
     pub(super) fn claim_floor(&mut self, now: Nanos) {
-        let (Some(chunks), Some(negotiator)) =
-            (self.manager.loans().missing_floor_chunks(), &mut self.negotiator)
-        else {
-            return;
-        };
-        negotiator.claim(now, chunks);
-        self.commands.extend(negotiator.take_commands().into_iter().map(Command::Peer));
-        self.manager.loans_mut().claim_floor(&mut self.actions);
+        self.loans.claim_floor(now, &mut self.manager, &mut self.actions, &mut self.commands);
     }
 
     /// Reports the waits for peers that ended.
     pub(super) fn record_waits(&mut self, now: Nanos) {
-        let Some(negotiator) = &self.negotiator else { return };
-        let ended = self.waits.sample(now, &self.manager, negotiator, self.next_step);
-        self.outputs.extend(ended.map(SchedulerOutput::Waited));
+        let ended = self.loans.observe(now, &self.manager, (self.next_step, self.requests.any()));
+        self.outputs.extend(ended.into_iter().map(SchedulerOutput::Waited));
     }
 
     /// Asks peers for memory if the step waits for a loan. Returns true if they denied it, so that another reclaim

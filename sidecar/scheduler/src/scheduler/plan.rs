@@ -32,8 +32,8 @@ use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::params::Slo;
 
 use super::requests::Requests;
-use super::time_slice::TimeSlice;
 use crate::config::Config;
+use crate::time_slice::TimeSlice;
 
 /// What planning sees at one moment.
 #[derive(Clone, Copy, Debug)]

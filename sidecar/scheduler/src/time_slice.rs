@@ -36,7 +36,7 @@ enum SliceState {
 
 /// What a decision about the time slice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SliceNeed {
+pub(crate) struct SliceNeed {
     /// Requests wait or run, and the tenant is awake.
     pub has_work: bool,
     /// An engine is attached.
@@ -47,7 +47,7 @@ pub(super) struct SliceNeed {
 
 /// What happens to the time slice at a boundary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SlicePlan {
+pub(crate) enum SlicePlan {
     /// A step may begin.
     Run,
     /// A step may begin although the quantum has expired. It no longer waits for peers.
@@ -63,7 +63,7 @@ pub(super) enum SlicePlan {
 
 /// Whether the tenant may run steps, by the way in which the tenants share the GPU's time.
 #[derive(Clone, Debug)]
-pub(super) struct TimeSlice {
+pub(crate) struct TimeSlice {
     sharing: TimeSharing,
     state: SliceState,
     /// The quantum expired before the first step of the slice.

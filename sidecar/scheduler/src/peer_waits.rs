@@ -16,7 +16,7 @@ struct Shortfall {
 
 /// The waits in progress.
 #[derive(Debug, Default)]
-pub(super) struct PeerWaits {
+pub(crate) struct PeerWaits {
     shortfall: Option<Shortfall>,
     revoking: Option<Nanos>,
     waking: Option<Nanos>,
