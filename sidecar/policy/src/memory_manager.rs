@@ -26,6 +26,9 @@
 //! | its step runs again, or never | `begin`, or [`abandon_step`](MemoryManager::abandon_step) |
 //! | the tenant sleeps | [`sleep`](MemoryManager::sleep), [`wake_up`](MemoryManager::wake_up) |
 //!
+//! An engine that schedules by itself gets the table changes by
+//! [`take_table_changes`](MemoryManager::take_table_changes) before its steps.
+//!
 //! Policies that plan placements (OrbitFlow, Unified) also need [`note`](MemoryManager::note),
 //! [`ask_plan`](MemoryManager::ask_plan) and [`planned`](MemoryManager::planned); those that compare costs
 //! [`stalling_remap`](MemoryManager::stalling_remap) and
@@ -485,8 +488,8 @@ impl MemoryManager {
         Ok(())
     }
 
-    /// Takes the table changes of the next lease without a step. For tests only.
-    #[cfg(feature = "testing")]
+    /// Takes the table changes of the next lease between two steps, for an engine that schedules by itself: it learns
+    /// them before it may begin a step.
     pub fn take_table_changes(&mut self) -> Vec<TableChange> {
         self.kv.take_table_changes()
     }

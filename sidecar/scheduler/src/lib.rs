@@ -35,6 +35,7 @@
 //! ```
 
 pub mod batch;
+pub mod block_budget;
 pub mod config;
 pub mod driver;
 pub mod event;

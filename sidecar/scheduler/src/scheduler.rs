@@ -198,7 +198,7 @@ impl Scheduler {
             return true;
         }
         self.in_flight.is_none()
-            && (self.engine.is_some() || self.negotiator().is_some())
+            && (self.engine.is_some() || self.loans.negotiator().is_some())
             && (self.head_starved > 0 || !self.manager.is_idle() || self.loans.needs_ticks())
     }
 
@@ -341,7 +341,7 @@ impl Scheduler {
         if self.engine_crashes > REPLAYS_MAX {
             return self.fail_step();
         }
-        match self.negotiator() {
+        match self.loans.negotiator() {
             Some(_) => {
                 self.undo_step();
                 self.schedule(now);

@@ -15,7 +15,7 @@ impl Scheduler {
     /// peers, memory also moves without an engine: an engine that exited maps nothing, so every required unmap is
     /// already done.
     pub(super) fn schedule(&mut self, now: Nanos) {
-        let absent = self.engine.is_none() && self.negotiator().is_none();
+        let absent = self.engine.is_none() && self.loans.negotiator().is_none();
         if absent || !self.manager.status().is_loaded() || self.manager.status().is_blocked() {
             return;
         }

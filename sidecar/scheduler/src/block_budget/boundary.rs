@@ -1,0 +1,145 @@
+//! The boundary: the engine is held, or none is attached. Memory moves, and extents are granted and withdrawn.
+
+use sluice_policy::ids::{LayerId, Nanos};
+use sluice_policy::loan_negotiator::LoanControl;
+use sluice_policy::memory_manager::{Admission, Prepared, SleepState, StepNeed};
+
+use super::event::{BudgetCommand, EngineOrder, ExtentId, Resume};
+use super::{BudgetScheduler, Phase};
+
+impl BudgetScheduler {
+    pub(super) fn hold(&mut self) {
+        self.phase = Phase::Holding;
+        self.commands.push(BudgetCommand::Engine(EngineOrder::Hold));
+    }
+
+    pub(super) fn at_boundary(&mut self, now: Nanos) {
+        let absent = self.phase == Phase::Absent && self.loans.negotiator().is_none();
+        if absent || !self.manager.status().is_loaded() || self.manager.status().is_blocked() {
+            return;
+        }
+        self.sleep_or_wake();
+        let may_run = self.update_slice(now);
+        self.manager.boundary(now, &mut self.actions);
+        self.negotiate(now);
+        if self.slice.is_expired() {
+            self.manager.loans_mut().on_borrow_denied();
+        }
+        self.extents.drop_evicted(&self.manager);
+        if self.phase == Phase::Absent || self.manager.status().is_blocked() {
+            return;
+        }
+        if self.manager.loans().debt_lacks_room() && !self.retirement.is_exhausted() {
+            return self.retire();
+        }
+        let status = self.manager.status();
+        if may_run && !status.lacks_weights() && !status.is_spilling() && self.open_extents(now) {
+            self.resume(now);
+        }
+    }
+
+    /// Work wakes a tenant unless it sleeps by order. Falling asleep suspends the KV of all extents.
+    pub(super) fn sleep_or_wake(&mut self) {
+        if self.sleep_requested {
+            self.manager.sleep(true);
+        } else if self.demand.has_requests() {
+            self.manager.wake_up();
+        }
+        if self.manager.status().sleep_state() == SleepState::Suspending {
+            self.extents.suspend_all(&mut self.manager);
+        }
+    }
+
+    pub(super) fn negotiate(&mut self, now: Nanos) {
+        let mut commands = Vec::new();
+        self.loans.boundary(now, &mut self.manager, &mut self.actions, &mut commands);
+        self.commands.extend(commands.into_iter().map(BudgetCommand::Port));
+    }
+
+    pub(super) fn retire(&mut self) {
+        self.phase = Phase::Retiring;
+        self.commands
+            .push(BudgetCommand::Engine(EngineOrder::Retire { extents: self.retirement.asks_for() }));
+    }
+
+    /// Opens the extents that the engine has, and as many more as its requests want and memory allows. Returns whether
+    /// all of that has ended.
+    pub(super) fn open_extents(&mut self, now: Nanos) -> bool {
+        let mut wanted = self.wanted_extents();
+        loop {
+            let reopening = self.extents.reopening(&self.manager);
+            let opening = self.extents.opening(wanted, &reopening, &self.manager);
+            let need = self.need(&reopening, &opening);
+            if need.admit.is_empty() {
+                return true;
+            }
+            match self.manager.prepare(now, &need, &mut self.actions) {
+                Prepared::Ready => {
+                    self.extents.on_opened(&reopening, &mut self.manager);
+                    self.extents.on_opened(&opening, &mut self.manager);
+                    return true;
+                }
+                Prepared::Wait | Prepared::Loading if !self.is_denied(now) => return false,
+                Prepared::Wait | Prepared::Loading => {}
+                Prepared::Short { missing_kv_blocks, .. } => {
+                    // Idle extents may have been evicted for the others.
+                    self.extents.drop_evicted(&self.manager);
+                    let Some(fewer) = self.fewer(wanted, missing_kv_blocks) else { return false };
+                    wanted = fewer;
+                }
+            }
+        }
+    }
+
+    /// Peers were asked for what a growth lacks. Returns whether they denied it, so that it goes on without them.
+    pub(super) fn is_denied(&mut self, now: Nanos) -> bool {
+        if self.manager.loans().borrow_request().is_none() {
+            return false;
+        }
+        self.negotiate(now);
+        self.manager.loans().borrow_request().is_none() && !self.manager.status().is_blocked()
+    }
+
+    /// Extents to open beyond those that have memory: those that are guaranteed, and those that requests lack.
+    pub(super) fn wanted_extents(&self) -> u32 {
+        let Some(kv) = self.kv else { return 0 };
+        let lacking = self.demand.wanted_blocks.div_ceil(kv.blocks_per_extent);
+        let guaranteed = kv.guaranteed_extents.saturating_sub(self.extents.granted());
+        lacking.max(guaranteed).min(self.extents.room())
+    }
+
+    /// The next smaller number of extents to try; `None` if even none does not fit.
+    pub(super) fn fewer(&self, wanted: u32, missing_kv_blocks: u32) -> Option<u32> {
+        let per = self.extents.kv_blocks(1);
+        (wanted > 0).then(|| wanted - missing_kv_blocks.div_ceil(per).clamp(1, wanted))
+    }
+
+    pub(super) fn need(
+        &self,
+        reopening: &[(ExtentId, Admission)],
+        opening: &[(ExtentId, Admission)],
+    ) -> StepNeed {
+        let kv_blocks = self.extents.kv_blocks(1);
+        StepNeed {
+            admit: reopening.iter().chain(opening).map(|(_, admission)| admission.clone()).collect(),
+            kv_blocks: opening.iter().map(|(_, admission)| (admission.request, kv_blocks)).collect(),
+            without_offloaded_prefills: true,
+            ..StepNeed::default()
+        }
+    }
+
+    pub(super) fn resume(&mut self, now: Nanos) {
+        let changes = self.manager.take_table_changes();
+        let memory = self.extents.memory_of(changes);
+        let (granted, withdrawn) = self.extents.take_changes();
+        let residency = self.manager.figures().residency();
+        let leased = residency.iter().enumerate().filter(|(_, layer)| layer.slot.is_some() || !layer.present);
+        let leased_layers = leased.map(|(layer, _)| LayerId(layer as u16)).collect();
+        let epoch = self.slice.held_epoch().unwrap_or(0);
+        // What was wanted has been given as far as memory allows; the engine reports what it still lacks.
+        self.demand.wanted_blocks = 0;
+        (self.phase, self.held_at) = (Phase::Running, now);
+        let resume = Resume { epoch, granted, withdrawn, memory, leased_layers };
+        self.commands.push(BudgetCommand::Engine(EngineOrder::Resume(resume)));
+    }
+}
