@@ -354,7 +354,7 @@ fn check_weights(master: &HostWeights, geometry: &Geometry) -> Result<(), Memory
     let layers = geometry.slab_bytes.iter().enumerate();
     let layers = layers.map(|(l, bytes)| (Slab::Layer(sluice_policy::ids::LayerId(l as u16)), *bytes));
     for (slab, needed_bytes) in std::iter::once((Slab::Global, geometry.global_bytes)).chain(layers) {
-        let got_bytes = master.slab(slab).map_or(0, |bytes| bytes.len() as u64);
+        let got_bytes = master.slab_bytes(slab).unwrap_or(0);
         if got_bytes != needed_bytes {
             return Err(MemoryError::Weights { slab, got_bytes, needed_bytes });
         }

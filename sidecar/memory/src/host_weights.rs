@@ -1,5 +1,7 @@
-//! The host's copy of the weights, one region per slab. It is filled once from the model's files and
-//! read-only afterwards.
+//! The host's copy of the weights, one region per slab. It is filled once, from the model's files or from the chunks
+//! into which an engine has loaded them, and read-only afterwards.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 use sluice_policy::action::FillTarget;
@@ -68,6 +70,10 @@ impl Slab {
             Slab::Layer(layer) => 1 + layer.index(),
         }
     }
+
+    fn at(index: usize) -> Slab {
+        index.checked_sub(1).map_or(Slab::Global, |layer| Slab::Layer(LayerId(layer as u16)))
+    }
 }
 
 /// The host weights during loading.
@@ -119,24 +125,73 @@ impl HostWeightsBuilder {
     }
 
     /// Ends loading and makes the pages read-only.
-    pub fn freeze(mut self) -> Result<HostWeights, HostWeightsError> {
-        for (at, region) in self.slabs.iter_mut().enumerate() {
-            let slab = if at == 0 { Slab::Global } else { Slab::Layer(LayerId(at as u16 - 1)) };
-            region.protect().map_err(|source| HostWeightsError::Freeze { slab, source })?;
-        }
-        Ok(HostWeights { slabs: self.slabs })
+    pub fn freeze(self) -> Result<HostWeights, HostWeightsError> {
+        let slabs = self.slabs.into_iter().enumerate().map(|(at, mut region)| {
+            region.protect().map_err(|source| HostWeightsError::Freeze { slab: Slab::at(at), source })?;
+            Ok(HostSlab::filled(region))
+        });
+        Ok(HostWeights { slabs: slabs.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns weights that an engine loads: the first copy of a slab to its own chunks reads it from them.
+    pub fn uncaptured(self) -> HostWeights {
+        HostWeights { slabs: self.slabs.into_iter().map(HostSlab::empty).collect() }
     }
 }
 
-/// The loaded, read-only host weights.
+/// The host weights. A slab is read-only as soon as it is there.
 #[derive(Debug)]
 pub struct HostWeights {
-    slabs: Vec<Region>,
+    slabs: Vec<HostSlab>,
 }
 
 impl HostWeights {
-    /// Returns the bytes of one slab; `None` for a layer that the model does not have.
+    /// Returns the bytes of one slab; `None` for a layer that the model does not have, or if the slab was not captured.
     pub fn slab(&self, slab: Slab) -> Option<&[u8]> {
-        self.slabs.get(slab.index()).map(Region::bytes)
+        self.slabs.get(slab.index())?.filled.get().map(Region::bytes)
+    }
+
+    /// Returns the size of one slab; `None` for a layer that the model does not have.
+    pub(crate) fn slab_bytes(&self, slab: Slab) -> Option<u64> {
+        self.slabs.get(slab.index()).map(|slab| slab.bytes)
+    }
+
+    /// Fills a slab that is not there by `copy`. Does nothing if it is there. After an error of `copy` the slab is still
+    /// not there.
+    pub(crate) fn capture<E: From<HostWeightsError>>(
+        &self,
+        slab: Slab,
+        copy: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(host) = self.slabs.get(slab.index()) else { return Ok(()) };
+        let mut empty = host.empty.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(region) = empty.as_mut() else { return Ok(()) };
+        copy(region.bytes_mut())?;
+        region.protect().map_err(|source| HostWeightsError::Freeze { slab, source })?;
+        if let Some(region) = empty.take() {
+            host.filled.set(region).expect("a slab is filled once, under its lock");
+        }
+        Ok(())
+    }
+}
+
+/// The memory of one slab.
+#[derive(Debug)]
+struct HostSlab {
+    bytes: u64,
+    filled: OnceLock<Region>,
+    /// The memory until the slab is there.
+    empty: Mutex<Option<Region>>,
+}
+
+impl HostSlab {
+    fn filled(region: Region) -> HostSlab {
+        let bytes = region.bytes().len() as u64;
+        HostSlab { bytes, filled: OnceLock::from(region), empty: Mutex::new(None) }
+    }
+
+    fn empty(region: Region) -> HostSlab {
+        let bytes = region.bytes().len() as u64;
+        HostSlab { bytes, filled: OnceLock::new(), empty: Mutex::new(Some(region)) }
     }
 }

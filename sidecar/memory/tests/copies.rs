@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use sluice_memory::Faults;
 use sluice_policy::action::{Address, Fill, FillTarget, Work};
 use sluice_policy::event::{Failure, Outcome};
-use sluice_policy::ids::{Generation, LayerId, SlotId};
+use sluice_policy::ids::{ChunkId, Generation, LayerId, SlotId};
 use sluice_ports::conformance::SlabChunk;
 
-use super::harness::{Harness, chunks, geometry, map_layer, remap};
+use super::harness::{Harness, chunks, geometry, layer_chunk_bytes, map_layer, remap};
 
 const CHUNK: u64 = 256 << 10;
 /// Four layers of four chunks; two slots fit.
@@ -178,4 +178,49 @@ fn streaming_slab_copy_is_exact() {
         let found = world.contents(Address::Layer(layer, part));
         assert_eq!(found.map(|found| (found.layer, found.chunk)), Some((Some(layer), part)));
     }
+}
+
+/// A memory whose engine has loaded layer A into chunks 0 to 3.
+fn loaded_by_engine() -> Harness {
+    let mut world = Harness::uncaptured(&geometry(CHUNK, 8, 4, SLAB));
+    world.succeed(Work::Create(chunks(0..8)));
+    for part in 0..4 {
+        let bytes = layer_chunk_bytes(&world.geometry, A, part);
+        world.memory.pool().write(ChunkId(part as u32), 0, &bytes).unwrap();
+    }
+    world
+}
+
+fn resident(layer: LayerId, generation: u64) -> Work {
+    let (target, generation) = (FillTarget::Resident(layer), Generation(generation));
+    Work::Fill(Fill { target, generation, after: None, chunks: chunks(0..4) })
+}
+
+#[test]
+fn first_copy_of_a_slab_that_an_engine_loaded_reads_it_and_later_ones_write_it() {
+    let mut world = loaded_by_engine();
+    assert_eq!(duration(world.run(resident(A, 1))), Duration::ZERO, "it says nothing about the link");
+    assert_eq!(world.page.ready(Some(A)), Generation(1));
+    // The chunks of the layer are another's now.
+    (0..4).for_each(|chunk| world.memory.pool().poison(ChunkId(chunk)).unwrap());
+    world.succeed(fill(1, A, 2, None));
+    let geometry = world.geometry.clone();
+    world.succeed(remap(map_layer(&geometry, A, 4), vec![]));
+    for part in 0..4 {
+        let found = world.contents(Address::Layer(A, part));
+        assert_eq!(found, Some(SlabChunk { layer: Some(A), chunk: part }));
+    }
+    world.succeed(resident(A, 3));
+    let mut byte = [0];
+    world.memory.pool().read(ChunkId(0), 0, &mut byte).unwrap();
+    assert_eq!(byte[0], layer_chunk_bytes(&geometry, A, 0)[0], "a layer that returns is written again");
+}
+
+#[test]
+fn slot_gets_no_layer_that_was_not_read_yet() {
+    let mut world = loaded_by_engine();
+    assert_eq!(world.run(fill(1, A, 1, None)), Outcome::Failed(Failure::Refused));
+    world.succeed(resident(A, 2));
+    assert_eq!(world.run(fill(1, B, 3, None)), Outcome::Failed(Failure::Refused), "another layer");
+    world.succeed(fill(1, A, 4, None));
 }

@@ -93,6 +93,13 @@ fn fill_words(bytes: &mut [u8], word: u32) {
     bytes.chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&word.to_ne_bytes()));
 }
 
+/// Returns the bytes of one chunk of a layer's slab.
+pub fn layer_chunk_bytes(geometry: &Geometry, layer: LayerId, part: usize) -> Vec<u8> {
+    let mut bytes = vec![0; geometry.chunk_bytes as usize];
+    fill_words(&mut bytes, slab_word(layer.index() + 1, part));
+    bytes
+}
+
 /// Returns the word that all of `bytes` consists of, if there is one.
 fn uniform(bytes: &[u8]) -> Option<u32> {
     let first: [u8; 4] = bytes[..4].try_into().unwrap();
@@ -309,6 +316,19 @@ impl Harness {
 
     /// Creates a harness with changed options.
     pub fn with(geometry: &Geometry, change: impl Fn(&mut MemoryOptions)) -> Harness {
+        Harness::over(geometry, change, |weights| fill_weights(weights, geometry))
+    }
+
+    /// Creates a harness whose engine loads the weights.
+    pub fn uncaptured(geometry: &Geometry) -> Harness {
+        Harness::over(geometry, |_| (), |weights| Arc::new(weights.uncaptured()))
+    }
+
+    fn over(
+        geometry: &Geometry,
+        change: impl Fn(&mut MemoryOptions),
+        master: impl FnOnce(HostWeightsBuilder) -> Arc<HostWeights>,
+    ) -> Harness {
         let mut options = options(geometry);
         change(&mut options);
         let (wake, wakes) = channel();
@@ -336,7 +356,7 @@ impl Harness {
             let weights = HostWeightsBuilder::new(geometry.global_bytes, &geometry.slab_bytes);
             (record(Box::new(backing)), weights)
         };
-        let (master, gate) = (fill_weights(weights.unwrap(), geometry), page.clone());
+        let (master, gate) = (master(weights.unwrap()), page.clone());
         let memory =
             DeviceMemory::over(backing, options, master, gate, Box::new(peer), notify.clone()).unwrap();
         let pool = memory.pool().clone();

@@ -10,7 +10,7 @@ use sluice_policy::ids::ChunkId;
 use super::link::Transfer;
 use super::{LaneContext, TransferOrder};
 use crate::backing::{Caching, SignalWord};
-use crate::host_weights::Slab;
+use crate::host_weights::{HostWeightsError, Slab};
 use crate::pool::PoolError;
 use crate::pool_lane::PoolLane;
 use crate::tier::TierCopy;
@@ -57,7 +57,8 @@ impl LaneContext {
 
     fn fill(&self, lane: &mut PoolLane<'_>, fill: &Fill, rank: CopyPriority) -> Outcome {
         // A copy that allocates or maps pages is slower than the link and would make the link look slow.
-        let measured = fill.chunks.iter().all(|chunk| self.pool.is_populated(*chunk));
+        let captured = self.weights.slab(Slab::of(fill.target)).is_none();
+        let measured = !captured && fill.chunks.iter().all(|chunk| self.pool.is_populated(*chunk));
         let begun = Instant::now();
         let mut transfer = self.link.begin(rank);
         let copied = self.copy_slab(lane, fill, &mut transfer);
@@ -81,7 +82,9 @@ impl LaneContext {
         fill: &Fill,
         transfer: &mut Transfer<'_>,
     ) -> Result<u64, Failure> {
-        let slab = self.weights.slab(Slab::of(fill.target)).ok_or(Failure::Refused)?;
+        let Some(slab) = self.weights.slab(Slab::of(fill.target)) else {
+            return self.capture_slab(lane, fill, transfer);
+        };
         let fails = self.faults.should_fail_copy();
         // As many chunks at a time as the link takes as one piece.
         let chunk_bytes = self.pool.chunk_bytes() as usize;
@@ -104,9 +107,55 @@ impl LaneContext {
         if matches!(fill.target, FillTarget::Slot(..)) && self.faults.current().flip_slot_byte {
             flip_byte(lane, &fill.chunks).map_err(|_| Failure::CopyFailed)?;
         }
-        let word = SignalWord::Ready(fill.target.layer());
-        lane.signal(word, fill.generation).map_err(|_| Failure::CopyFailed)?;
+        self.signal_ready(lane, fill)?;
         Ok(slab.len() as u64)
+    }
+
+    /// Reads a slab that only its own chunks contain, because an engine has loaded it there, into the host weights.
+    fn capture_slab(
+        &self,
+        lane: &mut PoolLane<'_>,
+        fill: &Fill,
+        transfer: &mut Transfer<'_>,
+    ) -> Result<u64, Failure> {
+        if matches!(fill.target, FillTarget::Slot(..)) {
+            return Err(Failure::Refused);
+        }
+        let chunk_bytes = self.pool.chunk_bytes() as usize;
+        let copied = self.weights.capture(Slab::of(fill.target), |slab| {
+            let parts = slab.chunks_mut(chunk_bytes);
+            let last = parts.len().saturating_sub(1);
+            for (at, (chunk, part)) in fill.chunks.iter().zip(parts).enumerate() {
+                self.faults.delay();
+                transfer.transfer(part.len(), at == last, |piece| {
+                    lane.read(*chunk, piece.start as u64, &mut part[piece])
+                })?;
+            }
+            Ok::<_, CaptureError>(())
+        });
+        copied.map_err(|CaptureError| Failure::CopyFailed)?;
+        self.signal_ready(lane, fill)?;
+        Ok(self.weights.slab_bytes(Slab::of(fill.target)).unwrap_or(0))
+    }
+
+    fn signal_ready(&self, lane: &mut PoolLane<'_>, fill: &Fill) -> Result<(), Failure> {
+        let word = SignalWord::Ready(fill.target.layer());
+        lane.signal(word, fill.generation).map_err(|_| Failure::CopyFailed)
+    }
+}
+
+/// A slab could not be read from its chunks, or not be made read-only. Both end the copy in the same way.
+struct CaptureError;
+
+impl From<PoolError> for CaptureError {
+    fn from(_: PoolError) -> Self {
+        CaptureError
+    }
+}
+
+impl From<HostWeightsError> for CaptureError {
+    fn from(_: HostWeightsError) -> Self {
+        CaptureError
     }
 }
 
