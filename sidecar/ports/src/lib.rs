@@ -42,6 +42,7 @@
 //! assert_eq!(memory.poll(Nanos(1)), None);
 //! ```
 
+pub mod block_budget;
 pub mod compute;
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -5,17 +5,20 @@
 //! engine's requests use, moves memory as at a step boundary, grants or withdraws extents, and lets the engine go on.
 //! Layers that move are leased pass by pass, as the engine begins them.
 //!
+//! [`BudgetDriver`] connects it to its ports.
+//!
 //! | the engine | reports | gets |
 //! |---|---|---|
-//! | attaches | [`EngineReport::Attached`] | its guaranteed extents in [`EngineOrder::Resume`] |
-//! | lacks blocks | [`EngineReport::Demand`] | [`EngineOrder::Hold`], then more extents |
-//! | is held | [`EngineReport::Held`] | perhaps [`EngineOrder::Retire`], then `Resume` |
-//! | begins a pass while layers move | [`EngineReport::PassBegun`] | [`EngineOrder::Lease`] |
+//! | attaches | [`EngineReport::Attached`](sluice_ports::block_budget::EngineReport::Attached) | its guaranteed extents in [`EngineOrder::Resume`](sluice_ports::block_budget::EngineOrder::Resume) |
+//! | lacks blocks | [`EngineReport::Demand`](sluice_ports::block_budget::EngineReport::Demand) | [`EngineOrder::Hold`](sluice_ports::block_budget::EngineOrder::Hold), then more extents |
+//! | is held | [`EngineReport::Held`](sluice_ports::block_budget::EngineReport::Held) | perhaps [`EngineOrder::Retire`](sluice_ports::block_budget::EngineOrder::Retire), then `Resume` |
+//! | begins a pass while layers move | [`EngineReport::PassBegun`](sluice_ports::block_budget::EngineReport::PassBegun) | [`EngineOrder::Lease`](sluice_ports::block_budget::EngineOrder::Lease) |
 //!
 //! What a policy needs of requests (placement of each request's KV, pauses, deadlines) is not offered: the engine alone
 //! knows its requests.
 
 mod boundary;
+mod driver;
 mod event;
 mod extents;
 mod report;
@@ -33,15 +36,14 @@ use sluice_policy::ids::Nanos;
 use sluice_policy::loan_negotiator::LoanNegotiator;
 use sluice_policy::memory_manager::MemoryManager;
 use sluice_policy::peers::wait_time::WaitSpan;
+use sluice_ports::block_budget::{EngineDemand, EngineKv};
 
 use crate::config::{Membership, TimeSharing};
 use crate::event::Command;
 use crate::peer_loans::PeerLoans;
 use crate::time_slice::TimeSlice;
-pub use event::{
-    BudgetCommand, BudgetEvent, EngineDemand, EngineKv, EngineOrder, EngineReport, ExtentId, ExtentMemory,
-    Resume,
-};
+pub use driver::BudgetDriver;
+pub use event::{BudgetCommand, BudgetEvent};
 use extents::Extents;
 use retirement::Retirement;
 

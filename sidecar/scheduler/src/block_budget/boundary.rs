@@ -3,8 +3,9 @@
 use sluice_policy::ids::{LayerId, Nanos};
 use sluice_policy::loan_negotiator::LoanControl;
 use sluice_policy::memory_manager::{Admission, Prepared, SleepState, StepNeed};
+use sluice_ports::block_budget::{EngineOrder, ExtentId, Resume};
 
-use super::event::{BudgetCommand, EngineOrder, ExtentId, Resume};
+use super::event::BudgetCommand;
 use super::{BudgetScheduler, Phase};
 
 impl BudgetScheduler {

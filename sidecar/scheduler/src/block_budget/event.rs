@@ -1,85 +1,12 @@
-//! Inputs and orders of the scheduler of a block budget.
+//! Inputs and commands of the scheduler of a block budget.
 
 use sluice_policy::event::Completion;
-use sluice_policy::ids::{Generation, LayerBlockId, LayerId};
-use sluice_policy::memory_manager::StepTimes;
 use sluice_policy::params::Bounds;
 use sluice_policy::reclaim::PolicyName;
+use sluice_ports::block_budget::{EngineOrder, EngineReport};
 use sluice_ports::peers::PeerPortEvent;
 
 use crate::event::{Command, Sleep};
-
-/// A KV extent of the engine: the fewest consecutive KV blocks that fill whole chunks in every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ExtentId(pub u32);
-
-impl ExtentId {
-    /// The extent with the engine's null block. It is never withdrawn.
-    pub const NULL: ExtentId = ExtentId(0);
-}
-
-/// How the engine lays its KV out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EngineKv {
-    /// Extents that the engine has addresses for, at least 1.
-    pub extents: u32,
-    /// KV blocks of the engine in an extent, at least 1.
-    pub blocks_per_extent: u32,
-    /// Chunks of an extent in one layer, at least 1.
-    pub chunks_per_layer: u32,
-    /// Extents that hold the longest request of the engine, [`ExtentId::NULL`] included.
-    pub guaranteed_extents: u32,
-}
-
-/// What the engine's requests lack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct EngineDemand {
-    /// KV blocks that its requests lack for their next tokens.
-    pub wanted_blocks: u32,
-    /// Requests that wait.
-    pub waiting: u32,
-    /// Requests that run.
-    pub running: u32,
-}
-
-impl EngineDemand {
-    /// Whether a request waits or runs.
-    pub fn has_requests(self) -> bool {
-        self.waiting > 0 || self.running > 0
-    }
-}
-
-/// A report of the engine. The reports of a pass come in order, the last one before [`EngineReport::Held`].
-#[derive(Clone, Debug, PartialEq)]
-pub enum EngineReport {
-    /// Its worker and its scheduler have attached, and its KV is laid out. It runs no pass before [`EngineOrder::Resume`].
-    Attached(EngineKv),
-    /// No pass runs, and none begins before [`EngineOrder::Resume`].
-    Held {
-        /// Granted extents of which no request uses a block, the one that was used longest ago first.
-        idle: Vec<ExtentId>,
-        /// What its requests lack.
-        demand: EngineDemand,
-    },
-    /// It gave these extents back.
-    Retired {
-        /// The extents, at most as many as were asked for.
-        extents: Vec<ExtentId>,
-        /// Requests that it preempted for them.
-        preempted: u32,
-    },
-    /// What its requests lack has changed.
-    Demand(EngineDemand),
-    /// A forward pass begins. Passes count from 1.
-    PassBegun {
-        /// Its number.
-        pass: u64,
-    },
-    /// The pass that began last has ended.
-    PassEnded(StepTimes),
-    /// A process of it has exited (confirmed), and its KV is lost.
-    Lost,
-}
 
 /// An input of [`super::BudgetScheduler`].
 #[derive(Clone, Debug, PartialEq)]
@@ -98,53 +25,6 @@ pub enum BudgetEvent {
     Bounds(Bounds),
     /// Time passed with nothing else to report.
     Tick,
-}
-
-/// The memory behind an extent.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ExtentMemory {
-    /// The extent.
-    pub extent: ExtentId,
-    /// The part of the extent in each layer, `0..chunks_per_layer`.
-    pub part: u32,
-    /// The KV chunk of the memory manager that backs this part, by layer. A KV chunk has one layer block.
-    pub layers: Vec<LayerBlockId>,
-}
-
-/// What the engine must know before it goes on.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Resume {
-    /// Epoch of the time slice; 0 where there are none.
-    pub epoch: u64,
-    /// Extents that have memory now and had none. They are filled with zeros.
-    pub granted: Vec<ExtentId>,
-    /// Extents that have no memory any more.
-    pub withdrawn: Vec<ExtentId>,
-    /// Memory of extents that is new or has moved.
-    pub memory: Vec<ExtentMemory>,
-    /// Layers that a pass reads only after [`EngineOrder::Lease`] named what they must show.
-    pub leased_layers: Vec<LayerId>,
-}
-
-/// An order to the engine.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum EngineOrder {
-    /// Begin no further pass, and report [`EngineReport::Held`] when all have ended.
-    Hold,
-    /// While held: give extents back, idle ones first, then those that cost the fewest preemptions.
-    Retire {
-        /// How many.
-        extents: u32,
-    },
-    /// Passes may begin.
-    Resume(Resume),
-    /// The pass may read these layers when they show these generations; other layers are there.
-    Lease {
-        /// Its number.
-        pass: u64,
-        /// In layer order.
-        generations: Vec<(LayerId, Generation)>,
-    },
 }
 
 /// A command of [`super::BudgetScheduler`].

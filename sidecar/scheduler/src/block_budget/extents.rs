@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use sluice_policy::geometry::BLOCK_TOKENS;
 use sluice_policy::ids::RequestId;
 use sluice_policy::memory_manager::{Admission, CachedPrefix, MemoryManager, SuspendReason, TableChange};
-
-use super::event::{ExtentId, ExtentMemory};
+use sluice_ports::block_budget::{ExtentId, ExtentMemory};
 
 /// An extent that has memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! What reports of the engine, messages of peers and orders to sleep change.
 
 use sluice_policy::ids::Nanos;
+use sluice_ports::block_budget::{EngineDemand, EngineOrder, EngineReport};
 use sluice_ports::peers::PeerPortEvent;
 
-use super::event::{BudgetCommand, EngineDemand, EngineOrder, EngineReport};
+use super::event::BudgetCommand;
 use super::retirement::Retirement;
 use super::{BudgetScheduler, HOLD_INTERVAL_NS, Phase};
 use crate::event::Sleep;

@@ -11,6 +11,7 @@ use sluice_policy::memory_manager::{SleepState, StepTimes};
 use sluice_policy::params::{Bounds, Params};
 use sluice_policy::peers::time_slice::Quantum;
 use sluice_policy::reclaim::PolicyName;
+use sluice_ports::block_budget::{EngineOrder, EngineReport, ExtentId, ExtentMemory, Resume};
 use sluice_ports::peers::{PeerPortEvent, SliceCommand};
 
 use super::*;
