@@ -1,6 +1,11 @@
 //! The control page. Per layer it holds two generations for the weights and two for the KV: `ready` (the sidecar has
 //! copied it in) and `done` (the engine has read it for the last time). Each generation has its own cache line,
 //! together with the futex that wakes its waiters.
+//!
+//! A page for an engine that schedules by itself also holds its passes ([`PassRecord`]); the numbers of passes are the
+//! generations of its layers. The page of an engine that runs the sidecar's steps has none.
+
+mod passes;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -12,12 +17,18 @@ use thiserror::Error;
 
 use crate::region::{Region, RegionError};
 
+pub use passes::{PASS_RECORDS, PassCursor, PassRecord};
+
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
 const VERSION: u64 = 3;
 /// Header word that counts the iterations of the sidecar's scheduler.
 const HEARTBEATS: usize = 3;
 /// Header word that counts the layers that the engine has begun.
 const LAYERS_BEGUN: usize = 4;
+/// Header word with the number of the last pass that the worker has begun.
+const PASSES_BEGUN: usize = 5;
+/// Header word with the number of the last pass that has ended.
+const PASSES_ENDED: usize = 6;
 /// Bytes of a cache line: the header has one, each layer [`LAYER_LINES`].
 const LINE_BYTES: usize = 64;
 const LINE_LONGS: usize = LINE_BYTES / 8;
@@ -123,7 +134,11 @@ pub struct ControlPage {
 impl ControlPage {
     /// Creates a page for `layers` layers, with all generations 0.
     pub fn create(layers: u16) -> Result<ControlPage, ControlError> {
-        let region = Region::create("sluice-control", bytes(layers))?;
+        ControlPage::create_sized(layers, generation_bytes(layers))
+    }
+
+    fn create_sized(layers: u16, bytes: usize) -> Result<ControlPage, ControlError> {
+        let region = Region::create("sluice-control", bytes)?;
         for (at, value) in [(0, MAGIC), (1, VERSION), (2, u64::from(layers))] {
             region.long(at).expect("the header is in the page").store(value, Ordering::Release);
         }
@@ -132,7 +147,7 @@ impl ControlPage {
 
     /// Maps the peer's page for any number of layers, to read the sidecar's heartbeats only.
     pub fn open_any_layers(fd: OwnedFd) -> Result<ControlPage, ControlError> {
-        let region = Region::open(fd, bytes(0))?;
+        let region = Region::open(fd, generation_bytes(0))?;
         let [magic, version] =
             [0, 1].map(|at| region.long(at).expect("the header is in the page").load(Ordering::Acquire));
         if magic != MAGIC || version != VERSION {
@@ -143,7 +158,11 @@ impl ControlPage {
 
     /// Maps the peer's page.
     pub fn open(fd: OwnedFd, layers: u16) -> Result<ControlPage, ControlError> {
-        let region = Region::open(fd, bytes(layers))?;
+        ControlPage::open_sized(fd, layers, generation_bytes(layers))
+    }
+
+    fn open_sized(fd: OwnedFd, layers: u16, bytes: usize) -> Result<ControlPage, ControlError> {
+        let region = Region::open(fd, bytes)?;
         let read = |at| region.long(at).expect("the header is in the page").load(Ordering::Acquire);
         let (magic, version, got) = (read(0), read(1), read(2));
         if magic != MAGIC || version != VERSION {
@@ -155,14 +174,14 @@ impl ControlPage {
         Ok(ControlPage { region, layers })
     }
 
-    /// Returns the bytes of the page.
+    /// Returns the bytes of the generations, which come first.
     pub fn bytes(&self) -> u64 {
         Self::bytes_of(self.layers)
     }
 
-    /// Returns the bytes of a page for `layers` layers.
+    /// Returns the bytes of the generations of `layers` layers.
     pub fn bytes_of(layers: u16) -> u64 {
-        bytes(layers) as u64
+        generation_bytes(layers) as u64
     }
 
     /// Returns the memfd, to pass to the engine.
@@ -185,7 +204,8 @@ impl ControlPage {
         self.header(LAYERS_BEGUN).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns a number that changes whenever the engine begins a layer or a `ready` or `done` is published.
+    /// Returns a number that changes whenever the engine begins a layer or a pass, or ends a pass, or a `ready` or
+    /// `done` is published.
     pub fn progress(&self) -> u64 {
         let published = |side, layer| {
             let word = self.word(side, layer).expect("the layer is one of the page's");
@@ -193,7 +213,9 @@ impl ControlPage {
         };
         let of_layer =
             |layer| Signal::ALL.iter().map(|side| published(*side, layer)).fold(0, u64::wrapping_add);
-        let begun = self.header(LAYERS_BEGUN).load(Ordering::Relaxed);
+        let counters = [LAYERS_BEGUN, PASSES_BEGUN, PASSES_ENDED];
+        let begun =
+            counters.iter().map(|at| self.header(*at).load(Ordering::Relaxed)).fold(0, u64::wrapping_add);
         (0..self.layers).map(|layer| of_layer(LayerId(layer))).fold(begun, u64::wrapping_add)
     }
 
@@ -349,7 +371,7 @@ fn line(side: Signal, layer: LayerId) -> usize {
     1 + LAYER_LINES * layer.index() + side as usize
 }
 
-fn bytes(layers: u16) -> usize {
+fn generation_bytes(layers: u16) -> usize {
     (1 + LAYER_LINES * usize::from(layers)) * LINE_BYTES
 }
 

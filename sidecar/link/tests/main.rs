@@ -5,6 +5,7 @@ mod control;
 mod corpus;
 mod handshake;
 mod messages;
+mod passes;
 mod process_exit;
 mod strategies;
 mod tables;
