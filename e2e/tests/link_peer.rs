@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::support::{Tenant, TestEnv, eventually, processes, slow};
 
 /// Version that the sidecar speaks: these messages are refused for their contents after the version.
-const LINK_VERSION: u16 = 7;
+const LINK_VERSION: u16 = 8;
 
 /// Returns a header: `SLNK`, version, kind, part 0 of 1, length of the payload.
 fn header(version: u16, kind: u16, payload_bytes: u32) -> Vec<u8> {

@@ -1,4 +1,9 @@
-//! The engine's end of the link: connect, handshake, then receive commands.
+//! The engine's end of the link: connect, handshake, then receive commands. [`worker`] and [`scheduler`] are the ends
+//! of an engine that schedules by itself.
+
+mod command_parts;
+pub mod scheduler;
+pub mod worker;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -16,10 +21,11 @@ use crate::frame::{MessageKind, ProtocolError};
 use crate::message::{Device, EngineSetup, Hello, Message, Ready, StepOrder};
 use crate::process_exit::own_pidfd;
 use crate::region::check_sealed;
-use crate::server::{HANDSHAKE_TIMEOUT, MAX_REMAP_OPS, connect, unexpected};
+use crate::server::{HANDSHAKE_TIMEOUT, connect};
 use crate::slab::reference_digest;
 use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender};
 use crate::tables::{TableReader, TableShape};
+use command_parts::{Joined, MemoryCommand, join};
 
 /// How long an engine polls for its next command before it sleeps. The sidecar needs less time between two steps, and
 /// waking a halted core takes tens of microseconds.
@@ -94,7 +100,7 @@ impl SidecarLink {
         self.sender.send(&Message::Hello(hello), &[])?;
         match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Model(setup), descriptors) => parse_welcome(*setup, descriptors),
-            (other, _) => Err(unexpected(&other, "Model")),
+            (other, _) => Err(LinkError::unexpected(&other, "Model")),
         }
     }
 
@@ -112,27 +118,18 @@ impl SidecarLink {
     pub fn recv(&mut self) -> Result<EngineRequest, LinkError> {
         self.busy_poll()?;
         let (message, descriptors) = self.receiver.recv()?;
-        match message {
-            Message::Remap { id, ops, more } => {
-                let part = |message| match message {
-                    Message::Remap { id: same, ops, more } if same == id => Ok((ops, more)),
-                    other => Err(unexpected(&other, "the rest of an order of changes")),
-                };
-                Ok(EngineRequest::Remap { id, ops: self.recv_rest(ops, more, part)? })
+        match join(&mut self.receiver, message, descriptors)? {
+            Joined::Memory(MemoryCommand::Remap { id, ops }) => Ok(EngineRequest::Remap { id, ops }),
+            Joined::Memory(MemoryCommand::Chunks(chunks)) => Ok(EngineRequest::Chunks(chunks)),
+            Joined::Memory(MemoryCommand::Release { id, chunks }) => {
+                Ok(EngineRequest::Release { id, chunks })
             }
-            Message::Chunks { chunks } => {
-                Ok(EngineRequest::Chunks(chunks.into_iter().zip(descriptors).collect()))
+            Joined::Other(Message::Step(order)) => Ok(EngineRequest::Step(order)),
+            Joined::Other(Message::Bye) => Ok(EngineRequest::Bye),
+            Joined::Other(other) => Err(LinkError::unexpected(&other, "an order")),
+            Joined::Memory(MemoryCommand::Zero { .. }) => {
+                Err(ProtocolError::Unexpected { got: MessageKind::Zero, expected: "an order" }.into())
             }
-            Message::Release { id, chunks, more } => {
-                let part = |message| match message {
-                    Message::Release { id: same, chunks, more } if same == id => Ok((chunks, more)),
-                    other => Err(unexpected(&other, "the rest of an order of releases")),
-                };
-                Ok(EngineRequest::Release { id, chunks: self.recv_rest(chunks, more, part)? })
-            }
-            Message::Step(order) => Ok(EngineRequest::Step(order)),
-            Message::Bye => Ok(EngineRequest::Bye),
-            other => Err(unexpected(&other, "an order")),
         }
     }
 
@@ -143,22 +140,6 @@ impl SidecarLink {
             std::hint::spin_loop();
         }
         Ok(())
-    }
-
-    /// Receives the rest of a command, whose messages `part` reads. The engine applies none of it before the last one has
-    /// arrived.
-    fn recv_rest<T>(
-        &mut self,
-        mut parts: Vec<T>,
-        mut more: bool,
-        part: impl Fn(Message) -> Result<(Vec<T>, bool), LinkError>,
-    ) -> Result<Vec<T>, LinkError> {
-        while more {
-            let (next, followed) = part(self.receiver.recv()?.0)?;
-            append(&mut parts, next)?;
-            more = followed;
-        }
-        Ok(parts)
     }
 
     /// As [`SidecarLink::recv`], but fails after `limit`; for tests of a peer that sends nothing.
@@ -206,15 +187,6 @@ impl SidecarLink {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.sender.fd()
     }
-}
-
-/// Appends the next part of a command, within the limit of a command.
-fn append<T>(whole: &mut Vec<T>, part: Vec<T>) -> Result<(), LinkError> {
-    whole.extend(part);
-    if whole.len() > MAX_REMAP_OPS {
-        return Err(ProtocolError::Oversized { got: whole.len(), limit: MAX_REMAP_OPS }.into());
-    }
-    Ok(())
 }
 
 fn parse_welcome(setup: EngineSetup, mut descriptors: Vec<OwnedFd>) -> Result<EngineWelcome, LinkError> {

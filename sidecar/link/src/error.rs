@@ -9,6 +9,7 @@ use thiserror::Error;
 
 use crate::control::ControlError;
 use crate::frame::ProtocolError;
+use crate::message::{Message, SetupError, SetupRefused};
 use crate::region::RegionError;
 use crate::tables::TableError;
 
@@ -43,9 +44,20 @@ pub enum LinkError {
     /// A process connected that is not visible in this pid namespace, so its exit could not be observed.
     #[error("the peer runs in another process namespace; set shareProcessNamespace in its pod")]
     PeerPidUnknown,
+    /// A worker is one of several.
+    #[error("this is rank {rank} of {ranks}; only an engine of one worker, rank 0 of 1, is supported")]
+    Ranks {
+        /// Its rank.
+        rank: u32,
+        /// Workers of its engine.
+        ranks: u32,
+    },
+    /// The sidecar refuses this engine.
+    #[error("the sidecar refuses this engine ({}): {}", .0.reason, .0.message)]
+    SetupRefused(SetupRefused),
     /// No engine can serve the setup.
     #[error(transparent)]
-    Setup(#[from] crate::message::SetupError),
+    Setup(#[from] SetupError),
     /// The control page is not valid.
     #[error(transparent)]
     Control(#[from] ControlError),
@@ -71,6 +83,13 @@ pub enum LinkError {
         /// Its error.
         source: Errno,
     },
+}
+
+impl LinkError {
+    /// A message of another kind than the expected one.
+    pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
+        ProtocolError::Unexpected { got: got.kind(), expected }.into()
+    }
 }
 
 /// Wraps the error of system call `call`.

@@ -9,7 +9,7 @@ use thiserror::Error;
 /// First four bytes of every packet: `SLNK`.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"SLNK");
 /// Version of the protocol. Both ends must use the same one.
-pub const LINK_VERSION: u16 = 7;
+pub const LINK_VERSION: u16 = 8;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 16;
 /// Largest packet. The kernel accepts about 200 KiB with its default buffers.
@@ -49,13 +49,81 @@ pub enum MessageKind {
     Chunks = 12,
     /// Sidecar: release the imports of chunks.
     Release = 13,
+    /// Worker of an engine that schedules by itself: its identity.
+    WorkerHello = 14,
+    /// Sidecar: the memory of a worker.
+    WorkerSetup = 15,
+    /// Sidecar: fill chunks with zeros.
+    Zero = 16,
+    /// Worker: its parameters are final.
+    Loaded = 17,
+    /// Sidecar: it has copied the parameters.
+    Captured = 18,
+    /// Worker: where its KV blocks lie.
+    KvLayout = 19,
+    /// Sidecar: the extents of that layout.
+    KvAccepted = 20,
+    /// Sidecar: the layers that share slots.
+    Moving = 21,
+    /// Scheduler of an engine that schedules by itself: its identity.
+    SchedulerHello = 22,
+    /// Sidecar: the extents that have memory.
+    SchedulerSetup = 23,
+    /// Sidecar: run no further step.
+    Hold = 24,
+    /// Scheduler: no step runs.
+    Held = 25,
+    /// Sidecar: give up extents.
+    Retire = 26,
+    /// Scheduler: it has given them up.
+    Retired = 27,
+    /// Sidecar: steps may run.
+    Resume = 28,
+    /// Scheduler: what it lacks.
+    Demand = 29,
+    /// Sidecar: a hello or a layout is refused.
+    SetupRefused = 30,
 }
+
+const ALL_KINDS: [MessageKind; 30] = {
+    use MessageKind::*;
+    [
+        Hello,
+        Model,
+        Ready,
+        Remap,
+        Applied,
+        Refused,
+        Step,
+        Done,
+        StepRefused,
+        Bye,
+        StaleEpoch,
+        Chunks,
+        Release,
+        WorkerHello,
+        WorkerSetup,
+        Zero,
+        Loaded,
+        Captured,
+        KvLayout,
+        KvAccepted,
+        Moving,
+        SchedulerHello,
+        SchedulerSetup,
+        Hold,
+        Held,
+        Retire,
+        Retired,
+        Resume,
+        Demand,
+        SetupRefused,
+    ]
+};
 
 impl MessageKind {
     fn from_wire(word: u16) -> Option<MessageKind> {
-        use MessageKind::*;
-        let sent = [Hello, Model, Ready, Remap, Applied, Refused, Step, Done, StepRefused, Bye, StaleEpoch];
-        sent.into_iter().chain([Chunks, Release]).find(|kind| *kind as u16 == word)
+        ALL_KINDS.into_iter().find(|kind| *kind as u16 == word)
     }
 }
 

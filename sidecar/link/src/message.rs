@@ -1,7 +1,12 @@
 //! The messages of the link, in types of the policy and the ports, and their wire form.
 
+mod ids;
+mod kv_layout;
+mod scheduler;
 mod setup;
+mod setup_refused;
 mod wire;
+mod worker;
 
 use sluice_policy::action::MapOp;
 use sluice_policy::geometry::ActivationCost;
@@ -10,7 +15,13 @@ use sluice_ports::compute::{SampleRequest, StepDone};
 
 use crate::frame::MessageKind;
 
+pub use kv_layout::{KvExtents, KvLayout, KvLayoutError};
+pub use scheduler::{
+    Demand, Held, MAX_BLOCKED, MAX_EXTENTS, Resume, Retired, SchedulerHello, SchedulerMessage, SchedulerSetup,
+};
 pub use setup::{Device, EngineSetup, Faults, SetupError};
+pub use setup_refused::{MAX_MESSAGE_BYTES, RefusalReason, SetupRefused};
+pub use worker::{Loaded, MAX_LAYERS, MAX_NAME_BYTES, Moving, WorkerHello, WorkerMessage, WorkerSetup, Zero};
 
 /// Most chunks of one [`Message::Chunks`]; Linux passes at most 253 descriptors in one packet.
 pub const CHUNKS_PER_MESSAGE: usize = 64;
@@ -139,6 +150,12 @@ pub enum Message {
     },
     /// Either end: the link ends.
     Bye,
+    /// A message of the worker of an engine that schedules by itself.
+    Worker(WorkerMessage),
+    /// A message of the scheduler of such an engine.
+    Scheduler(SchedulerMessage),
+    /// Sidecar: a worker or scheduler is refused.
+    SetupRefused(SetupRefused),
 }
 
 impl Message {
@@ -158,6 +175,9 @@ impl Message {
             Message::StepRefused { .. } => MessageKind::StepRefused,
             Message::StaleEpoch { .. } => MessageKind::StaleEpoch,
             Message::Bye => MessageKind::Bye,
+            Message::Worker(message) => message.kind(),
+            Message::Scheduler(message) => message.kind(),
+            Message::SetupRefused(_) => MessageKind::SetupRefused,
         }
     }
 
@@ -168,6 +188,8 @@ impl Message {
             Message::Model(_) => 4,
             Message::Ready(_) => 2,
             Message::Chunks { chunks } => chunks.len(),
+            Message::Worker(message) => message.descriptors(),
+            Message::Scheduler(message) => message.descriptors(),
             _ => 0,
         }
     }

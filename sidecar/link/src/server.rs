@@ -1,145 +1,44 @@
-//! The sidecar's end: the listener, the handshake, and both halves of the link to one engine.
+//! The sidecar's end: the listener, the handshake, and both halves of the link to one engine. [`worker`] and
+//! [`scheduler`] are its ends of the links to an engine that schedules by itself.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+mod command_sender;
+mod expected_extents;
+mod expected_worker_replies;
+mod handshake_refusal;
+mod listener;
+pub mod scheduler;
+pub mod worker;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{Mode, chmod};
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-};
 use sluice_policy::action::MapOp;
 use sluice_policy::ids::{ActionId, ChunkId, StepId};
 use sluice_ports::compute::{EngineHello, Step, StepDone};
 
 use crate::control::ControlPage;
-use crate::error::{LinkError, syscall_error};
+use crate::error::LinkError;
 use crate::expected_replies::ExpectedReplies;
-use crate::frame::ProtocolError;
-use crate::message::{CHUNKS_PER_MESSAGE, Device, EngineSetup, Hello, Message, SequenceOrder, StepOrder};
+use crate::frame::{MessageKind, ProtocolError};
+use crate::message::{
+    Device, EngineSetup, Hello, Message, RefusalReason, SchedulerMessage, SequenceOrder, StepOrder,
+    WorkerMessage,
+};
 use crate::message_counters::MessageCounters;
 use crate::process_exit::{PeerProcess, own_pidfd};
 use crate::slab::reference_digest;
-use crate::socket::{self, Receiver, SEND_TIMEOUT, Sender, wait_readable};
+use crate::socket::{Receiver, Sender};
 use crate::tables::TableWriter;
+use command_sender::CommandSender;
+pub use command_sender::{MAX_REMAP_OPS, REMAP_OPS};
+pub(crate) use listener::connect;
+pub use listener::{Connection, Listener};
+use scheduler::SchedulerHandshake;
+use worker::WorkerHandshake;
 
 /// Longest wait for each reply of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most changes in one `Remap` or `Release` message. A longer command is sent in several messages, which the engine joins first.
-pub const REMAP_OPS: usize = 8192;
-/// Most changes of one command: several per chunk of the largest pool.
-pub const MAX_REMAP_OPS: usize = 1 << 24;
-
-/// A socket that engines connect to. Its path is removed on drop.
-#[derive(Debug)]
-pub struct Listener {
-    socket: OwnedFd,
-    path: PathBuf,
-}
-
-impl Listener {
-    /// Listens at `path`, for this user only. Replaces a socket file without a listener.
-    pub fn bind(path: &Path) -> Result<Listener, LinkError> {
-        let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
-        remove_stale(path).map_err(named)?;
-        let socket = seqpacket()?;
-        let address = SocketAddrUnix::new(path).map_err(|error| named(error.into()))?;
-        bind(&socket, &address).map_err(|error| named(error.into()))?;
-        let listener = Listener { socket, path: path.to_owned() };
-        chmod(path, Mode::RUSR | Mode::WUSR).map_err(|error| named(error.into()))?;
-        listen(&listener.socket, 1).map_err(syscall_error("listen"))?;
-        Ok(listener)
-    }
-
-    /// Returns the next engine; `None` if no engine connects within `limit`. Refuses processes of other users.
-    pub fn accept(&self, limit: Duration) -> Result<Option<Connection>, LinkError> {
-        if !wait_readable(self.socket.as_fd(), limit)? {
-            return Ok(None);
-        }
-        let socket = accept_with(&self.socket, SocketFlags::CLOEXEC).map_err(syscall_error("accept4"))?;
-        let (theirs, ours) = (credentials(&socket)?, rustix::process::geteuid().as_raw());
-        if theirs.uid != ours {
-            return Err(LinkError::ForeignUser { ours, theirs: theirs.uid });
-        }
-        if theirs.pid == 0 {
-            return Err(LinkError::PeerPidUnknown);
-        }
-        let (sender, receiver) = socket::split(socket, SEND_TIMEOUT)?;
-        Ok(Some(Connection { sender, receiver }))
-    }
-
-    /// Returns the socket's path.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        // There is no caller to report an error to; the next listener replaces a leftover path.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Returns the peer's credentials. `rustix` cannot represent the pid 0 of a process outside of this pid namespace.
-fn credentials(socket: &OwnedFd) -> Result<libc::ucred, LinkError> {
-    let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut bytes = libc::socklen_t::try_from(size_of::<libc::ucred>()).unwrap_or(0);
-    let (to, level, name) = ((&raw mut found).cast(), libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: `to` points to `bytes` writable bytes of a plain struct that outlives the call; the kernel writes at most
-    // these.
-    let refused = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut bytes) } != 0;
-    if refused {
-        let errno = Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL);
-        return Err(syscall_error("getsockopt(SO_PEERCRED)")(errno));
-    }
-    Ok(found)
-}
-
-fn seqpacket() -> Result<OwnedFd, LinkError> {
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(syscall_error("socket"))
-}
-
-/// Connects to `path` as an engine.
-pub(crate) fn connect(path: &Path) -> Result<OwnedFd, LinkError> {
-    let named = |source: io::Error| LinkError::Path { path: path.to_owned(), source };
-    let address = SocketAddrUnix::new(path).map_err(|error| named(error.into()))?;
-    let socket = seqpacket()?;
-    rustix::net::connect(&socket, &address).map_err(|error| named(error.into()))?;
-    Ok(socket)
-}
-
-fn remove_stale(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(found) if !found.file_type().is_socket() => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "exists and is not a socket"))
-        }
-        Ok(_) if connect(path).is_ok() => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens on it"))
-        }
-        Ok(_) => std::fs::remove_file(path),
-    }
-}
-
-/// A connected process that has not sent its `Hello`.
-#[derive(Debug)]
-pub struct Connection {
-    sender: Sender,
-    receiver: Receiver,
-}
 
 /// Memory that the sidecar shares with an engine.
 #[derive(Clone, Copy, Debug)]
@@ -187,18 +86,59 @@ pub struct HandshakeSetup {
     hello: Hello,
 }
 
+/// A process that has sent its first message, which says what it is.
+#[derive(Debug)]
+pub enum FirstMessage {
+    /// An engine that runs the sidecar's steps.
+    Engine(HandshakeHello),
+    /// The worker of an engine that schedules by itself.
+    Worker(WorkerHandshake),
+    /// The scheduler of such an engine.
+    Scheduler(SchedulerHandshake),
+}
+
 impl Connection {
-    /// Receives the engine's `Hello`. Takes up to [`HANDSHAKE_TIMEOUT`].
-    pub fn recv_hello(mut self) -> Result<HandshakeHello, LinkError> {
-        let hello = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
-            (Message::Hello(hello), _) => hello,
-            (other, _) => return Err(unexpected(&other, "Hello")),
-        };
-        let ours = reference_digest();
-        if hello.layout_digest != ours {
-            return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
+    /// Receives the first message, of any kind of engine. Takes up to [`HANDSHAKE_TIMEOUT`].
+    ///
+    /// # Errors
+    /// Among others, [`LinkError::Ranks`] for a worker that is not alone. It has received the reason.
+    pub fn recv_first(mut self) -> Result<FirstMessage, LinkError> {
+        let (first, descriptors) = self.receiver.recv_within(HANDSHAKE_TIMEOUT)?;
+        let Connection { sender, receiver } = self;
+        match first {
+            Message::Hello(hello) => {
+                let ours = reference_digest();
+                if hello.layout_digest != ours {
+                    return Err(LinkError::Digest { ours, theirs: hello.layout_digest });
+                }
+                Ok(FirstMessage::Engine(HandshakeHello { sender, receiver, hello }))
+            }
+            Message::Worker(WorkerMessage::Hello(hello)) => {
+                WorkerHandshake::new(sender, receiver, hello, descriptors).map(FirstMessage::Worker)
+            }
+            Message::Scheduler(SchedulerMessage::Hello(hello)) => {
+                Ok(FirstMessage::Scheduler(SchedulerHandshake::new(sender, receiver, hello, descriptors)))
+            }
+            other => Err(LinkError::unexpected(&other, "Hello")),
         }
-        Ok(HandshakeHello { sender: self.sender, receiver: self.receiver, hello })
+    }
+
+    /// Receives the `Hello` of an engine that runs the sidecar's steps, and refuses all others. Takes up to
+    /// [`HANDSHAKE_TIMEOUT`].
+    pub fn recv_hello(self) -> Result<HandshakeHello, LinkError> {
+        let reason = "this sidecar starts an engine of its own";
+        let got = match self.recv_first()? {
+            FirstMessage::Engine(engine) => return Ok(engine),
+            FirstMessage::Worker(worker) => {
+                worker.refuse(RefusalReason::Engine, reason)?;
+                MessageKind::WorkerHello
+            }
+            FirstMessage::Scheduler(scheduler) => {
+                scheduler.refuse(RefusalReason::Engine, reason)?;
+                MessageKind::SchedulerHello
+            }
+        };
+        Err(ProtocolError::Unexpected { got, expected: "Hello" }.into())
     }
 }
 
@@ -225,7 +165,7 @@ impl HandshakeSetup {
     pub fn recv_ready(mut self, setup: &EngineSetup) -> Result<EngineLink, LinkError> {
         let (ready, mut descriptors) = match self.receiver.recv_within(HANDSHAKE_TIMEOUT)? {
             (Message::Ready(ready), descriptors) => (ready, descriptors),
-            (other, _) => return Err(unexpected(&other, "Ready")),
+            (other, _) => return Err(LinkError::unexpected(&other, "Ready")),
         };
         let ours = setup.layout().digest();
         if ready.slab_digest != ours {
@@ -239,7 +179,10 @@ impl HandshakeSetup {
         Ok(EngineLink {
             hello: EngineHello { activation: ready.activation, pid: self.hello.pid },
             build: self.hello.build,
-            sender: EngineSender { sender: self.sender, expected: owed.clone(), counters: traffic.clone() },
+            sender: EngineSender {
+                commands: CommandSender::new(self.sender, traffic.clone()),
+                expected: owed.clone(),
+            },
             receiver: EngineReceiver { receiver: self.receiver, expected: owed, counters: traffic },
             process,
             supervisor,
@@ -247,16 +190,11 @@ impl HandshakeSetup {
     }
 }
 
-pub(crate) fn unexpected(got: &Message, expected: &'static str) -> LinkError {
-    ProtocolError::Unexpected { got: got.kind(), expected }.into()
-}
-
 /// Sends commands to an engine. Clones share the socket; the owner keeps the commands in order.
 #[derive(Clone, Debug)]
 pub struct EngineSender {
-    sender: Sender,
+    commands: CommandSender,
     expected: Arc<Mutex<ExpectedReplies>>,
-    counters: Arc<MessageCounters>,
 }
 
 impl EngineSender {
@@ -264,62 +202,27 @@ impl EngineSender {
     pub fn send_step(&self, step: &Step, tables: &mut TableWriter) -> Result<(), LinkError> {
         let parity = tables.write(step)?;
         self.expected().expect_step(step);
-        self.send(&Message::Step(step_order(step, parity)))
+        self.commands.send(&Message::Step(step_order(step, parity)))
     }
 
     /// Sends changes of mappings: one command of any length, applied completely or not at all, with one reply.
     pub fn send_remap(&self, id: ActionId, ops: &[MapOp]) -> Result<(), LinkError> {
-        if ops.len() > MAX_REMAP_OPS {
-            return Err(ProtocolError::Oversized { got: ops.len(), limit: MAX_REMAP_OPS }.into());
-        }
-        self.expected().expect_change(id);
-        self.send_parts(ops, |ops, more| Message::Remap { id, ops, more })
-    }
-
-    /// Sends a command of any length in messages of at most [`REMAP_OPS`] items, at least one.
-    fn send_parts<T: Clone>(
-        &self,
-        items: &[T],
-        message: impl Fn(Vec<T>, bool) -> Message,
-    ) -> Result<(), LinkError> {
-        let mut rest = items;
-        loop {
-            let (now, later) = rest.split_at(rest.len().min(REMAP_OPS));
-            let more = !later.is_empty();
-            self.send(&message(now.to_vec(), more))?;
-            if !more {
-                return Ok(());
-            }
-            rest = later;
-        }
+        self.commands.send_remap(id, ops, || self.expected().expect_change(id))
     }
 
     /// Sends chunks of a GPU, each with its descriptor. The engine imports them and does not reply.
     pub fn send_chunks(&self, chunks: &[(ChunkId, OwnedFd)]) -> Result<(), LinkError> {
-        for batch in chunks.chunks(CHUNKS_PER_MESSAGE) {
-            let message = Message::Chunks { chunks: batch.iter().map(|(chunk, _)| *chunk).collect() };
-            let descriptors: Vec<_> = batch.iter().map(|(_, fd)| fd.as_fd()).collect();
-            self.sender.send(&message, &descriptors)?;
-            self.counters.on_sent();
-        }
-        Ok(())
+        self.commands.send_chunks(chunks)
     }
 
     /// Asks the engine to release its imports of `chunks`: one command of any length, with one reply.
     pub fn send_release(&self, id: ActionId, chunks: &[ChunkId]) -> Result<(), LinkError> {
-        self.expected().expect_change(id);
-        self.send_parts(chunks, |chunks, more| Message::Release { id, chunks, more })
-    }
-
-    fn send(&self, message: &Message) -> Result<(), LinkError> {
-        self.sender.send(message, &[])?;
-        self.counters.on_sent();
-        Ok(())
+        self.commands.send_release(id, chunks, || self.expected().expect_change(id))
     }
 
     /// Returns the messages of this link since its handshake, in both directions.
     pub fn messages(&self) -> u64 {
-        self.counters.total()
+        self.commands.messages()
     }
 
     fn expected(&self) -> MutexGuard<'_, ExpectedReplies> {
@@ -328,12 +231,12 @@ impl EngineSender {
 
     /// Asks the engine to exit for good.
     pub fn send_bye(&self) -> Result<(), LinkError> {
-        self.send(&Message::Bye)
+        self.commands.send(&Message::Bye)
     }
 
     /// Cuts the link: the engine exits, and the receiver's thread wakes with [`LinkError::Closed`].
     pub fn shutdown(&self) {
-        self.sender.shutdown();
+        self.commands.shutdown();
     }
 }
 
@@ -433,6 +336,6 @@ fn event(message: Message) -> Result<EngineEvent, LinkError> {
         }
         Message::StaleEpoch { id, attempt } => Ok(EngineEvent::StaleEpoch { id, attempt }),
         Message::Bye => Ok(EngineEvent::Bye),
-        other => Err(unexpected(&other, "an answer")),
+        other => Err(LinkError::unexpected(&other, "an answer")),
     }
 }

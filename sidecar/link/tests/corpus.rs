@@ -202,7 +202,7 @@ fn corpus_is_regenerated() {
     };
     let mut runner = TestRunner::deterministic();
     let strategy = message();
-    for number in 0..24 {
+    for number in 0..60 {
         let message = strategy.new_tree(&mut runner).expect("generates").current();
         let packet = packets(&message).remove(0);
         if packet.len() > 4096 {
@@ -253,6 +253,11 @@ fn crafted() -> Vec<(&'static str, Vec<u8>)> {
         ("step-with-an-empty-sequence", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0])),
         ("unknown-address", framed(MessageKind::Remap, &[1, 1, 0, 9, 1, 1])),
         ("done-with-an-unknown-failure", framed(MessageKind::Done, &[1, 0, 0, 1, 1, 9, 0, 0, 0])),
+        ("setup-with-a-chunk-of-three-bytes", framed(MessageKind::WorkerSetup, &[0, 3, 1, 1, 1, 1])),
+        ("setup-of-no-layers", framed(MessageKind::WorkerSetup, &[0, 0x80, 0x80, 0x04, 1, 0, 1])),
+        ("held-states-2-to-the-63-extents", framed(MessageKind::Held, &huge_length)),
+        ("captured-with-payload", framed(MessageKind::Captured, &[0])),
+        ("refusal-for-an-unknown-reason", framed(MessageKind::SetupRefused, &[9, 0])),
         ("option-is-neither", framed(MessageKind::Step, &[1, 0, 0, 1, 1, 0, 0, 1, 7, 0, 0])),
     ]
 }

@@ -3,9 +3,13 @@
 
 mod control;
 mod corpus;
+mod external_strategies;
 mod handshake;
+mod kv_layout;
 mod messages;
 mod passes;
 mod process_exit;
+mod scheduler_link;
 mod strategies;
 mod tables;
+mod worker_link;

@@ -11,6 +11,8 @@ use sluice_link::message::{
 use sluice_link::model::{Dtype, Family, ModelSpec, RopeScaling};
 use sluice_link::vocabulary::*;
 
+use crate::external_strategies::{scheduler_message, setup_refused, worker_message};
+
 /// A small model.
 pub fn small_spec() -> ModelSpec {
     ModelSpec {
@@ -205,5 +207,8 @@ pub fn message() -> impl Strategy<Value = Message> {
         (any::<u64>(), any::<u32>())
             .prop_map(|(id, attempt)| Message::StaleEpoch { id: StepId(id), attempt }),
         Just(Message::Bye),
+        worker_message().prop_map(Message::Worker),
+        scheduler_message().prop_map(Message::Scheduler),
+        setup_refused().prop_map(Message::SetupRefused),
     ]
 }

@@ -65,7 +65,7 @@ pub struct EngineSetup {
     pub faults: Faults,
 }
 
-/// A setup that no engine can serve.
+/// A setup that no engine can serve, or another message with a size above its limit.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SetupError {
     /// A size is zero, violates a divisibility rule, or exceeds the limits.
@@ -164,8 +164,7 @@ impl EngineSetup {
 
     fn check_shared(&self) -> Result<(), SetupError> {
         let chunk = self.chunk_bytes;
-        let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
-        within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")?;
+        check_chunk_bytes(chunk)?;
         let layer_block = self.spec.layer_block_bytes();
         within("block_bytes", layer_block, layer_block <= chunk, "at most chunk_bytes")?;
         let layout = self.layout();
@@ -173,8 +172,7 @@ impl EngineSetup {
             + u128::from(layout.layer.bytes.next_multiple_of(chunk)) * u128::from(self.spec.layers);
         let chunks = [self.capacity_chunks, self.kv_chunks, self.activation_chunks, self.staging_chunks];
         let ranges: u128 = chunks.iter().map(|count| u128::from(*count) * u128::from(chunk)).sum();
-        let reserved = u64::try_from(weights + ranges).unwrap_or(u64::MAX);
-        within("reserved bytes", reserved, reserved <= MAX_RESERVED_BYTES, "at most 16 TiB")?;
+        check_reserved(weights + ranges)?;
         let layer_blocks = u64::from(self.kv_chunks) * u64::from(self.layer_blocks_per_chunk());
         within("blocks", layer_blocks, layer_blocks < u64::from(u32::MAX), "below 2^32 - 1")?;
         for (field, value, most) in [
@@ -195,7 +193,25 @@ impl EngineSetup {
     }
 }
 
-fn within(field: &'static str, value: u64, holds: bool, rule: &'static str) -> Result<(), SetupError> {
+/// Refuses a chunk of another size than a range of pages.
+pub(super) fn check_chunk_bytes(chunk: u64) -> Result<(), SetupError> {
+    let page = chunk.is_power_of_two() && (4096..=1 << 30).contains(&chunk);
+    within("chunk_bytes", chunk, page, "a power of two in 4 KiB..=1 GiB")
+}
+
+/// Refuses ranges of more than [`MAX_RESERVED_BYTES`].
+pub(super) fn check_reserved(bytes: u128) -> Result<(), SetupError> {
+    let reserved = u64::try_from(bytes).unwrap_or(u64::MAX);
+    within("reserved bytes", reserved, reserved <= MAX_RESERVED_BYTES, "at most 16 TiB")
+}
+
+/// Refuses `value` unless `holds`.
+pub(super) fn within(
+    field: &'static str,
+    value: u64,
+    holds: bool,
+    rule: &'static str,
+) -> Result<(), SetupError> {
     if holds { Ok(()) } else { Err(SetupError::Field { field, value, rule }) }
 }
 

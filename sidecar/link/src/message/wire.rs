@@ -1,10 +1,11 @@
 //! Wire form of the messages, encoded with postcard. Its own serde structs keep the policy and the ports free of serde.
 
+mod codec;
 mod done;
+mod external;
 
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sluice_policy::action::{Address, MapOp};
 use sluice_policy::geometry::ActivationCost;
@@ -12,6 +13,7 @@ use sluice_policy::ids::{ActionId, ChunkId, Generation, KvChunkId, LayerId, RowI
 use sluice_ports::compute::SampleRequest;
 use sluice_ports::sampling::Sampling;
 
+use self::codec::{bytes, read};
 use self::done::WireDone;
 use super::{CHUNKS_PER_MESSAGE, EngineSetup, Hello, Message, Ready, SequenceOrder, StepOrder};
 use crate::frame::{MessageKind, ProtocolError};
@@ -113,9 +115,6 @@ struct WireStep {
     activation_limit_bytes: u64,
 }
 
-/// Initial buffer for a payload: holds a usual step or reply without growing.
-const INITIAL_CAPACITY: usize = 1024;
-
 impl Message {
     /// Encodes the payload.
     pub fn encode(&self) -> Vec<u8> {
@@ -137,6 +136,9 @@ impl Message {
             Message::StepRefused { id, attempt, message } => bytes(&WireReply::new(id.0, *attempt, message)),
             Message::StaleEpoch { id, attempt } => bytes(&WireReply::new(id.0, *attempt, "")),
             Message::Bye => Vec::new(),
+            Message::Worker(message) => external::encode_worker(message),
+            Message::Scheduler(message) => external::encode_scheduler(message),
+            Message::SetupRefused(refused) => bytes(refused),
         }
     }
 
@@ -177,19 +179,9 @@ impl Message {
             }
             MessageKind::Bye if payload.is_empty() => Message::Bye,
             MessageKind::Bye => return Err(ProtocolError::Trailing { kind, extra: payload.len() }),
+            kind => external::decode(kind, payload)?,
         })
     }
-}
-
-fn bytes<T: Serialize>(value: &T) -> Vec<u8> {
-    // Postcard fails only on sequences of unknown length, and no wire struct has one.
-    postcard::to_extend(value, Vec::with_capacity(INITIAL_CAPACITY)).expect("a wire struct always encodes")
-}
-
-fn read<T: DeserializeOwned>(kind: MessageKind, payload: &[u8]) -> Result<T, ProtocolError> {
-    let (value, rest) = postcard::take_from_bytes::<T>(payload)
-        .map_err(|error| ProtocolError::Payload { kind, reason: error.to_string() })?;
-    if rest.is_empty() { Ok(value) } else { Err(ProtocolError::Trailing { kind, extra: rest.len() }) }
 }
 
 fn read_setup(payload: &[u8]) -> Result<EngineSetup, ProtocolError> {
