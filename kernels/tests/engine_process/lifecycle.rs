@@ -161,7 +161,7 @@ fn help_and_version_list_required_items() {
     let engine = env!("CARGO_BIN_EXE_sluice-engine");
     let version = say(engine, "--version");
     assert!(version.starts_with("sluice-engine 0.1.0 (commit "), "{version}");
-    assert!(version.ends_with(", link 7)\n"), "{version}");
+    assert!(version.ends_with(", link 8)\n"), "{version}");
     let generator = say(env!("CARGO_BIN_EXE_sluice-model-gen"), "--version");
     assert!(generator.starts_with("sluice-model-gen 0.1.0 (commit "), "{generator}");
     let help = say(engine, "--help");

@@ -102,7 +102,7 @@ mod tests {
     fn version_names_commit_and_interfaces() {
         let version = Args::command().render_version();
         assert!(version.starts_with("sluice-sidecar 0.1.0 (commit "), "{version}");
-        assert!(version.ends_with(", wire 2, link 7)\n"), "{version}");
+        assert!(version.ends_with(", wire 2, link 8)\n"), "{version}");
     }
 
     #[test]
