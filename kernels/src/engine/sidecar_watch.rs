@@ -1,10 +1,10 @@
 //! The thread that ends this process after its sidecar exits, even inside a step.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::event::{PollFd, PollFlags, poll};
+use sluice_link::socket::wait_hang_up;
 
 use super::exit_code::EXIT_SIDECAR_GONE;
 
@@ -15,22 +15,11 @@ const EXIT_GRACE: Duration = Duration::from_millis(40);
 pub(super) fn start(socket: BorrowedFd<'_>) -> anyhow::Result<()> {
     let socket = socket.try_clone_to_owned().context("watched socket")?;
     let watch = move || {
-        wait_for_end(&socket);
+        wait_hang_up(&socket);
         std::thread::sleep(EXIT_GRACE);
         // Skip destructors and exit handlers: a step may be running, and other tenants may use the memory by now.
         signal_hook::low_level::exit(i32::from(EXIT_SIDECAR_GONE));
     };
     std::thread::Builder::new().name("sidecar-watch".to_owned()).spawn(watch).context("watcher thread")?;
     Ok(())
-}
-
-/// Blocks until the peer closes its end.
-fn wait_for_end(socket: &OwnedFd) {
-    loop {
-        // With no requested events, poll reports only that the peer closed, never data.
-        let mut fds = [PollFd::new(socket, PollFlags::empty())];
-        if poll(&mut fds, None).is_ok_and(|ready| ready > 0) {
-            return;
-        }
-    }
 }

@@ -185,3 +185,19 @@ pub fn wait_readable(fd: BorrowedFd<'_>, limit: Duration) -> Result<bool, LinkEr
         }
     }
 }
+
+/// Returns once the peer of `socket` has closed its end or exited.
+pub fn wait_hang_up(socket: impl AsFd) {
+    // Interrupted, or the kernel is short of memory: ask again.
+    while !poll_hang_up(socket.as_fd(), None) {}
+}
+
+/// Whether the peer of `socket` has closed its end or exited. Messages that it sent before may still be unread.
+pub fn has_hung_up(socket: impl AsFd) -> bool {
+    poll_hang_up(socket.as_fd(), Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))
+}
+
+/// With no requested events, poll reports only that the peer closed, never data.
+fn poll_hang_up(socket: BorrowedFd<'_>, limit: Option<&Timespec>) -> bool {
+    poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::empty())], limit).is_ok_and(|ready| ready > 0)
+}

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::getpid;
+use serde::Deserialize;
 use sluice_policy::ids::ActionId;
 
 use crate::error::LinkError;
@@ -49,7 +50,8 @@ pub enum SchedulerRequest {
 }
 
 /// The identity of a scheduler, as it is announced.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct SchedulerIdentity {
     /// Version of the adapter, for logs.
     pub build: String,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::getpid;
+use serde::Deserialize;
 use sluice_policy::action::MapOp;
 use sluice_policy::ids::{ActionId, ChunkId, KvChunkId};
 
@@ -86,7 +87,8 @@ pub struct WorkerClient {
 }
 
 /// The identity of a worker, as it is announced.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WorkerIdentity {
     /// Version of the adapter, for logs.
     pub build: String,
