@@ -19,6 +19,8 @@ pub struct Context {
 struct ContextHandle {
     raw: sys::CUcontext,
     device: Device,
+    /// Whether it is the device's primary context, which this process shares with other libraries.
+    is_primary: bool,
 }
 
 // SAFETY: a context may be current on any thread, and on several at once; the driver does the necessary locking.
@@ -41,7 +43,23 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one pointer; the driver found the device.
         unsafe { call!(cuCtxCreate_v2(&mut raw, 0, device.raw())) }?;
-        Ok(Context { owned: Arc::new(ContextHandle { raw, device }) })
+        Ok(Context { owned: Arc::new(ContextHandle { raw, device, is_primary: false }) })
+    }
+
+    /// Retains the device's primary context, which other libraries of this process use (the CUDA runtime, PyTorch), and
+    /// makes it current on this thread.
+    ///
+    /// # Errors
+    /// Among others, [`Error::Absent`] on a driver without primary contexts.
+    pub fn primary(device: Device) -> Result<Context, Error> {
+        device.driver().optional("cuDevicePrimaryCtxRetain")?;
+        device.driver().optional("cuDevicePrimaryCtxRelease_v2")?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one pointer; the driver found the device.
+        unsafe { call!(cuDevicePrimaryCtxRetain(&mut raw, device.raw())) }?;
+        let context = Context { owned: Arc::new(ContextHandle { raw, device, is_primary: true }) };
+        context.enter()?;
+        Ok(context)
     }
 
     /// Makes the context current on this thread. A thread other than the creator must call this first.
@@ -84,8 +102,13 @@ impl Context {
 
 impl Drop for ContextHandle {
     fn drop(&mut self) {
-        // SAFETY: every object created in the context held it, so all of them are freed. The error is ignored: after a
-        // device fault every call fails.
-        let _ = unsafe { call!(cuCtxDestroy_v2(self.raw)) };
+        // Errors are ignored: after a device fault every call fails.
+        if self.is_primary {
+            // SAFETY: this value retained the context once. Every object created in it held it, so all are freed.
+            let _ = unsafe { call!(cuDevicePrimaryCtxRelease_v2(self.device.raw())) };
+        } else {
+            // SAFETY: every object created in the context held it, so all of them are freed.
+            let _ = unsafe { call!(cuCtxDestroy_v2(self.raw)) };
+        }
     }
 }

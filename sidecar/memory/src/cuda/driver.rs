@@ -60,7 +60,9 @@ pub const REQUIRED: [&str; 47] = [
 ];
 
 /// Driver functions that only some checks need; without them those checks are not answered.
-pub const OPTIONAL: [&str; 13] = [
+pub const OPTIONAL: [&str; 15] = [
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
     "cuGraphAddBatchMemOpNode",
     "cuGraphAddKernelNode_v2",
     "cuGraphCreate",
