@@ -27,7 +27,7 @@ pub const GUARDED: [&str; 7] = ["cudarc", "k8s-openapi", "kube", "reqwest", "rus
 pub const KUBE_WITHOUT_CLIENT: [&str; 3] = ["admission", "derive", "jsonpatch"];
 
 /// Crates of the pod: their whole tree of dependencies never contains kube.
-pub const NEVER_REACH_KUBE: [&str; 10] = [
+pub const NEVER_REACH_KUBE: [&str; 11] = [
     "sluice-policy",
     "sluice-ports",
     "sluice-scheduler",
@@ -38,6 +38,7 @@ pub const NEVER_REACH_KUBE: [&str; 10] = [
     "sluice-probe",
     "sluice-gpu-bench",
     "sluice-kernels",
+    "sluice-vllm-link",
 ];
 
 const SIDECAR: &[&str] = &[
@@ -58,7 +59,7 @@ const BLANK: Row = Row { name: "", may: &[], never: &[], kube_without_client: fa
 pub const COMMON: &str = "sluice-common";
 
 /// The table, in the order of ARCHITECTURE.md.
-pub const TABLE: [Row; 24] = [
+pub const TABLE: [Row; 25] = [
     Row { name: COMMON, standalone: true, ..BLANK },
     // tokio: it sends a load at planned times. reqwest: by HTTP.
     Row { name: "sluice-client", may: &["reqwest", "tokio"], never: &["kube", "sluice-types"], ..BLANK },
@@ -122,6 +123,13 @@ pub const TABLE: [Row; 24] = [
         name: "sluice-kernels",
         may: &["sluice-link", "sluice-memory", "sluice-wire", "cudarc", "rustix"],
         never: &["sluice-policy", "sluice-scheduler", "sluice-agent", "kube"],
+        ..BLANK
+    },
+    // It is loaded into vLLM's processes: as small as possible. libc (no edge): an exit without handlers.
+    Row {
+        name: "sluice-vllm-link",
+        may: &["sluice-link", "sluice-memory"],
+        never: &["sluice-policy", "sluice-scheduler", "sluice-agent", "tokio", "kube"],
         ..BLANK
     },
     Row {
