@@ -174,8 +174,11 @@ impl Worker {
             }
             WorkerRequest::Release { id, chunks } => {
                 let released = self.with_memory(|memory| memory.release(chunks));
-                self.answer(*id, released)?;
-                return Ok(None);
+                // The sidecar has its reply; the caller has not seen the order.
+                return match self.answer(*id, released) {
+                    Ok(()) | Err(Failure::Refused(_)) => Ok(None),
+                    Err(failure) => Err(failure),
+                };
             }
             WorkerRequest::Remap { id, ops } => {
                 let maps = ops.iter().filter(|op| matches!(op, MapOp::Map(..))).count();
