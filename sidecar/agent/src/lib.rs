@@ -29,6 +29,7 @@ mod logs;
 pub mod metrics;
 pub mod model;
 mod open_files;
+pub mod owned_engine;
 pub mod peers;
 pub mod probes;
 pub mod proxied_engine;
