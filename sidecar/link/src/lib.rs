@@ -5,6 +5,9 @@
 //! token histories ([`tables`]). [`server`] is the sidecar's end, [`client`] the engine's. [`log_prefix`]
 //! gives the log lines of both one format. [`hang`] and [`watch`] detect a hung process at the other end.
 //!
+//! An engine that schedules by itself has two links: one of its worker ([`server::worker`], [`client::worker`]) and one
+//! of its scheduler ([`server::scheduler`], [`client::scheduler`]). The first message says which kind of engine connects.
+//!
 //! # Example
 //!
 //! ```
