@@ -130,6 +130,25 @@ fn carry_out(worker: &CLink, count: usize) -> Vec<Value> {
         .collect()
 }
 
+/// Starts a worker: every byte of a layer is its number, counted from 1, and three extents have memory.
+fn load(worker: &CLink) {
+    worker.reserve().unwrap();
+    carry_out(worker, 1);
+    for layer in 0..4 {
+        let (address, bytes) = worker.layer_range(layer).unwrap();
+        // SAFETY: the layer's chunks were mapped above.
+        unsafe { (address as *mut u8).write_bytes(layer as u8 + 1, bytes as usize) };
+    }
+    worker.send(r#"{"type": "loaded", "layer_bytes": [10, 10, 10, 10]}"#).unwrap();
+    assert_eq!(carry_out(worker, 1), [json!({"type": "captured"})]);
+    let layout = json!({
+        "type": "kv_layout", "layers": 2, "blocks": 8, "block_bytes": 65_536, "layer_stride_bytes": 8 * 65_536,
+        "block_stride_bytes": 65_536, "block_tokens": 16,
+    });
+    worker.send(&layout.to_string()).unwrap();
+    carry_out(worker, 3);
+}
+
 /// Reads all layers in a pass and waits for those that move. Returns whether each had its own bytes.
 fn pass(worker: &CLink, moving: &[u32], waits: bool) -> bool {
     let pass = worker.begin_pass().unwrap();
@@ -156,21 +175,7 @@ fn pass(worker: &CLink, moving: &[u32], waits: bool) -> bool {
 fn the_scripted_sidecar_moves_layers_and_extents() {
     let Some(mut sidecar) = Scripted::start() else { return };
     let worker = CLink::worker(&sidecar.path, WORKER).unwrap();
-    worker.reserve().unwrap();
-    carry_out(&worker, 1);
-    for layer in 0..4 {
-        let (address, bytes) = worker.layer_range(layer).unwrap();
-        // SAFETY: the layer's chunks were mapped above.
-        unsafe { (address as *mut u8).write_bytes(layer as u8 + 1, bytes as usize) };
-    }
-    worker.send(r#"{"type": "loaded", "layer_bytes": [10, 10, 10, 10]}"#).unwrap();
-    assert_eq!(carry_out(&worker, 1), [json!({"type": "captured"})]);
-    let layout = json!({
-        "type": "kv_layout", "layers": 2, "blocks": 8, "block_bytes": 65_536, "layer_stride_bytes": 8 * 65_536,
-        "block_stride_bytes": 65_536, "block_tokens": 16,
-    });
-    worker.send(&layout.to_string()).unwrap();
-    carry_out(&worker, 3);
+    load(&worker);
     let scheduler = CLink::scheduler(&sidecar.path, SCHEDULER).unwrap();
     assert_eq!(scheduler.setup()["granted"], json!([0, 1, 2]));
 
@@ -203,4 +208,35 @@ fn the_scripted_sidecar_moves_layers_and_extents() {
     sidecar.send("exit");
     assert_eq!(worker.receive(-1).unwrap_err().0, sluice_vllm_link::SLUICE_CLOSED);
     assert!(sidecar.process.wait().unwrap().success());
+}
+
+#[test]
+fn a_worker_that_is_killed_leaves_its_chunks_to_the_next_one() {
+    let Some(mut sidecar) = Scripted::start() else { return };
+    let mut free = Vec::new();
+    for _ in 0..3 {
+        let mut command = with_socket(case("processes::loads_and_waits"), &sidecar.path);
+        let mut worker = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        sidecar.line("event", "kv");
+        // Without a scheduler that is to be held: no pass runs.
+        sidecar.send("remap 0 2 3");
+        assert_eq!(sidecar.line("command", "remap 0 2 3")["ok"], true);
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        assert_eq!(sidecar.line("event", "worker_gone")["exited"], true);
+        sidecar.send("status");
+        free.push(sidecar.line("command", "status")["result"]["free_chunks"].clone());
+    }
+    assert_eq!(free, vec![json!(16_384 - 4 * 2); 3], "KV and slots are free, each layer has its chunks");
+}
+
+#[test]
+#[ignore = "a process of another test"]
+fn loads_and_waits() {
+    let worker = CLink::worker(&socket(), WORKER).unwrap();
+    load(&worker);
+    // The parent kills this process.
+    loop {
+        carry_out(&worker, 1);
+    }
 }

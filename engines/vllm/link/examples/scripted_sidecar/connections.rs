@@ -46,6 +46,7 @@ fn serve_worker(sidecar: &Arc<Sidecar>, worker: WorkerHandshake) -> anyhow::Resu
     if let Some(message) = sidecar.lock().refusal.take() {
         return Ok(worker.refuse(RefusalReason::Other, message)?);
     }
+    sidecar.wait_for("end of the last worker", |state| (!state.is_ending).then_some(()))?;
     if sidecar.lock().worker.is_some() {
         return Ok(worker.refuse(RefusalReason::Occupied, "a worker is connected")?);
     }
@@ -71,9 +72,10 @@ fn serve_worker(sidecar: &Arc<Sidecar>, worker: WorkerHandshake) -> anyhow::Resu
             Err(error) => break error,
         }
     };
-    sidecar.change(|state| state.worker = None);
+    sidecar.change(|state| (state.worker, state.is_ending) = (None, true));
     let has_exited = process.wait_exit(EXIT_LIMIT)?;
     end_worker(sidecar)?;
+    sidecar.change(|state| state.is_ending = false);
     print(&json!({"event": "worker_gone", "exited": has_exited, "error": error.to_string()}));
     Ok(())
 }
@@ -142,9 +144,11 @@ fn end_worker(sidecar: &Sidecar) -> anyhow::Result<()> {
     }
     let moving = std::mem::take(&mut state.moving);
     for layer in moving.iter().skip(1) {
-        let count = state.layers[layer.index()].len();
-        state.layers[layer.index()] = state.pool.take(count)?;
+        let count = sidecar.options.layer_chunks[layer.index()];
+        state.layers[layer.index()] = state.pool.take(count as usize)?;
     }
+    // The next worker loads again, and no layer moves before.
+    state.master.clear();
     (state.layout, state.has_kv, state.is_held) = (None, false, false);
     state.replies.clear();
     Ok(())

@@ -47,6 +47,8 @@ pub(crate) struct State {
     pub(crate) granted: Vec<u32>,
     pub(crate) withdrawn: Vec<u32>,
     pub(crate) is_held: bool,
+    /// Whether a worker's link has ended and its KV was not taken back yet.
+    pub(crate) is_ending: bool,
     /// Whether KV was given to the worker, so that a scheduler may begin.
     pub(crate) has_kv: bool,
     pub(crate) moving: Vec<LayerId>,
@@ -85,6 +87,7 @@ impl Sidecar {
             granted: Vec::new(),
             withdrawn: Vec::new(),
             is_held: false,
+            is_ending: false,
             has_kv: false,
             moving: Vec::new(),
             copier: None,
