@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sluice_vllm.link import SchedulerLink
+from sluice_vllm.link import SchedulerLink, leave_on_failure
 
 MOST_BLOCKED = 1024
 """Requests that one message names; those that need most come first."""
@@ -77,6 +77,7 @@ class DemandReporter:
                 self._newest = demand
                 self._changed.notify()
 
+    @leave_on_failure
     def _serve(self) -> None:
         while True:
             with self._changed:

@@ -111,15 +111,23 @@ class EngineMemory:
         if kind in ("remap", "zero"):
             self._change(message)
         elif kind == "moving":
-            with self._turns.change_turn():
-                self.passes.set_moving(message["layers"], message["first_pass"])
-            self._link.send({"type": "applied", "id": message["id"]})
+            self._move(message)
         elif kind == "bye":
             raise RuntimeError("the sidecar ended the link")
         else:
             with self._event:
                 self._replies.append(message)
                 self._event.notify_all()
+
+    def _move(self, message: dict[str, Any]) -> None:
+        if message["layers"] and self._device.type == "cuda":
+            # The host publishes `done` before a GPU has read the weights, and CUDA graphs do not call the host.
+            text = "layers cannot move on a GPU yet: it needs a kernel that waits and publishes"
+            self._link.send({"type": "refused", "id": message["id"], "message": text})
+            return
+        with self._turns.change_turn():
+            self.passes.set_moving(message["layers"], message["first_pass"])
+        self._link.send({"type": "applied", "id": message["id"]})
 
     def _change(self, message: dict[str, Any]) -> None:
         with self._turns.change_turn():

@@ -38,6 +38,9 @@ class FakeWorkerLink:
     def __init__(self) -> None:
         self.setup = {"device": "host", "chunk_bytes": 4096, "layer_chunks": [1, 1], "kv_chunks": 8}
         self.number = 0
+        self.orders: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.sent: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.applied: list[int] = []
         self.waits: list[tuple[int, int]] = []
         self.done: list[tuple[int, int]] = []
         self.ended: list[tuple[int, int, int]] = []
@@ -58,3 +61,19 @@ class FakeWorkerLink:
     def publish_done(self, layer: int, number: int) -> None:
         """Keeps a publication."""
         self.done.append((layer, number))
+
+    def reserve(self) -> None:
+        """Reserves nothing."""
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next order of the test."""
+        return self.orders.get()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Keeps a message."""
+        self.sent.put(message)
+
+    def apply(self, order: int) -> bool:
+        """Keeps an order's id; the order 13 is refused."""
+        self.applied.append(order)
+        return order != 13

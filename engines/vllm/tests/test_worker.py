@@ -8,6 +8,7 @@ import threading
 import unittest
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from tests.needs import needs_vllm
 
@@ -21,6 +22,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from sluice_vllm.errors import SluiceRefused  # noqa: E402
 from sluice_vllm.kv_buffer import KvLayout  # noqa: E402
 from sluice_vllm.layers import LayerRange, SluiceOffloader  # noqa: E402
+from sluice_vllm.memory import EngineMemory  # noqa: E402
 from sluice_vllm.passes import Passes, Turns  # noqa: E402
 from sluice_vllm.tensors import bytes_at  # noqa: E402
 from tests.fakes import FakeWorkerLink  # noqa: E402
@@ -193,6 +195,61 @@ class LayersInRanges(unittest.TestCase):
         link = SimpleNamespace(layer_range=lambda layer: (memory.address, memory.size))
         SluiceOffloader(link, Passes(FakeWorkerLink(), Turns()), 1, CPU).wrap_modules(iter([linear]))
         self.assertTrue(linear._cpu_skip_gemm_dispatch)
+
+
+class Orders(unittest.TestCase):
+    """Orders of the sidecar, carried out by the thread of the worker's link."""
+
+    def started(self) -> tuple[EngineMemory, FakeWorkerLink]:
+        link = FakeWorkerLink()
+        memory = EngineMemory(link)
+        link.orders.put({"type": "remap", "id": 1, "maps": 1, "unmaps": 0})
+        link.orders.put({"type": "remap", "id": 2, "maps": 1, "unmaps": 0})
+        memory.start(CPU)
+        return memory, link
+
+    def test_a_worker_starts_when_all_layers_have_memory(self) -> None:
+        _, link = self.started()
+        self.assertEqual(link.applied, [1, 2])
+
+    def test_a_worker_without_memory_is_refused_in_time(self) -> None:
+        memory = EngineMemory(FakeWorkerLink())
+        with mock.patch("sluice_vllm.memory.MAPPED_TIMEOUT_S", 0.01):
+            with self.assertRaisesRegex(SluiceRefused, "did not give 2 chunks of layers"):
+                memory.start(CPU)
+
+    def test_memory_on_another_device_is_refused(self) -> None:
+        with self.assertRaisesRegex(SluiceRefused, "is on cpu, this engine runs on cuda"):
+            EngineMemory(FakeWorkerLink()).start(torch.device("cuda:0"))
+
+    def test_orders_wait_for_the_end_of_a_pass(self) -> None:
+        memory, link = self.started()
+        with memory.passes.one(tokens=1, sequences=1):
+            link.orders.put({"type": "remap", "id": 3, "maps": 0, "unmaps": 4})
+            link.orders.put({"type": "moving", "id": 4, "layers": [1], "first_pass": 2})
+            while not memory._turns._changes_waiting:
+                pass
+            self.assertEqual((link.applied, link.sent.qsize()), ([1, 2], 0))
+        self.assertEqual(link.sent.get(timeout=20), {"type": "applied", "id": 4})
+        self.assertEqual(link.applied, [1, 2, 3])
+        with memory.passes.one(tokens=1, sequences=1):
+            memory.passes.before_layer(1)
+        self.assertEqual(link.waits, [(1, 2)])
+
+    def test_layers_do_not_move_on_a_gpu_yet(self) -> None:
+        link = FakeWorkerLink()
+        memory = EngineMemory(link)
+        memory._device = torch.device("cuda:0")
+        memory._carry_out({"type": "moving", "id": 5, "layers": [1], "first_pass": 2})
+        self.assertEqual(link.sent.get(timeout=20)["type"], "refused")
+        memory._carry_out({"type": "moving", "id": 6, "layers": [], "first_pass": 0})
+        self.assertEqual(link.sent.get(timeout=20), {"type": "applied", "id": 6})
+
+    def test_a_layout_that_the_sidecar_refuses_ends_the_start_with_its_text(self) -> None:
+        memory, link = self.started()
+        link.orders.put({"type": "setup_refused", "reason": "layout", "message": "no extent"})
+        with self.assertRaisesRegex(SluiceRefused, "no extent"):
+            memory._reply("kv_accepted")
 
 
 class TheKvRange(unittest.TestCase):
