@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tests.engine import PACKAGE, Sidecar
 
-WORKER_STEPS = ("connected", "reserved", "remap", "mapped", "captured", "zero", "pass")
-"""Not `loaded`, `layout` and `accepted`: the scripted sidecar may lose count when a worker dies while it answers."""
+WORKER_STEPS = ("connected", "reserved", "remap", "mapped", "loaded", "captured", "zero", "pass")
+"""Not `layout` and `accepted`: the scripted sidecar may lose count when a worker dies while it grants the first KV."""
 SCHEDULER_STEPS = ("connected", "hold", "retire", "resume")
 EXIT_STATUS = 86
 

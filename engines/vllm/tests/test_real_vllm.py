@@ -144,6 +144,7 @@ class RealVllm(unittest.TestCase):
         try:
             for _ in range(ORDERS):
                 orders.one()
+                orders.let_a_pass_run()
         finally:
             ended.set()
             orders.end()
@@ -152,8 +153,12 @@ class RealVllm(unittest.TestCase):
         self.assertGreaterEqual(len(seen), 4)
         for prompt, tokens in seen:
             self.assertEqual(tokens, self.reference[prompt], f"seed {SEED}: {prompt}")
-        print(f"{ORDERS} orders (seed {SEED}): {orders.counts}, {len(seen)} answers, {orders.preempted} preemptions")
+        print(
+            f"{ORDERS} orders (seed {SEED}): {orders.counts}, {len(seen)} answers, {orders.preempted} preemptions, "
+            f"a pass after {orders.passes} of them"
+        )
         self.assertGreater(orders.preempted, 0)
+        self.assertGreater(orders.passes, ORDERS // 2)
 
     def test_5_a_prompt_above_the_budget_is_reported_and_small_ones_go_on(self) -> None:
         before = len(self.sidecar.events)
@@ -212,12 +217,21 @@ class _RandomOrders:
         self.extents = FIRST_EXTENTS
         self.moving = False
         self.preempted = 0
+        self.passes = 0
         self.counts = dict.fromkeys(("grow", "shrink", "remap", "revert"), 0)
 
     def one(self) -> None:
         kind = self.random.choice(["grow", "shrink", "revert" if self.moving else "remap"])
         self.counts[kind] += 1
         getattr(self, kind)()
+
+    def let_a_pass_run(self) -> None:
+        """Asks until a pass has ended since; gives up where no request fits the memory that is left."""
+        begun = self.sidecar.do("status")["passes_begun"]
+        for _ in range(2000):
+            if self.sidecar.do("status")["passes_ended"] > begun:
+                self.passes += 1
+                return
 
     def grow(self) -> None:
         self._grow(min(self.random.randint(1, 8), FIRST_EXTENTS + 4 - self.extents))
