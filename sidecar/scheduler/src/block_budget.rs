@@ -95,6 +95,8 @@ pub struct BudgetScheduler {
     phase: Phase,
     extents: Extents,
     kv: Option<EngineKv>,
+    /// The engine has no extent yet. It gets its first ones even without a time slice: it cannot take requests before.
+    is_new: bool,
     demand: EngineDemand,
     /// A pass was leased and has not ended.
     pass_runs: bool,
@@ -120,6 +122,7 @@ impl BudgetScheduler {
             phase: Phase::Absent,
             extents: Extents::default(),
             kv: None,
+            is_new: false,
             demand: EngineDemand::default(),
             pass_runs: false,
             hold_due: false,
@@ -152,10 +155,11 @@ impl BudgetScheduler {
         }
         self.flush();
         self.lose_extents();
-        match self.phase {
-            Phase::Absent | Phase::Held => self.at_boundary(now),
-            Phase::Running if self.hold_due || self.slice_ends(now) => self.hold(),
-            Phase::Running | Phase::Holding | Phase::Retiring => {}
+        if matches!(self.phase, Phase::Absent | Phase::Held) {
+            self.at_boundary(now);
+        }
+        if self.phase == Phase::Running && (self.hold_due || self.slice_ends(now)) {
+            self.hold();
         }
         self.flush();
         self.waits.extend(self.loans.observe(

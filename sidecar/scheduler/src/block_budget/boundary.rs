@@ -34,8 +34,10 @@ impl BudgetScheduler {
             return self.retire();
         }
         let status = self.manager.status();
-        if may_run && !status.lacks_weights() && !status.is_spilling() && self.open_extents(now) {
+        let may_open = (may_run || self.is_new) && !status.lacks_weights() && !status.is_spilling();
+        if may_open && self.open_extents(now) {
             self.resume(now);
+            self.hold_due |= !may_run;
         }
     }
 
@@ -139,7 +141,7 @@ impl BudgetScheduler {
         let epoch = self.slice.held_epoch().unwrap_or(0);
         // What was wanted has been given as far as memory allows; the engine reports what it still lacks.
         self.demand.wanted_blocks = 0;
-        (self.phase, self.held_at) = (Phase::Running, now);
+        (self.phase, self.held_at, self.is_new) = (Phase::Running, now, false);
         let resume = Resume { epoch, granted, withdrawn, memory, leased_layers };
         self.commands.push(BudgetCommand::Engine(EngineOrder::Resume(resume)));
     }

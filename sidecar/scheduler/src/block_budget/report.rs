@@ -14,7 +14,7 @@ impl BudgetScheduler {
         match report {
             EngineReport::Attached(kv) => {
                 self.extents.attach(kv.extents, kv.chunks_per_layer);
-                (self.kv, self.phase) = (Some(kv), Phase::Held);
+                (self.kv, self.is_new, self.phase) = (Some(kv), true, Phase::Held);
                 self.demand = EngineDemand::default();
             }
             EngineReport::Held { idle, demand } if self.phase == Phase::Holding => {

@@ -339,7 +339,11 @@ fn the_extent_that_was_used_longest_ago_goes_first() {
 fn passes_run_in_time_slices_alone() {
     let quantum = Quantum::new(10 * PASS_NS, 10 * PASS_NS);
     let mut tenant = Tenant::sharing(oneiros(), TimeSharing::Temporal(quantum));
-    assert!(!tenant.engine.runs, "no request waits");
+    assert_eq!(
+        (tenant.granted(), tenant.engine.runs),
+        (3, false),
+        "it has its first extents, and no request waits"
+    );
     tenant.demand(0..3, 1);
     assert!(!tenant.engine.runs && tenant.slices == [SliceCommand::Request]);
     tenant.handle(BudgetEvent::Peer(PeerPortEvent::SliceGranted { epoch: 7 }));
@@ -354,7 +358,7 @@ fn passes_run_in_time_slices_alone() {
     tenant.handle(BudgetEvent::Peer(PeerPortEvent::SliceGranted { epoch: 8 }));
     tenant.handle(BudgetEvent::Peer(PeerPortEvent::SliceTakenOver { epoch: 8 }));
     assert!(!tenant.engine.runs, "another tenant has the slice");
-    assert_eq!(tenant.granted(), 3, "its extents stay");
+    assert_eq!(tenant.granted(), 4, "its extents stay");
 }
 
 #[test]
