@@ -2,9 +2,11 @@
 //! copied it in) and `done` (the engine has read it for the last time). Each generation has its own cache line,
 //! together with the futex that wakes its waiters.
 //!
-//! A page for an engine that schedules by itself also holds its passes ([`PassRecord`]); the numbers of passes are the
-//! generations of its layers. The page of an engine that runs the sidecar's steps has none.
+//! A page for an engine that schedules by itself also holds its passes ([`PassRecord`]) and what each of them finds in
+//! the layers that move ([`Lease`]). The page of an engine that runs the sidecar's steps has neither.
 
+mod extended_page;
+mod leases;
 mod passes;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -17,7 +19,9 @@ use thiserror::Error;
 
 use crate::region::{Region, RegionError};
 
-pub use passes::{PASS_RECORDS, PassCursor, PassRecord};
+pub use extended_page::PASS_RECORDS;
+pub use leases::Lease;
+pub use passes::{PassCursor, PassRecord};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"SLNKCTRL");
 const VERSION: u64 = 3;

@@ -6,6 +6,7 @@ mod corpus;
 mod external_strategies;
 mod handshake;
 mod kv_layout;
+mod leases;
 mod messages;
 mod passes;
 mod process_exit;

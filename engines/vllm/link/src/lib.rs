@@ -64,7 +64,8 @@
 //! - `sluice_apply` carries out a `remap` or `zero` and replies. Orders are carried out as they came. No pass runs, and
 //!   on a GPU all work is done. Chunks of a GPU are imported and released by `sluice_receive`, which does not show them.
 //! - `sluice_begin_pass` returns the number of the pass, from 1; the numbers go on after a restart of the worker.
-//! - `sluice_wait_ready` waits until `ready` of a layer is exactly `pass`.
+//! - `sluice_wait_ready` waits until the sidecar has leased a layer to the pass, and the layer holds the copy that the
+//!   lease names. `sluice_publish_done` says that the pass needs it no more.
 //! - `sluice_free` unmaps the ranges: no tensor over them may be left. A process that exits need not call it.
 //!
 //! # Messages

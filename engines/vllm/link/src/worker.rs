@@ -10,10 +10,10 @@ use std::time::Duration;
 use sluice_link::client::worker::{
     WorkerClient, WorkerIdentity, WorkerReplies, WorkerRequest, WorkerRequests, WorkerWelcome,
 };
-use sluice_link::control::{ControlPage, PassRecord, WaitLimit, WaitResult};
+use sluice_link::control::{ControlError, ControlPage, Lease, PassRecord, WaitLimit, WaitResult};
 use sluice_link::message::WorkerSetup;
 use sluice_link::socket::has_hung_up;
-use sluice_link::vocabulary::{ActionId, Generation, KvChunkId, LayerId, MapOp};
+use sluice_link::vocabulary::{ActionId, KvChunkId, LayerId, MapOp};
 use sluice_memory::MappingError;
 
 use crate::failure::{Failure, lock, with_causes};
@@ -25,6 +25,9 @@ use crate::worker_memory::{WorkerMemory, ZeroError, range_of};
 const MAX_ORDERS: usize = 64;
 /// How long a wait sleeps before it looks whether the sidecar is there.
 const WAIT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Longest wait for the lease of a layer that was read without a wait, milliseconds.
+const LEASE_LIMIT_MS: i64 = 10_000;
 
 /// An order that waits for the caller, who knows when no pass runs.
 #[derive(Debug)]
@@ -286,30 +289,58 @@ impl Worker {
         self.control.begin_layer();
     }
 
-    /// Waits until a layer holds the weights for a pass.
+    /// Waits until a layer holds the weights for a pass: until the sidecar has leased them to the pass, and has copied
+    /// them.
     pub(crate) fn wait_ready(&self, layer: u32, pass: u64, deadline: Deadline) -> Result<(), Failure> {
-        let id = self.layer(layer)?;
+        let (id, overtaken) = (self.layer(layer)?, Failure::Overtaken { layer, pass });
+        let Some(lease) = self.lease(id, pass, deadline)? else { return Err(overtaken) };
+        let Lease::Moving(generation) = lease else { return Ok(()) };
+        let ready = self.wait(deadline, |limit| match self.control.wait_ready(id, generation, limit)? {
+            WaitResult::Reached => Ok(Ok(())),
+            end => Ok(Err(end)),
+        })?;
+        ready.ok_or(overtaken)
+    }
+
+    /// Waits for the lease of a layer for a pass.
+    fn lease(&self, layer: LayerId, pass: u64, deadline: Deadline) -> Result<Option<Lease>, Failure> {
+        self.wait(deadline, |limit| match self.control.wait_lease(layer, pass, limit)? {
+            Lease::Ended(end) => Ok(Err(end)),
+            lease => Ok(Ok(lease)),
+        })
+    }
+
+    /// Waits for what `once` waits for, and looks now and then whether the sidecar is there. `None` = a later pass or
+    /// generation has taken its place.
+    fn wait<T>(
+        &self,
+        deadline: Deadline,
+        once: impl Fn(WaitLimit<'_>) -> Result<Result<T, WaitResult>, ControlError>,
+    ) -> Result<Option<T>, Failure> {
         loop {
             let left = deadline.left().unwrap_or(WAIT_INTERVAL);
             let limit = WaitLimit { abort: &self.is_closed, limit: Some(left.min(WAIT_INTERVAL)) };
-            match self
-                .control
-                .wait_ready(id, Generation(pass), limit)
-                .map_err(|error| Failure::Link(error.into()))?
-            {
-                WaitResult::Reached => return Ok(()),
-                WaitResult::Overtaken => return Err(Failure::Overtaken { layer, pass }),
-                WaitResult::Aborted => return Err(Failure::Closed),
-                WaitResult::TimedOut if has_hung_up(self.socket()) => return Err(Failure::Closed),
-                WaitResult::TimedOut if deadline.has_passed() => return Err(Failure::Timeout),
-                WaitResult::TimedOut => {}
+            match once(limit).map_err(|error| Failure::Link(error.into()))? {
+                Ok(found) => return Ok(Some(found)),
+                Err(WaitResult::Overtaken) => return Ok(None),
+                Err(WaitResult::Aborted) => return Err(Failure::Closed),
+                Err(_) if has_hung_up(self.socket()) => return Err(Failure::Closed),
+                Err(_) if deadline.has_passed() => return Err(Failure::Timeout),
+                Err(_) => {}
             }
         }
     }
 
-    /// Publishes that a pass has read a layer for the last time.
+    /// Publishes that a pass has read a layer for the last time. A layer that is resident for the pass needs none. The
+    /// lease is there, unless the caller has not waited for the layer.
     pub(crate) fn publish_done(&self, layer: u32, pass: u64) -> Result<(), Failure> {
-        let layer = self.layer(layer)?;
-        self.control.publish_done(layer, Generation(pass)).map_err(|error| Failure::Link(error.into()))
+        let id = self.layer(layer)?;
+        match self.lease(id, pass, Deadline::after(LEASE_LIMIT_MS))? {
+            Some(Lease::Moving(generation)) => {
+                self.control.publish_done(id, generation).map_err(|error| Failure::Link(error.into()))
+            }
+            Some(_) => Ok(()),
+            None => Err(Failure::Overtaken { layer, pass }),
+        }
     }
 }

@@ -181,11 +181,25 @@ fn passes_wait_for_moving_layers_and_are_recorded() {
     let (_link, worker) = sidecar.worker();
     let pass = worker.begin_pass().unwrap();
     assert_eq!((pass, sidecar.control.passes_begun(), sidecar.control.passes_ended()), (1, 1, 0));
-    assert_eq!(worker.wait_ready(2, pass, 20).unwrap_err().0, SLUICE_TIMEOUT);
-    sidecar.control.publish_ready(LayerId(2), Generation(1)).unwrap();
+    let lease = |pass, generation| {
+        sidecar.control.publish_lease(LayerId(2), pass, generation).unwrap();
+    };
+    sidecar.control.publish_ready(LayerId(2), Generation(40)).unwrap();
+    assert_eq!(
+        worker.wait_ready(2, pass, 20).unwrap_err().0,
+        SLUICE_TIMEOUT,
+        "no copy is leased to the pass"
+    );
+    lease(pass, Some(Generation(41)));
+    assert_eq!(
+        worker.wait_ready(2, pass, 20).unwrap_err().0,
+        SLUICE_TIMEOUT,
+        "an earlier copy is not its own"
+    );
+    sidecar.control.publish_ready(LayerId(2), Generation(41)).unwrap();
     worker.wait_ready(2, pass, -1).unwrap();
     worker.publish_done(2, pass).unwrap();
-    assert_eq!(sidecar.control.done(LayerId(2)).unwrap(), Generation(1));
+    assert_eq!(sidecar.control.done(LayerId(2)).unwrap(), Generation(41));
     worker.end_pass(pass).unwrap();
     let record = sidecar.control.pass_record(1).unwrap();
     assert_eq!((record.total_ns, record.stall_ns, record.tokens, record.sequences), (100, 10, 7, 2));
@@ -193,8 +207,14 @@ fn passes_wait_for_moving_layers_and_are_recorded() {
     // SAFETY: the link exists.
     checked(unsafe { sluice_begin_layer(worker.0) }).unwrap();
     assert_ne!(sidecar.control.progress(), progress);
-    sidecar.control.publish_ready(LayerId(2), Generation(3)).unwrap();
-    assert_eq!(worker.wait_ready(2, 2, -1).unwrap_err().0, SLUICE_OVERTAKEN);
+    lease(2, None);
+    worker.wait_ready(2, 2, -1).unwrap();
+    worker.publish_done(2, 2).unwrap();
+    assert_eq!(sidecar.control.done(LayerId(2)).unwrap(), Generation(41), "the layer is resident");
+    lease(3, Some(Generation(42)));
+    assert_eq!(worker.wait_ready(2, 2, -1).unwrap_err().0, SLUICE_OVERTAKEN, "a later pass has the lease");
+    sidecar.control.publish_ready(LayerId(2), Generation(43)).unwrap();
+    assert_eq!(worker.wait_ready(2, 3, -1).unwrap_err().0, SLUICE_OVERTAKEN, "a later copy is in the slot");
     assert_eq!(worker.wait_ready(3, 2, -1).unwrap_err().0, SLUICE_INVALID, "there are three layers");
     assert_eq!(worker.publish_done(1 << 16, 2).unwrap_err().0, SLUICE_INVALID);
 }

@@ -10,17 +10,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::thread::futex;
 
+use super::extended_page::{PASS_RECORDS, page_bytes, records_start};
 use super::{
-    ControlError, ControlPage, GenerationWord, LINE_BYTES, LINE_LONGS, PASSES_BEGUN, PASSES_ENDED, WaitLimit,
-    WaitResult, generation_bytes, wait,
+    ControlError, ControlPage, GenerationWord, LINE_LONGS, PASSES_BEGUN, PASSES_ENDED, WaitLimit, WaitResult,
+    wait,
 };
 
-/// Passes whose times the page holds.
-pub const PASS_RECORDS: u64 = 64;
 /// Header word with a publication counter and the number of waiters, of 32 bits each.
 const PASS_WAITERS: usize = 7;
-/// Bytes of the ring: an entry is a cache line.
-const RING_BYTES: usize = PASS_RECORDS as usize * LINE_BYTES;
 
 /// The times of one pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,17 +57,26 @@ struct Entry<'a> {
 impl ControlPage {
     /// Creates a page for `layers` layers and for passes, with all generations 0.
     pub fn create_with_passes(layers: u16) -> Result<ControlPage, ControlError> {
-        ControlPage::create_sized(layers, generation_bytes(layers) + RING_BYTES)
+        ControlPage::create_sized(layers, page_bytes(layers))
     }
 
     /// Maps the peer's page, which must have room for passes.
     pub fn open_with_passes(fd: OwnedFd, layers: u16) -> Result<ControlPage, ControlError> {
-        ControlPage::open_sized(fd, layers, generation_bytes(layers) + RING_BYTES)
+        ControlPage::open_sized(fd, layers, page_bytes(layers))
     }
 
     /// Worker: begins a pass, and returns its number. The numbers go on where an earlier worker ended.
     pub fn begin_pass(&self) -> u64 {
-        self.header(PASSES_BEGUN).fetch_add(1, Ordering::SeqCst).wrapping_add(1)
+        let pass = self.header(PASSES_BEGUN).fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        self.wake_pass_waiters();
+        pass
+    }
+
+    /// Sidecar: waits until pass `pass` or a later one has begun.
+    pub fn wait_pass_begun(&self, pass: u64, limit: WaitLimit<'_>) -> WaitResult {
+        let [published, waiters] = self.pass_waiters();
+        let word = GenerationWord { value: self.header(PASSES_BEGUN), published, waiters };
+        wait(&word, |begun| begun >= pass, limit)
     }
 
     /// Worker: ends the pass that [`ControlPage::begin_pass`] has begun last. One thread at a time.
@@ -80,6 +86,10 @@ impl ControlPage {
     pub fn end_pass(&self, record: PassRecord) {
         self.write(record);
         self.header(PASSES_ENDED).store(record.pass, Ordering::SeqCst);
+        self.wake_pass_waiters();
+    }
+
+    fn wake_pass_waiters(&self) {
         let [published, waiters] = self.pass_waiters();
         published.fetch_add(1, Ordering::SeqCst);
         // As in `publish`: a waiter is counted before its last read of the value.
@@ -152,7 +162,7 @@ impl ControlPage {
     }
 
     fn entry(&self, pass: u64) -> Entry<'_> {
-        let start = generation_bytes(self.layers) / 8 + (pass % PASS_RECORDS) as usize * LINE_LONGS;
+        let start = records_start(self.layers) / 8 + (pass % PASS_RECORDS) as usize * LINE_LONGS;
         let long = |at| self.region.long(start + at).expect("the page was opened with passes");
         Entry { sequence: long(0), words: [1, 2, 3, 4].map(long) }
     }

@@ -91,8 +91,9 @@ pub struct Loaded {
     pub layer_bytes: Vec<u64>,
 }
 
-/// The layers that share slots. From pass `first_pass` on the worker waits before it reads one of them until its `ready`
-/// is the number of the pass, and publishes `done` after the last read. It waits for no other layer.
+/// The layers that may move. From pass `first_pass` on the worker waits before it reads one of them for the pass's lease
+/// ([`Lease`](crate::control::Lease)) and for the generation that it names, and publishes that generation as `done` after
+/// the last read. It waits for no other layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moving {

@@ -55,6 +55,8 @@ fn fill(sidecar: &Sidecar, moving: &[LayerId], first_pass: u64, stop: &AtomicBoo
             if stop.load(Ordering::SeqCst) {
                 return;
             }
+            // The copies of a pass are its generation.
+            control.publish_lease(*layer, pass, Some(Generation(pass))).expect(known);
             copy(sidecar, moving[0], *layer);
             copies.fetch_add(1, Ordering::Relaxed);
             control.publish_ready(*layer, Generation(pass)).expect(known);
