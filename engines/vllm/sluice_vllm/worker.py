@@ -56,7 +56,7 @@ class SluiceWorker(_base()):  # type: ignore[misc]
         """The bytes of the KV range. The profiling run is kept (it compiles the model), its readings are not used."""
         if not current_platform.is_cpu():
             with set_current_vllm_config(self.vllm_config):
-                self.model_runner.profile_run()
+                self.model_runner.profile_run(randomize_inputs=self.randomize_dummy_inputs)
         elif self._should_warm_up_model():
             self.model_runner.warming_up_model()
         return self._memory.kv_bytes
