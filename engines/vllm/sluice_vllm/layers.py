@@ -98,6 +98,11 @@ class SluiceOffloader(BaseOffloader):
         self._ranges: list[LayerRange] = []
         self._modules: list[nn.Module] = []
 
+    def use_device(self, device: torch.device) -> None:
+        """The device of the ranges, which torch chooses after the offloader exists."""
+        assert not self._modules, "the device is known before layers are made"
+        self._device = device
+
     def wrap_modules(self, modules_generator: Generator[nn.Module, None, None], prefix: str = "") -> list[nn.Module]:
         """Moves each layer into its range before the next one is made: one at most lies outside."""
         if self._modules:

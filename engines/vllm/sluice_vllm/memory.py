@@ -68,7 +68,7 @@ class EngineMemory:
         """Reserves the addresses on the device that torch chose, and waits for the memory of all layers."""
         self._check_device(device)
         self._device = device
-        self.offloader()._device = device
+        self.offloader().use_device(device)
         self._link.reserve()
         threading.Thread(target=self._serve, name="sluice-worker-link", daemon=True).start()
         expected = sum(self._link.setup["layer_chunks"])
