@@ -77,14 +77,20 @@ class DemandReporter:
                 self._newest = demand
                 self._changed.notify()
 
+    def forget(self) -> None:
+        """The sidecar has learned something newer, so the demand is sent again even if it is what was sent last."""
+        with self._changed:
+            self._sent = None
+            self._changed.notify()
+
     @leave_on_failure
     def _serve(self) -> None:
         while True:
             with self._changed:
                 while self._newest == self._sent:
                     self._changed.wait()
-                demand = self._newest
+                # Before it is sent: what `forget` says afterwards holds.
+                demand = self._sent = self._newest
             assert demand is not None, "a demand that differs from what was sent exists"
             self._link.send(demand.message())
-            self._sent = demand
             time.sleep(LEAST_INTERVAL_S)

@@ -87,6 +87,7 @@ class BudgetedScheduler:
 
     def sluice_hold(self) -> dict[str, Any]:
         """What the sidecar learns when the engine is held."""
+        self._reporter.forget()
         for request in self.running:
             assert request.num_in_flight_tokens == 0, f"{request.request_id} is in a step while the engine is held"
         return {

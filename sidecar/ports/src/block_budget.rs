@@ -49,7 +49,9 @@ impl EngineDemand {
 /// A report of the engine. The reports of a pass come in order, the last one before [`EngineReport::Held`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum EngineReport {
-    /// Its worker and its scheduler have attached, and its KV is laid out. It runs no pass before [`EngineOrder::Resume`].
+    /// A worker has attached. It loads the weights of all layers into their chunks.
+    Started,
+    /// Its weights are loaded and its KV is laid out. It runs no request before [`EngineOrder::Resume`].
     Attached(EngineKv),
     /// No pass runs, and none begins before [`EngineOrder::Resume`].
     Held {
@@ -116,6 +118,8 @@ pub enum EngineOrder {
     },
     /// Passes may begin.
     Resume(Resume),
+    /// End: its KV is lost, or its reports contradict each other. [`EngineReport::Lost`] follows.
+    Abort,
     /// The pass may read these layers when they show these generations; other layers are there.
     Lease {
         /// Its number.

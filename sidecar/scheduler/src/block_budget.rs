@@ -55,6 +55,8 @@ const HOLD_INTERVAL_NS: u64 = 100_000_000;
 enum Phase {
     /// None is attached.
     Absent,
+    /// Its worker loads: once all layers have their chunks, nothing moves.
+    Starting,
     /// Passes may run.
     Running,
     /// Passes may run until it reports that it is held.
@@ -63,6 +65,8 @@ enum Phase {
     Held,
     /// No pass runs, and it has been asked for extents.
     Retiring,
+    /// It was ordered to end. Only its loss is awaited.
+    Ending,
 }
 
 /// Totals since the start.
@@ -100,12 +104,18 @@ pub struct BudgetScheduler {
     demand: EngineDemand,
     /// A pass was leased and has not ended.
     pass_runs: bool,
+    /// The engine waits for leases of layers.
+    waits_for_leases: bool,
     /// Something may have become due: the engine is held for it.
     hold_due: bool,
     held_at: Nanos,
     retirement: Retirement,
     /// The order to sleep in force until an explicit wake-up.
     sleep_requested: bool,
+    /// The tenant is to sleep at the next boundary, unless it has requests by then.
+    sleeps_if_idle: bool,
+    /// The last hold gave less than was wanted: further wants of the engine alone do not hold it again.
+    is_starved: bool,
     counters: BudgetCounters,
     waits: Vec<WaitSpan>,
     commands: Vec<BudgetCommand>,
@@ -125,10 +135,13 @@ impl BudgetScheduler {
             is_new: false,
             demand: EngineDemand::default(),
             pass_runs: false,
+            waits_for_leases: false,
             hold_due: false,
             held_at: Nanos(0),
             retirement: Retirement::default(),
             sleep_requested: false,
+            sleeps_if_idle: false,
+            is_starved: false,
             counters: BudgetCounters::default(),
             waits: Vec::new(),
             commands: Vec::new(),
@@ -155,7 +168,9 @@ impl BudgetScheduler {
         }
         self.flush();
         self.lose_extents();
-        if matches!(self.phase, Phase::Absent | Phase::Held) {
+        // All layers are there: the engine need not wait any more.
+        self.hold_due |= self.waits_for_leases && self.is_resident();
+        if matches!(self.phase, Phase::Absent | Phase::Held) || self.lacks_layers() {
             self.at_boundary(now);
         }
         if self.phase == Phase::Running && (self.hold_due || self.slice_ends(now)) {
@@ -216,7 +231,8 @@ impl BudgetScheduler {
 
     /// Whether time alone can change the state.
     pub fn needs_ticks(&self) -> bool {
-        self.manager.loans().missing_floor_chunks().is_some() || self.may_move()
+        let waits = matches!(self.phase, Phase::Held | Phase::Starting);
+        self.manager.loans().missing_floor_chunks().is_some() || waits || self.may_move()
     }
 
     /// Checks every invariant; panics with a message if one is broken.
@@ -245,6 +261,16 @@ impl BudgetScheduler {
         let mut digest = Digest::new(0);
         self.commands.hash(&mut digest);
         digest.value()
+    }
+
+    /// Every layer has its own chunks with its weights in them.
+    fn is_resident(&self) -> bool {
+        self.manager.status().is_whole() && self.manager.figures().layout().moving.is_empty()
+    }
+
+    /// A worker waits for the chunks of its layers.
+    fn lacks_layers(&self) -> bool {
+        self.phase == Phase::Starting && self.manager.status().lacks_weights()
     }
 
     fn flush(&mut self) {

@@ -123,7 +123,7 @@ impl ControlPage {
     /// The page was not opened with passes.
     pub fn read_passes(&self, cursor: &mut PassCursor, records: &mut Vec<PassRecord>) -> u64 {
         let ended = self.passes_ended();
-        let Some(passes) = ended.checked_sub(cursor.read) else { return 0 };
+        let Some(passes) = ended.checked_sub(cursor.read).filter(|passes| *passes > 0) else { return 0 };
         let before = records.len();
         let first = ended - passes.min(PASS_RECORDS) + 1;
         records.extend((first..=ended).filter_map(|pass| self.pass_record(pass)));

@@ -27,25 +27,27 @@ impl BudgetScheduler {
             self.manager.loans_mut().on_borrow_denied();
         }
         self.extents.drop_evicted(&self.manager);
-        if self.phase == Phase::Absent || self.manager.status().is_blocked() {
+        if self.phase != Phase::Held || self.manager.status().is_blocked() {
             return;
         }
-        if self.manager.loans().debt_lacks_room() && !self.retirement.is_exhausted() {
+        let may_retire = !self.is_new && !self.retirement.is_exhausted();
+        if self.manager.loans().debt_lacks_room() && may_retire {
             return self.retire();
         }
         let status = self.manager.status();
         let may_open = (may_run || self.is_new) && !status.lacks_weights() && !status.is_spilling();
         if may_open && self.open_extents(now) {
             self.resume(now);
-            self.hold_due |= !may_run;
+            self.hold_due = !may_run;
         }
     }
 
     /// Work wakes a tenant unless it sleeps by order. Falling asleep suspends the KV of all extents.
     pub(super) fn sleep_or_wake(&mut self) {
-        if self.sleep_requested {
+        let sleeps = std::mem::take(&mut self.sleeps_if_idle) && !self.demand.has_requests();
+        if self.sleep_requested || (sleeps && self.phase != Phase::Starting) {
             self.manager.sleep(true);
-        } else if self.demand.has_requests() {
+        } else if self.demand.has_requests() || self.phase == Phase::Starting {
             self.manager.wake_up();
         }
         if self.manager.status().sleep_state() == SleepState::Suspending {
@@ -60,9 +62,11 @@ impl BudgetScheduler {
     }
 
     pub(super) fn retire(&mut self) {
+        let chunks = self.extents.kv_blocks(1) * u32::from(self.manager.geometry().layers());
+        let known = self.manager.loans().releasing_chunks().div_ceil(chunks.max(1));
+        let extents = self.retirement.asks_for(known);
         self.phase = Phase::Retiring;
-        self.commands
-            .push(BudgetCommand::Engine(EngineOrder::Retire { extents: self.retirement.asks_for() }));
+        self.commands.push(BudgetCommand::Engine(EngineOrder::Retire { extents }));
     }
 
     /// Opens the extents that the engine has, and as many more as its requests want and memory allows. Returns whether
@@ -87,8 +91,17 @@ impl BudgetScheduler {
                 Prepared::Short { missing_kv_blocks, .. } => {
                     // Idle extents may have been evicted for the others.
                     self.extents.drop_evicted(&self.manager);
-                    let Some(fewer) = self.fewer(wanted, missing_kv_blocks) else { return false };
-                    wanted = fewer;
+                    match self.fewer(wanted, missing_kv_blocks) {
+                        Some(fewer) => wanted = fewer,
+                        None if self.extents.drop_idle() => {}
+                        None => {
+                            // KV in use does not fit, as after a wake-up with less memory.
+                            if !self.is_new && !self.retirement.is_exhausted() {
+                                self.retire();
+                            }
+                            return false;
+                        }
+                    }
                 }
             }
         }
@@ -111,10 +124,11 @@ impl BudgetScheduler {
         lacking.max(guaranteed).min(self.extents.room())
     }
 
-    /// The next smaller number of extents to try; `None` if even none does not fit.
-    pub(super) fn fewer(&self, wanted: u32, missing_kv_blocks: u32) -> Option<u32> {
-        let per = self.extents.kv_blocks(1);
-        (wanted > 0).then(|| wanted - missing_kv_blocks.div_ceil(per).clamp(1, wanted))
+    /// The next smaller number of extents to try; `None` after 0. What is missing may be all of it because a policy gives
+    /// nothing for a part, so half is tried then.
+    fn fewer(&self, wanted: u32, missing_kv_blocks: u32) -> Option<u32> {
+        let missing = missing_kv_blocks.div_ceil(self.extents.kv_blocks(1));
+        (wanted > 0).then(|| wanted.checked_sub(missing).filter(|left| *left > 0).unwrap_or(wanted / 2))
     }
 
     pub(super) fn need(
@@ -137,10 +151,13 @@ impl BudgetScheduler {
         let (granted, withdrawn) = self.extents.take_changes();
         let residency = self.manager.figures().residency();
         let leased = residency.iter().enumerate().filter(|(_, layer)| layer.slot.is_some() || !layer.present);
-        let leased_layers = leased.map(|(layer, _)| LayerId(layer as u16)).collect();
+        let leased_layers: Vec<_> = leased.map(|(layer, _)| LayerId(layer as u16)).collect();
+        self.waits_for_leases = !leased_layers.is_empty();
         let epoch = self.slice.held_epoch().unwrap_or(0);
-        // What was wanted has been given as far as memory allows; the engine reports what it still lacks.
-        self.demand.wanted_blocks = 0;
+        // The engine says nothing new while it lacks the same: ticks try again.
+        let given = granted.len() as u32 * self.kv.map_or(0, |kv| kv.blocks_per_extent);
+        self.demand.wanted_blocks = self.demand.wanted_blocks.saturating_sub(given);
+        self.is_starved = self.demand.wanted_blocks > 0;
         (self.phase, self.held_at, self.is_new) = (Phase::Running, now, false);
         let resume = Resume { epoch, granted, withdrawn, memory, leased_layers };
         self.commands.push(BudgetCommand::Engine(EngineOrder::Resume(resume)));

@@ -83,17 +83,26 @@ impl Extents {
         evicted.into_iter().for_each(|extent| self.withdraw(extent));
     }
 
-    /// The engine gave these extents back. Others than granted ones are ignored.
+    /// Withdraws all idle extents, whose KV stays cache until its memory is needed. Returns whether there were any.
+    pub fn drop_idle(&mut self) -> bool {
+        let is_idle = |(extent, state): (&ExtentId, &Granted)| (*state == Granted::Idle).then_some(*extent);
+        let idle: Vec<_> = self.granted.iter().filter_map(is_idle).collect();
+        idle.iter().for_each(|extent| self.withdraw(*extent));
+        !idle.is_empty()
+    }
+
+    /// The engine gave these extents back: it knows that it has them no more. Others than granted ones are ignored.
     pub fn retire(&mut self, extents: &[ExtentId], manager: &mut MemoryManager) {
         for extent in extents.iter().filter(|extent| **extent != ExtentId::NULL) {
-            if let Some(Granted::Open(request) | Granted::Suspended(request)) =
-                self.granted.get(extent).copied()
-            {
+            // One that was evicted in this hold: the engine did not know it yet, and does now.
+            self.gone.retain(|one| one != extent);
+            let Some(state) = self.granted.remove(extent) else { continue };
+            if let Granted::Open(request) | Granted::Suspended(request) = state {
+                self.requests.remove(&request);
                 manager.close(request);
             }
-            if self.granted.contains_key(extent) {
-                self.withdraw(*extent);
-            }
+            self.salts.remove(extent);
+            self.new.retain(|one| one != extent);
         }
     }
 
@@ -172,14 +181,6 @@ impl Extents {
                 *state = Granted::Suspended(request);
             }
         }
-    }
-
-    /// KV of these requests was lost in a failed copy: their extents are withdrawn. Returns those that requests of the
-    /// engine may use.
-    pub fn lose(&mut self, lost: &[RequestId], manager: &mut MemoryManager) -> Vec<ExtentId> {
-        let extents: Vec<_> = lost.iter().filter_map(|request| self.requests.get(request).copied()).collect();
-        self.retire(&extents, manager);
-        extents
     }
 
     /// Names the extents and parts of these changes.

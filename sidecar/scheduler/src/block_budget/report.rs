@@ -11,39 +11,70 @@ use crate::event::Sleep;
 
 impl BudgetScheduler {
     pub(super) fn on_report(&mut self, now: Nanos, report: EngineReport) {
+        if report == EngineReport::Lost {
+            return self.on_engine_lost(now);
+        }
+        if !self.is_possible(&report) {
+            return self.abort();
+        }
         match report {
+            EngineReport::Started => self.phase = Phase::Starting,
             EngineReport::Attached(kv) => {
                 self.extents.attach(kv.extents, kv.chunks_per_layer);
                 (self.kv, self.is_new, self.phase) = (Some(kv), true, Phase::Held);
                 self.demand = EngineDemand::default();
+                self.retirement = Retirement::default();
             }
-            EngineReport::Held { idle, demand } if self.phase == Phase::Holding => {
-                assert!(!self.pass_runs, "an engine that is held runs no pass");
+            EngineReport::Held { idle, demand } => {
                 self.demand = demand;
                 self.extents.close_idle(&idle, &mut self.manager);
                 self.phase = Phase::Held;
                 self.counters.holds += 1;
-                (self.hold_due, self.held_at) = (false, now);
                 self.retirement = Retirement::default();
             }
-            EngineReport::Retired { extents, preempted } if self.phase == Phase::Retiring => {
+            EngineReport::Retired { extents, preempted } => {
                 self.retirement.on_retired(extents.len() as u32);
                 self.extents.retire(&extents, &mut self.manager);
                 self.counters.preemptions += u64::from(preempted);
                 self.phase = Phase::Held;
             }
-            EngineReport::Held { .. } | EngineReport::Retired { .. } => {}
             EngineReport::Demand(demand) => {
                 let begins = demand.has_requests() != self.demand.has_requests();
-                self.hold_due |= begins || demand.wanted_blocks > 0;
+                self.hold_due |= begins || (demand.wanted_blocks > 0 && !self.is_starved);
                 self.demand = demand;
             }
             EngineReport::PassBegun { pass } => self.lease(now, pass),
             EngineReport::PassEnded(times) => {
-                assert!(core::mem::take(&mut self.pass_runs), "a pass that ends has begun");
+                self.pass_runs = false;
                 self.manager.finish(&times);
             }
-            EngineReport::Lost => self.on_engine_lost(now),
+            EngineReport::Lost => {}
+        }
+    }
+
+    /// Whether an engine that works can report this now. Its two processes are not trusted to agree.
+    fn is_possible(&self, report: &EngineReport) -> bool {
+        match report {
+            EngineReport::Started => self.phase == Phase::Absent,
+            EngineReport::Attached(_) => self.phase == Phase::Starting,
+            EngineReport::Held { .. } => self.phase == Phase::Holding && !self.pass_runs,
+            EngineReport::Retired { .. } => self.phase == Phase::Retiring,
+            EngineReport::PassBegun { .. } => {
+                matches!(self.phase, Phase::Running | Phase::Holding)
+                    && !self.pass_runs
+                    && !self.manager.status().lacks_weights()
+            }
+            EngineReport::PassEnded(_) => self.pass_runs,
+            EngineReport::Demand(_) => self.kv.is_some(),
+            EngineReport::Lost => true,
+        }
+    }
+
+    /// Ends the engine.
+    fn abort(&mut self) {
+        if !matches!(self.phase, Phase::Absent | Phase::Ending) {
+            self.phase = Phase::Ending;
+            self.commands.push(BudgetCommand::Engine(EngineOrder::Abort));
         }
     }
 
@@ -61,17 +92,17 @@ impl BudgetScheduler {
             }
             PeerPortEvent::SliceRequested { epoch } => return self.slice.on_requested(epoch),
         }
-        self.hold_due = true;
+        (self.hold_due, self.is_starved) = (true, false);
     }
 
     /// KV of the engine's requests stays valid under every order to sleep: the engine alone could recompute it.
     pub(super) fn on_sleep_order(&mut self, order: Sleep) {
         match order {
-            Sleep::Idle if self.demand.has_requests() => return,
-            Sleep::Idle => self.manager.sleep(true),
+            // At a boundary: a pass may begin before the engine is held.
+            Sleep::Idle => self.sleeps_if_idle = true,
             Sleep::Ordered | Sleep::Discard => self.sleep_requested = true,
             Sleep::WakeUp => {
-                self.sleep_requested = false;
+                (self.sleep_requested, self.sleeps_if_idle) = (false, false);
                 self.manager.wake_up();
             }
         }
@@ -102,7 +133,7 @@ impl BudgetScheduler {
 
     /// A pass begins: the layers that move become ready for it.
     pub(super) fn lease(&mut self, now: Nanos, pass: u64) {
-        assert!(!core::mem::replace(&mut self.pass_runs, true), "one pass runs at a time");
+        self.pass_runs = true;
         let lease = self.manager.begin(now, &mut self.actions);
         self.counters.passes += 1;
         self.slice.on_step();
@@ -110,12 +141,13 @@ impl BudgetScheduler {
             .push(BudgetCommand::Engine(EngineOrder::Lease { pass, generations: lease.generations }));
     }
 
-    /// KV that was lost on its way from the host tier: the engine recomputes the requests that used it.
+    /// KV was lost on its way from the host tier. The engine alone knows which requests used it, and no message names lost
+    /// KV: it ends, and its requests run again in the next one.
     pub(super) fn lose_extents(&mut self) {
         let lost = self.manager.take_lost_requests();
         if !lost.is_empty() {
             self.counters.extents_lost += lost.len() as u64;
-            self.extents.lose(&lost, &mut self.manager);
+            self.abort();
         }
     }
 }

@@ -27,6 +27,11 @@ impl BudgetScheduler {
 
     /// Requests or releases the time slice, and sets the demand of the memory manager. Returns whether passes may run.
     pub(super) fn update_slice(&mut self, now: Nanos) -> bool {
+        if self.phase == Phase::Starting {
+            // The layers come back for its loader, which takes no turn.
+            self.manager.set_demand(Demand { has_requests: true, is_active: true });
+            return false;
+        }
         let plan = self.slice_plan(now);
         match plan {
             SlicePlan::Run => {}

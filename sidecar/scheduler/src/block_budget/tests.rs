@@ -39,6 +39,7 @@ struct Engine {
     /// A pass runs: an order to hold is obeyed when it has ended.
     in_pass: bool,
     is_held_after: bool,
+    is_aborted: bool,
     leased_layers: Vec<LayerId>,
     pass: u64,
     preempted: u64,
@@ -82,8 +83,15 @@ impl Tenant {
         tenant
     }
 
+    /// The engine's processes exit.
+    fn lose_engine(&mut self) {
+        (self.engine.runs, self.engine.in_pass) = (false, false);
+        self.report(EngineReport::Lost);
+    }
+
     fn attach(&mut self) {
         self.engine = Engine { pass: self.engine.pass, ..Engine::default() };
+        self.report(EngineReport::Started);
         self.report(EngineReport::Attached(KV));
     }
 
@@ -151,6 +159,7 @@ impl Tenant {
                 self.scheduler.handle(self.now, BudgetEvent::Engine(report));
             }
             EngineOrder::Resume(resume) => self.engine.resume(resume),
+            EngineOrder::Abort => self.engine.is_aborted = true,
             EngineOrder::Lease { pass, generations } => {
                 assert_eq!(pass, self.engine.pass);
                 let leased = generations.iter().all(|(layer, _)| self.engine.leased_layers.contains(layer));
@@ -166,12 +175,20 @@ impl Tenant {
         self.scheduler.handle(self.now, BudgetEvent::Engine(EngineReport::Held { idle, demand }));
     }
 
-    /// Runs a pass.
-    fn pass(&mut self) {
+    fn begin_pass(&mut self) {
         assert!(self.engine.runs, "the engine may run");
         self.engine.pass += 1;
         self.engine.in_pass = true;
         self.report(EngineReport::PassBegun { pass: self.engine.pass });
+    }
+
+    /// Runs a pass.
+    fn pass(&mut self) {
+        self.begin_pass();
+        self.end_pass();
+    }
+
+    fn end_pass(&mut self) {
         self.now = Nanos(self.now.0 + PASS_NS);
         let shape = StepShape { tokens: 1, sequences: 1, logit_rows: 1 };
         let (stall_ns, kv_stall_ns) = (vec![0; LAYERS], vec![0; LAYERS]);
@@ -248,9 +265,7 @@ impl Engine {
         assert!(!self.runs, "it was held");
         for extent in resume.withdrawn {
             assert!(!self.used.contains(&extent), "{extent:?} is in use");
-            if self.granted.contains(&extent) {
-                self.lose(extent);
-            }
+            self.lose(extent);
         }
         for extent in resume.granted {
             assert!(self.granted.insert(extent), "{extent:?} is granted once");
@@ -299,6 +314,23 @@ fn layers_move_when_free_memory_is_used_up_and_each_pass_leases_them() {
         _ => None,
     });
     assert_eq!(leases.collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn layers_come_back_when_extents_are_idle_again() {
+    let mut tenant = Tenant::new(oneiros());
+    (0..3).for_each(|_| tenant.pass());
+    tenant.demand(0..3, 10);
+    tenant.demand(0..8, 2);
+    tenant.demand(0..9, 0);
+    (0..3).for_each(|_| tenant.pass());
+    tenant.demand(0..2, 0);
+    let rounds = (0..200).take_while(|_| {
+        tenant.pass();
+        tenant.tick();
+        !tenant.engine.leased_layers.is_empty()
+    });
+    assert!((60..80).contains(&rounds.count()), "the patience of reversion is 64 boundaries");
 }
 
 #[test]
@@ -362,6 +394,85 @@ fn passes_run_in_time_slices_alone() {
 }
 
 #[test]
+fn idle_tenant_falls_asleep_only_when_no_pass_runs() {
+    let mut tenant = Tenant::new(Params { host_kv_bytes: 64 * CHUNK, ..oneiros() });
+    tenant.begin_pass();
+    tenant.handle(BudgetEvent::Sleep(Sleep::Idle));
+    assert!(!tenant.scheduler.manager().status().lacks_weights(), "the pass reads its weights");
+    tenant.end_pass();
+    (0..20).for_each(|_| tenant.tick());
+    assert_eq!(tenant.scheduler.manager().status().sleep_state(), SleepState::Asleep);
+}
+
+#[test]
+fn request_that_comes_before_the_hold_keeps_the_tenant_awake() {
+    let mut tenant = Tenant::new(Params { host_kv_bytes: 64 * CHUNK, ..oneiros() });
+    tenant.begin_pass();
+    tenant.handle(BudgetEvent::Sleep(Sleep::Idle));
+    tenant.demand(0..2, 0);
+    tenant.end_pass();
+    (0..20).for_each(|_| tenant.tick());
+    assert_eq!(tenant.scheduler.manager().status().sleep_state(), SleepState::Awake);
+}
+
+#[test]
+fn want_that_was_not_met_is_tried_again_though_the_engine_says_nothing() {
+    let mut tenant = Tenant::new(Params { policy: PolicyName::Recompute, ..Params::default() });
+    tenant.set_share(CAPACITY - 4 * 4);
+    (0..3).for_each(|_| tenant.tick());
+    tenant.demand(0..3, 8);
+    assert_eq!(tenant.granted(), 4, "the share holds four");
+    let holds = tenant.scheduler.counters().holds;
+    assert!(tenant.scheduler.needs_ticks());
+    tenant.set_share(CAPACITY);
+    (0..3).for_each(|_| tenant.tick());
+    assert_eq!(tenant.granted(), 7);
+    assert!(tenant.scheduler.counters().holds <= holds + 4, "it is not held for nothing");
+}
+
+#[test]
+fn tenant_that_wakes_with_less_memory_preempts() {
+    let mut tenant = Tenant::new(Params { host_kv_bytes: 64 * CHUNK, ..oneiros() });
+    tenant.demand(0..3, 10);
+    tenant.demand(0..8, 0);
+    tenant.handle(BudgetEvent::Sleep(Sleep::Ordered));
+    (0..20).for_each(|_| tenant.tick());
+    tenant.set_share(CAPACITY - 4 * 5);
+    (0..3).for_each(|_| tenant.tick());
+    tenant.handle(BudgetEvent::Sleep(Sleep::WakeUp));
+    (0..60).for_each(|_| tenant.tick());
+    assert!(tenant.engine.runs, "it goes on with what fits");
+}
+
+#[test]
+fn engine_whose_reports_contradict_each_other_is_ended() {
+    let times = StepTimes {
+        shape: StepShape::default(),
+        decode_only: true,
+        layer_ns: vec![0; LAYERS],
+        stall_ns: vec![0; LAYERS],
+        kv_stall_ns: vec![0; LAYERS],
+        total_ns: 0,
+    };
+    let held = EngineReport::Held { idle: Vec::new(), demand: EngineDemand::default() };
+    let retired = EngineReport::Retired { extents: vec![ExtentId(1)], preempted: 0 };
+    let reports =
+        [EngineReport::PassEnded(times), held, retired, EngineReport::Started, EngineReport::Attached(KV)];
+    for report in reports {
+        let mut tenant = Tenant::new(oneiros());
+        tenant.report(report.clone());
+        assert!(tenant.engine.is_aborted, "{report:?}");
+        tenant.report(EngineReport::PassBegun { pass: 1 });
+        tenant.lose_engine();
+        tenant.attach();
+        tenant.pass();
+    }
+    let mut tenant = Tenant::new(oneiros());
+    (0..2).for_each(|_| tenant.begin_pass());
+    assert!(tenant.engine.is_aborted, "two passes at once");
+}
+
+#[test]
 fn an_engine_that_is_lost_loses_its_extents_and_the_next_gets_others() {
     let mut tenant = Tenant::new(oneiros());
     tenant.demand(0..3, 4);
@@ -405,10 +516,13 @@ fn random_event(tenant: &mut Tenant, rng: &mut Rng) {
         }
         7 => tenant.set_share(CAPACITY - 4 * rng.between(0, 5) as u32),
         8 if rng.between(0, 4) == 0 => {
-            tenant.engine.runs = false;
-            tenant.report(EngineReport::Lost);
+            if tenant.engine.runs && rng.between(0, 1) == 0 {
+                tenant.begin_pass();
+            }
+            tenant.lose_engine();
             tenant.attach();
         }
+        8 => tenant.handle(BudgetEvent::Sleep(Sleep::Idle)),
         9 if rng.between(0, 3) == 0 => tenant.handle(BudgetEvent::Sleep(Sleep::Ordered)),
         10 => tenant.handle(BudgetEvent::Sleep(Sleep::WakeUp)),
         _ => tenant.tick(),
