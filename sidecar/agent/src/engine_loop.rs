@@ -3,7 +3,7 @@
 //! The thread sleeps until its inbox has a message, handles it, runs the driver and sends tokens to their streams. Only
 //! this thread manages device memory.
 
-mod backend;
+pub mod backend;
 pub mod engine_acceptor;
 pub mod engine_event;
 mod engine_watch;

@@ -27,6 +27,11 @@ mod inspect {
     mod sources;
 }
 
+mod owned {
+    mod engine_process;
+    mod memory;
+}
+
 mod peers {
     mod clock;
     mod frozen_peer;

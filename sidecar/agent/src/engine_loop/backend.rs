@@ -1,6 +1,7 @@
 //! Ports of the scheduler: host memory, and the engine behind the link.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::engine_event::Attached;
 use super::engine_watch::PendingWork;
 
 /// Id of the transfer of the whole mapping to a new engine. The policy's own ids count up from 1 and never reach it.
-const SNAPSHOT_ACTION: ActionId = ActionId(u64::MAX);
+pub const SNAPSHOT_ACTION: ActionId = ActionId(u64::MAX);
 
 /// Layer progress for transfers, read from the control page.
 #[derive(Clone, Debug)]
@@ -62,13 +63,52 @@ impl LayerGate for ControlPageGate {
     }
 }
 
-/// Handle of the attached engine, if any, for the memory backend.
-#[derive(Clone, Debug, Default)]
-pub struct EngineHandle(Arc<Mutex<EngineHandleState>>);
+/// The commands that change the memory of an engine, whatever schedules it.
+pub trait MappingCommands: Clone + Send {
+    /// As [`EngineSender::send_remap`].
+    fn send_remap(&self, id: ActionId, ops: &[MapOp]) -> Result<(), LinkError>;
 
-#[derive(Debug, Default)]
-struct EngineHandleState {
-    engine: Option<EngineSender>,
+    /// As [`EngineSender::send_chunks`].
+    fn send_chunks(&self, chunks: &[(ChunkId, OwnedFd)]) -> Result<(), LinkError>;
+
+    /// As [`EngineSender::send_release`].
+    fn send_release(&self, id: ActionId, chunks: &[ChunkId]) -> Result<(), LinkError>;
+
+    /// Cuts the link: the engine exits.
+    fn shutdown(&self);
+}
+
+impl MappingCommands for EngineSender {
+    fn send_remap(&self, id: ActionId, ops: &[MapOp]) -> Result<(), LinkError> {
+        EngineSender::send_remap(self, id, ops)
+    }
+
+    fn send_chunks(&self, chunks: &[(ChunkId, OwnedFd)]) -> Result<(), LinkError> {
+        EngineSender::send_chunks(self, chunks)
+    }
+
+    fn send_release(&self, id: ActionId, chunks: &[ChunkId]) -> Result<(), LinkError> {
+        EngineSender::send_release(self, id, chunks)
+    }
+
+    fn shutdown(&self) {
+        EngineSender::shutdown(self);
+    }
+}
+
+/// Handle of the attached engine, if any, for the memory backend.
+#[derive(Clone, Debug)]
+pub struct EngineHandle<S = EngineSender>(Arc<Mutex<EngineHandleState<S>>>);
+
+impl<S> Default for EngineHandle<S> {
+    fn default() -> Self {
+        EngineHandle(Arc::default())
+    }
+}
+
+#[derive(Debug)]
+struct EngineHandleState<S> {
+    engine: Option<S>,
     /// Remap that the engine has not answered: its id, its number of addresses, and the time it was sent.
     pending: Option<(ActionId, u32, Instant)>,
     /// Numbers of addresses and durations of completed remaps.
@@ -79,9 +119,21 @@ struct EngineHandleState {
     exported_pool: Option<Arc<ChunkPool>>,
 }
 
-impl EngineHandleState {
+impl<S> Default for EngineHandleState<S> {
+    fn default() -> Self {
+        EngineHandleState {
+            engine: None,
+            pending: None,
+            remap_times: Vec::new(),
+            imported: BTreeSet::new(),
+            exported_pool: None,
+        }
+    }
+}
+
+impl<S: MappingCommands> EngineHandleState<S> {
     /// Exports the chunks that `ops` map and the engine does not have yet, and sends them.
-    fn export(&mut self, engine: &EngineSender, ops: &[MapOp]) -> Result<(), ExportError> {
+    fn export(&mut self, engine: &S, ops: &[MapOp]) -> Result<(), ExportError> {
         let Some(pool) = &self.exported_pool else { return Ok(()) };
         let mapped = ops.iter().filter_map(|op| match *op {
             MapOp::Map(_, chunk) => Some(chunk),
@@ -108,8 +160,8 @@ enum ExportError {
     Link(#[from] LinkError),
 }
 
-impl EngineHandle {
-    fn state(&self) -> std::sync::MutexGuard<'_, EngineHandleState> {
+impl<S: MappingCommands> EngineHandle<S> {
+    fn state(&self) -> std::sync::MutexGuard<'_, EngineHandleState<S>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,14 +171,14 @@ impl EngineHandle {
     }
 
     /// Sets the attached engine, which has imported nothing.
-    fn set(&self, engine: Option<EngineSender>) {
+    pub fn set(&self, engine: Option<S>) {
         let mut state = self.state();
         let exported_pool = state.exported_pool.take();
         *state = EngineHandleState { engine, exported_pool, ..EngineHandleState::default() };
     }
 
     /// Sends a new engine the whole mapping, with the chunks in it.
-    fn send_snapshot(&self, snapshot: &[MapOp]) -> Result<(), String> {
+    pub fn send_snapshot(&self, snapshot: &[MapOp]) -> Result<(), String> {
         let mut state = self.state();
         let Some(engine) = state.engine.clone() else { return Ok(()) };
         state.export(&engine, snapshot).map_err(|error| error.to_string())?;
@@ -134,7 +186,7 @@ impl EngineHandle {
     }
 
     /// Records that `id` was completed. Returns false if `id` is not pending, because then the answer is stray.
-    fn complete(&self, id: ActionId) -> bool {
+    pub fn complete(&self, id: ActionId) -> bool {
         let answered = self.close(id);
         if answered.is_none() {
             tracing::warn!(action = id.0, "the engine acknowledged a mapping change that was not requested");
@@ -145,13 +197,13 @@ impl EngineHandle {
 
     /// Removes the pending remap `id`. Returns its number of addresses and the time since it was sent, or `None` if it
     /// is not pending.
-    fn close(&self, id: ActionId) -> Option<(u32, Duration)> {
+    pub fn close(&self, id: ActionId) -> Option<(u32, Duration)> {
         let (_, addresses, sent) = self.state().pending.take_if(|(awaited, ..)| *awaited == id)?;
         Some((addresses, sent.elapsed()))
     }
 }
 
-impl EngineConnection for EngineHandle {
+impl<S: MappingCommands> EngineConnection for EngineHandle<S> {
     fn remap(&mut self, id: ActionId, ops: &[MapOp]) -> bool {
         let mut state = self.state();
         let Some(engine) = state.engine.clone() else { return false };

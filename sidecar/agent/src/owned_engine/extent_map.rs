@@ -51,7 +51,11 @@ impl ExtentMap {
                     translated.extend(self.unmap(at));
                     assert_eq!(self.chunks.remove(&at), Some(chunk), "{at:?} had this chunk");
                 }
-                other => translated.push(other),
+                MapOp::Map(Address::Layer(..), _) | MapOp::Unmap(Address::Layer(..), _) => {
+                    translated.push(*op)
+                }
+                // The worker keeps its other parameters and its activations in memory of its own.
+                MapOp::Map(..) | MapOp::Unmap(..) => {}
             }
         }
         translated
