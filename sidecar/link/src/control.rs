@@ -128,6 +128,25 @@ struct GenerationWord<'a> {
     waiters: &'a AtomicU32,
 }
 
+impl GenerationWord<'_> {
+    /// Publishes a value, and wakes its waiters.
+    fn publish(&self, value: u64) {
+        self.value.store(value, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes the waiters of a value that was changed.
+    fn wake(&self) {
+        self.published.fetch_add(1, Ordering::SeqCst);
+        // A waiter increments `waiters` before its last read of the value. So it reads the new value, or it is counted
+        // here.
+        if self.waiters.load(Ordering::SeqCst) != 0 {
+            // A failure needs no handling: every waiter wakes at its timeout.
+            let _ = futex::wake(self.published, futex::Flags::empty(), i32::MAX as u32);
+        }
+    }
+}
+
 /// The page, at either end.
 #[derive(Debug)]
 pub struct ControlPage {
@@ -323,14 +342,7 @@ impl ControlPage {
 
     fn publish(&self, side: Signal, layer: LayerId, generation: Generation) -> Result<(), ControlError> {
         let word = self.word(side, layer)?;
-        word.value.store(generation.0, Ordering::SeqCst);
-        word.published.fetch_add(1, Ordering::SeqCst);
-        // A waiter increments `waiters` before its last read of the value. So it reads this value, or it is counted
-        // here.
-        if word.waiters.load(Ordering::SeqCst) != 0 {
-            // A failure needs no handling: every waiter wakes at its timeout.
-            let _ = futex::wake(word.published, futex::Flags::empty(), i32::MAX as u32);
-        }
+        word.publish(generation.0);
         Ok(())
     }
 

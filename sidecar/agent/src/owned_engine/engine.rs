@@ -140,6 +140,7 @@ impl OwnedEngine {
                 self.layers
             ));
         }
+        let chunks_per_layer = map.chunks_per_layer(u32::from(self.layers));
         *self.connection.map() = Some(map);
         self.extents = Some(extents);
         // The null block is one more.
@@ -147,7 +148,7 @@ impl OwnedEngine {
         self.reports.push_back(EngineReport::Attached(EngineKv {
             extents: extents.extents,
             blocks_per_extent: extents.extent_blocks,
-            chunks_per_layer: chunks / u32::from(self.layers),
+            chunks_per_layer,
             guaranteed_extents: blocks.div_ceil(extents.extent_blocks).min(extents.extents),
         }));
         Ok(extents)

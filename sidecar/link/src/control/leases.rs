@@ -6,7 +6,6 @@
 
 use std::sync::atomic::Ordering;
 
-use rustix::thread::futex;
 use sluice_policy::ids::{Generation, LayerId};
 
 use super::extended_page::leases_start;
@@ -45,12 +44,7 @@ impl ControlPage {
         named
             .expect("the page was opened with passes")
             .store(generation.map_or(0, |one| one.0), Ordering::SeqCst);
-        word.value.store(pass, Ordering::SeqCst);
-        word.published.fetch_add(1, Ordering::SeqCst);
-        // As in `publish`: a waiter is counted before its last read of the value.
-        if word.waiters.load(Ordering::SeqCst) != 0 {
-            let _ = futex::wake(word.published, futex::Flags::empty(), i32::MAX as u32);
-        }
+        word.publish(pass);
         Ok(())
     }
 

@@ -6,9 +6,7 @@
 //! of one writer).
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-
-use rustix::thread::futex;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::extended_page::{PASS_RECORDS, page_bytes, records_start};
 use super::{
@@ -67,16 +65,15 @@ impl ControlPage {
 
     /// Worker: begins a pass, and returns its number. The numbers go on where an earlier worker ended.
     pub fn begin_pass(&self) -> u64 {
-        let pass = self.header(PASSES_BEGUN).fetch_add(1, Ordering::SeqCst).wrapping_add(1);
-        self.wake_pass_waiters();
+        let word = self.pass_word(PASSES_BEGUN);
+        let pass = word.value.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        word.wake();
         pass
     }
 
     /// Sidecar: waits until pass `pass` or a later one has begun.
     pub fn wait_pass_begun(&self, pass: u64, limit: WaitLimit<'_>) -> WaitResult {
-        let [published, waiters] = self.pass_waiters();
-        let word = GenerationWord { value: self.header(PASSES_BEGUN), published, waiters };
-        wait(&word, |begun| begun >= pass, limit)
+        wait(&self.pass_word(PASSES_BEGUN), |begun| begun >= pass, limit)
     }
 
     /// Worker: ends the pass that [`ControlPage::begin_pass`] has begun last. One thread at a time.
@@ -85,17 +82,7 @@ impl ControlPage {
     /// The page was not opened with passes.
     pub fn end_pass(&self, record: PassRecord) {
         self.write(record);
-        self.header(PASSES_ENDED).store(record.pass, Ordering::SeqCst);
-        self.wake_pass_waiters();
-    }
-
-    fn wake_pass_waiters(&self) {
-        let [published, waiters] = self.pass_waiters();
-        published.fetch_add(1, Ordering::SeqCst);
-        // As in `publish`: a waiter is counted before its last read of the value.
-        if waiters.load(Ordering::SeqCst) != 0 {
-            let _ = futex::wake(published, futex::Flags::empty(), i32::MAX as u32);
-        }
+        self.pass_word(PASSES_ENDED).publish(record.pass);
     }
 
     /// Returns the number of the last pass that has begun.
@@ -110,9 +97,7 @@ impl ControlPage {
 
     /// Sidecar: waits until pass `pass` or a later one has ended.
     pub fn wait_pass_ended(&self, pass: u64, limit: WaitLimit<'_>) -> WaitResult {
-        let [published, waiters] = self.pass_waiters();
-        let word = GenerationWord { value: self.header(PASSES_ENDED), published, waiters };
-        wait(&word, |ended| ended >= pass, limit)
+        wait(&self.pass_word(PASSES_ENDED), |ended| ended >= pass, limit)
     }
 
     /// Sidecar: appends the records of passes that have ended since the last call to `records`, at most
@@ -167,12 +152,11 @@ impl ControlPage {
         Entry { sequence: long(0), words: [1, 2, 3, 4].map(long) }
     }
 
-    fn pass_waiters(&self) -> [&AtomicU32; 2] {
-        let [published, waiters] = self.region.words(2 * PASS_WAITERS, 2).expect("the header is in the page")
-        else {
-            unreachable!("two words were asked for")
-        };
-        [published, waiters]
+    /// A counter of passes. Both counters have the same waiters.
+    fn pass_word(&self, counter: usize) -> GenerationWord<'_> {
+        let words = self.region.words(2 * PASS_WAITERS, 2).expect("the header is in the page");
+        let [published, waiters] = words else { unreachable!("two words were asked for") };
+        GenerationWord { value: self.header(counter), published, waiters }
     }
 }
 

@@ -43,7 +43,7 @@ impl BudgetScheduler {
     }
 
     /// Work wakes a tenant unless it sleeps by order. Falling asleep suspends the KV of all extents.
-    pub(super) fn sleep_or_wake(&mut self) {
+    fn sleep_or_wake(&mut self) {
         let sleeps = std::mem::take(&mut self.sleeps_if_idle) && !self.demand.has_requests();
         if self.sleep_requested || (sleeps && self.phase != Phase::Starting) {
             self.manager.sleep(true);
@@ -55,14 +55,14 @@ impl BudgetScheduler {
         }
     }
 
-    pub(super) fn negotiate(&mut self, now: Nanos) {
+    fn negotiate(&mut self, now: Nanos) {
         let mut commands = Vec::new();
         self.loans.boundary(now, &mut self.manager, &mut self.actions, &mut commands);
         self.commands.extend(commands.into_iter().map(BudgetCommand::Port));
     }
 
     pub(super) fn retire(&mut self) {
-        let chunks = self.extents.kv_blocks(1) * u32::from(self.manager.geometry().layers());
+        let chunks = self.extents.kv_blocks() * u32::from(self.manager.geometry().layers());
         let known = self.manager.loans().releasing_chunks().div_ceil(chunks.max(1));
         let extents = self.retirement.asks_for(known);
         self.phase = Phase::Retiring;
@@ -71,7 +71,7 @@ impl BudgetScheduler {
 
     /// Opens the extents that the engine has, and as many more as its requests want and memory allows. Returns whether
     /// all of that has ended.
-    pub(super) fn open_extents(&mut self, now: Nanos) -> bool {
+    fn open_extents(&mut self, now: Nanos) -> bool {
         let mut wanted = self.wanted_extents();
         loop {
             let reopening = self.extents.reopening(&self.manager);
@@ -108,7 +108,7 @@ impl BudgetScheduler {
     }
 
     /// Peers were asked for what a growth lacks. Returns whether they denied it, so that it goes on without them.
-    pub(super) fn is_denied(&mut self, now: Nanos) -> bool {
+    fn is_denied(&mut self, now: Nanos) -> bool {
         if self.manager.loans().borrow_request().is_none() {
             return false;
         }
@@ -117,7 +117,7 @@ impl BudgetScheduler {
     }
 
     /// Extents to open beyond those that have memory: those that are guaranteed, and those that requests lack.
-    pub(super) fn wanted_extents(&self) -> u32 {
+    fn wanted_extents(&self) -> u32 {
         let Some(kv) = self.kv else { return 0 };
         let lacking = self.demand.wanted_blocks.div_ceil(kv.blocks_per_extent);
         let guaranteed = kv.guaranteed_extents.saturating_sub(self.extents.granted());
@@ -127,16 +127,12 @@ impl BudgetScheduler {
     /// The next smaller number of extents to try; `None` after 0. What is missing may be all of it because a policy gives
     /// nothing for a part, so half is tried then.
     fn fewer(&self, wanted: u32, missing_kv_blocks: u32) -> Option<u32> {
-        let missing = missing_kv_blocks.div_ceil(self.extents.kv_blocks(1));
+        let missing = missing_kv_blocks.div_ceil(self.extents.kv_blocks());
         (wanted > 0).then(|| wanted.checked_sub(missing).filter(|left| *left > 0).unwrap_or(wanted / 2))
     }
 
-    pub(super) fn need(
-        &self,
-        reopening: &[(ExtentId, Admission)],
-        opening: &[(ExtentId, Admission)],
-    ) -> StepNeed {
-        let kv_blocks = self.extents.kv_blocks(1);
+    fn need(&self, reopening: &[(ExtentId, Admission)], opening: &[(ExtentId, Admission)]) -> StepNeed {
+        let kv_blocks = self.extents.kv_blocks();
         StepNeed {
             admit: reopening.iter().chain(opening).map(|(_, admission)| admission.clone()).collect(),
             kv_blocks: opening.iter().map(|(_, admission)| (admission.request, kv_blocks)).collect(),

@@ -58,9 +58,9 @@ impl Extents {
         self.total - self.granted()
     }
 
-    /// KV blocks of the memory manager in `extents`.
-    pub fn kv_blocks(&self, extents: u32) -> u32 {
-        extents * self.kv_blocks
+    /// KV blocks of the memory manager in an extent.
+    pub fn kv_blocks(&self) -> u32 {
+        self.kv_blocks
     }
 
     /// Closes the extents that no request of the engine uses, in this order: the first is evicted first.

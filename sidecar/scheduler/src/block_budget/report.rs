@@ -122,7 +122,7 @@ impl BudgetScheduler {
         !self.manager.is_idle() || self.loans.needs_ticks() || self.demand.wanted_blocks > 0
     }
 
-    pub(super) fn on_engine_lost(&mut self, now: Nanos) {
+    fn on_engine_lost(&mut self, now: Nanos) {
         self.counters.engine_losses += 1;
         self.extents.close_all(&mut self.manager);
         (self.phase, self.kv, self.demand) = (Phase::Absent, None, EngineDemand::default());
@@ -132,7 +132,7 @@ impl BudgetScheduler {
     }
 
     /// A pass begins: the layers that move become ready for it.
-    pub(super) fn lease(&mut self, now: Nanos, pass: u64) {
+    fn lease(&mut self, now: Nanos, pass: u64) {
         self.pass_runs = true;
         let lease = self.manager.begin(now, &mut self.actions);
         self.counters.passes += 1;

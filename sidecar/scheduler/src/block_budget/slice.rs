@@ -9,7 +9,7 @@ use crate::event::Command;
 use crate::time_slice::{SliceNeed, SlicePlan};
 
 impl BudgetScheduler {
-    pub(super) fn slice_plan(&self, now: Nanos) -> SlicePlan {
+    fn slice_plan(&self, now: Nanos) -> SlicePlan {
         let status = self.manager.status();
         let need = SliceNeed {
             has_work: self.demand.has_requests() && status.sleep_state() == SleepState::Awake,
